@@ -1,0 +1,1 @@
+"""The ways to compute the attention, one file each."""

@@ -1,0 +1,39 @@
+"""The paper's algorithm in plain PyTorch, on any device; slower than plain attention, meant to be compared with."""
+
+from __future__ import annotations
+
+import torch
+
+from ..reference.attention import reference_attention
+from ..reference.options import ReferenceOptions
+from .base import AttentionRequest, Backend, empty_output
+
+__all__ = ["ReferenceBackend", "ReferenceOptions", "reference_attention"]
+
+
+class ReferenceBackend(Backend):
+    """Runs everything the API accepts, with the groups of the paper (b_q = 128, b_k = 64, c_w = 4)."""
+
+    name = "reference"
+    accelerated = False
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        *,
+        scale: float,
+        attn_mask: torch.Tensor | None,
+        layout: str,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `Backend.run`."""
+        options = ReferenceOptions.for_mode(
+            request.mode, smooth_v=request.smooth_v, pv_accumulator=request.pv_accumulator
+        )
+        result, lse = reference_attention(
+            q, k, v, options, scale=scale, is_causal=request.is_causal, attn_mask=attn_mask
+        )
+        out = empty_output(q, layout).copy_(result)
+        return out, lse if request.return_lse else None

@@ -1,0 +1,13 @@
+"""The attentions that the paper compares with, on the same quantisers; for evaluation, never chosen for a user.
+
+Each takes q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D) of any float dtype and the keyword arguments scale, is_causal and
+attn_mask of `reference_attention`, and returns out (B, Hq, Nq, D) float32 and the natural log-sum-exp (B, Hq, Nq).
+"""
+
+from .exact import exact_attention
+from .flash_attention3_fp8 import flash_attention3_fp8
+from .hadamard import hadamard_attention
+from .sage_attention1 import sage_attention1
+from .smooth_attention import smooth_attention
+
+__all__ = ["exact_attention", "flash_attention3_fp8", "hadamard_attention", "sage_attention1", "smooth_attention"]

@@ -1,0 +1,45 @@
+"""Attention in full precision, tiled so that memory stays O(N D): the truth the others are measured against."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+_TILE_SCORES = 1 << 22
+
+
+def exact_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    attn_mask: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Plain attention computed and returned in `dtype`; rows that attend to nothing are 0 with an LSE of -inf."""
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    repeats = q.shape[1] // k.shape[1]
+    k = k.to(dtype).repeat_interleave(repeats, dim=1).transpose(2, 3)
+    v = v.to(dtype).repeat_interleave(repeats, dim=1)
+    key = torch.arange(k.shape[3], device=q.device)
+    step = max(_TILE_SCORES // (q.shape[0] * q.shape[1] * k.shape[3]), 1)
+    outs, lses = [], []
+    for start in range(0, q.shape[2], step):
+        scores = (q[:, :, start : start + step].to(dtype) * scale) @ k
+        if attn_mask is not None:
+            part = attn_mask if attn_mask.shape[2] == 1 else attn_mask[:, :, start : start + step]
+            if part.dtype == torch.bool:
+                scores.masked_fill_(~part, -math.inf)
+            else:
+                scores += part
+        if is_causal:
+            row = torch.arange(start, start + scores.shape[2], device=q.device)
+            scores.masked_fill_(key > row[:, None], -math.inf)
+        lse = scores.logsumexp(dim=3)
+        shift = lse.masked_fill(lse == -math.inf, 0.0)
+        outs.append(scores.sub_(shift.unsqueeze(3)).exp_() @ v)
+        lses.append(lse)
+    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

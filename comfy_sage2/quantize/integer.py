@@ -1,0 +1,26 @@
+"""INT8 and INT4: symmetric ranges [-127, 127] and [-7, 7] (section 2.2), and exact integer scores."""
+
+from __future__ import annotations
+
+import torch
+
+from .formats import NumberFormat
+
+
+def _integer_format(name: str, maximum: int) -> NumberFormat:
+    def round_to_integer(x: torch.Tensor) -> torch.Tensor:
+        return x.round().clamp_(-maximum, maximum)
+
+    return NumberFormat(name, float(maximum), round_to_integer)
+
+
+INT8 = _integer_format("INT8", 127)
+INT4 = _integer_format("INT4", 7)
+
+
+def integer_scores(q_values: torch.Tensor, k_values: torch.Tensor) -> torch.Tensor:
+    """Exact int32 scores of integer-valued float32 tensors: (..., Nq, D) and (..., Nkv, D) -> (..., Nq, Nkv).
+
+    float32 is exact here: for D <= 256 the sum stays below 127 * 127 * 256 < 2^24.
+    """
+    return (q_values @ k_values.transpose(-1, -2)).to(torch.int32)

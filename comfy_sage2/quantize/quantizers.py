@@ -1,0 +1,43 @@
+"""The quantisers: psi of section 2.2 for token groups of Q and K, and for the channels of V (section 3.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .formats import NumberFormat
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """`values` (B, H, N, D): what the format holds, in float32. `scale` (B, H, N, 1): the group's, for each token."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
+
+
+def quantize_groups(x: torch.Tensor, groups: torch.Tensor, number_format: NumberFormat) -> Quantized:
+    """Quantise x (B, H, N, D) float32 with one scale a group: amax / maximum, for tokens grouped by `groups` (N,)."""
+    if number_format.maximum is None:
+        return Quantized(number_format.round(x), torch.ones_like(x[..., :1]))
+    token_amax = x.abs().amax(dim=3)
+    index = groups.expand_as(token_amax)
+    group_amax = token_amax.new_zeros(*token_amax.shape[:2], int(groups.max()) + 1)
+    group_amax.scatter_reduce_(2, index, token_amax, "amax")
+    # A group of zeros keeps a tiny scale, so that 0 / scale is 0.
+    group_scale = (group_amax / number_format.maximum).clamp_(min=torch.finfo(torch.float32).tiny)
+    scale = group_scale.gather(2, index).unsqueeze(3)
+    return Quantized(number_format.round(x / scale), scale)
+
+
+def quantize_channels(x: torch.Tensor, number_format: NumberFormat, maximum: float | None = None) -> Quantized:
+    """Quantise V (B, H, N, D) float32 with one scale a channel over all tokens; `scale` is (B, H, 1, D).
+
+    `maximum` scales to less than the format's range, as a half-precision accumulator needs.
+    """
+    limit = number_format.maximum if maximum is None else maximum
+    if limit is None:
+        return Quantized(number_format.round(x), torch.ones_like(x[:, :, :1]))
+    scale = (x.abs().amax(dim=2, keepdim=True) / limit).clamp_(min=torch.finfo(torch.float32).tiny)
+    return Quantized(number_format.round(x / scale), scale)

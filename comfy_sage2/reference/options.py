@@ -1,0 +1,58 @@
+"""All numerical choices of one quantised attention, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, Accumulator
+from ..quantize.formats import NumberFormat
+from ..quantize.fp8 import E4M3
+from ..quantize.groups import ADA, GroupScheme
+from ..quantize.integer import INT4, INT8
+
+# With P up to 448, V up to this and 64 keys, a half-precision sum stays below 65504.
+FP16_ACCUMULATOR_V_MAXIMUM = 2.25
+
+
+@dataclass(frozen=True)
+class ReferenceOptions:
+    """The defaults are SageAttn2-8b as the paper defines it; `for_mode` gives the kernels' settings.
+
+    qk_format: INT8, INT4, or for ablations a float format.
+    groups: the tokens of Q and K that share a scale, and the block sizes.
+    smooth_q, smooth_k, smooth_v: sections 3.1 and 3.4.
+    p_format, v_format: E4M3, E5M2, INT8, FP16 or FP32.
+    p_maximum, v_maximum: what P = 1 and V's channel maximum are scaled to; None is the largest of the format.
+    accumulator: precision of the P V accumulator inside a key block.
+    two_level: add each key block's product to a float32 buffer; off, one accumulator runs over all keys.
+    sum_quantized_p: the row sum l adds P after its rounding, as a row sum on the tensor core does.
+    keys_per_step: keys that the online softmax takes in at a time; None is a key block of `groups`.
+    last_keys_first: the steps go from the last keys to the first, as the sm90 kernels do.
+    """
+
+    qk_format: NumberFormat = INT8
+    groups: GroupScheme = ADA
+    smooth_q: bool = False
+    smooth_k: bool = True
+    smooth_v: bool = False
+    p_format: NumberFormat = E4M3
+    v_format: NumberFormat = E4M3
+    p_maximum: float | None = None
+    v_maximum: float | None = None
+    accumulator: Accumulator = ACCUMULATE_FP22
+    two_level: bool = True
+    sum_quantized_p: bool = False
+    keys_per_step: int | None = None
+    last_keys_first: bool = False
+
+    @classmethod
+    def for_mode(
+        cls, mode: str, *, groups: GroupScheme = ADA, smooth_v: bool = False, pv_accumulator: str = "fp32"
+    ) -> ReferenceOptions:
+        """The options of mode "8b" (INT8, smooth K) or "4b" (INT4, smooth Q and K) of the public call."""
+        options = cls(groups=groups, smooth_v=smooth_v)
+        if mode == "4b":
+            options = replace(options, qk_format=INT4, smooth_q=True)
+        if pv_accumulator == "fp16":
+            options = replace(options, accumulator=ACCUMULATE_FP16, v_maximum=FP16_ACCUMULATOR_V_MAXIMUM)
+        return options

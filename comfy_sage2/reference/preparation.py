@@ -1,0 +1,52 @@
+"""The pre-processing before the attention loop: smooth and quantise Q, K and V."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..quantize.groups import key_groups, query_groups
+from ..quantize.quantizers import Quantized, quantize_channels, quantize_groups
+from ..quantize.smoothing import smooth_blocks, smooth_tokens
+from .options import ReferenceOptions
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the attention loop reads, all float32.
+
+    q: (B, Hq, Nq, D), scale (B, Hq, Nq, 1); k: (B, Hkv, Nkv, D), scale (B, Hkv, Nkv, 1);
+    v: (B, Hkv, Nkv, D), scale (B, Hkv, 1, D).
+    q_block_means: (B, Hq, blocks, D) with smooth Q, and k_smooth (B, Hkv, Nkv, D) before its quantisation: their
+    product is the paper's Delta S. k_mean: (B, Hkv, 1, D) with smooth K. v_mean: (B, Hkv, 1, D) with smooth V.
+    """
+
+    q: Quantized
+    k: Quantized
+    v: Quantized
+    k_smooth: torch.Tensor
+    q_block_means: torch.Tensor | None
+    k_mean: torch.Tensor | None
+    v_mean: torch.Tensor | None
+
+
+def prepare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: ReferenceOptions) -> Prepared:
+    """Smooth and quantise q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D) of any float dtype."""
+    q, k, v = q.float(), k.float(), v.float()
+    q_block_means = k_mean = v_mean = None
+    if options.smooth_q:
+        q, q_block_means = smooth_blocks(q, options.groups.block_q)
+    if options.smooth_k:
+        k, k_mean = smooth_tokens(k)
+    if options.smooth_v:
+        v, v_mean = smooth_tokens(v)
+    return Prepared(
+        q=quantize_groups(q, query_groups(q.shape[2], options.groups, q.device), options.qk_format),
+        k=quantize_groups(k, key_groups(k.shape[2], options.groups, k.device), options.qk_format),
+        v=quantize_channels(v, options.v_format, options.v_maximum),
+        k_smooth=k,
+        q_block_means=q_block_means,
+        k_mean=k_mean,
+        v_mean=v_mean,
+    )

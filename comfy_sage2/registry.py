@@ -1,0 +1,82 @@
+"""The list of backends, and the choice of one for a call before the call is made."""
+
+from __future__ import annotations
+
+from .backends.base import AttentionRequest, Backend, Constraint
+from .backends.reference import ReferenceBackend
+from .backends.sm89 import SM80, SM89, SM120
+from .backends.sm90 import SM90
+
+__all__ = [
+    "AttentionRequest",
+    "Backend",
+    "Constraint",
+    "UnsupportedError",
+    "backends",
+    "choose",
+    "explain",
+    "get",
+    "require",
+]
+
+# In order of preference, one line each.
+_BACKENDS: tuple[Backend, ...] = (
+    SM90,
+    SM89,
+    SM120,
+    SM80,
+    ReferenceBackend(),
+)
+
+
+class UnsupportedError(ValueError):
+    """A backend was asked for by name and cannot run this call; the message carries its reason."""
+
+
+def backends() -> tuple[Backend, ...]:
+    """All backends, the preferred one first."""
+    return _BACKENDS
+
+
+def get(name: str) -> Backend:
+    """The backend called `name`; ValueError lists the names when there is none."""
+    for backend in _BACKENDS:
+        if backend.name == name:
+            return backend
+    raise ValueError(f"backend must be one of {', '.join(repr(b.name) for b in _BACKENDS)} or None, got {name!r}")
+
+
+def choose(request: AttentionRequest, *, accelerated_only: bool = False) -> Backend | None:
+    """The first accelerated backend that can run `request`.
+
+    When none can: None with `accelerated_only`, else the first unaccelerated one that can (the reference).
+    """
+    for accelerated in (True,) if accelerated_only else (True, False):
+        for backend in _BACKENDS:
+            if backend.accelerated == accelerated and backend.reason_against(request) is None:
+                return backend
+    return None
+
+
+def require(name: str | None, request: AttentionRequest) -> Backend:
+    """The backend that runs `request`: the named one, or the chosen one when `name` is None.
+
+    Raises:
+        UnsupportedError: the named backend, or every backend, cannot run it; the message says why.
+    """
+    if name is None:
+        chosen = choose(request)
+        if chosen is None:
+            reasons = "; ".join(f"{backend}: {reason}" for backend, reason in explain(request).items())
+            raise UnsupportedError(f"no backend can run this call: {reasons}")
+        return chosen
+    backend = get(name)
+    reason = backend.reason_against(request)
+    if reason is not None:
+        raise UnsupportedError(f"backend {name!r} cannot run this call: {reason}")
+    return backend
+
+
+def explain(request: AttentionRequest) -> dict[str, str | None]:
+    """Backend name -> None if it can run `request`, else the reason, in order of preference."""
+    return {backend.name: backend.reason_against(request) for backend in _BACKENDS}

@@ -1,0 +1,114 @@
+"""Checks on the arguments of the attention call: each message names the argument, what is expected and what came."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+MODES = ("8b", "4b")
+LAYOUTS = ("BHND", "BNHD")
+PV_ACCUMULATORS = ("fp32", "fp16")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MASK_DTYPES = (torch.bool, *DTYPES)
+MAX_HEAD_DIM = 256
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> None:
+    """Check rank, dtype, device, sizes and strides of q, k, v as the caller passed them, in `layout`.
+
+    Raises:
+        TypeError: an argument is no tensor, has an unsupported dtype, or the dtypes differ.
+        ValueError: rank, device, sizes or strides do not fit together.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_one(name, tensor, layout)
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise TypeError(
+                f"{name} must have q's dtype {q.dtype}, got {tensor.dtype}; cast it with {name}.to(q.dtype)"
+            )
+        if tensor.device != q.device:
+            raise ValueError(f"{name} must be on q's device {q.device}, got {tensor.device}")
+        if tensor.shape[0] != q.shape[0]:
+            raise ValueError(f"{name} must have q's batch size {q.shape[0]}, got {tensor.shape[0]}")
+        if tensor.shape[3] != q.shape[3]:
+            raise ValueError(f"{name} must have q's head_dim {q.shape[3]}, got {tensor.shape[3]}")
+    if v.shape != k.shape:
+        raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
+    if q.shape[3] > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim must be from 1 to {MAX_HEAD_DIM}, got {q.shape[3]}")
+    heads = layout.index("H")
+    if q.shape[heads] % k.shape[heads] != 0:
+        raise ValueError(
+            f"q's head count must be a multiple of that of k and v ({k.shape[heads]}), got {q.shape[heads]} "
+            f"(layout {layout})"
+        )
+
+
+def _check_one(name: str, tensor: torch.Tensor, layout: str) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.dim() != 4:
+        raise ValueError(f"{name} must have 4 dimensions ({layout}), got {tensor.dim()}: shape {tuple(tensor.shape)}")
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"{name} must be float16, bfloat16 or float32, got {tensor.dtype}")
+    if tensor.numel() == 0:
+        raise ValueError(f"{name} must not be empty, got shape {tuple(tensor.shape)} ({layout})")
+    if tensor.stride(3) != 1 and tensor.shape[3] > 1:
+        raise ValueError(
+            f"{name} must be contiguous in its last dimension (stride 1), got stride {tensor.stride(3)}; "
+            f"call {name}.contiguous() first"
+        )
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """Return the softmax scale: `scale`, or 1/sqrt(head_dim) when it is None.
+
+    Raises ValueError unless it is positive and finite: the kernels take the row maximum before they scale.
+    """
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if not isinstance(scale, (int, float)):
+        raise TypeError(f"scale must be a number or None, got {type(scale).__name__}")
+    if not 0.0 < scale < math.inf:
+        raise ValueError(f"scale must be positive and finite, got {scale}")
+    return float(scale)
+
+
+def check_mask(
+    mask: torch.Tensor | None, target: tuple[int, int, int, int], device: torch.device
+) -> torch.Tensor | None:
+    """Return `mask` as a 4-D view that broadcasts to `target` = (batch, q_heads, q_length, kv_length).
+
+    Raises:
+        TypeError: no tensor, or neither bool nor a supported float dtype.
+        ValueError: rank, device or sizes do not fit.
+    """
+    if mask is None:
+        return None
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f"attn_mask must be a torch.Tensor or None, got {type(mask).__name__}")
+    if mask.dtype not in MASK_DTYPES:
+        raise TypeError(
+            f"attn_mask must be bool (True = attend) or an additive float16, bfloat16 or float32, got {mask.dtype}"
+        )
+    if mask.device != device:
+        raise ValueError(f"attn_mask must be on q's device {device}, got {mask.device}")
+    if not 2 <= mask.dim() <= 4:
+        raise ValueError(f"attn_mask must have 2 to 4 dimensions, got {mask.dim()}: shape {tuple(mask.shape)}")
+    padded = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+    if any(size not in (1, wanted) for size, wanted in zip(padded, target, strict=True)):
+        raise ValueError(
+            f"attn_mask must broadcast to (batch, q_heads, q_length, kv_length) = {tuple(target)}, "
+            f"got shape {tuple(mask.shape)}"
+        )
+    for _ in range(4 - mask.dim()):
+        mask = mask.unsqueeze(0)
+    return mask

@@ -1,0 +1,42 @@
+// One attention call as plain data: what the Python side hands to an architecture's launch code.
+// Every architecture implements the two functions at the end in its <architecture>_launch.cpp.
+#pragma once
+
+#include <cstdint>
+
+// A BHND view in whatever memory order. Strides count elements; the last dimension is contiguous.
+struct TensorView {
+  uint64_t pointer;
+  int64_t batch_stride, head_stride, token_stride;
+};
+
+// An attention mask (batch, head, query, key). A stride is 0 where the mask broadcasts.
+struct MaskView {
+  uint64_t pointer;
+  int64_t batch_stride, head_stride, query_stride, key_stride;
+  int element;  // 0 none, 1 bool (true = attend), 2 fp16, 3 bf16, 4 fp32 (additive)
+};
+
+struct AttentionCall {
+  TensorView q, k, v, out;
+  MaskView mask;
+  uint64_t lse;  // float (batch, q_heads, q_length) contiguous, or 0 when not wanted
+  int64_t batch, q_heads, kv_heads, q_length, kv_length;
+  int head_dim;
+  int element;  // of q, k, v and out: 2 fp16, 3 bf16
+  int bits;     // of the quantised Q and K: 8 or 4
+  bool smooth_v, causal;
+  int pv_accumulator;  // 32 or 16
+  float scale;
+  uint64_t workspace;
+  int64_t workspace_bytes;
+  int device;
+  uint64_t stream;
+};
+
+// Bytes of scratch memory that `attention` needs for this call. May read everything but the pointers.
+int64_t workspace_bytes(const AttentionCall& call);
+
+// Enqueues all launches on call.stream. Throws std::invalid_argument for a call that this architecture cannot
+// run and std::runtime_error for a driver failure.
+void attention(const AttentionCall& call);

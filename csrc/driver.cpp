@@ -1,0 +1,342 @@
+#include "driver.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#define DRIVER_CALL __stdcall
+#else
+#include <dlfcn.h>
+#define DRIVER_CALL
+#endif
+
+namespace driver {
+namespace {
+
+using CUresult = int;
+using CUdevice = int;
+
+constexpr CUresult kSuccess = 0;
+constexpr CUresult kErrorInvalidImage = 200;
+constexpr CUresult kErrorNoBinaryForGpu = 209;
+constexpr CUresult kErrorUnsupportedVersion = 222;
+constexpr int kFunctionMaxDynamicShared = 8;
+constexpr int kDeviceMultiprocessorCount = 16;
+constexpr int kLaunchProgrammaticSerialization = 6;
+constexpr int kCaptureModeRelaxed = 2;
+
+struct LaunchAttribute {
+  int id;
+  int padding;
+  union {
+    int programmatic_serialization_allowed;
+    unsigned char bytes[64];
+  } value;
+};
+
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z;
+  unsigned dynamic_shared_bytes;
+  CUstream stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+#ifdef _WIN32
+constexpr const char* kLibraryName = "nvcuda.dll";
+void* open_library() { return reinterpret_cast<void*>(LoadLibraryA(kLibraryName)); }
+std::string open_error() { return "error " + std::to_string(GetLastError()); }
+void* find_symbol(void* library, const char* name) {
+  return reinterpret_cast<void*>(GetProcAddress(reinterpret_cast<HMODULE>(library), name));
+}
+#else
+constexpr const char* kLibraryName = "libcuda.so.1";
+void* open_library() { return dlopen(kLibraryName, RTLD_NOW | RTLD_LOCAL); }
+std::string open_error() { return dlerror(); }
+void* find_symbol(void* library, const char* name) { return dlsym(library, name); }
+#endif
+
+template <typename Signature>
+class Entry;
+
+// One driver function. A driver that is too old to have it is an error only when it is called.
+template <typename... Arguments>
+class Entry<CUresult(Arguments...)> {
+ public:
+  Entry(void* library, const char* name)
+      : name_(name), function_(reinterpret_cast<Function>(find_symbol(library, name))) {}
+
+  CUresult raw(Arguments... arguments) const {
+    if (!function_) {
+      throw std::runtime_error(std::string("the installed NVIDIA driver lacks ") + name_ +
+                               "; update it to version 525 or newer");
+    }
+    return function_(arguments...);
+  }
+
+  const char* name() const { return name_; }
+
+ private:
+  using Function = CUresult(DRIVER_CALL*)(Arguments...);
+  const char* name_;
+  Function function_;
+};
+
+class Api {
+ public:
+  static const Api& loaded() {
+    static const Api api(required_library());
+    return api;
+  }
+
+  // The same, with cuInit done: everything but the version query needs it.
+  static const Api& initialised() {
+    const Api& api = loaded();
+    static const bool done = (api.check(api.init, 0u), true);
+    static_cast<void>(done);
+    return api;
+  }
+
+  template <typename... Parameters, typename... Arguments>
+  void check(const Entry<CUresult(Parameters...)>& entry, Arguments... arguments) const {
+    const CUresult result = entry.raw(arguments...);
+    if (result != kSuccess) throw std::runtime_error(failure(entry.name(), result));
+  }
+
+  std::string failure(const char* call, CUresult result) const {
+    const char* text = nullptr;
+    if (get_error_string.raw(result, &text) != kSuccess || !text) text = "unknown error";
+    return std::string(call) + " failed with CUDA driver error " + std::to_string(result) + ": " + text;
+  }
+
+  const Entry<CUresult(unsigned)> init;
+  const Entry<CUresult(int*)> driver_get_version;
+  const Entry<CUresult(CUresult, const char**)> get_error_string;
+  const Entry<CUresult(CUdevice*, int)> device_get;
+  const Entry<CUresult(int*, int, CUdevice)> device_get_attribute;
+  const Entry<CUresult(CUcontext*, CUdevice)> primary_context_retain;
+  const Entry<CUresult(CUcontext*)> context_get_current;
+  const Entry<CUresult(CUcontext)> context_push;
+  const Entry<CUresult(CUcontext*)> context_pop;
+  const Entry<CUresult(int*)> exchange_capture_mode;
+  const Entry<CUresult(CUmodule*, const void*)> module_load_data;
+  const Entry<CUresult(CUfunction*, CUmodule, const char*)> module_get_function;
+  const Entry<CUresult(CUfunction, int, int)> function_set_attribute;
+  const Entry<CUresult(const LaunchConfig*, CUfunction, void**, void**)> launch_kernel;
+  const Entry<CUresult(TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
+                       const uint32_t*, int, int, int, int)>
+      tensor_map_encode_tiled;
+
+ private:
+  static void* required_library() {
+    if (void* library = open_library()) return library;
+    throw std::runtime_error(std::string("no NVIDIA driver was found: ") + kLibraryName + " cannot be opened (" +
+                             open_error() + "); install driver 525 or newer");
+  }
+
+  explicit Api(void* library)
+      : init(library, "cuInit"),
+        driver_get_version(library, "cuDriverGetVersion"),
+        get_error_string(library, "cuGetErrorString"),
+        device_get(library, "cuDeviceGet"),
+        device_get_attribute(library, "cuDeviceGetAttribute"),
+        primary_context_retain(library, "cuDevicePrimaryCtxRetain"),
+        context_get_current(library, "cuCtxGetCurrent"),
+        context_push(library, "cuCtxPushCurrent_v2"),
+        context_pop(library, "cuCtxPopCurrent_v2"),
+        exchange_capture_mode(library, "cuThreadExchangeStreamCaptureMode"),
+        module_load_data(library, "cuModuleLoadData"),
+        module_get_function(library, "cuModuleGetFunction"),
+        function_set_attribute(library, "cuFuncSetAttribute"),
+        launch_kernel(library, "cuLaunchKernelEx"),
+        tensor_map_encode_tiled(library, "cuTensorMapEncodeTiled") {}
+};
+
+CUdevice device_handle(const Api& api, int device) {
+  CUdevice handle = 0;
+  api.check(api.device_get, &handle, device);
+  return handle;
+}
+
+// Retained once for the life of the process, as the CUDA runtime does.
+CUcontext primary_context(const Api& api, int device) {
+  static std::mutex mutex;
+  static std::unordered_map<int, CUcontext> contexts;
+  const std::lock_guard<std::mutex> lock(mutex);
+  CUcontext& context = contexts[device];
+  if (!context) api.check(api.primary_context_retain, &context, device_handle(api, device));
+  return context;
+}
+
+CUcontext current_context(const Api& api) {
+  CUcontext context = nullptr;
+  api.check(api.context_get_current, &context);
+  return context;
+}
+
+// Loading a module while a stream of this thread is being captured would otherwise break the capture.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Api& api) : api_(api) { api_.check(api_.exchange_capture_mode, &mode_); }
+  ~RelaxedCapture() { api_.exchange_capture_mode.raw(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const Api& api_;
+  int mode_ = kCaptureModeRelaxed;
+};
+
+class KernelCache {
+ public:
+  static KernelCache& instance() {
+    static KernelCache cache;
+    return cache;
+  }
+
+  void add(const std::string& cubin_name, std::string image) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    images_[cubin_name] = std::move(image);
+  }
+
+  CUfunction find(const char* cubin_name, const char* kernel_name, int dynamic_shared_bytes) {
+    const Api& api = Api::initialised();
+    const CUcontext context = current_context(api);
+    if (!context) throw std::runtime_error("driver::kernel needs a current CUDA context: use a ContextGuard");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Loaded& loaded = functions_[{context, cubin_name, kernel_name}];
+    if (!loaded.function) {
+      api.check(api.module_get_function, &loaded.function, module(api, context, cubin_name), kernel_name);
+    }
+    if (dynamic_shared_bytes > loaded.dynamic_shared_bytes) {
+      api.check(api.function_set_attribute, loaded.function, kFunctionMaxDynamicShared, dynamic_shared_bytes);
+      loaded.dynamic_shared_bytes = dynamic_shared_bytes;
+    }
+    return loaded.function;
+  }
+
+ private:
+  struct Key {
+    CUcontext context;
+    std::string cubin, kernel;
+    bool operator<(const Key& other) const {
+      return std::tie(context, cubin, kernel) < std::tie(other.context, other.cubin, other.kernel);
+    }
+  };
+
+  struct Loaded {
+    CUfunction function = nullptr;
+    int dynamic_shared_bytes = 0;
+  };
+
+  CUmodule module(const Api& api, CUcontext context, const std::string& cubin_name) {
+    CUmodule& module = modules_[{context, cubin_name}];
+    if (module) return module;
+    const auto image = images_.find(cubin_name);
+    if (image == images_.end()) throw std::runtime_error("the module carries no cubin named " + cubin_name);
+    const RelaxedCapture relaxed(api);
+    const CUresult result = api.module_load_data.raw(&module, image->second.data());
+    if (result == kSuccess) return module;
+    std::string message = api.failure(api.module_load_data.name(), result) + " (cubin " + cubin_name + ")";
+    if (result == kErrorInvalidImage || result == kErrorNoBinaryForGpu || result == kErrorUnsupportedVersion) {
+      int found = 0;
+      api.check(api.driver_get_version, &found);
+      message += "; it was compiled for " KERNEL_TARGET " with " KERNEL_TOOLCHAIN " and needs CUDA driver version " +
+                 std::to_string(KERNEL_MINIMUM_DRIVER_VERSION) + " or newer, found " + std::to_string(found);
+    }
+    throw std::runtime_error(message);
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::string> images_;
+  std::map<std::pair<CUcontext, std::string>, CUmodule> modules_;
+  std::map<Key, Loaded> functions_;
+};
+
+}  // namespace
+
+int version() {
+  const Api& api = Api::loaded();
+  int version = 0;
+  api.check(api.driver_get_version, &version);
+  return version;
+}
+
+ContextGuard::ContextGuard(int device) : pushed_(false) {
+  const Api& api = Api::initialised();
+  const CUcontext context = primary_context(api, device);
+  if (current_context(api) == context) return;
+  api.check(api.context_push, context);
+  pushed_ = true;
+}
+
+ContextGuard::~ContextGuard() {
+  if (!pushed_) return;
+  CUcontext popped = nullptr;
+  Api::initialised().context_pop.raw(&popped);
+}
+
+void add_cubin(const std::string& cubin_name, std::string image) {
+  KernelCache::instance().add(cubin_name, std::move(image));
+}
+
+CUfunction kernel(const char* cubin_name, const char* kernel_name, int dynamic_shared_bytes) {
+  return KernelCache::instance().find(cubin_name, kernel_name, dynamic_shared_bytes);
+}
+
+void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_bytes, CUstream stream,
+            void** arguments, bool programmatic_dependent) {
+  LaunchAttribute attribute{};
+  attribute.id = kLaunchProgrammaticSerialization;
+  attribute.value.programmatic_serialization_allowed = 1;
+  const LaunchConfig config{grid.x,
+                            grid.y,
+                            grid.z,
+                            block.x,
+                            block.y,
+                            block.z,
+                            static_cast<unsigned>(dynamic_shared_bytes),
+                            stream,
+                            &attribute,
+                            programmatic_dependent ? 1u : 0u};
+  const Api& api = Api::initialised();
+  api.check(api.launch_kernel, &config, function, arguments, static_cast<void**>(nullptr));
+}
+
+int multiprocessor_count(int device) {
+  static std::mutex mutex;
+  static std::unordered_map<int, int> counts;
+  const Api& api = Api::initialised();
+  const std::lock_guard<std::mutex> lock(mutex);
+  int& count = counts[device];
+  if (!count) api.check(api.device_get_attribute, &count, kDeviceMultiprocessorCount, device_handle(api, device));
+  return count;
+}
+
+TensorMap encode_tensor_map(MapElement element, int rank, uint64_t address, const uint64_t* sizes,
+                            const uint64_t* byte_strides, const uint32_t* box, MapSwizzle swizzle,
+                            MapPromotion promotion) {
+  constexpr int kMaxRank = 5;
+  if (rank < 1 || rank > kMaxRank) {
+    throw std::invalid_argument("the rank of a tensor map must be 1 to 5, got " + std::to_string(rank));
+  }
+  uint32_t element_strides[kMaxRank];
+  std::fill_n(element_strides, kMaxRank, 1u);
+  constexpr int kNoInterleave = 0, kFillWithZeros = 0;
+  TensorMap map;
+  const Api& api = Api::initialised();
+  api.check(api.tensor_map_encode_tiled, &map, static_cast<int>(element), static_cast<uint32_t>(rank),
+            reinterpret_cast<void*>(static_cast<uintptr_t>(address)), sizes, byte_strides, box,
+            static_cast<const uint32_t*>(element_strides), kNoInterleave, static_cast<int>(swizzle),
+            static_cast<int>(promotion), kFillWithZeros);
+  return map;
+}
+
+}  // namespace driver

@@ -1,0 +1,68 @@
+// The part of the CUDA driver API that the kernels need, found in the installed driver at first use: building
+// needs no CUDA headers, and importing the module needs no driver. Every failure is a std::runtime_error that
+// names the call and carries the driver's own text.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "tensor_map.h"
+
+// The driver's opaque handles, under its own names.
+using CUcontext = struct CUctx_st*;
+using CUfunction = struct CUfunc_st*;
+using CUmodule = struct CUmod_st*;
+using CUstream = struct CUstream_st*;
+
+namespace driver {
+
+// The driver's CUDA version, 1000 * major + 10 * minor. Needs a driver but no GPU.
+int version();
+
+// Makes the device's primary context (the one that every CUDA runtime uses) current for this scope.
+class ContextGuard {
+ public:
+  explicit ContextGuard(int device);
+  ~ContextGuard();
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+
+ private:
+  bool pushed_;
+};
+
+// Makes a compiled image known under a name; `kernel` loads it into a context when it is first wanted there.
+void add_cubin(const std::string& cubin_name, std::string image);
+
+// The kernel of a registered cubin in the current context, allowed to use this much dynamic shared memory.
+// Cached per context and safe to call from several threads.
+CUfunction kernel(const char* cubin_name, const char* kernel_name, int dynamic_shared_bytes);
+
+struct Extent {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+// Enqueues a kernel. `arguments` points to one pointer per kernel parameter. With `programmatic_dependent` the
+// grid may start before its predecessor on the stream has finished (compute capability 9.0 and newer): the
+// kernel itself has to wait with griddepcontrol.wait before it reads what the predecessor wrote.
+void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_bytes, CUstream stream,
+            void** arguments, bool programmatic_dependent = false);
+
+inline CUstream stream_of(uint64_t handle) { return reinterpret_cast<CUstream>(static_cast<uintptr_t>(handle)); }
+
+int multiprocessor_count(int device);
+
+// The values are the driver's (CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion).
+enum class MapElement : int { uint8 = 0, uint16 = 1, uint32 = 2, int32 = 3, fp16 = 6, fp32 = 7, bf16 = 9 };
+enum class MapSwizzle : int { none = 0, bytes_32 = 1, bytes_64 = 2, bytes_128 = 3 };
+enum class MapPromotion : int { none = 0, l2_64 = 1, l2_128 = 2, l2_256 = 3 };
+
+// Describes a tiled tensor for TMA; elements outside of the tensor read as zero. `sizes` and `box` count
+// elements, innermost dimension first, and have `rank` entries; `byte_strides` has rank - 1: the innermost
+// dimension is contiguous. The driver wants the address and the strides to be multiples of 16 bytes.
+TensorMap encode_tensor_map(MapElement element, int rank, uint64_t address, const uint64_t* sizes,
+                            const uint64_t* byte_strides, const uint32_t* box,
+                            MapSwizzle swizzle = MapSwizzle::none, MapPromotion promotion = MapPromotion::l2_256);
+
+}  // namespace driver

@@ -1,0 +1,58 @@
+// Attention on int8 scores and E4M3 probabilities for Hopper (SageAttention2-8b, paper algorithm 1 with two-level accumulation).
+// One producer warpgroup streams Q, K and V^T tiles; two consumer warpgroups own 64 query rows each. The block stays on its
+// multiprocessor and walks over work tiles (128 query rows of one head), heads outermost so that K and V stay in L2.
+#pragma once
+
+#include "sm90_consumer.cuh"
+#include "sm90_producer.cuh"
+
+namespace sm90 {
+
+// Rows of ones and zeros below each V^T buffer; the copies never touch them. Every 8-row group is one swizzle pattern, and a
+// row of equal bytes is the same swizzled or not.
+template <class Shape>
+__device__ __forceinline__ void write_row_of_ones(unsigned char* base) {
+    constexpr int kBytes = 8 * Shape::kKeyBytes;
+    constexpr unsigned char kOne = 0x38;  // 1.0 in E4M3
+    for (int i = threadIdx.x; i < Shape::kStages * Shape::kKeyBoxes * kBytes; i += kThreads) {
+        const int stage = i / (Shape::kKeyBoxes * kBytes), box = i / kBytes % Shape::kKeyBoxes, byte = i % kBytes;
+        unsigned char* rows = base + Shape::kVOffset + stage * Shape::kVBytes + (box * Shape::kVRows + Shape::kHeadDim) * Shape::kKeyBytes;
+        rows[byte] = byte < Shape::kKeyBytes ? kOne : 0;
+    }
+    fence_async_proxy();
+}
+
+template <class Shape, bool kCausal, bool kBiased>
+__device__ __forceinline__ void attention_kernel(const AttentionParams& params) {
+    extern __shared__ unsigned char shared[];
+    const unsigned start = (shared_address(shared) + 1023) & ~1023u;
+    unsigned char* aligned = shared + (start - shared_address(shared));
+    const Buffers<Shape> buffers{start};
+    if (threadIdx.x == 0) {
+        prefetch_map(&params.q_map);
+        prefetch_map(&params.k_map);
+        prefetch_map(&params.v_map);
+        for (int i = 0; i < kQBuffers; ++i) {
+            barrier_init(buffers.q_full(i), 1);
+            barrier_init(buffers.q_empty(i), kConsumerWarps);
+        }
+        for (int i = 0; i < Shape::kStages; ++i) {
+            barrier_init(buffers.full(i), 1);
+            barrier_init(buffers.empty(i), kConsumerWarps);
+        }
+        barrier_init_fence();
+    }
+    write_row_of_ones<Shape>(aligned);
+    __syncthreads();
+    wait_for_previous_kernel();
+    fence_async_proxy_global();
+    if (threadIdx.x < 128) {
+        give_registers<24>();
+        if (threadIdx.x == 0) Producer<Shape, kCausal>{params, buffers}.run();
+    } else {
+        take_registers<240>();
+        Consumer<Shape, kCausal, kBiased>(params, buffers, threadIdx.x - 128).run();
+    }
+}
+
+}  // namespace sm90

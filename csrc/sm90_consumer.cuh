@@ -1,0 +1,224 @@
+// A consumer warpgroup of the attention kernel: scores, online softmax and values of 64 query rows.
+#pragma once
+
+#include "sm90_epilogue.cuh"
+#include "sm90_tile_shape.cuh"
+#include "sm90_wgmma.cuh"
+
+namespace sm90 {
+
+template <class Shape, bool kCausal, bool kBiased>
+struct Consumer {
+    static constexpr int kBlockN = Shape::kBlockN;
+    static constexpr int kScales = kBlockN / kScaleBlock;
+    // One accumulator up to head_dim 128; two halves of the channels above, because registers do not hold two results of 256.
+    static constexpr bool kHalves = Shape::kHeadDim > 128;
+    static constexpr int kLastColumns = (kHalves ? 128 : Shape::kHeadDim) + 8;
+
+    const AttentionParams& params;
+    const Buffers<Shape>& buffers;
+    const int group;  // consumer warpgroup 0 or 1
+    const int row;  // in the work tile; the thread also holds row + 8
+    const int lane;  // in the quad
+
+    unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
+    RowState state;
+    float q_scale[2], k_scale[kScales];
+    int scores[kBlockN / 2];
+    unsigned packed[kBlockN / 32][4];
+    float first_half[kHalves ? 64 : 1];
+    float last[kLastColumns / 2];  // the last 8 columns hold the row sum
+
+    __device__ __forceinline__ Consumer(const AttentionParams& params, const Buffers<Shape>& buffers, int thread)
+        : params(params), buffers(buffers), group(thread / 128), row((thread / 32) * 16 + (thread % 32) / 4),
+          lane(thread % 4) {
+    }
+
+    __device__ __forceinline__ void release(unsigned empty_barrier) const {
+        if (threadIdx.x % 32 == 0) barrier_arrive(empty_barrier);
+    }
+
+    // Waits for the next stage, which the next call of `take_stage` gives.
+    __device__ __forceinline__ void wait_for_stage() const {
+        const Slot<Shape::kStages> stage(steps);
+        barrier_wait(buffers.full(stage.index), stage.phase);
+    }
+    __device__ __forceinline__ int take_stage() { return steps++ % Shape::kStages; }
+
+    __device__ __forceinline__ void load_k_scale(int stage) {
+#pragma unroll
+        for (int i = 0; i < kScales; ++i) k_scale[i] = load_shared(buffers.k_scale(stage) + 4 * (i * kScalesPerBlock + lane));
+    }
+
+    __device__ __forceinline__ void issue_scores(int stage) {
+        unsigned q_address = buffers.q(tiles % kQBuffers) + group * 64 * Shape::kRowBytes;
+        // Opaque, so that the descriptors of all steps are not kept in registers across the loop.
+        asm volatile("" : "+r"(q_address));
+        const u64 q = matrix_descriptor<Shape::kRowBytes>(q_address);
+        const u64 k = matrix_descriptor<Shape::kRowBytes>(buffers.k(stage));
+        constexpr int kStepsPerBox = Shape::kRowBytes / 32;
+#pragma unroll
+        for (int step = 0; step < Shape::kHeadDim / 32; ++step) {
+            const int box = step / kStepsPerBox, within = (step % kStepsPerBox) * 2;
+            Int8Mma<kBlockN>::issue(scores, q + box * (kBlockM * Shape::kRowBytes / 16) + within,
+                                    k + box * (kBlockN * Shape::kRowBytes / 16) + within, step > 0);
+        }
+        wgmma_commit();
+    }
+
+    // P V for kColumns channels from `first_row` of V^T on, into fresh registers: the first level of the accumulation.
+    template <int kColumns>
+    __device__ __forceinline__ void issue_values(float (&result)[kColumns / 2], int stage, int first_row) {
+        constexpr int kStepsPerBox = Shape::kKeyBytes / 32;
+        const u64 v = matrix_descriptor<Shape::kKeyBytes>(buffers.v(stage) + first_row * Shape::kKeyBytes);
+#pragma unroll
+        for (int step = 0; step < kBlockN / 32; ++step) {
+            const int box = step / kStepsPerBox, within = (step % kStepsPerBox) * 2;
+            Fp8Mma<kColumns>::issue(result, packed[step], v + box * (Shape::kVRows * Shape::kKeyBytes / 16) + within, step > 0);
+        }
+        wgmma_commit();
+    }
+
+    // The second level: O = O * rescale + P V in FP32 (paper section 3.4).
+    template <int kCount>
+    __device__ __forceinline__ void accumulate(float (&total)[kCount], const float (&part)[kCount], const float (&rescale)[2]) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) total[i] = fmaf(total[i], rescale[(i / 2) % 2], part[i]);
+    }
+
+    __device__ __forceinline__ void softmax_masked(const WorkTile& tile, int key_tile) {
+        const int first_key = key_tile * kBlockN + 2 * lane;
+        int limit[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            limit[i] = kCausal ? min(params.kv_length, tile.first_row + row + 8 * i + 1) : params.kv_length;
+        const Bias<kBiased> bias(params, tile, row);
+        bias.visit([&](const auto& term) {
+            softmax_masked_tile<kBlockN>(scores, state, q_scale, k_scale, first_key, limit, term);
+        });
+    }
+    __device__ __forceinline__ void softmax(const WorkTile& tile, int key_tile) {
+        if constexpr (kBiased)
+            softmax_masked(tile, key_tile);
+        else
+            softmax_full_tile<kBlockN>(scores, state, q_scale, k_scale);
+    }
+
+    // Scores alone, of a stage that was waited for.
+    __device__ __forceinline__ void scores_of(int stage) {
+        load_k_scale(stage);
+        pin(scores);
+        wgmma_fence();
+        issue_scores(stage);
+        wgmma_wait<0>();
+        pin(scores);
+    }
+
+    // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
+    // next hides the values' product.
+    __device__ __forceinline__ void step(const WorkTile& tile, int key_tile) {
+        float result[kLastColumns / 2];
+        const int stage = take_stage();
+        const float rescale[2] = {state.rescale[0], state.rescale[1]};
+        load_k_scale(stage);
+        pin(scores);
+        pin(result);
+        wgmma_fence();
+        issue_scores(stage);
+        issue_values<kLastColumns>(result, stage, 0);
+        wgmma_wait<1>();
+        pin(scores);
+        softmax(tile, key_tile);
+        // The next stage is waited for here because ptxas does not move the wait below across a loop; without one it moves that
+        // wait up, ahead of the whole softmax, which is to overlap with the values' product.
+        wait_for_stage();
+        wgmma_wait<0>();
+        pin(result);
+        release(buffers.empty(stage));
+        accumulate(last, result, rescale);
+        pack_probabilities<kBlockN>(scores, packed);
+    }
+
+    // The same for head dimensions above 128, one product after the other.
+    __device__ __forceinline__ void step_in_halves(const WorkTile& tile, int key_tile) {
+        const int stage = take_stage();
+        values_of_stage(stage);
+        scores_of(stage);
+        release(buffers.empty(stage));
+        softmax(tile, key_tile);
+        pack_probabilities<kBlockN>(scores, packed);
+        wait_for_stage();
+    }
+
+    template <int kColumns>
+    __device__ __forceinline__ void values_of_columns(float (&total)[kColumns / 2], int stage, int first_row) {
+        float result[kColumns / 2];
+        pin(result);
+        wgmma_fence();
+        issue_values<kColumns>(result, stage, first_row);
+        wgmma_wait<0>();
+        pin(result);
+        accumulate(total, result, state.rescale);
+    }
+    __device__ __forceinline__ void values_of_stage(int stage) {
+        if constexpr (kHalves) {
+            values_of_columns<128>(first_half, stage, 0);
+            // A wait that is long over: ptxas keeps the halves, and so their registers, apart on both sides of a loop.
+            barrier_wait(buffers.full(stage), (steps - 1) / Shape::kStages % 2);
+        }
+        values_of_columns<kLastColumns>(last, stage, kHalves ? 128 : 0);
+    }
+
+    __device__ __forceinline__ void begin_tile() {
+        const Slot<kQBuffers> q(tiles);
+        barrier_wait(buffers.q_full(q.index), q.phase);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            state.maximum[i] = kNegativeInfinity;
+            q_scale[i] = load_shared(buffers.q_scale(q.index) + 4 * (row + 8 * i));
+        }
+#pragma unroll
+        for (float& x : first_half) x = 0.f;
+#pragma unroll
+        for (float& x : last) x = 0.f;
+    }
+
+    __device__ __forceinline__ void end_tile(const WorkTile& tile) {
+        const int buffer = tiles++ % kQBuffers;
+        const Epilogue epilogue(params, tile, row, lane, state.maximum, last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
+                                buffers.v_scale(buffer), buffers.v_mean(buffer));
+        if constexpr (kHalves) epilogue.store(first_half, 0);
+        epilogue.store(last, kHalves ? 128 : 0);
+        __syncwarp();
+        release(buffers.q_empty(buffer));
+    }
+
+    __device__ __forceinline__ void run_tile(const WorkTile& tile) {
+        begin_tile();
+        wait_for_stage();
+        const int first = take_stage();
+        scores_of(first);
+        release(buffers.empty(first));
+        softmax_masked(tile, tile.key_tiles - 1);
+        pack_probabilities<kBlockN>(scores, packed);
+        wait_for_stage();
+        for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) {
+            if constexpr (kHalves)
+                step_in_halves(tile, key_tile);
+            else
+                step(tile, key_tile);
+        }
+        const int final = take_stage();
+        values_of_stage(final);
+        release(buffers.empty(final));
+        end_tile(tile);
+    }
+
+    __device__ __forceinline__ void run() {
+        const int work = params.chunk.heads * params.chunk.tiles;
+        for (int index = blockIdx.x; index < work; index += gridDim.x)
+            run_tile(WorkTile::decode<kBlockN, kCausal>(params, index));
+    }
+};
+
+}  // namespace sm90

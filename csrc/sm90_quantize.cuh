@@ -1,0 +1,77 @@
+// The quantisation pass: Q and K to int8 (8 or 4 bits of range), V to transposed E4M3, read in place from strided tensors.
+#pragma once
+
+#include "common/elements.cuh"
+#include "common/units.h"
+#include "sm90_ptx.cuh"
+
+namespace sm90 {
+
+constexpr int kQuantizeThreads = 256;
+
+struct Slice {
+    int index, batch, head;
+    __device__ __forceinline__ Slice(int index, int heads) : index(index), batch(index / heads), head(index - batch * heads) {}
+    template <class T>
+    __device__ __forceinline__ const T* of(const Strided& tensor) const {
+        return static_cast<const T*>(tensor.pointer) + batch * tensor.batch_stride + head * tensor.head_stride;
+    }
+};
+
+__device__ __forceinline__ float top_of_eight(const float (&x)[8]) {
+    float top = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) top = max_or_nan(top, fabsf(x[i]));
+    return top;
+}
+
+// Over the kLanes neighbouring threads that hold one token.
+template <int kLanes>
+__device__ __forceinline__ float top_of_token(float x) {
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) x = max_or_nan(x, __shfl_xor_sync(0xffffffff, x, distance));
+    return x;
+}
+template <int kLanes>
+__device__ __forceinline__ float sum_of_token(float x) {
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffff, x, distance);
+    return x;
+}
+
+// A group of zeros has scale 0 and values 0.
+__device__ __forceinline__ float inverse_or_zero(float scale) { return scale == 0.f ? 0.f : 1.f / scale; }
+
+__device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8], float inverse_scale) {
+    unsigned words[2];
+#pragma unroll
+    for (int word = 0; word < 2; ++word) {
+        unsigned bytes[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bytes[i] = __float2int_rn(x[4 * word + i] * inverse_scale) & 0xff;
+        words[word] = bytes[0] | bytes[1] << 8 | bytes[2] << 16 | bytes[3] << 24;
+    }
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+}
+
+// One warp-wide view of a tile: kLanes threads read a token of up to 8 * kLanes channels.
+template <int kLanes>
+struct Lanes {
+    static constexpr int kTokensAtOnce = kQuantizeThreads / kLanes;
+    int channel, token;
+    bool active;  // of head_dim
+    __device__ __forceinline__ explicit Lanes(int head_dim)
+        : channel(threadIdx.x % kLanes * 8), token(threadIdx.x / kLanes), active(channel < head_dim) {}
+};
+
+template <class T>
+__device__ __forceinline__ void load_or_zero(const T* from, bool valid, float (&to)[8]) {
+    if (valid) {
+        load_eight(from, to);
+    } else {
+#pragma unroll
+        for (float& x : to) x = 0.f;
+    }
+}
+
+}  // namespace sm90

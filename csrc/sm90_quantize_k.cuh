@@ -1,0 +1,49 @@
+// K: minus its mean over tokens, in the paper's per-thread groups: of 64 keys, thread t's are 8j + 2t and 8j + 2t + 1.
+#pragma once
+
+#include "sm90_quantize.cuh"
+
+namespace sm90 {
+
+template <class T, int kLanes, int kTop>
+__device__ __forceinline__ void quantize_k(const QuantizeParams& params, const Slice& slice, int block) {
+    using Tile = Lanes<kLanes>;
+    constexpr int kPasses = kScaleBlock / Tile::kTokensAtOnce;
+    __shared__ float token_top[kScaleBlock];
+    const Tile lanes(params.head_dim);
+    const int first = block * kScaleBlock;
+    const T* k = slice.of<T>(params.k) + lanes.channel;
+    float values[kPasses][8], mean[8];
+    load_or_zero(params.k_mean + i64(slice.index) * params.head_dim + lanes.channel, lanes.active, mean);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+        const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
+        const bool valid = lanes.active && token < params.kv_length;
+        load_or_zero(k + token * params.k.token_stride, valid, values[pass]);
+        if (valid) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) values[pass][i] -= mean[i];
+        }
+        const float top = top_of_token<kLanes>(top_of_eight(values[pass]));
+        if (lanes.channel == 0) token_top[pass * Tile::kTokensAtOnce + lanes.token] = top;
+    }
+    __syncthreads();
+    const int group = lanes.token % 8 / 2;  // the same in every pass: kTokensAtOnce is a multiple of 8
+    float scale = 0.f;
+#pragma unroll
+    for (int i = 0; i < kScaleBlock / 8; ++i)
+        scale = max_or_nan(scale, max_or_nan(token_top[8 * i + 2 * group], token_top[8 * i + 2 * group + 1]));
+    scale /= kTop;
+    if (lanes.channel == 0 && lanes.token < 8 && lanes.token % 2 == 0)
+        params.k_scale[(i64(slice.index) * params.k_scale_blocks + block) * kScalesPerBlock + group] = scale;
+    const float inverse = inverse_or_zero(scale);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+        const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
+        if (lanes.active && token < params.kv_length)
+            store_int8(params.k_int8 + (i64(slice.index) * params.kv_length + token) * params.row_bytes + lanes.channel,
+                       values[pass], inverse);
+    }
+}
+
+}  // namespace sm90

@@ -1,0 +1,49 @@
+// V: optionally minus its mean over tokens, per channel to E4M3, transposed. Keys within 16 are stored in the order in which
+// the softmax leaves its probabilities in registers: [0, 1, 8, 9, 2, 3, 10, 11, ...].
+#pragma once
+
+#include "common/e4m3.cuh"
+#include "sm90_quantize.cuh"
+
+namespace sm90 {
+
+template <class T, int kLanes>
+__device__ __forceinline__ void quantize_v(const QuantizeParams& params, const Slice& slice, int block) {
+    constexpr int kWords = kVTokens / 4;  // a word holds four keys of one channel
+    __shared__ unsigned tile[kLanes * 8][kWords + 1];
+    const T* v = slice.of<T>(params.v);
+    const i64 channels = i64(slice.index) * params.head_dim;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // A warp takes 4 groups of 8 channels x 8 words: reads of 64 bytes, and no two of its writes meet in a bank.
+#pragma unroll
+    for (int pass = 0; pass < kLanes / 8; ++pass) {
+        const int part = pass * 8 + warp;
+        const int channel = (part / 4 * 4 + lane % 4) * 8, word = part % 4 * 8 + lane / 4;
+        const int first = block * kVTokens + word / 4 * 16 + word % 4 * 2;
+        const bool active = channel < params.head_dim;
+        float scale[8], mean[8], values[4][8];
+        load_or_zero(params.v_scale + channels + channel, active, scale);
+        load_or_zero(params.v_mean + channels + channel, active && params.smooth_v, mean);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int token = first + i / 2 * 8 + i % 2;
+            const bool valid = active && token < params.kv_length;
+            load_or_zero(v + token * params.v.token_stride + channel, valid, values[i]);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) values[i][j] = valid ? values[i][j] - mean[j] : 0.f;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const float inverse = inverse_or_zero(scale[j]);
+            tile[channel + j][word] = pack_e4m3(values[0][j] * inverse, values[1][j] * inverse, values[2][j] * inverse,
+                                                     values[3][j] * inverse);
+        }
+    }
+    __syncthreads();
+    const int position = block * kVTokens + 4 * lane;
+    if (position >= params.key_row_bytes) return;
+    for (int channel = warp; channel < params.head_dim; channel += kQuantizeThreads / 32)
+        *reinterpret_cast<unsigned*>(params.v_fp8 + (channels + channel) * params.key_row_bytes + position) = tile[channel][lane];
+}
+
+}  // namespace sm90

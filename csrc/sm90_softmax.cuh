@@ -1,0 +1,103 @@
+// Online softmax on the int32 scores of one warpgroup: 64 query rows x kBlockN keys in the accumulator layout of wgmma.
+// Thread t of a quad holds columns 8j + 2t and 8j + 2t + 1 of rows r and r + 8: register 4j + 2 * row + column. So a thread
+// needs one K scale per block of 64 keys (per-thread quantisation, paper section 3.2 and equation 5).
+#pragma once
+
+#include "common/e4m3.cuh"
+#include "common/scores.cuh"
+#include "sm90_params.h"
+
+namespace sm90 {
+
+struct RowState {
+    float maximum[2];  // of the scores so far, in units of log2
+    float rescale[2];  // what the accumulator must be multiplied with after the last step
+
+    // A row whose keys are all masked so far keeps the base 0, so that no infinities are subtracted.
+    __device__ __forceinline__ float update(int row, float new_maximum) {
+        new_maximum = quad_max(fmaxf(maximum[row], new_maximum));
+        const float base = new_maximum == kNegativeInfinity ? 0.f : new_maximum;
+        rescale[row] = exp2_fast(maximum[row] - base);
+        maximum[row] = new_maximum;
+        return kLog2OfPScale - base;
+    }
+};
+
+// The softmax of one key tile without masked keys: scores are replaced by the bits of 448 * exp2(score - maximum). The scale
+// is positive and common to a thread's scores of a block, so the maximum is taken on the integers.
+template <int kBlockN>
+__device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState& state, const float (&q_scale)[2],
+                                                  const float (&k_scale)[kBlockN / kScaleBlock]) {
+    constexpr int kBlocks = kBlockN / kScaleBlock;
+    constexpr int kPerBlock = kScaleBlock / 2;  // registers of a thread
+    float scale[2][kBlocks], offset[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        float maximum = kNegativeInfinity;
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+            const int first = block * kPerBlock + row * 2;
+            int top = max(scores[first], scores[first + 1]);
+#pragma unroll
+            for (int i = 4; i < kPerBlock; i += 4) top = max(max(top, scores[first + i]), scores[first + i + 1]);
+            scale[row][block] = q_scale[row] * k_scale[block];
+            maximum = fmaxf(maximum, float(top) * scale[row][block]);
+        }
+        offset[row] = state.update(row, maximum);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+        const int row = i / 2 % 2;
+        scores[i] = __float_as_int(exp2_fast(fmaf(float(scores[i]), scale[row][i / kPerBlock], offset[row])));
+    }
+}
+
+// A key tile with masked keys or an additive term: `bias(row, key)` gives the term in units of log2; keys from limit[row] on
+// are masked.
+template <int kBlockN, class Bias>
+__device__ __forceinline__ void softmax_masked_tile(int (&scores)[kBlockN / 2], RowState& state, const float (&q_scale)[2],
+                                                    const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
+                                                    const int (&limit)[2], const Bias& bias) {
+    constexpr int kPerBlock = kScaleBlock / 2;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        float maximum = kNegativeInfinity;
+#pragma unroll
+        for (int i = 0; i < kBlockN / 2; i += 4) {
+#pragma unroll
+            for (int column = 0; column < 2; ++column) {
+                const int key = first_key + 2 * i + column;
+                int& score = scores[i + row * 2 + column];
+                float x = float(score) * (q_scale[row] * k_scale[i / kPerBlock]);
+                x = key < limit[row] ? x + bias(row, key) : kNegativeInfinity;
+                maximum = fmaxf(maximum, x);
+                score = __float_as_int(x);
+            }
+        }
+        const float offset = state.update(row, maximum);
+#pragma unroll
+        for (int i = 0; i < kBlockN / 2; i += 4) {
+#pragma unroll
+            for (int column = 0; column < 2; ++column) {
+                int& score = scores[i + row * 2 + column];
+                score = __float_as_int(exp2_fast(__int_as_float(score) + offset));
+            }
+        }
+    }
+}
+
+// Probabilities as the A operand of the FP8 product: keys within 16 are in the order that the V pass stores (key_at_position).
+template <int kBlockN>
+__device__ __forceinline__ void pack_probabilities(const int (&p)[kBlockN / 2], unsigned (&packed)[kBlockN / 32][4]) {
+#pragma unroll
+    for (int step = 0; step < kBlockN / 32; ++step) {
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {
+            const int first = step * 16 + (part / 2) * 8 + (part % 2) * 2;
+            packed[step][part] = pack_e4m3(__int_as_float(p[first]), __int_as_float(p[first + 1]), __int_as_float(p[first + 4]),
+                                           __int_as_float(p[first + 5]));
+        }
+    }
+}
+
+}  // namespace sm90

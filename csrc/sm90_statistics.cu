@@ -1,0 +1,119 @@
+// One pass over K and V: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per channel.
+// A cluster of eight blocks shares a head and adds its partial results through distributed shared memory, always in the same
+// order, so that repeated runs are equal bit by bit.
+#include "common/elements.cuh"
+#include "sm90_ptx.cuh"
+
+namespace sm90 {
+
+constexpr int kStatisticsThreads = 256;
+constexpr int kStatisticsWarps = kStatisticsThreads / 32;
+constexpr int kClusterBlocks = 8;
+constexpr int kMaxHeadDim = 256;
+constexpr float kMaxE4m3 = 448.f;
+
+enum Statistic { kSumK, kSumV, kTopV, kTopNegativeV, kStatistics };
+
+__device__ __forceinline__ float combine(int statistic, float x, float y) {
+    return statistic == kSumK || statistic == kSumV ? x + y : max_or_nan(x, y);
+}
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ float load_from_block(const float* own, int block) {
+    float x;
+    asm volatile(
+        "{\n.reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %1, %2;\n"
+        "ld.shared::cluster.f32 %0, [remote];\n}\n"
+        : "=f"(x)
+        : "r"(shared_address(own)), "r"(block)
+        : "memory");
+    return x;
+}
+
+template <class T>
+__device__ __forceinline__ void statistics_kernel(const StatisticsParams& params) {
+    __shared__ float partial[kStatistics][kStatisticsWarps][kMaxHeadDim];
+    __shared__ float of_block[kStatistics][kMaxHeadDim];
+    allow_next_kernel();
+
+    const int lanes = params.head_dim <= 64 ? 8 : params.head_dim <= 128 ? 16 : 32;  // threads that read one token
+    const int channel = threadIdx.x % lanes * 8;
+    const int slice = blockIdx.y, batch = slice / params.kv_heads, head = slice - batch * params.kv_heads;
+    const int share = (params.kv_length + kClusterBlocks - 1) / kClusterBlocks;
+    const int end = min(params.kv_length, int(blockIdx.x + 1) * share);
+    const T* k = static_cast<const T*>(params.k.pointer) + batch * params.k.batch_stride + head * params.k.head_stride + channel;
+    const T* v = static_cast<const T*>(params.v.pointer) + batch * params.v.batch_stride + head * params.v.head_stride + channel;
+
+    float statistics[kStatistics][8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        statistics[kSumK][i] = statistics[kSumV][i] = 0.f;
+        statistics[kTopV][i] = statistics[kTopNegativeV][i] = -__builtin_bit_cast(float, 0x7f800000u);
+    }
+    if (channel < params.head_dim) {
+#pragma unroll 4
+        for (int token = blockIdx.x * share + threadIdx.x / lanes; token < end; token += kStatisticsThreads / lanes) {
+            float k_values[8], v_values[8];
+            load_eight(k + token * params.k.token_stride, k_values);
+            load_eight(v + token * params.v.token_stride, v_values);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                statistics[kSumK][i] += k_values[i];
+                statistics[kSumV][i] += v_values[i];
+                statistics[kTopV][i] = max_or_nan(statistics[kTopV][i], v_values[i]);
+                statistics[kTopNegativeV][i] = max_or_nan(statistics[kTopNegativeV][i], -v_values[i]);
+            }
+        }
+    }
+#pragma unroll
+    for (int statistic = 0; statistic < kStatistics; ++statistic) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float x = statistics[statistic][i];
+            for (int distance = lanes; distance < 32; distance *= 2)
+                x = combine(statistic, x, __shfl_xor_sync(0xffffffff, x, distance));
+            if (threadIdx.x % 32 < lanes) partial[statistic][threadIdx.x / 32][channel + i] = x;
+        }
+    }
+    __syncthreads();
+    const int own = threadIdx.x;
+    if (own < params.head_dim) {
+#pragma unroll
+        for (int statistic = 0; statistic < kStatistics; ++statistic) {
+            float x = partial[statistic][0][own];
+            for (int warp = 1; warp < kStatisticsWarps; ++warp) x = combine(statistic, x, partial[statistic][warp][own]);
+            of_block[statistic][own] = x;
+        }
+    }
+    cluster_sync();
+    if (blockIdx.x == 0 && own < params.head_dim) {
+        float total[kStatistics];
+#pragma unroll
+        for (int statistic = 0; statistic < kStatistics; ++statistic) {
+            total[statistic] = of_block[statistic][own];
+            for (int block = 1; block < kClusterBlocks; ++block)
+                total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], block));
+        }
+        const i64 index = i64(slice) * params.head_dim + own;
+        const float v_mean = params.smooth_v ? total[kSumV] / params.kv_length : 0.f;
+        params.k_mean[index] = total[kSumK] / params.kv_length;
+        params.v_mean[index] = v_mean;
+        params.v_scale[index] = max_or_nan(total[kTopV] - v_mean, total[kTopNegativeV] + v_mean) / kMaxE4m3;
+    }
+    cluster_sync();  // no block leaves while its shared memory may be read
+}
+
+}  // namespace sm90
+
+#define STATISTICS_KERNEL(name, T)                                                                                   \
+    extern "C" __global__ void __cluster_dims__(sm90::kClusterBlocks, 1, 1) __launch_bounds__(sm90::kStatisticsThreads) \
+        name(const __grid_constant__ sm90::StatisticsParams params) {                                                \
+        sm90::statistics_kernel<T>(params);                                                                          \
+    }
+STATISTICS_KERNEL(statistics_fp16, __half)
+STATISTICS_KERNEL(statistics_bf16, __nv_bfloat16)
+STATISTICS_KERNEL(statistics_fp32, float)
+#undef STATISTICS_KERNEL

@@ -1,0 +1,118 @@
+"""Compile one CUDA source to a cubin with the NVRTC of the nvidia-cuda-nvrtc distribution: no CUDA toolkit needed.
+
+    python compile_cubin.py SOURCE OUTPUT TARGET [OPTION ...]
+
+CUDA's own headers come from the nvidia-cuda-runtime distribution. With CUBIN_CACHE set to a folder, an image is taken
+from there when the same compiler has made it from the same sources with the same options: the wheels of several
+interpreters share their images.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def _distribution_folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        raise SystemExit(f"the Python package {package} is needed and not installed")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _load_nvrtc() -> ctypes.CDLL:
+    folder = _distribution_folder("nvidia.cuda_nvrtc")
+    if sys.platform == "win32":
+        os.add_dll_directory(str(folder / "bin"))
+        return ctypes.CDLL(str(folder / "bin" / "nvrtc64_120_0.dll"))
+    # NVRTC opens its builtins by name only, so they are loaded beforehand.
+    for builtins in (folder / "lib").glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(folder / "lib" / "libnvrtc.so.12"))
+
+
+class Program:
+    """An NVRTC program, made of one source."""
+
+    def __init__(self, nvrtc: ctypes.CDLL, source: Path) -> None:
+        self._nvrtc = nvrtc
+        self._nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+        self._handle = ctypes.c_void_p()
+        self._check(
+            "nvrtcCreateProgram",
+            self._nvrtc.nvrtcCreateProgram(
+                ctypes.byref(self._handle), source.read_bytes(), source.name.encode(), 0, None, None
+            ),
+        )
+
+    def _check(self, call: str, result: int) -> None:
+        if result:
+            raise SystemExit(f"{call} failed: {self._nvrtc.nvrtcGetErrorString(result).decode()}")
+
+    def _output(self, kind: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(kind, getattr(self._nvrtc, f"nvrtcGet{kind}Size")(self._handle, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._check(kind, getattr(self._nvrtc, f"nvrtcGet{kind}")(self._handle, buffer))
+        return buffer.raw[: size.value]
+
+    def compile(self, options: list[str]) -> bytes:
+        """The compiled image. Exits with the compiler's log when the source is wrong."""
+        encoded = [option.encode() for option in options]
+        result = self._nvrtc.nvrtcCompileProgram(self._handle, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
+        log = self._output("ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+        if log:
+            print(log, file=sys.stderr)
+        self._check("nvrtcCompileProgram", result)
+        return self._output("CUBIN")
+
+
+def _own_files(source: Path) -> list[Path]:
+    """The source and every file of its folder that it includes, directly or not."""
+    found, pending = {source}, [source]
+    while pending:
+        path = pending.pop()
+        for name in _INCLUDE.findall(path.read_text()):
+            for included in {path.parent / name, source.parent / name} - found:
+                if included.is_file():
+                    found.add(included)
+                    pending.append(included)
+    return sorted(found)
+
+
+def _fingerprint(source: Path, arguments: list[str]) -> str:
+    """A name for all that an image is made of: the compiler, its options and the sources."""
+    digest = hashlib.sha256(repr(arguments).encode())
+    for distribution in ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime-cu12"):
+        digest.update(importlib.metadata.version(distribution).encode())
+    for path in _own_files(source):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def main(source: str, output: str, target: str, *options: str) -> None:
+    # nvcc infers the execution space of lambdas and constexpr functions in device code; NVRTC has to be told.
+    arguments = [f"--gpu-architecture={target}", "-std=c++17", "--device-as-default-execution-space", *options]
+    cache = os.environ.get("CUBIN_CACHE")
+    cached = Path(cache) / f"{_fingerprint(Path(source), arguments)}.cubin" if cache else None
+    if cached is not None and cached.exists():
+        image = cached.read_bytes()
+    else:
+        includes = [Path(source).parent, _distribution_folder("nvidia.cuda_runtime") / "include"]
+        program = Program(_load_nvrtc(), Path(source))
+        image = program.compile([*arguments, *(f"--include-path={folder}" for folder in includes)])
+        if cached is not None:
+            cached.write_bytes(image)
+    Path(output).write_bytes(image)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

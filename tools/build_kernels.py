@@ -1,0 +1,172 @@
+"""Development build of one architecture's kernels with nvcc and the machine's C++ compiler.
+
+    python tools/build_kernels.py --arch sm90 --python python3.12
+    PYTHONPATH=build/kernels python3.12 -c "import comfy_sage2_sm90"
+
+Needs nvcc and g++ on the PATH and pybind11 in the Python that runs this script. Only what changed is compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import kernel_table
+import pybind11
+
+ROOT = kernel_table.CSRC.parent
+
+
+@dataclass(frozen=True)
+class Step:
+    """One compiler command. It has to run when its output is older than an input or was made by another command."""
+
+    output: Path
+    command: tuple[str, ...]
+    depfile: Path
+
+    @property
+    def _command_file(self) -> Path:
+        return self.depfile.with_suffix(".json")
+
+    def _inputs(self) -> list[Path]:
+        listing = self.depfile.read_text().replace("\\\n", " ").split(":", 1)[1]
+        return [Path(name) for name in listing.split()]
+
+    def is_done(self) -> bool:
+        if not (self.output.exists() and self.depfile.exists() and self._command_file.exists()):
+            return False
+        if json.loads(self._command_file.read_text()) != list(self.command):
+            return False
+        made = self.output.stat().st_mtime_ns
+        return all(path.exists() and path.stat().st_mtime_ns <= made for path in self._inputs())
+
+    def run(self) -> None:
+        print("compiling", self.output.name, flush=True)
+        subprocess.run(self.command, check=True)
+        self._command_file.write_text(json.dumps(self.command))
+
+
+def _nvcc_release(nvcc: str) -> tuple[str, int]:
+    """nvcc's version and the oldest driver version that loads its cubins: that of the first minor release."""
+    text = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
+    found = re.search(r"release \d+\.\d+, V((\d+)\.\d+\.\d+)", text)
+    if not found:
+        raise SystemExit(f"{nvcc} --version was not understood:\n{text}")
+    return found[1], int(found[2]) * 1000
+
+
+def _interpreter_paths(python: str) -> tuple[str, str]:
+    """Another interpreter's include folder and the suffix of its extension modules."""
+    query = "import sysconfig as s; print(s.get_path('include')); print(s.get_config_var('EXT_SUFFIX'))"
+    include, suffix = subprocess.run([python, "-c", query], check=True, capture_output=True, text=True).stdout.split()
+    return include, suffix
+
+
+def _cubin_steps(
+    architecture: kernel_table.Architecture, target: str, nvcc: str, package: Path, work: Path
+) -> list[Step]:
+    steps = []
+    for cubin in architecture.cubins:
+        output, depfile = package / f"{cubin.name}.cubin", work / f"{cubin.name}.d"
+        command = (
+            nvcc, "-cubin", f"-arch={target}", "-std=c++17", *architecture.options,
+            *(f"-D{define}" for define in cubin.defines), "-I", str(kernel_table.CSRC),
+            "-MD", "-MF", str(depfile), "-o", str(output), str(kernel_table.CSRC / cubin.source),
+        )  # fmt: skip
+        steps.append(Step(output, command, depfile))
+    return steps
+
+
+def _host_steps(
+    architecture: kernel_table.Architecture, macros: dict[str, str], python: str, package: Path, work: Path
+) -> list[Step]:
+    """The steps that compile the host sources; the last one links the module."""
+    include, suffix = _interpreter_paths(python)
+    objects = work / suffix.strip(".")
+    objects.mkdir(exist_ok=True)
+    common = ("g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden")
+    steps = []
+    for source in architecture.host_sources:
+        output = objects / f"{Path(source).stem}.o"
+        depfile = output.with_suffix(".d")
+        command = (
+            *common, *(f"-D{name}={value}" for name, value in macros.items()),
+            "-isystem", include, "-isystem", pybind11.get_include(), "-I", str(kernel_table.CSRC),
+            "-MD", "-MF", str(depfile), "-c", "-o", str(output), str(kernel_table.CSRC / source),
+        )  # fmt: skip
+        steps.append(Step(output, command, depfile))
+    inputs = [str(step.output) for step in steps]
+    module = package / f"_C{suffix}"
+    depfile = objects / "_C.d"
+    depfile.write_text(f"{module.name}: {' '.join(inputs)}\n")
+    link = (
+        "g++", "-shared", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL",
+        "-o", str(module), *inputs, "-ldl",
+    )  # fmt: skip
+    return [*steps, Step(module, link, depfile)]
+
+
+def build(name: str, target: str | None, python: str, out: Path, jobs: int, cubins_only: bool) -> Path:
+    """Bring the package of one architecture up to date and return its folder.
+
+    ValueError for an unknown architecture or target, CalledProcessError when a compiler fails.
+    """
+    architecture = kernel_table.read(name)
+    target = architecture.target(target)
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise SystemExit("nvcc is not on the PATH: install a CUDA toolkit, 12.8 or newer")
+    package, work = out / f"comfy_sage2_{name}", out / f".work-{name}"
+    package.mkdir(parents=True, exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
+
+    release, minimum_driver = _nvcc_release(nvcc)
+    macros = {
+        "KERNEL_ARCHITECTURE": f'"{name}"',
+        "KERNEL_TARGET": f'"{target}"',
+        "KERNEL_VERSION": f'"{kernel_table.version()}"',
+        "KERNEL_TOOLCHAIN": f'"nvcc {release}"',
+        "KERNEL_MINIMUM_DRIVER_VERSION": str(minimum_driver),
+    }
+    cubins = _cubin_steps(architecture, target, nvcc, package, work)
+    wanted = {step.output for step in cubins}
+    for stale in set(package.glob("*.cubin")) - wanted:
+        stale.unlink()
+    host = [] if cubins_only else _host_steps(architecture, macros, python, package, work)
+    compile_steps = [step for step in (*cubins, *host[:-1]) if not step.is_done()]
+    with ThreadPoolExecutor(jobs) as pool:
+        for _ in pool.map(Step.run, compile_steps):
+            pass
+    for step in host[-1:]:
+        if not step.is_done():
+            step.run()
+    shutil.copyfile(ROOT / "packages" / "kernels" / "__init__.py", package / "__init__.py")
+    return package
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Development build of one architecture's kernels with nvcc.")
+    parser.add_argument("--arch", required=True, choices=kernel_table.names())
+    parser.add_argument("--target", help="one of the architecture's targets (default: its first)")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that the module is for")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "kernels")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--cubins-only", action="store_true", help="leave the host module as it is")
+    arguments = parser.parse_args()
+    package = build(
+        arguments.arch, arguments.target, arguments.python, arguments.out.resolve(), arguments.jobs,
+        arguments.cubins_only,
+    )  # fmt: skip
+    print(package)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""`python -m comfy_sage2 doctor`: what this machine has, which backend each mode would use, and why others cannot run.
+
+Needs nothing beyond the standard library and torch. Exit status 0 when an accelerated backend can run, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from . import __version__, explain, registry
+from .kernels import loader
+from .validation import MODES
+
+_LABEL_WIDTH = 18
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What would happen to an ordinary call on one device in one mode.
+
+    reasons: accelerated backend -> None if it can run, else why not, in order of preference.
+    """
+
+    device: str
+    mode: str
+    reasons: dict[str, str | None]
+
+    @property
+    def chosen(self) -> str | None:
+        """The accelerated backend that would run, or None."""
+        return next((name for name, reason in self.reasons.items() if reason is None), None)
+
+
+def _python() -> str:
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+
+
+def _torch() -> str:
+    cuda = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    return f"{torch.__version__}, {cuda}"
+
+
+def _driver() -> str:
+    """The driver's version and the newest CUDA it supports."""
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError as error:
+        return f"not found ({error})"
+    version = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        raise RuntimeError("the CUDA driver is installed but does not answer")
+    return f"{_driver_name()}, supports CUDA up to {version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _driver_name() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return "version unknown (nvidia-smi does not run)"
+    return answer.stdout.split("\n", 1)[0].strip()
+
+
+def _gpu(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    return (
+        f"{properties.name}, compute capability {properties.major}.{properties.minor}, "
+        f"{properties.total_memory / 2**30:.0f} GiB"
+    )
+
+
+def _kernel(architecture: str) -> str:
+    reason = loader.reason_unavailable(architecture)
+    if reason is not None:
+        return f"cannot be used: {reason}"
+    module = loader.load(architecture)
+    return f"ready, version {module.version} for {module.target}"
+
+
+def _guarded(probe: Callable[..., str], *arguments: object) -> str:
+    """A probe's answer, or the error in its place: one thing that cannot be found out must not hide the others."""
+    try:
+        return probe(*arguments)
+    except (OSError, RuntimeError, AttributeError, AssertionError, ImportError, ValueError) as error:
+        return f"unknown: {type(error).__name__}: {error}"
+
+
+def _devices() -> list[torch.device]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
+
+
+def _verdict(device: torch.device, mode: str) -> Verdict:
+    """For the call that every kernel is made for: float16, head_dim 128, no mask."""
+    accelerated = [backend.name for backend in registry.backends() if backend.accelerated]
+    try:
+        q = torch.empty(1, 8, 1024, 128, dtype=torch.float16, device=device)
+    except RuntimeError as error:
+        return Verdict(str(device), mode, dict.fromkeys(accelerated, f"torch cannot use {device}: {error}"))
+    reasons = explain(q, q, q, mode=mode)
+    return Verdict(str(device), mode, {name: reasons[name] for name in accelerated})
+
+
+def verdicts() -> list[Verdict]:
+    """One for each CUDA device (the CPU when there is none) and mode."""
+    return [_verdict(device, mode) for device in _devices() for mode in MODES]
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<{_LABEL_WIDTH}}{text}"
+
+
+def _machine_lines() -> Iterator[str]:
+    yield "machine"
+    yield _line("Python", _guarded(_python))
+    yield _line("torch", _guarded(_torch))
+    yield _line("NVIDIA driver", _guarded(_driver))
+    gpus = [device for device in _devices() if device.type == "cuda"]
+    for device in gpus:
+        yield _line(f"GPU {device.index}", _guarded(_gpu, device.index))
+    if not gpus:
+        yield _line("GPU", "none that this torch can use")
+
+
+def _verdict_lines(verdict: Verdict) -> Iterator[str]:
+    chosen = verdict.chosen
+    where = f"{verdict.device}, {verdict.mode}"
+    yield _line(
+        where, chosen or "no accelerated backend: the nodes pass the model through, `attention` uses the reference"
+    )
+    for name, reason in verdict.reasons.items():
+        if reason is not None:
+            yield _line("", f"{name} cannot: {reason}")
+
+
+def report(found: list[Verdict]) -> str:
+    """The text that the command prints."""
+    lines = [f"comfy_sage2 {__version__}", *_machine_lines(), "kernels"]
+    accelerated = [backend.name for backend in registry.backends() if backend.accelerated]
+    lines += [_line(name, _guarded(_kernel, name)) for name in accelerated]
+    lines.append("backend for each mode (float16, head_dim 128)")
+    for verdict in found:
+        lines += _verdict_lines(verdict)
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the report; 0 when at least one accelerated backend can run, else 1."""
+    argparse.ArgumentParser(prog="python -m comfy_sage2 doctor", description=__doc__).parse_args(arguments)
+    found = verdicts()
+    print(report(found))
+    return 0 if any(verdict.chosen for verdict in found) else 1

@@ -1,0 +1,1 @@
+"""Finding and loading the compiled kernels. Uses neither torch nor pip, and downloads nothing."""

@@ -1,0 +1,121 @@
+"""Loading the kernel module of an architecture: a pip-installed one, else the wheel that the pack carries."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import threading
+from pathlib import Path
+from types import ModuleType
+
+from . import contents, manifest
+from .errors import KernelUnavailable
+from .unpack import cache_folders, place
+
+__all__ = ["KernelUnavailable", "load", "prepare", "reason_unavailable"]
+
+_log = logging.getLogger(__name__)
+_lock = threading.RLock()
+_modules: dict[str, ModuleType] = {}
+_failures: dict[str, str] = {}
+_reasons: dict[str, str | None] = {}
+
+# The first driver branch of each CUDA major version.
+_DRIVER_BRANCHES = {12: "525", 13: "580"}
+
+
+def _import_installed(architecture: str) -> ModuleType | None:
+    """The pip-installed distribution's module, or None when there is none that can be imported."""
+    name = f"comfy_sage2_{architecture}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return None
+        failure: ImportError = error
+    except ImportError as error:
+        failure = error
+    _log.warning("the installed kernel module %s cannot be imported, trying the bundled one: %s", name, failure)
+    return None
+
+
+def _unpack_bundled(architecture: str) -> tuple[Path, contents.KernelFiles]:
+    wheel = manifest.find(architecture)
+    files = contents.read(wheel.read(), wheel.path.name, architecture)
+    # The wheel's checksum in the path keeps versions and interpreters apart; its whole name would be long for Windows.
+    relative = Path(f"comfy_sage2_{architecture}-{wheel.sha256[:16]}") / files.extension_name
+    return place(relative, files.extension, cache_folders()), files
+
+
+def _import_bundled(architecture: str) -> ModuleType:
+    path, files = _unpack_bundled(architecture)
+    name = f"comfy_sage2_{architecture}._C"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise KernelUnavailable(f"{path} is not an extension module that this Python can import")
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise KernelUnavailable(f"the kernel module {path} cannot be imported: {error}") from error
+    # The device images go in from the verified wheel itself, so only the host module has to lie on disk.
+    for cubin, image in files.cubins.items():
+        module.add_cubin(cubin, image)
+    return module
+
+
+def load(architecture: str) -> ModuleType:
+    """The kernel module of an architecture such as "sm90"; needs neither torch nor a driver.
+
+    The outcome is kept for the life of the process. Safe to call from several threads.
+
+    Raises:
+        KernelUnavailable: there is no module, or it was tampered with, or it cannot be unpacked or imported.
+    """
+    with _lock:
+        if architecture in _failures:
+            raise KernelUnavailable(_failures[architecture])
+        if architecture not in _modules:
+            try:
+                _modules[architecture] = _import_installed(architecture) or _import_bundled(architecture)
+            except KernelUnavailable as error:
+                _failures[architecture] = str(error)
+                raise
+        return _modules[architecture]
+
+
+def prepare(architecture: str) -> Path:
+    """Unpack the bundled wheel of an architecture without importing it, and return the module's path.
+
+    KernelUnavailable as for `load`.
+    """
+    return _unpack_bundled(architecture)[0]
+
+
+def _driver_reason(module: ModuleType) -> str | None:
+    try:
+        found = module.driver_version()
+    except RuntimeError as error:
+        return str(error)
+    needed = module.minimum_driver_version
+    if found >= needed:
+        return None
+    return (
+        f"the NVIDIA driver is too old: it supports CUDA {found // 1000}.{found % 1000 // 10}, the kernels need CUDA "
+        f"{needed // 1000}.{needed % 1000 // 10}; install driver {_DRIVER_BRANCHES[needed // 1000]} or newer"
+    )
+
+
+def reason_unavailable(architecture: str) -> str | None:
+    """Why the kernels of an architecture cannot run on this machine, or None when they can.
+
+    Covers the module and the driver, not the GPU. The answer is kept for the life of the process.
+    """
+    with _lock:
+        if architecture not in _reasons:
+            try:
+                _reasons[architecture] = _driver_reason(load(architecture))
+            except KernelUnavailable as error:
+                _reasons[architecture] = str(error)
+        return _reasons[architecture]

@@ -1,0 +1,62 @@
+"""The forward pass of the model that this thread is in: its step, and how many attention calls it has made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+@dataclass
+class Forward:
+    """One forward pass on one GPU (the host drives each GPU from its own thread).
+
+    Attributes:
+        session: the node's session.
+        step: sampling step, from 0.
+        transformer_options: the host's options of this pass.
+        head_dims: of the attention calls so far. Models differ in what they tell about their blocks, but they call
+            attention in the same order in every pass, so a call's index is a stable layer number.
+    """
+
+    session: Session
+    step: int
+    transformer_options: dict[str, Any]
+    head_dims: list[int] = field(default_factory=list)
+
+    def next_layer(self, head_dim: int) -> int:
+        """The layer number of the call that begins now."""
+        self.head_dims.append(head_dim)
+        return len(self.head_dims) - 1
+
+
+class _ThreadForwards(threading.local):
+    def __init__(self) -> None:
+        self.by_slot: dict[int, Forward] = {}
+
+
+_running = _ThreadForwards()
+
+
+@contextmanager
+def running(slot: int, forward: Forward) -> Iterator[None]:
+    """Within the block `current(slot)` is `forward` in this thread."""
+    outer = _running.by_slot.get(slot)
+    _running.by_slot[slot] = forward
+    try:
+        yield
+    finally:
+        if outer is None:
+            del _running.by_slot[slot]
+        else:
+            _running.by_slot[slot] = outer
+
+
+def current(slot: int) -> Forward | None:
+    """The forward pass of the node with number `slot` in the chain of nodes, or None outside of one."""
+    return _running.by_slot.get(slot)

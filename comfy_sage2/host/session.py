@@ -1,0 +1,189 @@
+"""One node at work on one model: decides for each attention call how it is served, serves it, and records it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..attention import attention
+from ..policy.plan import FULL, Choice, FixedPlan, Place, Plan
+from . import guard, quality, stopwatch
+from .forwards import Forward
+from .layouts import HostCall
+from .schedule import Schedule
+from .selection import Selection, Selector, call_form
+from .settings import Settings
+from .statistics import Form, Outcome, Statistics
+
+log = logging.getLogger("comfy_sage2")
+
+Override = Callable[..., torch.Tensor]
+
+
+class Session:
+    """State of one *SageAttention2* node, kept as long as the host caches the node's output.
+
+    Attributes:
+        settings: the node's options.
+        slot: the node's number, from 0, among the nodes of this kind in a row.
+        previous: the override that was installed before, which serves what this node does not, or None.
+        expected: what serves ordinary calls on this machine.
+        idle_reason: why the node leaves the model as it is, or None when it is at work.
+        statistics: the record of the last sampling.
+        guard: the layers whose results were not finite in the last sampling.
+        plan: decides the mode of each call.
+        layers: attention calls of one pass; None until the first pass of a sampling is through.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        expected: Selection,
+        slot: int = 0,
+        previous: Override | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        """Without a `plan` the settings' mode is taken for every call."""
+        self.settings = settings
+        self.slot = slot
+        self.previous = previous
+        self.expected = expected
+        self.idle_reason = expected.reason
+        self.statistics = Statistics()
+        self.guard = guard.Guard()
+        self.plan = plan or FixedPlan(Choice(settings.mode, settings.smooth_v))
+        self.schedule = Schedule((1.0, 0.0))
+        self.layers: int | None = None
+        self._selector = Selector(settings.backend)
+        self._reported: set[str] = set()
+
+    def begin_sampling(self, sigmas: Sequence[float]) -> None:
+        """A sampling over these noise levels starts."""
+        self.schedule = Schedule(sigmas)
+        self.statistics.reset(self.schedule.steps)
+        self.guard.reset()
+        self.layers = None
+
+    def begin_forward(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> Forward:
+        """A forward pass at noise level `sigma` starts on `device`."""
+        self.statistics.begin_forward(stopwatch.start(device))
+        return Forward(self, self.schedule.step(sigma), transformer_options)
+
+    def end_forward(self, forward: Forward) -> None:
+        """The pass is through; raises ValueError when the plan is for another kind of model."""
+        if self.layers is None and forward.head_dims:
+            self.plan.check_pass(forward.head_dims)
+            self.layers = len(forward.head_dims)
+
+    def attend(self, call: HostCall, forward: Forward, fallback: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Serve `call` by a backend, or by `fallback` with a recorded reason; the output is as the host expects it."""
+        layer = forward.next_layer(call.head_dim)
+        watch = stopwatch.start(call.q.device)
+        selection, choice = self._select(call, layer, forward.step)
+        fidelity = None
+        out = None
+        if selection.backend is not None:
+            try:
+                out = self._run(call, selection.backend, choice)
+            except torch.OutOfMemoryError:
+                raise  # the host frees memory and tells the user
+            except RuntimeError as error:
+                selection = Selection(None, f"{selection.backend} failed: {error}")
+        broken_by = None
+        if out is not None and self.settings.guard and not guard.is_finite(out):
+            broken_by, out = _outcome(selection, choice).label, None
+            selection = Selection(None, guard.RECOMPUTED)
+        if out is None:
+            self._warn_once(selection)
+            out = fallback()
+            watch.stop()
+            if broken_by is not None:
+                self.guard.downgrade(layer, forward.step, broken_by, out)
+        else:
+            watch.stop()
+            if self.settings.measure_quality:
+                fidelity = _measure(out, call)
+            out = call.output(out)
+        form = None if broken_by is not None else call_form(call)
+        self.statistics.record(layer, forward.step, _outcome(selection, choice), watch, fidelity, form)
+        if self.settings.measure_quality and form is not None and self.previous is None:
+            self._time_host(call, form, fallback)
+        return out
+
+    def _time_host(self, call: HostCall, form: Form, fallback: Callable[[], torch.Tensor]) -> None:
+        """Once for each form of call that only backends serve: how long the host takes for it."""
+        if self.statistics.lacks_host_time(form):
+            watch = stopwatch.start(call.q.device)
+            fallback()
+            watch.stop()
+            self.statistics.record_host_time(form, watch)
+
+    def _select(self, call: HostCall, layer: int, step: int) -> tuple[Selection, Choice]:
+        """Who computes the call, and how."""
+        reason = self._reason_against(call, layer, step)
+        if reason is not None:
+            return Selection(None, reason), Choice(FULL)
+        tokens = call.token_dim
+        place = Place(layer, self.layers, step, self.schedule.steps, call.q.shape[tokens], call.k.shape[tokens])
+        choice = self.plan.choose(place)
+        if choice.mode == FULL:
+            return Selection(None, choice.reason), choice
+        selection = self._selector.select(call, choice.mode, choice.smooth_v)
+        if selection.backend is None and choice.instead is not None:
+            selection = self._selector.select(call, choice.instead, choice.smooth_v)
+            choice = Choice(choice.instead, choice.smooth_v)
+        return selection, choice
+
+    def _reason_against(self, call: HostCall, layer: int, step: int) -> str | None:
+        """Why the call must stay with the host whatever its mode, or None."""
+        outside = self.settings.reason_for_step(step, self.schedule.steps)
+        if outside is not None:
+            return outside
+        if call.unknown:
+            return f"the model passes arguments that this version does not know: {', '.join(call.unknown)}"
+        if not call.low_precision:
+            return "the model asks for full precision here (low_precision_attention=False)"
+        if self.settings.apply_to == "self only" and not call.is_self_attention:
+            return "cross-attention, and apply_to is 'self only'"
+        return self.guard.reason(layer)
+
+    def _run(self, call: HostCall, backend: str, choice: Choice) -> torch.Tensor:
+        """The attention output in `call.layout`."""
+        q, k, v = call.tensors()
+        out = attention(
+            q,
+            k,
+            v,
+            mode=choice.mode,
+            smooth_v=choice.smooth_v,
+            scale=call.scale,
+            attn_mask=call.mask_4d(),
+            layout=call.layout,
+            backend=backend,
+        )
+        assert isinstance(out, torch.Tensor)  # no LSE was asked for
+        return out
+
+    def _warn_once(self, selection: Selection) -> None:
+        """Failures of a backend go to the log, each text once; expected fallbacks stand in the report only."""
+        reason = selection.reason or ""
+        if " failed: " in reason and reason not in self._reported:
+            self._reported.add(reason)
+            log.warning("SageAttention2: %s; the host's own attention serves this call", reason)
+
+
+def _outcome(selection: Selection, choice: Choice) -> Outcome:
+    if selection.backend is None:
+        return Outcome(reason=selection.reason)
+    return Outcome(selection.backend, choice.mode, choice.smooth_v)
+
+
+def _measure(out: torch.Tensor, call: HostCall) -> quality.Quality:
+    """Compare an output in `call.layout` with full precision."""
+    q, k, v = call.tensors()
+    if call.layout == "BNHD":
+        out, q, k, v = (tensor.transpose(1, 2) for tensor in (out, q, k, v))
+    return quality.measure(out, q, k, v, scale=call.scale, mask=call.mask_4d())

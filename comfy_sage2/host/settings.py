@@ -1,0 +1,58 @@
+"""What the user chose on the node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..policy.policy import Policy
+
+MODES = ("8b", "4b", "auto", "off")
+TARGETS = ("self and cross", "self only")
+BACKENDS = ("auto", "reference")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of one *SageAttention2* node.
+
+    Attributes:
+        mode: bits of Q and K, "8b" or "4b"; "auto" mixes both by the shipped rules; "off" leaves the model as it is.
+        smooth_v: subtract V's channel means before it is quantised.
+        start_percent, end_percent: the share of the sampling steps, 0 to 1, in which the node is active.
+        apply_to: "self and cross", or "self only" to leave out calls whose queries and keys differ in number.
+        backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch.
+        measure_quality: compare a sample of every call with full precision.
+        guard: check every output for NaN and infinity and compute such a call again in full precision.
+        policy: decides the mode of each call in place of `mode` and `smooth_v`; "off" stays off.
+    """
+
+    mode: str = "8b"
+    smooth_v: bool = False
+    start_percent: float = 0.0
+    end_percent: float = 1.0
+    apply_to: str = "self and cross"
+    backend: str = "auto"
+    measure_quality: bool = False
+    guard: bool = False
+    policy: Policy | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("mode", self.mode, MODES),
+            ("apply_to", self.apply_to, TARGETS),
+            ("backend", self.backend, BACKENDS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        if not 0.0 <= self.start_percent <= self.end_percent <= 1.0:
+            raise ValueError(
+                "start_percent and end_percent must satisfy 0 <= start <= end <= 1, "
+                f"got {self.start_percent} and {self.end_percent}"
+            )
+
+    def reason_for_step(self, step: int, steps: int) -> str | None:
+        """Why the node is not active in `step` (from 0) of `steps`, or None when it is."""
+        share = step / steps
+        if share < self.start_percent or (share >= self.end_percent and self.end_percent < 1.0):
+            return f"the step is outside start_percent {self.start_percent:g} to end_percent {self.end_percent:g}"
+        return None

@@ -1,0 +1,39 @@
+"""Run by ComfyUI's manager after it has cloned the pack: unpacks the bundled kernels and tells what works here.
+
+Nothing is installed and nothing is downloaded. The exit code is 0 whatever is found, because the nodes work, and say
+why they are slow, on a machine without a usable kernel too.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def unpack_kernels() -> None:
+    """Unpack the wheel of each bundled architecture now, so that the first prompt does not have to."""
+    from comfy_sage2.kernels import loader, manifest
+
+    try:
+        architectures = manifest.architectures()
+    except loader.KernelUnavailable as error:
+        print(f"[comfy-sage2] no bundled kernels: {error}")
+        return
+    for architecture in architectures:
+        try:
+            print(f"[comfy-sage2] {architecture} kernels: {loader.prepare(architecture)}")
+        except loader.KernelUnavailable as error:
+            print(f"[comfy-sage2] {architecture} kernels: {error}")
+
+
+def main() -> None:
+    try:
+        from comfy_sage2 import doctor
+    except ImportError as error:
+        print(f"[comfy-sage2] run install.py with ComfyUI's own Python, {sys.executable} lacks something: {error}")
+        return
+    unpack_kernels()
+    doctor.main([])
+
+
+if __name__ == "__main__":
+    main()

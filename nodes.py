@@ -1,0 +1,184 @@
+"""The nodes as ComfyUI shows them. They load on every machine; what cannot run says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from comfy_api.latest import io, ui
+from comfy_execution.graph_utils import ExecutionBlocker
+
+from .node_support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, POLICY, advanced, library, schema
+
+# The choices are written out here: they have to be the same on every machine, or a shared workflow would be refused,
+# and they have to be there when the library cannot be imported.
+MODES = ["8b", "4b", "auto", "off"]
+TARGETS = ["self and cross", "self only"]
+BACKENDS = ["auto", "reference"]
+
+
+class SageAttention2(io.ComfyNode):
+    """Gives a copy of a model quantised attention."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="SageAttention2",
+            display_name="SageAttention2",
+            category=CATEGORY,
+            description="Speeds up a model's attention: queries and keys in 8 or 4 bits, values in 8 bits, "
+            "smoothed so that the picture stays the same.",
+            search_aliases=["sage", "sage attention", "quantized attention", "int4", "int8", "speed up"],
+            inputs=[
+                io.Model.Input(
+                    "model",
+                    tooltip="The diffusion model. It is not changed: the output is a copy with another attention.",
+                ),
+                io.Combo.Input(
+                    "mode",
+                    options=MODES,
+                    default="8b",
+                    tooltip="Bits of queries and keys. 8b: closest to full precision. "
+                    "4b: faster where the GPU has INT4 tensor cores. auto: 4b in the middle steps and layers on such "
+                    "a GPU and 8b elsewhere; the report says why. off: leaves the model as it is.",
+                ),
+                io.Boolean.Input(
+                    "smooth_v",
+                    default=False,
+                    tooltip="Subtract the mean of the values before they are quantised and add it again afterwards. "
+                    "Helps models whose values are far from zero; costs little.",
+                ),
+                io.Float.Input(
+                    "start_percent",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="Share of the sampling steps after which the node becomes active: "
+                    "0.1 leaves the first 10 % of the steps in full precision.",
+                ),
+                io.Float.Input(
+                    "end_percent",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="Share of the sampling steps after which the node is no longer active: "
+                    "0.9 leaves the last 10 % of the steps in full precision.",
+                ),
+                io.Combo.Input(
+                    "apply_to",
+                    options=TARGETS,
+                    default="self and cross",
+                    tooltip="'self only' leaves cross-attention (to the text or an image) in full precision. "
+                    "Joint attention over text and picture counts as self-attention.",
+                ),
+                advanced(
+                    io.Combo.Input(
+                        "backend",
+                        options=BACKENDS,
+                        default="auto",
+                        tooltip="auto: the fastest kernel that can run here; without one the model passes through "
+                        "unchanged. reference: the same numbers in plain PyTorch on any device, slower than "
+                        "ordinary attention; for comparisons.",
+                    )
+                ),
+                advanced(
+                    io.Boolean.Input(
+                        "measure_quality",
+                        default=False,
+                        tooltip="Compare a sample of every attention call with full precision, for the report. "
+                        "Slows sampling down somewhat.",
+                    )
+                ),
+                # Inputs that came later are optional, so that workflows saved before them still load.
+                advanced(
+                    io.Boolean.Input(
+                        "guard",
+                        default=False,
+                        optional=True,
+                        tooltip="Check every attention output for NaN and infinity. Such a call is computed again in "
+                        "full precision at once, its layer stays in full precision for the rest of the sampling, and "
+                        "the report names it. Costs one pass over the output and a wait for the GPU per call.",
+                    )
+                ),
+                POLICY.Input(
+                    "policy",
+                    optional=True,
+                    tooltip="A calibrated policy, which decides mode and smooth_v for each layer and step in place of "
+                    "the inputs above. One that was made for another kind of model is refused.",
+                ),
+            ],
+            outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any,
+        mode: str,
+        smooth_v: bool,
+        start_percent: float,
+        end_percent: float,
+        apply_to: str,
+        backend: str,
+        measure_quality: bool,
+        guard: bool = False,
+        policy: Any = None,
+    ) -> io.NodeOutput:
+        if IMPORT_ERROR is not None:
+            return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
+        settings = library.Settings(
+            mode, smooth_v, start_percent, end_percent, apply_to, backend, measure_quality, guard, policy
+        )
+        patched = library.patch_model(model, settings)
+        return io.NodeOutput(patched, ui={"text": [library.status(library.sessions_of(patched)[-1])]})
+
+
+class SageAttention2Report(io.ComfyNode):
+    """Tells what the last sampling with a model did."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="SageAttention2Report",
+            display_name="SageAttention2 Report",
+            category=CATEGORY,
+            description="After sampling: which attention ran, how often and how long, what was left to ComfyUI and "
+            "why, and how close it was to full precision.",
+            search_aliases=["sage report", "attention statistics", "is sage attention on"],
+            is_output_node=True,
+            inputs=[
+                io.Model.Input(
+                    "model", tooltip="The model that was sampled: SageAttention2's output, or any model made from it."
+                ),
+                io.Latent.Input(
+                    "samples",
+                    optional=True,
+                    tooltip="The sampler's output, passed through. It makes the report wait for the sampling.",
+                ),
+                io.Image.Input(
+                    "images",
+                    optional=True,
+                    tooltip="The decoded pictures, passed through; may be connected in place of samples.",
+                ),
+            ],
+            outputs=[
+                io.Latent.Output(display_name="samples", tooltip="The samples, unchanged."),
+                io.Image.Output(display_name="images", tooltip="The pictures, unchanged."),
+                io.String.Output(display_name="text", tooltip="The report in words."),
+                io.Image.Output(display_name="chart", tooltip="The report as a picture."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, samples: Any = None, images: Any = None) -> io.NodeOutput:
+        passed = [value if value is not None else ExecutionBlocker(None) for value in (samples, images)]
+        if IMPORT_ERROR is not None:
+            return io.NodeOutput(*passed, PASSED_THROUGH, ExecutionBlocker(None), ui={"text": [PASSED_THROUGH]})
+        sessions = library.sessions_of(model)
+        text = library.report(sessions)
+        chart = torch.from_numpy(np.asarray(library.draw_chart(sessions), dtype=np.float32) / 255.0)[None]
+        picture = ui.PreviewImage(chart, cls=cls).as_dict()
+        return io.NodeOutput(*passed, text, chart, ui={**picture, "text": [text]})

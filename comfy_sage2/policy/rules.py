@@ -1,0 +1,89 @@
+"""The shipped rules of mode `auto`: 8 bits where errors do most harm, 4 bits in the middle where that saves time.
+
+The first steps decide what the picture will be and the last ones its detail, the first and last layers stand next to
+the model's input and output, and cross-attention is too small to save anything: these keep 8 bits. Everything else
+takes 4 bits on a GPU whose tensor cores multiply INT4. On other GPUs 4 bits cost accuracy and save nothing, and all is
+8 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .plan import Choice, Place
+
+# The backends whose 4-bit product runs faster than their 8-bit one. The reference stands for such a GPU, so that what
+# `auto` does there can be looked at anywhere.
+INT4_BACKENDS = ("sm89", "reference")
+# Below this many keys the attention is a small part of a layer, and smoothing Q costs more than 4 bits save.
+FEW_KEYS = 1024
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Shares of the steps and of the layers, at each end, that keep 8 bits, and what that is founded on."""
+
+    steps: float
+    layers: float
+    evidence: str
+
+
+GENERAL = Rule(0.15, 0.1, "no measurement of this model is shipped: the general rule; Calibrate measures yours")
+# By the class that ComfyUI gives a model.
+FAMILIES = {
+    "CogVideoX": Rule(
+        0.15,
+        0.1,
+        "SageAttention2's paper measured CogVideoX in 4 bits: cosine 0.994 for the average layer, 0.967 for the worst "
+        "(its tables of average and worst accuracy); which layer is the worst one, Calibrate finds",
+    ),
+}
+
+EIGHT, FOUR = Choice("8b"), Choice("4b", instead="8b")
+
+
+@dataclass(frozen=True)
+class RulePlan:
+    """The rules at work on a model of class `family` with `backend`."""
+
+    family: str
+    backend: str
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of the model's family, or the general one."""
+        return FAMILIES.get(self.family, GENERAL)
+
+    def choose(self, place: Place) -> Choice:
+        """See `Plan.choose`."""
+        if self.backend not in INT4_BACKENDS or place.q_length != place.kv_length or place.kv_length < FEW_KEYS:
+            return EIGHT
+        if place.layers is None or _at_an_end(place.step, place.steps, self.rule.steps):
+            return EIGHT
+        return EIGHT if _at_an_end(place.layer, place.layers, self.rule.layers) else FOUR
+
+    def check_pass(self, head_dims: Sequence[int]) -> None:
+        """See `Plan.check_pass`; the rules serve every model."""
+
+    def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
+        """See `Plan.reasoning`."""
+        if self.backend not in INT4_BACKENDS:
+            return (f"auto: 8b everywhere, since {self.backend} gains no time from 4 bits",)
+        return (
+            f"auto: 8b in the first and last {kept(steps, self.rule.steps)} of {steps} steps, in the first and last "
+            f"{kept(layers, self.rule.layers)} of {layers} layers, in cross-attention and below {FEW_KEYS} keys; "
+            "4b elsewhere",
+            f"auto: {self.rule.evidence}",
+        )
+
+
+def kept(count: int, share: float) -> int:
+    """How many of `count` are kept at each end: `share` of them, and at least one."""
+    return max(1, math.ceil(count * share - 1e-9))
+
+
+def _at_an_end(index: int, count: int, share: float) -> bool:
+    ends = kept(count, share)
+    return index < ends or index >= count - ends

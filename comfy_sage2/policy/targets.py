@@ -1,0 +1,69 @@
+"""From measured errors to a mode: the fastest one whose error a quality target allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .plan import FULL
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Agreement of one mode with full precision: cosine similarity and sum |out - exact| / sum |exact|."""
+
+    cosine: float
+    relative_l1: float
+
+    def worse(self, other: Measured) -> Measured:
+        """The lower cosine and the larger error of two; NaN is the worst of all."""
+        return Measured(_or_nan(min, self.cosine, other.cosine), _or_nan(max, self.relative_l1, other.relative_l1))
+
+
+def _or_nan(choose: Callable[[float, float], float], a: float, b: float) -> float:
+    return a if math.isnan(a) else b if math.isnan(b) else choose(a, b)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute a call: bits of Q and K, and whether V is smoothed."""
+
+    mode: str
+    smooth_v: bool
+
+
+# Fastest first, as on a GPU with INT4.
+VARIANTS = (Variant("4b", False), Variant("4b", True), Variant("8b", False), Variant("8b", True))
+FULL_PRECISION = Variant(FULL, False)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The least cosine similarity and the largest relative L1 error that a layer may have."""
+
+    cosine: float
+    relative_l1: float
+
+    def allows(self, measured: Measured) -> bool:
+        """Whether a layer with this error is good enough; NaN never is."""
+        return measured.cosine >= self.cosine and measured.relative_l1 <= self.relative_l1
+
+
+# lossless: little more than what rounding P and V to E4M3 costs on any data (relative L1 about 0.038).
+# balanced: somewhat below the average layer of CogVideoX in 4 bits (0.9944, 0.068); fast: as bad as its worst layer
+# (0.967, 0.196), with which its videos scored as well as full precision's (SageAttention2, tab:quant_data_type1,
+# tab:quant_data_type2, tab:effect_smooth_qk).
+TARGETS = {
+    "lossless": Target(0.999, 0.05),
+    "balanced": Target(0.994, 0.08),
+    "fast": Target(0.967, 0.2),
+}
+
+
+def pick(measurements: Mapping[Variant, Measured], target: Target) -> Variant:
+    """The fastest variant that `target` allows, or FULL_PRECISION."""
+    for variant in VARIANTS:
+        if variant in measurements and target.allows(measurements[variant]):
+            return variant
+    return FULL_PRECISION

@@ -1,0 +1,117 @@
+"""The demo inside a real ComfyUI: the shipped workflow, sent to a headless server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from PIL import Image
+
+from .comfyui_server import ComfyServer, Prompt, Run
+from .job import FULL_PRECISION, Clip, Job, Progress
+from .model import REPOSITORY, DemoModel
+
+WORKFLOW = REPOSITORY / "workflows" / "api" / "demo_wan.json"
+OLDEST = (0, 8)  # earlier versions load only VAEs of Wan's full width
+_STEP = re.compile(r"(\d+)/(\d+) \[")  # as the sampler's own bar stands in the log
+
+
+def shipped_workflow() -> Prompt:
+    """The workflow in ComfyUI's API format."""
+    return json.loads(WORKFLOW.read_text(encoding="utf-8"))
+
+
+def shipped_job(backend: str | None) -> Job:
+    """The job that the workflow describes, for hosts that cannot run the workflow itself."""
+    workflow = shipped_workflow()
+    video, sampler = workflow["empty video"]["inputs"], workflow["sampler"]["inputs"]
+    return Job(
+        caption=workflow["caption"]["inputs"]["caption"],
+        width=video["width"],
+        height=video["height"],
+        frames=video["length"],
+        steps=sampler["steps"],
+        guidance=sampler["cfg"],
+        shift=workflow["shift"]["inputs"]["shift"],
+        seed=sampler["seed"],
+        backend=backend,
+    )
+
+
+def reason_too_old(root: Path) -> str | None:
+    """Why the ComfyUI at `root` cannot run the demo, or None when it can."""
+    found = re.search(r'__version__\s*=\s*"(\d+)\.(\d+)', (root / "comfyui_version.py").read_text(encoding="utf-8"))
+    if found is not None and (int(found[1]), int(found[2])) >= OLDEST:
+        return None
+    return f"the ComfyUI at {root} is older than 0.8.0: it cannot load the demo's small VAE"
+
+
+class ComfyHost:
+    """Context manager around a ComfyUI that has the pack, the demo model and nothing else."""
+
+    def __init__(self, root: Path, python: Path, model: DemoModel) -> None:
+        self.name = f"ComfyUI at {root}"
+        self._scratch = tempfile.TemporaryDirectory(prefix="comfy-sage2-demo-")
+        base = Path(self._scratch.name)
+        _fill(base, model)
+        self._server = ComfyServer(python, root, base, () if torch.cuda.is_available() else ("--cpu",))
+
+    def __enter__(self) -> ComfyHost:
+        self._server.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.__exit__(kind, error, trace)
+        self._scratch.cleanup()
+
+    def sample(self, job: Job, variant: str, progress: Progress) -> Clip:
+        """Run the workflow once. RuntimeError when a node fails."""
+        before = self._server.log.stat().st_size
+        start = time.monotonic()
+        run = self._server.run(_prompt(job, variant), lambda: progress(self._share_done(before)))
+        seconds = time.monotonic() - start
+        latent = self._server.latent(run, "latent")[0].float()
+        return Clip(variant, self._frames(run), latent, seconds, "\n".join(run.outputs["report"]["text"]))
+
+    def _share_done(self, log_offset: int) -> float:
+        with self._server.log.open("rb") as log:
+            log.seek(log_offset)
+            steps = _STEP.findall(log.read().decode(errors="replace"))
+        return int(steps[-1][0]) / int(steps[-1][1]) if steps else 0.0
+
+    def _frames(self, run: Run) -> torch.Tensor:
+        folder = self._server.base / "output"
+        pictures = [folder / saved["subfolder"] / saved["filename"] for saved in run.outputs["frames"]["images"]]
+        return torch.from_numpy(np.stack([np.asarray(Image.open(path).convert("RGB")) for path in pictures]))
+
+
+def _fill(base: Path, model: DemoModel) -> None:
+    """Lay out ComfyUI's base folder: the pack and the model's files."""
+    nodes = base / "custom_nodes"
+    nodes.mkdir()
+    (nodes / "comfy_sage2").symlink_to(REPOSITORY, target_is_directory=True)
+    for kind, path in (("diffusion_models", model.dit), ("vae", model.vae), ("text_encoders", model.captions)):
+        folder = base / "models" / kind
+        folder.mkdir(parents=True)
+        shutil.copy(path, folder)
+
+
+def _prompt(job: Job, variant: str) -> Prompt:
+    """The shipped workflow with the job's settings."""
+    prompt = shipped_workflow()
+    prompt["caption"]["inputs"]["caption"] = job.caption
+    prompt["empty video"]["inputs"].update(width=job.width, height=job.height, length=job.frames)
+    prompt["shift"]["inputs"]["shift"] = job.shift
+    prompt["sampler"]["inputs"].update(seed=job.seed, steps=job.steps, cfg=job.guidance)
+    mode = "off" if variant == FULL_PRECISION else variant
+    prompt["attention"]["inputs"].update(mode=mode, backend=job.backend or "auto")
+    return prompt

@@ -1,0 +1,104 @@
+"""A small network that reads a clip of the demo model's world, and says which words of a caption it sees.
+
+It looks at 17 frames, evenly spread over the clip and shrunk to 64 x 64. Two things of a scene have no order that could
+be seen, so it says of each word whether any thing has it; of the backdrop's surface and color there is one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+from ..demo.scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES, Scene
+
+CLASSIFIER_FILE = "demo_caption_classifier_fp16.safetensors"
+SIDE, FRAMES = 64, 17
+
+THING_WORDS = {"size": SIZES, "color": COLORS, "pattern": PATTERNS, "shape": SHAPES, "motion": MOTIONS}
+_THING_LOGITS = sum(map(len, THING_WORDS.values()))
+_SPLITS = (_THING_LOGITS, 1, len(SURFACES), len(COLORS))  # things, drifting, surface, surface color
+_WIDTHS = (16, 24, 40, 64, 56)
+_STRIDES = ((1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2), (1, 1, 1))
+_NORM_GROUPS = 8
+
+
+class CaptionClassifier(nn.Module):
+    """Five convolutions over space and time, pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 3
+        for width, stride in zip(_WIDTHS, _STRIDES, strict=True):
+            layers += [nn.Conv3d(inputs, width, 3, stride, padding=1), nn.GroupNorm(_NORM_GROUPS, width), nn.SiLU()]
+            inputs = width
+        self.features = nn.Sequential(*layers)
+        self.words = nn.Linear(2 * inputs, sum(_SPLITS))
+
+    @classmethod
+    def load(cls, path: str | Path) -> CaptionClassifier:
+        """The trained network in float32 on the CPU."""
+        model = cls()
+        model.load_state_dict({name: value.float() for name, value in load_file(path).items()})
+        return model.eval().requires_grad_(False)
+
+    def forward(self, clips: torch.Tensor) -> torch.Tensor:
+        """Clips from :func:`shrunk` to logits (batch, 44) in the order of :func:`targets`."""
+        features = self.features(clips)
+        return self.words(torch.cat([features.mean(dim=(2, 3, 4)), features.amax(dim=(2, 3, 4))], dim=1))
+
+
+def shrunk(videos: torch.Tensor) -> torch.Tensor:
+    """Videos (batch, 3, frames, height, width) in [-1, 1] to what the classifier looks at."""
+    chosen = videos[:, :, torch.linspace(0, videos.shape[2] - 1, FRAMES).round().long()]
+    return F.adaptive_avg_pool3d(chosen, (FRAMES, SIDE, SIDE))
+
+
+def targets(scenes: Sequence[Scene]) -> torch.Tensor:
+    """(batch, 44) of 0 and 1: the words of any thing, then of the backdrop."""
+    rows = []
+    for scene in scenes:
+        row = [float(any(getattr(thing, kind) == word for thing in scene.things)) for kind, words in THING_WORDS.items()
+               for word in words]  # fmt: skip
+        row.append(float(scene.drifting))
+        row += [float(word == scene.surface) for word in SURFACES]
+        row += [float(word == scene.surface_color) for word in COLORS]
+        rows.append(row)
+    return torch.tensor(rows)
+
+
+def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy of what may occur twice, cross-entropy of what occurs once."""
+    things, drifting, surface, color = logits.split(_SPLITS, dim=1)
+    wanted, moving, *once = target.split(_SPLITS, dim=1)
+    several = F.binary_cross_entropy_with_logits(torch.cat([things, drifting], 1), torch.cat([wanted, moving], 1))
+    return several + sum(0.1 * F.cross_entropy(seen, said) for seen, said in zip((surface, color), once, strict=True))
+
+
+def word_accuracy(logits: torch.Tensor, scenes: Sequence[Scene]) -> dict[str, float]:
+    """Share of the words said that are seen, by kind and, as "caption", over all of them.
+
+    Of each kind the classifier names as many words as the caption has: its surest ones.
+    """
+    things, drifting, surface, color = logits.float().cpu().split(_SPLITS, dim=1)
+    wanted, moving, *once = targets(scenes).split(_SPLITS, dim=1)
+    kinds = dict(zip(THING_WORDS, things.split([len(words) for words in THING_WORDS.values()], dim=1), strict=True))
+    said = dict(zip(THING_WORDS, wanted.split([len(words) for words in THING_WORDS.values()], dim=1), strict=True))
+    kinds |= {"surface": surface, "surface color": color}
+    said |= dict(zip(("surface", "surface color"), once, strict=True))
+    seen = {kind: _seen(values, said[kind]) for kind, values in kinds.items()}
+    counts = {kind: said[kind].sum().item() for kind in kinds}
+    seen["drifting"], counts["drifting"] = ((drifting > 0) == (moving > 0)).sum().item(), float(len(scenes))
+    result = {kind: seen[kind] / counts[kind] for kind in seen}
+    return {"caption": sum(seen.values()) / sum(counts.values()), **result}
+
+
+def _seen(logits: torch.Tensor, said: torch.Tensor) -> float:
+    """How many of the words in `said` are among as many surest ones."""
+    rank = logits.argsort(dim=1, descending=True).argsort(dim=1)
+    return ((rank < said.sum(dim=1, keepdim=True)) * said).sum().item()

@@ -1,0 +1,1 @@
+"""SageAttention2 inside other libraries."""

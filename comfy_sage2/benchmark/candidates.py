@@ -1,0 +1,66 @@
+"""What is measured: an attention with a name, and how a call of it is made ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+
+class PeerMissing(Exception):
+    """A peer cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k and v: (B, H, N, D), contiguous, of one 16-bit dtype, on a CUDA device."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    is_causal: bool
+
+
+def _unchanged(out: torch.Tensor) -> torch.Tensor:
+    return out
+
+
+@dataclass(frozen=True)
+class Call:
+    """An attention on certain inputs, ready to be run again and again on the current stream.
+
+    decode: from what `run` returns to (B, H, N, D) in natural units; not part of what is timed.
+    """
+
+    run: Callable[[], torch.Tensor]
+    decode: Callable[[torch.Tensor], torch.Tensor] = _unchanged
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One attention to be measured.
+
+    prepare: inputs -> call. What it does itself, such as a quantisation, is not timed.
+    prepare_kernel: inputs -> the call whose kernels are the attention proper, where that is another one.
+    kernel_name: a part of the names of the attention proper's kernels, for calls that have others too; None: all.
+    has_whole_call: False where quantisation lies outside of what can be timed; then only the kernel is reported.
+    is_measured: False: accuracy only.
+    """
+
+    name: str
+    version: str
+    prepare: Callable[[Inputs], Call]
+    prepare_kernel: Callable[[Inputs], Call] | None = None
+    kernel_name: str | None = None
+    has_whole_call: bool = True
+    is_measured: bool = True
+    note: str = ""
+
+
+@dataclass
+class Found:
+    """Candidates that can run here, and for the others name -> the reason why not."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)

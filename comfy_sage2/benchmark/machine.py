@@ -1,0 +1,66 @@
+"""What a result depends on: the GPU, the driver, versions and kernels. Nothing that tells whose machine it is."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__, registry
+from ..kernels import loader, manifest
+from ..kernels.errors import KernelUnavailable
+
+_DRIVER_FIELDS = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.memory")
+
+
+def describe() -> dict[str, Any]:
+    """The current CUDA device and the software on it, ready for JSON."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "comfy_sage2": __version__,
+        "gpu": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "driver": _driver(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "kernels": {backend.name: _kernel(backend.name) for backend in registry.backends() if backend.accelerated},
+    }
+
+
+def _driver() -> dict[str, str]:
+    command = ["nvidia-smi", f"--query-gpu={','.join(_DRIVER_FIELDS)}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {"unknown": "nvidia-smi does not run"}
+    lines = answer.splitlines()
+    # One line a GPU, in an order that need not be torch's: only what is the same on all is sure.
+    values = [{part.strip() for part in column} for column in zip(*(line.split(",") for line in lines), strict=True)]
+    return {name: " or ".join(sorted(value)) for name, value in zip(_DRIVER_FIELDS, values, strict=False)}
+
+
+def _kernel(architecture: str) -> dict[str, str]:
+    """Version, target and origin of an architecture's kernels, with hashes; or why there are none."""
+    reason = loader.reason_unavailable(architecture)
+    if reason is not None:
+        return {"unavailable": reason}
+    module = loader.load(architecture)
+    about = {"version": module.version, "target": module.target, "toolchain": module.toolchain}
+    if module.__name__.endswith("._C"):
+        try:
+            wheel = manifest.find(architecture)
+            return about | {"wheel": wheel.path.name, "sha256": wheel.sha256}
+        except KernelUnavailable as error:
+            return about | {"wheel": f"unknown: {error}"}
+    folder = Path(str(module.__file__)).parent
+    cubins = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.cubin"))))
+    return about | {"wheel": "installed in Python or a development build", "sha256_of_cubins": cubins.hexdigest()}

@@ -1,0 +1,95 @@
+"""The kernels of this pack as candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from .. import __version__, registry
+from ..attention import attention
+from ..backends.base import AttentionRequest, Backend
+from ..kernels import loader
+from .candidates import Call, Candidate, Found, Inputs
+
+EMULATED = "emulated INT4, no speed claim"
+# The names of the attention kernels begin so; those of the statistics and quantisation passes do not.
+_KERNEL_NAME = "attention_"
+
+
+def find(names: Iterable[str] | None, modes: Iterable[str], dtype: torch.dtype) -> Found:
+    """The accelerated backends called `names` (None: all) in each of `modes` that run on the current device."""
+    wanted = None if names is None else [registry.get(name).name for name in names]
+    sample = torch.empty(1, 8, 1024, 128, dtype=dtype, device="cuda")
+    found = Found()
+    for backend in registry.backends():
+        if not backend.accelerated or (wanted is not None and backend.name not in wanted):
+            continue
+        for mode in modes:
+            label = f"{backend.name} {mode}"
+            request = _request(Inputs(sample, sample, sample, is_causal=False), mode, smooth_v=False)
+            reason = backend.reason_against(request)
+            if reason is None:
+                found.candidates += [_native(backend.name, mode, smooth_v) for smooth_v in (False, True)]
+            elif _runs_emulated(backend, request):
+                found.candidates.append(_emulated(backend, mode))
+            else:
+                found.missing[label] = reason
+    return found
+
+
+def _request(inputs: Inputs, mode: str, smooth_v: bool) -> AttentionRequest:
+    scale = 1.0 / math.sqrt(inputs.q.shape[3])
+    return AttentionRequest.of(
+        inputs.q, inputs.k, inputs.v, scale=scale, mode=mode, smooth_v=smooth_v, is_causal=inputs.is_causal
+    )
+
+
+def _native(name: str, mode: str, smooth_v: bool) -> Candidate:
+    def prepare(inputs: Inputs) -> Call:
+        def run() -> torch.Tensor:
+            out = attention(
+                inputs.q, inputs.k, inputs.v, mode=mode, smooth_v=smooth_v, is_causal=inputs.is_causal, backend=name
+            )
+            assert isinstance(out, torch.Tensor)
+            return out
+
+        return Call(run)
+
+    return Candidate(
+        name=f"{name} {mode}" + (" smooth_v" if smooth_v else ""),
+        version=__version__,
+        prepare=prepare,
+        kernel_name=_KERNEL_NAME,
+        is_measured=not smooth_v,
+        note="no speed claim: Hopper has no INT4 tensor cores" if (name, mode) == ("sm90", "4b") else "",
+    )
+
+
+def _runs_emulated(backend: Backend, request: AttentionRequest) -> bool:
+    """Whether another GPU's kernels were built for this one, so that what they compute can be checked here."""
+    capability = request.capability
+    others = [constraint for constraint in backend.constraints if constraint.name != "compute capability"]
+    if capability is None or any(constraint.check(request) is not None for constraint in others):
+        return False
+    if backend.availability(request) is not None:
+        return False
+    return loader.load(backend.name).target.removesuffix("a") == "sm_{}{}".format(*capability)
+
+
+def _emulated(backend: Backend, mode: str) -> Candidate:
+    def prepare(inputs: Inputs) -> Call:
+        request = _request(inputs, mode, smooth_v=False)
+
+        def run() -> torch.Tensor:
+            out, _ = backend.run(
+                inputs.q, inputs.k, inputs.v, request, scale=request.scale, attn_mask=None, layout="BHND"
+            )
+            return out
+
+        return Call(run)
+
+    return Candidate(
+        name=f"{backend.name} {mode}", version=__version__, prepare=prepare, kernel_name=_KERNEL_NAME, note=EMULATED
+    )

@@ -1,0 +1,123 @@
+"""What the guard and a calibration cost: a stand-in for a diffusion transformer, sampled with and without them.
+
+    python tools/measure_guard.py
+
+Each layer projects to Q, K and V, attends through the node's override, and projects back, in bf16, so that the GPU has
+work before and after each attention call as in a model. Needs a GPU that an accelerated backend supports.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from comfy_sage2.host import forwards
+from comfy_sage2.host.calibration import Calibration
+from comfy_sage2.host.override import make_override
+from comfy_sage2.host.selection import probe
+from comfy_sage2.host.session import Session
+from comfy_sage2.host.settings import Settings
+from comfy_sage2.policy.signature import Signature
+
+LAYERS = 8
+ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The attention of a model: tokens, heads, head_dim."""
+
+    name: str
+    tokens: int
+    heads: int
+    head_dim: int = 128
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+
+SHAPES = (
+    Shape("Flux, 1024 x 1024", 4608, 24),
+    Shape("Wan 2.1 1.3B, 480p", 32760, 12),
+    Shape("Wan 2.2 14B, 480p", 32760, 40),
+    Shape("Wan 2.2 14B, 720p", 75600, 40),
+)
+
+
+def host_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **kwargs: Any) -> torch.Tensor:
+    """Plain attention in ComfyUI's form: (B, N, H * D)."""
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Model:
+    """LAYERS layers of projections around attention."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.shape = shape
+        options: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+        self.x = torch.randn(1, shape.tokens, shape.width, **options)
+        self.inward = torch.nn.Linear(shape.width, 3 * shape.width, **options)
+        self.outward = torch.nn.Linear(shape.width, shape.width, **options)
+
+    def sample(self, session: Session, steps: int) -> float:
+        """Seconds a step of one sampling."""
+        override = make_override(session)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        session.begin_sampling([1.0 - step / steps for step in range(steps + 1)])
+        for step in range(steps):
+            forward = session.begin_forward(1.0 - step / steps, self.x.device, {})
+            with forwards.running(0, forward):
+                x = self.x
+                for _ in range(LAYERS):
+                    q, k, v = self.inward(x).chunk(3, dim=-1)
+                    x = x + self.outward(override(host_attention, q, k, v, self.shape.heads))
+            session.end_forward(forward)
+        session.statistics.end_sampling()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - started) / steps
+
+
+def main() -> None:
+    """The command."""
+    if not torch.cuda.is_available():
+        raise SystemExit("measure_guard needs a CUDA device, and torch finds none")
+    device = torch.device("cuda", torch.cuda.current_device())
+    expected = probe(device, "auto", "8b")
+    if expected.reason is not None:
+        raise SystemExit(f"no accelerated backend: {expected.reason}")
+    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {expected.backend}; {LAYERS} layers, bf16")
+    print("| shape | attention call, ms | guard, ms a call | of the call | calibration of 20 steps, of the sampling |")
+    print("| --- | --- | --- | --- | --- |")
+    for shape in SHAPES:
+        with torch.no_grad():
+            print(row(Model(shape, device), Session(Settings(), expected), Session(Settings(guard=True), expected)))
+
+
+def row(model: Model, plain: Session, guarded: Session) -> str:
+    """One line of the table."""
+    for session in (plain, guarded):
+        model.sample(session, 1)
+    pairs = [(model.sample(plain, 2), model.sample(guarded, 2)) for _ in range(ROUNDS)]
+    call = plain.statistics.summary().attention_seconds / (2 * LAYERS)
+    cost = statistics.median(b - a for a, b in pairs) / LAYERS
+    calibration = Calibration(Signature.of("", {}), 0.15, 0, None, lambda done, total: None)
+    whole = model.sample(calibration, 20) * 20
+    found = (
+        f"{calibration.budget.spent / whole:.1%}, {len(calibration.measurements)} of {calibration.measurable} measured"
+    )
+    return f"| {model.shape.name} | {call * 1e3:.2f} | {cost * 1e3:.3f} | {cost / call:.1%} | {found} |"
+
+
+if __name__ == "__main__":
+    main()

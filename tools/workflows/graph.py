@@ -1,0 +1,199 @@
+"""A graph of ComfyUI nodes written down briefly, and laid out and saved as the frontend saves a workflow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+COLUMN_WIDTH = 480
+NODE_WIDTH = 430
+GAP = 50
+TITLE_HEIGHT, SOCKET_HEIGHT, WIDGET_HEIGHT, TEXT_HEIGHT, PICTURE_HEIGHT = 34, 22, 28, 120, 240
+WIDGET_TYPES = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3"}
+# Room for what our nodes show after a run.
+SHOWN = {
+    "SageAttention2": 70,
+    "SageAttention2Report": 640,
+    "SageAttention2Calibrate": 70,
+    "SageAttention2MakePolicy": 240,
+}
+PICTURES = {"LoadImage", "SaveImage", "PreviewImage", "SaveVideo", "ImageCompare"}
+# The frontend's own control after a seed, and the upload button's value after a file.
+AFTER_SEED, AFTER_UPLOAD = "fixed", "image"
+
+
+@dataclass(frozen=True)
+class Output:
+    """Output `slot` of a node, to be connected to an input."""
+
+    node: int
+    slot: int
+
+
+@dataclass
+class Node:
+    """A node under construction; `definition` is its entry in the server's object_info."""
+
+    id: int
+    type: str
+    definition: dict[str, Any]
+    column: int
+    values: dict[str, Any]
+    title: str | None = None
+    models: list[dict[str, str]] = field(default_factory=list)
+
+    def __getitem__(self, slot: int) -> Output:
+        return Output(self.id, slot)
+
+    def inputs(self) -> dict[str, list[Any]]:
+        """Name -> [type, options] of all inputs, in the order in which the frontend shows them."""
+        sections = self.definition["input"]
+        return {**sections.get("required", {}), **sections.get("optional", {})}
+
+
+def is_widget(spec: list[Any]) -> bool:
+    """Whether the frontend shows this input as a widget."""
+    options = spec[1] if len(spec) > 1 else {}
+    return (isinstance(spec[0], list) or spec[0] in WIDGET_TYPES) and not options.get("forceInput")
+
+
+class Graph:
+    """Nodes in columns from left to right, and the links between them."""
+
+    def __init__(self, object_info: dict[str, Any]) -> None:
+        """object_info: what a ComfyUI server answers to GET /object_info."""
+        self._object_info = object_info
+        self.nodes: list[Node] = []
+        self._notes: list[tuple[int, str, str, int]] = []
+
+    def node(self, kind: str, column: int, title: str | None = None, **values: Any) -> Node:
+        """Add a node. `values` are widget values and `Output`s by input name; other widgets take their defaults."""
+        definition = self._object_info[kind]
+        node = Node(len(self.nodes) + 1, kind, definition, column, values, title)
+        unknown = set(values) - set(node.inputs())
+        if unknown:
+            raise ValueError(f"{kind} has no input {', '.join(sorted(unknown))}; it has {', '.join(node.inputs())}")
+        self.nodes.append(node)
+        return node
+
+    def loader(self, kind: str, column: int, folder: str, urls: dict[str, str], **values: Any) -> Node:
+        """Add a node that loads files. urls: input name -> address, whose last part is the file's name."""
+        names = {name: url.rsplit("/", 1)[1] for name, url in urls.items()}
+        node = self.node(kind, column, **names, **values)
+        node.models = [{"name": names[name], "url": url, "directory": folder} for name, url in urls.items()]
+        return node
+
+    def note(self, column: int, title: str, text: str, height: int = 260) -> None:
+        """Add a note in Markdown."""
+        self._notes.append((column, title, text, height))
+
+    def workflow(self) -> dict[str, Any]:
+        """The workflow as the frontend saves it."""
+        links: list[list[Any]] = []
+        outgoing: dict[Output, list[int]] = {}
+        entries = [self._entry(node, links, outgoing) for node in self.nodes]
+        for node, entry in zip(self.nodes, entries, strict=True):
+            for slot, output in enumerate(entry["outputs"]):
+                output["links"] = outgoing.get(node[slot])
+        entries += [_note_entry(len(entries) + number, note) for number, note in enumerate(self._notes, start=1)]
+        _lay_out(entries)
+        for order, entry in enumerate(entries):
+            entry["order"] = order
+        return {
+            "id": "00000000-0000-0000-0000-000000000000",
+            "revision": 0,
+            "last_node_id": len(entries),
+            "last_link_id": len(links),
+            "nodes": entries,
+            "links": links,
+            "groups": [],
+            "config": {},
+            "extra": {},
+            "version": 0.4,
+        }
+
+    def _entry(self, node: Node, links: list[list[Any]], outgoing: dict[Output, list[int]]) -> dict[str, Any]:
+        inputs: list[dict[str, Any]] = []
+        widgets: list[Any] = []
+        height = TITLE_HEIGHT
+        sockets = 0
+        for name, spec in node.inputs().items():
+            kind = "COMBO" if isinstance(spec[0], list) else spec[0]
+            value = node.values.get(name)
+            link = None
+            if isinstance(value, Output):
+                link = len(links) + 1
+                links.append([link, value.node, value.slot, node.id, len(inputs), kind])
+                outgoing.setdefault(value, []).append(link)
+            entry: dict[str, Any] = {"name": name, "type": kind, "link": link}
+            if is_widget(spec):
+                entry["widget"] = {"name": name}
+                widgets += _widget_values(name, spec, None if link else value)
+                options = spec[1] if len(spec) > 1 else {}
+                height += TEXT_HEIGHT if options.get("multiline") else WIDGET_HEIGHT
+                height += WIDGET_HEIGHT if options.get("control_after_generate") else 0
+            else:
+                sockets += 1
+            inputs.append(entry)
+        outputs = [
+            {"name": name, "type": kind, "links": None}
+            for name, kind in zip(node.definition["output_name"], node.definition["output"], strict=True)
+        ]
+        height += SOCKET_HEIGHT * max(sockets, len(outputs)) + (PICTURE_HEIGHT if node.type in PICTURES else 0)
+        height += SHOWN.get(node.type, 0)
+        properties: dict[str, Any] = {"Node name for S&R": node.type}
+        if node.models:
+            properties["models"] = node.models
+        entry = {
+            "id": node.id,
+            "type": node.type,
+            "pos": [node.column * COLUMN_WIDTH, 0],
+            "size": [NODE_WIDTH, height],
+            "flags": {},
+            "order": 0,
+            "mode": 0,
+            "inputs": inputs,
+            "outputs": outputs,
+            "properties": properties,
+            "widgets_values": widgets,
+        }
+        return entry if node.title is None else {**entry, "title": node.title}
+
+
+def _widget_values(name: str, spec: list[Any], value: Any) -> list[Any]:
+    """The value of a widget, and that of the control that the frontend puts after some widgets."""
+    options = spec[1] if len(spec) > 1 else {}
+    if value is None:
+        choices = spec[0] if isinstance(spec[0], list) else options.get("options", [])
+        first = choices[0] if choices else ""
+        value = options.get("default", first["key"] if isinstance(first, dict) else first)
+    if options.get("control_after_generate"):
+        return [value, AFTER_SEED]
+    return [value, AFTER_UPLOAD] if options.get("image_upload") else [value]
+
+
+def _note_entry(number: int, note: tuple[int, str, str, int]) -> dict[str, Any]:
+    column, title, text, height = note
+    return {
+        "id": number,
+        "type": "MarkdownNote",
+        "pos": [column * COLUMN_WIDTH, 0],
+        "size": [NODE_WIDTH, height],
+        "flags": {},
+        "order": 0,
+        "mode": 0,
+        "inputs": [],
+        "outputs": [],
+        "title": title,
+        "properties": {},
+        "widgets_values": [text],
+    }
+
+
+def _lay_out(entries: list[dict[str, Any]]) -> None:
+    """Put the nodes of each column below each other."""
+    top: dict[int, int] = {}
+    for entry in entries:
+        left = entry["pos"][0]
+        entry["pos"] = [left, top.get(left, 0)]
+        top[left] = entry["pos"][1] + entry["size"][1] + GAP

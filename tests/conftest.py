@@ -1,0 +1,25 @@
+"""Shared by all tests: one seed, few threads, and skips that say what is missing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def pytest_configure() -> None:
+    # Two threads everywhere, so that timings and floating-point sums do not depend on the machine's core count.
+    torch.set_num_threads(2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    no_device = pytest.mark.skip(reason="no CUDA device on this machine")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(no_device)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,214 @@
+"""The kernel backends as the tests run them, each on any GPU that its module was built for, and what they are held to.
+
+    python tools/build_kernels.py --arch sm90
+    python tools/build_kernels.py --arch sm89 --target sm_90    # likewise sm120 and sm80: mma.sync kernels on Hopper
+    PYTHONPATH=build/kernels pytest tests/gpu
+
+Without a development build on the path, the bundled wheels are tested. Compute capability 9.0 emulates mma.sync's INT4
+product bit by bit and keeps full FP32 accumulators in its FP8 product; those of wgmma have 13 mantissa bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.kernel_backend import KernelBackend
+from comfy_sage2.kernels import loader
+from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
+from comfy_sage2.quantize.formats import FP16
+from comfy_sage2.quantize.groups import ADA, HOPPER_8B
+from comfy_sage2.reference.attention import reference_attention
+from comfy_sage2.reference.options import ReferenceOptions
+
+# Relative L1 error against float64 on Gaussian inputs: what INT8 or INT4 scores and E4M3 values cost.
+EXACT_BOUND = {"8b": 0.06, "4b": 0.25}
+# Against the reference with the same groups: rounding alone.
+REFERENCE_BOUND = 2e-3
+# The LSE of a row with few keys moves this much when one P rounds to the next E4M3 number.
+LSE_BOUND = 0.06
+
+
+@dataclass(frozen=True)
+class Build:
+    """A backend and the options that its kernels have."""
+
+    name: str
+    modes: tuple[str, ...]
+    accumulators: tuple[str, ...]
+
+    def backend(self) -> KernelBackend:
+        """The backend, allowed on this GPU when its module was built for it; else a skip that says what is missing."""
+        reason = loader.reason_unavailable(self.name)
+        if reason is not None:
+            pytest.skip(f"{self.name}: {reason}")
+        major, minor = torch.cuda.get_device_capability()
+        target = loader.load(self.name).target
+        if target.removesuffix("a") != f"sm_{major}{minor}":
+            pytest.skip(f"{self.name} was built for {target}, this GPU is sm_{major}{minor}")
+        return KernelBackend(self.name, ((major, minor),), self.modes, self.accumulators)
+
+
+_BUILDS = {
+    build.name: build
+    for build in (
+        Build("sm90", ("8b", "4b"), ("fp32",)),
+        Build("sm89", ("8b", "4b"), ("fp32", "fp16")),
+        Build("sm120", ("8b",), ("fp32", "fp16")),
+        Build("sm80", ("8b",), ("fp32",)),
+    )
+}
+
+# Parametrise a test by `name` and `mode`, or by the accumulator too.
+each_mode = pytest.mark.parametrize(
+    ("name", "mode"), [(build.name, mode) for build in _BUILDS.values() for mode in build.modes]
+)
+each_accumulator = pytest.mark.parametrize(
+    ("name", "mode", "accumulator"),
+    [
+        (build.name, mode, accumulator)
+        for build in _BUILDS.values()
+        for mode in build.modes
+        for accumulator in build.accumulators
+    ],
+)
+# Where kernels of the same source would only do the same again.
+each_kernel = pytest.mark.parametrize(
+    ("name", "mode"), [(name, mode) for name in ("sm90", "sm89") for mode in _BUILDS[name].modes]
+)
+
+
+def backend(name: str) -> KernelBackend:
+    """The backend called `name`, or a skip."""
+    return _BUILDS[name].backend()
+
+
+@contextmanager
+def _poisoned_allocations() -> Iterator[None]:
+    """Fresh tensors hold NaN, and 255 in every byte of the workspace: what a kernel forgets to write is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def run(
+    name: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    layout: str = "BHND",
+    **options: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One call: q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D), a 4-D mask. Returns out and lse as `Backend.run`."""
+    chosen = backend(name)
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    request = AttentionRequest.of(q, k, v, scale=scale, attn_mask=attn_mask, **options)
+    reason = chosen.reason_against(request)
+    assert reason is None, reason
+    with _poisoned_allocations():
+        return chosen.run(q, k, v, request, scale=scale, attn_mask=attn_mask, layout=layout)
+
+
+def reference(
+    name: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mode: str = "8b",
+    smooth_v: bool = False,
+    pv_accumulator: str = "fp32",
+    is_causal: bool = False,
+    attn_mask: torch.Tensor | None = None,
+    **arguments: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The reference with the numerics of these kernels: groups, steps, the sum of rounded P, the accumulator."""
+    groups = HOPPER_8B if name == "sm90" and mode == "8b" else ADA
+    options = ReferenceOptions.for_mode(mode, groups=groups, smooth_v=smooth_v, pv_accumulator=pv_accumulator)
+    options = replace(options, sum_quantized_p=True)
+    if name == "sm90":
+        plain = mode == "8b" and attn_mask is None and not is_causal
+        options = replace(options, keys_per_step=_hopper_tile(q.shape[3], plain), last_keys_first=True)
+    elif pv_accumulator == "fp32" and torch.cuda.get_device_capability() == (9, 0):
+        options = replace(options, accumulator=ACCUMULATE_FP32)
+    if name == "sm80":
+        options = replace(options, p_format=FP16, v_format=FP16)
+    return reference_attention(q, k, v, options, is_causal=is_causal, attn_mask=attn_mask, **arguments)
+
+
+def _hopper_tile(head_dim: int, plain: bool) -> int:
+    """Keys of a tile, as TileChoice in csrc/sm90_launch.cpp has them; `plain` is 8b without a mask of any kind."""
+    return 192 if head_dim <= 64 and plain else 128
+
+
+def exact(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    attn_mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Plain attention in float64: out (B, Hq, Nq, D) and lse (B, Hq, Nq); rows without keys give 0 and -inf."""
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    repeats = q.shape[1] // k.shape[1]
+    k, v = k.double().repeat_interleave(repeats, 1), v.double().repeat_interleave(repeats, 1)
+    scores = q.double() @ k.transpose(2, 3) * scale
+    if attn_mask is not None:
+        scores = (
+            scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask.double()
+        )
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    return torch.nan_to_num(scores.softmax(3), nan=0.0) @ v, scores.logsumexp(3)
+
+
+def relative_l1(result: torch.Tensor, wanted: torch.Tensor) -> float:
+    """sum |result - wanted| / sum |wanted|; NaN anywhere gives NaN, which passes no bound."""
+    return ((result.double() - wanted.double()).abs().sum() / wanted.double().abs().sum()).item()
+
+
+def check(
+    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mode: str, *, smooth_v: bool = False, **call: object
+) -> None:
+    """Output and LSE of a call (`scale`, `is_causal`, `attn_mask`) against float64 and against the reference."""
+    out, lse = run(name, q, k, v, mode=mode, smooth_v=smooth_v, return_lse=True, **call)
+    wanted, wanted_lse = exact(q, k, v, **call)
+    same_groups, same_lse = reference(name, q, k, v, mode=mode, smooth_v=smooth_v, **call)
+    assert out.shape == q.shape
+    assert out.dtype == q.dtype
+    assert relative_l1(out, wanted) <= EXACT_BOUND[mode]
+    assert relative_l1(out, same_groups) <= REFERENCE_BOUND
+    empty = wanted_lse == -torch.inf
+    assert torch.equal(empty, lse == -torch.inf)
+    assert (lse - same_lse)[~empty].abs().max() < LSE_BOUND
+    assert (lse - wanted_lse)[~empty].abs().mean() < 0.2
+    assert not out[empty].any()
+
+
+def random_qkv(
+    q_shape: tuple[int, ...], kv_shape: tuple[int, ...], dtype: torch.dtype = torch.float16, outliers: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gaussian q, k, v; with `outliers`, channel offsets in Q, K and V as diffusion models have them."""
+    q, k, v = (
+        torch.randn(q_shape, device="cuda"),
+        torch.randn(kv_shape, device="cuda"),
+        torch.randn(kv_shape, device="cuda"),
+    )
+    if outliers:
+        q[..., :6] += 10.0
+        k[..., 2:8] += torch.tensor([20.0, -20.0] * 3, device="cuda")
+        v += 8.5
+    return q.to(dtype), k.to(dtype), v.to(dtype)

@@ -1,0 +1,156 @@
+"""How kernels are launched: streams, graphs, threads, offsets past 2^31 elements, repeats, work in parts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from comfy_sage2.kernels import loader
+
+from .builds import EXACT_BOUND, backend, each_kernel, exact, random_qkv, relative_l1, run
+
+pytestmark = pytest.mark.gpu
+
+
+@each_kernel
+def test_repeats_are_bit_equal(name: str, mode: str) -> None:
+    q, k, v = random_qkv((2, 4, 3000, 128), (2, 2, 3000, 128))
+    first, first_lse = run(name, q, k, v, mode=mode, smooth_v=True, return_lse=True)
+    for _ in range(5):
+        out, lse = run(name, q, k, v, mode=mode, smooth_v=True, return_lse=True)
+        assert torch.equal(out, first)
+        assert torch.equal(lse, first_lse)
+
+
+@each_kernel
+def test_side_stream(name: str, mode: str) -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        q, k, v = random_qkv((1, 4, 1000, 128), (1, 4, 1000, 128))
+        out, _ = run(name, q, k, v, mode=mode)
+    stream.synchronize()
+    assert relative_l1(out, exact(q, k, v)[0]) <= EXACT_BOUND[mode]
+
+
+@each_kernel
+def test_cuda_graph_follows_its_inputs(name: str, mode: str) -> None:
+    q, k, v = random_qkv((1, 4, 700, 128), (1, 4, 700, 128))
+    run(name, q, k, v, mode=mode)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _ = run(name, q, k, v, mode=mode)
+    for old, new in zip((q, k, v), random_qkv((1, 4, 700, 128), (1, 4, 700, 128)), strict=True):
+        old.copy_(new)
+    out.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    expected, _ = run(name, q, k, v, mode=mode)
+    assert torch.equal(out, expected)
+
+
+@each_kernel
+def test_two_threads(name: str, mode: str) -> None:
+    inputs = [random_qkv((1, 4, 1500, 128), (1, 4, 1500, 128)) for _ in range(2)]
+    expected = [run(name, *tensors, mode=mode)[0] for tensors in inputs]
+    torch.cuda.synchronize()
+    equal = [False, False]
+
+    def work(index: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [run(name, *inputs[index], mode=mode)[0] for _ in range(10)]
+            torch.cuda.current_stream().synchronize()
+        equal[index] = all(torch.equal(result, expected[index]) for result in results)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert equal == [True, True]
+
+
+@each_kernel
+def test_second_gpu(name: str, mode: str) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device on this machine")
+    q, k, v = random_qkv((1, 4, 700, 128), (1, 4, 700, 128))
+    expected, _ = run(name, q, k, v, mode=mode)
+    out, _ = run(name, *(tensor.to("cuda:1") for tensor in (q, k, v)), mode=mode)
+    assert out.device.index == 1
+    assert torch.equal(out.to("cuda:0"), expected)
+
+
+def _fused_projection(tokens: int, heads: int, head_dim: int) -> tuple[torch.Tensor, ...]:
+    """q, k and v as BHND views of one random projection (1, tokens, 3, heads, head_dim)."""
+    fused = torch.empty(1, tokens, 3, heads, head_dim, device="cuda", dtype=torch.float16).normal_()
+    return fused.permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def _check_rows(
+    mode: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Rows at random places and the last ones, against float64."""
+    tokens = q.shape[2]
+    rows = torch.cat((torch.randint(tokens, (100,)), torch.arange(tokens - 100, tokens))).to("cuda")
+    wanted, wanted_lse = exact(q[:, :, rows], k, v)
+    assert relative_l1(out[:, :, rows], wanted) <= EXACT_BOUND[mode]
+    assert (lse[:, :, rows] - wanted_lse).abs().max() < 0.1
+
+
+@pytest.mark.slow
+@each_kernel
+def test_300000_tokens_with_offsets_past_32_bits(name: str, mode: str) -> None:
+    # The last of 60 heads: its last token lies 300,000 * 3 * 60 * 64 = 3.5e9 elements in.
+    q, k, v = (tensor[:, -1:] for tensor in _fused_projection(300_000, 60, 64))
+    out, lse = run(name, q, k, v, mode=mode, return_lse=True)
+    _check_rows(mode, q, k, v, out, lse)
+
+
+@pytest.mark.slow
+def test_300000_tokens_of_60_heads() -> None:
+    """The output and each part of the workspace are larger than 2^31 elements too. 3e15 operations: Hopper only."""
+    backend("sm90")
+    if torch.cuda.mem_get_info()[0] < 48 << 30:
+        pytest.skip("needs 48 GiB of free GPU memory")
+    q, k, v = _fused_projection(300_000, 60, 128)
+    out, lse = run("sm90", q, k, v, return_lse=True)
+    for head in (0, 31, 59):
+        heads = slice(head, head + 1)
+        _check_rows("8b", q[:, heads], k[:, heads], v[:, heads], out[:, heads], lse[:, heads])
+
+
+@pytest.mark.parametrize("tokens", [75_600, 400_000])
+@pytest.mark.parametrize("name", ["sm90", "sm89"])
+def test_workspace_is_bounded(name: str, tokens: int) -> None:
+    """8b: 3 bytes for 6 of q, k and v in 16 bits, and scales.
+
+    4b on top: the means of Q's blocks, and 256 MiB of smooth Q's correction, which for 75,600 tokens would be 7 GB.
+    """
+    backend(name)
+    strides = {
+        f"{tensor}_{axis}_stride": size
+        for tensor in ("q", "k", "v", "out")
+        for axis, size in (("batch", tokens * 40 * 128), ("head", 128), ("token", 40 * 128))
+    }
+    sizes = {"batch": 1, "q_heads": 40, "kv_heads": 40, "q_length": tokens, "kv_length": tokens, "head_dim": 128}
+    options = {"element": 2, "smooth_v": False, "causal": False, "pv_accumulator": 32, "scale": 0.1, "device": 0}
+    needed = {bits: loader.load(name).workspace_bytes(**strides, **sizes, **options, bits=bits) for bits in (8, 4)}
+    block_means = 40 * (tokens // 128 + 1) * 128 * 4
+    assert needed[8] <= 0.55 * 6 * tokens * 40 * 128
+    assert needed[4] <= needed[8] + (256 << 20) + block_means
+
+
+@pytest.mark.parametrize("name", ["sm90", "sm89"])
+def test_smoothed_queries_in_parts(name: str) -> None:
+    """The correction of 2 * 24 heads with 40,000 keys is larger than its share of the workspace: several launches."""
+    q, k, v = random_qkv((2, 24, 5120, 64), (2, 2, 40_000, 64))
+    out, lse = run(name, q, k, v, mode="4b", return_lse=True)
+    for batch, head in ((0, 0), (0, 23), (1, 0), (1, 23)):
+        kv_head = head // 12
+        part = q[batch, head, None, None], k[batch, kv_head, None, None], v[batch, kv_head, None, None]
+        wanted, wanted_lse = run(name, *part, mode="4b", return_lse=True)
+        assert torch.equal(out[batch, head], wanted[0, 0])
+        assert torch.equal(lse[batch, head], wanted_lse[0, 0])

@@ -1,0 +1,141 @@
+"""Shapes, layouts and masks of all kernels, against float64 and the reference on fresh random inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .builds import EXACT_BOUND, check, each_mode, exact, random_qkv, relative_l1, run
+
+pytestmark = pytest.mark.gpu
+
+
+@each_mode
+def test_every_head_dim(name: str, mode: str) -> None:
+    for head_dim in range(8, 257, 8):
+        check(name, *random_qkv((1, 2, 200, head_dim), (1, 2, 333, head_dim)), mode)
+
+
+@each_mode
+@pytest.mark.parametrize("head_dim", [1, 5, 60, 77])
+def test_head_dims_that_are_padded(name: str, mode: str, head_dim: int) -> None:
+    check(name, *random_qkv((1, 2, 130, head_dim), (1, 2, 130, head_dim)), mode)
+
+
+@each_mode
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_ragged_and_unequal_lengths(name: str, mode: str, is_causal: bool) -> None:
+    lengths = (1, 2, 7, 63, 64, 65, 127, 129, 191, 193, 300, 385)
+    for index, q_length in enumerate(lengths):
+        for kv_length in (lengths[index], lengths[-1 - index], 1):
+            for head_dim in (64, 128):
+                inputs = random_qkv((2, 4, q_length, head_dim), (2, 2, kv_length, head_dim))
+                check(name, *inputs, mode, is_causal=is_causal)
+
+
+@each_mode
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_causal_with_grouped_heads(name: str, mode: str, head_dim: int) -> None:
+    check(name, *random_qkv((2, 6, 700, head_dim), (2, 2, 700, head_dim), torch.bfloat16), mode, is_causal=True)
+
+
+def _fused(form: str, head_dim: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """A fused projection of 2 batches, 333 tokens and 4 heads, and its q, k and v as BHND views."""
+    if form == "3HD":
+        fused = torch.randn(2, 333, 3, 4, head_dim, device="cuda", dtype=torch.float16)
+        return fused, fused.permute(2, 0, 3, 1, 4).unbind(0)
+    fused = torch.randn(2, 333, 4, 3, head_dim, device="cuda", dtype=torch.float16)
+    return fused, fused.permute(3, 0, 2, 1, 4).unbind(0)
+
+
+@each_mode
+@pytest.mark.parametrize("form", ["3HD", "H3D"])
+@pytest.mark.parametrize("head_dim", [64, 72, 128, 256])
+def test_fused_qkv_in_either_layout(name: str, mode: str, head_dim: int, form: str) -> None:
+    fused, (q, k, v) = _fused(form, head_dim)
+    before = fused.clone()
+    wanted, _ = exact(q, k, v)
+    for layout, order in (("BHND", (0, 1, 2, 3)), ("BNHD", (0, 2, 1, 3))):
+        out, _ = run(name, q, k, v, mode=mode, layout=layout, smooth_v=True)
+        assert out.permute(order).is_contiguous()
+        assert relative_l1(out, wanted) <= EXACT_BOUND[mode]
+    assert torch.equal(fused, before)
+
+
+@each_mode
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_more_work_than_multiprocessors(name: str, mode: str, head_dim: int, is_causal: bool) -> None:
+    """Persistent blocks take several tiles of queries each, in one or in many steps over the keys."""
+    for heads, length in ((16, 1500), (200, 100)):
+        shape = (2, heads, length, head_dim)
+        check(name, *random_qkv(shape, shape), mode, is_causal=is_causal)
+
+
+def _masks(batch: int, heads: int, q_length: int, kv_length: int) -> dict[str, torch.Tensor]:
+    def attend(*shape: int) -> torch.Tensor:
+        mask = torch.rand(shape, device="cuda") < 0.7
+        mask[..., 0] = True
+        return mask
+
+    padding = torch.ones(batch, 1, 1, kv_length, dtype=torch.bool, device="cuda")
+    padding[0, ..., kv_length // 3 :] = False
+    empty_rows = attend(1, 1, q_length, kv_length)
+    empty_rows[:, :, 5:9] = False
+    return {
+        "key padding": padding,
+        "keys of each head": attend(1, heads, 1, kv_length),
+        "queries": attend(1, 1, q_length, kv_length),
+        "everything": attend(batch, heads, q_length, kv_length),
+        "empty rows": empty_rows,
+        "one for all keys": torch.randn(1, 1, q_length, 1, device="cuda"),
+        "additive keys": torch.randn(batch, 1, 1, kv_length, device="cuda", dtype=torch.float16),
+        "additive keys of each head": torch.randn(1, heads, 1, kv_length, device="cuda"),
+        "additive": torch.randn(1, heads, q_length, kv_length, device="cuda", dtype=torch.bfloat16),
+        "additive with -inf": torch.randn(1, 1, q_length, kv_length, device="cuda").masked_fill(
+            ~attend(1, 1, q_length, kv_length), -torch.inf
+        ),
+        "sliced": attend(1, 1, q_length, 2 * kv_length)[..., ::2],
+    }
+
+
+@each_mode
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_masks(name: str, mode: str, is_causal: bool) -> None:
+    for head_dim in (64, 128, 256):
+        q, k, v = random_qkv((2, 4, 190, head_dim), (2, 2, 210, head_dim))
+        for mask in _masks(2, 4, 190, 210).values():
+            check(name, q, k, v, mode, attn_mask=mask, is_causal=is_causal)
+
+
+@each_mode
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_row_of_the_lowest_number_is_uniform(name: str, mode: str, dtype: torch.dtype) -> None:
+    q, k, v = random_qkv((1, 1, 100, 64), (1, 1, 100, 64))
+    mask = torch.zeros(1, 1, 100, 100, dtype=dtype, device="cuda")
+    mask[:, :, 3] = torch.finfo(dtype).min
+    out, _ = run(name, q, k, v, mode=mode, attn_mask=mask)
+    assert relative_l1(out[:, :, 3], v.mean(2)) < 0.05
+
+
+@each_mode
+def test_scale_is_used(name: str, mode: str) -> None:
+    check(name, *random_qkv((1, 2, 200, 64), (1, 2, 200, 64)), mode, scale=0.02)
+
+
+@each_mode
+@pytest.mark.parametrize("tensor", [0, 1, 2], ids=["q", "k", "v"])
+def test_nan_reaches_the_output(name: str, mode: str, tensor: int) -> None:
+    inputs = random_qkv((1, 1, 200, 64), (1, 1, 200, 64))
+    inputs[tensor][0, 0, 150, 3] = torch.nan
+    out, _ = run(name, *inputs, mode=mode)
+    assert out[0, 0, 150, 3].isnan()
+
+
+@each_mode
+def test_zeros_and_constants(name: str, mode: str) -> None:
+    q, k, v = random_qkv((1, 2, 200, 64), (1, 2, 200, 64))
+    for inputs in ((torch.zeros_like(q), k, v), (q, torch.zeros_like(k), v), (q, k, torch.ones_like(v))):
+        check(name, *inputs, mode)
+    out, _ = run(name, q, k, torch.zeros_like(v), mode=mode)
+    assert not out.any()

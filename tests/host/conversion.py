@@ -1,0 +1,38 @@
+"""From a workflow as the frontend saves it to a prompt as the server takes it, without a browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_sage2.demo.comfyui_server import Prompt
+
+FRONTEND_ONLY = {"MarkdownNote", "Note", "Reroute", "PrimitiveNode"}
+WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3"}
+
+
+def to_prompt(workflow: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
+    """The prompt of a workflow without subgraphs; raises KeyError for a node that the server does not have."""
+    links = {link[0]: [str(link[1]), link[2]] for link in workflow["links"]}
+    return {
+        str(node["id"]): {"class_type": node["type"], "inputs": _inputs(node, object_info[node["type"]], links)}
+        for node in workflow["nodes"]
+        if node["type"] not in FRONTEND_ONLY
+    }
+
+
+def _inputs(node: dict[str, Any], definition: dict[str, Any], links: dict[int, list[Any]]) -> dict[str, Any]:
+    """Links by name, and widget values in the order of the definition, past the frontend's own controls."""
+    connected = {entry["name"]: links[entry["link"]] for entry in node["inputs"] if entry.get("link") is not None}
+    values = iter(node.get("widgets_values") or ())
+    inputs: dict[str, Any] = {}
+    sections = definition["input"]
+    for name, spec in {**sections.get("required", {}), **sections.get("optional", {})}.items():
+        options = spec[1] if len(spec) > 1 else {}
+        if (isinstance(spec[0], list) or spec[0] in WIDGETS) and not options.get("forceInput"):
+            value = next(values, options.get("default"))
+            if options.get("control_after_generate") or options.get("image_upload"):
+                next(values)
+            inputs[name] = value
+        if name in connected:
+            inputs[name] = connected[name]
+    return inputs

@@ -1,0 +1,64 @@
+"""The demo in real ComfyUI versions: the shipped workflow runs, and draws what the embedded host draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from comfy_sage2.demo.comfyui_host import ComfyHost, reason_too_old
+from comfy_sage2.demo.diffusers_host import DiffusersHost
+from comfy_sage2.demo.job import FULL_PRECISION, Clip, Job
+from comfy_sage2.demo.metrics import psnr
+from comfy_sage2.demo.model import TRAINED_FOLDER, DemoModel
+
+from .hosts import candidates, host_python, reason_missing
+
+JOB = Job(
+    caption="a red ball spins over a blue plain floor",
+    width=64,
+    height=64,
+    frames=5,
+    steps=3,
+    guidance=2.0,
+    shift=3.0,
+    seed=7,
+    backend="reference",
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> DemoModel:
+    return DemoModel(TRAINED_FOLDER, trained=True)
+
+
+@pytest.fixture(scope="module", params=list(candidates().values()), ids=lambda root: root.name)
+def comfyui(request: pytest.FixtureRequest, model: DemoModel) -> Iterator[ComfyHost]:
+    reason = reason_missing(request.param) or reason_too_old(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    with ComfyHost(request.param, host_python(), model) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def full(comfyui: ComfyHost) -> Clip:
+    return comfyui.sample(JOB, FULL_PRECISION, lambda share: None)
+
+
+def test_both_hosts_draw_the_same_video(full: Clip, model: DemoModel) -> None:
+    embedded = DiffusersHost(model).sample(JOB, FULL_PRECISION, lambda share: None)
+    assert full.frames.shape == (5, 64, 64, 3)
+    # Not more: ComfyUI takes its noise levels from a table of 1000.
+    assert psnr(full.frames, embedded.frames) > 30
+
+
+def test_variants_use_the_node(comfyui: ComfyHost, full: Clip) -> None:
+    shares: list[float] = []
+    quantised = comfyui.sample(JOB, "4b", shares.append)
+    assert all(0 <= share <= 1 for share in shares)
+    assert "mode is off" in full.note
+    assert "36 of 36 attention calls" in quantised.note  # 3 steps, 6 layers, self- and cross-attention
+    assert not torch.equal(quantised.latent, full.latent)
+    assert psnr(quantised.frames, full.frames) > 30

@@ -1,0 +1,154 @@
+"""What users see: latents of real samplings in real ComfyUI versions, with the node in all its settings."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.demo.comfyui_server import ComfyServer, Prompt
+
+from .prompts import LATENT, REPORT, sage, sampling, with_report
+
+BOUNDS = {"8b": 0.999, "4b": 0.99}  # least cosine similarity of the final latents to those of full precision
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0))
+
+
+def latent(host: ComfyServer, prompt: Prompt) -> torch.Tensor:
+    """The latents of `prompt`, sampled once for all tests on this host."""
+    return sampled(host, json.dumps(prompt))
+
+
+@cache
+def sampled(host: ComfyServer, prompt: str) -> torch.Tensor:
+    return host.latent(host.run(json.loads(prompt)), LATENT)
+
+
+def report(host: ComfyServer, prompt: Prompt) -> str:
+    return host.run(with_report(prompt)).outputs[REPORT]["text"][0]
+
+
+@pytest.mark.parametrize("family", ["wan", "hunyuan"])
+@pytest.mark.parametrize("options", [{"mode": "off"}, {"start_percent": 1.0}], ids=["off", "no active step"])
+def test_pass_through_is_bit_identical(host: ComfyServer, family: str, options: dict[str, Any]) -> None:
+    plain = latent(host, sampling(family))
+    assert torch.equal(plain, latent(host, sampling(family, {"sage": sage("loader", **options)})))
+
+
+def model_state(host: ComfyServer, chain: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the model carries after the nodes of `chain`."""
+    prompt = sampling("wan", chain, steps=1)
+    prompt["state"] = {"class_type": "TestModelState", "inputs": {"model": [list(chain)[-1] if chain else "loader", 0]}}
+    return json.loads(host.run(prompt).outputs["state"]["text"][0])
+
+
+@pytest.mark.parametrize("options", [{"mode": "off"}, {"backend": "auto"}, {"mode": "off", "guard": True}], ids=str)
+def test_an_idle_node_leaves_the_model_as_it_is(host: ComfyServer, options: dict[str, Any]) -> None:
+    """Nothing runs for an attention call or a step; one function runs for a sampling, which the report asks."""
+    plain = model_state(host, {})
+    idle = model_state(host, {"sage": sage("loader", **options)})
+    assert idle["wrappers"].pop("outer_sample") == {"comfy_sage2": ["function"]}
+    plain["wrappers"].pop("outer_sample", None)
+    assert idle["model_options"].pop("transformer_options", {}) == plain["model_options"].pop("transformer_options", {})
+    assert {kind: keys for kind, keys in idle["wrappers"].items() if keys} == {
+        kind: keys for kind, keys in plain["wrappers"].items() if keys
+    }
+    del idle["wrappers"], plain["wrappers"]
+    assert idle == plain
+    at_work = model_state(host, {"sage": sage("loader")})
+    assert "optimized_attention_override" in at_work["model_options"]["transformer_options"]
+
+
+def test_automatic_backend_passes_through_where_no_kernel_runs(host: ComfyServer) -> None:
+    """The servers run with --cpu, where there is no accelerated backend."""
+    prompt = sampling("wan", {"sage": sage("loader", backend="auto")})
+    assert torch.equal(latent(host, sampling("wan")), latent(host, prompt))
+    text = report(host, prompt)
+    assert "passes through unchanged" in text and len(text.splitlines()[-1]) > 40, text
+
+
+@pytest.mark.parametrize("mode", ["8b", "4b"])
+@pytest.mark.parametrize("padded", [0, 4])
+@pytest.mark.parametrize("family", ["wan", "hunyuan"])
+def test_quantised_attention_is_close_to_the_baseline(host: ComfyServer, family: str, mode: str, padded: int) -> None:
+    plain = latent(host, sampling(family, padded=padded))
+    quantised = latent(host, sampling(family, {"sage": sage("loader", mode=mode)}, padded=padded))
+    assert not torch.equal(plain, quantised)
+    assert cosine(plain, quantised) > BOUNDS[mode]
+
+
+def test_automatic_mode_states_its_reasons(host: ComfyServer) -> None:
+    """These clips are too short for 4 bits, so the latents are those of 8b."""
+    prompt = sampling("wan", {"sage": sage("loader", mode="auto")})
+    assert torch.equal(latent(host, prompt), latent(host, sampling("wan", {"sage": sage("loader")})))
+    text = report(host, prompt)
+    assert "mode auto" in text and "auto: 8b in the first and last 1 of 3 steps" in text, text
+
+
+def test_masks_reach_the_kernel(host: ComfyServer) -> None:
+    """With text masked the result follows the masked baseline and not the unmasked one; nothing is left to the host."""
+    chain = {"sage": sage("loader")}
+    masked, unmasked = latent(host, sampling("hunyuan", padded=12)), latent(host, sampling("hunyuan"))
+    quantised = latent(host, sampling("hunyuan", chain, padded=12))
+    assert (quantised - masked).norm() < 0.5 * (quantised - unmasked).norm()
+    assert "Left to the host" not in report(host, sampling("hunyuan", chain, padded=12))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_models(host: ComfyServer, dtype: str) -> None:
+    compute = {"class_type": "ModelComputeDtype", "inputs": {"model": ["loader", 0], "dtype": dtype}}
+    plain = latent(host, sampling("wan", {"dtype": compute}))
+    quantised = latent(host, sampling("wan", {"dtype": compute, "sage": sage("dtype")}))
+    assert not torch.equal(plain, quantised)
+    assert cosine(plain, quantised) > BOUNDS["8b"]
+
+
+def test_two_nodes_in_a_row(host: ComfyServer) -> None:
+    """The last node serves what it can; the first one serves the steps that the last leaves out."""
+    chain = {"first": sage("loader", mode="4b"), "last": sage("first", mode="8b", end_percent=0.5)}
+    text = report(host, sampling("wan", chain, steps=4))
+    last, first = text.split("\n\n")
+    assert "8 of 16 attention calls served" in last, text
+    assert "8 of 8 attention calls served" in first, text
+
+
+def test_an_earlier_override_serves_what_the_node_leaves_out(host: ComfyServer) -> None:
+    halved = {"class_type": "TestHalvedAttention", "inputs": {"model": ["loader", 0]}}
+    alone = latent(host, sampling("wan", {"halved": halved}))
+    idle = latent(host, sampling("wan", {"halved": halved, "sage": sage("halved", start_percent=1.0)}))
+    serving = latent(host, sampling("wan", {"halved": halved, "sage": sage("halved")}))
+    assert torch.equal(alone, idle)
+    assert cosine(serving, latent(host, sampling("wan"))) > BOUNDS["8b"] > cosine(serving, alone)
+
+
+def test_step_range_and_attention_kind(host: ComfyServer) -> None:
+    options = {"start_percent": 0.25, "end_percent": 0.75, "apply_to": "self only"}
+    text = report(host, sampling("wan", {"sage": sage("loader", **options)}, steps=4))
+    # Two layers of self- and two of cross-attention; two texts in one pass or in two passes each step.
+    assert "4 attention layers" in text, text
+    assert "(25%)" in text and "the step is outside start_percent 0.25 to end_percent 0.75" in text, text
+    assert "cross-attention, and apply_to is 'self only'" in text, text
+
+
+def test_mode_switch_under_torch_compile(host: ComfyServer) -> None:
+    """Every mode gives what it gives without a compiler, whatever was compiled before it.
+
+    The compiler backend "cudagraphs" traces the model and, on a CPU, runs the traced operators as they are: the latents
+    are the same to the bit, and no C++ compiler is needed.
+    """
+    compiler = {"class_type": "TorchCompileModel", "inputs": {"model": ["sage", 0], "backend": "cudagraphs"}}
+    eager = {
+        mode: latent(host, sampling("wan", {"sage": sage("loader", mode=mode)}, steps=2))
+        for mode in ("off", "8b", "4b")
+    }
+    for number, mode in enumerate(("off", "8b", "4b", "off", "8b")):
+        run = host.run(with_report(sampling("wan", {"sage": sage("loader", mode=mode), "compiled": compiler}, steps=2)))
+        assert torch.equal(host.latent(run, LATENT), eager[mode]), (number, mode)
+        counted = "8 of 8 attention calls served" in run.outputs[REPORT]["text"][0]
+        assert counted == (mode != "off"), run.outputs[REPORT]["text"]

@@ -1,0 +1,162 @@
+"""The shipped workflows fit the nodes of every ComfyUI version, and the newest one accepts them."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import WORKFLOWS
+from graph import Graph
+
+from comfy_sage2.demo.comfyui_server import ComfyServer, Prompt
+
+from .conversion import FRONTEND_ONLY, to_prompt
+from .hosts import REPOSITORY
+
+UI_WORKFLOWS = sorted((REPOSITORY / "workflows").glob("*.json"))
+API_PROMPTS = sorted((REPOSITORY / "workflows" / "api").glob("*.json"))
+NEWEST = "ComfyUI"  # the folder of the version that all workflows are made for; older ones lack the newer models
+MADE_WITH = "0.33.0"  # later versions may add inputs to core nodes
+# A workflow as version 0.1.0 of the node saved it: seven values, no guard, no policy.
+FIRST_VALUES = ["8b", False, 0, 1, "self and cross", "auto", False]
+
+
+def known_inputs(host: ComfyServer, node: str) -> dict[str, Any]:
+    described = host.get(f"/object_info/{node}")
+    if node not in described and host.root.name != NEWEST:
+        pytest.skip(f"{node} is not in this ComfyUI")
+    assert node in described, f"{node} is not a node of this ComfyUI"
+    sections = described[node]["input"]
+    return {**sections.get("required", {}), **sections.get("optional", {})}
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def check_choice(value: Any, spec: list[Any], name: str) -> None:
+    """A combo of one of our nodes offers `value`."""
+    choices = spec[1].get("options", spec[0]) if len(spec) > 1 else spec[0]
+    if isinstance(choices, list):
+        assert value in choices, (name, value)
+
+
+def queue(host: ComfyServer, prompt: Prompt) -> None:
+    """Have the server validate and take a prompt; running it fails at once, since the models are empty files."""
+    body = json.dumps({"prompt": prompt}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{host.port}/prompt", body, {"Content-Type": "application/json"})
+    try:
+        urllib.request.urlopen(request, timeout=30).close()
+    except urllib.error.HTTPError as error:
+        pytest.fail(error.read().decode())
+
+
+@pytest.mark.parametrize("path", UI_WORKFLOWS, ids=lambda path: path.stem)
+def test_ui_workflow_fits(host: ComfyServer, path: Path) -> None:
+    workflow = read(path)
+    nodes = {node["id"]: node for node in workflow["nodes"]}
+    for node in nodes.values():
+        if node["type"] in FRONTEND_ONLY:
+            continue
+        inputs = known_inputs(host, node["type"])
+        if node["type"].startswith("SageAttention2"):
+            assert {entry["name"] for entry in node["inputs"]} == set(inputs), node["type"]
+        if node["type"] == "SageAttention2":
+            widgets = [name for name in inputs if name not in ("model", "policy")]
+            for name, value in zip(widgets, node["widgets_values"], strict=True):
+                check_choice(value, inputs[name], name)
+    for link_id, source, source_slot, target, target_slot, kind in workflow["links"]:
+        assert link_id in nodes[source]["outputs"][source_slot]["links"]
+        assert nodes[target]["inputs"][target_slot]["link"] == link_id
+        assert nodes[source]["outputs"][source_slot]["type"] == kind
+
+
+@pytest.mark.parametrize("path", UI_WORKFLOWS, ids=lambda path: path.stem)
+def test_the_newest_host_accepts_the_workflow(host: ComfyServer, path: Path) -> None:
+    if host.root.name != NEWEST:
+        pytest.skip(f"workflows are made for the version in {NEWEST}")
+    queue(host, to_prompt(read(path), host.get("/object_info")))
+
+
+@pytest.mark.parametrize("make", WORKFLOWS, ids=lambda make: make.__name__)
+def test_the_files_are_what_their_source_makes(host: ComfyServer, make: Callable[[Graph], None]) -> None:
+    if f'"{MADE_WITH}"' not in (host.root / "comfyui_version.py").read_text(encoding="utf-8"):
+        pytest.skip(f"the files were made with ComfyUI {MADE_WITH}")
+    graph = Graph(host.get("/object_info"))
+    make(graph)
+    stale = f"run tools/workflows/make_workflows.py: {make.__name__}.json is not what families.py makes"
+    assert read(REPOSITORY / "workflows" / f"{make.__name__}.json") == graph.workflow(), stale
+
+
+def test_a_workflow_of_the_first_version_still_loads(host: ComfyServer) -> None:
+    """Inputs that came later are at the end and take their defaults."""
+    workflow = read(REPOSITORY / "workflows" / "wan21_text_to_video.json")
+    node = next(node for node in workflow["nodes"] if node["type"] == "SageAttention2")
+    node["widgets_values"] = FIRST_VALUES
+    node["inputs"] = [entry for entry in node["inputs"] if entry["name"] not in ("guard", "policy")]
+    prompt = to_prompt(workflow, host.get("/object_info"))
+    inputs = prompt[str(node["id"])]["inputs"]
+    assert (inputs["mode"], inputs["measure_quality"], inputs["guard"]) == ("8b", False, False)
+    queue(host, prompt)
+    del inputs["guard"]
+    queue(host, prompt)
+
+
+@pytest.mark.parametrize("path", UI_WORKFLOWS, ids=lambda path: path.stem)
+def test_weights_are_named_with_their_source(path: Path) -> None:
+    workflow = read(path)
+    notes = " ".join(str(node["widgets_values"]) for node in workflow["nodes"] if node["type"] == "MarkdownNote")
+    files = [
+        value
+        for node in workflow["nodes"]
+        for value in node.get("widgets_values") or ()
+        if isinstance(value, str) and value.endswith(".safetensors")
+    ]
+    assert files and all(file in notes for file in files)
+    addresses = [model["url"] for node in workflow["nodes"] for model in node["properties"].get("models", ())]
+    assert all(address in notes for address in addresses)
+    assert addresses or "models/demo" in notes
+
+
+@pytest.mark.parametrize("path", UI_WORKFLOWS, ids=lambda path: path.stem)
+def test_the_node_stands_between_loader_and_sampler(path: Path) -> None:
+    """Every sampler's model comes through one of our nodes, except where full precision is the point."""
+    workflow = read(path)
+    nodes = {node["id"]: node for node in workflow["nodes"]}
+    links = {link[0]: link for link in workflow["links"]}
+
+    def model_nodes(node: dict[str, Any]) -> list[str]:
+        entry = next((entry for entry in node["inputs"] if entry["name"] == "model"), None)
+        if entry is None:
+            return [node["type"]]
+        return [node["type"], *model_nodes(nodes[links[entry["link"]][1]])]
+
+    samplers = [node for node in nodes.values() if node["type"].startswith(("KSampler", "SamplerCustom"))]
+    chains = [model_nodes(node) for node in samplers if node["type"] != "KSamplerSelect"]
+    ours = [any(kind.startswith("SageAttention2") for kind in chain) for chain in chains]
+    assert ours.count(False) == (1 if path.stem == "compare_with_full_precision" else 0), chains
+    assert all(chain[-1] in ("UNETLoader", "CheckpointLoaderSimple") for chain in chains)
+
+
+@pytest.mark.parametrize("path", API_PROMPTS, ids=lambda path: path.stem)
+def test_api_prompt_fits(host: ComfyServer, path: Path) -> None:
+    for node in read(path).values():
+        inputs = known_inputs(host, node["class_type"])
+        assert set(node["inputs"]) <= set(inputs), node["class_type"]
+        if node["class_type"] == "SageAttention2":
+            required = set(host.get(f"/object_info/{node['class_type']}")[node["class_type"]]["input"]["required"])
+            assert required <= set(node["inputs"]) <= set(inputs)
+            for name, value in node["inputs"].items():
+                check_choice(value, inputs[name], name)
+
+
+def test_workflows_are_listed_as_templates(host: ComfyServer) -> None:
+    listed = host.get("/workflow_templates")["comfy_sage2"]
+    assert set(listed) == {path.stem for path in UI_WORKFLOWS}
+    for name in listed:
+        assert host.get_bytes(f"/api/workflow_templates/comfy_sage2/{name}.jpg")[:2] == b"\xff\xd8"

@@ -1,0 +1,71 @@
+"""install.py, as the manager runs it: in the pack's folder, with any outcome but a failure."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_pack import EXTENSION, ROOT, Plugin
+
+
+@pytest.fixture
+def pack(plugin: Plugin) -> Plugin:
+    """A copy of the whole library and install.py."""
+    shutil.copyfile(ROOT / "install.py", plugin.root / "install.py")
+    shutil.copytree(
+        ROOT / "comfy_sage2",
+        plugin.root / "comfy_sage2",
+        ignore=shutil.ignore_patterns("_unpacked", "__pycache__"),
+        dirs_exist_ok=True,
+    )
+    return plugin
+
+
+def install(pack: Plugin) -> str:
+    """What install.py prints. It must always succeed."""
+    command = [sys.executable, "-s", "install.py"]
+    process = subprocess.run(
+        command, cwd=pack.root, env=pack.full_environment(), capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_the_kernels_are_unpacked_and_the_doctor_speaks(pack: Plugin) -> None:
+    pack.add_wheel("sm89")
+    pack.add_wheel("sm90")
+    output = install(pack)
+    assert "sm89 kernels: " in output and "sm90 kernels: " in output and "machine" in output
+    unpacked = pack.unpacked_files()
+    assert len(unpacked) == 2 and all(path.read_bytes() == EXTENSION for path in unpacked)
+
+
+def test_a_changed_wheel_is_named_and_the_other_unpacked(pack: Plugin) -> None:
+    changed = pack.add_wheel("sm89")
+    pack.add_wheel("sm90")
+    changed.write_bytes(b"")
+    output = install(pack)
+    assert f"sm89 kernels: {changed} is refused" in output
+    assert len(pack.unpacked_files()) == 1
+
+
+def test_a_pack_without_wheels_installs(pack: Plugin) -> None:
+    assert "no bundled kernels" in install(pack)
+
+
+def test_a_python_without_torch_is_told_so(pack: Plugin) -> None:
+    blocked = pack.root.parent / "blocked" / "torch.py"
+    blocked.parent.mkdir()
+    blocked.write_text("raise ImportError('there is no torch here')\n")
+    pack.environment["PYTHONPATH"] = str(blocked.parent)
+    assert "lacks something: there is no torch here" in install(pack)
+    assert pack.unpacked_files() == []
+
+
+def test_nothing_is_written_outside_of_the_pack_and_the_cache(pack: Plugin, tmp_path: Path) -> None:
+    pack.add_wheel("sm90")
+    install(pack)
+    assert {path.name for path in tmp_path.iterdir()} <= {"plugin", "cache"}

@@ -1,0 +1,86 @@
+"""Choosing a bundled wheel, and the reasons when there is none."""
+
+from __future__ import annotations
+
+import pytest
+from fake_pack import Plugin, fitting_tag
+
+
+def test_the_fitting_wheel_of_several_is_chosen(plugin: Plugin) -> None:
+    plugin.add_wheel(tag="cp27-cp27m-win32")
+    plugin.add_wheel(architecture="sm89")
+    wanted = plugin.add_wheel()
+    assert plugin.run("from kernels import manifest; print(manifest.find('sm90').path)") == str(wanted)
+
+
+def test_the_more_specific_of_two_fitting_wheels_is_chosen(plugin: Plugin) -> None:
+    plugin.add_wheel(tag="py3-none-any")
+    wanted = plugin.add_wheel()
+    assert plugin.run("from kernels import manifest; print(manifest.find('sm90').path)") == str(wanted)
+
+
+def test_a_missing_wheel_for_this_python_is_a_reason_that_names_what_there_is(plugin: Plugin) -> None:
+    plugin.add_wheel(tag="cp27-cp27m-manylinux_2_17_x86_64")
+    reason = plugin.reason()
+    assert "no bundled sm90 kernel wheel fits" in reason
+    assert "cp27 on manylinux_2_17_x86_64" in reason
+
+
+def test_an_architecture_without_kernels_names_those_that_there_are(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    assert "no sm75 kernels; it has kernels for sm90" in plugin.reason("sm75")
+
+
+def test_a_wheel_that_the_manifest_does_not_list_is_not_used(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    (plugin.wheels / "SHA256SUMS").write_text("")
+    assert "it has kernels for none" in plugin.reason()
+
+
+@pytest.mark.parametrize("tampered", [b"", b"x" * 100])
+def test_a_changed_wheel_is_refused_by_name(plugin: Plugin, tampered: bytes) -> None:
+    wheel = plugin.add_wheel()
+    wheel.write_bytes(tampered)
+    reason = plugin.reason()
+    assert str(wheel) in reason and "is refused: its SHA-256" in reason
+    assert plugin.unpacked_files() == []
+
+
+def test_one_flipped_bit_in_a_wheel_is_refused(plugin: Plugin) -> None:
+    wheel = plugin.add_wheel()
+    content = bytearray(wheel.read_bytes())
+    content[len(content) // 2] ^= 1
+    wheel.write_bytes(content)
+    assert "is refused: its SHA-256" in plugin.reason()
+
+
+def test_a_listed_wheel_that_is_not_there_is_named(plugin: Plugin) -> None:
+    wheel = plugin.add_wheel()
+    wheel.unlink()
+    assert f"{wheel} cannot be read" in plugin.reason()
+
+
+@pytest.mark.parametrize(
+    "line", ["what is this", "0" * 64 + "  ../outside-cp312-cp312-any.whl", "0" * 63 + "  a-1-b-c-d.whl"]
+)
+def test_a_malformed_manifest_is_refused_by_name(plugin: Plugin, line: str) -> None:
+    (plugin.wheels / "SHA256SUMS").write_text(line + "\n")
+    reason = plugin.reason()
+    assert str(plugin.wheels / "SHA256SUMS") in reason and "is damaged at" in reason
+
+
+def test_a_missing_manifest_is_named(plugin: Plugin) -> None:
+    assert f"{plugin.wheels / 'SHA256SUMS'} cannot be read" in plugin.reason()
+
+
+def test_a_python_without_packaging_is_told_so(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    reason = plugin.run("sys.modules['packaging.tags'] = None\nprint(loader.reason_unavailable('sm90'))")
+    assert "the Python package 'packaging' is needed" in reason
+
+
+def test_windows_line_ends_in_the_manifest_do_no_harm(plugin: Plugin) -> None:
+    wheel = plugin.add_wheel(tag=fitting_tag())
+    manifest = plugin.wheels / "SHA256SUMS"
+    manifest.write_bytes(manifest.read_bytes().replace(b"\n", b"\r\n"))
+    assert plugin.run("from kernels import manifest; print(manifest.find('sm90').path)") == str(wheel)

@@ -1,0 +1,171 @@
+"""Unpacking under trouble: every case ends with a working module file or with none and a reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from fake_pack import EXTENSION, Plugin
+
+PROCESSES = 8
+
+
+def test_the_module_is_unpacked_once_into_the_pack(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    path = Path(plugin.prepare())
+    assert path.is_relative_to(plugin.unpacked) and path.read_bytes() == EXTENSION
+    made = path.stat().st_mtime_ns
+    assert plugin.prepare() == str(path) and path.stat().st_mtime_ns == made
+    assert plugin.unpacked_files() == [path]
+
+
+def test_processes_that_unpack_at_once_all_get_the_whole_file(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    # Every process announces itself and waits for the others, so that they really write at the same time.
+    code = f"""
+import os, time
+from pathlib import Path
+from kernels import unpack
+gate = Path({str(plugin.root.parent / "gate")!r})
+original = unpack._write
+def write(path, content):
+    gate.mkdir(exist_ok=True)
+    (gate / str(os.getpid())).touch()
+    deadline = time.monotonic() + 60
+    while len(os.listdir(gate)) < {PROCESSES}:
+        assert time.monotonic() < deadline, "the other processes did not come"
+        time.sleep(0.01)
+    original(path, content)
+unpack._write = write
+path = loader.prepare('sm90')
+assert path.read_bytes() == {EXTENSION[:24]!r} * {len(EXTENSION) // 24}
+print(path)
+"""
+    processes = [plugin.start(code) for _ in range(PROCESSES)]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0] * PROCESSES, outputs
+    assert len({output for output, _ in outputs}) == 1
+    assert plugin.unpacked_files() == [Path(outputs[0][0].strip())]
+
+
+def test_a_killed_unpack_leaves_no_module_and_the_next_one_works(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    code = f"""
+import os
+os.replace = lambda *paths: os.kill(os.getpid(), {int(signal.SIGTERM)})
+loader.prepare('sm90')
+"""
+    for _ in range(2):
+        killed = plugin.start(code)
+        killed.communicate(timeout=120)
+        assert killed.returncode != 0
+        for left_behind in plugin.unpacked_files():
+            assert left_behind.name.startswith(".partial-")
+            # As if an hour had passed: only then is it surely nobody's.
+            os.utime(left_behind, (0, 0))
+    path = Path(plugin.prepare())
+    assert path.read_bytes() == EXTENSION
+    assert plugin.unpacked_files() == [path]
+
+
+def test_a_partial_file_that_may_still_be_written_is_left_alone(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    path = Path(plugin.prepare())
+    path.unlink()
+    other = path.parent / ".partial-other"
+    other.write_bytes(b"half")
+    assert plugin.prepare() == str(path)
+    assert other.read_bytes() == b"half"
+
+
+def test_a_changed_module_is_refused_by_name_and_works_again_when_deleted(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    path = Path(plugin.prepare())
+    path.write_bytes(EXTENSION[:-1] + b"!")
+    refused = plugin.prepare()
+    assert refused.startswith("unavailable:") and f"{path} is refused" in refused and "Delete it" in refused
+    path.unlink()
+    assert plugin.prepare() == str(path) and path.read_bytes() == EXTENSION
+
+
+def test_a_new_release_does_not_meet_the_old_module(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    old = plugin.prepare()
+    (plugin.wheels / "SHA256SUMS").unlink()
+    plugin.add_wheel(extension=EXTENSION * 2)
+    new = plugin.prepare()
+    assert new != old and Path(new).read_bytes() == EXTENSION * 2
+
+
+def test_a_read_only_pack_uses_the_users_cache(plugin: Plugin, mount_namespace: tuple[str, ...]) -> None:
+    plugin.add_wheel()
+    script = f'mount --bind {plugin.root} {plugin.root} && mount -o remount,ro,bind {plugin.root} && exec "$@"'
+    path = Path(plugin.prepare((*mount_namespace, script, "sh")))
+    assert path.is_relative_to(plugin.user_cache) and path.read_bytes() == EXTENSION
+    assert plugin.unpacked_files() == [path]
+
+
+def test_a_read_only_pack_that_was_unpacked_before_is_used(plugin: Plugin, mount_namespace: tuple[str, ...]) -> None:
+    plugin.add_wheel()
+    before = plugin.prepare()
+    script = f'mount --bind {plugin.root} {plugin.root} && mount -o remount,ro,bind {plugin.root} && exec "$@"'
+    assert plugin.prepare((*mount_namespace, script, "sh")) == before
+
+
+def test_a_full_disk_uses_the_users_cache_and_leaves_nothing_half(
+    plugin: Plugin, mount_namespace: tuple[str, ...]
+) -> None:
+    plugin.add_wheel()
+    plugin.unpacked.mkdir()
+    script = f'mount -t tmpfs -o size=16k tmpfs {plugin.unpacked} && "$@" && find {plugin.unpacked} -type f'
+    lines = plugin.prepare((*mount_namespace, script, "sh")).splitlines()
+    assert len(lines) == 1, "files were left on the full disk"
+    path = Path(lines[0])
+    assert path.is_relative_to(plugin.user_cache) and path.read_bytes() == EXTENSION
+
+
+def test_no_space_anywhere_is_a_reason_that_names_each_folder(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    code = """
+import errno, os
+def full(descriptor):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+os.fsync = full
+print(loader.reason_unavailable('sm90'))
+"""
+    reason = plugin.run(code)
+    assert "cannot be unpacked" in reason and reason.count("No space left on device") == 2
+    assert str(plugin.unpacked) in reason and str(plugin.user_cache) in reason
+    assert plugin.unpacked_files() == []
+
+
+def test_no_writable_folder_is_a_reason_that_names_each_folder(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    plugin.unpacked.write_text("a file where the folder should be")
+    plugin.user_cache.write_text("a file where the folder should be")
+    reason = plugin.prepare()
+    assert reason.startswith("unavailable:")
+    assert str(plugin.unpacked) in reason and str(plugin.user_cache) in reason
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_another_user_may_read_the_module(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    assert Path(plugin.prepare()).stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX user data base")
+def test_a_user_without_a_home_still_has_the_packs_own_folder(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    code = """
+import os, pwd
+os.environ.pop("HOME", None), os.environ.pop("XDG_CACHE_HOME", None)
+def getpwuid(user):
+    raise KeyError(user)
+pwd.getpwuid = getpwuid
+print(loader.prepare('sm90'))
+"""
+    assert Path(plugin.run(code)).is_relative_to(plugin.unpacked)

@@ -1,0 +1,95 @@
+"""The table of sources and the tools that stage, release and compare wheels."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from fake_pack import ROOT
+
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "wheels")]
+
+import kernel_table  # noqa: E402
+import stage_package  # noqa: E402
+import verify_wheels  # noqa: E402
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of the test's own, with one architecture that has two images of one source."""
+    path = tmp_path / "architectures.json"
+    sources = ["sm99_launch.cpp", "sm99_a.cu", {"file": "sm99_a.cu", "name": "sm99_a_wide", "defines": {"WIDTH": 2}}]
+    entry = {
+        "targets": ["sm_99a", "sm_99"],
+        "hardware": "a GPU of the test",
+        "options": ["-lineinfo"],
+        "sources": sources,
+    }
+    path.write_text(json.dumps({"sm99": entry, "sm98": {**entry, "sources": []}}))
+    monkeypatch.setattr(kernel_table, "TABLE", path)
+    return path
+
+
+def test_the_table_gives_cubins_and_host_sources(table: Path) -> None:
+    architecture = kernel_table.read("sm99")
+    assert [(cubin.name, cubin.source, cubin.defines) for cubin in architecture.cubins] == [
+        ("sm99_a", "sm99_a.cu", ()),
+        ("sm99_a_wide", "sm99_a.cu", ("WIDTH=2",)),
+    ]
+    assert architecture.host_sources == ("binding.cpp", "driver.cpp", "sm99_launch.cpp")
+    assert architecture.target(None) == "sm_99a" and architecture.target("sm_99") == "sm_99"
+
+
+def test_what_the_table_lacks_is_named(table: Path) -> None:
+    with pytest.raises(ValueError, match="architecture must be one of sm99, sm98, got sm42"):
+        kernel_table.read("sm42")
+    with pytest.raises(ValueError, match="sm99 has the targets sm_99a, sm_99, got sm_70"):
+        kernel_table.read("sm99").target("sm_70")
+
+
+def test_a_misspelt_key_is_refused(table: Path) -> None:
+    content = json.loads(table.read_text())
+    content["sm99"]["sources"] = [{"file": "sm99_a.cu", "define": {}}]
+    table.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="unknown keys"):
+        kernel_table.read("sm99")
+
+
+def test_every_listed_source_is_there() -> None:
+    for name in kernel_table.names():
+        architecture = kernel_table.read(name)
+        for source in (*architecture.host_sources, *(cubin.source for cubin in architecture.cubins)):
+            assert (kernel_table.CSRC / source).is_file(), source
+
+
+def test_a_staged_tree_describes_its_architecture_to_cmake(table: Path, tmp_path: Path) -> None:
+    tree = stage_package.stage("sm99", tmp_path / "tree")
+    description = (tree / "architecture.cmake").read_text().splitlines()
+    assert "set(KERNEL_TARGET sm_99a)" in description
+    assert "kernel_cubin(sm99_a_wide sm99_a.cu -lineinfo -DWIDTH=2)" in description
+    project = (tree / "pyproject.toml").read_text()
+    assert 'name = "comfy-sage2-sm99"' in project and "$" not in project
+    assert (tree / "src" / "comfy_sage2_sm99" / "__init__.py").is_file() and (tree / "csrc" / "binding.cpp").is_file()
+
+
+def test_an_architecture_without_kernels_is_not_staged(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="lists no device sources for sm98"):
+        stage_package.stage("sm98", tmp_path / "tree")
+
+
+def _wheel(path: Path, content: str, compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr(zipfile.ZipInfo("same"), "same")
+        archive.writestr(zipfile.ZipInfo("changed"), content, compress_type=compression)
+    return path
+
+
+def test_a_rebuilt_wheel_is_compared_bit_for_bit(tmp_path: Path) -> None:
+    released = _wheel(tmp_path / "released.whl", "a" * 100)
+    assert verify_wheels.difference(released, _wheel(tmp_path / "again.whl", "a" * 100)) is None
+    assert verify_wheels.difference(released, _wheel(tmp_path / "other.whl", "b")) == "these files differ: changed"
+    packed = _wheel(tmp_path / "packed.whl", "a" * 100, zipfile.ZIP_DEFLATED)
+    assert verify_wheels.difference(released, packed) == "the same files, packed differently"

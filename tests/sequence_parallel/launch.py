@@ -1,0 +1,60 @@
+"""Start the worker's processes, and put what they wrote together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+TESTS = Path(__file__).resolve().parents[1]
+ENGINE_MISSING = "yunchang is not installed: pip install 'yunchang>=0.6.4'"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where and on what all processes compute; `tokens` are those of all of them together."""
+
+    device: str
+    backend: str
+    dtype: str
+    tokens: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Results:
+    """outputs: case -> BHND, the processes' parts in order of rank. errors: attempt -> message, for each process."""
+
+    outputs: dict[str, torch.Tensor]
+    errors: list[dict[str, str]]
+
+
+def start(processes: int, module: str, arguments: list[str]) -> None:
+    """Run `python -m module` in `processes` processes on this machine; AssertionError with their output on failure."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    paths = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [*command, "-m", module, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+def run(processes: int, setup: Setup, folder: Path) -> Results:
+    """Let `processes` processes of the worker compute all cases."""
+    options = {"out": folder, "device": setup.device, "backend": setup.backend, "dtype": setup.dtype}
+    options |= {"tokens": setup.tokens, "head-dim": setup.head_dim}
+    start(processes, "sequence_parallel.worker", [f"--{name}={value}" for name, value in options.items()])
+    parts = [load_file(folder / f"rank{rank}.safetensors") for rank in range(processes)]
+    errors = [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
+    return Results({name: torch.cat([part[name] for part in parts], 2) for name in parts[0]}, errors)

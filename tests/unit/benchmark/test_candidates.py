@@ -1,0 +1,128 @@
+"""Which candidates there are, what is said about the missing ones, and how they are compared."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+
+from comfy_sage2.benchmark import accuracy, peers, plot, run
+from comfy_sage2.benchmark.candidates import Call, Candidate, Inputs, PeerMissing
+from comfy_sage2.benchmark.fp8 import quantize_tensor
+from comfy_sage2.benchmark.shapes import Shape
+
+SHAPE = Shape("small", batch=1, heads=2, length=100, head_dim=32)
+
+
+def test_a_missing_package_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise peers.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(peers.importlib.metadata, "version", not_installed)
+    found = peers.find(["sageattention", "flash-attention-3", "torch-flash"])
+    assert [candidate.name for candidate in found.candidates] == ["torch flash"]
+    assert found.missing == {
+        "sageattention": "not installed (pip install sageattention)",
+        "flash-attention-3": "not installed (pip install flash_attn_3)",
+    }
+
+
+def test_a_package_that_does_not_load_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> types.ModuleType:
+        raise OSError("libcudnn.so.9: cannot open shared object file")
+
+    monkeypatch.setattr(peers.importlib.metadata, "version", lambda name: "1.0")
+    monkeypatch.setattr(peers.importlib, "import_module", fails)
+    found = peers.find(["cudnn-fp8"])
+    assert not found.candidates
+    assert found.missing == {"cudnn-fp8": "cudnn does not import: libcudnn.so.9: cannot open shared object file"}
+
+
+def test_unknown_peers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"peer must be one of torch-flash, .*got 'magic'"):
+        peers.find(["magic"])
+
+
+def test_sageattention_does_not_change_the_inputs_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sageattn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
+        k -= k.mean(2, keepdim=True)  # as version 1 does
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    monkeypatch.setattr(peers.importlib.metadata, "version", lambda name: "1.0.6")
+    monkeypatch.setitem(sys.modules, "sageattention", types.SimpleNamespace(sageattn=sageattn))
+    (candidate,) = peers.find(["sageattention"]).candidates
+    inputs = accuracy.make_inputs(SHAPE, torch.float32, device="cpu")
+    before = inputs.k.clone()
+    candidate.prepare(inputs).run()
+    assert torch.equal(inputs.k, before)
+    assert candidate.name == "sageattention 1"
+
+
+def test_outliers_are_in_the_channels_that_are_named() -> None:
+    torch.manual_seed(0)
+    plain = accuracy.make_inputs(SHAPE, torch.float32, "gaussian", "cpu")
+    torch.manual_seed(0)
+    outliers = accuracy.make_inputs(SHAPE, torch.float32, "outliers", "cpu")
+    q_offset = (outliers.q - plain.q).mean((0, 1, 2))
+    k_offset = (outliers.k - plain.k).mean((0, 1, 2))
+    torch.testing.assert_close(q_offset, torch.tensor([10.0] * 6 + [0.0] * 26))
+    torch.testing.assert_close(k_offset, torch.tensor([0.0] * 2 + [20.0, -20.0] * 3 + [0.0] * 24))
+    torch.testing.assert_close(outliers.v - plain.v, torch.full_like(plain.v, 8.5))
+    with pytest.raises(ValueError, match="got 'spiky'"):
+        accuracy.make_inputs(SHAPE, torch.float32, "spiky", "cpu")
+
+
+def _sdpa(inputs: Inputs) -> Call:
+    # Returned doubled, so that decode has something to do.
+    return Call(
+        lambda: 2 * torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v), lambda out: out / 2
+    )
+
+
+def _refuses(inputs: Inputs) -> Call:
+    raise PeerMissing("no causal attention")
+
+
+def _fails(inputs: Inputs) -> Call:
+    raise RuntimeError("out of registers")
+
+
+def test_accuracy_of_a_good_a_missing_and_a_failing_candidate() -> None:
+    candidates = [Candidate("good", "1", _sdpa), Candidate("missing", "1", _refuses), Candidate("failing", "1", _fails)]
+    results, failures = accuracy.measure(candidates, torch.float32, SHAPE, "cpu")
+    assert results.keys() == {"good"}
+    assert results["good"].keys() == {"gaussian", "outliers"}
+    assert results["good"]["gaussian"].relative_l1 < 1e-5
+    assert results["good"]["gaussian"].cosine == pytest.approx(1.0)
+    assert failures == {"missing": "no causal attention", "failing": "RuntimeError: out of registers"}
+
+
+def test_fp8_quantisation_of_a_tensor() -> None:
+    x = torch.randn(3, 100) * 7
+    values, scale = quantize_tensor(x)
+    assert values.dtype == torch.float8_e4m3fn
+    assert values.float().abs().max() == 448
+    # Half a unit in the last of three mantissa bits, or of the subnormal numbers.
+    assert ((values.float() * scale - x).abs() <= x.abs() / 16 + scale * 2**-10).all()
+    assert not quantize_tensor(torch.zeros(4))[0].float().any()
+
+
+def test_without_a_gpu_bench_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run.main(["--quick"]) == 1
+    assert "bench needs a CUDA device" in capsys.readouterr().err
+
+
+def test_bench_refuses_unknown_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--shapes", "wan"]) == 1
+    assert "got 'wan'" in capsys.readouterr().err
+
+
+def test_bench_says_that_matplotlib_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
+    assert run.main(["--plot", "speed.png"]) == 1
+    assert "pip install matplotlib" in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""The result as JSON, and that it tells nothing about its sender."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from pathlib import Path
+
+import pytest
+
+from comfy_sage2.benchmark import plot, record, tables
+from comfy_sage2.benchmark.candidates import Call, Candidate
+from comfy_sage2.benchmark.shapes import select
+from comfy_sage2.benchmark.speed import ShapeResult, Speed
+from comfy_sage2.evaluation.accuracy import Accuracy
+
+PAPER, CAUSAL, WAN = select(["d128-n8192", "d128-n8192-causal", "wan-14b-720p"])
+CANDIDATES = [
+    Candidate("sm90 8b", "0.1.0", lambda inputs: Call(lambda: inputs.q)),
+    Candidate("torch flash", "2.11", lambda inputs: Call(lambda: inputs.q), note="a note"),
+]
+
+
+def result(shape) -> ShapeResult:
+    speeds = [
+        Speed(shape, "sm90 8b", call_ms=4.0, kernel_ms=3.5, extra_memory=0.51, rounds=5),
+        Speed(shape, "torch flash", call_ms=12.5, kernel_ms=None, extra_memory=0.01, rounds=5),
+    ]
+    return ShapeResult(shape, speeds, {"cuDNN fp8": f"OSError: {Path.home()}/lib/libcudnn.so.9: undefined symbol"})
+
+
+@pytest.fixture
+def document():
+    return record.build(
+        machine={
+            "gpu": "NVIDIA GeForce RTX 4090",
+            "kernels": {"sm89": {"unavailable": f"{Path.home()}/w/a.whl is bad"}},
+        },
+        settings={"dtype": "bfloat16", "seconds": 10.0},
+        candidates=CANDIDATES,
+        missing={"sageattention": "not installed (pip install sageattention)"},
+        accuracies={"sm90 8b": {"gaussian": Accuracy(0.9993, 0.0375, 9.8e-4)}},
+        accuracy_failures={},
+        results=[result(PAPER), result(CAUSAL), result(WAN)],
+        kernel_problem=None,
+    )
+
+
+def test_speeds_are_recorded(document, tmp_path: Path) -> None:
+    record.write(document, tmp_path / "result.json")
+    read = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert read == document
+    first = read["speed"][0]
+    # 4 * 4 * 32 * 8192^2 * 128 operations in 4 and in 3.5 ms.
+    assert first["call_tflops"] == pytest.approx(1099.5, abs=0.1)
+    assert first["kernel_tflops"] == pytest.approx(1256.6, abs=0.1)
+    assert first["shape"]["length"] == 8192
+    assert read["speed"][1]["kernel_tflops"] is None
+    assert read["speed"][2]["call_tflops"] == pytest.approx(1099.5 / 2, abs=0.1)
+
+
+def test_nothing_personal_is_recorded(document) -> None:
+    text = json.dumps(document)
+    assert str(Path.home()) not in text
+    assert f"/{getpass.getuser()}/" not in text
+    assert document["speed_failures"]["d128-n8192"]["cuDNN fp8"] == "OSError: libcudnn.so.9: undefined symbol"
+    assert document["machine"]["kernels"]["sm89"]["unavailable"] == "a.whl is bad"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("/home/me/a b/x.so: no", "a b/x.so: no"),
+        (r"C:\Users\me\x.dll is missing", "x.dll is missing"),
+        ("cannot open '/home/me/.cache/k.so'", "cannot open 'k.so'"),
+        ("1,020 TFLOP/s and n/a", "1,020 TFLOP/s and n/a"),
+        ("see https://example.org/a/b", "see https://example.org/a/b"),
+        ("fp16/bf16/fp32 only", "fp16/bf16/fp32 only"),
+    ],
+)
+def test_folders_are_cut_off(text: str, kept: str) -> None:
+    assert record.without_folders({"a": [text]}) == {"a": [kept]}
+
+
+def test_a_home_folder_with_spaces_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/Ada Lovelace")
+    monkeypatch.setenv("USERPROFILE", "/home/Ada Lovelace")
+    assert record.without_folders("in /home/Ada Lovelace/.cache/k.so: no") == "in k.so: no"
+
+
+def test_name_of_the_file_to_share() -> None:
+    assert record.share_name({"gpu": "NVIDIA GeForce RTX 4090"}) == "comfy-sage2-bench-nvidia-geforce-rtx-4090.json"
+
+
+def words(line: str) -> str:
+    """A line of a table without its alignment."""
+    return " ".join(line.split())
+
+
+def test_speed_table() -> None:
+    lines = list(tables.speed_lines(result(PAPER), {"torch flash": "a note"}))
+    assert lines[0] == "d128-n8192: B4 H32 N8192 D128"
+    assert words(lines[1]) == "kernel ms TFLOP/s x torch flash call ms TFLOP/s x torch flash extra memory"
+    assert words(lines[2]) == "sm90 8b 3.500 1257 3.57 4.000 1100 3.12 0.51"
+    assert words(lines[3]) == "torch flash - - - 12.5 352 1.00 0.01"
+    assert lines[4].startswith("cuDNN fp8: OSError")
+    assert lines[5] == "torch flash: a note"
+
+
+def test_accuracy_table() -> None:
+    accuracies = {"sm90 8b": {"gaussian": Accuracy(0.9993, 0.0375, 9.8e-4)}}
+    lines = list(tables.accuracy_lines(accuracies, {"cuDNN fp8": "no"}))
+    assert words(lines[1]) == "sm90 8b 0.999300 0.0375 9.80e-04 - - -"
+    assert lines[2] == "cuDNN fp8: no"
+
+
+def test_columns_are_aligned() -> None:
+    assert tables.table(["", "n"], [["a", "1"], ["long", "100"]]) == ["        n", "a       1", "long  100"]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_plot(document, tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"speed.{ending}"
+    plot.draw(document, path)
+    assert path.stat().st_size > 5000
+    if ending == "svg":
+        text = path.read_text(encoding="utf-8")
+        assert all(
+            f"<!-- {title} -->" in text for title in ("head_dim 128", "head_dim 128, causal", "models", "sm90 8b")
+        )

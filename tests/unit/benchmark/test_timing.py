@@ -1,0 +1,109 @@
+"""Rounds: who runs when, how often, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfy_sage2.benchmark import speed, timing
+from comfy_sage2.benchmark.candidates import Call
+from comfy_sage2.benchmark.shapes import Shape, select
+from comfy_sage2.benchmark.timing import Subject, iterations, time_in_rounds
+
+
+class Clock:
+    """A clock that only the timed calls move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeTimer:
+    """Kernels that take half of their call."""
+
+    problem = None
+
+    def __init__(self, milliseconds: dict[str, float]) -> None:
+        self._milliseconds = milliseconds
+
+    def measure(self, subjects: dict[str, Subject], repeats: dict[str, int]) -> dict[str, float]:
+        return {name: self._milliseconds[name] / 2 for name in subjects}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch):
+    """Times calls of given lengths: -> (results, order of the visits)."""
+
+    def timed(milliseconds: dict[str, float], seconds: float):
+        clock, visits = Clock(), []
+
+        def subject(name: str) -> Subject:
+            def call() -> torch.Tensor:
+                clock.now += milliseconds[name] / 1e3
+                visits.append(name)
+                return torch.empty(0)
+
+            return Subject(Call(call), Call(call), None)
+
+        def milliseconds_of(call, repeats: int) -> float:
+            begin = clock.now
+            for _ in range(repeats):
+                call()
+            return (clock.now - begin) * 1e3 / repeats
+
+        monkeypatch.setattr(timing, "milliseconds_of", milliseconds_of)
+        subjects = {name: subject(name) for name in milliseconds}
+        return time_in_rounds(subjects, seconds, FakeTimer(milliseconds), clock), visits
+
+    return timed
+
+
+def test_candidates_take_turns(run) -> None:
+    results, visits = run({"a": 30.0, "b": 60.0}, seconds=0.5)
+    assert visits == ["a", "b"] * (len(visits) // 2)
+    assert results["a"].call == pytest.approx(30)
+    assert results["b"].call == pytest.approx(60)
+    assert results["b"].kernel == pytest.approx(30)
+    # 0.09 s to learn the lengths, then rounds of 0.09 s.
+    assert len(results["a"].calls) == len(results["b"].calls) == 4
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 2), (1000.0, 9)])
+def test_there_are_two_to_nine_rounds(run, seconds: float, rounds: int) -> None:
+    results, _ = run({"a": 30.0}, seconds)
+    assert len(results["a"].calls) == rounds
+
+
+def test_short_calls_are_repeated() -> None:
+    assert iterations(0.1) == 50
+    assert iterations(5.0) == 4
+    assert iterations(500.0) == 1
+    assert iterations(0.0) == 50
+
+
+def test_no_result_without_rounds() -> None:
+    assert timing.Timed().call is None
+    assert timing.Timed(calls=[3.0, 1.0, 2.0]).call == 2.0
+
+
+def test_time_is_shared_out_by_work() -> None:
+    small, large = Shape("small", 1, 1, 1024, 64), select(["hunyuan-720p"])[0]
+    clock = Clock()
+    given = {}
+    for shape, seconds in speed.shares((small, large, small), 100.0, clock):
+        given.setdefault(shape.name, []).append(seconds)
+        clock.now += seconds
+    assert given["large" if "large" in given else "hunyuan-720p"][0] > 10 * given["small"][0]
+    assert given["small"][0] == pytest.approx(given["small"][1])
+    assert clock.now == pytest.approx(100.0)
+
+
+def test_a_late_shape_gets_what_is_left() -> None:
+    clock = Clock()
+    shares = speed.shares(select(["quick"]), 10.0, clock)
+    next(shares)
+    clock.now = 50.0
+    assert next(shares)[1] == 0.0

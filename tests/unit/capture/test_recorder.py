@@ -1,0 +1,78 @@
+"""The capture file and the bounds of what is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from comfy_sage2.capture.recorder import CaptureBounds, CaptureError, Recorder, load_samples
+
+
+def call(batch: int = 2, q_heads: int = 4, kv_heads: int = 2) -> tuple[torch.Tensor, ...]:
+    q = torch.randn(batch, q_heads, 5, 8, dtype=torch.bfloat16)
+    k, v = (torch.randn(batch, kv_heads, 7, 8, dtype=torch.bfloat16) for _ in range(2))
+    return q, k, v
+
+
+def test_a_file_gives_back_what_was_kept(tmp_path: Path) -> None:
+    recorder = Recorder(CaptureBounds(heads=4))
+    q, k, v = call()
+    mask = torch.rand(1, 1, 5, 7) < 0.5
+    assert recorder.add(q, k, v, layer=3, step=5, scale=0.25)
+    assert recorder.add(q, k, v, layer=4, step=5, is_causal=True, mask=mask)
+    recorder.save(tmp_path / "capture.safetensors")
+    first, second = load_samples(tmp_path / "capture.safetensors")
+    assert (first.layer, first.step, first.scale, first.is_causal, first.mask) == (3, 5, 0.25, False, None)
+    assert (second.layer, second.scale, second.is_causal) == (4, None, True)
+    assert second.mask is not None
+    assert torch.equal(second.mask, mask)
+    assert torch.equal(first.q, q[:1])
+    for kept, given in ((first.k, k), (first.v, v)):
+        assert torch.equal(kept, given[:1].repeat_interleave(2, dim=1))  # each query head's own key head
+
+
+def test_heads_are_spread_over_all() -> None:
+    recorder = Recorder(CaptureBounds(heads=2))
+    q, k, v = call(q_heads=6, kv_heads=3)
+    mask = torch.randn(1, 6, 5, 7)
+    recorder.add(q, k, v, layer=0, step=0, mask=mask)
+    (sample,) = recorder.samples
+    assert sample.mask is not None
+    for kept, given, heads in ((sample.q, q, [0, 5]), (sample.k, k, [0, 2]), (sample.mask, mask, [0, 5])):
+        assert torch.equal(kept, given[:1, heads])
+
+
+def test_bounds_of_layers_steps_and_bytes() -> None:
+    size = sum(t[:1, :2].nbytes for t in call())
+    recorder = Recorder(CaptureBounds(every_layer=2, every_step=3, heads=2, most_bytes=2 * size))
+    assert [(layer, step) for layer in range(4) for step in range(4) if recorder.wants(layer, step)] == [
+        (0, 0), (0, 3), (2, 0), (2, 3),
+    ]  # fmt: skip
+    assert [recorder.add(*call(), layer=0, step=0) for _ in range(3)] == [True, True, False]
+    assert (len(recorder.samples), recorder.left_out) == (2, 1)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(CaptureBounds)])
+def test_bounds_are_positive(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be 1 or more, got 0"):
+        CaptureBounds(**{field: 0})
+
+
+def test_nothing_captured_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="no attention call reached the capture"):
+        Recorder(CaptureBounds()).save(tmp_path / "capture.safetensors")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "text.safetensors").write_text("no tensors")
+    with pytest.raises(CaptureError, match="format None, expected"):
+        load_samples(tmp_path / "model.safetensors")
+    with pytest.raises(CaptureError, match="cannot be read as safetensors"):
+        load_samples(tmp_path / "text.safetensors")
+    with pytest.raises(FileNotFoundError):
+        load_samples(tmp_path / "nowhere.safetensors")

@@ -1,0 +1,147 @@
+"""The accuracy that the paper claims for each choice, on fresh random inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_oracle import cosine, oracle, relative_l1, rmse
+
+import comfy_sage2
+from comfy_sage2.baselines.unsmoothed import UNSMOOTHED_4B
+from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
+from comfy_sage2.quantize.formats import FP16, FP32
+from comfy_sage2.quantize.fp8 import E4M3, E5M2
+from comfy_sage2.quantize.groups import ADA, HOPPER_8B, PER_BLOCK, PER_TENSOR, PER_TOKEN
+from comfy_sage2.quantize.integer import INT8
+from comfy_sage2.reference.attention import reference_attention
+from comfy_sage2.reference.options import ReferenceOptions
+
+
+def gaussian(length=1024, heads=4, head_dim=128):
+    return tuple(torch.randn(1, heads, length, head_dim) for _ in range(3))
+
+
+def with_channel_outliers(q, k, q_bias, k_bias):
+    """Six channels that are large in every token, as in the paper's Figure 3."""
+    channels = torch.randperm(q.shape[3])[:6]
+    q, k = q.clone(), k.clone()
+    q[..., channels] += q_bias * torch.randn(6).sign()
+    k[..., channels] += k_bias * torch.randn(6).sign()
+    return q, k
+
+
+def error(q, k, v, options):
+    return relative_l1(reference_attention(q, k, v, options)[0], oracle(q, k, v)[0])
+
+
+@pytest.fixture(scope="module")
+def long_gaussian():
+    inputs = gaussian(4096, 8)
+    # torch's own attention in float64: the oracle's score matrices would take a gigabyte here.
+    return inputs, torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in inputs))
+
+
+def test_8b_criterion(long_gaussian):
+    inputs, expected = long_gaussian
+    out = comfy_sage2.attention(*inputs, mode="8b", backend="reference")
+    assert cosine(out, expected) >= 0.9992
+    assert relative_l1(out, expected) <= 0.039
+
+
+def test_8b_criterion_with_hopper_groups(long_gaussian):
+    inputs, expected = long_gaussian
+    out, _ = reference_attention(*inputs, ReferenceOptions.for_mode("8b", groups=HOPPER_8B))
+    assert cosine(out, expected) >= 0.9992
+    assert relative_l1(out, expected) <= 0.039
+
+
+def test_4b_stays_near_its_measured_accuracy(long_gaussian):
+    inputs, expected = long_gaussian
+    out = comfy_sage2.attention(*inputs, mode="4b", backend="reference")
+    assert cosine(out, expected) >= 0.975
+    assert relative_l1(out, expected) <= 0.22
+
+
+def test_order_of_smoothing_methods():
+    # Q's outliers are the larger, as in the paper's models: there smooth Q helps more than smooth K.
+    q, k, v = gaussian()
+    q, k = with_channel_outliers(q, k, q_bias=12, k_bias=8)
+    none = error(q, k, v, UNSMOOTHED_4B)
+    smooth_k = error(q, k, v, replace(UNSMOOTHED_4B, smooth_k=True))
+    smooth_q = error(q, k, v, replace(UNSMOOTHED_4B, smooth_q=True))
+    both = error(q, k, v, replace(UNSMOOTHED_4B, smooth_q=True, smooth_k=True))
+    assert both < 0.9 * smooth_q
+    assert smooth_q < 0.9 * smooth_k
+    assert smooth_k < 0.9 * none
+
+
+def test_order_of_granularities():
+    # Tokens of very different size: only fine groups keep the small ones.
+    q, k, v = gaussian()
+    k = k * torch.exp(torch.randn(1, 4, 1024, 1))
+    q = q * torch.exp(0.5 * torch.randn(1, 4, 1024, 1))
+    options = ReferenceOptions.for_mode("4b")
+    token, thread, block, tensor = (
+        error(q, k, v, replace(options, groups=groups)) for groups in (PER_TOKEN, ADA, PER_BLOCK, PER_TENSOR)
+    )
+    assert token < thread < block < tensor
+
+
+def test_order_of_p_and_v_formats():
+    # One key far above thousands of small P whose sum counts: uniform steps of 1/127 lose them all (section 3.3).
+    q, k, v = gaussian(4096, 1)
+    q[..., 0], k[..., 0] = 1.0, 0.0
+    k[:, :, 0] = 0.0
+    k[:, :, 0, 0] = 8 * 128**0.5
+    q[..., 1:] *= 0.3
+    v = v + 1.0
+    options = ReferenceOptions(qk_format=FP32, smooth_k=False)
+    fp16, e4m3, e5m2, int8 = (
+        error(q, k, v, replace(options, p_format=number_format, v_format=number_format))
+        for number_format in (FP16, E4M3, E5M2, INT8)
+    )
+    assert fp16 < 0.1 * e4m3
+    assert e4m3 < 0.7 * e5m2
+    assert e5m2 < 0.2 * int8
+
+
+def test_full_precision_options_are_plain_attention():
+    q, k, v = gaussian(300)
+    options = ReferenceOptions(
+        qk_format=FP32, smooth_q=True, smooth_v=True, p_format=FP32, v_format=FP32, accumulator=ACCUMULATE_FP32
+    )
+    out, lse = reference_attention(q + 3, k + 4, v + 5, options)
+    expected, expected_lse = oracle(q + 3, k + 4, v + 5)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-3)
+
+
+def test_two_levels_confine_the_fp22_error():
+    q, k, v = gaussian(4096, 1)
+    v = v + 8.5
+    exact_pv = replace(ReferenceOptions(), qk_format=FP32, p_format=FP32, v_format=FP32)
+    one_level = error(q, k, v, replace(exact_pv, two_level=False))
+    two_level = error(q, k, v, exact_pv)
+    fp32 = error(q, k, v, replace(exact_pv, accumulator=ACCUMULATE_FP32))
+    assert fp32 < 0.1 * two_level
+    assert two_level < 0.5 * one_level
+
+
+def test_smooth_v_helps_biased_channels():
+    q, k, v = gaussian()
+    v = v + 8.5
+    expected, _ = oracle(q, k, v)
+    plain = rmse(comfy_sage2.attention(q, k, v), expected)
+    smooth = rmse(comfy_sage2.attention(q, k, v, smooth_v=True), expected)
+    assert smooth < 0.2 * plain
+
+
+def test_sum_of_quantised_p_cancels_a_bias_of_v():
+    q, k, v = gaussian()
+    v = v + 8.0  # exact in E4M3 up to the noise, so what is left is the mismatch of l
+    expected, _ = oracle(q, k, v)
+    as_paper, _ = reference_attention(q, k, v, ReferenceOptions())
+    on_tensor_core, _ = reference_attention(q, k, v, ReferenceOptions(sum_quantized_p=True))
+    assert rmse(on_tensor_core, expected) < rmse(as_paper, expected)

@@ -1,0 +1,95 @@
+"""The reference against Algorithm 1 of the paper written as plain loops over tokens, for one head."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from comfy_sage2.quantize.groups import ADA, HOPPER_8B
+from comfy_sage2.reference.attention import reference_attention
+from comfy_sage2.reference.options import ReferenceOptions
+
+
+def round_e4m3(x: np.ndarray) -> np.ndarray:
+    """Round to the nearest number with 3 mantissa bits, exponents from -6, and at most 448."""
+    exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(x), 1e-30))), -6)
+    return np.clip(np.round(x / 2.0 ** (exponent - 3)) * 2.0 ** (exponent - 3), -448, 448)
+
+
+def quantize(x: np.ndarray, group_of: list[int], limit: int) -> np.ndarray:
+    """Round each token at its group's scale; what comes back is dequantised."""
+    result = np.empty_like(x)
+    for group in set(group_of):
+        tokens = [n for n, g in enumerate(group_of) if g == group]
+        scale = np.abs(x[tokens]).max() / limit
+        result[tokens] = np.round(x[tokens] / scale) * scale
+    return result
+
+
+def algorithm1(q, k, v, *, limit, smooth_q, block_k, thread_q, step=None, last_first=False):
+    block_q, length, head_dim = 128, *q.shape
+    k = k - k.mean(0)
+    v_scale = np.abs(v).max(0) / 448
+    v_hat = round_e4m3(v / v_scale)
+    k_hat = quantize(k, [n // block_k * 4 + n % 8 // 2 for n in range(len(k))], limit)
+    out = np.empty((length, v.shape[1]))
+    for start in range(0, length, block_q):
+        q_i = q[start : start + block_q]
+        q_mean = q_i.mean(0) if smooth_q else np.zeros(head_dim)
+        q_hat = quantize(q_i - q_mean, [n // 32 * 8 + n % 8 if thread_q else n for n in range(len(q_i))], limit)
+        m, total = np.full(len(q_i), -math.inf), np.zeros(len(q_i))
+        o = np.zeros((len(q_i), v.shape[1]))
+        step = step or block_k
+        for j in range(0, len(k), step)[:: -1 if last_first else 1]:
+            s = (q_hat @ k_hat[j : j + step].T + q_mean @ k[j : j + step].T) / math.sqrt(head_dim)
+            new = np.maximum(m, s.max(1))
+            p = np.exp(s - new[:, None])
+            decay = np.exp(m - new)
+            total = decay * total + p.sum(1)
+            o = decay[:, None] * o + round_e4m3(p * 448) @ v_hat[j : j + step]
+            m = new
+        out[start : start + block_q] = o / total[:, None] / 448 * v_scale
+    return out
+
+
+@pytest.mark.parametrize("length", [200, 333])
+@pytest.mark.parametrize(("mode", "groups"), [("8b", ADA), ("8b", HOPPER_8B), ("4b", ADA)])
+def test_reference_is_algorithm_1(length, mode, groups):
+    q, k, v = (torch.randn(length, 32) for _ in range(3))
+    q, k = q * 2 + torch.randn(32), k + 2 * torch.randn(32)
+    expected = algorithm1(
+        *(x.double().numpy() for x in (q, k, v)),
+        limit=127 if mode == "8b" else 7,
+        smooth_q=mode == "4b",
+        block_k=groups.block_k,
+        thread_q=groups is ADA,
+    )
+    out, _ = reference_attention(*(x[None, None] for x in (q, k, v)), ReferenceOptions.for_mode(mode, groups=groups))
+    assert_same_but_for_rounding(out, expected)
+
+
+@pytest.mark.parametrize("step", [128, 192])
+def test_steps_of_the_hopper_kernels(step):
+    q, k, v = (torch.randn(500, 32) for _ in range(3))
+    expected = algorithm1(
+        *(x.double().numpy() for x in (q, k, v)),
+        limit=127, smooth_q=False, block_k=64, thread_q=False, step=step, last_first=True,
+    )  # fmt: skip
+    options = replace(ReferenceOptions.for_mode("8b", groups=HOPPER_8B), keys_per_step=step)
+    tensors = tuple(x[None, None] for x in (q, k, v))
+    out, _ = reference_attention(*tensors, replace(options, last_keys_first=True))
+    assert_same_but_for_rounding(out, expected)
+    # P is rounded relative to the row maximum so far, so the order of the steps shows.
+    other_order, _ = reference_attention(*tensors, options)
+    assert np.abs(other_order[0, 0].double().numpy() - expected).mean() > 4e-3 * np.abs(expected).mean()
+
+
+def assert_same_but_for_rounding(out, expected):
+    difference = np.abs(out[0, 0].double().numpy() - expected)
+    # float32 against float64 moves a few values across a rounding boundary; a wrong step would move them all.
+    assert np.median(difference) < 2e-4
+    assert difference.mean() < 2e-3 * np.abs(expected).mean()

@@ -1,0 +1,149 @@
+"""The public call on the CPU against a float64 oracle: shapes, dtypes, layouts, strides, LSE, NaN."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from attention_oracle import cosine, oracle, relative_l1
+
+import comfy_sage2
+
+
+def inputs(batch=1, q_heads=2, kv_heads=2, q_length=130, kv_length=130, head_dim=64, dtype=torch.float32):
+    q = torch.randn(batch, q_heads, q_length, head_dim).to(dtype)
+    k, v = (torch.randn(batch, kv_heads, kv_length, head_dim).to(dtype) for _ in range(2))
+    return q, k, v
+
+
+@pytest.mark.parametrize("head_dim", [1, 3, 8, 40, 64, 72, 96, 128, 160, 255, 256])
+def test_every_head_dim(head_dim):
+    q, k, v = inputs(head_dim=head_dim)
+    assert relative_l1(comfy_sage2.attention(q, k, v), oracle(q, k, v)[0]) < 0.06
+    assert cosine(comfy_sage2.attention(q, k, v, mode="4b"), oracle(q, k, v)[0]) > 0.93
+
+
+@pytest.mark.parametrize(
+    ("q_length", "kv_length"), [(1, 1), (1, 300), (300, 1), (63, 65), (128, 64), (129, 63), (500, 77), (77, 500)]
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_ragged_and_unequal_lengths(q_length, kv_length, is_causal):
+    q, k, v = inputs(batch=2, q_length=q_length, kv_length=kv_length)
+    expected, expected_lse = oracle(q, k, v, is_causal=is_causal)
+    out, lse = comfy_sage2.attention(q, k, v, is_causal=is_causal, return_lse=True)
+    assert out.shape == q.shape
+    assert relative_l1(out, expected) < 0.05
+    assert lse.shape == q.shape[:3] and lse.dtype == torch.float32
+    assert (lse - expected_lse).abs().max() < 0.06
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(6, 6), (6, 3), (6, 2), (6, 1)])
+@pytest.mark.parametrize("mode", ["8b", "4b"])
+def test_grouped_query_attention_equals_repeated_heads(q_heads, kv_heads, mode):
+    q, k, v = inputs(batch=2, q_heads=q_heads, kv_heads=kv_heads, kv_length=90)
+    repeats = q_heads // kv_heads
+    repeated = comfy_sage2.attention(
+        q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1), mode=mode, smooth_v=True
+    )
+    torch.testing.assert_close(comfy_sage2.attention(q, k, v, mode=mode, smooth_v=True), repeated)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("mode", ["8b", "4b"])
+@pytest.mark.parametrize("smooth_v", [False, True])
+def test_dtypes_modes_and_smooth_v(dtype, mode, smooth_v):
+    q, k, v = inputs(q_length=300, kv_length=300, dtype=dtype)
+    out = comfy_sage2.attention(q, k, v, mode=mode, smooth_v=smooth_v)
+    assert out.dtype == dtype
+    assert cosine(out, oracle(q, k, v)[0]) > (0.9985 if mode == "8b" else 0.96)
+
+
+@pytest.mark.parametrize("scale", [0.02, 0.25, 1.0])
+def test_scale(scale):
+    q, k, v = inputs()
+    assert relative_l1(comfy_sage2.attention(q, k, v, scale=scale), oracle(q, k, v, scale=scale)[0]) < 0.08
+
+
+def test_bnhd_is_the_same_attention_with_contiguous_bnhd_output():
+    q, k, v = inputs(batch=2, q_heads=4, kv_heads=2, kv_length=70)
+    expected = comfy_sage2.attention(q, k, v)
+    out = comfy_sage2.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), layout="BNHD")
+    assert out.is_contiguous()
+    assert expected.is_contiguous()
+    torch.testing.assert_close(out.transpose(1, 2), expected, rtol=0, atol=0)
+
+
+def test_views_of_a_fused_projection_and_unchanged_inputs():
+    fused = torch.randn(2, 90, 3, 4, 64)
+    before = fused.clone()
+    q, k, v = fused.unbind(2)
+    out = comfy_sage2.attention(q, k, v, layout="BNHD", mode="4b", smooth_v=True)
+    dense = comfy_sage2.attention(
+        q.contiguous(), k.contiguous(), v.contiguous(), layout="BNHD", mode="4b", smooth_v=True
+    )
+    torch.testing.assert_close(out, dense)
+    assert torch.equal(fused, before)
+
+
+def test_expanded_batch_stride_of_zero():
+    q, k, v = inputs()
+    out = comfy_sage2.attention(q.expand(3, -1, -1, -1), k.expand(3, -1, -1, -1), v.expand(3, -1, -1, -1))
+    torch.testing.assert_close(out[2:], comfy_sage2.attention(q, k, v))
+
+
+@pytest.mark.parametrize("mode", ["8b", "4b"])
+def test_lse_is_of_the_unsmoothed_scores(mode):
+    q, k, v = inputs(q_heads=4, kv_heads=2, q_length=200, kv_length=150)
+    k, q = k + 4.0, q + 1.0
+    _, lse = comfy_sage2.attention(q, k, v, mode=mode, return_lse=True)
+    assert (lse - oracle(q, k, v)[1]).abs().mean() < (0.01 if mode == "8b" else 0.15)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_nan_in_gives_nan_wherever_plain_attention_has_it(name):
+    tensors = dict(zip("qkv", inputs(), strict=True))
+    tensors[name][0, 1, 7, 3] = math.nan
+    plain = torch.nn.functional.scaled_dot_product_attention(*tensors.values())
+    for mode in ("8b", "4b"):
+        out = comfy_sage2.attention(**tensors, mode=mode)
+        assert out[plain.isnan()].isnan().all()
+        assert not out[0, 0].isnan().any()
+
+
+def test_constant_and_zero_inputs():
+    q, k, v = (torch.zeros(1, 1, 70, 16) for _ in range(3))
+    assert torch.equal(comfy_sage2.attention(q, k, v), torch.zeros_like(q))
+    torch.testing.assert_close(comfy_sage2.attention(q + 3, k + 5, v + 2, mode="4b"), v + 2)
+
+
+def test_half_precision_accumulator():
+    q, k, v = inputs(q_length=300, kv_length=300)
+    full = comfy_sage2.attention(q, k, v)
+    half = comfy_sage2.attention(q, k, v, pv_accumulator="fp16")
+    assert not torch.equal(full, half)
+    assert cosine(half, oracle(q, k, v)[0]) > 0.9985
+    assert torch.isfinite(comfy_sage2.attention(q, k, v * 0 + 1e4, pv_accumulator="fp16")).all()
+
+
+def test_runs_under_no_grad_and_inference_mode():
+    q, k, v = inputs()
+    expected = comfy_sage2.attention(q, k, v)
+    with torch.no_grad():
+        assert torch.equal(comfy_sage2.attention(q, k, v), expected)
+    with torch.inference_mode():
+        assert torch.equal(comfy_sage2.attention(q.clone(), k, v), expected)
+
+
+def test_there_is_no_silent_gradient():
+    q, k, v = inputs(q_length=20, kv_length=20)
+    out = comfy_sage2.attention(q.requires_grad_(), k, v)
+    with pytest.raises(RuntimeError, match="grad"):
+        out.sum().backward()
+
+
+def test_autocast_changes_nothing() -> None:
+    q, k, v = (torch.randn(1, 2, 300, 64) for _ in range(3))
+    expected = comfy_sage2.attention(q, k, v, backend="reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(comfy_sage2.attention(q, k, v, backend="reference"), expected)

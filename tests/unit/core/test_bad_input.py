@@ -1,0 +1,90 @@
+"""Bad input: each error names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import comfy_sage2
+
+
+def good():
+    return {name: torch.randn(2, 4, 10, 16) for name in "qkv"}
+
+
+CASES = {
+    "q is no tensor": ({"q": [1.0]}, TypeError, "q must be a torch.Tensor, got list"),
+    "rank of q": ({"q": torch.randn(4, 10, 16)}, ValueError, r"q must have 4 dimensions \(BHND\), got 3"),
+    "rank of v": ({"v": torch.randn(1, 2, 4, 10, 16)}, ValueError, "v must have 4 dimensions.*got 5"),
+    "dtype of q": ({"q": torch.randn(2, 4, 10, 16).double()}, TypeError, "q must be float16.*got torch.float64"),
+    "dtype of k": ({"k": torch.zeros(2, 4, 10, 16).int()}, TypeError, "k must be float16.*got torch.int32"),
+    "dtypes differ": ({"v": torch.randn(2, 4, 10, 16).half()}, TypeError, "v must have q's dtype torch.float32, got"),
+    "devices differ": ({"k": torch.randn(2, 4, 10, 16, device="meta")}, ValueError, "k must be on q's device cpu"),
+    "batch differs": ({"k": torch.randn(1, 4, 10, 16)}, ValueError, "k must have q's batch size 2, got 1"),
+    "head_dim differs": ({"v": torch.randn(2, 4, 10, 8)}, ValueError, "v must have q's head_dim 16, got 8"),
+    "k and v differ": ({"v": torch.randn(2, 4, 9, 16)}, ValueError, "v must have k's shape"),
+    "head_dim too large": (
+        {name: torch.randn(1, 1, 4, 257) for name in "qkv"},
+        ValueError,
+        "head_dim must be from 1 to 256, got 257",
+    ),
+    "heads": ({"q": torch.randn(2, 6, 10, 16)}, ValueError, r"multiple of that of k and v \(4\), got 6"),
+    "fewer q heads": ({"q": torch.randn(2, 2, 10, 16)}, ValueError, r"multiple of that of k and v \(4\), got 2"),
+    "empty q": ({"q": torch.randn(2, 4, 0, 16)}, ValueError, "q must not be empty"),
+    "no keys": ({name: torch.randn(2, 4, 0, 16) for name in "kv"}, ValueError, "k must not be empty"),
+    "head_dim 0": ({name: torch.randn(2, 4, 10, 0) for name in "qkv"}, ValueError, "q must not be empty"),
+    "strided last dimension": (
+        {"k": torch.randn(2, 4, 10, 32)[..., ::2]},
+        ValueError,
+        r"k must be contiguous in its last dimension.*got stride 2; call k.contiguous\(\)",
+    ),
+    "transposed": ({"q": torch.randn(2, 4, 16, 10).transpose(2, 3)}, ValueError, "q must be contiguous in its last"),
+    "mode": ({"mode": "2b"}, ValueError, "mode must be one of '8b', '4b', got '2b'"),
+    "layout": ({"layout": "NHD"}, ValueError, "layout must be one of 'BHND', 'BNHD', got 'NHD'"),
+    "accumulator": ({"pv_accumulator": "fp64"}, ValueError, "pv_accumulator must be one of 'fp32', 'fp16'"),
+    "backend": ({"backend": "cudnn"}, ValueError, "backend must be one of .*'reference'.* got 'cudnn'"),
+    "scale 0": ({"scale": 0.0}, ValueError, "scale must be positive and finite, got 0"),
+    "scale nan": ({"scale": math.nan}, ValueError, "scale must be positive and finite, got nan"),
+    "scale text": ({"scale": "1"}, TypeError, "scale must be a number or None, got str"),
+    "mask shape": (
+        {"attn_mask": torch.ones(10, 11, dtype=torch.bool)},
+        ValueError,
+        r"attn_mask must broadcast to .* = \(2, 4, 10, 10\), got shape \(10, 11\)",
+    ),
+    "mask of a batch of heads": (
+        {"attn_mask": torch.ones(2, 10, 10, dtype=torch.bool)},
+        ValueError,
+        r"attn_mask must broadcast to .*got shape \(2, 10, 10\)",
+    ),
+    "mask rank": ({"attn_mask": torch.ones(10)}, ValueError, "attn_mask must have 2 to 4 dimensions, got 1"),
+    "mask dtype": ({"attn_mask": torch.ones(10, 10).long()}, TypeError, "attn_mask must be bool.*got torch.int64"),
+    "mask device": ({"attn_mask": torch.ones(10, 10, device="meta")}, ValueError, "attn_mask must be on q's device"),
+    "mask is no tensor": ({"attn_mask": 3}, TypeError, "attn_mask must be a torch.Tensor or None, got int"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
+def test_message(case, call):
+    changes, error, message = CASES[case]
+    with pytest.raises(error, match=message):
+        call(**(good() | changes))
+
+
+def test_heads_are_counted_in_the_callers_layout():
+    q, k, v = torch.randn(1, 10, 6, 16), torch.randn(1, 10, 4, 16), torch.randn(1, 10, 4, 16)
+    with pytest.raises(ValueError, match=r"multiple of that of k and v \(4\), got 6 \(layout BNHD\)"):
+        comfy_sage2.attention(q, k, v, layout="BNHD")
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(TypeError, match="dropout_p"):
+        comfy_sage2.attention(**good(), dropout_p=0.0)
+
+
+def test_a_head_dim_of_one_may_have_any_stride():
+    wide = torch.randn(1, 2, 10, 4)
+    out = comfy_sage2.attention(wide[..., :1], wide[..., 1:2], wide[..., 2:3])
+    assert out.shape == (1, 2, 10, 1)

@@ -1,0 +1,74 @@
+"""The call is one node to torch.compile: no graph break, right strides, dynamic shapes."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+import comfy_sage2
+from comfy_sage2.attention import _attention_op
+
+BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else [])
+
+
+def block(q, k, v, mask, layout, return_lse):
+    result = comfy_sage2.attention(
+        q * 1.5, k, v, mode="4b", attn_mask=mask, layout=layout, return_lse=return_lse, smooth_v=True
+    )
+    out, lse = result if return_lse else (result, torch.zeros(()))
+    return out.flatten(2) * 2, lse + 1
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("compiler", BACKENDS)
+def test_full_graph_gives_the_eager_result(compiler):
+    q, k, v = torch.randn(1, 70, 4, 32), torch.randn(1, 90, 2, 32), torch.randn(1, 90, 2, 32)
+    mask = torch.rand(70, 90) > 0.3
+    compiled = torch.compile(block, fullgraph=True, backend=compiler, dynamic=False)
+    for expected, out in zip(block(q, k, v, mask, "BNHD", True), compiled(q, k, v, mask, "BNHD", True), strict=True):
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_dynamic_lengths_compile_once():
+    compiles = []
+
+    def count(graph, _inputs):
+        compiles.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(block, fullgraph=True, backend=count, dynamic=True)
+    for length in (33, 64, 100):
+        q, k, v = (torch.randn(1, 2, length, 16) for _ in range(3))
+        expected, _ = block(q, k, v, None, "BHND", False)
+        torch.testing.assert_close(compiled(q, k, v, None, "BHND", False)[0], expected)
+    assert len(compiles) == 1
+
+
+def test_compiled_fused_projection_views():
+    def model(x):
+        q, k, v = x.view(1, 50, 3, 2, 16).unbind(2)
+        return comfy_sage2.attention(q, k, v, layout="BNHD").reshape(1, 50, 32)
+
+    x = torch.randn(1, 50, 96)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_bad_input_is_still_refused():
+    compiled = torch.compile(comfy_sage2.attention, backend="eager")
+    with pytest.raises(ValueError, match="k must have q's batch size 1, got 2"):
+        compiled(torch.randn(1, 2, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16))
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_fake_output_agrees_with_the_real_one(layout, return_lse):
+    q, k, v = (torch.randn(2, 4, 30, 16).half() for _ in range(3))
+    arguments = (q, k, v, None, 0.25, "8b", False, True, layout, return_lse, None, "fp32")
+    torch.library.opcheck(_attention_op, arguments, test_utils=("test_schema", "test_faketensor"))

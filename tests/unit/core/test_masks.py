@@ -1,0 +1,97 @@
+"""Masks: bool and additive, 2-D to 4-D, broadcast or not, with causal, and rows that attend to nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from attention_oracle import oracle, relative_l1
+
+import comfy_sage2
+
+BATCH, HEADS, ROWS, KEYS = 2, 4, 150, 140
+SHAPES = [
+    (ROWS, KEYS),
+    (1, KEYS),
+    (ROWS, 1),
+    (HEADS, ROWS, KEYS),
+    (HEADS, 1, KEYS),
+    (1, 1, ROWS, KEYS),
+    (BATCH, 1, 1, KEYS),
+    (BATCH, HEADS, ROWS, 1),
+    (BATCH, HEADS, ROWS, KEYS),
+]
+
+
+def inputs():
+    q = torch.randn(BATCH, HEADS, ROWS, 32)
+    k, v = (torch.randn(BATCH, 2, KEYS, 32) for _ in range(2))
+    return q, k, v
+
+
+def assert_matches(q, k, v, **options):
+    expected, expected_lse = oracle(q, k, v, **options)
+    out, lse = comfy_sage2.attention(q, k, v, **options, return_lse=True)
+    assert relative_l1(out, expected) < 0.05
+    empty = expected_lse == -math.inf
+    assert (out[empty] == 0).all() and (lse[empty] == -math.inf).all()
+    assert (lse[~empty] - expected_lse[~empty]).abs().max() < 0.06
+    return empty
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_bool_masks(shape, is_causal):
+    assert_matches(*inputs(), attn_mask=torch.rand(shape) > 0.4, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_additive_masks(shape, dtype):
+    assert_matches(*inputs(), attn_mask=torch.randn(shape).to(dtype))
+
+
+def test_additive_infinity_hides_keys():
+    mask = torch.zeros(ROWS, KEYS).masked_fill(torch.rand(ROWS, KEYS) > 0.5, -math.inf)
+    assert_matches(*inputs(), attn_mask=mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_row_of_the_lowest_number_is_uniform(dtype):
+    q, k, v = inputs()
+    mask = torch.zeros(ROWS, KEYS, dtype=dtype)
+    mask[3] = torch.finfo(dtype).min
+    out = comfy_sage2.attention(q, k, v, attn_mask=mask)
+    assert relative_l1(out[:, :, 3], v.mean(2).repeat_interleave(HEADS // 2, 1)) < 0.05
+
+
+@pytest.mark.parametrize("smooth_v", [False, True])
+def test_rows_that_attend_to_nothing_are_zero(smooth_v):
+    q, k, v = inputs()
+    mask = torch.rand(ROWS, KEYS) > 0.4
+    mask[::7] = False
+    assert assert_matches(q, k, v, attn_mask=mask).any()
+    out = comfy_sage2.attention(q, k, v + 5, attn_mask=mask, smooth_v=smooth_v)
+    assert (out[:, :, ::7] == 0).all()
+
+
+def test_first_key_blocks_masked_for_all_rows():
+    mask = torch.ones(1, KEYS, dtype=torch.bool)
+    mask[:, :100] = False
+    assert_matches(*inputs(), attn_mask=mask)
+
+
+def test_a_strided_mask_is_read_by_its_strides():
+    q, k, v = inputs()
+    mask = (torch.rand(KEYS, ROWS) > 0.4).T
+    torch.testing.assert_close(
+        comfy_sage2.attention(q, k, v, attn_mask=mask), comfy_sage2.attention(q, k, v, attn_mask=mask.contiguous())
+    )
+
+
+def test_the_mask_is_not_changed():
+    mask = torch.randn(1, 1, ROWS, KEYS)
+    before = mask.clone()
+    comfy_sage2.attention(*inputs(), attn_mask=mask)
+    assert torch.equal(mask, before)

@@ -1,0 +1,108 @@
+"""Constraints are data that is checked before the call, and every refusal has its reason in words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import comfy_sage2
+from comfy_sage2 import registry
+from comfy_sage2.backends.base import AttentionRequest, Backend, Constraint, empty_output
+
+
+def small_head_dim(request):
+    return None if request.head_dim <= 16 else f"head_dim must be at most 16, got {request.head_dim}"
+
+
+def no_mask(request):
+    return None if request.mask_shape is None else f"masks are not supported, got shape {request.mask_shape}"
+
+
+class Ones(Backend):
+    """Answers with ones, so that a test sees who ran."""
+
+    name = "ones"
+    accelerated = True
+    constraints = (Constraint("head_dim", small_head_dim), Constraint("mask", no_mask))
+
+    def run(self, q, k, v, request, *, scale, attn_mask, layout):
+        lse = q.new_ones(q.shape[:3], dtype=torch.float32) if request.return_lse else None
+        return empty_output(q, layout).fill_(1), lse
+
+
+class Broken(Ones):
+    name = "broken"
+
+    def availability(self, request):
+        return "no kernel for this machine"
+
+
+@pytest.fixture
+def fake_backends(monkeypatch):
+    monkeypatch.setattr(registry, "_BACKENDS", (Broken(), Ones(), registry.get("reference")))
+
+
+def tensors(head_dim=16):
+    return tuple(torch.randn(1, 2, 10, head_dim) for _ in range(3))
+
+
+def request(head_dim=16, **options):
+    return AttentionRequest.of(*tensors(head_dim), scale=0.25, **options)
+
+
+def test_a_request_describes_the_call():
+    q, k = torch.randn(2, 6, 10, 16).half(), torch.randn(2, 3, 20, 16).half()
+    mask = torch.ones(2, 1, 1, 20, dtype=torch.bool)
+    described = AttentionRequest.of(q, k, k, scale=0.5, mode="4b", attn_mask=mask, is_causal=True)
+    assert (described.batch, described.q_heads, described.kv_heads) == (2, 6, 3)
+    assert (described.q_length, described.kv_length, described.head_dim) == (10, 20, 16)
+    assert (described.device_type, described.device_index, described.capability) == ("cpu", None, None)
+    assert (described.dtype, described.mask_dtype, described.mask_shape) == (torch.float16, torch.bool, (2, 1, 1, 20))
+    assert (described.mode, described.scale, described.is_causal, described.smooth_v) == ("4b", 0.5, True, False)
+
+
+@pytest.mark.usefixtures("fake_backends")
+class TestChoice:
+    def test_first_accelerated_that_can_run(self):
+        assert registry.choose(request()).name == "ones"
+        assert torch.equal(comfy_sage2.attention(*tensors()), torch.ones(1, 2, 10, 16))
+
+    def test_reference_where_no_kernel_can(self):
+        assert registry.choose(request(head_dim=32)).name == "reference"
+        assert registry.choose(request(head_dim=32), accelerated_only=True) is None
+
+    def test_explain_lists_every_backend_in_order(self):
+        q, k, v = tensors(32)
+        assert list(comfy_sage2.explain(q, k, v).items()) == [
+            ("broken", "no kernel for this machine"),
+            ("ones", "head_dim must be at most 16, got 32"),
+            ("reference", None),
+        ]
+        assert comfy_sage2.explain(*tensors(), backend="ones") == {"ones": None}
+
+    def test_explain_looks_at_the_options(self):
+        mask = torch.ones(10, 10, dtype=torch.bool)
+        reasons = comfy_sage2.explain(*tensors(), attn_mask=mask)
+        assert reasons["ones"] == "masks are not supported, got shape (1, 1, 10, 10)"
+
+    def test_a_named_backend_that_cannot_run_says_why(self):
+        with pytest.raises(comfy_sage2.UnsupportedError, match="'ones' cannot run this call: head_dim must be at most"):
+            comfy_sage2.attention(*tensors(32), backend="ones")
+        with pytest.raises(comfy_sage2.UnsupportedError, match="'broken' cannot run this call: no kernel"):
+            comfy_sage2.attention(*tensors(), backend="broken")
+
+    def test_a_named_backend_is_used_over_the_preferred_one(self):
+        assert not torch.equal(comfy_sage2.attention(*tensors(), backend="reference"), torch.ones(1, 2, 10, 16))
+
+
+def test_no_backend_at_all_lists_every_reason(monkeypatch):
+    monkeypatch.setattr(registry, "_BACKENDS", (Broken(), Ones()))
+    with pytest.raises(comfy_sage2.UnsupportedError, match=r"broken: no kernel.*; ones: head_dim must be at most 16"):
+        comfy_sage2.attention(*tensors(32))
+
+
+def test_on_a_cpu_only_the_reference_runs_and_the_others_say_why():
+    reasons = comfy_sage2.explain(*tensors())
+    assert reasons.pop("reference") is None
+    assert all(reasons.values())
+    assert [backend.name for backend in registry.backends()][-1] == "reference"

@@ -1,0 +1,128 @@
+"""The measured tables: rows, averages, the paper's figures, the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from comfy_sage2.capture.recorder import save_samples
+from comfy_sage2.capture.samples import AttentionSample
+from comfy_sage2.evaluation import paper, plots
+from comfy_sage2.evaluation.accuracy import Accuracy, average, worst
+from comfy_sage2.evaluation.measurement import Measured, measure
+from comfy_sage2.evaluation.methods import tables
+from comfy_sage2.evaluation.report import markdown
+from comfy_sage2.evaluation.run import main
+from comfy_sage2.evaluation.structure import Structure, structure
+from comfy_sage2.evaluation.synthetic import OUTLIER_RANGE, synthetic_samples
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[AttentionSample]:
+    return synthetic_samples(0, layers=3, tokens=300, heads=1)
+
+
+@pytest.fixture(scope="module")
+def measured(samples: list[AttentionSample]) -> dict[str, Measured]:
+    return {one.table.key: one for one in measure(tables(None), samples, CPU)}
+
+
+def test_accuracy_of_known_vectors() -> None:
+    found = Accuracy.of(torch.tensor([3.0, 0.0]), torch.tensor([[3.0, 4.0]]))
+    assert found.cosine == pytest.approx(0.6)
+    assert found.relative_l1 == pytest.approx(4 / 7)
+    assert found.rmse == pytest.approx(math.sqrt(8))
+
+
+def test_average_and_worst_of_each_measure() -> None:
+    results = [Accuracy(0.9, 0.1, 3.0), Accuracy(0.7, 0.3, 1.0)]
+    assert average(results) == Accuracy(pytest.approx(0.8), pytest.approx(0.2), pytest.approx(2.0))
+    assert worst(results) == Accuracy(0.7, 0.3, 3.0)
+
+
+def test_every_row_of_the_paper_is_measured(measured: dict[str, Measured]) -> None:
+    for key, rows in (*paper.AVERAGE.items(), *paper.WORST.items()):
+        assert list(measured[key].rows) == list(rows)
+
+
+def test_full_precision_of_all_choices_is_the_best(measured: dict[str, Measured]) -> None:
+    smoothing, types = measured["smoothing"].average(), measured["data_type"].average()
+    assert min(smoothing, key=lambda row: smoothing[row].relative_l1) == "Smooth Q+K"
+    assert min(types, key=lambda row: types[row].relative_l1) == "FP16"
+    assert types["E4M3"] == smoothing["Smooth Q+K"]  # the same attention in two tables
+    attention = measured["attention"].average()
+    assert attention["SageAttn2-4b"] == types["E4M3"]
+    assert attention["SageAttn2-8b"].relative_l1 < attention["SageAttn2-4b"].relative_l1
+
+
+def test_samples_keep_their_mask_and_their_causality() -> None:
+    q, k, v = (torch.randn(1, 1, 40, 64) for _ in range(3))
+    hidden = torch.ones(1, 1, 1, 40, dtype=torch.bool)
+    hidden[..., 20:] = False
+    calls = [AttentionSample(0, 0, q, k, v), AttentionSample(0, 0, q, k, v, is_causal=True, scale=0.5)]
+    calls.append(AttentionSample(0, 0, q, k, v, mask=hidden))
+    attention = measure(tables(None)[-1:], calls, CPU)[0]
+    for row in ("SageAttn2-8b", "SageAttention1", "FlashAttn3-fp8 (emulated)"):
+        assert min(result.cosine for result in attention.rows[row]) > 0.99
+
+
+def test_synthetic_tensors_have_the_outliers_they_promise() -> None:
+    (sample,) = synthetic_samples(1, layers=1, tokens=512)
+    again, other = synthetic_samples(1, layers=1, tokens=512)[0], synthetic_samples(2, layers=1, tokens=512)[0]
+    assert torch.equal(sample.q, again.q)
+    assert not torch.equal(sample.q, other.q)
+    for tensor in (sample.q.float(), sample.k.float()):
+        offsets = tensor.mean(dim=2).abs() / tensor.std(dim=2).amin(dim=2, keepdim=True)
+        assert ((offsets > OUTLIER_RANGE[0] / 2).sum(dim=2) >= 6).all()
+    blocks = sample.q.float().unflatten(2, (-1, 64)).mean(dim=3)
+    assert blocks.std(dim=2).mean() > 0.5  # Q's blocks differ in their means …
+    assert sample.k.float().unflatten(2, (-1, 64)).mean(dim=3).std(dim=2).mean() < 0.4  # … and K's do not
+
+
+def test_structure_of_known_tensors() -> None:
+    ones, signs = torch.ones(1, 1, 256, 8), torch.ones(1, 1, 256, 8)
+    signs[:, :, 128:] = -1
+    signs[:, :, ::2] *= 3
+    found = structure([AttentionSample(0, 0, ones, signs, torch.randn(1, 1, 256, 8))])
+    assert found["Q"] == Structure(1.0, 1.0, 1.0)
+    assert found["K"].token_mean == 0
+    assert found["K"].block_mean == pytest.approx(2**2 / 5)
+    assert found["K"].peak == pytest.approx(3 / 5**0.5)
+    assert found["V"].block_mean < 0.2
+
+
+def test_the_report_names_a_broken_order(measured: dict[str, Measured]) -> None:
+    good = measured["smoothing"]
+    first, *others = good.rows
+    swapped = Measured(good.table, {first: good.rows["Smooth Q+K"], **{row: good.rows[row] for row in others}})
+    assert "does not hold" in markdown([swapped], "nothing", {})
+    assert "80.04%" in markdown([good], "nothing", {})
+
+
+def test_the_command_writes_tables_data_and_charts(tmp_path: Path, samples: list[AttentionSample]) -> None:
+    save_samples(tmp_path / "mine.safetensors", samples[:1])
+    arguments = ["--only", "capture", "--capture", str(tmp_path / "mine.safetensors"), "--output", str(tmp_path)]
+    assert main([*arguments, "--device", "cpu"]) == 0
+    text = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    assert "capture mine.safetensors (1 layers, 1 step)" in text
+    data = json.loads((tmp_path / "capture_mine.json").read_text(encoding="utf-8"))
+    assert data["samples"] == [{"layer": 0, "step": 0}]
+    assert set(data["tables"]["smoothing"]["average"]) == set(paper.AVERAGE["smoothing"])
+    if plots.reason_unavailable() is None:
+        assert (tmp_path / "capture_mine.png").stat().st_size > 1000
+
+
+def test_a_missing_capture_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "capture", "--capture", str(tmp_path / "no"), "--output", str(tmp_path)]) == 1
+    assert "no" in capsys.readouterr().err
+
+
+def test_charts_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    assert "matplotlib is not installed" in (plots.reason_unavailable() or "")

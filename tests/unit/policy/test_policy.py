@@ -1,0 +1,185 @@
+"""Policies: choosing from measurements, the JSON document and its errors, and whether one fits a model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from comfy_sage2.policy.calibrated import BOUNDS, make_policy
+from comfy_sage2.policy.document import from_text, to_text
+from comfy_sage2.policy.plan import Place
+from comfy_sage2.policy.policy import IN_FULL, Policy, part_of
+from comfy_sage2.policy.signature import Signature
+from comfy_sage2.policy.targets import FULL_PRECISION, TARGETS, VARIANTS, Measured, Variant, pick
+
+FOUR, FOUR_SMOOTH, EIGHT, EIGHT_SMOOTH = VARIANTS
+WAN = Signature.of("WAN21", {"dim": 1536, "num_layers": 30, "dtype": object(), "image_model": "wan2.1"})
+PARTS = len(BOUNDS) - 1
+
+
+def errors(*relative_l1: float) -> dict[Variant, Measured]:
+    """Measurements of the four variants with these relative L1 errors and cosines that fit them."""
+    return {v: Measured(1 - error * error / 2, error) for v, error in zip(VARIANTS, relative_l1, strict=True)}
+
+
+def small_policy(target: str = "balanced") -> Policy:
+    measured = {(0, part): errors(0.3, 0.25, 0.039, 0.038) for part in range(PARTS)}
+    measured |= {(1, part): errors(0.07, 0.06, 0.039, 0.038) for part in range(1, PARTS)}
+    return make_policy(WAN, target, {0: 128, 1: 128, 2: 64}, measured)
+
+
+@pytest.mark.parametrize(
+    "target, relative_l1, expected",
+    [
+        ("lossless", (0.07, 0.06, 0.04, 0.039), EIGHT),
+        ("lossless", (0.07, 0.06, 0.06, 0.04), EIGHT_SMOOTH),
+        ("lossless", (0.07, 0.06, 0.09, 0.08), FULL_PRECISION),
+        ("balanced", (0.07, 0.06, 0.04, 0.039), FOUR),
+        ("balanced", (0.09, 0.06, 0.04, 0.039), FOUR_SMOOTH),
+        ("balanced", (0.19, 0.15, 0.04, 0.039), EIGHT),
+        ("fast", (0.19, 0.15, 0.04, 0.039), FOUR),
+        ("fast", (0.9, 0.8, 0.7, 0.6), FULL_PRECISION),
+    ],
+)
+def test_the_fastest_mode_that_is_good_enough(target: str, relative_l1: tuple, expected: Variant) -> None:
+    assert pick(errors(*relative_l1), TARGETS[target]) == expected
+
+
+def test_nan_is_never_good_enough() -> None:
+    nan = float("nan")
+    assert pick(errors(nan, nan, nan, nan), TARGETS["fast"]) == FULL_PRECISION
+    assert pick({EIGHT: Measured(nan, 0.0)}, TARGETS["fast"]) == FULL_PRECISION
+
+
+def test_what_was_not_measured_takes_the_most_cautious_mode() -> None:
+    policy = small_policy()
+    assert {cell.mode for cell in policy.cells[0]} == {"8b"}
+    assert policy.cells[1][0].mode == "4b" and policy.cells[1][0].cosine is None
+    assert {cell.mode for cell in policy.cells[2]} == {"full"}  # never measured at all
+    assert {cell.mode for cell in small_policy("fast").cells[1]} == {"4b"}
+
+
+def test_nothing_measured_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="sample with the calibrated model first"):
+        make_policy(WAN, "fast", {0: 128}, {})
+    with pytest.raises(ValueError, match="quality must be one of 'lossless', 'balanced', 'fast', got 'best'"):
+        make_policy(WAN, "best", {0: 128}, {(0, 0): errors(0, 0, 0, 0)})
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 10, 20, 50])
+def test_every_step_belongs_to_the_part_that_holds_its_beginning(steps: int) -> None:
+    for step in range(steps):
+        part = part_of(step, steps, BOUNDS)
+        assert BOUNDS[part] <= step / steps + 1e-9 < BOUNDS[part + 1] + 1e-9
+
+
+def test_choices() -> None:
+    policy = small_policy()
+
+    def choice(layer: int, step: int) -> Any:
+        return policy.choose(Place(layer, None, step, 10, 4096, 4096))
+
+    assert (choice(0, 5).mode, choice(1, 5).mode, choice(2, 5).mode) == ("8b", "4b", "full")
+    assert choice(1, 5).instead == "8b" and choice(0, 5).instead is None
+    assert choice(2, 5).reason == IN_FULL
+    with pytest.raises(ValueError, match=r"for 3 attention calls in one pass, and the model made at least 8"):
+        choice(7, 0)
+
+
+def test_a_pass_of_another_model_is_refused() -> None:
+    policy = small_policy()
+    policy.check_pass([128, 128, 64])
+    with pytest.raises(ValueError, match="for 3 attention calls in one pass, and the model made 2"):
+        policy.check_pass([128, 128])
+    with pytest.raises(ValueError, match="attention layer 1 has head_dim 128 in the policy and 96 in the model"):
+        policy.check_pass([128, 96, 64])
+
+
+def test_document_round_trip() -> None:
+    policy = small_policy()
+    again = from_text(to_text(policy))
+    assert again == from_text(to_text(again))
+    assert again.signature == policy.signature and again.layers == policy.layers and again.bounds == policy.bounds
+    assert [[(c.mode, c.smooth_v) for c in row] for row in again.cells] == [
+        [(c.mode, c.smooth_v) for c in row] for row in policy.cells
+    ]
+    assert again.cells[0][0].relative_l1 == pytest.approx(0.039) and again.cells[1][0].cosine is None
+
+
+def changed(path: tuple[Any, ...], value: Any) -> str:
+    """The small policy's document with the entry at `path` replaced, or removed when `value` is ...."""
+    document = json.loads(to_text(small_policy()))
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    if value is ...:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
+    return json.dumps(document)
+
+
+CELL = ("layers", 1, "cells", 2)
+BAD = [
+    (("schema",), "other", "schema must be 'comfy_sage2.policy', got 'other'"),
+    (("version",), 2, "version must be 1, got 2"),
+    (("model",), ..., "the policy lacks 'model'"),
+    (("model",), [], "model must be a JSON object, got list"),
+    (("model", "class"), 3, "model.class must be a text, got 3"),
+    (("model", "config"), ..., "model lacks 'config'"),
+    (("target",), "best", "target must be one of 'lossless', 'balanced', 'fast', got 'best'"),
+    (("bounds",), [0, 0.5], "bounds must ascend from 0 to 1"),
+    (("bounds",), [0, 0.5, 0.5, 1], "bounds must ascend from 0 to 1"),
+    (("bounds",), [0, "x", 1], "bounds[1] must be a finite number, got 'x'"),
+    (("layers",), [], "layers must name at least one attention layer"),
+    (("layers", 0), 7, "layers[0] must be a JSON object, got int"),
+    (("layers", 2, "head_dim"), 0, "layers[2].head_dim must be a positive integer, got 0"),
+    (("layers", 1, "cells"), [], "layers[1].cells must have 5 entries, one for each part of bounds, got 0"),
+    ((*CELL, "mode"), "2b", "layers[1].cells[2].mode must be one of '8b', '4b', 'full', got '2b'"),
+    ((*CELL, "smooth_v"), 1, "layers[1].cells[2].smooth_v must be true or false, got 1"),
+    ((*CELL, "cosine"), ..., "layers[1].cells[2] lacks 'cosine'"),
+    ((*CELL, "relative_l1"), None, "layers[1].cells[2].relative_l1 must be a finite number, got None"),
+]
+
+
+@pytest.mark.parametrize("path, value, words", BAD, ids=[words for _, _, words in BAD])
+def test_a_bad_document_is_refused_with_the_field_named(path: tuple, value: Any, words: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        from_text(changed(path, value))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "is no JSON"),
+        ("{", "is no JSON"),
+        ("[]", "must be a JSON object"),
+        ("[" * 100_000, "is no JSON"),
+        ("x" * 5_000_000, "at most"),
+        ("NaN", "must be a JSON object, got float"),
+    ],
+    ids=["empty", "cut", "list", "deep", "long", "nan"],
+)
+def test_no_policy_at_all(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        from_text(text)
+
+
+def test_signature_names_every_difference() -> None:
+    WAN.require(WAN)
+    WAN.require(Signature.of("WAN21", {"dim": 1536, "num_layers": 30, "new_in_this_version": 1}))
+    with pytest.raises(ValueError) as refused:
+        WAN.require(Signature.of("WAN21", {"dim": 5120, "num_layers": 40, "image_model": "wan2.1"}))
+    assert "dim is 1536 in the policy and 5120 in the model" in str(refused.value)
+    assert "num_layers is 30 in the policy and 40 in the model" in str(refused.value)
+    with pytest.raises(ValueError, match="made for WAN21, and the model is Flux"):
+        WAN.require(Signature.of("Flux", {}))
+
+
+def test_reasoning_adds_up() -> None:
+    (line,) = small_policy().reasoning(3, 10)
+    assert "balanced (cosine at least 0.994, relative L1 at most 0.08)" in line
+    assert "4b 33%, 8b 33%, full 33%" in line

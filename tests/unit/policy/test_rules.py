@@ -1,0 +1,55 @@
+"""The shipped rules of mode auto, and their reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from comfy_sage2.policy.plan import Place
+from comfy_sage2.policy.rules import FEW_KEYS, RulePlan, kept
+
+MIDDLE = Place(layer=15, layers=30, step=10, steps=20, q_length=4096, kv_length=4096)
+
+
+def mode(backend: str = "sm89", **changes: int | None) -> str:
+    return RulePlan("WAN21", backend).choose(replace(MIDDLE, **changes)).mode
+
+
+def test_the_middle_takes_4_bits_where_the_gpu_has_int4() -> None:
+    assert mode() == "4b"
+    assert [mode(backend) for backend in ("sm90", "sm120", "sm80")] == ["8b"] * 3
+
+
+def test_first_and_last_steps_and_layers_keep_8_bits() -> None:
+    steps = [mode(step=step) for step in range(20)]
+    assert steps == ["8b"] * 3 + ["4b"] * 14 + ["8b"] * 3
+    layers = [mode(layer=layer) for layer in range(30)]
+    assert layers == ["8b"] * 3 + ["4b"] * 24 + ["8b"] * 3
+
+
+@pytest.mark.parametrize("steps, middle", [(1, 0), (2, 0), (3, 1), (4, 2), (8, 4)])
+def test_few_steps(steps: int, middle: int) -> None:
+    assert [mode(step=step, steps=steps) for step in range(steps)].count("4b") == middle
+
+
+def test_what_saves_nothing_keeps_8_bits() -> None:
+    assert mode(kv_length=512) == "8b"  # cross-attention
+    assert mode(q_length=FEW_KEYS - 1, kv_length=FEW_KEYS - 1) == "8b"
+
+
+def test_an_unknown_number_of_layers_is_no_reason_for_4_bits() -> None:
+    assert mode(layers=None) == "8b"
+
+
+@pytest.mark.parametrize("count, share, ends", [(10, 0.1, 1), (30, 0.1, 3), (31, 0.1, 4), (1, 0.15, 1), (20, 0.15, 3)])
+def test_kept_at_each_end(count: int, share: float, ends: int) -> None:
+    assert kept(count, share) == ends
+
+
+def test_reasoning_names_numbers_and_evidence() -> None:
+    first, evidence = RulePlan("WAN21", "sm89").reasoning(30, 20)
+    assert "3 of 20 steps" in first and "3 of 30 layers" in first
+    assert "no measurement of this model is shipped" in evidence
+    assert "cosine 0.994 for the average layer" in RulePlan("CogVideoX", "sm89").reasoning(30, 20)[1]
+    assert RulePlan("WAN21", "sm90").reasoning(30, 20) == ("auto: 8b everywhere, since sm90 gains no time from 4 bits",)

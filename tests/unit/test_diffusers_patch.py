@@ -1,0 +1,121 @@
+"""The patch of a diffusers Wan transformer: what it answers, what it leaves alone, and that it goes away."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import WanTransformer3DModel
+from torch.nn import functional as F
+
+from comfy_sage2.integrations.diffusers import NOT_CALLED, patch
+
+LAYERS = 2
+
+
+@pytest.fixture
+def transformer() -> WanTransformer3DModel:
+    torch.manual_seed(1)
+    model = WanTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=128, text_dim=32, freq_dim=32, ffn_dim=64, num_layers=LAYERS
+    )
+    return model.eval().requires_grad_(False)
+
+
+def run(model: WanTransformer3DModel) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    latent = torch.randn(1, 16, 3, 16, 16, generator=generator)
+    text = torch.randn(1, 16, 32, generator=generator)
+    return model(latent, torch.tensor([500.0]), text, return_dict=False)[0]
+
+
+@pytest.mark.parametrize(("mode", "least"), [("8b", 0.999), ("4b", 0.99)])
+def test_close_to_the_model_and_not_the_same(transformer: WanTransformer3DModel, mode: str, least: float) -> None:
+    full = run(transformer)
+    with patch(transformer, mode=mode, backend="reference") as patched:
+        quantised = run(transformer)
+    assert patched.calls == {"reference": 2 * LAYERS}  # self- and cross-attention of each layer
+    assert not patched.fallbacks
+    assert not torch.equal(quantised, full)
+    assert F.cosine_similarity(quantised.flatten(), full.flatten(), dim=0) > least
+
+
+def test_undo_restores_the_model(transformer: WanTransformer3DModel) -> None:
+    full = run(transformer)
+    patched = patch(transformer, backend="reference")
+    patched.undo()
+    patched.undo()
+    assert torch.equal(run(transformer), full)
+    assert not patched.calls
+    assert all("forward" not in module.__dict__ for module in transformer.modules())
+
+
+def test_undo_after_an_error_inside(transformer: WanTransformer3DModel) -> None:
+    with pytest.raises(KeyError), patch(transformer, backend="reference"):
+        raise KeyError
+    assert all("forward" not in module.__dict__ for module in transformer.modules())
+
+
+def test_patches_are_undone_last_first(transformer: WanTransformer3DModel) -> None:
+    first = patch(transformer, backend="reference")
+    second = patch(transformer, mode="4b", backend="reference")
+    with pytest.raises(RuntimeError, match="replaced after patch"):
+        first.undo()
+    second.undo()
+    first.undo()
+    assert all("forward" not in module.__dict__ for module in transformer.modules())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="an accelerated backend may serve the calls here")
+def test_without_an_accelerated_backend_torch_computes(transformer: WanTransformer3DModel) -> None:
+    full = run(transformer)
+    with patch(transformer) as patched:
+        assert torch.equal(run(transformer), full)
+    assert not patched.calls
+    assert sum(patched.fallbacks.values()) == 2 * LAYERS
+
+
+def test_gradients_are_left_to_torch(transformer: WanTransformer3DModel) -> None:
+    transformer.requires_grad_(True)
+    with patch(transformer, backend="reference") as patched:
+        run(transformer).sum().backward()
+    assert not patched.calls
+    assert all("gradients" in reason for reason in patched.fallbacks)
+
+
+def test_attention_outside_the_model_is_not_answered(transformer: WanTransformer3DModel) -> None:
+    q = torch.randn(1, 2, 32, 64)
+    with patch(transformer, backend="reference") as patched:
+        F.scaled_dot_product_attention(q, q, q)
+    assert patched.summary() == "no attention call yet"
+
+
+def test_processors_that_go_elsewhere_are_reported(transformer: WanTransformer3DModel) -> None:
+    transformer.set_attention_backend("_native_math")
+    for module in transformer.modules():
+        if hasattr(module, "processor"):
+            module.processor = lambda attn, hidden_states, *rest: hidden_states
+    with patch(transformer, backend="reference") as patched:
+        run(transformer)
+    assert patched.fallbacks == {NOT_CALLED: 2 * LAYERS}
+
+
+def test_compiled(transformer: WanTransformer3DModel) -> None:
+    with patch(transformer, backend="reference") as patched:
+        eager = run(transformer)
+        compiled = run(torch.compile(transformer, backend="eager"))
+    torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-3)
+    assert patched.calls["reference"] >= 2 * LAYERS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"mode": "2b"}, "mode must be one of '8b', '4b', got '2b'"), ({"backend": "fast"}, "backend must be one of")],
+)
+def test_bad_options(transformer: WanTransformer3DModel, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        patch(transformer, **options)
+
+
+def test_model_without_attention() -> None:
+    with pytest.raises(ValueError, match="no attention modules"):
+        patch(torch.nn.Linear(2, 2))

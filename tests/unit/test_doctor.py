@@ -1,0 +1,66 @@
+"""The doctor's words and exit status, with backends and machines made up for the test."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfy_sage2 import doctor, registry
+from comfy_sage2.backends.base import AttentionRequest, Backend
+
+
+class Accelerated(Backend):
+    """A backend that serves 8b only, or nothing."""
+
+    accelerated = True
+
+    def __init__(self, name: str, works: bool) -> None:
+        self.name = name
+        self._works = works
+
+    def availability(self, request: AttentionRequest) -> str | None:
+        if not self._works:
+            return "its wheel is missing"
+        return None if request.mode == "8b" else "mode must be '8b'"
+
+    def run(self, *arguments: object, **options: object) -> tuple[torch.Tensor, None]:
+        raise AssertionError("the doctor must not run attention")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *backends: Backend) -> None:
+    monkeypatch.setattr(registry, "_BACKENDS", (*backends, registry.get("reference")))
+
+
+def test_status_0_when_one_backend_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    install(monkeypatch, Accelerated("broken", works=False), Accelerated("good", works=True))
+    assert doctor.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("8b" in line and line.endswith(" good") for line in lines)
+    assert any("broken cannot: its wheel is missing" in line for line in lines)
+    assert any("good cannot: mode must be '8b'" in line for line in lines)
+
+
+def test_status_1_when_none_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    install(monkeypatch, Accelerated("broken", works=False))
+    assert doctor.main([]) == 1
+    assert "no accelerated backend" in capsys.readouterr().out
+
+
+def test_the_reference_does_not_count(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    install(monkeypatch)
+    assert doctor.main([]) == 1
+    assert torch.__version__ in capsys.readouterr().out
+
+
+def test_a_failing_probe_does_not_hide_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> str:
+        raise OSError("the driver is on fire")
+
+    monkeypatch.setattr(doctor, "_driver", fail)
+    install(monkeypatch)
+    doctor.main([])
+    printed = capsys.readouterr().out
+    assert "unknown: OSError: the driver is on fire" in printed
+    assert "backend for each mode" in printed

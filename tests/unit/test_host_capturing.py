@@ -1,0 +1,91 @@
+"""The capture session: the sampling is not touched, and what is kept is what the model computed with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.capture.recorder import CaptureBounds, CaptureError, load_samples
+from comfy_sage2.host import forwards
+from comfy_sage2.host.capturing import Capture, save_capture
+from comfy_sage2.host.override import make_override
+
+LAYERS, STEPS = 4, 3
+SIGMAS = [1.0 - step / STEPS for step in range(STEPS + 1)]
+
+
+def host_attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.full_like(q, 7.0)
+
+
+def sampled(capture: Capture, kv_tokens: int = 10, **arguments: Any) -> list[tuple[torch.Tensor, ...]]:
+    """One sampling; the tensors (B, N, H * D) of every call in order."""
+    override, calls = make_override(capture), []
+    capture.begin_sampling(SIGMAS)
+    for sigma in SIGMAS[:-1]:
+        forward = capture.begin_forward(sigma, torch.device("cpu"), {})
+        with forwards.running(capture.slot, forward):
+            for _ in range(LAYERS):
+                q, k, v = torch.randn(2, 10, 64), torch.randn(2, kv_tokens, 64), torch.randn(2, kv_tokens, 64)
+                assert (override(host_attention, q, k, v, 2, **arguments) == 7.0).all()
+                calls.append((q, k, v))
+        capture.end_forward(forward)
+    return calls
+
+
+def model_with(*sessions: Any) -> SimpleNamespace:
+    return SimpleNamespace(get_wrappers=lambda kind, key: [SimpleNamespace(session=session) for session in sessions])
+
+
+def test_the_chosen_calls_are_kept_as_they_were(tmp_path: Path) -> None:
+    capture = Capture(CaptureBounds(every_layer=2, every_step=2, heads=2), 0, None)
+    mask = torch.rand(10, 10) < 0.5
+    calls = sampled(capture, mask=mask, scale=0.2)
+    text = save_capture(model_with(capture), tmp_path / "output", "mine")
+    path = tmp_path / "output" / "mine.safetensors"
+    assert "4 attention calls of 2 layers and 2 steps" in text
+    samples = load_samples(path)
+    assert [(sample.layer, sample.step) for sample in samples] == [(0, 0), (2, 0), (0, 2), (2, 2)]
+    q = calls[2 * LAYERS + 2][0]
+    assert torch.equal(samples[3].q, q[:1].unflatten(2, (2, 32)).transpose(1, 2))
+    assert samples[3].scale == 0.2
+    assert samples[3].mask is not None
+    assert torch.equal(samples[3].mask[0, 0], mask)
+
+
+def test_cross_attention_is_not_kept(tmp_path: Path) -> None:
+    capture = Capture(CaptureBounds(every_layer=1, every_step=1), 0, None)
+    sampled(capture, kv_tokens=3)
+    with pytest.raises(CaptureError, match="no attention call"):
+        save_capture(model_with(capture), tmp_path, "mine")
+
+
+def test_a_second_sampling_replaces_the_first() -> None:
+    capture = Capture(CaptureBounds(every_layer=4, every_step=3), 0, None)
+    first = sampled(capture)
+    second = sampled(capture)
+    (kept,) = capture.recorder.samples
+    assert torch.equal(kept.v.transpose(1, 2).flatten(2), second[0][2][:1])
+    assert not torch.equal(kept.v.transpose(1, 2).flatten(2), first[0][2][:1])
+
+
+def test_unknown_arguments_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    capture = Capture(CaptureBounds(every_layer=2, every_step=1), 0, None)
+    sampled(capture, novelty=1)
+    assert "novelty" in capture.left_out[0]
+    assert not capture.recorder.samples
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/etc/x", ".hidden"])
+def test_file_names_stay_in_the_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="plain file name"):
+        save_capture(model_with(Capture(CaptureBounds(), 0, None)), tmp_path, name)
+
+
+def test_a_model_without_the_node_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="did not go through SageAttention2 Capture"):
+        save_capture(model_with(), tmp_path, "mine")

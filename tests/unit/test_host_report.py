@@ -1,0 +1,183 @@
+"""Steps, settings, the report's text and its chart, without ComfyUI."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfy_sage2.host import stopwatch
+from comfy_sage2.host.chart import draw_chart
+from comfy_sage2.host.quality import Quality, measure
+from comfy_sage2.host.report import report, status
+from comfy_sage2.host.schedule import Schedule
+from comfy_sage2.host.selection import Selection
+from comfy_sage2.host.session import Session
+from comfy_sage2.host.settings import Settings
+from comfy_sage2.host.statistics import Outcome
+
+CPU = torch.device("cpu")
+
+
+def recorded(layers: int = 6, steps: int = 5, reasons: int = 1) -> Session:
+    """A session with a backend's calls, and one fallback a step for each of `reasons` reasons, with quality."""
+    session = Session(Settings(measure_quality=True), Selection("sm90", None))
+    session.begin_sampling([1.0 - step / steps for step in range(steps + 1)])
+    session.statistics.begin_forward(stopwatch.start(CPU))
+    for step in range(steps):
+        for layer in range(layers):
+            left = layer >= layers - reasons
+            outcome = Outcome(reason=f"reason {layer}") if left else Outcome("sm90", "8b")
+            watch = stopwatch.start(CPU)
+            watch.stop()
+            quality = None if left else Quality(torch.tensor(0.999 - 0.001 * layer), torch.tensor(0.01 * (layer + 1)))
+            session.statistics.record(layer, step, outcome, watch, quality)
+    session.statistics.end_sampling()
+    return session
+
+
+@pytest.mark.parametrize(
+    "sigma, step", [(1.0, 0), (0.9, 0), (0.7, 1), (0.69999, 1), (0.4, 2), (0.1, 2), (0.0, 2), (2.0, 0)]
+)
+def test_steps_of_a_descending_schedule(sigma: float, step: int) -> None:
+    assert Schedule([1.0, 0.7, 0.4, 0.0]).step(sigma) == step
+
+
+@pytest.mark.parametrize("sigma, step", [(0.0, 0), (0.4, 1), (0.5, 1), (0.7, 2), (1.0, 2)])
+def test_steps_of_an_ascending_schedule(sigma: float, step: int) -> None:
+    assert Schedule([0.0, 0.4, 0.7, 1.0]).step(sigma) == step
+
+
+def test_float32_rounding_stays_in_its_step() -> None:
+    sigmas = torch.linspace(1, 0, 51, dtype=torch.float64).tolist()
+    schedule = Schedule(sigmas)
+    assert [schedule.step(float(torch.tensor(sigma, dtype=torch.float32))) for sigma in sigmas[:-1]] == list(range(50))
+
+
+def test_step_range() -> None:
+    settings = Settings(start_percent=0.2, end_percent=0.8)
+    assert [settings.reason_for_step(step, 10) is None for step in range(10)] == [False] * 2 + [True] * 6 + [False] * 2
+    assert all(Settings().reason_for_step(step, 10) is None for step in range(10))
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "2b"}, {"apply_to": "cross"}, {"backend": "sm90"}, {"start_percent": 0.9, "end_percent": 0.1}]
+)
+def test_settings_name_what_is_wrong(options: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Settings(**options)
+
+
+def test_report_counts_and_names_the_worst_layers() -> None:
+    text = report([recorded()])
+    assert "25 of 30 attention calls served (83%), 5 steps, 6 attention layers." in text
+    assert "sm90 · 8b: 25 calls" in text and "5 calls" in text and "reason 5" in text
+    assert text.index("layer 4: cosine 0.99500") < text.index("layer 3: cosine 0.99600")
+
+
+class Watch:
+    """A stopwatch that shows a time of choice."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def stop(self) -> None:
+        pass
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+def timed(host: tuple[float, ...], sample: float | None = None) -> Session:
+    """10 s of sampling with four calls of 1 s by a backend, and calls of one form by the host that took `host`."""
+    session = Session(Settings(), Selection("sm90", None))
+    session.begin_sampling([1.0, 0.0])
+    session.statistics.begin_forward(Watch(10.0))
+    for layer in range(4):
+        session.statistics.record(layer, 0, Outcome("sm90", "8b"), Watch(1.0), None, ("long",))
+        if sample is not None and session.statistics.lacks_host_time(("long",)):
+            session.statistics.record_host_time(("long",), Watch(sample))
+    for seconds in host:
+        session.statistics.record(4, 0, Outcome(reason="first step"), Watch(seconds), None, ("long",))
+    session.statistics.record(5, 0, Outcome(reason="cross"), Watch(0.5), None, ("short",))
+    session.statistics.record(6, 0, Outcome(reason="guard"), Watch(99.0), None, None)
+    return session
+
+
+@pytest.mark.parametrize(
+    "session", [timed((2.0, 2.0, 9.0)), timed((), sample=2.0)], ids=["calls of the host", "one call for comparison"]
+)
+def test_time_saved_is_what_the_host_takes_for_the_same_calls(session: Session) -> None:
+    speed = session.statistics.summary().speed
+    assert speed is not None and (speed.calls, speed.host_seconds, speed.seconds) == (4, 8.0, 4.0)
+    text = report([session])
+    assert "Time saved: 4.00 s, over 4 calls" in text
+    assert "attention 2.00 times as fast, the sampling 1.40 times" in text
+
+
+def test_forecast_is_amdahls_law() -> None:
+    session = Session(Settings(), Selection("sm90", None))
+    session.begin_sampling([1.0, 0.0])
+    session.statistics.begin_forward(Watch(10.0))
+    session.statistics.record(0, 0, Outcome("sm90", "8b"), Watch(6.0), None, ("a",))
+    text = report([session])
+    assert "10.00 s of sampling, 6.00 s (60%) of it attention" in text and "Time saved" not in text
+    assert "as it ran, attention is 60% of a step" in text and "more than 2.50 times as fast" in text
+    # In full precision the attention would have taken 10 of 14 s.
+    session.statistics.record_host_time(("a",), Watch(10.0))
+    text = report([session])
+    assert "with the host's own attention, attention is 71% of a step" in text and "than 3.50 times as fast" in text
+
+
+def test_report_says_why_nothing_ran() -> None:
+    idle = Session(Settings(), Selection(None, "no kernel for this GPU"))
+    assert "no kernel for this GPU" in status(idle) and status(idle) in report([idle])
+    assert "did not go through a SageAttention2 node" in report([])
+    waiting = Session(Settings(), Selection("sm90", None))
+    assert "No attention call reached the node" in report([waiting])
+
+
+@pytest.mark.parametrize("layers, steps, reasons", [(4, 3, 1), (80, 50, 2), (300, 200, 1), (20, 4, 12), (2, 1, 0)])
+def test_chart_of_any_size(layers: int, steps: int, reasons: int) -> None:
+    image = draw_chart([recorded(layers, steps, reasons)])
+    assert image.mode == "RGB" and image.width == 1200 and image.height < 2000
+    colours = {colour for _, colour in image.getcolors(maxcolors=1 << 20)}
+    assert (64, 192, 140) in colours
+    assert ((240, 160, 60) in colours) == (reasons > 0)
+
+
+def test_chart_of_nothing_is_a_message() -> None:
+    for sessions in (
+        [],
+        [Session(Settings(), Selection(None, "no kernel " * 60))],
+        [Session(Settings(), Selection("sm90", None))],
+    ):
+        assert draw_chart(sessions).width == 1200
+
+
+def test_quality_of_a_long_call_is_sampled_and_exact() -> None:
+    """Against a known error: an output scaled by 1.1 has cosine 1 and relative L1 0.1."""
+    q, k, v = torch.randn(2, 12, 700, 32), torch.randn(2, 4, 500, 32), torch.randn(2, 4, 500, 32)
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, scale=0.3)
+    got = measure(1.1 * exact, q, k, v, scale=0.3, mask=None)
+    assert float(got.cosine) == pytest.approx(1.0, abs=1e-5) and float(got.relative_l1) == pytest.approx(0.1, abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 90), (2, 1, 300, 90), (1, 4, 300, 90)])
+def test_quality_obeys_masks(shape: tuple[int, ...]) -> None:
+    q, k, v = torch.randn(2, 4, 300, 32), torch.randn(2, 4, 90, 32), torch.randn(2, 4, 90, 32)
+    mask = torch.rand(shape) > 0.3
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    assert float(measure(exact, q, k, v, scale=None, mask=mask).relative_l1) < 1e-5
+
+
+def test_modes_have_the_same_colours_in_every_chart() -> None:
+    """Whichever mode is the more frequent one."""
+    for modes in (["8b"] * 5 + ["4b"], ["4b"] * 5 + ["8b"]):
+        session = Session(Settings(mode="auto"), Selection("sm89", None))
+        session.begin_sampling([1.0, 0.0])
+        for layer, mode in enumerate(modes):
+            session.statistics.record(layer, 0, Outcome("sm89", mode), Watch(1.0), None)
+        colours = draw_chart([session]).crop((100, 0, 1160, 2000)).getcolors(maxcolors=1 << 20)
+        areas = {colour: count for count, colour in colours}
+        green, blue = areas[(64, 192, 140)], areas[(70, 150, 230)]
+        assert (green > blue) == (modes.count("8b") > 1)

@@ -1,0 +1,68 @@
+"""What the kernel backends say they can run; no kernel is loaded for any of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.kernel_backend import KernelBackend
+from comfy_sage2.backends.sm89 import SM80, SM89, SM120
+from comfy_sage2.backends.sm90 import SM90
+from comfy_sage2.kernels import loader
+
+
+def _request(capability: tuple[int, int], **changes: object) -> AttentionRequest:
+    tensor = torch.empty(1, 2, 4, 64, dtype=torch.float16)
+    request = AttentionRequest.of(tensor, tensor, tensor, scale=0.125)
+    return replace(request, device_type="cuda", device_index=0, capability=capability, **changes)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("backend", "capability"),
+    [(SM90, (9, 0)), (SM89, (8, 9)), (SM120, (12, 0)), (SM80, (8, 0)), (SM80, (8, 6))],
+    ids=lambda value: value.name if isinstance(value, KernelBackend) else "{}.{}".format(*value),
+)
+def test_runs_on_its_own_gpus(backend: KernelBackend, capability: tuple[int, int]) -> None:
+    assert backend.reason_against(_request(capability)) is None
+    others = {(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)} - {capability}
+    accepted = {other for other in others if backend.reason_against(_request(other)) is None}
+    assert accepted <= {(8, 0), (8, 6)}
+
+
+@pytest.mark.usefixtures("installed")
+def test_hopper_and_ada_have_int4() -> None:
+    assert SM90.reason_against(_request((9, 0), mode="4b")) is None
+    assert SM89.reason_against(_request((8, 9), mode="4b")) is None
+    assert SM120.reason_against(_request((12, 0), mode="4b")) == "mode must be 8b here, got 4b"
+    assert SM80.reason_against(_request((8, 6), mode="4b")) == "mode must be 8b here, got 4b"
+
+
+@pytest.mark.usefixtures("installed")
+def test_half_accumulators_need_fp8() -> None:
+    assert SM89.reason_against(_request((8, 9), pv_accumulator="fp16")) is None
+    for backend, capability in ((SM80, (8, 0)), (SM90, (9, 0))):
+        reason = backend.reason_against(_request(capability, pv_accumulator="fp16"))
+        assert reason == "pv_accumulator must be fp32 here, got fp16"
+
+
+def test_a_missing_kernel_is_the_last_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def unavailable(architecture: str) -> str:
+        asked.append(architecture)
+        return "no wheel"
+
+    monkeypatch.setattr(loader, "reason_unavailable", unavailable)
+    assert SM89.reason_against(_request((9, 0))) == "these kernels need compute capability 8.9, got 9.0"
+    assert asked == []
+    assert SM89.reason_against(_request((8, 9))) == "no wheel"
+    assert asked == ["sm89"]

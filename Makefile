@@ -1,0 +1,77 @@
+# The commands of the project. `make` alone lists them; all they need is Python 3.10 or newer and make.
+
+# The first suitable Python, the one that the pinned requirements were tried with most first; or: make PYTHON=… test
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.10 python3,$(shell \
+	$(name) -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $(name))) python3)
+
+VENV := .venv
+HOST_VENV := .venv-host
+WHEEL_VENV := .venv-wheels
+RUN := $(VENV)/bin/python
+PYTEST := $(RUN) -m pytest -q
+
+# Threads that spin while they wait make PyTorch many times slower on a CPU that has anything else to do.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.DEFAULT_GOAL := help
+.PHONY: help environment wheel-environment test lint format unit-tests host-tests demo doctor wheels wheels-verify clean
+
+help:
+	@echo "make test           set up $(VENV) and run everything: lint, types, unit, packaging and ComfyUI tests"
+	@echo "make demo           sample a video in full precision, 8b and 4b; results in demo-output/"
+	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
+	@echo "make lint           ruff and mypy only"
+	@echo "make format         let ruff format the code"
+	@echo "make wheels         build the kernel wheels into wheels/"
+	@echo "make wheels-verify  rebuild a kernel wheel of each architecture and compare it bit for bit"
+	@echo "make clean          remove environments and build folders"
+
+environment:
+	@$(PYTHON) tools/environment.py --venv $(VENV) --requirements requirements/test.txt
+
+test: lint unit-tests host-tests
+
+lint: environment
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: environment
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+unit-tests: environment
+	$(PYTEST) -n 2 --dist loadfile tests/unit tests/packaging
+
+# Without a ComfyUI on the machine there is nothing to start, and that has to be seen.
+host-tests: environment
+	@set -e; folders="$$($(PYTHON) tools/comfyui_folders.py)"; \
+	if [ -z "$$folders" ]; then \
+		echo "***********************************************************************"; \
+		echo "*** ComfyUI TESTS NOT RUN: no ComfyUI on this machine.              ***"; \
+		echo "*** Put one at ~/ComfyUI, or name its folder in COMFYUI_PATH.       ***"; \
+		echo "***********************************************************************"; \
+	else \
+		$(PYTHON) tools/host_environment.py --venv $(HOST_VENV) --comfyui $$folders; \
+		$(PYTEST) tests/host; \
+	fi
+
+demo: environment
+	@$(PYTHON) tools/run_demo.py --venv $(VENV) --host-venv $(HOST_VENV)
+
+doctor: environment
+	@$(RUN) -m comfy_sage2 doctor
+
+wheel-environment:
+	@$(PYTHON) tools/environment.py --venv $(WHEEL_VENV) --requirements requirements/wheels.txt
+
+# Needs podman and the image that docs/releasing.md tells how to make.
+wheels: wheel-environment
+	$(WHEEL_VENV)/bin/python tools/wheels/build_wheels.py
+	$(WHEEL_VENV)/bin/python tools/wheels/release_wheels.py
+
+wheels-verify: wheel-environment
+	$(WHEEL_VENV)/bin/python tools/wheels/verify_wheels.py
+
+clean:
+	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) build demo-output

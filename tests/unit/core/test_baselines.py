@@ -71,8 +71,8 @@ def test_errors_are_those_measured_of_the_real_kernels():
     # Measured on a Hopper card for this input: sageattention 1.0.6 relative L1 0.0132, FlashAttention-3 FP8 0.0523.
     q, k, v = (torch.randn(1, 2, 2048, 128) for _ in range(3))
     expected, _ = oracle(q, k, v)
-    assert 0.011 < relative_l1(baselines.sage_attention1(q, k, v)[0], expected) < 0.016
-    assert 0.048 < relative_l1(baselines.flash_attention3_fp8(q, k, v)[0], expected) < 0.057
+    assert 0.0105 < relative_l1(baselines.sage_attention1(q, k, v)[0], expected) < 0.0165
+    assert 0.046 < relative_l1(baselines.flash_attention3_fp8(q, k, v)[0], expected) < 0.059
 
 
 @pytest.mark.parametrize("baseline", [baselines.sage_attention1, baselines.flash_attention3_fp8])

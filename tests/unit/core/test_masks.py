@@ -36,7 +36,7 @@ def assert_matches(q, k, v, **options):
     assert relative_l1(out, expected) < 0.05
     empty = expected_lse == -math.inf
     assert (out[empty] == 0).all() and (lse[empty] == -math.inf).all()
-    assert (lse[~empty] - expected_lse[~empty]).abs().max() < 0.06
+    assert (lse[~empty] - expected_lse[~empty]).abs().max() < 0.1
     return empty
 
 
@@ -63,7 +63,7 @@ def test_row_of_the_lowest_number_is_uniform(dtype):
     mask = torch.zeros(ROWS, KEYS, dtype=dtype)
     mask[3] = torch.finfo(dtype).min
     out = comfy_sage2.attention(q, k, v, attn_mask=mask)
-    assert relative_l1(out[:, :, 3], v.mean(2).repeat_interleave(HEADS // 2, 1)) < 0.05
+    assert relative_l1(out[:, :, 3], v.mean(2).repeat_interleave(HEADS // 2, 1)) < 0.06
 
 
 @pytest.mark.parametrize("smooth_v", [False, True])

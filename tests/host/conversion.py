@@ -30,7 +30,7 @@ def _inputs(node: dict[str, Any], definition: dict[str, Any], links: dict[int, l
         options = spec[1] if len(spec) > 1 else {}
         if (isinstance(spec[0], list) or spec[0] in WIDGETS) and not options.get("forceInput"):
             value = next(values, options.get("default"))
-            if options.get("control_after_generate") or options.get("image_upload"):
+            if any(map(options.get, ("control_after_generate", "image_upload", "video_upload"))):
                 next(values)
             inputs[name] = value
         if name in connected:

@@ -27,3 +27,4 @@ def write_placeholders(base: Path) -> None:
         (base / "models" / folder / name).touch()
     (base / "input").mkdir(exist_ok=True)
     Image.new("RGB", (64, 64)).save(base / "input" / "example.png")
+    (base / "input" / "example.mp4").touch()

@@ -131,7 +131,7 @@ def test_the_node_stands_between_loader_and_sampler(path: Path) -> None:
     links = {link[0]: link for link in workflow["links"]}
 
     def model_nodes(node: dict[str, Any]) -> list[str]:
-        entry = next((entry for entry in node["inputs"] if entry["name"] == "model"), None)
+        entry = next((entry for entry in node["inputs"] if entry["name"] in ("model", "guider")), None)
         if entry is None:
             return [node["type"]]
         return [node["type"], *model_nodes(nodes[links[entry["link"]][1]])]

@@ -11,6 +11,7 @@ HUB = "https://huggingface.co"
 WAN21 = f"{HUB}/Comfy-Org/Wan_2.1_ComfyUI_repackaged/resolve/main/split_files"
 WAN22 = f"{HUB}/Comfy-Org/Wan_2.2_ComfyUI_Repackaged/resolve/main/split_files"
 HUNYUAN = f"{HUB}/Comfy-Org/HunyuanVideo_1.5_repackaged/resolve/main/split_files"
+COGVIDEOX = f"{HUB}/Comfy-Org/void-model/resolve/main"
 MOCHI = f"{HUB}/Comfy-Org/mochi_preview_repackaged/resolve/main/split_files"
 TEXT_ENCODERS = f"{HUB}/comfyanonymous/flux_text_encoders/resolve/main"
 UMT5 = f"{WAN21}/text_encoders/umt5_xxl_fp8_e4m3fn_scaled.safetensors"
@@ -46,7 +47,7 @@ def _report(g: Graph, column: int, model: Output, samples: Output, title: str | 
     return g.node("SageAttention2Report", column, title, model=model, samples=samples)
 
 
-def _video(g: Graph, column: int, samples: Output, vae: Output, fps: float, name: str) -> Node:
+def _video(g: Graph, column: int, samples: Output, vae: Output, fps: float | Output, name: str) -> Node:
     frames = g.node("VAEDecode", column, samples=samples, vae=vae)
     video = g.node("CreateVideo", column, images=frames[0], fps=fps)
     return g.node("SaveVideo", column, video=video[0], filename_prefix=f"sageattention2/{name}")
@@ -210,6 +211,51 @@ def mochi_text_to_video(g: Graph) -> None:
     _weights(g, 2)
 
 
+def cogvideox_object_removal(g: Graph) -> None:
+    """CogVideoX 1.5 5B as finetuned to remove objects (VOID)."""
+    unet = g.loader(
+        "UNETLoader", 0, "diffusion_models",
+        {"unet_name": f"{COGVIDEOX}/diffusion_models/void_pass1.safetensors"},
+    )  # fmt: skip
+    clip = g.loader(
+        "CLIPLoader", 0, "text_encoders", {"clip_name": f"{TEXT_ENCODERS}/t5xxl_fp16.safetensors"}, type="cogvideox"
+    )
+    vae = g.loader("VAELoader", 0, "vae", {"vae_name": f"{COGVIDEOX}/vae/cogvideox_vae.safetensors"})
+    finder = g.loader(
+        "CheckpointLoaderSimple", 0, "checkpoints",
+        {"ckpt_name": f"{HUB}/Comfy-Org/sam3.1/resolve/main/checkpoints/sam3.1_multiplex_fp16.safetensors"},
+    )  # fmt: skip
+    source = g.node("LoadVideo", 0, "Your video", file="example.mp4")
+    parts = g.node("GetVideoComponents", 0, video=source[0])
+    frames = g.node("ImageFromBatch", 0, image=parts[0], batch_index=0, length=85)
+    size = g.node("GetImageSize", 1, image=frames[0])
+    texts = _text(g, 1, clip[0], "A snowy ridge at dawn, nobody there, camera tracking from the side", "")
+    target = g.node("CLIPTextEncode", 1, "What to remove", text="fox", clip=finder[1])
+    mask = g.node("SAM3_Detect", 1, model=finder[0], image=frames[0], conditioning=target[0])
+    filled = g.node(
+        "VOIDInpaintConditioning", 2, positive=texts[0][0], negative=texts[1][0], vae=vae[0], video=frames[0],
+        quadmask=mask[0], width=672, height=384, length=size[2],
+    )  # fmt: skip
+    sage = _sage(g, 2, unet[0])
+    noise = g.node("RandomNoise", 3, noise_seed=1)
+    guider = g.node("CFGGuider", 3, model=sage[0], positive=filled[0], negative=filled[1], cfg=6.0)
+    solver = g.node("VOIDSampler", 3)
+    sigmas = g.node("BasicScheduler", 3, model=sage[0], scheduler="simple", steps=30, denoise=1.0)
+    sampler = g.node(
+        "SamplerCustomAdvanced", 3, noise=noise[0], guider=guider[0], sampler=solver[0], sigmas=sigmas[0],
+        latent_image=filled[2],
+    )  # fmt: skip
+    _report(g, 4, sage[0], sampler[0])
+    _video(g, 5, sampler[0], vae[0], parts[2], "cogvideox")
+    _weights(
+        g, 2,
+        "The prompt says what is to be seen once the object is gone. The first 85 frames are taken; other good lengths "
+        "are 8 n + 5.",
+        "These are the CogVideoX weights that ComfyUI's core nodes read: the text-to-video files of the model's "
+        "authors name their tensors otherwise.",
+    )  # fmt: skip
+
+
 def flux_text_to_image(g: Graph) -> None:
     """Flux.1 dev."""
     unet = g.loader(
@@ -361,6 +407,7 @@ WORKFLOWS = (
     hunyuanvideo15_text_to_video,
     ltx_text_to_video,
     mochi_text_to_video,
+    cogvideox_object_removal,
     flux_text_to_image,
     sd35_text_to_image,
     demo_model,

@@ -17,7 +17,7 @@ SHOWN = {
     "SageAttention2Calibrate": 70,
     "SageAttention2MakePolicy": 240,
 }
-PICTURES = {"LoadImage", "SaveImage", "PreviewImage", "SaveVideo", "ImageCompare"}
+PICTURES = {"LoadImage", "LoadVideo", "SaveImage", "PreviewImage", "SaveVideo", "ImageCompare"}
 # The frontend's own control after a seed, and the upload button's value after a file.
 AFTER_SEED, AFTER_UPLOAD = "fixed", "image"
 
@@ -169,7 +169,7 @@ def _widget_values(name: str, spec: list[Any], value: Any) -> list[Any]:
         value = options.get("default", first["key"] if isinstance(first, dict) else first)
     if options.get("control_after_generate"):
         return [value, AFTER_SEED]
-    return [value, AFTER_UPLOAD] if options.get("image_upload") else [value]
+    return [value, AFTER_UPLOAD] if options.get("image_upload") or options.get("video_upload") else [value]
 
 
 def _note_entry(number: int, note: tuple[int, str, str, int]) -> dict[str, Any]:

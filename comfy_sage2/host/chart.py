@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from PIL import Image, ImageDraw
 
 from .calibration import Calibration
@@ -157,10 +159,10 @@ class _Chart:
 
     def _error_map(self) -> None:
         errors = {place: fidelity.relative_l1 for place, fidelity in self.summary.fidelity.items()}
-        scale = max(ERROR_SCALE, max(errors.values()))
-        colours = {
-            place: blend(LOW_ERROR, HIGH_ERROR, min(max(error, 0.0) / scale, 1.0)) for place, error in errors.items()
-        }
+        scale = max([ERROR_SCALE, *filter(math.isfinite, errors.values())])
+        # NaN and infinity take the strongest colour.
+        shares = {place: error / scale if math.isfinite(error) else 1.0 for place, error in errors.items()}
+        colours = {place: blend(LOW_ERROR, HIGH_ERROR, share) for place, share in shares.items()}
         self._map(f"Relative L1 against full precision (green 0, red {scale:.2g})", colours)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .calibration import Calibration
 from .calibration_report import calibration_headline, calibration_report
 from .session import Session
@@ -134,6 +136,6 @@ def _quality(summary: Summary) -> list[str]:
     cosine = sum(value for value, _ in means.values()) / len(means)
     error = sum(value for _, value in means.values()) / len(means)
     lines = [f"Against full precision (sampled): cosine {cosine:.5f}, relative L1 {error:.4f} on average"]
-    worst = sorted(means, key=lambda layer: means[layer][0])[:WORST_LAYERS]
+    worst = sorted(means, key=lambda layer: (not math.isnan(means[layer][0]), means[layer][0]))[:WORST_LAYERS]
     lines += [f"  layer {layer}: cosine {means[layer][0]:.5f}, relative L1 {means[layer][1]:.4f}" for layer in worst]
     return lines

@@ -118,7 +118,8 @@ class Calibration(Session):
         layer, part = place
         if layer in self.left_out or self._passes[place] >= PASSES:
             return False
-        others = (other for other in self.head_dims if other not in self.left_out)
+        # A copy: the thread of another GPU may be adding layers.
+        others = (other for other in tuple(self.head_dims) if other not in self.left_out)
         return self._passes[place] == 0 or all(self._passes[other, part] for other in others)
 
     def _measure(self, call: HostCall, place: tuple[int, int]) -> None:
@@ -133,7 +134,7 @@ class Calibration(Session):
                 self._passes[place] += 1
             except (TypeError, ValueError, RuntimeError) as error:  # the sampling itself must go on, memory or not
                 reason = f"measuring failed: {error}"
-                if reason not in self.left_out.values():  # one line for each reason; the report counts the layers
+                if reason not in tuple(self.left_out.values()):  # one line a reason; the report counts the layers
                     log.warning("SageAttention2: calibration: layer %d is left out: %s", place[0], reason)
             self.budget.add(time.perf_counter() - started)
         if reason is not None:

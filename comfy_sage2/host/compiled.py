@@ -22,7 +22,7 @@ def attend(
 ) -> torch.Tensor:
     """Put the call into the graph that is being traced; `slot` is the node's number in the chain of nodes."""
     call = HostCall.of(args, kwargs)
-    if call.unknown:  # the operator could not pass them on
+    if call.unknown or call.needs_gradient:  # the operator could not pass them on
         return func(*args, **kwargs) if previous is None else previous(func, *args, **kwargs)
     return _attend_op(
         call.q,

@@ -103,6 +103,11 @@ class HostCall:
         return self.q.shape[self.token_dim] == self.k.shape[self.token_dim]
 
     @property
+    def needs_gradient(self) -> bool:
+        """Whether the host trains: a gradient is asked for, and quantised attention has none."""
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (self.q, self.k, self.v))
+
+    @property
     def layout(self) -> str:
         """The layout in which the output needs no copy: "BHND" or "BNHD"."""
         return "BHND" if self.skip_output_reshape else "BNHD"

@@ -53,4 +53,5 @@ def make_override(session: Session) -> Override:
         return out
 
     override.container_function = container_function  # type: ignore[attr-defined]
+    override.session = session  # type: ignore[attr-defined]  # by which nodes in a row know each other
     return override

@@ -11,7 +11,7 @@ from .override import make_override
 from .planning import plan_for, signature_of, usual_mode
 from .sampling import APPLY_MODEL, OUTER_SAMPLE, WRAPPER_KEY, forward_wrapper, sampling_wrapper, sessions_of
 from .selection import Selection, probe
-from .session import Session
+from .session import Override, Session
 from .settings import Settings
 
 OVERRIDE = "optimized_attention_override"
@@ -25,7 +25,7 @@ def calibrated_model(model: Any, cost_limit: float, progress: Progress) -> Any:
     patched = model.clone()
     options = patched.model_options.setdefault("transformer_options", {})
     calibration = Calibration(
-        signature_of(patched), cost_limit, len(sessions_of(patched)), options.get(OVERRIDE), progress
+        signature_of(patched), cost_limit, len(sessions_of(patched)), _in_full_precision(options), progress
     )
     patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(calibration))
     _install(patched, calibration)
@@ -36,7 +36,7 @@ def captured_model(model: Any, bounds: CaptureBounds) -> Any:
     """A clone of `model` of whose next sampling some attention calls are kept, within `bounds`."""
     patched = model.clone()
     options = patched.model_options.setdefault("transformer_options", {})
-    capture = Capture(bounds, len(sessions_of(patched)), options.get(OVERRIDE))
+    capture = Capture(bounds, len(sessions_of(patched)), _in_full_precision(options))
     patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(capture))
     _install(patched, capture)
     return patched
@@ -60,6 +60,14 @@ def patch_model(model: Any, settings: Settings) -> Any:
     if session.idle_reason is None:
         _install(patched, session)
     return patched
+
+
+def _in_full_precision(options: dict[str, Any]) -> Override | None:
+    """The override in `options`, under those of this pack: what is measured and kept is not to be quantised already."""
+    previous = options.get(OVERRIDE)
+    while (session := getattr(previous, "session", None)) is not None:
+        previous = session.previous
+    return previous
 
 
 def _install(patched: Any, session: Session) -> None:

@@ -72,8 +72,10 @@ def sessions_of(model: Any) -> list[Session]:
 
 def _drop_stale_compilation(model: Any, model_options: Mapping[str, Any]) -> None:
     """ComfyUI compiles without guards on its options: a compiled model would keep the attention it was traced with."""
+    if COMPILE_OPTIONS not in model_options:
+        return
     diffusion_model = model.model.diffusion_model
     token = tuple((type(session), session.settings, session.idle_reason is None) for session in sessions_of(model))
-    if COMPILE_OPTIONS in model_options and _compiled_with.get(diffusion_model) != token:
+    if _compiled_with.get(diffusion_model) != token:
         torch.compiler.reset()
     _compiled_with[diffusion_model] = token

@@ -10,7 +10,7 @@ import torch
 
 from ..attention import attention
 from ..policy.plan import FULL, Choice, FixedPlan, Place, Plan
-from . import guard, quality, stopwatch
+from . import forwards, guard, quality, stopwatch
 from .forwards import Forward
 from .layouts import HostCall
 from .schedule import Schedule
@@ -88,24 +88,29 @@ class Session:
         if selection.backend is not None:
             try:
                 out = self._run(call, selection.backend, choice)
-            except torch.OutOfMemoryError:
+            except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # the host frees memory and tells the user
-            except RuntimeError as error:
+            except (
+                RuntimeError,
+                TypeError,
+                ValueError,
+            ) as error:  # TypeError: a module of another version
                 selection = Selection(None, f"{selection.backend} failed: {error}")
+                self._warn_once(f"{selection.reason}; the host's own attention serves this call")
         broken_by = None
         if out is not None and self.settings.guard and not guard.is_finite(out):
             broken_by, out = _outcome(selection, choice).label, None
             selection = Selection(None, guard.RECOMPUTED)
         if out is None:
-            self._warn_once(selection)
             out = fallback()
             watch.stop()
             if broken_by is not None:
                 self.guard.downgrade(layer, forward.step, broken_by, out)
         else:
             watch.stop()
+            self._pass_over(call.head_dim)
             if self.settings.measure_quality:
-                fidelity = _measure(out, call)
+                fidelity = self._compare(out, call)
             out = call.output(out)
         form = None if broken_by is not None else call_form(call)
         self.statistics.record(layer, forward.step, _outcome(selection, choice), watch, fidelity, form)
@@ -117,9 +122,33 @@ class Session:
         """Once for each form of call that only backends serve: how long the host takes for it."""
         if self.statistics.lacks_host_time(form):
             watch = stopwatch.start(call.q.device)
-            fallback()
+            try:
+                fallback()
+            except torch.cuda.OutOfMemoryError:
+                self._warn_once("the memory does not suffice to time the host's own attention")
+                return
             watch.stop()
             self.statistics.record_host_time(form, watch)
+
+    def _compare(self, out: torch.Tensor, call: HostCall) -> quality.Quality | None:
+        """Compare an output in `call.layout` with full precision; None when there is no memory for that."""
+        q, k, v = call.tensors()
+        if call.layout == "BNHD":
+            out, q, k, v = (tensor.transpose(1, 2) for tensor in (out, q, k, v))
+        try:
+            return quality.measure(out, q, k, v, scale=call.scale, mask=call.mask_4d())
+        except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
+            self._warn_once("the memory does not suffice to compare every call with full precision")
+            return None
+
+    def _pass_over(self, head_dim: int) -> None:
+        """Count a call for the nodes before this one, which are not asked for it: a layer is the model's call."""
+        session = getattr(self.previous, "session", None)
+        while session is not None:
+            forward = forwards.current(session.slot)
+            if forward is not None:
+                forward.next_layer(head_dim)
+            session = getattr(session.previous, "session", None)
 
     def _select(self, call: HostCall, layer: int, step: int) -> tuple[Selection, Choice]:
         """Who computes the call, and how."""
@@ -146,6 +175,8 @@ class Session:
             return f"the model passes arguments that this version does not know: {', '.join(call.unknown)}"
         if not call.low_precision:
             return "the model asks for full precision here (low_precision_attention=False)"
+        if call.needs_gradient:
+            return "the call needs gradients, and quantised attention has none"
         if self.settings.apply_to == "self only" and not call.is_self_attention:
             return "cross-attention, and apply_to is 'self only'"
         return self.guard.reason(layer)
@@ -167,23 +198,14 @@ class Session:
         assert isinstance(out, torch.Tensor)  # no LSE was asked for
         return out
 
-    def _warn_once(self, selection: Selection) -> None:
-        """Failures of a backend go to the log, each text once; expected fallbacks stand in the report only."""
-        reason = selection.reason or ""
-        if " failed: " in reason and reason not in self._reported:
-            self._reported.add(reason)
-            log.warning("SageAttention2: %s; the host's own attention serves this call", reason)
+    def _warn_once(self, text: str) -> None:
+        """Failures go to the log, each text once; expected fallbacks stand in the report only."""
+        if text not in self._reported:
+            self._reported.add(text)
+            log.warning("SageAttention2: %s", text)
 
 
 def _outcome(selection: Selection, choice: Choice) -> Outcome:
     if selection.backend is None:
         return Outcome(reason=selection.reason)
     return Outcome(selection.backend, choice.mode, choice.smooth_v)
-
-
-def _measure(out: torch.Tensor, call: HostCall) -> quality.Quality:
-    """Compare an output in `call.layout` with full precision."""
-    q, k, v = call.tensors()
-    if call.layout == "BNHD":
-        out, q, k, v = (tensor.transpose(1, 2) for tensor in (out, q, k, v))
-    return quality.measure(out, q, k, v, scale=call.scale, mask=call.mask_4d())

@@ -52,7 +52,7 @@ class Settings:
 
     def reason_for_step(self, step: int, steps: int) -> str | None:
         """Why the node is not active in `step` (from 0) of `steps`, or None when it is."""
-        share = step / steps
+        share = (step + 1e-6) / steps  # a share that was computed, as 0.1 + 0.2, may lie just beside its step
         if share < self.start_percent or (share >= self.end_percent and self.end_percent < 1.0):
             return f"the step is outside start_percent {self.start_percent:g} to end_percent {self.end_percent:g}"
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,22 @@ def test_the_worst_of_the_batch_counts() -> None:
         )
         for variant in VARIANTS:
             assert both[variant].relative_l1 == pytest.approx(alone[variant].relative_l1, rel=1e-4)
+
+
+def test_another_gpus_thread_may_add_layers_meanwhile() -> None:
+    """Each GPU has its thread, and they share the calibration."""
+    calibration = Calibration(SIGNATURE, 5.0, 0, None, lambda *done: None)
+    calibration.head_dims = {0: HEAD_DIM, 1: HEAD_DIM}
+
+    class Interrupted(Counter[tuple[int, int]]):
+        """Lets the other thread run whenever it is looked into."""
+
+        def __getitem__(self, place: tuple[int, int]) -> int:
+            calibration.head_dims.setdefault(len(calibration.head_dims), HEAD_DIM)
+            return super().__getitem__(place)
+
+    calibration._passes = Interrupted({(layer, 0): 1 for layer in range(100)})
+    assert calibration._is_due((0, 0))
 
 
 def test_nothing_compared_with_nothing_is_exact() -> None:

@@ -80,11 +80,13 @@ def test_fallback_is_counted_with_its_reason(words: str, tensors: tuple, argumen
     assert reasons(summary)[0]
 
 
+# TypeError is what a kernel module of another version raises for arguments that it does not know.
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, ValueError])
 def test_failing_backend_falls_back_and_warns_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
-        raise RuntimeError("no image for this device")
+        raise error("no image for this device")
 
     monkeypatch.setattr("comfy_sage2.host.session.attention", fail)
     session = session_with()
@@ -101,6 +103,38 @@ def test_out_of_memory_is_the_hosts_business(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("comfy_sage2.host.session.attention", fail)
     with pytest.raises(torch.OutOfMemoryError):
         call(session_with(), *qkv(), 2)
+
+
+def test_measuring_without_memory_leaves_the_sampling_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("comfy_sage2.host.quality.measure", fail)
+    session = session_with(measure_quality=True)
+    for _ in range(4):
+        call(session, *qkv(), 2, func=fail)  # the host, asked for its time, does not fit either
+    summary = session.statistics.summary()
+    assert [(share.outcome.backend, share.calls) for share in summary.shares] == [("reference", 4)]
+    assert not summary.fidelity and summary.speed is None
+    assert len(caplog.records) == 2
+
+
+def test_training_gets_its_gradients() -> None:
+    """Quantised attention has none: ComfyUI's training nodes sample with gradients."""
+
+    def added(q, k, v, heads, mask=None, **kwargs) -> torch.Tensor:
+        return q + k + v
+
+    session = session_with()
+    q, k, v = (tensor.requires_grad_() for tensor in qkv())
+    call(session, q, k, v, 2, func=added).sum().backward()
+    assert q.grad is not None
+    assert "needs gradients" in reasons(session.statistics.summary())[0]
+    with torch.no_grad():
+        call(session, q, k, v, 2, func=added)
+    assert [share.outcome.backend for share in session.statistics.summary().shares] == ["reference", None]
 
 
 def test_nan_stays_nan() -> None:
@@ -127,6 +161,28 @@ def test_two_nodes_keep_their_own_statistics() -> None:
             call(outer, *tensors, 2, sigma=sigma)
     assert [share.calls for share in outer.statistics.summary().shares] == [2, 2]
     assert [(share.outcome.mode, share.calls) for share in inner.statistics.summary().shares] == [("4b", 2)]
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_two_nodes_number_the_layers_alike(between: bool) -> None:
+    """What the later node serves, the earlier one counts: its policy is for the model's calls, not for those left."""
+    policy = Policy(
+        Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64, 64), ((Cell("full", False),), (Cell("4b", False),))
+    )
+    first = Session(Settings(backend="reference", policy=policy), EXPECTED, plan=policy)
+    first.begin_sampling(SIGMAS)
+    previous: Any = make_override(first)
+    if between:  # a node of others that replaces ours: the first node is not asked for anything
+        previous = lambda func, *args, **kwargs: func(*args, **kwargs)  # noqa: E731
+    last = session_with(previous, slot=1, apply_to="self only")
+    override = make_override(last)
+    forward = first.begin_forward(1.0, torch.device("cpu"), {})
+    with forwards.running(0, forward), forwards.running(1, last.begin_forward(1.0, torch.device("cpu"), {})):
+        for keys in (64, 32):
+            override(ones, *qkv(keys=keys), 2, _inside_attn_wrapper=True, transformer_options={})
+    first.end_forward(forward)
+    cells = {place: outcome.mode for place, outcome in first.statistics.summary().cells.items()}
+    assert cells == ({} if between else {(1, 0): "4b"})
 
 
 def test_call_outside_of_a_forward_pass_goes_to_the_host() -> None:
@@ -271,11 +327,12 @@ class Block(torch.nn.Module):
     def __init__(self, override: Any) -> None:
         super().__init__()
         self.options = {"optimized_attention_override": override}
+        self.function: Any = ones
 
     def forward(self, q, k, v, mask=None, **kwargs):
         override = self.options["optimized_attention_override"]
         attended = override(
-            ones, q, k, v, 2, mask, **kwargs, _inside_attn_wrapper=True, transformer_options=self.options
+            self.function, q, k, v, 2, mask, **kwargs, _inside_attn_wrapper=True, transformer_options=self.options
         )
         return attended * 2.0
 
@@ -295,6 +352,19 @@ def test_compiled_graph_does_not_break(host_module: types.ModuleType, kwargs: di
     with torch.no_grad(), forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
         assert torch.equal(compiled(*tensors, mask, **kwargs), block(*tensors, mask, **kwargs))
     assert [(share.outcome.backend, share.calls) for share in session.statistics.summary().shares] == [("reference", 2)]
+
+
+def test_compiled_training_gets_its_gradients() -> None:
+    def added(q, k, v, heads, mask=None, **kwargs) -> torch.Tensor:
+        return q + k + v
+
+    session = session_with()
+    block = Block(make_override(session))
+    block.function = added
+    q, k, v = (tensor.requires_grad_() for tensor in qkv())
+    with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        torch.compile(block, fullgraph=True, backend="aot_eager")(q, k, v).sum().backward()
+    assert q.grad is not None and torch.equal(q.grad, torch.full_like(q, 2.0))
 
 
 def test_compiled_graph_decides_at_run_time(host_module: types.ModuleType) -> None:

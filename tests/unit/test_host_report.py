@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comfy_sage2.host import stopwatch
-from comfy_sage2.host.chart import draw_chart
+from comfy_sage2.host.chart import HIGH_ERROR, draw_chart
 from comfy_sage2.host.quality import Quality, measure
 from comfy_sage2.host.report import report, status
 from comfy_sage2.host.schedule import Schedule
@@ -57,6 +57,13 @@ def test_step_range() -> None:
     settings = Settings(start_percent=0.2, end_percent=0.8)
     assert [settings.reason_for_step(step, 10) is None for step in range(10)] == [False] * 2 + [True] * 6 + [False] * 2
     assert all(Settings().reason_for_step(step, 10) is None for step in range(10))
+
+
+def test_a_computed_share_means_its_step() -> None:
+    """0.1 + 0.2 is a little more than 3 / 10."""
+    first, second = Settings(start_percent=0.1 + 0.2), Settings(end_percent=0.1 + 0.2)
+    assert [first.reason_for_step(step, 10) is None for step in range(10)] == [False] * 3 + [True] * 7
+    assert [second.reason_for_step(step, 10) is None for step in range(10)] == [True] * 3 + [False] * 7
 
 
 @pytest.mark.parametrize(
@@ -181,3 +188,19 @@ def test_modes_have_the_same_colours_in_every_chart() -> None:
         areas = {colour: count for count, colour in colours}
         green, blue = areas[(64, 192, 140)], areas[(70, 150, 230)]
         assert (green > blue) == (modes.count("8b") > 1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_values_are_reported_and_drawn(value: float) -> None:
+    """They are what the report is asked about most: it names their layer first, and the chart shows it in red."""
+    session = recorded(layers=6)
+    watch = stopwatch.start(CPU)
+    watch.stop()
+    broken = Quality(torch.tensor(float("nan")), torch.tensor(value))
+    session.statistics.record(1, 2, Outcome("sm90", "8b"), watch, broken)
+    lines = report([session]).splitlines()
+    average = next(index for index, line in enumerate(lines) if line.startswith("Against full precision"))
+    assert lines[average + 1].startswith("  layer 1: cosine nan")
+    colours = {colour for _, colour in draw_chart([session]).getcolors(maxcolors=1 << 24)}
+    assert HIGH_ERROR in colours
+    assert HIGH_ERROR not in {colour for _, colour in draw_chart([recorded()]).getcolors(maxcolors=1 << 24)}

@@ -79,16 +79,17 @@ class Recorder:
             scale, is_causal, mask (4-D or None): those of the attention call.
         """
         q_heads, kv_heads = _heads(q.shape[1], k.shape[1], self.bounds.heads)
-        kept_mask = None if mask is None else _first(mask, q_heads if mask.shape[1] > 1 else [0])
-        kept = (_first(q, q_heads), _first(k, kv_heads), _first(v, kv_heads))
-        sample = AttentionSample(layer, step, *kept, scale, is_causal, kept_mask)
-        size = sum(t.nbytes for t in (*kept, *([] if kept_mask is None else [kept_mask])))
+        mask_heads = q_heads if mask is not None and mask.shape[1] > 1 else [0]
+        size = _bytes(q, q_heads) + _bytes(k, kv_heads) + _bytes(v, kv_heads)
+        size += 0 if mask is None else _bytes(mask, mask_heads)
         with self._lock:
-            if self._bytes + size > self.bounds.most_bytes:
+            if self._bytes + size > self.bounds.most_bytes:  # asked before anything is copied
                 self.left_out += 1
                 return False
+            kept = (_first(q, q_heads), _first(k, kv_heads), _first(v, kv_heads))
+            kept_mask = None if mask is None else _first(mask, mask_heads)
+            self.samples.append(AttentionSample(layer, step, *kept, scale, is_causal, kept_mask))
             self._bytes += size
-            self.samples.append(sample)
             return True
 
     def save(self, path: str | Path) -> None:
@@ -101,6 +102,10 @@ def _heads(q_heads: int, kv_heads: int, most: int) -> tuple[list[int], list[int]
     """Query heads to keep, spread evenly over all, and the key head of each."""
     chosen = torch.linspace(0, q_heads - 1, min(q_heads, most)).round().long().tolist()
     return chosen, [head // (q_heads // kv_heads) for head in chosen]
+
+
+def _bytes(tensor: torch.Tensor, heads: list[int]) -> int:
+    return len(heads) * tensor.shape[2] * tensor.shape[3] * tensor.element_size()
 
 
 def _first(tensor: torch.Tensor, heads: list[int]) -> torch.Tensor:

@@ -28,6 +28,8 @@ class Capture(Session):
     Only self-attention is kept. `recorder` holds what the last sampling gave; `left_out` layer -> why it was not kept.
     """
 
+    task = CAPTURING
+
     def __init__(self, bounds: CaptureBounds, slot: int, previous: Override | None) -> None:
         super().__init__(Settings(), Selection("capture", None), slot, previous)
         self.recorder = Recorder(bounds)
@@ -61,7 +63,10 @@ class Capture(Session):
             return
         if call.layout == "BNHD":
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        self.recorder.add(q, k, v, layer=layer, step=step, scale=call.scale, mask=call.mask_4d())
+        try:
+            self.recorder.add(q, k, v, layer=layer, step=step, scale=call.scale, mask=call.mask_4d())
+        except RuntimeError as error:  # no memory for the copy, here or on the GPU: the sampling itself must go on
+            self.left_out[layer] = f"it could not be copied: {error}"
 
 
 def save_capture(model: Any, folder: Path, name: str) -> str:
@@ -78,17 +83,19 @@ def save_capture(model: Any, folder: Path, name: str) -> str:
     path = folder / name.removesuffix(SUFFIX)
     path = path.with_name(path.name + SUFFIX)
     capture = captures[-1]
+    samples = capture.recorder.samples
+    reasons = [f"Left out: {reason}" for reason in sorted(set(capture.left_out.values()))]
+    if capture.recorder.left_out:
+        reasons.insert(0, f"{capture.recorder.left_out} calls would not have fitted into most_megabytes.")
+    if reasons and not samples:
+        raise CaptureError("\n".join(["nothing was captured:", *reasons]))
     folder.mkdir(parents=True, exist_ok=True)
     capture.recorder.save(path)
-    samples = capture.recorder.samples
     places = {sample.layer for sample in samples}, {sample.step for sample in samples}
     size = path.stat().st_size / 1e6
     text = (
         f"{len(samples)} attention calls of {len(places[0])} layers and {len(places[1])} steps, {size:.0f} MB: {path}"
     )
-    if capture.recorder.left_out:
-        text += f"\n{capture.recorder.left_out} more would not have fitted into the limit."
-    for reason in sorted(set(capture.left_out.values())):
-        text += f"\nLeft out: {reason}"
+    text = "\n".join([text, *reasons])
     log.info("SageAttention2: captured %s", path.name)
     return f"{text}\nMeasure it with: python -m comfy_sage2 eval --only capture --capture {path.name}"

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from .calibration import Calibration
 from .drawing import BACKGROUND, EMPTY, FAINT, LEFT, PANEL, SERVED, TEXT, Colour, blend, fitted, font, wrapped
-from .report import NOT_PATCHED, describe_settings, headline, session_headline, status, time_lines
+from .report import NOT_PATCHED, headline, session_headline, status, time_lines, title
 from .session import Session
 from .statistics import Outcome, Share, Summary
 
@@ -34,7 +34,7 @@ def draw_chart(sessions: list[Session]) -> Image.Image:
         return _card(session_headline(at_work[-1]))
     if at_work:
         summary = at_work[-1].statistics.summary()
-        subtitle = f"{describe_settings(at_work[-1].settings)}  ·  {headline(summary)}"
+        subtitle = f"{title(at_work[-1])}  ·  {headline(summary)}"
         notes = [*at_work[-1].plan.reasoning(summary.layers, summary.steps), *time_lines(summary)]
         return _Chart(summary, subtitle, notes).image if summary.calls else _card(subtitle)
     if sessions:

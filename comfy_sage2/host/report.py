@@ -34,6 +34,11 @@ def describe_settings(settings: Settings) -> str:
     return ", ".join(parts)
 
 
+def title(session: Session) -> str:
+    """What a node does, in one line."""
+    return session.task or describe_settings(session.settings)
+
+
 def headline(summary: Summary) -> str:
     """How much was served, in one line."""
     served = sum(share.calls for share in summary.shares if share.outcome.backend is not None)
@@ -53,7 +58,7 @@ def session_report(session: Session) -> str:
     """The report of one node: what ran, what fell back and why, how long, how close to full precision."""
     if isinstance(session, Calibration):
         return calibration_report(session)
-    lines = [f"SageAttention2: {describe_settings(session.settings)}"]
+    lines = [f"SageAttention2: {title(session)}"]
     if session.idle_reason is not None:
         lines.append(status(session))
         return "\n".join(lines)
@@ -104,7 +109,8 @@ def time_lines(summary: Summary) -> list[str]:
     if summary.seconds <= 0.0:
         return []
     whole, attention = summary.seconds, min(summary.attention_seconds, summary.seconds)
-    lines = [f"Time: {whole:.2f} s of sampling, {attention:.2f} s ({attention / whole:.0%}) of it attention."]
+    gpus = f", on average over {summary.devices} GPUs" if summary.devices > 1 else ""
+    lines = [f"Time: {whole:.2f} s of sampling, {attention:.2f} s ({attention / whole:.0%}) of it attention{gpus}."]
     saved, basis = 0.0, "as it ran"
     if summary.speed is not None:
         saved, basis = summary.speed.saved, "with the host's own attention"

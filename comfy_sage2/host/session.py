@@ -36,7 +36,10 @@ class Session:
         guard: the layers whose results were not finite in the last sampling.
         plan: decides the mode of each call.
         layers: attention calls of one pass; None until the first pass of a sampling is through.
+        task: for the report, what a node does that serves no call; its settings say nothing then.
     """
+
+    task: str | None = None
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Session:
 
     def begin_forward(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> Forward:
         """A forward pass at noise level `sigma` starts on `device`."""
-        self.statistics.begin_forward(stopwatch.start(device))
+        self.statistics.begin_forward(stopwatch.start(device), device)
         return Forward(self, self.schedule.step(sigma), transformer_options)
 
     def end_forward(self, forward: Forward) -> None:

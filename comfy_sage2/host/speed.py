@@ -14,7 +14,7 @@ class Comparison:
 
     Attributes:
         calls: calls by backends of whose form the host's time is known; host_seconds: what the host would have taken
-            for them; seconds: what the backends took.
+            for them; seconds: what the backends took. Both of one device, on average.
     """
 
     calls: int
@@ -27,8 +27,10 @@ class Comparison:
         return self.host_seconds - self.seconds
 
 
-def compare(served: Iterable[tuple[Hashable, float]], host: Iterable[tuple[Hashable, float]]) -> Comparison | None:
-    """From (form, seconds) of each call by a backend and by the host; None when no form has both.
+def compare(
+    served: Iterable[tuple[Hashable, float]], host: Iterable[tuple[Hashable, float]], devices: int = 1
+) -> Comparison | None:
+    """From (form, seconds) of each call by a backend and by the host on `devices`; None when no form has both.
 
     The host's time for a form is the median of its calls: a first call that loads a kernel counts little.
     """
@@ -38,4 +40,5 @@ def compare(served: Iterable[tuple[Hashable, float]], host: Iterable[tuple[Hasha
     both = [(form, seconds) for form, seconds in served if form in times]
     if not both:
         return None
-    return Comparison(len(both), sum(median(times[form]) for form, _ in both), sum(seconds for _, seconds in both))
+    host_seconds = sum(median(times[form]) for form, _ in both)
+    return Comparison(len(both), host_seconds / devices, sum(seconds for _, seconds in both) / devices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from .quality import Quality
@@ -59,6 +60,8 @@ class Summary:
         cells: (layer, step) -> the outcome of the last such call.
         fidelity: (layer, step) -> agreement with full precision, where it was measured.
         speed: backends' calls beside the host's own of the same form, or None when there is nothing to compare.
+        devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
+            `speed`, to be set beside `seconds`, are those of one of them on average.
     """
 
     steps: int
@@ -68,6 +71,7 @@ class Summary:
     cells: dict[tuple[int, int], Outcome]
     fidelity: dict[tuple[int, int], Fidelity]
     speed: Comparison | None = None
+    devices: int = 1
 
     @property
     def calls(self) -> int:
@@ -75,7 +79,7 @@ class Summary:
 
     @property
     def attention_seconds(self) -> float:
-        return sum(share.seconds for share in self.shares)
+        return sum(share.seconds for share in self.shares) / self.devices
 
 
 @dataclass
@@ -91,6 +95,7 @@ class Statistics:
     _cells: dict[tuple[int, int], Outcome] = field(default_factory=dict)
     _qualities: dict[tuple[int, int], list[Quality]] = field(default_factory=dict)
     _whole: Stopwatch | None = None
+    _devices: set[Hashable] = field(default_factory=set)
 
     def reset(self, steps: int) -> None:
         """Forget everything: a sampling of `steps` steps begins."""
@@ -102,11 +107,13 @@ class Statistics:
             self._samples.clear()
             self._cells.clear()
             self._qualities.clear()
+            self._devices.clear()
             self._whole = None
 
-    def begin_forward(self, stopwatch: Stopwatch) -> None:
-        """`stopwatch` measures the whole sampling unless an earlier forward brought one."""
+    def begin_forward(self, stopwatch: Stopwatch, device: Hashable = None) -> None:
+        """A pass on `device` starts; `stopwatch` measures the whole sampling unless an earlier pass brought one."""
         with self._lock:
+            self._devices.add(device)
             if self._whole is None:
                 self._whole = stopwatch
 
@@ -161,6 +168,7 @@ class Statistics:
                     (host if outcome.backend is None else served).append((form, elapsed))
             shares = [Share(outcome, calls, seconds[outcome]) for outcome, calls in self._calls.items()]
             shares.sort(key=lambda share: (share.outcome.backend is None, -share.calls))
+            devices = max(len(self._devices), 1)
             return Summary(
                 steps=self.steps,
                 layers=1 + max((layer for layer, _ in self._cells), default=-1),
@@ -168,7 +176,8 @@ class Statistics:
                 shares=tuple(shares),
                 cells=dict(self._cells),
                 fidelity={place: _mean(qualities) for place, qualities in self._qualities.items()},
-                speed=compare(served, host),
+                speed=compare(served, host, devices),
+                devices=devices,
             )
 
 

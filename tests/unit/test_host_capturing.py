@@ -11,8 +11,9 @@ import torch
 
 from comfy_sage2.capture.recorder import CaptureBounds, CaptureError, load_samples
 from comfy_sage2.host import forwards
-from comfy_sage2.host.capturing import Capture, save_capture
+from comfy_sage2.host.capturing import CAPTURING, Capture, save_capture
 from comfy_sage2.host.override import make_override
+from comfy_sage2.host.report import report
 
 LAYERS, STEPS = 4, 3
 SIGMAS = [1.0 - step / STEPS for step in range(STEPS + 1)]
@@ -78,6 +79,34 @@ def test_unknown_arguments_are_left_out_with_the_reason(tmp_path: Path) -> None:
     sampled(capture, novelty=1)
     assert "novelty" in capture.left_out[0]
     assert not capture.recorder.samples
+
+
+def test_a_limit_that_fits_nothing_is_named(tmp_path: Path) -> None:
+    capture = Capture(CaptureBounds(most_bytes=1), 0, None)
+    sampled(capture)
+    with pytest.raises(CaptureError, match="1 calls would not have fitted into most_megabytes"):
+        save_capture(model_with(capture), tmp_path / "output", "mine")
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_copy_without_memory_does_not_end_the_sampling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*args: Any) -> torch.Tensor:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr("comfy_sage2.capture.recorder._first", fail)
+    capture = Capture(CaptureBounds(), 0, None)
+    sampled(capture)
+    with pytest.raises(
+        CaptureError, match="nothing was captured:\nLeft out: it could not be copied: not enough memory"
+    ):
+        save_capture(model_with(capture), tmp_path, "mine")
+
+
+def test_the_report_says_that_it_captures() -> None:
+    capture = Capture(CaptureBounds(), 0, None)
+    sampled(capture)
+    text = report([capture])
+    assert text.startswith(f"SageAttention2: {CAPTURING}") and "mode" not in text
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/etc/x", ".hidden"])

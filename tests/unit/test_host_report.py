@@ -135,6 +135,23 @@ def test_forecast_is_amdahls_law() -> None:
     assert "with the host's own attention, attention is 71% of a step" in text and "than 3.50 times as fast" in text
 
 
+def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
+    """Two GPUs work at the same time: their seconds of attention do not add up to those of the sampling."""
+    session = Session(Settings(), Selection("sm90", None))
+    session.begin_sampling([1.0, 0.0])
+    for gpu in range(2):
+        session.statistics.begin_forward(Watch(10.0), gpu)
+        session.statistics.record(0, 0, Outcome("sm90", "8b"), Watch(8.0), None, ("a", gpu))
+        session.statistics.record_host_time(("a", gpu), Watch(16.0))
+    text = report([session])
+    assert "10.00 s of sampling, 8.00 s (80%) of it attention, on average over 2 GPUs." in text
+    assert "Time saved: 8.00 s" in text and "the sampling 1.80 times" in text
+    assert "sm90 · 8b: 2 calls, 16.00 s" in text
+    session.begin_sampling([1.0, 0.0])
+    session.statistics.begin_forward(Watch(10.0), 0)
+    assert session.statistics.summary().devices == 1
+
+
 def test_report_says_why_nothing_ran() -> None:
     idle = Session(Settings(), Selection(None, "no kernel for this GPU"))
     assert "no kernel for this GPU" in status(idle) and status(idle) in report([idle])

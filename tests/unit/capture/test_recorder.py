@@ -56,6 +56,15 @@ def test_bounds_of_layers_steps_and_bytes() -> None:
     assert (len(recorder.samples), recorder.left_out) == (2, 1)
 
 
+def test_what_does_not_fit_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copied(*args: object) -> torch.Tensor:
+        raise AssertionError("copied")
+
+    monkeypatch.setattr("comfy_sage2.capture.recorder._first", copied)
+    recorder = Recorder(CaptureBounds(most_bytes=1))
+    assert not recorder.add(*call(), layer=0, step=0, mask=torch.zeros(1, 4, 5, 7))
+
+
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(CaptureBounds)])
 def test_bounds_are_positive(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} must be 1 or more, got 0"):

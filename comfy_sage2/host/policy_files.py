@@ -46,7 +46,10 @@ def read_policy_text(folder: Path, name: str) -> str:
         raise ValueError(f"there is no policy {path.stem!r} in {folder}; there are: {there or 'none'}")
     if path.stat().st_size > 4 * LONGEST:
         raise ValueError(f"{path} has {path.stat().st_size} bytes, too many for a policy")
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8-sig")  # an editor may have put a byte order mark before it
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}): save it as UTF-8, or make the policy again") from error
 
 
 def load_policy(folder: Path, text: str, name: str) -> Policy:

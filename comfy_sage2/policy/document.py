@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +15,7 @@ from .targets import TARGETS
 SCHEMA = "comfy_sage2.policy"
 VERSION = 1
 MODES = (*QUANTISED, FULL)
+_LARGEST = sys.float_info.max
 LONGEST = 4_000_000  # characters; a policy for a hundred layers has some thirty thousand
 
 
@@ -48,7 +49,7 @@ def from_text(text: str) -> Policy:
         raise ValueError(f"a policy has at most {LONGEST} characters, got {len(text)}")
     try:
         document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
         raise ValueError(
             f"the policy is no JSON ({error}): paste the whole text that SageAttention2 Make Policy gave"
         ) from error
@@ -66,7 +67,7 @@ def from_text(text: str) -> Policy:
         raise ValueError(f"model.class must be a text, got {name!r}")
     config = _object(_field(model, "config", "model"), "model.config")
     target = _field(document, "target", "the policy")
-    if target not in TARGETS:
+    if not isinstance(target, str) or target not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {target!r}")
     bounds = _bounds(_field(document, "bounds", "the policy"))
     rows = _list(_field(document, "layers", "the policy"), "layers")
@@ -101,7 +102,7 @@ def _field(holder: dict[str, Any], name: str, of: str) -> Any:
 
 
 def _number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
         raise ValueError(f"{name} must be a finite number, got {value!r}")
     return float(value)
 

@@ -299,3 +299,13 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (folder / "link.json").symlink_to(tmp_path / "secret.json")
     with pytest.raises(ValueError, match="is a link out of"):
         policy_path(folder, "link")
+
+
+def test_a_policy_that_an_editor_saved(tmp_path: Path) -> None:
+    document = Path(__file__).parent.with_name("host") / "tiny_wan_policy.json"
+    text = document.read_text(encoding="utf-8")
+    (tmp_path / "marked.json").write_text(text, encoding="utf-8-sig")
+    assert load_policy(tmp_path, "", "marked") == load_policy(tmp_path, text, "")
+    (tmp_path / "wide.json").write_text(text, encoding="utf-16")
+    with pytest.raises(ValueError, match=r"wide\.json is not UTF-8 text .*: save it as UTF-8"):
+        load_policy(tmp_path, "", "wide")

@@ -132,6 +132,8 @@ BAD = [
     (("target",), "best", "target must be one of 'lossless', 'balanced', 'fast', got 'best'"),
     (("bounds",), [0, 0.5], "bounds must ascend from 0 to 1"),
     (("bounds",), [0, 0.5, 0.5, 1], "bounds must ascend from 0 to 1"),
+    (("target",), ["fast"], "target must be one of 'lossless', 'balanced', 'fast', got ['fast']"),
+    (("bounds",), [0, 10**400, 1], "bounds[1] must be a finite number, got 1000"),
     (("bounds",), [0, "x", 1], "bounds[1] must be a finite number, got 'x'"),
     (("layers",), [], "layers must name at least one attention layer"),
     (("layers", 0), 7, "layers[0] must be a JSON object, got int"),
@@ -160,8 +162,9 @@ def test_a_bad_document_is_refused_with_the_field_named(path: tuple, value: Any,
         ("[" * 100_000, "is no JSON"),
         ("x" * 5_000_000, "at most"),
         ("NaN", "must be a JSON object, got float"),
+        ("9" * 5000, "is no JSON"),
     ],
-    ids=["empty", "cut", "list", "deep", "long", "nan"],
+    ids=["empty", "cut", "list", "deep", "long", "nan", "digits"],
 )
 def test_no_policy_at_all(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -10,6 +10,8 @@ MAX_LENGTH = 2**31 - 256  # token indices are 32-bit in the kernels, offsets 64-
 
 
 def _on_cuda(request: AttentionRequest) -> str | None:
+    if request.device_type == "cuda" and torch.version.hip is not None:  # which calls its devices "cuda" too
+        return f"the kernels are for NVIDIA GPUs, and this torch is built for ROCm {torch.version.hip}"
     if request.device_type == "cuda":
         return None
     return f"the tensors must be on a CUDA device, got {request.device_type}"

@@ -39,6 +39,15 @@ def test_runs_on_its_own_gpus(backend: KernelBackend, capability: tuple[int, int
 
 
 @pytest.mark.usefixtures("installed")
+def test_an_amd_gpu_is_no_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch gives RDNA 4 the capability 12.0 and CDNA 2 the capability 9.0."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    for backend, capability in ((SM120, (12, 0)), (SM90, (9, 0))):
+        reason = backend.reason_against(_request(capability))
+        assert reason == "the kernels are for NVIDIA GPUs, and this torch is built for ROCm 6.4"
+
+
+@pytest.mark.usefixtures("installed")
 def test_hopper_and_ada_have_int4() -> None:
     assert SM90.reason_against(_request((9, 0), mode="4b")) is None
     assert SM89.reason_against(_request((8, 9), mode="4b")) is None

@@ -25,3 +25,14 @@ def test_torch_is_never_required() -> None:
     assert not any(name.startswith("torch") for name in names)
     assert '"torch' not in required[1]
     assert names == {name.strip(' "') for name in required[1].split(",")}
+
+
+def test_every_node_that_reports_a_text_shows_it() -> None:
+    """The frontend shows no text of its own accord: web/js/node_text.js names the nodes for which it does."""
+    reporting = set()
+    for module in ("nodes.py", "policy_nodes.py", "capture_nodes.py", "demo_node.py"):
+        for name, body in re.findall(r"^class (\w+)\(io\.ComfyNode\):\n(.*?)(?=^class |\Z)", text(module), re.M | re.S):
+            if '"text": [' in body:
+                reporting.add(name)
+    listed = re.search(r"new Set\(\[(.*?)\]\)", text("web/js/node_text.js"), re.DOTALL)
+    assert listed is not None and reporting == set(re.findall(r'"(\w+)"', listed[1]))

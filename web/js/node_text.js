@@ -7,6 +7,8 @@ const NODES = new Set([
   "SageAttention2Calibrate",
   "SageAttention2MakePolicy",
   "SageAttention2LoadPolicy",
+  "SageAttention2Capture",
+  "SageAttention2SaveCapture",
 ]);
 const WIDGET = "status";
 const MINIMUM_WIDTH = 420;

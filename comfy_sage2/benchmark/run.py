@@ -123,7 +123,7 @@ def _measure(chosen: tuple[shapes.Shape, ...], found: Found, dtype: torch.dtype,
     kernel_timer = KernelTimer()
     results = []
     for shape, share in speed.shares(chosen, seconds, time.monotonic):
-        results.append(speed.measure(shape, measured, dtype, share, kernel_timer))
+        results.append(_measure_shape(shape, measured, dtype, share, kernel_timer))
         print("", *tables.speed_lines(results[-1], notes), sep="\n", flush=True)
     if kernel_timer.problem is not None:
         print(f"\nno kernel times: {kernel_timer.problem}")
@@ -139,6 +139,16 @@ def _measure(chosen: tuple[shapes.Shape, ...], found: Found, dtype: torch.dtype,
     )
 
 
+def _measure_shape(
+    shape: shapes.Shape, candidates: list[Candidate], dtype: torch.dtype, seconds: float, kernel_timer: KernelTimer
+) -> speed.ShapeResult:
+    """As `speed.measure`; a shape that cannot be measured is a result, too, so that the others are not lost."""
+    try:
+        return speed.measure(shape, candidates, dtype, seconds, kernel_timer)
+    except RuntimeError as error:  # no memory for the inputs, or a peer's kernel has broken CUDA for this process
+        return speed.ShapeResult(shape, [], {"all candidates": f"{type(error).__name__}: {error}"})
+
+
 def _write(document: dict[str, Any], options: argparse.Namespace) -> int:
     try:
         if options.json is not None:
@@ -151,4 +161,4 @@ def _write(document: dict[str, Any], options: argparse.Namespace) -> int:
             print(f"\nwrote {path.resolve()}: look at it, then attach it to an issue of the project")
     except OSError as error:
         return _fail(f"the result cannot be written: {error}")
-    return 0
+    return 0 if document["speed"] else _fail("nothing could be measured: the reasons stand above")

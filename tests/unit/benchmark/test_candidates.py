@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
 
 from comfy_sage2.benchmark import accuracy, peers, plot, run
-from comfy_sage2.benchmark.candidates import Call, Candidate, Inputs, PeerMissing
+from comfy_sage2.benchmark.candidates import Call, Candidate, Found, Inputs, PeerMissing
 from comfy_sage2.benchmark.fp8 import quantize_tensor
 from comfy_sage2.benchmark.shapes import Shape
+from comfy_sage2.benchmark.speed import ShapeResult, Speed
 
 SHAPE = Shape("small", batch=1, heads=2, length=100, head_dim=32)
 
@@ -29,9 +32,12 @@ def test_a_missing_package_is_listed_with_the_reason(monkeypatch: pytest.MonkeyP
     }
 
 
-def test_a_package_that_does_not_load_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError, ImportError, AssertionError, AttributeError])
+def test_a_package_that_does_not_load_is_listed_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
     def fails(name: str) -> types.ModuleType:
-        raise OSError("libcudnn.so.9: cannot open shared object file")
+        raise error("libcudnn.so.9: cannot open shared object file")
 
     monkeypatch.setattr(peers.importlib.metadata, "version", lambda name: "1.0")
     monkeypatch.setattr(peers.importlib, "import_module", fails)
@@ -126,3 +132,25 @@ def test_bench_says_that_matplotlib_is_missing(
     monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
     assert run.main(["--plot", "speed.png"]) == 1
     assert "pip install matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("bad", "status"), [({"d64-n1024"}, 0), ({"d64-n1024", "flux-1024"}, 1)])
+def test_a_shape_that_fails_does_not_cost_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bad: set[str], status: int
+) -> None:
+    def measure(shape: Shape, *_: object) -> ShapeResult:
+        if shape.name in bad:
+            raise torch.cuda.OutOfMemoryError("no memory for the inputs")
+        return ShapeResult(shape, [Speed(shape, "good", 1.0, 0.5, 0.1, 2)], {})
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(run, "_find", lambda *_: Found([Candidate("good", "1", _sdpa)]))
+    monkeypatch.setattr(run.machine, "describe", lambda: {"gpu": "none", "torch": "2", "driver": {}})
+    monkeypatch.setattr(run.accuracy, "measure", lambda *_: ({}, {}))
+    monkeypatch.setattr(run.speed, "measure", measure)
+    path = tmp_path / "result.json"
+    assert run.main(["--shapes", "d64-n1024", "flux-1024", "--json", str(path)]) == status
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert {speed["shape"]["name"] for speed in document["speed"]} == {"d64-n1024", "flux-1024"} - bad
+    reason = {"all candidates": "OutOfMemoryError: no memory for the inputs"}
+    assert document["speed_failures"] == {name: reason for name in bad}

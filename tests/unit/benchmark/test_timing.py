@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from comfy_sage2.benchmark import speed, timing
-from comfy_sage2.benchmark.candidates import Call
+from comfy_sage2.benchmark.candidates import Call, Candidate
 from comfy_sage2.benchmark.shapes import Shape, select
 from comfy_sage2.benchmark.timing import Subject, iterations, time_in_rounds
 
@@ -107,3 +109,21 @@ def test_a_late_shape_gets_what_is_left() -> None:
     next(shares)
     clock.now = 50.0
     assert next(shares)[1] == 0.0
+
+
+def test_what_preparing_takes_is_part_of_a_shapes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, given = Clock(), []
+
+    def prepare(*_: object) -> Subject:
+        clock.now += 3.0
+        call = Call(lambda: torch.empty(0))
+        return Subject(call, call, None)
+
+    monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(speed, "make_inputs", lambda *_: None)
+    monkeypatch.setattr(speed.Subject, "of", prepare)
+    monkeypatch.setattr(speed, "extra_bytes", lambda run: 0)
+    monkeypatch.setattr(speed, "time_in_rounds", lambda subjects, seconds, timer: given.append(seconds) or {})
+    candidates = [Candidate(name, "1", lambda inputs: Call(lambda: torch.empty(0))) for name in ("a", "b")]
+    speed.measure(Shape("small", 1, 1, 64, 64), candidates, torch.float32, 10.0, FakeTimer({}))
+    assert given == [4.0]

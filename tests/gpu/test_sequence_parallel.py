@@ -83,6 +83,7 @@ def test_refusals_instead_of_deadlocks(processes: int, request: pytest.FixtureRe
 @pytest.mark.parametrize("processes", [2, 4])
 def test_a_model_divided_by_diffusers(processes: int, backend: str, tmp_path: Path) -> None:
     need_gpus(processes)
+    pytest.importorskip("diffusers")
     start(
         processes, "sequence_parallel.diffusers_worker", ["--device=cuda", f"--backend={backend}", f"--out={tmp_path}"]
     )

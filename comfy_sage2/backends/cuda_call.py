@@ -29,7 +29,7 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor:
     strides = (tensor.stride(axis) for axis in range(3) if tensor.shape[axis] > 1)
     if all(step % _ALIGNMENT == 0 for step in (tensor.data_ptr(), *(s * tensor.element_size() for s in strides))):
         return tensor
-    return tensor.contiguous()
+    return tensor.clone(memory_format=torch.contiguous_format)  # `contiguous` would keep a misaligned address
 
 
 def _view_fields(name: str, tensor: torch.Tensor) -> dict[str, int]:
@@ -110,4 +110,6 @@ def call_kernels(
         workspace_bytes=size,
         stream=torch.cuda.current_stream(q.device).cuda_stream,
     )
-    return (out if out.shape[3] == head_dim else out[..., :head_dim].contiguous()), lse
+    if out.shape[3] == head_dim:
+        return out, lse
+    return empty_output(out[..., :head_dim], layout).copy_(out[..., :head_dim]), lse

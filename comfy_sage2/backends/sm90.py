@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .constraints import slices_at_most
 from .kernel_backend import KernelBackend
 
-SM90 = KernelBackend("sm90", ((9, 0),), ("8b", "4b"), ("fp32",))
+# Heads of all batches are a grid's second dimension in the statistics pass and its third in that of smooth Q.
+SM90 = KernelBackend("sm90", ((9, 0),), ("8b", "4b"), ("fp32",), (slices_at_most(65535),))

@@ -11,6 +11,7 @@ from .signature import Signature
 from .targets import TARGETS
 
 IN_FULL = "the policy keeps this layer in full precision here"
+UNKNOWN = "this pass makes more attention calls than the first one, and the policy does not know them"
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,11 @@ class Policy:
         return part_of(step, steps, self.bounds)
 
     def choose(self, place: Place) -> Choice:
-        """See `Plan.choose`; a layer that the policy does not know raises ValueError."""
+        """See `Plan.choose`; a first pass with a layer that the policy does not know raises ValueError."""
         if place.layer >= len(self.cells):
-            raise ValueError(self._reason_other_layers(f"at least {place.layer + 1}"))
+            if place.layers is None:
+                raise ValueError(self._reason_other_layers(f"at least {place.layer + 1}"))
+            return Choice(FULL, reason=UNKNOWN)  # too late to refuse the model
         cell = self.cells[place.layer][self.part(place.step, place.steps)]
         if cell.mode == FULL:
             return Choice(FULL, reason=IN_FULL)

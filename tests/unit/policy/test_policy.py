@@ -9,8 +9,8 @@ import pytest
 
 from comfy_sage2.policy.calibrated import BOUNDS, make_policy
 from comfy_sage2.policy.document import from_text, to_text
-from comfy_sage2.policy.plan import Place
-from comfy_sage2.policy.policy import IN_FULL, Policy, part_of
+from comfy_sage2.policy.plan import Choice, Place
+from comfy_sage2.policy.policy import IN_FULL, UNKNOWN, Policy, part_of
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.targets import FULL_PRECISION, TARGETS, VARIANTS, Measured, Variant, pick
 
@@ -86,6 +86,8 @@ def test_choices() -> None:
     assert choice(2, 5).reason == IN_FULL
     with pytest.raises(ValueError, match=r"for 3 attention calls in one pass, and the model made at least 8"):
         choice(7, 0)
+    # Once a pass has fitted, a longer one (of another conditioning) does not end the sampling.
+    assert policy.choose(Place(7, 3, 5, 10, 4096, 4096)) == Choice("full", reason=UNKNOWN)
 
 
 def test_a_pass_of_another_model_is_refused() -> None:

@@ -105,6 +105,17 @@ def test_out_of_memory_is_the_hosts_business(monkeypatch: pytest.MonkeyPatch) ->
         call(session_with(), *qkv(), 2)
 
 
+def test_the_first_torch_that_comfyui_takes_falls_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.4 has the error of a full memory in torch.cuda only."""
+
+    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise RuntimeError("no image for this device")
+
+    monkeypatch.setattr("comfy_sage2.host.session.attention", fail)
+    monkeypatch.delattr(torch, "OutOfMemoryError")
+    assert torch.equal(call(session_with(), *qkv(), 2), torch.ones(1, 64, 128))
+
+
 def test_measuring_without_memory_leaves_the_sampling_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,7 @@ MODULES = [
 ]
 KERNELS = sorted((LIBRARY / "kernels").glob("*.py"))
 # Reasons that are constants.
-CONSTANTS = {"RECOMPUTED", "DOWNGRADED", "IN_FULL", "CALIBRATING", "NOT_PATCHED"}
+CONSTANTS = {"RECOMPUTED", "DOWNGRADED", "IN_FULL", "UNKNOWN", "CALIBRATING", "NOT_PATCHED"}
 # Functions whose texts are reasons, beside those with "reason" in their name and the checks of constraints.py.
 TELLING = {"differences", "text", "explain"}
 SHORTEST = 10  # characters of a piece between two placeholders that must be found

@@ -17,6 +17,9 @@ from .placeholders import write_placeholders
 
 NO_BROWSER = "NOT TESTED, no Chromium here: install one, or name it in CHROMIUM_PATH"
 SUPPORT = Path(__file__).with_name("support_nodes")
+# The attention that ComfyUI takes on a GPU. The one it takes on a CPU asks for the free memory in every call, which a
+# compiler traces for minutes.
+OPTIONS = ("--cpu", "--use-pytorch-cross-attention")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,7 +73,7 @@ def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         for checkpoint in base_template.iterdir():
             (models / "diffusion_models" / checkpoint.name).symlink_to(checkpoint)
         write_placeholders(base)
-        return ComfyServer(host_python(), root, base)
+        return ComfyServer(host_python(), root, base, OPTIONS)
 
     return make
 

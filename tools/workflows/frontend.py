@@ -18,7 +18,11 @@ SETTINGS = {
     "Comfy.Graph.CanvasInfo": False,
     "Comfy.Workflow.ShowMissingModelsWarning": False,
 }
-READY = "window.app?.graph && window.LiteGraph?.registered_node_types.SageAttention2"
+# The frontend opens a workflow of its own while it starts, which would replace one that is loaded before.
+READY = (
+    "window.LiteGraph?.registered_node_types.SageAttention2 && window.app?.graph"
+    " && app.extensionManager.workflow.activeWorkflow && !app.extensionManager.spinner"
+)
 
 
 def write_settings(base: Path) -> None:

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 LAUNCHER = Path(__file__).with_name("comfyui_launch.py")
-START_SECONDS = 180
+START_SECONDS = 600  # ComfyUI imports gigabytes, on a slow disk too
+ANSWER_SECONDS = 300  # while a compiler is at work the server hardly gets a turn
 PROMPT_SECONDS = 3600  # a whole video on a busy CPU takes its time
 Prompt = dict[str, dict[str, Any]]
 
@@ -68,7 +69,7 @@ class ComfyServer:
             try:
                 self.get("/system_stats")
                 return self
-            except (urllib.error.URLError, ConnectionError):
+            except OSError:  # not there yet, or too busy
                 time.sleep(0.25)
         self._process.kill()
         raise RuntimeError(f"{self.root} did not answer within {START_SECONDS} s:\n{self.tail()}")
@@ -90,12 +91,12 @@ class ComfyServer:
 
     def get(self, path: str) -> Any:
         """The JSON answer to a GET request."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=ANSWER_SECONDS) as answer:
             return json.load(answer)
 
     def get_bytes(self, path: str) -> bytes:
         """The raw answer to a GET request."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=ANSWER_SECONDS) as answer:
             return answer.read()
 
     def run(self, prompt: Prompt, while_waiting: Callable[[], None] = lambda: None) -> Run:
@@ -108,7 +109,7 @@ class ComfyServer:
             f"http://127.0.0.1:{self.port}/prompt", body, {"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
                 number = json.load(answer)["prompt_id"]
         except urllib.error.HTTPError as error:
             raise PromptRefused(error.read().decode()) from error

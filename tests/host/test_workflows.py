@@ -13,7 +13,7 @@ import pytest
 from families import WORKFLOWS
 from graph import Graph
 
-from comfy_sage2.demo.comfyui_server import ComfyServer, Prompt
+from comfy_sage2.demo.comfyui_server import ANSWER_SECONDS, ComfyServer, Prompt
 
 from .conversion import FRONTEND_ONLY, to_prompt
 from .hosts import REPOSITORY
@@ -51,7 +51,7 @@ def queue(host: ComfyServer, prompt: Prompt) -> None:
     body = json.dumps({"prompt": prompt}).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{host.port}/prompt", body, {"Content-Type": "application/json"})
     try:
-        urllib.request.urlopen(request, timeout=30).close()
+        urllib.request.urlopen(request, timeout=ANSWER_SECONDS).close()
     except urllib.error.HTTPError as error:
         pytest.fail(error.read().decode())
 

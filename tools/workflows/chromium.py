@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-ANSWER_SECONDS = 120
+ANSWER_SECONDS = 300
 
 
 def find_chromium() -> str | None:
@@ -124,7 +124,7 @@ class Chromium:
         """Load a page."""
         self.call("Page.navigate", url=url)
 
-    def wait_for(self, condition: str, seconds: float = 120.0) -> None:
+    def wait_for(self, condition: str, seconds: float = 300.0) -> None:
         """Return once the JavaScript expression is true."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

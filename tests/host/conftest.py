@@ -17,9 +17,6 @@ from .placeholders import write_placeholders
 
 NO_BROWSER = "NOT TESTED, no Chromium here: install one, or name it in CHROMIUM_PATH"
 SUPPORT = Path(__file__).with_name("support_nodes")
-# The attention that ComfyUI takes on a GPU. The one it takes on a CPU asks for the free memory in every call, which a
-# compiler traces for minutes.
-OPTIONS = ("--cpu", "--use-pytorch-cross-attention")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,10 +56,13 @@ def root(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Path], ComfyServer]:
-    """Makes a server of the ComfyUI at `root` with the pack at `pack`, the support nodes and the tiny checkpoints."""
+def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ComfyServer]:
+    """Makes a server of the ComfyUI at `root` with the pack at `pack`, the support nodes and the tiny checkpoints.
 
-    def make(root: Path, pack: Path) -> ComfyServer:
+    Further arguments are options of ComfyUI's main.py.
+    """
+
+    def make(root: Path, pack: Path, *options: str) -> ComfyServer:
         base = tmp_path_factory.mktemp(root.name)
         nodes, models = base / "custom_nodes", base / "models"
         nodes.mkdir()
@@ -73,7 +73,7 @@ def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         for checkpoint in base_template.iterdir():
             (models / "diffusion_models" / checkpoint.name).symlink_to(checkpoint)
         write_placeholders(base)
-        return ComfyServer(host_python(), root, base, OPTIONS)
+        return ComfyServer(host_python(), root, base, ("--cpu", *options))
 
     return make
 

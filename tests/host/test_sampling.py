@@ -134,21 +134,3 @@ def test_step_range_and_attention_kind(host: ComfyServer) -> None:
     assert "4 attention layers" in text, text
     assert "(25%)" in text and "the step is outside start_percent 0.25 to end_percent 0.75" in text, text
     assert "cross-attention, and apply_to is 'self only'" in text, text
-
-
-def test_mode_switch_under_torch_compile(host: ComfyServer) -> None:
-    """Every mode gives what it gives without a compiler, whatever was compiled before it.
-
-    The compiler backend "cudagraphs" traces the model and, on a CPU, runs the traced operators as they are: the latents
-    are the same to the bit, and no C++ compiler is needed.
-    """
-    compiler = {"class_type": "TorchCompileModel", "inputs": {"model": ["sage", 0], "backend": "cudagraphs"}}
-    eager = {
-        mode: latent(host, sampling("wan", {"sage": sage("loader", mode=mode)}, steps=2))
-        for mode in ("off", "8b", "4b")
-    }
-    for number, mode in enumerate(("off", "8b", "4b", "off", "8b")):
-        run = host.run(with_report(sampling("wan", {"sage": sage("loader", mode=mode), "compiled": compiler}, steps=2)))
-        assert torch.equal(host.latent(run, LATENT), eager[mode]), (number, mode)
-        counted = "8 of 8 attention calls served" in run.outputs[REPORT]["text"][0]
-        assert counted == (mode != "off"), run.outputs[REPORT]["text"]

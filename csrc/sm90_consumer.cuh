@@ -30,7 +30,7 @@ struct Consumer {
     float last[kLastColumns / 2];  // the last 8 columns hold the row sum
 
     __device__ __forceinline__ Consumer(const AttentionParams& params, const Buffers<Shape>& buffers, int thread)
-        : params(params), buffers(buffers), group(thread / 128), row((thread / 32) * 16 + (thread % 32) / 4),
+        : params(params), buffers(buffers), group(__shfl_sync(0xffffffffu, thread / 128, 0)), row((thread / 32) * 16 + (thread % 32) / 4),
           lane(thread % 4) {
     }
 
@@ -39,9 +39,9 @@ struct Consumer {
     }
 
     // Waits for the next stage, which the next call of `take_stage` gives.
-    __device__ __forceinline__ void wait_for_stage() const {
+    __device__ __forceinline__ void wait_for_stage(unsigned zero = 0) const {
         const Slot<Shape::kStages> stage(steps);
-        barrier_wait(buffers.full(stage.index), stage.phase);
+        barrier_wait(buffers.full(stage.index), stage.phase ^ zero);
     }
     __device__ __forceinline__ int take_stage() { return steps++ % Shape::kStages; }
 
@@ -52,8 +52,6 @@ struct Consumer {
 
     __device__ __forceinline__ void issue_scores(int stage) {
         unsigned q_address = buffers.q(tiles % kQBuffers) + group * 64 * Shape::kRowBytes;
-        // Opaque, so that the descriptors of all steps are not kept in registers across the loop.
-        asm volatile("" : "+r"(q_address));
         const u64 q = matrix_descriptor<Shape::kRowBytes>(q_address);
         const u64 k = matrix_descriptor<Shape::kRowBytes>(buffers.k(stage));
         constexpr int kStepsPerBox = Shape::kRowBytes / 32;
@@ -115,28 +113,29 @@ struct Consumer {
     }
 
     // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
-    // next hides the values' product.
-    __device__ __forceinline__ void step(const WorkTile& tile, int key_tile) {
-        float result[kLastColumns / 2];
+    // next hides the values' product. The product of the step before is added while the scores are multiplied.
+    __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2], float (&pending)[2]) {
         const int stage = take_stage();
-        const float rescale[2] = {state.rescale[0], state.rescale[1]};
         load_k_scale(stage);
         pin(scores);
-        pin(result);
         wgmma_fence();
         issue_scores(stage);
+        accumulate(last, result, pending);
+        pending[0] = state.rescale[0];
+        pending[1] = state.rescale[1];
+        pin(last);
+        pin(result);
+        wgmma_fence();
         issue_values<kLastColumns>(result, stage, 0);
         wgmma_wait<1>();
         pin(scores);
         softmax(tile, key_tile);
-        // The next stage is waited for here because ptxas does not move the wait below across a loop; without one it moves that
-        // wait up, ahead of the whole softmax, which is to overlap with the values' product.
-        wait_for_stage();
+        unsigned short upper[kBlockN / 8];
+        wait_for_stage(pack_upper<kBlockN>(scores, upper));
         wgmma_wait<0>();
         pin(result);
         release(buffers.empty(stage));
-        accumulate(last, result, rescale);
-        pack_probabilities<kBlockN>(scores, packed);
+        pack_lower<kBlockN>(scores, upper, packed);
     }
 
     // The same for head dimensions above 128, one product after the other.
@@ -199,14 +198,20 @@ struct Consumer {
         const int first = take_stage();
         scores_of(first);
         release(buffers.empty(first));
-        softmax_masked(tile, tile.key_tiles - 1);
+        if (!kCausal && !kBiased && params.kv_length % kBlockN == 0)
+            softmax_full_tile<kBlockN>(scores, state, q_scale, k_scale);
+        else
+            softmax_masked(tile, tile.key_tiles - 1);
         pack_probabilities<kBlockN>(scores, packed);
         wait_for_stage();
-        for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) {
-            if constexpr (kHalves)
-                step_in_halves(tile, key_tile);
-            else
-                step(tile, key_tile);
+        if constexpr (kHalves) {
+            for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) step_in_halves(tile, key_tile);
+        } else {
+            float result[kLastColumns / 2], pending[2] = {0.f, 0.f};
+#pragma unroll
+            for (float& x : result) x = 0.f;
+            for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) step(tile, key_tile, result, pending);
+            accumulate(last, result, pending);
         }
         const int final = take_stage();
         values_of_stage(final);

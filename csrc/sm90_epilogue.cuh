@@ -43,16 +43,21 @@ class Epilogue {
         T* slice = static_cast<T*>(params_.out.pointer) + batch * params_.out.batch_stride + head * params_.out.head_stride;
         T* rows[2] = {slice + query_[0] * params_.out.token_stride, slice + query_[1] * params_.out.token_stride};
 #pragma unroll
-        for (int i = 0; i < kCount / 4; ++i) {
-            const int channel = first_channel + 8 * i + 2 * lane_;
-            if (channel >= params_.head_dim) break;
-            const float2 scale = load_shared_pair(v_scale_ + 4 * channel), mean = load_shared_pair(v_mean_ + 4 * channel);
+        for (int block = 0; block < kCount / 16; ++block) {
+            const int channel = first_channel + 32 * block + 8 * lane_;
+            if (channel < params_.head_dim) {
+                const float4 s0 = load_shared_four(v_scale_ + 4 * channel), s1 = load_shared_four(v_scale_ + 4 * channel + 16);
+                const float4 m0 = load_shared_four(v_mean_ + 4 * channel), m1 = load_shared_four(v_mean_ + 4 * channel + 16);
+                const float scale[8] = {s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w};
+                const float mean[8] = {m0.x, m0.y, m0.z, m0.w, m1.x, m1.y, m1.z, m1.w};
 #pragma unroll
-            for (int row = 0; row < 2; ++row) {
-                if (query_[row] < params_.q_length)
-                    store_pair(rows[row] + channel,
-                               accumulator[4 * i + 2 * row] * (weight_[row] * scale.x) + mean.x * mean_weight_[row],
-                               accumulator[4 * i + 2 * row + 1] * (weight_[row] * scale.y) + mean.y * mean_weight_[row]);
+                for (int row = 0; row < 2; ++row) {
+                    float x[8];
+#pragma unroll
+                    for (int i = 0; i < 8; ++i)
+                        x[i] = fmaf(accumulator[16 * block + i / 2 * 4 + 2 * row + i % 2], weight_[row] * scale[i], mean[i] * mean_weight_[row]);
+                    if (query_[row] < params_.q_length) store_eight(rows[row] + channel, x);
+                }
             }
         }
     }

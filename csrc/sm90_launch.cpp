@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 constexpr int64_t kDeltaBytes = int64_t(256) << 20;  // of smooth Q's correction at a time
+constexpr int64_t kMaxGridZ = 65535;                 // of a grid's third dimension
 constexpr int kProgrammaticLaunchVersion = 12030;    // the first driver that captures such launches in CUDA graphs
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -48,9 +49,9 @@ struct TileChoice {
 };
 
 struct Workspace {
-  int64_t q_slices, kv_slices, query_tiles, row_bytes, key_row_bytes, q_scale_rows, k_scale_blocks;
+  int64_t q_slices, kv_slices, query_tiles, row_bytes, key_row_bytes, v_rows, q_scale_rows, k_scale_blocks;
   sm90::Chunk chunk{};  // the largest part of the work that one attention launch does
-  int64_t q_int8, k_int8, v_fp8, q_scale, k_scale, k_mean, v_mean, v_scale, lse_shift, q_mean, delta_s;
+  int64_t q_int8, k_int8, v_fp8, q_scale, k_scale, k_mean, v_mean, v_scale, v_inverse, lse_shift, q_mean, delta_s;
   int64_t bytes = 0;
 
   explicit Workspace(const AttentionCall& call) {
@@ -59,23 +60,25 @@ struct Workspace {
     query_tiles = blocks_of(call.q_length, sm90::kBlockM);
     row_bytes = round_up(call.head_dim, 16);
     key_row_bytes = round_up(call.kv_length, 16);
+    v_rows = round_up(call.head_dim, sm90::kVChannels);
     q_scale_rows = query_tiles * sm90::kBlockM;
     k_scale_blocks = round_up(blocks_of(call.kv_length, sm90::kScaleBlock), 6);  // whole tiles of 128 and of 192 keys
     chunk = {0, static_cast<int>(q_slices), 0, static_cast<int>(query_tiles)};
     q_int8 = add(q_slices * call.q_length * row_bytes);
     k_int8 = add(kv_slices * call.kv_length * row_bytes);
-    v_fp8 = add(kv_slices * call.head_dim * key_row_bytes);
+    v_fp8 = add(kv_slices * v_rows * key_row_bytes);
     q_scale = add(q_slices * q_scale_rows * 4);
     k_scale = add(kv_slices * k_scale_blocks * sm90::kScalesPerBlock * 4);
     k_mean = add(kv_slices * call.head_dim * 4);
     v_mean = add(kv_slices * call.head_dim * 4);
     v_scale = add(kv_slices * call.head_dim * 4);
+    v_inverse = add(kv_slices * call.head_dim * 4);
     lse_shift = call.lse ? add(q_slices * call.q_length * 4) : 0;
     q_mean = delta_s = 0;
     if (call.bits == 4) {
       const int64_t rows = std::max<int64_t>(1, kDeltaBytes / (4 * call.kv_length));
       if (rows >= query_tiles)
-        chunk.heads = static_cast<int>(std::min(q_slices, rows / query_tiles));
+        chunk.heads = static_cast<int>(std::min({q_slices, rows / query_tiles, kMaxGridZ}));
       else
         chunk.heads = 1, chunk.tiles = static_cast<int>(rows);
       q_mean = add(q_slices * query_tiles * call.head_dim * 4);
@@ -161,12 +164,13 @@ class Launcher {
     params.k_mean = at<float>(call_, workspace_.k_mean);
     params.v_mean = at<float>(call_, workspace_.v_mean);
     params.v_scale = at<float>(call_, workspace_.v_scale);
+    params.v_inverse = at<float>(call_, workspace_.v_inverse);
     params.kv_heads = static_cast<int>(call_.kv_heads);
     params.kv_length = static_cast<int>(call_.kv_length);
     params.head_dim = call_.head_dim;
     params.element = call_.element;
     params.smooth_v = call_.smooth_v;
-    launch("sm90_statistics", "statistics_" + element_, {8, static_cast<unsigned>(workspace_.kv_slices), 1}, 256, 0, params, false);
+    launch("sm90_statistics", "statistics_" + element_, {static_cast<unsigned>(8 * workspace_.kv_slices), 1, 1}, 256, 0, params, false);
   }
 
   void quantize() {
@@ -176,7 +180,7 @@ class Launcher {
     params.v = strided(call_.v);
     params.k_mean = at<float>(call_, workspace_.k_mean);
     params.v_mean = at<float>(call_, workspace_.v_mean);
-    params.v_scale = at<float>(call_, workspace_.v_scale);
+    params.v_inverse = at<float>(call_, workspace_.v_inverse);
     params.q_int8 = at<signed char>(call_, workspace_.q_int8);
     params.k_int8 = at<signed char>(call_, workspace_.k_int8);
     params.v_fp8 = at<unsigned char>(call_, workspace_.v_fp8);
@@ -191,6 +195,7 @@ class Launcher {
     params.head_dim = call_.head_dim;
     params.row_bytes = static_cast<int>(workspace_.row_bytes);
     params.key_row_bytes = static_cast<int>(workspace_.key_row_bytes);
+    params.v_rows = static_cast<int>(workspace_.v_rows);
     params.q_scale_rows = static_cast<int>(workspace_.q_scale_rows);
     params.k_scale_blocks = static_cast<int>(workspace_.k_scale_blocks);
     params.q_blocks = static_cast<int>(workspace_.query_tiles);
@@ -231,7 +236,7 @@ class Launcher {
                        tile.row_bytes(), sm90::kBlockM);
     params.k_map = map(workspace_.k_int8, call_.head_dim, call_.kv_length, workspace_.kv_slices, workspace_.row_bytes,
                        tile.row_bytes(), tile.block_n);
-    params.v_map = map(workspace_.v_fp8, workspace_.key_row_bytes, call_.head_dim, workspace_.kv_slices,
+    params.v_map = map(workspace_.v_fp8, workspace_.key_row_bytes, workspace_.v_rows, workspace_.kv_slices,
                        workspace_.key_row_bytes, tile.key_bytes(), tile.head_dim());
     params.q_scale = at<float>(call_, workspace_.q_scale);
     params.k_scale = at<float>(call_, workspace_.k_scale);

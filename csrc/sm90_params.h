@@ -13,6 +13,16 @@ constexpr int kBlockM = 128;     // query rows of a work tile: two consumer warp
 constexpr int kScaleBlock = 64;  // keys that share a set of four K scales (b_k of the paper)
 constexpr int kScalesPerBlock = 4;
 constexpr int kVTokens = 128;    // tokens that one block of the V pass transposes
+constexpr int kVChannels = 32;   // channels of V^T whose rows are permuted among themselves
+
+// Row of V^T that holds a channel: so a thread's accumulators of four groups of eight columns, 8j + 2t and 8j + 2t + 1, are
+// the eight neighbouring channels from 8t on.
+#ifdef __CUDACC__
+__device__ __forceinline__
+#endif
+constexpr int row_of_channel(int channel) {
+    return channel / kVChannels * kVChannels + channel % 8 / 2 * 8 + channel / 8 % 4 * 2 + channel % 2;
+}
 
 // The part of the work that one launch of the attention kernel does: heads x query tiles.
 struct Chunk {
@@ -39,21 +49,21 @@ struct AttentionParams {
 
 struct StatisticsParams {
     Strided k, v;
-    float *k_mean, *v_mean, *v_scale;  // (batch * kv_heads, head_dim)
+    float *k_mean, *v_mean, *v_scale, *v_inverse;  // (batch * kv_heads, head_dim)
     int kv_heads, kv_length, head_dim, element;
     int smooth_v;
 };
 
 struct QuantizeParams {
     Strided q, k, v;
-    const float *k_mean, *v_mean, *v_scale;
+    const float *k_mean, *v_mean, *v_inverse;
     signed char *q_int8, *k_int8;  // (heads, length, row_bytes)
-    unsigned char* v_fp8;          // (heads, head_dim, key_row_bytes): transposed, keys permuted within 16
+    unsigned char* v_fp8;          // (heads, v_rows, key_row_bytes): transposed, keys permuted within 16, channels within 32
     float *q_scale, *k_scale;
     float* lse_shift;    // or null
     float* q_mean;       // (batch * q_heads, query tiles, head_dim): smooth Q, 4-bit only
     int q_heads, kv_heads, q_length, kv_length, head_dim, element;
-    int row_bytes, key_row_bytes, q_scale_rows, k_scale_blocks;
+    int row_bytes, key_row_bytes, v_rows, q_scale_rows, k_scale_blocks;
     int q_blocks, k_blocks, v_blocks;  // blocks of the grid for each of the three, in this order, per head
     int q_slices, kv_slices;           // batch * q_heads, batch * kv_heads
     int smooth_v;

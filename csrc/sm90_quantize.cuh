@@ -39,17 +39,20 @@ __device__ __forceinline__ float sum_of_token(float x) {
     return x;
 }
 
-// A group of zeros has scale 0 and values 0.
-__device__ __forceinline__ float inverse_or_zero(float scale) { return scale == 0.f ? 0.f : 1.f / scale; }
+// A group of zeros has scale 0 and values 0; so has one too small to be divided by.
+template <int kTop>
+__device__ __forceinline__ float inverse_or_zero(float top) { return top < 1e-36f ? 0.f : __fdividef(float(kTop), top); }
 
+// Rounded to the nearest integer in the low byte of the sum.
 __device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8], float inverse_scale) {
+    constexpr float kMagic = 12582912.f;  // 1.5 * 2^23
     unsigned words[2];
 #pragma unroll
     for (int word = 0; word < 2; ++word) {
-        unsigned bytes[4];
+        unsigned n[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) bytes[i] = __float2int_rn(x[4 * word + i] * inverse_scale) & 0xff;
-        words[word] = bytes[0] | bytes[1] << 8 | bytes[2] << 16 | bytes[3] << 24;
+        for (int i = 0; i < 4; ++i) n[i] = __float_as_uint(fmaf(x[4 * word + i], inverse_scale, kMagic));
+        words[word] = __byte_perm(__byte_perm(n[0], n[1], 0x0040), __byte_perm(n[2], n[3], 0x0040), 0x5410);
     }
     *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
 }

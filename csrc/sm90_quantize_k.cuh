@@ -13,17 +13,23 @@ __device__ __forceinline__ void quantize_k(const QuantizeParams& params, const S
     const Tile lanes(params.head_dim);
     const int first = block * kScaleBlock;
     const T* k = slice.of<T>(params.k) + lanes.channel;
-    float values[kPasses][8], mean[8];
+    float mean[8];
+    float values[kPasses][8];
+    Eight<T> raw[kPasses];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+        const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
+        raw[pass].clear();
+        if (lanes.active && token < params.kv_length) raw[pass].load(k + token * params.k.token_stride);
+    }
     load_or_zero(params.k_mean + i64(slice.index) * params.head_dim + lanes.channel, lanes.active, mean);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
         const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
         const bool valid = lanes.active && token < params.kv_length;
-        load_or_zero(k + token * params.k.token_stride, valid, values[pass]);
-        if (valid) {
+        raw[pass].get(values[pass]);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) values[pass][i] -= mean[i];
-        }
+        for (int i = 0; i < 8; ++i) values[pass][i] = valid ? values[pass][i] - mean[i] : 0.f;
         const float top = top_of_token<kLanes>(top_of_eight(values[pass]));
         if (lanes.channel == 0) token_top[pass * Tile::kTokensAtOnce + lanes.token] = top;
     }
@@ -33,10 +39,9 @@ __device__ __forceinline__ void quantize_k(const QuantizeParams& params, const S
 #pragma unroll
     for (int i = 0; i < kScaleBlock / 8; ++i)
         scale = max_or_nan(scale, max_or_nan(token_top[8 * i + 2 * group], token_top[8 * i + 2 * group + 1]));
-    scale /= kTop;
     if (lanes.channel == 0 && lanes.token < 8 && lanes.token % 2 == 0)
-        params.k_scale[(i64(slice.index) * params.k_scale_blocks + block) * kScalesPerBlock + group] = scale;
-    const float inverse = inverse_or_zero(scale);
+        params.k_scale[(i64(slice.index) * params.k_scale_blocks + block) * kScalesPerBlock + group] = scale * (1.f / kTop);
+    const float inverse = inverse_or_zero<kTop>(scale);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
         const int token = first + pass * Tile::kTokensAtOnce + lanes.token;

@@ -82,11 +82,10 @@ __device__ __forceinline__ void smooth_and_quantize_q(const QuantizeParams& para
         float scale = 0.f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) scale = max_or_nan(scale, token_top[local / 32 * 32 + local % 8 + 8 * i]);
-        scale /= kTop;
         if (lanes.channel == 0)
-            params.q_scale[i64(slice.index) * params.q_scale_rows + first + local] = folded_scale(params, scale);
+            params.q_scale[i64(slice.index) * params.q_scale_rows + first + local] = folded_scale(params, scale * (1.f / kTop));
         if (lanes.active)
-            store_int8(params.q_int8 + (first_index + local) * params.row_bytes + lanes.channel, values, inverse_or_zero(scale));
+            store_int8(params.q_int8 + (first_index + local) * params.row_bytes + lanes.channel, values, inverse_or_zero<kTop>(scale));
     }
 }
 
@@ -98,19 +97,30 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
     const Tile lanes(params.head_dim);
     const T* q = slice.of<T>(params.q) + lanes.channel;
     const float sign = params.scale < 0.f ? -1.f : 1.f;
-#pragma unroll 4
-    for (int pass = 0; pass < kBlockM / Tile::kTokensAtOnce; ++pass) {
-        const int token = block * kBlockM + pass * Tile::kTokensAtOnce + lanes.token;
-        const bool valid = token < params.q_length;
-        const i64 index = i64(slice.index) * params.q_length + token;
-        float values[8];
-        load_or_zero(q + token * params.q.token_stride, valid && lanes.active, values);
-        if (params.lse_shift) store_lse_shift<kLanes>(params, index, valid, values, k_mean);
-        const float scale = top_of_token<kLanes>(top_of_eight(values)) / kTop;
-        if (!valid) continue;
-        if (lanes.channel == 0) params.q_scale[i64(slice.index) * params.q_scale_rows + token] = folded_scale(params, scale);
-        if (lanes.active)
-            store_int8(params.q_int8 + index * params.row_bytes + lanes.channel, values, inverse_or_zero(scale) * sign);
+    constexpr int kPasses = kBlockM / Tile::kTokensAtOnce, kAtOnce = kPasses < 4 ? kPasses : 4;
+    const bool shifted = params.lse_shift;
+    for (int base = 0; base < kPasses; base += kAtOnce) {
+        Eight<T> raw[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int token = block * kBlockM + (base + i) * Tile::kTokensAtOnce + lanes.token;
+            raw[i].clear();
+            if (token < params.q_length && lanes.active) raw[i].load(q + token * params.q.token_stride);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int token = block * kBlockM + (base + i) * Tile::kTokensAtOnce + lanes.token;
+            const bool valid = token < params.q_length;
+            const i64 index = i64(slice.index) * params.q_length + token;
+            float values[8];
+            raw[i].get(values);
+            if (shifted) store_lse_shift<kLanes>(params, index, valid, values, k_mean);
+            const float top = top_of_token<kLanes>(top_of_eight(values));
+            if (valid && lanes.channel == 0)
+                params.q_scale[i64(slice.index) * params.q_scale_rows + token] = folded_scale(params, top * (1.f / kTop));
+            if (valid && lanes.active)
+                store_int8(params.q_int8 + index * params.row_bytes + lanes.channel, values, inverse_or_zero<kTop>(top) * sign);
+        }
     }
 }
 

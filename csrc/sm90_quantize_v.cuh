@@ -21,8 +21,8 @@ __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const S
         const int channel = (part / 4 * 4 + lane % 4) * 8, word = part % 4 * 8 + lane / 4;
         const int first = block * kVTokens + word / 4 * 16 + word % 4 * 2;
         const bool active = channel < params.head_dim;
-        float scale[8], mean[8], values[4][8];
-        load_or_zero(params.v_scale + channels + channel, active, scale);
+        float inverse[8], mean[8], values[4][8];
+        load_or_zero(params.v_inverse + channels + channel, active, inverse);
         load_or_zero(params.v_mean + channels + channel, active && params.smooth_v, mean);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -34,16 +34,17 @@ __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const S
         }
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            const float inverse = inverse_or_zero(scale[j]);
-            tile[channel + j][word] = pack_e4m3(values[0][j] * inverse, values[1][j] * inverse, values[2][j] * inverse,
-                                                     values[3][j] * inverse);
+            tile[channel + j][word] = pack_e4m3(values[0][j] * inverse[j], values[1][j] * inverse[j], values[2][j] * inverse[j],
+                                                values[3][j] * inverse[j]);
         }
     }
     __syncthreads();
     const int position = block * kVTokens + 4 * lane;
     if (position >= params.key_row_bytes) return;
-    for (int channel = warp; channel < params.head_dim; channel += kQuantizeThreads / 32)
-        *reinterpret_cast<unsigned*>(params.v_fp8 + (channels + channel) * params.key_row_bytes + position) = tile[channel][lane];
+    const i64 first_row = i64(slice.index) * params.v_rows;
+    for (int channel = warp; channel < params.v_rows; channel += kQuantizeThreads / 32)
+        *reinterpret_cast<unsigned*>(params.v_fp8 + (first_row + row_of_channel(channel)) * params.key_row_bytes + position) =
+            tile[channel][lane];
 }
 
 }  // namespace sm90

@@ -87,17 +87,37 @@ __device__ __forceinline__ void softmax_masked_tile(int (&scores)[kBlockN / 2], 
 }
 
 // Probabilities as the A operand of the FP8 product: keys within 16 are in the order that the V pass stores (key_at_position).
+// In two parts: the upper half of every word before the wait for the values, the lower after it.
+__device__ __forceinline__ unsigned short pack_pair(int x0, int x1) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(pair) : "f"(__int_as_float(x0)), "f"(__int_as_float(x1)));
+    return pair;
+}
+template <int kBlockN>
+__device__ __forceinline__ unsigned pack_upper(const int (&p)[kBlockN / 2], unsigned short (&upper)[kBlockN / 8]) {
+    unsigned seen = 0;
+#pragma unroll
+    for (int i = 0; i < kBlockN / 8; ++i) {
+        const int first = i / 4 * 16 + (i % 4 / 2) * 8 + (i % 2) * 2;
+        upper[i] = pack_pair(p[first + 4], p[first + 5]);
+        seen |= upper[i];
+    }
+    return seen >> 15;  // 0: probabilities have no sign
+}
+template <int kBlockN>
+__device__ __forceinline__ void pack_lower(const int (&p)[kBlockN / 2], const unsigned short (&upper)[kBlockN / 8], unsigned (&packed)[kBlockN / 32][4]) {
+#pragma unroll
+    for (int i = 0; i < kBlockN / 8; ++i) {
+        const int first = i / 4 * 16 + (i % 4 / 2) * 8 + (i % 2) * 2;
+        const unsigned short low = pack_pair(p[first], p[first + 1]);
+        asm("mov.b32 %0, {%1, %2};" : "=r"(packed[i / 4][i % 4]) : "h"(low), "h"(upper[i]));
+    }
+}
 template <int kBlockN>
 __device__ __forceinline__ void pack_probabilities(const int (&p)[kBlockN / 2], unsigned (&packed)[kBlockN / 32][4]) {
-#pragma unroll
-    for (int step = 0; step < kBlockN / 32; ++step) {
-#pragma unroll
-        for (int part = 0; part < 4; ++part) {
-            const int first = step * 16 + (part / 2) * 8 + (part % 2) * 2;
-            packed[step][part] = pack_e4m3(__int_as_float(p[first]), __int_as_float(p[first + 1]), __int_as_float(p[first + 4]),
-                                           __int_as_float(p[first + 5]));
-        }
-    }
+    unsigned short upper[kBlockN / 8];
+    pack_upper<kBlockN>(p, upper);
+    pack_lower<kBlockN>(p, upper, packed);
 }
 
 }  // namespace sm90

@@ -41,9 +41,9 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 
     const int lanes = params.head_dim <= 64 ? 8 : params.head_dim <= 128 ? 16 : 32;  // threads that read one token
     const int channel = threadIdx.x % lanes * 8;
-    const int slice = blockIdx.y, batch = slice / params.kv_heads, head = slice - batch * params.kv_heads;
+    const int block = blockIdx.x % kClusterBlocks, slice = blockIdx.x / kClusterBlocks, batch = slice / params.kv_heads, head = slice - batch * params.kv_heads;
     const int share = (params.kv_length + kClusterBlocks - 1) / kClusterBlocks;
-    const int end = min(params.kv_length, int(blockIdx.x + 1) * share);
+    const int end = min(params.kv_length, (block + 1) * share);
     const T* k = static_cast<const T*>(params.k.pointer) + batch * params.k.batch_stride + head * params.k.head_stride + channel;
     const T* v = static_cast<const T*>(params.v.pointer) + batch * params.v.batch_stride + head * params.v.head_stride + channel;
 
@@ -53,19 +53,51 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
         statistics[kSumK][i] = statistics[kSumV][i] = 0.f;
         statistics[kTopV][i] = statistics[kTopNegativeV][i] = -__builtin_bit_cast(float, 0x7f800000u);
     }
-    if (channel < params.head_dim) {
-#pragma unroll 4
-        for (int token = blockIdx.x * share + threadIdx.x / lanes; token < end; token += kStatisticsThreads / lanes) {
-            float k_values[8], v_values[8];
-            load_eight(k + token * params.k.token_stride, k_values);
-            load_eight(v + token * params.v.token_stride, v_values);
+    const auto add = [&](const Eight<T>& k_raw, const Eight<T>& v_raw) {
+        float k_values[8], v_values[8];
+        k_raw.get(k_values);
+        v_raw.get(v_values);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                statistics[kSumK][i] += k_values[i];
-                statistics[kSumV][i] += v_values[i];
-                statistics[kTopV][i] = max_or_nan(statistics[kTopV][i], v_values[i]);
-                statistics[kTopNegativeV][i] = max_or_nan(statistics[kTopNegativeV][i], -v_values[i]);
+        for (int i = 0; i < 8; ++i) {
+            statistics[kSumK][i] += k_values[i];
+            statistics[kSumV][i] += v_values[i];
+            statistics[kTopV][i] = max_or_nan(statistics[kTopV][i], v_values[i]);
+            statistics[kTopNegativeV][i] = max_or_nan(statistics[kTopNegativeV][i], -v_values[i]);
+        }
+    };
+    if (channel < params.head_dim) {
+        constexpr int kAtOnce = 4;
+        const int step = kStatisticsThreads / lanes;
+        int token = block * share + threadIdx.x / lanes;
+        const T* k_token = k + token * params.k.token_stride;
+        const T* v_token = v + token * params.v.token_stride;
+        const i64 k_step = step * params.k.token_stride, v_step = step * params.v.token_stride;
+        Eight<T> k_raw[kAtOnce], v_raw[kAtOnce];
+        const auto load = [&](int i) {
+            k_raw[i].load(k_token);
+            v_raw[i].load(v_token);
+            k_token += k_step;
+            v_token += v_step;
+        };
+        if (token + (kAtOnce - 1) * step < end) {
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) load(i);
+            token += kAtOnce * step;
+            // Each row is replaced by the one four further on as soon as it was added: eight loads are always under way.
+            for (; token + (kAtOnce - 1) * step < end; token += kAtOnce * step) {
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    const Eight<T> k_old = k_raw[i], v_old = v_raw[i];
+                    load(i);
+                    add(k_old, v_old);
+                }
             }
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) add(k_raw[i], v_raw[i]);
+        }
+        for (; token < end; token += step) {
+            load(0);
+            add(k_raw[0], v_raw[0]);
         }
     }
 #pragma unroll
@@ -89,19 +121,21 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
         }
     }
     cluster_sync();
-    if (blockIdx.x == 0 && own < params.head_dim) {
+    if (block == 0 && own < params.head_dim) {
         float total[kStatistics];
 #pragma unroll
         for (int statistic = 0; statistic < kStatistics; ++statistic) {
             total[statistic] = of_block[statistic][own];
-            for (int block = 1; block < kClusterBlocks; ++block)
-                total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], block));
+            for (int other = 1; other < kClusterBlocks; ++other)
+                total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], other));
         }
         const i64 index = i64(slice) * params.head_dim + own;
         const float v_mean = params.smooth_v ? total[kSumV] / params.kv_length : 0.f;
         params.k_mean[index] = total[kSumK] / params.kv_length;
         params.v_mean[index] = v_mean;
-        params.v_scale[index] = max_or_nan(total[kTopV] - v_mean, total[kTopNegativeV] + v_mean) / kMaxE4m3;
+        const float top = max_or_nan(total[kTopV] - v_mean, total[kTopNegativeV] + v_mean);
+        params.v_scale[index] = top / kMaxE4m3;
+        params.v_inverse[index] = top < 1e-36f ? 0.f : kMaxE4m3 / top;  // too small to be divided by: quantised to zeros
     }
     cluster_sync();  // no block leaves while its shared memory may be read
 }

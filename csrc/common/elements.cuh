@@ -31,6 +31,42 @@ __device__ __forceinline__ void load_eight(const float* from, float (&to)[8]) {
     to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
 }
 
+// Eight neighbouring elements as they are, and their unpacking: loads of several rows go out before the first is used.
+template <class T>
+struct Eight {
+    static constexpr int kWords = sizeof(T) * 2;
+    unsigned words[kWords];
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (unsigned& word : words) word = 0u;
+    }
+    __device__ __forceinline__ void load(const T* from) {
+#pragma unroll
+        for (int i = 0; i < kWords / 4; ++i) {
+            const uint4 raw = __ldg(reinterpret_cast<const uint4*>(from) + i);
+            words[4 * i] = raw.x, words[4 * i + 1] = raw.y, words[4 * i + 2] = raw.z, words[4 * i + 3] = raw.w;
+        }
+    }
+    __device__ __forceinline__ void get(float (&to)[8]) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if constexpr (sizeof(T) == 4)
+                to[i] = __uint_as_float(words[i]);
+            else
+                to[i] = pick(i, T());
+        }
+    }
+  private:
+    __device__ __forceinline__ float pick(int i, __nv_bfloat16) const {
+        return __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
+    }
+    __device__ __forceinline__ float pick(int i, __half) const {
+        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i / 2]));
+        return i % 2 ? pair.y : pair.x;
+    }
+    __device__ __forceinline__ float pick(int, float) const { return 0.f; }
+};
+
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -44,6 +80,26 @@ __device__ __forceinline__ void store_pair(__nv_bfloat16* to, float x, float y) 
 }
 __device__ __forceinline__ void store_pair(float* to, float x, float y) {
     *reinterpret_cast<float2*>(to) = make_float2(x, y);
+}
+
+// Eight neighbouring elements to a 16-byte aligned address.
+__device__ __forceinline__ void store_eight(__half* to, const float (&x)[8]) {
+    uint4 raw;
+    __half2* pairs = reinterpret_cast<__half2*>(&raw);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+    *reinterpret_cast<uint4*>(to) = raw;
+}
+__device__ __forceinline__ void store_eight(__nv_bfloat16* to, const float (&x)[8]) {
+    uint4 raw;
+    __nv_bfloat162* pairs = reinterpret_cast<__nv_bfloat162*>(&raw);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+    *reinterpret_cast<uint4*>(to) = raw;
+}
+__device__ __forceinline__ void store_eight(float* to, const float (&x)[8]) {
+    reinterpret_cast<float4*>(to)[0] = make_float4(x[0], x[1], x[2], x[3]);
+    reinterpret_cast<float4*>(to)[1] = make_float4(x[4], x[5], x[6], x[7]);
 }
 
 // The larger of two numbers, NaN if one of them is NaN: a NaN in a tensor has to reach the output.

@@ -29,6 +29,7 @@ constexpr CUresult kErrorNoBinaryForGpu = 209;
 constexpr CUresult kErrorUnsupportedVersion = 222;
 constexpr int kFunctionMaxDynamicShared = 8;
 constexpr int kDeviceMultiprocessorCount = 16;
+constexpr int kLaunchClusterDimension = 4;
 constexpr int kLaunchProgrammaticSerialization = 6;
 constexpr int kCaptureModeRelaxed = 2;
 
@@ -37,6 +38,7 @@ struct LaunchAttribute {
   int padding;
   union {
     int programmatic_serialization_allowed;
+    Extent cluster;
     unsigned char bytes[64];
   } value;
 };
@@ -292,10 +294,17 @@ CUfunction kernel(const char* cubin_name, const char* kernel_name, int dynamic_s
 }
 
 void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_bytes, CUstream stream,
-            void** arguments, bool programmatic_dependent) {
-  LaunchAttribute attribute{};
-  attribute.id = kLaunchProgrammaticSerialization;
-  attribute.value.programmatic_serialization_allowed = 1;
+            void** arguments, LaunchOptions options) {
+  LaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (options.programmatic_dependent) {
+    attributes[count].id = kLaunchProgrammaticSerialization;
+    attributes[count++].value.programmatic_serialization_allowed = 1;
+  }
+  if (options.cluster_blocks > 1) {
+    attributes[count].id = kLaunchClusterDimension;
+    attributes[count++].value.cluster = {options.cluster_blocks, 1, 1};
+  }
   const LaunchConfig config{grid.x,
                             grid.y,
                             grid.z,
@@ -304,8 +313,8 @@ void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_b
                             block.z,
                             static_cast<unsigned>(dynamic_shared_bytes),
                             stream,
-                            &attribute,
-                            programmatic_dependent ? 1u : 0u};
+                            attributes,
+                            count};
   const Api& api = Api::initialised();
   api.check(api.launch_kernel, &config, function, arguments, static_cast<void**>(nullptr));
 }

@@ -43,11 +43,17 @@ struct Extent {
   unsigned x = 1, y = 1, z = 1;
 };
 
-// Enqueues a kernel. `arguments` points to one pointer per kernel parameter. With `programmatic_dependent` the
-// grid may start before its predecessor on the stream has finished (compute capability 9.0 and newer): the
-// kernel itself has to wait with griddepcontrol.wait before it reads what the predecessor wrote.
+// Both need compute capability 9.0 or newer. With `programmatic_dependent` the grid may start before its predecessor on
+// the stream has finished: the kernel itself has to wait with griddepcontrol.wait before it reads what the predecessor
+// wrote. `cluster_blocks`: so many blocks along x make a cluster; they divide the grid.
+struct LaunchOptions {
+  bool programmatic_dependent = false;
+  unsigned cluster_blocks = 1;
+};
+
+// Enqueues a kernel. `arguments` points to one pointer per kernel parameter.
 void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_bytes, CUstream stream,
-            void** arguments, bool programmatic_dependent = false);
+            void** arguments, LaunchOptions options = {});
 
 inline CUstream stream_of(uint64_t handle) { return reinterpret_cast<CUstream>(static_cast<uintptr_t>(handle)); }
 

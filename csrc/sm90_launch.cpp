@@ -151,10 +151,17 @@ class Launcher {
  private:
   template <typename Params>
   void launch(const std::string& cubin, const std::string& kernel, driver::Extent grid, unsigned threads, int shared_bytes,
-              Params& params, bool programmatic) {
+              Params& params, driver::LaunchOptions options) {
     void* arguments[] = {&params};
     driver::launch(driver::kernel(cubin.c_str(), kernel.c_str(), shared_bytes), grid, {threads, 1, 1}, shared_bytes, stream_,
-                   arguments, programmatic);
+                   arguments, options);
+  }
+
+  // As many blocks of the statistics pass for each head as the GPU holds at once, so that there is no second wave.
+  unsigned statistics_cluster() const {
+    const int64_t resident = int64_t(sm90::kStatisticsBlocks) * driver::multiprocessor_count(call_.device);
+    const int64_t most = std::min<int64_t>(sm90::kMaxClusterBlocks, blocks_of(call_.kv_length, sm90::kScaleBlock));
+    return static_cast<unsigned>(std::clamp<int64_t>(resident / workspace_.kv_slices, 1, most));
   }
 
   void statistics() {
@@ -170,7 +177,12 @@ class Launcher {
     params.head_dim = call_.head_dim;
     params.element = call_.element;
     params.smooth_v = call_.smooth_v;
-    launch("sm90_statistics", "statistics_" + element_, {static_cast<unsigned>(8 * workspace_.kv_slices), 1, 1}, 256, 0, params, false);
+    const unsigned cluster = statistics_cluster();
+    params.cluster_blocks = static_cast<int>(cluster);
+    const int64_t blocks = cluster * workspace_.kv_slices;
+    require(blocks <= 0x7fffffff, "k has too many heads for one launch");
+    launch("sm90_statistics", "statistics_" + element_, {static_cast<unsigned>(blocks), 1, 1}, sm90::kStatisticsThreads, 0, params,
+           {false, cluster});
   }
 
   void quantize() {
@@ -208,7 +220,7 @@ class Launcher {
     const int64_t blocks = params.q_blocks * workspace_.q_slices + int64_t(params.k_blocks + params.v_blocks) * workspace_.kv_slices;
     require(blocks <= 0x7fffffff, "q, k and v have too many tokens and heads together for one launch");
     const std::string kernel = "quantize" + std::to_string(call_.bits) + "_" + element_ + "_d" + std::to_string(padded_head_dim(call_));
-    launch("sm90_quantize", kernel, {static_cast<unsigned>(blocks), 1, 1}, 256, 0, params, programmatic_);
+    launch("sm90_quantize", kernel, {static_cast<unsigned>(blocks), 1, 1}, 256, 0, params, {programmatic_});
   }
 
   void delta(const sm90::Chunk& chunk) {
@@ -226,7 +238,7 @@ class Launcher {
     params.scale = call_.scale * 1.4426950408889634f;
     const driver::Extent grid{static_cast<unsigned>(blocks_of(call_.kv_length, 128)),
                               static_cast<unsigned>(blocks_of(chunk.tiles, 16)), static_cast<unsigned>(chunk.heads)};
-    launch("sm90_delta", "delta_" + element_, grid, 128, 0, params, false);
+    launch("sm90_delta", "delta_" + element_, grid, 128, 0, params, {});
   }
 
   void attention(const sm90::Chunk& chunk, bool programmatic) {
@@ -260,7 +272,7 @@ class Launcher {
     const int64_t work = int64_t(chunk.heads) * chunk.tiles;
     require(work <= 0x7fffffff, "q has too many tokens and heads together for one launch");
     const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(work, driver::multiprocessor_count(call_.device)));
-    launch(tile.cubin, tile.kernel, {blocks, 1, 1}, 384, tile.shared_bytes(), params, programmatic);
+    launch(tile.cubin, tile.kernel, {blocks, 1, 1}, 384, tile.shared_bytes(), params, {programmatic});
   }
 
   TensorMap map(int64_t offset, int64_t columns, int64_t rows, int64_t slices, int64_t row_bytes, int box_columns, int box_rows) const {

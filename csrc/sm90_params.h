@@ -47,11 +47,16 @@ struct AttentionParams {
     int element;  // of out
 };
 
+constexpr int kStatisticsThreads = 256;
+constexpr int kStatisticsBlocks = 2;  // on a multiprocessor, by registers
+constexpr int kMaxClusterBlocks = 8;
+
 struct StatisticsParams {
     Strided k, v;
     float *k_mean, *v_mean, *v_scale, *v_inverse;  // (batch * kv_heads, head_dim)
     int kv_heads, kv_length, head_dim, element;
     int smooth_v;
+    int cluster_blocks;  // that share a head
 };
 
 struct QuantizeParams {

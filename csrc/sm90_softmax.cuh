@@ -14,26 +14,37 @@ struct RowState {
     float rescale[2];  // what the accumulator must be multiplied with after the last step
 
     // A row whose keys are all masked so far keeps the base 0, so that no infinities are subtracted.
+    template <bool kMasked>
     __device__ __forceinline__ float update(int row, float new_maximum) {
         new_maximum = quad_max(fmaxf(maximum[row], new_maximum));
-        const float base = new_maximum == kNegativeInfinity ? 0.f : new_maximum;
+        const float base = kMasked && new_maximum == kNegativeInfinity ? 0.f : new_maximum;
         rescale[row] = exp2_fast(maximum[row] - base);
         maximum[row] = new_maximum;
         return kLog2OfPScale - base;
     }
 };
 
+// The bits of 1.5 * 2^23 plus those of an integer are the float 1.5 * 2^23 + n, exactly, as |n| <= 127 * 127 * 256 < 2^22.
+constexpr float kShift = 12582912.f;
+__device__ __forceinline__ float shifted_float(int n, int one) {
+    int bits;
+    asm("mad.lo.s32 %0, %1, %2, %3;" : "=r"(bits) : "r"(n), "r"(one), "r"(__float_as_int(kShift)));
+    return __int_as_float(bits);
+}
+
 // The softmax of one key tile without masked keys: scores are replaced by the bits of 448 * exp2(score - maximum). The scale
-// is positive and common to a thread's scores of a block, so the maximum is taken on the integers.
-template <int kBlockN>
+// is positive and common to a thread's scores of a block, so the maximum is taken on the integers. `kByAddition`: integers
+// become floats by an addition in the multiply-add pipe, because maxima, conversions and packing crowd the other one; the
+// shift is taken out by the multiply-add that scales.
+template <int kBlockN, bool kByAddition>
 __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState& state, const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock]) {
     constexpr int kBlocks = kBlockN / kScaleBlock;
     constexpr int kPerBlock = kScaleBlock / 2;  // registers of a thread
-    float scale[2][kBlocks], offset[2];
+    float scale[2][kBlocks], offset[2][kBlocks];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        float maximum = kNegativeInfinity;
+        float maximum;
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             const int first = block * kPerBlock + row * 2;
@@ -41,14 +52,21 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
 #pragma unroll
             for (int i = 4; i < kPerBlock; i += 4) top = max(max(top, scores[first + i]), scores[first + i + 1]);
             scale[row][block] = q_scale[row] * k_scale[block];
-            maximum = fmaxf(maximum, float(top) * scale[row][block]);
+            const float of_block = float(top) * scale[row][block];
+            maximum = block == 0 ? of_block : fmaxf(maximum, of_block);
         }
-        offset[row] = state.update(row, maximum);
+        const float base = state.update<false>(row, maximum);
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block)
+            offset[row][block] = kByAddition ? fmaf(-kShift, scale[row][block], base) : base;
     }
+    int one;
+    asm volatile("mov.b32 %0, 1;" : "=r"(one));  // unknown to the compiler, which would add in the other pipe
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-        const int row = i / 2 % 2;
-        scores[i] = __float_as_int(exp2_fast(fmaf(float(scores[i]), scale[row][i / kPerBlock], offset[row])));
+        const int row = i / 2 % 2, block = i / kPerBlock;
+        const float score = kByAddition ? shifted_float(scores[i], one) : float(scores[i]);
+        scores[i] = __float_as_int(exp2_fast(fmaf(score, scale[row][block], offset[row][block])));
     }
 }
 
@@ -74,7 +92,7 @@ __device__ __forceinline__ void softmax_masked_tile(int (&scores)[kBlockN / 2], 
                 score = __float_as_int(x);
             }
         }
-        const float offset = state.update(row, maximum);
+        const float offset = state.update<true>(row, maximum);
 #pragma unroll
         for (int i = 0; i < kBlockN / 2; i += 4) {
 #pragma unroll
@@ -94,15 +112,12 @@ __device__ __forceinline__ unsigned short pack_pair(int x0, int x1) {
     return pair;
 }
 template <int kBlockN>
-__device__ __forceinline__ unsigned pack_upper(const int (&p)[kBlockN / 2], unsigned short (&upper)[kBlockN / 8]) {
-    unsigned seen = 0;
+__device__ __forceinline__ void pack_upper(const int (&p)[kBlockN / 2], unsigned short (&upper)[kBlockN / 8]) {
 #pragma unroll
     for (int i = 0; i < kBlockN / 8; ++i) {
         const int first = i / 4 * 16 + (i % 4 / 2) * 8 + (i % 2) * 2;
         upper[i] = pack_pair(p[first + 4], p[first + 5]);
-        seen |= upper[i];
     }
-    return seen >> 15;  // 0: probabilities have no sign
 }
 template <int kBlockN>
 __device__ __forceinline__ void pack_lower(const int (&p)[kBlockN / 2], const unsigned short (&upper)[kBlockN / 8], unsigned (&packed)[kBlockN / 32][4]) {

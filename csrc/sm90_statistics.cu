@@ -1,14 +1,12 @@
 // One pass over K and V: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per channel.
-// A cluster of eight blocks shares a head and adds its partial results through distributed shared memory, always in the same
+// A cluster of blocks shares a head and adds its partial results through distributed shared memory, always in the same
 // order, so that repeated runs are equal bit by bit.
 #include "common/elements.cuh"
 #include "sm90_ptx.cuh"
 
 namespace sm90 {
 
-constexpr int kStatisticsThreads = 256;
 constexpr int kStatisticsWarps = kStatisticsThreads / 32;
-constexpr int kClusterBlocks = 8;
 constexpr int kMaxHeadDim = 256;
 constexpr float kMaxE4m3 = 448.f;
 
@@ -41,8 +39,9 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 
     const int lanes = params.head_dim <= 64 ? 8 : params.head_dim <= 128 ? 16 : 32;  // threads that read one token
     const int channel = threadIdx.x % lanes * 8;
-    const int block = blockIdx.x % kClusterBlocks, slice = blockIdx.x / kClusterBlocks, batch = slice / params.kv_heads, head = slice - batch * params.kv_heads;
-    const int share = (params.kv_length + kClusterBlocks - 1) / kClusterBlocks;
+    const int blocks = params.cluster_blocks, block = blockIdx.x % blocks, slice = blockIdx.x / blocks;
+    const int batch = slice / params.kv_heads, head = slice - batch * params.kv_heads;
+    const int share = (params.kv_length + blocks - 1) / blocks;
     const int end = min(params.kv_length, (block + 1) * share);
     const T* k = static_cast<const T*>(params.k.pointer) + batch * params.k.batch_stride + head * params.k.head_stride + channel;
     const T* v = static_cast<const T*>(params.v.pointer) + batch * params.v.batch_stride + head * params.v.head_stride + channel;
@@ -66,7 +65,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
         }
     };
     if (channel < params.head_dim) {
-        constexpr int kAtOnce = 4;
+        constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // as many as the registers hold
         const int step = kStatisticsThreads / lanes;
         int token = block * share + threadIdx.x / lanes;
         const T* k_token = k + token * params.k.token_stride;
@@ -83,7 +82,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) load(i);
             token += kAtOnce * step;
-            // Each row is replaced by the one four further on as soon as it was added: eight loads are always under way.
+            // Each row is replaced by the one kAtOnce further on as soon as it was added: so several loads are always under way.
             for (; token + (kAtOnce - 1) * step < end; token += kAtOnce * step) {
 #pragma unroll
                 for (int i = 0; i < kAtOnce; ++i) {
@@ -126,7 +125,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 #pragma unroll
         for (int statistic = 0; statistic < kStatistics; ++statistic) {
             total[statistic] = of_block[statistic][own];
-            for (int other = 1; other < kClusterBlocks; ++other)
+            for (int other = 1; other < blocks; ++other)
                 total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], other));
         }
         const i64 index = i64(slice) * params.head_dim + own;
@@ -143,7 +142,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 }  // namespace sm90
 
 #define STATISTICS_KERNEL(name, T)                                                                                   \
-    extern "C" __global__ void __cluster_dims__(sm90::kClusterBlocks, 1, 1) __launch_bounds__(sm90::kStatisticsThreads) \
+    extern "C" __global__ void __launch_bounds__(sm90::kStatisticsThreads, sm90::kStatisticsBlocks) \
         name(const __grid_constant__ sm90::StatisticsParams params) {                                                \
         sm90::statistics_kernel<T>(params);                                                                          \
     }

@@ -14,8 +14,8 @@ struct Consumer {
     // One accumulator up to head_dim 128; two halves of the channels above, because registers do not hold two results of 256.
     static constexpr bool kHalves = Shape::kHeadDim > 128;
     static constexpr int kLastColumns = (kHalves ? 128 : Shape::kHeadDim) + 8;
-    // Measured: worth 4 % at head_dim 128, a loss of 3 % at 64.
-    static constexpr bool kConvertByAddition = Shape::kHeadDim >= 128;
+    // What is fastest differs between head_dim 64 and 128, for reasons that lie in ptxas's order of instructions (csrc/NOTES.md).
+    static constexpr bool kWide = Shape::kHeadDim >= 128;
 
     const AttentionParams& params;
     const Buffers<Shape>& buffers;
@@ -101,7 +101,7 @@ struct Consumer {
         if constexpr (kBiased)
             softmax_masked(tile, key_tile);
         else
-            softmax_full_tile<kBlockN, kConvertByAddition>(scores, state, q_scale, k_scale);
+            softmax_full_tile<kBlockN, kWide>(scores, state, q_scale, k_scale);
     }
 
     // Scores alone, of a stage that was waited for.
@@ -116,10 +116,9 @@ struct Consumer {
 
     // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
     // next hides the values' product.
-    __device__ __forceinline__ void step(const WorkTile& tile, int key_tile) {
+    __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
         const int stage = take_stage();
         const float rescale[2] = {state.rescale[0], state.rescale[1]};
-        float result[kLastColumns / 2];
         load_k_scale(stage);
         pin(scores);
         wgmma_fence();
@@ -131,12 +130,13 @@ struct Consumer {
         pin(scores);
         softmax(tile, key_tile);
         unsigned short upper[kBlockN / 8];
-        pack_upper<kBlockN>(scores, upper);
+        if constexpr (!kWide) pack_upper<kBlockN>(scores, upper);
         wait_for_stage();
         wgmma_wait<0>();
         pin(result);
         release(buffers.empty(stage));
         accumulate(last, result, rescale);
+        if constexpr (kWide) pack_upper<kBlockN>(scores, upper);
         pack_lower<kBlockN>(scores, upper, packed);
     }
 
@@ -201,7 +201,7 @@ struct Consumer {
         scores_of(first);
         release(buffers.empty(first));
         if (!kCausal && !kBiased && params.kv_length % kBlockN == 0)
-            softmax_full_tile<kBlockN, kConvertByAddition>(scores, state, q_scale, k_scale);
+            softmax_full_tile<kBlockN, kWide>(scores, state, q_scale, k_scale);
         else
             softmax_masked(tile, tile.key_tiles - 1);
         pack_probabilities<kBlockN>(scores, packed);
@@ -209,7 +209,10 @@ struct Consumer {
         if constexpr (kHalves) {
             for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) step_in_halves(tile, key_tile);
         } else {
-            for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) step(tile, key_tile);
+            float result[kLastColumns / 2];
+#pragma unroll
+            for (float& x : result) x = 0.f;
+            for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) step(tile, key_tile, result);
         }
         const int final = take_stage();
         values_of_stage(final);

@@ -182,7 +182,7 @@ class Launcher {
     const int64_t blocks = cluster * workspace_.kv_slices;
     require(blocks <= 0x7fffffff, "k has too many heads for one launch");
     launch("sm90_statistics", "statistics_" + element_, {static_cast<unsigned>(blocks), 1, 1}, sm90::kStatisticsThreads, 0, params,
-           {false, cluster});
+           {programmatic_, cluster});
   }
 
   void quantize() {

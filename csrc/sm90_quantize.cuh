@@ -39,11 +39,17 @@ __device__ __forceinline__ float sum_of_token(float x) {
     return x;
 }
 
-// A group of zeros has scale 0 and values 0; so has one too small to be divided by.
+// kTop / top, 0 for a group of zeros or one too small to be divided by. One Newton step makes a fast quotient as good as an
+// IEEE one: bf16 values often lie halfway between two integers, and an inverse that is off would round them to the wrong one.
 template <int kTop>
-__device__ __forceinline__ float inverse_or_zero(float top) { return top < 1e-36f ? 0.f : __fdividef(float(kTop), top); }
+__device__ __forceinline__ float inverse_or_zero(float top) {
+    const float quotient = __fdividef(float(kTop), top);
+    const float rest = fmaf(-quotient, top, float(kTop));
+    return top < 1e-36f ? 0.f : fmaf(rest, quotient * (1.f / kTop), quotient);
+}
 
-// Rounded to the nearest integer in the low byte of the sum.
+// Rounded to the nearest integer, half to even, in the low byte of the sum. The product is rounded by itself: so a value that
+// lies halfway stays there although the inverse is rounded.
 __device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8], float inverse_scale) {
     constexpr float kMagic = 12582912.f;  // 1.5 * 2^23
     unsigned words[2];
@@ -51,7 +57,7 @@ __device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8],
     for (int word = 0; word < 2; ++word) {
         unsigned n[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) n[i] = __float_as_uint(fmaf(x[4 * word + i], inverse_scale, kMagic));
+        for (int i = 0; i < 4; ++i) n[i] = __float_as_uint(__fmul_rn(x[4 * word + i], inverse_scale) + kMagic);
         words[word] = __byte_perm(__byte_perm(n[0], n[1], 0x0040), __byte_perm(n[2], n[3], 0x0040), 0x5410);
     }
     *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);

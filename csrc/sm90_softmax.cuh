@@ -33,10 +33,10 @@ __device__ __forceinline__ float shifted_float(int n, int one) {
 }
 
 // The softmax of one key tile without masked keys: scores are replaced by the bits of 448 * exp2(score - maximum). The scale
-// is positive and common to a thread's scores of a block, so the maximum is taken on the integers. `kByAddition`: integers
-// become floats by an addition in the multiply-add pipe, because maxima, conversions and packing crowd the other one; the
-// shift is taken out by the multiply-add that scales.
-template <int kBlockN, bool kByAddition>
+// is positive and common to a thread's scores of a block, so the maximum is taken on the integers. `kWide`: integers become
+// floats by an addition in the multiply-add pipe, because maxima, conversions and packing crowd the other one; the shift is
+// taken out by the multiply-add that scales.
+template <int kBlockN, bool kWide>
 __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState& state, const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock]) {
     constexpr int kBlocks = kBlockN / kScaleBlock;
@@ -55,17 +55,17 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
             const float of_block = float(top) * scale[row][block];
             maximum = block == 0 ? of_block : fmaxf(maximum, of_block);
         }
-        const float base = state.update<false>(row, maximum);
+        const float base = state.update<!kWide>(row, maximum);  // no row is empty; the test makes a better order at 64
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block)
-            offset[row][block] = kByAddition ? fmaf(-kShift, scale[row][block], base) : base;
+            offset[row][block] = kWide ? fmaf(-kShift, scale[row][block], base) : base;
     }
     int one;
     asm volatile("mov.b32 %0, 1;" : "=r"(one));  // unknown to the compiler, which would add in the other pipe
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
         const int row = i / 2 % 2, block = i / kPerBlock;
-        const float score = kByAddition ? shifted_float(scores[i], one) : float(scores[i]);
+        const float score = kWide ? shifted_float(scores[i], one) : float(scores[i]);
         scores[i] = __float_as_int(exp2_fast(fmaf(score, scale[row][block], offset[row][block])));
     }
 }

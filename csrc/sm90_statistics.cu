@@ -35,6 +35,8 @@ template <class T>
 __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params) {
     __shared__ float partial[kStatistics][kStatisticsWarps][kMaxHeadDim];
     __shared__ float of_block[kStatistics][kMaxHeadDim];
+    // In this order: the quantisation of Q does not wait for this kernel, but for all before it.
+    wait_for_previous_kernel();
     allow_next_kernel();
 
     const int lanes = params.head_dim <= 64 ? 8 : params.head_dim <= 128 ? 16 : 32;  // threads that read one token

@@ -52,18 +52,6 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
     return Constraint("compute capability", check)
 
 
-def slices_at_most(limit: int) -> Constraint:
-    """Batch times query heads is at most `limit`."""
-
-    def check(request: AttentionRequest) -> str | None:
-        slices = request.batch * request.q_heads
-        if slices <= limit:
-            return None
-        return f"batch size times heads must be at most {limit} here, got {slices}"
-
-    return Constraint("batch and heads", check)
-
-
 def accumulator_is(*supported: str) -> Constraint:
     """The accumulator of P V is one of `supported`."""
 

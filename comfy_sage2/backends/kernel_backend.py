@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..kernels import loader
-from .base import AttentionRequest, Backend, Constraint
+from .base import AttentionRequest, Backend
 from .constraints import HEAD_DIM, LENGTH, MASK_DTYPE, ON_CUDA, accumulator_is, capability_is, mode_is
 from .cuda_call import call_kernels
 
@@ -21,7 +21,6 @@ class KernelBackend(Backend):
         capabilities: tuple[tuple[int, int], ...],
         modes: tuple[str, ...],
         accumulators: tuple[str, ...],
-        further: tuple[Constraint, ...] = (),
     ) -> None:
         """`name` is also the architecture of the kernel module; the rest is what that build can do."""
         self.name = name
@@ -33,7 +32,6 @@ class KernelBackend(Backend):
             MASK_DTYPE,
             mode_is(*modes),
             accumulator_is(*accumulators),
-            *further,
         )
 
     def reason_against(self, request: AttentionRequest) -> str | None:

@@ -30,9 +30,10 @@ def test_agrees_with_the_reference(
     q, k, v = random_qkv((1, 4, 1024, head_dim), (1, 2, 1024, head_dim), outliers=outliers)
     out, lse = run(name, q, k, v, mode=mode, smooth_v=smooth_v, pv_accumulator=accumulator, return_lse=True)
     wanted, wanted_lse = reference(name, q, k, v, mode=mode, smooth_v=smooth_v, pv_accumulator=accumulator)
-    assert relative_l1(out, wanted) <= REFERENCE_BOUND
+    assert relative_l1(out, wanted.to(q.dtype)) <= REFERENCE_BOUND
     assert (lse - wanted_lse).abs().max() < LSE_BOUND
-    assert (lse - wanted_lse).abs().mean() < 1e-3
+    # The row sum on the tensor cores cuts off what lies below 13 bits, up to 2^-9 of a sum of many like numbers.
+    assert (lse - wanted_lse).abs().mean() < 2**-9
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=["fp16", "bf16", "fp32"])

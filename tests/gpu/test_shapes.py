@@ -72,6 +72,14 @@ def test_more_work_than_multiprocessors(name: str, mode: str, head_dim: int, is_
         check(name, *random_qkv(shape, shape), mode, is_causal=is_causal)
 
 
+@each_mode
+def test_more_heads_than_a_grid_has_rows(name: str, mode: str) -> None:
+    """Attention over time has a batch of all pixels: beyond the 65535 blocks of a grid's second and third dimension."""
+    q, k, v = random_qkv((70_000, 1, 8, 64), (70_000, 1, 8, 64))
+    out, _ = run(name, q, k, v, mode=mode)
+    assert relative_l1(out, exact(q, k, v)[0]) <= EXACT_BOUND[mode]
+
+
 def _masks(batch: int, heads: int, q_length: int, kv_length: int) -> dict[str, torch.Tensor]:
     def attend(*shape: int) -> torch.Tensor:
         mask = torch.rand(shape, device="cuda") < 0.7
@@ -130,6 +138,15 @@ def test_nan_reaches_the_output(name: str, mode: str, tensor: int) -> None:
     inputs[tensor][0, 0, 150, 3] = torch.nan
     out, _ = run(name, *inputs, mode=mode)
     assert out[0, 0, 150, 3].isnan()
+
+
+@each_mode
+def test_channel_too_small_to_be_scaled_is_zero(name: str, mode: str) -> None:
+    q, k, v = random_qkv((1, 2, 100, 64), (1, 2, 100, 64), torch.bfloat16)
+    v[..., 5] *= 1e-38
+    out, _ = run(name, q, k, v, mode=mode)
+    assert out.isfinite().all()
+    assert out[..., 5].abs().max() < 1e-36
 
 
 @each_mode

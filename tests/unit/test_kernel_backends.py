@@ -63,14 +63,6 @@ def test_half_accumulators_need_fp8() -> None:
         assert reason == "pv_accumulator must be fp32 here, got fp16"
 
 
-@pytest.mark.usefixtures("installed")
-def test_hopper_takes_as_many_heads_as_a_grid_has_rows() -> None:
-    assert SM90.reason_against(_request((9, 0), batch=2, q_heads=32767)) is None
-    reason = SM90.reason_against(_request((9, 0), batch=9216, q_heads=20))
-    assert reason == "batch size times heads must be at most 65535 here, got 184320"
-    assert SM89.reason_against(_request((8, 9), batch=9216, q_heads=20)) is None
-
-
 def test_a_missing_kernel_is_the_last_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

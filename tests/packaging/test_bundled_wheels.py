@@ -81,4 +81,4 @@ for architecture in {ARCHITECTURES}:
         code = f"m = loader.load({architecture!r}); print(m.target, m.minimum_driver_version, m.toolchain)"
         target, driver, toolchain = pack.run(code).split(" ", 2)
         assert target.startswith(architecture.replace("sm", "sm_"))
-        assert driver == "12000" and toolchain.startswith("NVRTC 12.8")
+        assert driver == "12000" and toolchain.startswith("NVRTC 12.9")

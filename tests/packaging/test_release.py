@@ -67,7 +67,7 @@ def test_the_readme_says_what_the_wheels_were_built_from(repository: Path, wheel
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=repository, check=True, capture_output=True, text=True
     ).stdout.strip()
-    assert commit in text and "a GPU of the test" in text and "nvidia-cuda-nvrtc-cu12==12.8" in text
+    assert commit in text and "a GPU of the test" in text and "nvidia-cuda-nvrtc-cu12==12.9" in text
 
 
 def test_uncommitted_sources_are_not_released(repository: Path, wheelhouse: Path) -> None:

@@ -157,9 +157,10 @@ class Launcher {
                    arguments, options);
   }
 
-  // As many blocks of the statistics pass for each head as the GPU holds at once, so that there is no second wave.
+  // Blocks of the statistics pass for each head: together about one for each multiprocessor. That leaves half of the registers
+  // to the quantisation of Q, which does not wait for the statistics.
   unsigned statistics_cluster() const {
-    const int64_t resident = int64_t(sm90::kStatisticsBlocks) * driver::multiprocessor_count(call_.device);
+    const int64_t resident = driver::multiprocessor_count(call_.device);
     const int64_t most = std::min<int64_t>(sm90::kMaxClusterBlocks, blocks_of(call_.kv_length, sm90::kScaleBlock));
     return static_cast<unsigned>(std::clamp<int64_t>(resident / workspace_.kv_slices, 1, most));
   }

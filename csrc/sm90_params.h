@@ -48,7 +48,6 @@ struct AttentionParams {
 };
 
 constexpr int kStatisticsThreads = 256;
-constexpr int kStatisticsBlocks = 2;  // on a multiprocessor, by registers
 constexpr int kMaxClusterBlocks = 8;
 
 struct StatisticsParams {

@@ -144,7 +144,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 }  // namespace sm90
 
 #define STATISTICS_KERNEL(name, T)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(sm90::kStatisticsThreads, sm90::kStatisticsBlocks) \
+    extern "C" __global__ void __launch_bounds__(sm90::kStatisticsThreads, 2) \
         name(const __grid_constant__ sm90::StatisticsParams params) {                                                \
         sm90::statistics_kernel<T>(params);                                                                          \
     }

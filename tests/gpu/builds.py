@@ -31,6 +31,8 @@ from comfy_sage2.reference.options import ReferenceOptions
 EXACT_BOUND = {"8b": 0.06, "4b": 0.25}
 # Against the reference with the same groups: rounding alone.
 REFERENCE_BOUND = 2e-3
+# One P that rounds to the other E4M3 number shows in few rows of output.
+REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 8e-3, 64
 # The LSE of a row with few keys moves this much when one P rounds to the next E4M3 number.
 LSE_BOUND = 0.06
 
@@ -191,7 +193,8 @@ def check(
     assert out.dtype == q.dtype
     error, disagreement = relative_l1(out, wanted), relative_l1(out, same_groups.to(q.dtype))
     assert error <= EXACT_BOUND[mode], f"{error} from float64: {mode}, {q.shape}, {k.shape}, {q.dtype}, {call}"
-    assert disagreement <= REFERENCE_BOUND, f"{disagreement} from the reference: {mode}, {q.shape}, {k.shape}, {q.dtype}, {call}"
+    bound = REFERENCE_BOUND if q.shape[2] >= FEW_ROWS else REFERENCE_BOUND_OF_FEW_ROWS
+    assert disagreement <= bound, f"{disagreement} from the reference: {mode}, {q.shape}, {k.shape}, {q.dtype}, {call}"
     empty = wanted_lse == -torch.inf
     assert torch.equal(empty, lse == -torch.inf)
     assert (lse - same_lse)[~empty].abs().max() < LSE_BOUND

@@ -61,6 +61,8 @@ def attention(
         call.q, call.k, call.v, call.mask, call.scale, mode, smooth_v, is_causal, layout, return_lse, backend,
         pv_accumulator,
     )  # fmt: skip
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out = _WithoutGradient.apply(out.detach(), q, k, v)
     if layout == "BNHD":
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
@@ -133,14 +135,28 @@ class _Call:
         return cls(q, k, v, check_scale(scale, q.shape[3]), mask)
 
 
-# The schema is written out: inferring it from string annotations needs a newer torch than the op itself.
-@torch.library.custom_op(
-    "comfy_sage2::attention",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, float scale, str mode, bool smooth_v, bool is_causal, "
+class _WithoutGradient(torch.autograd.Function):
+    """The output as it is; asking for a gradient is an error, and not a gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx: object, out: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> None:
+        raise RuntimeError("comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it")
+
+
+# Not `torch.library.custom_op`: its Python layers cost three times as much of the host's time at each call.
+_LIBRARY = torch.library.Library("comfy_sage2", "FRAGMENT")
+_LIBRARY.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, float scale, str mode, bool smooth_v, bool is_causal, "
     "str layout, bool return_lse, str? backend, str pv_accumulator) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
 )
-def _attention_op(
+
+
+def _run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -171,8 +187,7 @@ def _attention_op(
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-@_attention_op.register_fake
-def _(
+def _fake(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -187,3 +202,8 @@ def _(
     pv_accumulator: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return empty_output(q, layout), q.new_empty(q.shape[:3] if return_lse else 0, dtype=torch.float32)
+
+
+_LIBRARY.impl("attention", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("comfy_sage2::attention", _fake, lib=_LIBRARY)
+_attention_op = torch.ops.comfy_sage2.attention.default

@@ -5,8 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
+
+
+@lru_cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class AttentionRequest:
         return cls(
             device_type=q.device.type,
             device_index=q.device.index,
-            capability=torch.cuda.get_device_capability(q.device) if on_cuda else None,
+            capability=_capability(q.device) if on_cuda else None,
             dtype=q.dtype,
             batch=batch,
             q_heads=q_heads,

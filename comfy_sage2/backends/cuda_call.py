@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import gcd
 from types import ModuleType
 
 import torch
@@ -26,19 +27,11 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor:
     missing = -tensor.shape[3] % _CHANNEL_MULTIPLE
     if missing:
         return torch.nn.functional.pad(tensor, (0, missing))
-    strides = (tensor.stride(axis) for axis in range(3) if tensor.shape[axis] > 1)
-    if all(step % _ALIGNMENT == 0 for step in (tensor.data_ptr(), *(s * tensor.element_size() for s in strides))):
+    # The stride of an axis of one element may be anything.
+    steps = [step for step, size in zip(tensor.stride(), tensor.shape[:3], strict=False) if size > 1]
+    if tensor.data_ptr() % _ALIGNMENT == 0 and gcd(*steps) * tensor.element_size() % _ALIGNMENT == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)  # `contiguous` would keep a misaligned address
-
-
-def _view_fields(name: str, tensor: torch.Tensor) -> dict[str, int]:
-    batch_stride, head_stride, token_stride, _ = tensor.stride()
-    return {
-        f"{name}_batch_stride": batch_stride,
-        f"{name}_head_stride": head_stride,
-        f"{name}_token_stride": token_stride,
-    }
 
 
 def _mask_fields(mask: torch.Tensor) -> dict[str, int]:
@@ -50,9 +43,16 @@ def _mask_fields(mask: torch.Tensor) -> dict[str, int]:
     return {"mask_pointer": mask.data_ptr(), "mask_element": ELEMENT_CODES[mask.dtype], **strides}
 
 
+_STRIDES = tuple(f"{view}_{axis}_stride" for view in ("q", "k", "v", "out") for axis in ("batch", "head", "token"))
+
+
 @lru_cache(maxsize=256)
-def _workspace_bytes(module: ModuleType, fields: tuple[tuple[str, int | float | bool], ...]) -> int:
-    return module.workspace_bytes(**dict(fields))
+def _workspace_bytes(
+    module: ModuleType, sizes: tuple[tuple[str, int | float | bool], ...], mask_element: int, with_lse: bool
+) -> int:
+    return module.workspace_bytes(
+        **dict(sizes), **dict.fromkeys(_STRIDES, 0), mask_element=mask_element, lse=1 if with_lse else 0
+    )
 
 
 def call_kernels(
@@ -72,7 +72,7 @@ def call_kernels(
     out = empty_output(q, layout)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if request.return_lse else None
     mask_fields = {} if attn_mask is None else _mask_fields(attn_mask)
-    fields: dict[str, int | float | bool] = {
+    sizes: dict[str, int | float | bool] = {
         "batch": request.batch,
         "q_heads": request.q_heads,
         "kv_heads": request.kv_heads,
@@ -86,20 +86,13 @@ def call_kernels(
         "pv_accumulator": ACCUMULATOR_BITS[request.pv_accumulator],
         "scale": scale,
         "device": q.get_device(),
-        **_view_fields("q", q),
-        **_view_fields("k", k),
-        **_view_fields("v", v),
-        **_view_fields("out", out),
     }
-    shape_of_workspace = {
-        **fields,
-        "mask_element": mask_fields.get("mask_element", 0),
-        "lse": 0 if lse is None else 1,
-    }
-    size = _workspace_bytes(module, tuple(shape_of_workspace.items()))
+    size = _workspace_bytes(module, tuple(sizes.items()), mask_fields.get("mask_element", 0), lse is not None)
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
     module.attention(
-        **fields,
+        **sizes,
+        **dict(zip(_STRIDES, strides, strict=True)),
         **mask_fields,
         q_pointer=q.data_ptr(),
         k_pointer=k.data_ptr(),

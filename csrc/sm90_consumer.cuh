@@ -145,7 +145,7 @@ struct Consumer {
         const int stage = take_stage();
         values_of_stage(stage);
         scores_of(stage);
-        consumer_warp_sync();  // all lanes have read their K scales
+        __syncwarp();  // all lanes have read their K scales
         release(buffers.empty(stage));
         softmax(tile, key_tile);
         pack_probabilities<kBlockN>(scores, packed);
@@ -200,7 +200,7 @@ struct Consumer {
         wait_for_stage();
         const int first = take_stage();
         scores_of(first);
-        consumer_warp_sync();  // all lanes have read their K scales
+        __syncwarp();  // all lanes have read their K scales
         release(buffers.empty(first));
         if (!kCausal && !kBiased && params.kv_length % kBlockN == 0)
             softmax_full_tile<kBlockN, kWide>(scores, state, q_scale, k_scale);

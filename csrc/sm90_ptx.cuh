@@ -60,12 +60,6 @@ __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// As __syncwarp, which ptxas leaves out where it knows that the lanes run together: compute-sanitizer does not know that. A
-// named barrier for each warp of the block but the first four, the producer's.
-__device__ __forceinline__ void consumer_warp_sync() {
-    asm volatile("barrier.sync.aligned %0, 32;" ::"r"(threadIdx.x / 32 - 3) : "memory");
-}
-
 // Ordinary stores to shared memory become visible to the tensor cores and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

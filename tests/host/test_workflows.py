@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import WORKFLOWS
 from graph import Graph
+from shipped import WORKFLOWS
 
 from comfy_sage2.demo.comfyui_server import ANSWER_SECONDS, ComfyServer, Prompt
 
@@ -89,7 +89,7 @@ def test_the_files_are_what_their_source_makes(host: ComfyServer, make: Callable
         pytest.skip(f"the files were made with ComfyUI {MADE_WITH}")
     graph = Graph(host.get("/object_info"))
     make(graph)
-    stale = f"run tools/workflows/make_workflows.py: {make.__name__}.json is not what families.py makes"
+    stale = f"run tools/workflows/make_workflows.py: {make.__name__}.json is not what its function makes"
     assert read(REPOSITORY / "workflows" / f"{make.__name__}.json") == graph.workflow(), stale
 
 

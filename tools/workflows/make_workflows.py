@@ -10,8 +10,8 @@ import json
 import urllib.request
 from pathlib import Path
 
-from families import WORKFLOWS
 from graph import Graph
+from shipped import WORKFLOWS
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 

@@ -1,0 +1,57 @@
+"""What the workflows have in common: where weights come from, prompts, and groups of nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graph import Graph, Node, Output
+
+HUB = "https://huggingface.co"
+WAN21 = f"{HUB}/Comfy-Org/Wan_2.1_ComfyUI_repackaged/resolve/main/split_files"
+WAN22 = f"{HUB}/Comfy-Org/Wan_2.2_ComfyUI_Repackaged/resolve/main/split_files"
+UMT5 = f"{WAN21}/text_encoders/umt5_xxl_fp8_e4m3fn_scaled.safetensors"
+WAN_VAE = f"{WAN22}/vae/wan_2.1_vae.safetensors"
+FOX = "A red fox trots along a snowy ridge at dawn, its breath steaming, camera tracking from the side"
+BAD_VIDEO = "blurry, low quality, static, text, watermark"
+
+
+def weights_note(g: Graph, column: int, *more: str) -> None:
+    """A note that says which files are needed, from where, and what else there is to know."""
+    files = [model for node in g.nodes for model in node.models]
+    lines = ["Files, by folder in ComfyUI's `models`:", ""]
+    for model in {model["url"]: model for model in files}.values():
+        source = "/".join(model["url"].split("/")[3:5])
+        lines.append(f"- `{model['directory']}/{model['name']}` from [{source}]({model['url']})")
+    g.note(column, "Weights", "\n".join([*lines, "", *more]), 90 + 50 * len(files) + 60 * len(more))
+
+
+def texts_of(g: Graph, column: int, clip: Output, positive: str, negative: str) -> tuple[Node, Node]:
+    return (
+        g.node("CLIPTextEncode", column, "Prompt", text=positive, clip=clip),
+        g.node("CLIPTextEncode", column, "Negative prompt", text=negative, clip=clip),
+    )
+
+
+def sage_node(g: Graph, column: int, model: Output, **values: Any) -> Node:
+    return g.node("SageAttention2", column, model=model, **values)
+
+
+def report_node(g: Graph, column: int, model: Output, samples: Output, title: str | None = None) -> Node:
+    return g.node("SageAttention2Report", column, title, model=model, samples=samples)
+
+
+def save_video(g: Graph, column: int, samples: Output, vae: Output, fps: float | Output, name: str) -> Node:
+    frames = g.node("VAEDecode", column, samples=samples, vae=vae)
+    video = g.node("CreateVideo", column, images=frames[0], fps=fps)
+    return g.node("SaveVideo", column, video=video[0], filename_prefix=f"sageattention2/{name}")
+
+
+def save_image(g: Graph, column: int, samples: Output, vae: Output, name: str) -> None:
+    image = g.node("VAEDecode", column, samples=samples, vae=vae)
+    g.node("SaveImage", column, images=image[0], filename_prefix=f"sageattention2/{name}")
+
+
+def sampler_node(g: Graph, column: int, model: Output, texts: tuple[Node, Node], latent: Output, **values: Any) -> Node:
+    return g.node(
+        "KSampler", column, model=model, positive=texts[0][0], negative=texts[1][0], latent_image=latent, **values
+    )

@@ -53,7 +53,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void issue_scores(int stage) {
-        unsigned q_address = buffers.q(tiles % kQBuffers) + group * 64 * Shape::kRowBytes;
+        const unsigned q_address = buffers.q(tiles % kQBuffers) + group * 64 * Shape::kRowBytes;
         const u64 q = matrix_descriptor<Shape::kRowBytes>(q_address);
         const u64 k = matrix_descriptor<Shape::kRowBytes>(buffers.k(stage));
         constexpr int kStepsPerBox = Shape::kRowBytes / 32;
@@ -131,6 +131,8 @@ struct Consumer {
         softmax(tile, key_tile);
         unsigned short upper[kBlockN / 8];
         if constexpr (!kWide) pack_upper<kBlockN>(scores, upper);
+        // The next stage is waited for here because ptxas moves the wait below up, ahead of the whole softmax, when there is no loop
+        // between them; and the softmax is to overlap with the values' product.
         wait_for_stage();
         wgmma_wait<0>();
         pin(result);

@@ -10,7 +10,6 @@ from parts import (
     FOX,
     HUB,
     UMT5,
-    WAN21,
     WAN22,
     WAN_VAE,
     report_node,
@@ -19,6 +18,7 @@ from parts import (
     save_image,
     save_video,
     texts_of,
+    wan21_inputs,
     weights_note,
 )
 
@@ -31,14 +31,7 @@ STILL = "A glass greenhouse in a winter forest at dusk, warm light inside, snow 
 
 def wan21_text_to_video(g: Graph) -> None:
     """Wan 2.1 1.3B."""
-    unet = g.loader(
-        "UNETLoader", 0, "diffusion_models",
-        {"unet_name": f"{WAN21}/diffusion_models/wan2.1_t2v_1.3B_fp16.safetensors"},
-    )  # fmt: skip
-    clip = g.loader("CLIPLoader", 0, "text_encoders", {"clip_name": UMT5}, type="wan")
-    vae = g.loader("VAELoader", 0, "vae", {"vae_name": WAN_VAE})
-    latent = g.node("EmptyHunyuanLatentVideo", 0, width=832, height=480, length=81)
-    texts = texts_of(g, 1, clip[0], FOX, BAD_VIDEO)
+    unet, vae, latent, texts = wan21_inputs(g)
     sage = sage_node(g, 2, unet[0])
     shift = g.node("ModelSamplingSD3", 3, model=sage[0], shift=8.0)
     sampler = sampler_node(

@@ -51,7 +51,28 @@ def save_image(g: Graph, column: int, samples: Output, vae: Output, name: str) -
     g.node("SaveImage", column, images=image[0], filename_prefix=f"sageattention2/{name}")
 
 
-def sampler_node(g: Graph, column: int, model: Output, texts: tuple[Node, Node], latent: Output, **values: Any) -> Node:
+def sampler_node(
+    g: Graph,
+    column: int,
+    model: Output,
+    texts: tuple[Node, Node],
+    latent: Output,
+    title: str | None = None,
+    **values: Any,
+) -> Node:
     return g.node(
-        "KSampler", column, model=model, positive=texts[0][0], negative=texts[1][0], latent_image=latent, **values
-    )
+        "KSampler", column, title,
+        model=model, positive=texts[0][0], negative=texts[1][0], latent_image=latent, **values,
+    )  # fmt: skip
+
+
+def wan21_inputs(g: Graph) -> tuple[Node, Node, Node, tuple[Node, Node]]:
+    """Loaders, latent and texts of Wan 2.1 1.3B: model, VAE, latent, texts."""
+    unet = g.loader(
+        "UNETLoader", 0, "diffusion_models",
+        {"unet_name": f"{WAN21}/diffusion_models/wan2.1_t2v_1.3B_fp16.safetensors"},
+    )  # fmt: skip
+    clip = g.loader("CLIPLoader", 0, "text_encoders", {"clip_name": UMT5}, type="wan")
+    vae = g.loader("VAELoader", 0, "vae", {"vae_name": WAN_VAE})
+    latent = g.node("EmptyHunyuanLatentVideo", 0, width=832, height=480, length=81)
+    return unet, vae, latent, texts_of(g, 1, clip[0], FOX, BAD_VIDEO)

@@ -2,54 +2,29 @@
 
 from __future__ import annotations
 
-from graph import Graph, Node
+from graph import Graph
 from parts import (
-    BAD_VIDEO,
-    FOX,
-    UMT5,
-    WAN21,
-    WAN_VAE,
     report_node,
     sage_node,
     sampler_node,
     save_video,
-    texts_of,
+    wan21_inputs,
     weights_note,
 )
-
-
-def _small_wan(g: Graph) -> tuple[Node, Node, Node, tuple[Node, Node]]:
-    """Loaders, latent and texts of Wan 2.1 1.3B: model, VAE, latent, texts."""
-    unet = g.loader(
-        "UNETLoader", 0, "diffusion_models",
-        {"unet_name": f"{WAN21}/diffusion_models/wan2.1_t2v_1.3B_fp16.safetensors"},
-    )  # fmt: skip
-    clip = g.loader("CLIPLoader", 0, "text_encoders", {"clip_name": UMT5}, type="wan")
-    vae = g.loader("VAELoader", 0, "vae", {"vae_name": WAN_VAE})
-    latent = g.node("EmptyHunyuanLatentVideo", 0, width=832, height=480, length=81)
-    return unet, vae, latent, texts_of(g, 1, clip[0], FOX, BAD_VIDEO)
-
 
 WAN_SAMPLING = {"seed": 1, "steps": 20, "cfg": 6.0, "sampler_name": "uni_pc", "scheduler": "simple"}
 
 
 def calibrate_then_render(g: Graph) -> None:
     """One sampling in full precision is measured, and a second one runs by the policy."""
-    unet, vae, latent, texts = _small_wan(g)
+    unet, vae, latent, texts = wan21_inputs(g)
     calibrate = g.node("SageAttention2Calibrate", 2, model=unet[0])
     shift = g.node("ModelSamplingSD3", 2, model=calibrate[0], shift=8.0)
-    measured = g.node(
-        "KSampler", 2, "Calibrate",
-        model=shift[0], positive=texts[0][0], negative=texts[1][0], latent_image=latent[0], **WAN_SAMPLING,
-    )  # fmt: skip
+    measured = sampler_node(g, 2, shift[0], texts, latent[0], "Calibrate", **WAN_SAMPLING)
     policy = g.node("SageAttention2MakePolicy", 3, model=shift[0], samples=measured[0], file="wan21_1.3B")
     sage = sage_node(g, 3, unet[0], policy=policy[0], measure_quality=True)
     shift = g.node("ModelSamplingSD3", 4, model=sage[0], shift=8.0)
-    sampler = g.node(
-        "KSampler", 4, "Render",
-        model=shift[0], positive=texts[0][0], negative=texts[1][0], latent_image=latent[0],
-        **{**WAN_SAMPLING, "seed": 2},
-    )  # fmt: skip
+    sampler = sampler_node(g, 4, shift[0], texts, latent[0], "Render", **{**WAN_SAMPLING, "seed": 2})
     report_node(g, 5, shift[0], sampler[0])
     save_video(g, 6, sampler[0], vae[0], 16.0, "by_policy")
     g.note(
@@ -65,14 +40,11 @@ def calibrate_then_render(g: Graph) -> None:
 
 def compare_with_full_precision(g: Graph) -> None:
     """The same seed in full precision and with the node."""
-    unet, vae, latent, texts = _small_wan(g)
+    unet, vae, latent, texts = wan21_inputs(g)
     for name, sage in (("full precision", None), ("SageAttention2", sage_node(g, 2, unet[0], measure_quality=True))):
         model = unet if sage is None else sage
         shift = g.node("ModelSamplingSD3", 3, model=model[0], shift=8.0)
-        sampler = g.node(
-            "KSampler", 3, name,
-            model=shift[0], positive=texts[0][0], negative=texts[1][0], latent_image=latent[0], **WAN_SAMPLING,
-        )  # fmt: skip
+        sampler = sampler_node(g, 3, shift[0], texts, latent[0], name, **WAN_SAMPLING)
         save_video(g, 5, sampler[0], vae[0], 16.0, name.replace(" ", "_").lower())
     report_node(g, 4, shift[0], sampler[0])
     g.note(

@@ -52,6 +52,29 @@ def test_cuda_graph_follows_its_inputs(name: str, mode: str) -> None:
 
 
 @each_kernel
+def test_cuda_graph_after_copy_and_fill(name: str, mode: str) -> None:
+    """The first launch of a call may overlap with the kernel before it; in a graph that can be a copy or a fill."""
+    q, k, v = random_qkv((1, 4, 700, 128), (1, 4, 700, 128))
+    new_q, new_k, new_v = random_qkv((1, 4, 700, 128), (1, 4, 700, 128))
+    run(name, q, k, v, mode=mode)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        q.copy_(new_q)
+        k.copy_(new_k)
+        v.copy_(new_v)
+        copied, _ = run(name, q, k, v, mode=mode)
+        v.zero_()
+        filled, _ = run(name, q, k, v, mode=mode)
+    for tensor in (copied, filled):
+        tensor.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    expected, _ = run(name, new_q, new_k, new_v, mode=mode)
+    assert torch.equal(copied, expected)
+    assert torch.equal(filled, torch.zeros_like(filled))
+
+
+@each_kernel
 def test_two_threads(name: str, mode: str) -> None:
     inputs = [random_qkv((1, 4, 1500, 128), (1, 4, 1500, 128)) for _ in range(2)]
     expected = [run(name, *tensors, mode=mode)[0] for tensors in inputs]

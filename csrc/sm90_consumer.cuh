@@ -119,7 +119,7 @@ struct Consumer {
     __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
         const int stage = take_stage();
         const float rescale[2] = {state.rescale[0], state.rescale[1]};
-        load_k_scale(stage);
+        if constexpr (!kWide) load_k_scale(stage);
         pin(scores);
         wgmma_fence();
         issue_scores(stage);
@@ -128,18 +128,24 @@ struct Consumer {
         issue_values<kLastColumns>(result, stage, 0);
         wgmma_wait<1>();
         pin(scores);
+        // ptxas moves the wait for the values up, ahead of the whole softmax, unless there is a loop between them as the wait for
+        // the next stage has one. At 64 that is prevented, so that the softmax overlaps with this group's product; at 128 it is
+        // welcome: the other group's product overlaps.
+        if constexpr (kWide) wait_for_stage();
         softmax(tile, key_tile);
         unsigned short upper[kBlockN / 8];
-        if constexpr (!kWide) pack_upper<kBlockN>(scores, upper);
-        // The next stage is waited for here because ptxas moves the wait below up, ahead of the whole softmax, when there is no loop
-        // between them; and the softmax is to overlap with the values' product.
-        wait_for_stage();
+        if constexpr (kWide) {
+            load_k_scale(steps % Shape::kStages);
+        } else {
+            pack_upper<kBlockN>(scores, upper);
+            wait_for_stage();
+        }
         wgmma_wait<0>();
         pin(result);
         release(buffers.empty(stage));
+        if constexpr (kWide) pack_probabilities<kBlockN>(scores, packed);
         accumulate(last, result, rescale);
-        if constexpr (kWide) pack_upper<kBlockN>(scores, upper);
-        pack_lower<kBlockN>(scores, upper, packed);
+        if constexpr (!kWide) pack_lower<kBlockN>(scores, upper, packed);
     }
 
     // The same for head dimensions above 128, one product after the other.
@@ -216,6 +222,7 @@ struct Consumer {
             float result[kLastColumns / 2];
 #pragma unroll
             for (float& x : result) x = 0.f;
+            if constexpr (kWide) load_k_scale(steps % Shape::kStages);
             for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) step(tile, key_tile, result);
         }
         const int final = take_stage();

@@ -24,49 +24,35 @@ struct RowState {
     }
 };
 
-// The bits of 1.5 * 2^23 plus those of an integer are the float 1.5 * 2^23 + n, exactly, as |n| <= 127 * 127 * 256 < 2^22.
-constexpr float kShift = 12582912.f;
-__device__ __forceinline__ float shifted_float(int n, int one) {
-    int bits;
-    asm("mad.lo.s32 %0, %1, %2, %3;" : "=r"(bits) : "r"(n), "r"(one), "r"(__float_as_int(kShift)));
-    return __int_as_float(bits);
-}
-
 // The softmax of one key tile without masked keys: scores are replaced by the bits of 448 * exp2(score - maximum). The scale
-// is positive and common to a thread's scores of a block, so the maximum is taken on the integers. `kWide`: integers become
-// floats by an addition in the multiply-add pipe, because maxima, conversions and packing crowd the other one; the shift is
-// taken out by the multiply-add that scales.
+// is positive and common to a thread's scores of a block, so the maximum is taken on the integers; for kWide from the last one
+// down, which makes a better order of instructions.
 template <int kBlockN, bool kWide>
 __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState& state, const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock]) {
     constexpr int kBlocks = kBlockN / kScaleBlock;
     constexpr int kPerBlock = kScaleBlock / 2;  // registers of a thread
-    float scale[2][kBlocks], offset[2][kBlocks];
+    float scale[2][kBlocks], offset[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         float maximum;
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             const int first = block * kPerBlock + row * 2;
-            int top = max(scores[first], scores[first + 1]);
+            const auto pair = [first](int i) { return first + (kWide ? kPerBlock - 4 - i : i); };
+            int top = max(scores[pair(0)], scores[pair(0) + 1]);
 #pragma unroll
-            for (int i = 4; i < kPerBlock; i += 4) top = max(max(top, scores[first + i]), scores[first + i + 1]);
+            for (int i = 4; i < kPerBlock; i += 4) top = max(max(top, scores[pair(i)]), scores[pair(i) + 1]);
             scale[row][block] = q_scale[row] * k_scale[block];
             const float of_block = float(top) * scale[row][block];
             maximum = block == 0 ? of_block : fmaxf(maximum, of_block);
         }
-        const float base = state.update<!kWide>(row, maximum);  // no row is empty; the test makes a better order at 64
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block)
-            offset[row][block] = kWide ? fmaf(-kShift, scale[row][block], base) : base;
+        offset[row] = state.update<!kWide>(row, maximum);  // no row is empty; the test makes a better order at 64
     }
-    int one;
-    asm volatile("mov.b32 %0, 1;" : "=r"(one));  // unknown to the compiler, which would add in the other pipe
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
         const int row = i / 2 % 2, block = i / kPerBlock;
-        const float score = kWide ? shifted_float(scores[i], one) : float(scores[i]);
-        scores[i] = __float_as_int(exp2_fast(fmaf(score, scale[row][block], offset[row][block])));
+        scores[i] = __float_as_int(exp2_fast(fmaf(float(scores[i]), scale[row][block], offset[row])));
     }
 }
 

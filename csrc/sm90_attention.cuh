@@ -34,11 +34,11 @@ __device__ __forceinline__ void attention_kernel(const AttentionParams& params) 
         prefetch_map(&params.v_map);
         for (int i = 0; i < kQBuffers; ++i) {
             barrier_init(buffers.q_full(i), 1);
-            barrier_init(buffers.q_empty(i), kConsumerWarps);
+            barrier_init(buffers.q_empty(i), Shape::kArrivals);
         }
         for (int i = 0; i < Shape::kStages; ++i) {
             barrier_init(buffers.full(i), 1);
-            barrier_init(buffers.empty(i), kConsumerWarps);
+            barrier_init(buffers.empty(i), Shape::kArrivals);
         }
         barrier_init_fence();
     }

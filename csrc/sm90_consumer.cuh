@@ -37,7 +37,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void release(unsigned empty_barrier) const {
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty_barrier);
+        if (Shape::kEveryLaneArrives || threadIdx.x % 32 == 0) barrier_arrive(empty_barrier);
     }
 
     // Waits for the next stage, which the next call of `take_stage` gives.
@@ -86,22 +86,45 @@ struct Consumer {
         for (int i = 0; i < kCount; ++i) total[i] = fmaf(total[i], rescale[(i / 2) % 2], part[i]);
     }
 
-    __device__ __forceinline__ void softmax_masked(const WorkTile& tile, int key_tile) {
-        const int first_key = key_tile * kBlockN + 2 * lane;
+    __device__ __forceinline__ void softmax_last(const WorkTile& tile) {
+        const int first_key = (tile.key_tiles - 1) * kBlockN + 2 * lane;
         int limit[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i)
             limit[i] = kCausal ? min(params.kv_length, tile.first_row + row + 8 * i + 1) : params.kv_length;
+        float scale[kScales];
+        scales_without_marks(scale);
         const Bias<kBiased> bias(params, tile, row);
         bias.visit([&](const auto& term) {
-            softmax_masked_tile<kBlockN>(scores, state, q_scale, k_scale, first_key, limit, term);
+            softmax_last_tile<kBlockN>(scores, state, q_scale, scale, first_key, limit, term);
+        });
+    }
+    __device__ __forceinline__ void softmax_biased(const WorkTile& tile, int key_tile) {
+        float scale[kScales];
+        scales_without_marks(scale);
+        const Bias<kBiased> bias(params, tile, row);
+        bias.visit([&](const auto& term) {
+            softmax_biased_tile<kBlockN>(scores, state, q_scale, scale, key_tile * kBlockN + 2 * lane, params.kv_length, term);
         });
     }
     __device__ __forceinline__ void softmax(const WorkTile& tile, int key_tile) {
-        if constexpr (kBiased)
-            softmax_masked(tile, key_tile);
+        if (kBiased && is_biased())
+            softmax_biased(tile, key_tile);
         else
             softmax_full_tile<kBlockN, kWide>(scores, state, q_scale, k_scale);
+    }
+
+    // A K scale is negative where the mask may change a score of its block.
+    __device__ __forceinline__ void scales_without_marks(float (&scale)[kScales]) const {
+#pragma unroll
+        for (int i = 0; i < kScales; ++i) scale[i] = kBiased ? fabsf(k_scale[i]) : k_scale[i];
+    }
+    // Whether a score of this step has an additive term; the same in all threads of a warp.
+    __device__ __forceinline__ bool is_biased() const {
+        bool biased = params.delta_s != nullptr;
+#pragma unroll
+        for (int i = 0; i < kScales; ++i) biased |= __float_as_int(k_scale[i]) < 0;
+        return __any_sync(0xffffffffu, biased);
     }
 
     // Scores alone, of a stage that was waited for.
@@ -126,6 +149,18 @@ struct Consumer {
         pin(result);
         wgmma_fence();
         issue_values<kLastColumns>(result, stage, 0);
+        if constexpr (kBiased) {  // a masked tile needs the registers of `result`
+            wait_for_stage();
+            wgmma_wait<0>();
+            pin(scores);
+            pin(result);
+            accumulate(last, result, rescale);
+            softmax(tile, key_tile);
+            release(buffers.empty(stage));
+            pack_probabilities<kBlockN>(scores, packed);
+            if constexpr (kWide) load_k_scale(steps % Shape::kStages);
+            return;
+        }
         wgmma_wait<1>();
         pin(scores);
         // ptxas moves the wait for the values up, ahead of the whole softmax, unless there is a loop between them as the wait for
@@ -213,7 +248,7 @@ struct Consumer {
         if (!kCausal && !kBiased && params.kv_length % kBlockN == 0)
             softmax_full_tile<kBlockN, kWide>(scores, state, q_scale, k_scale);
         else
-            softmax_masked(tile, tile.key_tiles - 1);
+            softmax_last(tile);
         pack_probabilities<kBlockN>(scores, packed);
         wait_for_stage();
         if constexpr (kHalves) {

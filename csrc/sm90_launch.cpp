@@ -218,6 +218,7 @@ class Launcher {
     params.kv_slices = static_cast<int>(workspace_.kv_slices);
     params.smooth_v = call_.smooth_v;
     params.scale = call_.scale;
+    params.mask = mask();
     const int64_t blocks = params.q_blocks * workspace_.q_slices + int64_t(params.k_blocks + params.v_blocks) * workspace_.kv_slices;
     require(blocks <= 0x7fffffff, "q, k and v have too many tokens and heads together for one launch");
     const std::string kernel = "quantize" + std::to_string(call_.bits) + "_" + element_ + "_d" + std::to_string(padded_head_dim(call_));
@@ -257,8 +258,7 @@ class Launcher {
     params.v_mean = at<float>(call_, workspace_.v_mean);
     params.lse_shift = call_.lse ? at<float>(call_, workspace_.lse_shift) : nullptr;
     params.delta_s = call_.bits == 4 ? at<float>(call_, workspace_.delta_s) : nullptr;
-    params.mask = {reinterpret_cast<const void*>(static_cast<uintptr_t>(call_.mask.pointer)), call_.mask.batch_stride,
-                   call_.mask.head_stride, call_.mask.query_stride, call_.mask.key_stride, call_.mask.element};
+    params.mask = mask();
     params.out = strided(call_.out);
     params.lse = reinterpret_cast<float*>(static_cast<uintptr_t>(call_.lse));
     params.chunk = chunk;
@@ -274,6 +274,11 @@ class Launcher {
     require(work <= 0x7fffffff, "q has too many tokens and heads together for one launch");
     const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(work, driver::multiprocessor_count(call_.device)));
     launch(tile.cubin, tile.kernel, {blocks, 1, 1}, 384, tile.shared_bytes(), params, {programmatic});
+  }
+
+  sm90::Mask mask() const {
+    return {reinterpret_cast<const void*>(static_cast<uintptr_t>(call_.mask.pointer)), call_.mask.batch_stride,
+            call_.mask.head_stride, call_.mask.query_stride, call_.mask.key_stride, call_.mask.element};
   }
 
   TensorMap map(int64_t offset, int64_t columns, int64_t rows, int64_t slices, int64_t row_bytes, int box_columns, int box_rows) const {

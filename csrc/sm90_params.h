@@ -33,7 +33,7 @@ struct Chunk {
 struct AttentionParams {
     TensorMap q_map, k_map, v_map;  // (head_dim, q_length, batch * q_heads) and so on, bytes
     const float* q_scale;           // (batch * q_heads, q_scale_rows): of int8 Q, with softmax scale and log2(e) folded in
-    const float* k_scale;           // (batch * kv_heads, k_scale_blocks, 4)
+    const float* k_scale;           // (batch * kv_heads, k_scale_blocks, 4); negative where the mask changes a key of the block
     const float* v_scale;           // (batch * kv_heads, head_dim)
     const float* v_mean;            // likewise; zeros without smooth V
     const float* lse_shift;         // (batch * q_heads, q_length): q . mean(K) * scale, or null
@@ -70,6 +70,7 @@ struct QuantizeParams {
     int row_bytes, key_row_bytes, v_rows, q_scale_rows, k_scale_blocks;
     int q_blocks, k_blocks, v_blocks;  // blocks of the grid for each of the three, in this order, per head
     int q_slices, kv_slices;           // batch * q_heads, batch * kv_heads
+    Mask mask;                         // whose keys mark their blocks
     int smooth_v;
     float scale;       // softmax scale
 };

@@ -56,10 +56,10 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
     }
 }
 
-// A key tile with masked keys or an additive term: `bias(row, key)` gives the term in units of log2; keys from limit[row] on
-// are masked.
+// The last key tile, which may be ragged and, in causal attention, ends at the diagonal: keys from limit[row] on are masked.
+// `bias(row, key)` gives the additive term of a key below the limit in units of log2.
 template <int kBlockN, class Bias>
-__device__ __forceinline__ void softmax_masked_tile(int (&scores)[kBlockN / 2], RowState& state, const float (&q_scale)[2],
+__device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], RowState& state, const float (&q_scale)[2],
                                                     const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
                                                     const int (&limit)[2], const Bias& bias) {
     constexpr int kPerBlock = kScaleBlock / 2;
@@ -88,6 +88,41 @@ __device__ __forceinline__ void softmax_masked_tile(int (&scores)[kBlockN / 2], 
             }
         }
     }
+}
+
+// A whole key tile with an additive term: `bias(row, key)` in units of log2. The branch is always taken (`keys` is the number of
+// all keys): it keeps the loads of kAtOnce keys' terms together and apart from the next, as all at once need too many registers.
+template <int kBlockN, class Bias>
+__device__ __forceinline__ void softmax_biased_tile(int (&scores)[kBlockN / 2], RowState& state, const float (&q_scale)[2],
+                                                    const float (&k_scale)[kBlockN / kScaleBlock], int first_key, int keys,
+                                                    const Bias& bias) {
+    constexpr int kPerBlock = kScaleBlock / 2, kAtOnce = 4;
+    float maximum[2] = {kNegativeInfinity, kNegativeInfinity};
+#pragma unroll
+    for (int first = 0; first < kBlockN / 4; first += kAtOnce) {
+        const int chunk_key = first_key + 4 * first;
+        float terms[2][kAtOnce] = {};
+        if (chunk_key < keys) {
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+                for (int row = 0; row < 2; ++row) terms[row][i] = bias(row, chunk_key + i / 2 * 8 + i % 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+                int& score = scores[2 * first + i / 2 * 4 + row * 2 + i % 2];
+                const float x = fmaf(float(score), q_scale[row] * k_scale[2 * first / kPerBlock], terms[row][i]);
+                maximum[row] = fmaxf(maximum[row], x);
+                score = __float_as_int(x);
+            }
+        }
+    }
+    const float offset[2] = {state.update<true>(0, maximum[0]), state.update<true>(1, maximum[1])};
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i)
+        scores[i] = __float_as_int(exp2_fast(__int_as_float(scores[i]) + offset[i / 2 % 2]));
 }
 
 // Probabilities as the A operand of the FP8 product: keys within 16 are in the order that the V pass stores (key_at_position).

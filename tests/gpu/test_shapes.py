@@ -116,6 +116,42 @@ def test_masks(name: str, mode: str, is_causal: bool) -> None:
             check(name, q, k, v, mode, attn_mask=mask, is_causal=is_causal)
 
 
+def _mostly_open_masks(batch: int, kv_length: int) -> dict[str, torch.Tensor]:
+    """Masks that are the same for all queries and leave most blocks of keys as they are."""
+    padding = torch.ones(batch, 1, 1, kv_length, dtype=torch.bool, device="cuda")
+    padding[0, ..., kv_length * 2 // 3 :] = False
+    one_key = torch.ones(1, 1, 1, kv_length, dtype=torch.bool, device="cuda")
+    one_key[..., kv_length // 2] = False
+    few_keys = torch.zeros(batch, 1, 1, kv_length, dtype=torch.bfloat16, device="cuda")
+    few_keys[-1, ..., kv_length // 3 : kv_length // 3 + 10] = torch.randn(10, device="cuda")
+    return {
+        "padding": padding,
+        "one key": one_key,
+        "few keys": few_keys,
+        "padding by the lowest number": (~padding).float() * torch.finfo(torch.float32).min,
+        "open": torch.ones(1, 1, 1, kv_length, dtype=torch.bool, device="cuda"),
+    }
+
+
+@each_mode
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_masks_that_leave_blocks_open(name: str, mode: str, is_causal: bool) -> None:
+    for head_dim in (64, 128, 256):
+        q, k, v = random_qkv((2, 4, 333, head_dim), (2, 2, 1000, head_dim))
+        for mask in _mostly_open_masks(2, 1000).values():
+            check(name, q, k, v, mode, attn_mask=mask, is_causal=is_causal)
+
+
+@each_mode
+def test_mask_that_hides_every_key(name: str, mode: str) -> None:
+    for head_dim in (64, 128, 256):
+        q, k, v = random_qkv((1, 2, 150, head_dim), (1, 2, 500, head_dim))
+        mask = torch.zeros(1, 1, 1, 500, dtype=torch.bool, device="cuda")
+        out, lse = run(name, q, k, v, mode=mode, attn_mask=mask, return_lse=True)
+        assert torch.equal(out, torch.zeros_like(out))
+        assert torch.equal(lse, torch.full_like(lse, -torch.inf))
+
+
 @each_mode
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_row_of_the_lowest_number_is_uniform(name: str, mode: str, dtype: torch.dtype) -> None:

@@ -14,8 +14,8 @@ struct TileShape {
     static constexpr int kHeadDim = kHeadDim_;
     static constexpr int kBlockN = kBlockN_;
     static constexpr int kStages = kStages_;
-    // Who says that a buffer is free: a lane of each consumer warp, or every lane, which compute-sanitizer can follow and which
-    // costs nothing in the long steps of head_dim 256.
+    // Who says that a buffer is free: a lane of each consumer warp, or every lane. compute-sanitizer's racecheck can follow the
+    // latter, and beside the long steps of head_dim 256 it costs little.
     static constexpr bool kEveryLaneArrives = kHeadDim > 128;
     static constexpr int kArrivals = kConsumerWarps * (kEveryLaneArrives ? 32 : 1);
     static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // swizzled rows of Q and K

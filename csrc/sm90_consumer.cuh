@@ -138,7 +138,7 @@ struct Consumer {
     }
 
     // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
-    // next hides the values' product.
+    // next hides the values' product, or with a mask only the other group's softmax does.
     __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
         const int stage = take_stage();
         const float rescale[2] = {state.rescale[0], state.rescale[1]};
@@ -163,9 +163,8 @@ struct Consumer {
         }
         wgmma_wait<1>();
         pin(scores);
-        // ptxas moves the wait for the values up, ahead of the whole softmax, unless there is a loop between them as the wait for
-        // the next stage has one. At 64 that is prevented, so that the softmax overlaps with this group's product; at 128 it is
-        // welcome: the other group's product overlaps.
+        // The wait for the next stage is a loop, across which ptxas does not move the wait for the values. At 64 it keeps that behind
+        // the softmax; at 128, where ptxas puts it among the exponentials if it is free to, that is faster (csrc/NOTES.md).
         if constexpr (kWide) wait_for_stage();
         softmax(tile, key_tile);
         unsigned short upper[kBlockN / 8];

@@ -8,7 +8,16 @@ import torch
 
 from . import registry
 from .backends.base import AttentionRequest, empty_output
-from .validation import LAYOUTS, MODES, PV_ACCUMULATORS, check_choice, check_mask, check_scale, check_tensors
+from .validation import (
+    LAYOUTS,
+    MODES,
+    PV_ACCUMULATORS,
+    check_choice,
+    check_mask,
+    check_nonfinite,
+    check_scale,
+    check_tensors,
+)
 
 
 def attention(
@@ -25,6 +34,7 @@ def attention(
     return_lse: bool = False,
     backend: str | None = None,
     pv_accumulator: str = "fp32",
+    nonfinite: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """SageAttention2: softmax(q k^T * scale + mask) v with quantised matrix products.
 
@@ -44,6 +54,8 @@ def attention(
         return_lse: also return the log-sum-exp.
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
         pv_accumulator: "fp32", or "fp16" for the faster half-precision accumulation of P V where a backend has it.
+        nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
+            is, so that one of them can serve many calls; no call waits for the device.
 
     Returns:
         The output in q's shape, layout and dtype; with `return_lse` also the natural log of the sum of exponentials
@@ -57,10 +69,15 @@ def attention(
     call = _Call.of(q, k, v, scale, attn_mask, layout)
     check_choice("mode", mode, MODES)
     check_choice("pv_accumulator", pv_accumulator, PV_ACCUMULATORS)
-    out, lse = _attention_op(
+    arguments = (
         call.q, call.k, call.v, call.mask, call.scale, mode, smooth_v, is_causal, layout, return_lse, backend,
         pv_accumulator,
     )  # fmt: skip
+    if nonfinite is None:
+        out, lse = _attention_op(*arguments)
+    else:
+        check_nonfinite(nonfinite, q.device)
+        out, lse = _checked_attention_op(*arguments, nonfinite)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out = _WithoutGradient.apply(out.detach(), q, k, v)
     if layout == "BNHD":
@@ -85,7 +102,8 @@ def explain(
 ) -> dict[str, str | None]:
     """Which backends can run this call: name -> None if it can, else the reason, in order of preference.
 
-    Takes the arguments of `attention` and raises its errors for bad input; with `backend` only that one is listed.
+    Takes the arguments of `attention` that decide it and raises its errors for bad input; with `backend` only that one
+    is listed.
     """
     call = _Call.of(q, k, v, scale, attn_mask, layout)
     check_choice("mode", mode, MODES)
@@ -149,10 +167,15 @@ class _WithoutGradient(torch.autograd.Function):
 
 # Not `torch.library.custom_op`: its Python layers cost three times as much of the host's time at each call.
 _LIBRARY = torch.library.Library("comfy_sage2", "FRAGMENT")
+# Not "mode": the compiler passes arguments by name next to one of its own that is called so.
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? attn_mask, float scale, str mode_name, bool smooth_v, bool is_causal, "
+    "str layout, bool return_lse, str? backend, str pv_accumulator"
+)
+_LIBRARY.define(f"attention({_ARGUMENTS}) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
+# An operator of its own, so that the compiler knows the other to write to nothing.
 _LIBRARY.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, float scale, str mode, bool smooth_v, bool is_causal, "
-    "str layout, bool return_lse, str? backend, str pv_accumulator) -> (Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
+    f"checked_attention({_ARGUMENTS}, Tensor(a!) nonfinite) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
 )
 
 
@@ -162,20 +185,21 @@ def _run(
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
     scale: float,
-    mode: str,
+    mode_name: str,
     smooth_v: bool,
     is_causal: bool,
     layout: str,
     return_lse: bool,
     backend: str | None,
     pv_accumulator: str,
+    nonfinite: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     request = AttentionRequest.of(
         q,
         k,
         v,
         scale=scale,
-        mode=mode,
+        mode=mode_name,
         smooth_v=smooth_v,
         is_causal=is_causal,
         attn_mask=attn_mask,
@@ -183,7 +207,7 @@ def _run(
         pv_accumulator=pv_accumulator,
     )
     chosen = registry.require(backend, request)
-    out, lse = chosen.run(q, k, v, request, scale=scale, attn_mask=attn_mask, layout=layout)
+    out, lse = chosen.run(q, k, v, request, scale=scale, attn_mask=attn_mask, layout=layout, nonfinite=nonfinite)
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
@@ -193,17 +217,20 @@ def _fake(
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
     scale: float,
-    mode: str,
+    mode_name: str,
     smooth_v: bool,
     is_causal: bool,
     layout: str,
     return_lse: bool,
     backend: str | None,
     pv_accumulator: str,
+    nonfinite: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return empty_output(q, layout), q.new_empty(q.shape[:3] if return_lse else 0, dtype=torch.float32)
 
 
-_LIBRARY.impl("attention", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("comfy_sage2::attention", _fake, lib=_LIBRARY)
+for _operator in ("attention", "checked_attention"):
+    _LIBRARY.impl(_operator, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"comfy_sage2::{_operator}", _fake, lib=_LIBRARY)
 _attention_op = torch.ops.comfy_sage2.attention.default
+_checked_attention_op = torch.ops.comfy_sage2.checked_attention.default

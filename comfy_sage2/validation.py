@@ -68,6 +68,17 @@ def _check_one(name: str, tensor: torch.Tensor, layout: str) -> None:
         )
 
 
+def check_nonfinite(flag: torch.Tensor, device: torch.device) -> None:
+    """Raise unless `flag` is one int32 on `device`: TypeError for another dtype, else ValueError."""
+    if not isinstance(flag, torch.Tensor) or flag.dtype != torch.int32:
+        found = flag.dtype if isinstance(flag, torch.Tensor) else type(flag).__name__
+        raise TypeError(f"nonfinite must be an int32 tensor, got {found}")
+    if flag.numel() != 1 or flag.device != device:
+        raise ValueError(
+            f"nonfinite must be one element on q's device {device}, got shape {tuple(flag.shape)} on {flag.device}"
+        )
+
+
 def check_scale(scale: float | None, head_dim: int) -> float:
     """Return the softmax scale: `scale`, or 1/sqrt(head_dim) when it is None.
 

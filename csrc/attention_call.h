@@ -21,6 +21,7 @@ struct AttentionCall {
   TensorView q, k, v, out;
   MaskView mask;
   uint64_t lse;  // float (batch, q_heads, q_length) contiguous, or 0 when not wanted
+  uint64_t nonfinite;  // int32, set to 1 when a value of out is NaN or infinite and else left alone, or 0
   int64_t batch, q_heads, kv_heads, q_length, kv_length;
   int head_dim;
   int element;  // of q, k, v and out: 2 fp16, 3 bf16

@@ -61,6 +61,7 @@ constexpr Keyword kKeywords[] = {
     {"mask_key_stride", set_view_field<&AttentionCall::mask, &MaskView::key_stride>, kOptional},
     {"mask_element", set_view_field<&AttentionCall::mask, &MaskView::element>, kOptional},
     {"lse", set_field<&AttentionCall::lse>, kOptional},
+    {"nonfinite", set_field<&AttentionCall::nonfinite>, kOptional},
     {"batch", set_field<&AttentionCall::batch>, kRequired},
     {"q_heads", set_field<&AttentionCall::q_heads>, kRequired},
     {"kv_heads", set_field<&AttentionCall::kv_heads>, kRequired},

@@ -170,6 +170,7 @@ class Attention {
                 }
             }
         }
+        float largest = 0.f;
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
             const int channel = 8 * n + 2 * (lane % 4);
@@ -185,9 +186,11 @@ class Attention {
                     const float x = output.value[tile][n][2 * row] * inverse[tile][row] * scale.x + attended[tile][row] * mean.x;
                     const float y = output.value[tile][n][2 * row + 1] * inverse[tile][row] * scale.y + attended[tile][row] * mean.y;
                     store_pair(to, x, y);
+                    largest = max_or_nan(largest, max_or_nan(fabsf(x), fabsf(y)));
                 }
             }
         }
+        if (p.nonfinite && is_nonfinite_as<T>(largest)) *p.nonfinite = 1;
     }
 
     const AttentionParams& p;

@@ -203,7 +203,8 @@ class Launcher {
     params.lse_shift = at<float>(workspace_.lse_shift);
     params.mask = mask_;
     params.out = strided(call_.out);
-    params.lse = call_.lse ? reinterpret_cast<float*>(static_cast<uintptr_t>(call_.lse)) : nullptr;
+    params.lse = reinterpret_cast<float*>(static_cast<uintptr_t>(call_.lse));
+    params.nonfinite = reinterpret_cast<int*>(static_cast<uintptr_t>(call_.nonfinite));
     params.sizes = sizes_;
     params.first_work = first;
     params.works = works;

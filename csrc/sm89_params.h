@@ -90,7 +90,8 @@ struct AttentionParams {
     const float* lse_shift;
     Mask mask;
     Strided out;
-    float* lse;  // (q slices, q_length) or null
+    float* lse;      // (q slices, q_length) or null
+    int* nonfinite;  // set to 1 when a value of out is NaN or infinite, or null
     Sizes sizes;
     i64 first_work, works;  // work items (q slice, query block) of this launch
     int causal;

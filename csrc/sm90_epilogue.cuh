@@ -56,10 +56,22 @@ class Epilogue {
 #pragma unroll
                     for (int i = 0; i < 8; ++i)
                         x[i] = fmaf(accumulator[16 * block + i / 2 * 4 + 2 * row + i % 2], weight_[row] * scale[i], mean[i] * mean_weight_[row]);
-                    if (query_[row] < params_.q_length) store_eight(rows[row] + channel, x);
+                    if (query_[row] < params_.q_length) {
+                        store_eight(rows[row] + channel, x);
+                        note_nonfinite<T>(x);
+                    }
                 }
             }
         }
+    }
+
+    // At each store, and not once for the row: that gave the faster order of instructions (csrc/NOTES.md).
+    template <class T>
+    __device__ __forceinline__ void note_nonfinite(const float (&stored)[8]) const {
+        float largest = 0.f;
+#pragma unroll
+        for (float x : stored) largest = max_or_nan(largest, fabsf(x));
+        if (params_.nonfinite && is_nonfinite_as<T>(largest)) *params_.nonfinite = 1;
     }
 
     const AttentionParams& params_;

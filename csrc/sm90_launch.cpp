@@ -261,6 +261,7 @@ class Launcher {
     params.mask = mask();
     params.out = strided(call_.out);
     params.lse = reinterpret_cast<float*>(static_cast<uintptr_t>(call_.lse));
+    params.nonfinite = reinterpret_cast<int*>(static_cast<uintptr_t>(call_.nonfinite));
     params.chunk = chunk;
     params.q_scale_rows = static_cast<int>(workspace_.q_scale_rows);
     params.k_scale_blocks = static_cast<int>(workspace_.k_scale_blocks);

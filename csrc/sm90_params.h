@@ -40,7 +40,8 @@ struct AttentionParams {
     const float* delta_s;           // (tiles of the chunk, kv_length) in units of log2, or null: smooth Q
     Mask mask;
     Strided out;
-    float* lse;  // (batch * q_heads, q_length) or null
+    float* lse;      // (batch * q_heads, q_length) or null
+    int* nonfinite;  // set to 1 when a value of out is NaN or infinite, or null
     Chunk chunk;
     int q_scale_rows, k_scale_blocks;  // q_length and key blocks of 64, padded so that every tile reads whole
     int q_heads, kv_heads, q_length, kv_length, head_dim;

@@ -25,8 +25,8 @@ struct RowState {
 };
 
 // The softmax of one key tile without masked keys: scores are replaced by the bits of 448 * exp2(score - maximum). The scale
-// is positive and common to a thread's scores of a block, so the maximum is taken on the integers; for kWide from the last one
-// down, which makes a better order of instructions.
+// is positive and common to a thread's scores of a block, so the maximum is taken on the integers. For kWide that is done from the
+// last one down, and otherwise the exponentials row by row, which makes better orders of instructions.
 template <int kBlockN, bool kWide>
 __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState& state, const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock]) {
@@ -50,9 +50,11 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
         offset[row] = state.update<!kWide>(row, maximum);  // no row is empty; the test makes a better order at 64
     }
 #pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) {
-        const int row = i / 2 % 2, block = i / kPerBlock;
-        scores[i] = __float_as_int(exp2_fast(fmaf(float(scores[i]), scale[row][block], offset[row])));
+    for (int n = 0; n < kBlockN / 2; ++n) {
+        constexpr int kOfRow = kBlockN / 4;
+        const int i = kWide ? n : n < kOfRow ? n / 2 * 4 + n % 2 : (n - kOfRow) / 2 * 4 + n % 2 + 2;
+        const int row = i / 2 % 2;
+        scores[i] = __float_as_int(exp2_fast(fmaf(float(scores[i]), scale[row][i / kPerBlock], offset[row])));
     }
 }
 

@@ -64,14 +64,31 @@ MODELS = {
 
 
 @dataclass(frozen=True)
+class Node:
+    """A setting of our node."""
+
+    mode: str
+    guard: bool = False
+
+    def on(self, device: torch.device) -> Settings:
+        backend = "auto" if device.type == "cuda" else "reference"
+        return Settings(mode=self.mode, backend=backend, guard=self.guard)
+
+
+NODES = {"off": Node("off"), "8b": Node("8b"), "4b": Node("4b"), "8b guarded": Node("8b", guard=True)}
+
+
+@dataclass(frozen=True)
 class Measurement:
-    """Seconds are the median of the times from the end of one step to the end of the next."""
+    """Seconds from the end of one step to the end of the next: their median, least and most."""
 
     model: str
     tokens: int
     dtype: str
     attention: str
     seconds_a_step: float
+    least: float
+    most: float
     steps: int
     peak_gib: float
     report: str
@@ -119,9 +136,9 @@ def attentions(patcher: Any, modes: list[str], device: torch.device) -> Iterator
     else:
         print("comfy-kitchen int8: left out, its INT8 attention is not available here")
     for mode in modes:
-        patched = patch_model(patcher, Settings(mode=mode, backend="auto" if device.type == "cuda" else "reference"))
+        patched = patch_model(patcher, NODES[mode].on(device))
         idle_reason = sessions_of(patched)[-1].idle_reason
-        if idle_reason is None:
+        if idle_reason is None or mode == "off":
             yield f"SageAttention2 node {mode}", patched
         else:
             print(f"SageAttention2 node {mode}: left out, {idle_reason}")
@@ -161,9 +178,20 @@ def measure(
         peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
         report = "\n".join(session_report(session) for session in sessions_of(patched))
         results.append(
-            Measurement(name, model.tokens, dtype_name, attention, median(seconds), len(seconds), peak, report)
+            Measurement(
+                model=name,
+                tokens=model.tokens,
+                dtype=dtype_name,
+                attention=attention,
+                seconds_a_step=median(seconds),
+                least=min(seconds),
+                most=max(seconds),
+                steps=len(seconds),
+                peak_gib=peak,
+                report=report,
+            )  # fmt: skip
         )
-        print(f"{name} {dtype_name} {attention}: {median(seconds):.3f} s a step, {peak:.1f} GiB", flush=True)
+        print(f"{name} {dtype_name} {attention}: {median(seconds):.3f} s a step, {peak:.2f} GiB", flush=True)
         if report:
             print(report)
     return results
@@ -172,13 +200,13 @@ def measure(
 def table(results: list[Measurement]) -> Iterator[str]:
     """A line for each measurement, with the speed relative to the host's default attention."""
     default = {(result.model, result.dtype): result.seconds_a_step for result in results if result.attention == DEFAULT}
-    yield "| model | tokens | dtype | attention | seconds a step | times as fast | peak GiB |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield "| model | tokens | dtype | attention | seconds a step | least to most | times as fast | peak GiB |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for result in results:
         ratio = default[result.model, result.dtype] / result.seconds_a_step
         yield (
             f"| {result.model} | {result.tokens} | {result.dtype} | {result.attention} | {result.seconds_a_step:.3f} "
-            f"| {ratio:.2f} | {result.peak_gib:.1f} |"
+            f"| {result.least:.3f} to {result.most:.3f} | {ratio:.2f} | {result.peak_gib:.2f} |"
         )
 
 
@@ -197,7 +225,7 @@ def main() -> None:
     parser.add_argument("--comfyui", type=Path, help="folder of ComfyUI (default: the first one found)")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["wan-1.3b-480p", "wan-14b-720p"])
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
-    parser.add_argument("--modes", nargs="+", choices=("8b", "4b"), default=["8b"], help="modes of our node")
+    parser.add_argument("--modes", nargs="+", choices=list(NODES), default=["8b"], help="of our node")
     parser.add_argument("--steps", type=int, help="steps to time (default: 5 of the small model, 1 of the large one)")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,6 +121,7 @@ class Backend(ABC):
         scale: float,
         attn_mask: torch.Tensor | None,
         layout: str,
+        nonfinite: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the attention; inputs are never written to.
 
@@ -130,11 +132,22 @@ class Backend(ABC):
             scale: softmax scale.
             attn_mask: None or 4-D (size 1 where it broadcasts), bool (True = attend) or additive float.
             layout: memory order of the output, "BHND" or "BNHD".
+            nonfinite: None, or one int32 on q's device that becomes 1 when a value of the output is NaN or infinite and
+                else stays as it is; the host is not made to wait. `note_nonfinite` does it for any output.
 
         Returns:
             out of shape (B, Hq, Nq, D) and q's dtype, made by `empty_output`, and lse (B, Hq, Nq) float32 when
             `request.return_lse`, else None.
         """
+
+
+def note_nonfinite(out: torch.Tensor, nonfinite: torch.Tensor) -> None:
+    """Set the int32 `nonfinite` to 1 when `out` holds NaN or infinity; nobody waits for the device.
+
+    The largest magnitude is NaN or infinite exactly when some value is: a sum could overflow.
+    """
+    largest = torch.linalg.vector_norm(out, math.inf)
+    nonfinite.bitwise_or_(largest.isfinite().logical_not())
 
 
 def empty_output(q: torch.Tensor, layout: str) -> torch.Tensor:

@@ -65,6 +65,7 @@ def call_kernels(
     scale: float,
     attn_mask: torch.Tensor | None,
     layout: str,
+    nonfinite: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Enqueue one attention on q's device and the current stream; arguments and results as for `Backend.run`."""
     head_dim = q.shape[3]
@@ -99,6 +100,7 @@ def call_kernels(
         v_pointer=v.data_ptr(),
         out_pointer=out.data_ptr(),
         lse=0 if lse is None else lse.data_ptr(),
+        nonfinite=0 if nonfinite is None else nonfinite.data_ptr(),
         workspace=workspace.data_ptr(),
         workspace_bytes=size,
         stream=torch.cuda.current_stream(q.device).cuda_stream,

@@ -55,7 +55,10 @@ class KernelBackend(Backend):
         scale: float,
         attn_mask: torch.Tensor | None,
         layout: str,
+        nonfinite: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
         module = loader.load(self.name)
-        return call_kernels(module, q, k, v, request, scale=scale, attn_mask=attn_mask, layout=layout)
+        return call_kernels(
+            module, q, k, v, request, scale=scale, attn_mask=attn_mask, layout=layout, nonfinite=nonfinite
+        )

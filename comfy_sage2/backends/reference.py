@@ -6,7 +6,7 @@ import torch
 
 from ..reference.attention import reference_attention
 from ..reference.options import ReferenceOptions
-from .base import AttentionRequest, Backend, empty_output
+from .base import AttentionRequest, Backend, empty_output, note_nonfinite
 
 __all__ = ["ReferenceBackend", "ReferenceOptions", "reference_attention"]
 
@@ -27,6 +27,7 @@ class ReferenceBackend(Backend):
         scale: float,
         attn_mask: torch.Tensor | None,
         layout: str,
+        nonfinite: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
         options = ReferenceOptions.for_mode(
@@ -36,4 +37,6 @@ class ReferenceBackend(Backend):
             q, k, v, options, scale=scale, is_causal=request.is_causal, attn_mask=attn_mask
         )
         out = empty_output(q, layout).copy_(result)
+        if nonfinite is not None:
+            note_nonfinite(out, nonfinite)
         return out, lse if request.return_lse else None

@@ -1,18 +1,19 @@
 """The guard: a finite check on each output, and the layers that failed it.
 
-The check is one reduction, the largest magnitude, which is NaN or infinite exactly when some value is: a sum could
-overflow. It reads the output once, and the host waits for the result: only so can the call be computed again before the
-model goes on. A flag that is read later would cost less for short calls, and the broken values would be in the model's
-stream by then.
+The backends note during a pass of the model whether a value is NaN or infinite, and the host asks once, when the pass is
+through: waiting at each call would leave the GPU without work. If one is, the pass is made again, and in it each output is
+looked at before the model goes on, so that the call that broke is computed again. Passes that cannot be made again are
+looked at in this way from the start.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 
 import torch
+
+from ..backends.base import note_nonfinite
 
 log = logging.getLogger("comfy_sage2")
 
@@ -20,14 +21,16 @@ RECOMPUTED = "guard: the result was not finite, so this call was computed again"
 DOWNGRADED = "guard: this layer gave a result that was not finite earlier in this sampling"
 
 
-def is_finite(out: torch.Tensor) -> bool:
-    """Whether `out` holds neither NaN nor infinity; waits for the device.
+def can_check(device: torch.device) -> bool:
+    """False during the capture of a CUDA graph: nothing can be read back, and a flag would be written at each replay."""
+    return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
-    True during the capture of a CUDA graph, where nothing can be read back.
-    """
-    if out.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return True
-    return math.isfinite(torch.linalg.vector_norm(out, math.inf).item())
+
+def is_finite(out: torch.Tensor) -> bool:
+    """Whether `out` holds neither NaN nor infinity; waits for the device."""
+    flag = torch.zeros(1, dtype=torch.int32, device=out.device)
+    note_nonfinite(out, flag)
+    return not flag.item()
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,16 @@ class Guard:
 
     def __init__(self) -> None:
         self._downgrades: dict[int, Downgrade] = {}
+        self._repeated: list[int] = []
 
     def reset(self) -> None:
         """A sampling starts: every layer is trusted again."""
         self._downgrades = {}
+        self._repeated = []
+
+    def repeat(self, step: int) -> None:
+        """A pass of the model in `step` is made again."""
+        self._repeated.append(step)
 
     def reason(self, layer: int) -> str | None:
         """Why `layer` has to be computed in full precision, or None."""
@@ -73,6 +82,11 @@ class Guard:
         if not self._downgrades:
             log.warning("SageAttention2: guard: %s (further layers stand in the report)", found.text)
         self._downgrades.setdefault(layer, found)
+
+    @property
+    def repeated(self) -> tuple[int, ...]:
+        """The steps of the passes that were made twice."""
+        return tuple(self._repeated)
 
     @property
     def downgrades(self) -> tuple[Downgrade, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from .calibration import Calibration
 from .calibration_report import calibration_headline, calibration_report
@@ -101,6 +102,10 @@ def _fallbacks(summary: Summary) -> list[str]:
 
 def _guarded(session: Session) -> list[str]:
     rows = [f"  {downgrade.text}" for downgrade in session.guard.downgrades]
+    if session.guard.repeated:
+        passes = Counter(session.guard.repeated)
+        steps = ", ".join(f"{step} ({count} times)" if count > 1 else str(step) for step, count in passes.items())
+        rows.append(f"  to find them, the model was run again in step {steps}; the calls of both runs are counted")
     return ["Taken out of use by the guard"] + rows if rows else []
 
 

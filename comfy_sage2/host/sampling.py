@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from . import forwards
 from .report import session_headline
 from .session import Session, log
 
 # ComfyUI's names, written out so that this module loads without it.
 OUTER_SAMPLE = "outer_sample"
 APPLY_MODEL = "apply_model"
+DIFFUSION_MODEL = "diffusion_model"
+COMPILE_KEY = "torch.compile"
 COMPILE_OPTIONS = "torch_compile_kwargs"
 WRAPPER_KEY = "comfy_sage2"
 
@@ -57,12 +58,22 @@ def forward_wrapper(session: Session) -> Callable[..., Any]:
     ) -> Any:
         options = {} if transformer_options is None else transformer_options
         forward = session.begin_forward(float(t.flatten()[0]), x.device, options)
-        with forwards.running(session.slot, forward):
-            out = executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
-        session.end_forward(forward)
-        return out
+        forward.check_at_end = _can_repeat(control, options)
+        return session.run_forward(forward, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs))
 
     return wrapper
+
+
+def _can_repeat(control: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a pass can be made again with the same result.
+
+    A model takes a ControlNet's outputs out of their lists, and whatever else takes part may keep what it has seen: a
+    cache of results, the keys and values of earlier frames.
+    """
+    wrappers = options.get("wrappers", {})
+    others = {key for kind in (APPLY_MODEL, DIFFUSION_MODEL) for key, found in wrappers.get(kind, {}).items() if found}
+    parts = any(options.get(name) for name in ("patches", "patches_replace", "ar_state"))
+    return control is None and not parts and others <= {WRAPPER_KEY, COMPILE_KEY}
 
 
 def sessions_of(model: Any) -> list[Session]:

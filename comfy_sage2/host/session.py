@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from .statistics import Form, Outcome, Statistics
 log = logging.getLogger("comfy_sage2")
 
 Override = Callable[..., torch.Tensor]
+T = TypeVar("T")
 
 
 class Session:
@@ -75,6 +76,21 @@ class Session:
         self.statistics.begin_forward(stopwatch.start(device), device)
         return Forward(self, self.schedule.step(sigma), transformer_options)
 
+    def run_forward(self, forward: Forward, model: Callable[[], T]) -> T:
+        """The result of `model`, which is the pass that began as `forward`.
+
+        When the guard found a value that is not finite at the end of it, it is made again with a look at each call.
+        """
+        with forwards.running(self.slot, forward):
+            out = model()
+            if forward.check_at_end and forward.found_nonfinite():
+                forward.check_at_end = False
+                self.guard.repeat(forward.step)
+                forwards.restart()
+                out = model()
+        self.end_forward(forward)
+        return out
+
     def end_forward(self, forward: Forward) -> None:
         """The pass is through; raises ValueError when the plan is for another kind of model."""
         if self.layers is None and forward.head_dims:
@@ -88,9 +104,11 @@ class Session:
         selection, choice = self._select(call, layer, forward.step)
         fidelity = None
         out = None
+        guarded = self.settings.guard and guard.can_check(call.q.device)
+        flag = forward.nonfinite_flag(call.q.device) if guarded and forward.check_at_end else None
         if selection.backend is not None:
             try:
-                out = self._run(call, selection.backend, choice)
+                out = self._run(call, selection.backend, choice, flag)
             except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # the host frees memory and tells the user
             except (
@@ -101,7 +119,7 @@ class Session:
                 selection = Selection(None, f"{selection.backend} failed: {error}")
                 self._warn_once(f"{selection.reason}; the host's own attention serves this call")
         broken_by = None
-        if out is not None and self.settings.guard and not guard.is_finite(out):
+        if out is not None and guarded and flag is None and not guard.is_finite(out):
             broken_by, out = _outcome(selection, choice).label, None
             selection = Selection(None, guard.RECOMPUTED)
         if out is None:
@@ -184,8 +202,8 @@ class Session:
             return "cross-attention, and apply_to is 'self only'"
         return self.guard.reason(layer)
 
-    def _run(self, call: HostCall, backend: str, choice: Choice) -> torch.Tensor:
-        """The attention output in `call.layout`."""
+    def _run(self, call: HostCall, backend: str, choice: Choice, nonfinite: torch.Tensor | None) -> torch.Tensor:
+        """The attention output in `call.layout`; `nonfinite` is set when it holds NaN or infinity."""
         q, k, v = call.tensors()
         out = attention(
             q,
@@ -197,6 +215,7 @@ class Session:
             attn_mask=call.mask_4d(),
             layout=call.layout,
             backend=backend,
+            nonfinite=nonfinite,
         )
         assert isinstance(out, torch.Tensor)  # no LSE was asked for
         return out

@@ -102,6 +102,12 @@ __device__ __forceinline__ void store_eight(float* to, const float (&x)[8]) {
     reinterpret_cast<float4*>(to)[1] = make_float4(x[4], x[5], x[6], x[7]);
 }
 
+// Whether a magnitude is NaN or rounds to infinity as an element.
+template <class T> __device__ __forceinline__ bool is_nonfinite_as(float magnitude);
+template <> __device__ __forceinline__ bool is_nonfinite_as<__half>(float magnitude) { return !(magnitude < 65520.f); }
+template <> __device__ __forceinline__ bool is_nonfinite_as<__nv_bfloat16>(float magnitude) { return !(magnitude < 0x1.ffp127f); }
+template <> __device__ __forceinline__ bool is_nonfinite_as<float>(float magnitude) { return !(magnitude <= 0x1.fffffep127f); }
+
 // The larger of two numbers, NaN if one of them is NaN: a NaN in a tensor has to reach the output.
 __device__ __forceinline__ float max_or_nan(float x, float y) {
     float larger;

@@ -110,6 +110,7 @@ def run(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
     layout: str = "BHND",
+    nonfinite: torch.Tensor | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """One call: q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D), a 4-D mask. Returns out and lse as `Backend.run`."""
@@ -119,7 +120,7 @@ def run(
     reason = chosen.reason_against(request)
     assert reason is None, reason
     with _poisoned_allocations():
-        return chosen.run(q, k, v, request, scale=scale, attn_mask=attn_mask, layout=layout)
+        return chosen.run(q, k, v, request, scale=scale, attn_mask=attn_mask, layout=layout, nonfinite=nonfinite)
 
 
 def reference(

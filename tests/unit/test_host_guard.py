@@ -10,6 +10,7 @@ import torch
 from comfy_sage2.host import forwards, guard
 from comfy_sage2.host.override import make_override
 from comfy_sage2.host.report import report
+from comfy_sage2.host.sampling import forward_wrapper
 from comfy_sage2.host.selection import Selection
 from comfy_sage2.host.session import Session
 from comfy_sage2.host.settings import Settings
@@ -36,32 +37,41 @@ def test_large_values_are_no_alarm(dtype: torch.dtype) -> None:
 
 
 class Breaking:
-    """An attention whose output has one NaN in chosen calls, counted from 0."""
+    """An attention whose output has one NaN in chosen calls, counted from 0, which the flag is told."""
 
     def __init__(self, *broken: int) -> None:
         self.broken = broken
         self.calls = 0
 
-    def __call__(self, q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, *args: Any, nonfinite: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
         out = torch.full_like(q, 2.0)
         if self.calls in self.broken:
             out[0, 0, 0, 0] = float("nan")
+            if nonfinite is not None:
+                nonfinite.fill_(1)
         self.calls += 1
         return out
 
 
-def sampled(monkeypatch: pytest.MonkeyPatch, kernel: Breaking, func: Any, guarded: bool = True) -> tuple[Session, list]:
+def sampled(
+    monkeypatch: pytest.MonkeyPatch, kernel: Breaking, func: Any, guarded: bool = True, at_end: bool = False
+) -> tuple[Session, list]:
     """One sampling of two steps and three layers; the mean of each call's output."""
     monkeypatch.setattr("comfy_sage2.host.session.attention", kernel)
     session = Session(Settings(backend="reference", guard=guarded), Selection("reference", None))
     override = make_override(session)
     session.begin_sampling(SIGMAS)
+
+    def model() -> list[float]:
+        return [float(override(func, *torch.randn(3, 1, 8, 32).unbind(0), 2).mean()) for _ in range(LAYERS)]
+
     means = []
     for sigma in SIGMAS[:-1]:
-        with forwards.running(0, session.begin_forward(sigma, torch.device("cpu"), {})):
-            for _ in range(LAYERS):
-                q, k, v = torch.randn(3, 1, 8, 32).unbind(0)
-                means.append(float(override(func, q, k, v, 2).mean()))
+        forward = session.begin_forward(sigma, torch.device("cpu"), {})
+        forward.check_at_end = at_end
+        means += session.run_forward(forward, model)
     return session, means
 
 
@@ -103,3 +113,85 @@ def test_values_that_were_broken_before_are_named_so(monkeypatch: pytest.MonkeyP
 def test_without_the_guard_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     session, means = sampled(monkeypatch, Breaking(0), ones, guarded=False)
     assert means[0] != means[0] and session.guard.downgrades == ()
+
+
+def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Layers 0 and 1 break in the first run of step 0 (calls 0 and 1) and in the second (calls 3 and 4)."""
+    session, means = sampled(monkeypatch, Breaking(0, 1, 3, 4), ones, at_end=True)
+    assert means == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
+    assert session.guard.repeated == (0,) and [found.layer for found in session.guard.downgrades] == [0, 1]
+    reasons = {share.outcome.reason: share.calls for share in session.statistics.summary().shares}
+    assert reasons == {None: 3 + 1 + 1, guard.RECOMPUTED: 2, guard.DOWNGRADED: 2}
+    assert session.layers == LAYERS and session.statistics.summary().layers == LAYERS
+    assert "the model was run again in step 0;" in report([session])
+    assert len(caplog.records) == 1 and "layer 0" in caplog.text
+
+
+def test_a_whole_pass_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr("comfy_sage2.host.guard.is_finite", lambda out: looked.append(1))
+    session, means = sampled(monkeypatch, Breaking(), ones, at_end=True)
+    assert means == [2.0] * (2 * LAYERS)
+    assert session.guard.repeated == () and session.statistics.summary().calls == 2 * LAYERS
+    assert not looked, "no call was waited for"
+    assert "run again" not in report([session])
+
+
+def test_pass_without_the_guard_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, means = sampled(monkeypatch, Breaking(0), ones, guarded=False, at_end=True)
+    assert means[0] != means[0] and session.guard.repeated == ()
+
+
+def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes in a row, the outer wrapper's first: its calls are those of one pass, not of two."""
+    monkeypatch.setattr("comfy_sage2.host.session.attention", Breaking(0, LAYERS))
+    first = Session(Settings(backend="reference", start_percent=1.0), Selection("reference", None))
+    second = Session(Settings(backend="reference", guard=True), Selection("reference", None), 1, make_override(first))
+    override = make_override(second)
+
+    def model() -> list[float]:
+        return [float(override(ones, *torch.randn(3, 1, 8, 32).unbind(0), 2).mean()) for _ in range(LAYERS)]
+
+    for session in (first, second):
+        session.begin_sampling(SIGMAS)
+    inner = second.begin_forward(1.0, torch.device("cpu"), {})
+    inner.check_at_end = True
+    means = first.run_forward(
+        first.begin_forward(1.0, torch.device("cpu"), {}), lambda: second.run_forward(inner, model)
+    )
+    assert means == [1.0, 2.0, 2.0]
+    assert first.layers == second.layers == LAYERS
+
+
+CACHE = {"diffusion_model": {"easycache": ["wrapper"]}}
+OURS = {"apply_model": {"comfy_sage2": ["wrapper"], "torch.compile": ["wrapper"]}, "diffusion_model": {"gone": []}}
+
+
+@pytest.mark.parametrize(
+    ("control", "options", "at_end"),
+    [
+        (None, {}, True),
+        (None, {"wrappers": OURS, "patches": {}, "patches_replace": {}}, True),
+        ({"output": []}, {}, False),
+        (None, {"wrappers": CACHE}, False),
+        (None, {"patches_replace": {"dit": {}}}, False),
+        (None, {"patches": {"attn1_patch": []}}, False),
+        (None, {"ar_state": {"frame": 1}}, False),
+    ],
+)
+def test_passes_that_others_take_part_in_are_not_made_again(
+    control: Any, options: dict[str, Any], at_end: bool
+) -> None:
+    """A ControlNet's outputs are consumed, and a cache would answer with the broken result."""
+    session = Session(Settings(backend="reference", guard=True), Selection("reference", None))
+    seen = []
+
+    def executor(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        forward = forwards.current(0)
+        assert forward is not None
+        seen.append(forward.check_at_end)
+        return x
+
+    x = torch.ones(1)
+    assert forward_wrapper(session)(executor, x, torch.ones(1), None, None, control, options) is x
+    assert seen == [at_end]

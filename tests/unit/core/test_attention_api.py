@@ -150,3 +150,27 @@ def test_autocast_changes_nothing() -> None:
     expected = comfy_sage2.attention(q, k, v, backend="reference")
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(comfy_sage2.attention(q, k, v, backend="reference"), expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+def test_flag_is_set_by_one_broken_value_and_never_cleared(layout, value):
+    q, k, v = (torch.randn(1, 20, 2, 16).half() for _ in range(3))
+    flag = torch.zeros((), dtype=torch.int32)
+    plain = comfy_sage2.attention(q, k, v, layout=layout)
+    assert torch.equal(comfy_sage2.attention(q, k, v, layout=layout, nonfinite=flag), plain)
+    assert flag.item() == 0
+    broken = v.clone()
+    broken[0, 3, 1, 5] = value
+    comfy_sage2.attention(q, k, broken, layout=layout, nonfinite=flag)
+    assert flag.item() == 1
+    comfy_sage2.attention(q, k, v, layout=layout, nonfinite=flag)
+    assert flag.item() == 1
+
+
+def test_large_outputs_set_no_flag():
+    """A sum of them would overflow. (Rounded P makes the output of equal values up to a few percent larger than them.)"""
+    q, k = (torch.randn(1, 2, 20, 16).half() for _ in range(2))
+    flag = torch.zeros(1, dtype=torch.int32)
+    comfy_sage2.attention(q, k, torch.full_like(k, 50000), nonfinite=flag)
+    assert flag.item() == 0

@@ -88,3 +88,17 @@ def test_a_head_dim_of_one_may_have_any_stride():
     wide = torch.randn(1, 2, 10, 4)
     out = comfy_sage2.attention(wide[..., :1], wide[..., 1:2], wide[..., 2:3])
     assert out.shape == (1, 2, 10, 1)
+
+
+@pytest.mark.parametrize(
+    ("flag", "error", "message"),
+    [
+        (torch.zeros(1), TypeError, "nonfinite must be an int32 tensor, got torch.float32"),
+        (1, TypeError, "nonfinite must be an int32 tensor, got int"),
+        (torch.zeros(2, dtype=torch.int32), ValueError, r"one element on q's device cpu, got shape \(2,\) on cpu"),
+        (torch.zeros(1, dtype=torch.int32, device="meta"), ValueError, r"on q's device cpu, got shape \(1,\) on meta"),
+    ],
+)
+def test_flag_that_does_not_fit(flag, error, message):
+    with pytest.raises(error, match=message):
+        comfy_sage2.attention(**good(), nonfinite=flag)

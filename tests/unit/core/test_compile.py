@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2.attention import _attention_op
+from comfy_sage2.attention import _attention_op, _checked_attention_op
 
 BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 
@@ -72,3 +72,20 @@ def test_fake_output_agrees_with_the_real_one(layout, return_lse):
     q, k, v = (torch.randn(2, 4, 30, 16).half() for _ in range(3))
     arguments = (q, k, v, None, 0.25, "8b", False, True, layout, return_lse, None, "fp32")
     torch.library.opcheck(_attention_op, arguments, test_utils=("test_schema", "test_faketensor"))
+    checked = (*arguments, torch.zeros(1, dtype=torch.int32))
+    torch.library.opcheck(_checked_attention_op, checked, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_compiled_call_notes_what_is_not_finite():
+    q, k, v = (torch.randn(1, 2, 30, 16) for _ in range(3))
+
+    def model(q, flag):
+        return comfy_sage2.attention(q, k, v, nonfinite=flag) + 1
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    flag = torch.zeros(1, dtype=torch.int32)
+    torch.testing.assert_close(compiled(q, flag), model(q, torch.zeros_like(flag)))
+    assert flag.item() == 0
+    q[0, 0, 3] = float("nan")
+    compiled(q, flag)
+    assert flag.item() == 1

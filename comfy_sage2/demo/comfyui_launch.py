@@ -4,11 +4,13 @@ usage: python comfyui_launch.py /path/to/ComfyUI [arguments of main.py]
 
 torchvision's CUDA extension does not load beside a CPU torch, and importing torchvision then fails because its
 operators have no schema. Declaring the two schemas that it looks for is enough: it goes on without its extension.
+Where the extension loads nothing is declared, because it declares them itself.
 """
 
 from __future__ import annotations
 
 import importlib.abc
+import importlib.machinery
 import os
 import runpy
 import sys
@@ -25,11 +27,26 @@ class TorchvisionOperators(importlib.abc.MetaPathFinder):
         if fullname == "torchvision" and self.library is None:
             import torch
 
-            if torch.version.cuda is None:
+            if torch.version.cuda is None and not _extension_loads():
                 self.library = torch.library.Library("torchvision", "DEF")
                 for operator in ("nms", "qnms"):
                     self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         return None
+
+
+def _extension_loads() -> bool:
+    """Load torchvision's compiled operators; torchvision loads them again, which does nothing."""
+    import torch
+
+    package = importlib.machinery.PathFinder.find_spec("torchvision")
+    extension = package and importlib.machinery.PathFinder.find_spec("_C", package.submodule_search_locations)
+    if extension is None or extension.origin is None:
+        return False
+    try:
+        torch.ops.load_library(extension.origin)
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

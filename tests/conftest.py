@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+
 import pytest
 import torch
 
@@ -23,3 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_seed(seed: None) -> int:
+    """Other random inputs in every run: the seed is printed, and COMFY_SAGE2_TEST_SEED repeats a run."""
+    fresh = int(os.environ.get("COMFY_SAGE2_TEST_SEED") or secrets.randbits(32))
+    print(f"COMFY_SAGE2_TEST_SEED={fresh}")
+    torch.manual_seed(fresh)
+    return fresh

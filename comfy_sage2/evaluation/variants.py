@@ -15,19 +15,31 @@ from .methods import Method, backend, baseline, reference
 
 FULL_PRECISION = "Full precision"
 
+# The paper's attention: a row's name -> mode and whether V is smoothed.
+_MODES = {"SageAttn2-8b": ("8b", False), "SageAttn2-4b": ("4b", False)}
+_SMOOTH_V_MODES = {"SageAttn2-8b, smooth V": ("8b", True), "SageAttn2-4b, smooth V": ("4b", True)}
 
-def variants(kernel: str | None, *, is_causal: bool = False) -> dict[str, AttentionFunction]:
-    """Name -> attention, full precision first; with a kernel its modes stand beside the reference's."""
+
+def variants(kernel: str | None, *, is_causal: bool = False, smooth_v: bool = False) -> dict[str, AttentionFunction]:
+    """Name -> attention, full precision first; with a kernel its modes stand beside the reference's.
+
+    ``smooth_v`` adds the modes with smooth V, of the reference and of the kernel.
+    """
+    modes = _MODES | (_SMOOTH_V_MODES if smooth_v else {})
     methods: dict[str, Method] = {
-        "SageAttn2-8b": reference(ReferenceOptions.for_mode("8b")),
-        "SageAttn2-4b": reference(ReferenceOptions.for_mode("4b")),
+        name: reference(ReferenceOptions.for_mode(mode, smooth_v=smooth)) for name, (mode, smooth) in modes.items()
+    }
+    methods |= {
         "SageAttention1": baseline(sage_attention1),
         "SmoothAttn-4b": baseline(smooth_attention),
         "HadmdAttn-4b": baseline(hadamard_attention),
         "FlashAttn3-fp8": baseline(flash_attention3_fp8),
     }
     if kernel is not None:
-        methods |= {f"SageAttn2-{mode} ({kernel} kernel)": backend(kernel, mode) for mode in ("8b", "4b")}
+        methods |= {
+            f"{name} ({kernel} kernel)": backend(kernel, mode, smooth_v=smooth)
+            for name, (mode, smooth) in modes.items()
+        }
     full = functools.partial(F.scaled_dot_product_attention, is_causal=is_causal)
     return {FULL_PRECISION: full} | {name: _as_attention(method, is_causal) for name, method in methods.items()}
 

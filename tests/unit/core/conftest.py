@@ -1,17 +1,10 @@
-"""Fresh random inputs for every run: the seed is printed, and COMFY_SAGE2_TEST_SEED repeats a run."""
+"""Every test here has fresh random inputs."""
 
 from __future__ import annotations
 
-import os
-import secrets
-
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def fresh_seed() -> int:
-    seed = int(os.environ.get("COMFY_SAGE2_TEST_SEED") or secrets.randbits(32))
-    print(f"COMFY_SAGE2_TEST_SEED={seed}")
-    torch.manual_seed(seed)
-    return seed
+def always_fresh(fresh_seed: int) -> int:
+    return fresh_seed

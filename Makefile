@@ -7,6 +7,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.10
 VENV := .venv
 HOST_VENV := .venv-host
 WHEEL_VENV := .venv-wheels
+MODALITIES_VENV := .venv-modalities
 RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest -q
 
@@ -14,10 +15,11 @@ PYTEST := $(RUN) -m pytest -q
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment wheel-environment test lint format unit-tests host-tests demo doctor wheels wheels-verify clean
+.PHONY: help environment modalities-environment wheel-environment test lint format unit-tests modalities-tests \
+	host-tests demo doctor wheels wheels-verify clean
 
 help:
-	@echo "make test           set up $(VENV) and run everything: lint, types, unit, packaging and ComfyUI tests"
+	@echo "make test           set up $(VENV) and run everything: lint, types; unit, packaging, modalities and ComfyUI tests"
 	@echo "make demo           sample a video in full precision, 8b and 4b; results in demo-output/"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
 	@echo "make lint           ruff and mypy only"
@@ -29,7 +31,7 @@ help:
 environment:
 	@$(PYTHON) tools/environment.py --venv $(VENV) --requirements requirements/test.txt
 
-test: lint unit-tests host-tests
+test: lint unit-tests modalities-tests host-tests
 
 lint: environment
 	$(RUN) -m ruff check .
@@ -42,6 +44,12 @@ format: environment
 
 unit-tests: environment
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/packaging
+
+modalities-environment:
+	@$(PYTHON) tools/environment.py --venv $(MODALITIES_VENV) --requirements requirements/modalities.txt
+
+modalities-tests: modalities-environment
+	$(MODALITIES_VENV)/bin/python -m pytest -q tests/modalities
 
 # Without a ComfyUI on the machine there is nothing to start, and that has to be seen.
 host-tests: environment
@@ -74,4 +82,4 @@ wheels-verify: wheel-environment
 	$(WHEEL_VENV)/bin/python tools/wheels/verify_wheels.py
 
 clean:
-	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) build demo-output
+	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(MODALITIES_VENV) build demo-output

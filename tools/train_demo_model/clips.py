@@ -39,9 +39,9 @@ _ABSENT = -1
 class SceneBatch:
     """Scenes as integers, and the numbers that a caption leaves open.
 
-    things: (batch, 2, 5) integers: size, color, pattern, shape, motion; -1 where there is no second thing.
+    things: (batch, things, 5) integers, the first thing in front: size, color, pattern, shape, motion; -1 for no thing.
     backdrops: (batch, 3) integers: surface, color, drifting.
-    thing_chance: (batch, 2, 6) and backdrop_chance: (batch, 4), uniform in [0, 1): starting places, phases, directions.
+    thing_chance: (batch, things, 6), backdrop_chance: (batch, 4), uniform in [0, 1): first places, phases, directions.
     """
 
     things: Tensor
@@ -83,7 +83,7 @@ def draw(batch: SceneBatch, times: Tensor, x: Tensor, y: Tensor) -> Tensor:
     pixel = (x[:, 1] - x[:, 0])[:, None, None, None]
     grid_x, grid_y = x[:, None, None, :], y[:, None, :, None]
     image = _backdrop(batch, times, grid_x, grid_y, pixel)
-    for column in (1, 0):  # the first thing is in front
+    for column in reversed(range(batch.things.shape[1])):  # the first thing is in front
         image = _over(image, batch.things[:, column], batch.thing_chance[:, column], times, grid_x, grid_y, pixel)
     return image.clamp(0, 1) * 2 - 1
 

@@ -4,6 +4,7 @@
 
 The paper's other modalities at a size that can be trained anywhere: a GPU makes better models, a CPU will do. Results
 are printed as markdown and written to results.md and results.json; the models are not kept: the command makes them.
+timm and torchvision have to be there: `make modalities-environment` makes an environment that has them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ import torch
 from comfy_sage2.evaluation.run import machine
 from comfy_sage2.evaluation.variants import variants
 
-from . import images, language
+from . import language
+
+# requirements/modalities.txt says why the project's first environment has no timm.
+_TIMM_MISSING = """{name} is missing: the image classifier is timm's, which needs torchvision. Either
+    make modalities-environment
+    .venv-modalities/bin/python -m tools.train_modalities …
+or, to keep the torch that is there, install timm and the torchvision that belongs to that torch."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -35,30 +42,37 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = _arguments()
+    try:
+        from . import images
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("timm", "torchvision"):
+            raise
+        raise SystemExit(_TIMM_MISSING.format(name=missing)) from None
     device = torch.device(arguments.device)
     arguments.output.mkdir(parents=True, exist_ok=True)
     text, test = language.corpus()
     print(f"corpus: {len(text)} symbols to train on, {len(test)} to test on", flush=True)
     speaker = language.train(text, arguments.language_seconds, arguments.seed, device)
     viewer = images.train(arguments.images_seconds, arguments.seed, device)
-    causal = variants(arguments.kernel, is_causal=True)
+    causal = variants(arguments.kernel, is_causal=True, smooth_v=True)
     results = {
         name: {
             "language": language.measure(speaker, test, arguments.pieces, causal[name]),
             "images": images.measure(viewer, arguments.pictures, arguments.seed + 1, attend),
         }
-        for name, attend in variants(arguments.kernel).items()
+        for name, attend in variants(arguments.kernel, smooth_v=True).items()
     }
     lines = [
         f"Machine: {machine(device)}. "
         f"Training: {arguments.language_seconds:.0f} s and {arguments.images_seconds:.0f} s.",
         "",
-        "| Attention | Perplexity | Next-symbol accuracy | Image accuracy |",
-        "| --- | --- | --- | --- |",
+        "| Attention | Perplexity | Next-symbol accuracy | Image loss | Image accuracy |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for name, found in results.items():
         spoken = f"{found['language']['perplexity']:.4f} | {found['language']['accuracy']:.2%}"
-        lines.append(f"| {name} | {spoken} | {found['images']['accuracy']:.2%} |")
+        lines.append(f"| {name} | {spoken} | {found['images']['loss']:.4f} | {found['images']['accuracy']:.2%} |")
     print("\n".join(lines))
     (arguments.output / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (arguments.output / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A plain pre-norm transformer whose attention can be replaced: the trunk of the language and of the image model."""
+"""A plain pre-norm transformer whose attention can be replaced: the trunk of the language model."""
 
 from __future__ import annotations
 

@@ -1,15 +1,26 @@
-"""The language model and the image classifier that stand for the paper's other modalities."""
+"""The language model, and what of the image classifier needs no timm; the rest is in tests/modalities."""
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from comfy_sage2.demo.scenes import MOTIONS, SHAPES, SIZES
 from comfy_sage2.evaluation.variants import FULL_PRECISION, variants
-from tools.train_modalities import images, language
+from tools import train_modalities
+from tools.train_demo_model import clips
+from tools.train_modalities import __main__ as command
+from tools.train_modalities import language
+from tools.train_modalities.pictures import SIDE, Pictures
+from tools.train_modalities.replaced_attention import ReplacedAttention
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +34,7 @@ def test_no_symbol_sees_a_later_one(text: torch.Tensor) -> None:
     other = one.clone()
     other[0, 40:] = 1
     with torch.no_grad():
-        for attend in variants(None, is_causal=True).values():
+        for attend in variants(None, is_causal=True, smooth_v=True).values():
             model.trunk.use_attention(attend)
             # Quantised calls share scales among neighbours, later ones too: their noise, and nothing more, may differ.
             assert (model(one)[0, :40] - model(other)[0, :40]).abs().max() < 0.1
@@ -44,20 +55,105 @@ def test_the_corpus_is_split() -> None:
     assert int(training.max()) < language.SYMBOLS
 
 
-def test_pictures_repeat_and_show_their_shapes() -> None:
-    first, again = (images.Pictures(3, torch.device("cpu")).next(8) for _ in range(2))
-    assert torch.equal(first[0], again[0])
-    assert torch.equal(first[1], again[1])
-    assert first[0].shape == (8, 3, images.SIDE, images.SIDE)
-    assert len(first[1].unique()) > 2
+def test_a_seed_fixes_the_pictures(fresh_seed: int) -> None:
+    first, again, other = (Pictures(seed, CPU).next(8) for seed in (fresh_seed, fresh_seed, fresh_seed + 1))
+    assert first[0].shape == (8, 3, SIDE, SIDE)
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], other[0])
 
 
-def test_accuracy_counts_right_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = images.ImageClassifier().eval()
-    always = torch.zeros(7)
-    always[2] = 1
-    monkeypatch.setattr(images.ImageClassifier, "forward", lambda self, seen: always.expand(len(seen), -1))
-    found = images.measure(model, 40, 5, F.scaled_dot_product_attention)
-    pictures = images.Pictures(5, torch.device("cpu"))
-    shapes = torch.cat([pictures.next(count)[1] for count in (16, 16, 8)])
-    assert found["accuracy"] == pytest.approx((shapes == 2).float().mean().item())
+def test_the_answer_is_the_shape_of_the_one_largest_thing(fresh_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    draw = clips.draw
+    monkeypatch.setattr(clips, "draw", lambda *arguments: drawn.append(arguments) or draw(*arguments))
+    _, answers = Pictures(fresh_seed, CPU).next(200)
+    [(scenes, _, x, y)] = drawn
+    sizes, colors, _, shapes, motions = scenes.things.unbind(2)
+    large = sizes == SIZES.index("large")
+    assert (large.sum(dim=1) == 1).all()
+    assert torch.equal(shapes[large], answers)
+    assert large.any(dim=0).all(), "in some place in depth there is never the largest thing"
+    assert (answers.bincount(minlength=len(SHAPES)) > 0).all()
+    assert (motions != MOTIONS.index("pulses")).all(), "a pulsing thing may look larger than the largest"
+    every_color = torch.cat([colors, scenes.backdrops[:, 1:2]], dim=1)
+    assert all(len(set(row)) == len(row) for row in every_color.tolist())
+    # Whatever the camera's distance, the places that a thing can have are in the picture, and squares are square.
+    half = (x[:, 1:2] - x[:, :1]) / 2
+    for pixels in (x, y):
+        assert torch.allclose(pixels.diff(dim=1), (2 * half).expand(-1, SIDE - 1), atol=1e-5)
+        assert (pixels[:, :1] - half < -1 + 1e-5).all() and (pixels[:, -1:] + half > 1 - 1e-5).all()
+    assert half.max() > 1.2 * half.min()
+
+
+def test_a_thing_behind_is_hidden(fresh_seed: int) -> None:
+    """Of five large squares in one place only the first is seen."""
+    torch.manual_seed(fresh_seed)
+    spins = MOTIONS.index("spins")
+    things = torch.tensor([[[2, color, 0, SHAPES.index("square"), spins] for color in torch.randperm(8)[:5].tolist()]])
+    chance = torch.rand(1, 1, 6).expand(1, 5, 6)
+    backdrop, backdrop_chance = torch.tensor([[0, 7, 0]]), torch.rand(1, 4)
+    pixels = ((torch.arange(SIDE) + 0.5) * (2 / SIDE) - 1)[None]
+
+    def picture(count: int) -> torch.Tensor:
+        scenes = clips.SceneBatch(things[:, :count], backdrop, chance[:, :count], backdrop_chance)
+        return clips.draw(scenes, torch.full((1, 1), 0.5), pixels, pixels)[0, :, 0]
+
+    same = (picture(5) - picture(1)).abs().amax(dim=0) < 1e-6
+    behind = clips.SceneBatch(things[:, :0], backdrop, chance[:, :0], backdrop_chance)
+    empty = clips.draw(behind, torch.full((1, 1), 0.5), pixels, pixels)[0, :, 0]
+    inside = (picture(1) - empty).abs().amax(dim=0) > 0.3
+    # All but the antialiased outline, and the shadows around it.
+    assert inside.sum() > 400
+    assert (same & inside).sum() > 0.8 * inside.sum()
+
+
+def test_attention_is_replaced_while_entered(fresh_seed: int) -> None:
+    q, k, v = torch.randn(3, 2, 3, 8, 16).unbind()
+    with ReplacedAttention(lambda q, k, v: q + 2 * k + 3 * v) as replaced:
+        for _ in range(2):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False)
+            assert torch.equal(out, q + 2 * k + 3 * v)
+    assert replaced.calls == 2
+    assert torch.allclose(F.scaled_dot_product_attention(q, k, v), (q @ k.mT / 4).softmax(dim=3) @ v, atol=1e-5)
+    assert replaced.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("is_causal", True), ("attn_mask", torch.ones(8, 8).bool()), ("dropout_p", 0.1), ("scale", 2.0)]
+)
+def test_attention_that_is_not_plain_is_refused(name: str, value: object) -> None:
+    q = torch.randn(1, 1, 8, 16)
+    with ReplacedAttention(lambda q, k, v: v), pytest.raises(ValueError, match=f"only plain attention.*{name}"):
+        F.scaled_dot_product_attention(q, q, q, **{name: value})
+
+
+@pytest.fixture
+def run_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Runs the command where the module named is missing, which timm or we import; training would fail the test."""
+
+    def run(missing: str) -> None:
+        for name in [*sys.modules]:
+            if name == "tools.train_modalities.images" or name.partition(".")[0] in ("timm", "torchvision"):
+                monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delattr(train_modalities, "images", raising=False)
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+        (tmp_path / "timm").mkdir()
+        (tmp_path / "timm" / "__init__.py").write_text(f"import {missing}\n", encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setitem(sys.modules, missing, None)  # Python then says that there is no such module
+        monkeypatch.setattr(language, "train", lambda *_: pytest.fail("trained"))
+        monkeypatch.setattr(sys, "argv", ["train_modalities", "--output", str(tmp_path / "out"), "--device", "cpu"])
+        command.main()
+
+    return run
+
+
+@pytest.mark.parametrize("missing", ["timm", "torchvision"])
+def test_a_missing_timm_is_said_before_anything_is_trained(run_without: Callable[[str], None], missing: str) -> None:
+    with pytest.raises(SystemExit, match=rf"^{missing} is missing.*\n *make modalities-environment\n"):
+        run_without(missing)
+
+
+def test_another_missing_module_is_not_called_timm(run_without: Callable[[str], None]) -> None:
+    with pytest.raises(ModuleNotFoundError, match="something_else"):
+        run_without("something_else")

@@ -16,6 +16,7 @@ struct Consumer {
     static constexpr int kLastColumns = (kHalves ? 128 : Shape::kHeadDim) + 8;
     // What is fastest differs between head_dim 64 and 128, for reasons that lie in ptxas's order of instructions (csrc/NOTES.md).
     static constexpr bool kWide = Shape::kHeadDim >= 128;
+    static constexpr bool kByRow = !kWide && !kBiased;
 
     const AttentionParams& params;
     const Buffers<Shape>& buffers;
@@ -111,7 +112,7 @@ struct Consumer {
         if (kBiased && is_biased())
             softmax_biased(tile, key_tile);
         else
-            softmax_full_tile<kBlockN, kWide>(scores, state, q_scale, k_scale);
+            softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
     }
 
     // A K scale is negative where the mask may change a score of its block.
@@ -187,7 +188,6 @@ struct Consumer {
         const int stage = take_stage();
         values_of_stage(stage);
         scores_of(stage);
-        __syncwarp();  // all lanes have read their K scales
         release(buffers.empty(stage));
         softmax(tile, key_tile);
         pack_probabilities<kBlockN>(scores, packed);
@@ -245,7 +245,7 @@ struct Consumer {
         __syncwarp();  // all lanes have read their K scales
         release(buffers.empty(first));
         if (!kCausal && !kBiased && params.kv_length % kBlockN == 0)
-            softmax_full_tile<kBlockN, kWide>(scores, state, q_scale, k_scale);
+            softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
         else
             softmax_last(tile);
         pack_probabilities<kBlockN>(scores, packed);

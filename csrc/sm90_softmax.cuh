@@ -25,9 +25,9 @@ struct RowState {
 };
 
 // The softmax of one key tile without masked keys: scores are replaced by the bits of 448 * exp2(score - maximum). The scale
-// is positive and common to a thread's scores of a block, so the maximum is taken on the integers. For kWide that is done from the
-// last one down, and otherwise the exponentials row by row, which makes better orders of instructions.
-template <int kBlockN, bool kWide>
+// is positive and common to a thread's scores of a block, so the maximum is taken on the integers; for kWide from the last one
+// down, and with kByRow the exponentials row by row, where that makes a better order of instructions.
+template <int kBlockN, bool kWide, bool kByRow>
 __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState& state, const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock]) {
     constexpr int kBlocks = kBlockN / kScaleBlock;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
 #pragma unroll
     for (int n = 0; n < kBlockN / 2; ++n) {
         constexpr int kOfRow = kBlockN / 4;
-        const int i = kWide ? n : n < kOfRow ? n / 2 * 4 + n % 2 : (n - kOfRow) / 2 * 4 + n % 2 + 2;
+        const int i = !kByRow ? n : n < kOfRow ? n / 2 * 4 + n % 2 : (n - kOfRow) / 2 * 4 + n % 2 + 2;
         const int row = i / 2 % 2;
         scores[i] = __float_as_int(exp2_fast(fmaf(float(scores[i]), scale[row][i / kPerBlock], offset[row])));
     }

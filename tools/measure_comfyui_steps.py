@@ -177,20 +177,11 @@ def measure(
         seconds = seconds_of_steps(patched, model, steps, device)
         peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
         report = "\n".join(session_report(session) for session in sessions_of(patched))
-        results.append(
-            Measurement(
-                model=name,
-                tokens=model.tokens,
-                dtype=dtype_name,
-                attention=attention,
-                seconds_a_step=median(seconds),
-                least=min(seconds),
-                most=max(seconds),
-                steps=len(seconds),
-                peak_gib=peak,
-                report=report,
-            )  # fmt: skip
-        )
+        result = Measurement(
+            name, model.tokens, dtype_name, attention, median(seconds), min(seconds), max(seconds), len(seconds), peak,
+            report,
+        )  # fmt: skip
+        results.append(result)
         print(f"{name} {dtype_name} {attention}: {median(seconds):.3f} s a step, {peak:.2f} GiB", flush=True)
         if report:
             print(report)

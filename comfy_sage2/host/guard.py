@@ -1,9 +1,9 @@
 """The guard: a finite check on each output, and the layers that failed it.
 
-The backends note during a pass of the model whether a value is NaN or infinite, and the host asks once, when the pass is
-through: waiting at each call would leave the GPU without work. If one is, the pass is made again, and in it each output is
-looked at before the model goes on, so that the call that broke is computed again. Passes that cannot be made again are
-looked at in this way from the start.
+The backends note during a pass of the model whether a value is NaN or infinite, and the host asks once, when the pass
+is through: waiting at each call would leave the GPU without work. If one is, the pass is made again, and in it each
+output is looked at before the model goes on, so that the call that broke is computed again. Passes that cannot be made
+again are looked at in this way from the start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOWNGRADED = "guard: this layer gave a result that was not finite earlier in thi
 
 
 def can_check(device: torch.device) -> bool:
-    """False during the capture of a CUDA graph: nothing can be read back, and a flag would be written at each replay."""
+    """False during the capture of a CUDA graph: nothing can be read back, and each replay would write to the flag."""
     return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 

@@ -169,7 +169,7 @@ def test_flag_is_set_by_one_broken_value_and_never_cleared(layout, value):
 
 
 def test_large_outputs_set_no_flag():
-    """A sum of them would overflow. (Rounded P makes the output of equal values up to a few percent larger than them.)"""
+    """A sum of them would overflow. (Rounding of P makes the output of equal values a few percent larger than them.)"""
     q, k = (torch.randn(1, 2, 20, 16).half() for _ in range(2))
     flag = torch.zeros(1, dtype=torch.int32)
     comfy_sage2.attention(q, k, torch.full_like(k, 50000), nonfinite=flag)

@@ -134,3 +134,22 @@ def test_step_range_and_attention_kind(host: ComfyServer) -> None:
     assert "4 attention layers" in text, text
     assert "(25%)" in text and "the step is outside start_percent 0.25 to end_percent 0.75" in text, text
     assert "cross-attention, and apply_to is 'self only'" in text, text
+
+
+def test_guard_changes_nothing_where_all_is_finite(host: ComfyServer) -> None:
+    prompt = sampling("wan", {"sage": sage("loader", guard=True)})
+    assert torch.equal(latent(host, prompt), latent(host, sampling("wan", {"sage": sage("loader")})))
+    text = report(host, prompt)
+    assert "guarded" in text and "Taken out of use" not in text, text
+
+
+def test_guard_runs_a_broken_pass_again(host: ComfyServer) -> None:
+    """What breaks is the host's from the first pass on, so the latents are those of a node that leaves it alone."""
+    broken = {"class_type": "TestBrokenCrossAttention", "inputs": {"model": ["loader", 0]}}
+    prompt = sampling("wan", {"broken": broken, "sage": sage("broken", guard=True)})
+    whole = latent(host, sampling("wan", {"sage": sage("loader", apply_to="self only")}))
+    assert torch.equal(latent(host, prompt), whole)
+    text = report(host, prompt)
+    assert "Taken out of use by the guard" in text and "the model was run again in step 0;" in text, text
+    unguarded = latent(host, sampling("wan", {"broken": broken, "sage": sage("broken")}))
+    assert not unguarded.isfinite().any()

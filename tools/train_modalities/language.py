@@ -24,7 +24,8 @@ CONTEXT = 1024
 _DIM, _LAYERS, _HEAD_DIM = 256, 4, 128
 _BATCH = {"cuda": 64, "cpu": 4}
 _TEST_EVERY = 10
-_MATRIX_RATE, _OTHER_RATE = 5e-3, 2e-3
+# At 5e-3 and 2e-3 the loss rises again after 2,000 steps.
+_MATRIX_RATE, _OTHER_RATE = 2e-3, 1e-3
 
 
 class LanguageModel(nn.Module):

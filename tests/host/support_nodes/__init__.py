@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import torch
 from comfy_api.latest import ComfyExtension, io
@@ -60,6 +61,44 @@ class HalvedAttention(io.ComfyNode):
         return io.NodeOutput(patched)
 
 
+class BrokenCrossAttention(io.ComfyNode):
+    """While the model is sampled, the pack's quantised cross-attention gives NaN, as a kernel that overflows would."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestBrokenCrossAttention",
+            category="testing",
+            inputs=[io.Model.Input("model")],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model) -> io.NodeOutput:
+        patched = model.clone()
+        patched.add_wrapper_with_key("outer_sample", "testing", cls.sample)
+        return io.NodeOutput(patched)
+
+    @staticmethod
+    def sample(executor, *args, **kwargs):
+        session = next(module for name, module in sys.modules.items() if name.endswith("comfy_sage2.host.session"))
+        attention = session.attention
+
+        def broken(q, k, v, *, nonfinite=None, **options):
+            out = attention(q, k, v, nonfinite=nonfinite, **options)
+            if q.shape != k.shape:
+                out.fill_(float("nan"))
+                if nonfinite is not None:
+                    nonfinite.fill_(1)
+            return out
+
+        session.attention = broken
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            session.attention = attention
+
+
 class ModelState(io.ComfyNode):
     """All that a model carries beside its weights, as text: patches, options, wrappers, callbacks, hooks."""
 
@@ -91,7 +130,7 @@ def describe(value):
 
 class SupportExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [RandomConditioning, HalvedAttention, ModelState]
+        return [RandomConditioning, HalvedAttention, BrokenCrossAttention, ModelState]
 
 
 async def comfy_entrypoint() -> SupportExtension:

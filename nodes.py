@@ -98,9 +98,10 @@ class SageAttention2(io.ComfyNode):
                         "guard",
                         default=False,
                         optional=True,
-                        tooltip="Check every attention output for NaN and infinity. Such a call is computed again in "
-                        "full precision at once, its layer stays in full precision for the rest of the sampling, and "
-                        "the report names it. Costs one pass over the output and a wait for the GPU per call.",
+                        tooltip="Check every attention output for NaN and infinity. A step in which there is one is "
+                        "run again, with such calls in full precision; their layers stay in full precision for the "
+                        "rest of the sampling, and the report names them. Costs next to nothing; with ControlNets, and "
+                        "with other packs in the model's pass, a wait for the GPU per call.",
                     )
                 ),
                 POLICY.Input(

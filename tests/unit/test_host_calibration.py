@@ -309,3 +309,16 @@ def test_a_policy_that_an_editor_saved(tmp_path: Path) -> None:
     (tmp_path / "wide.json").write_text(text, encoding="utf-16")
     with pytest.raises(ValueError, match=r"wide\.json is not UTF-8 text .*: save it as UTF-8"):
         load_policy(tmp_path, "", "wide")
+
+
+def test_first_measurement_waits_until_its_kernels_may_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    budget = Budget(0.15)
+    clock.now = 1.0
+    assert budget.allows() and not budget.allows(first=0.25)
+    clock.now = 2.0
+    assert budget.allows(first=0.25)
+    budget.add(0.2)
+    assert not budget.allows(first=0.25), "the next is taken to be as long as this one"
+    clock.now = 3.0
+    assert budget.allows(first=0.25)

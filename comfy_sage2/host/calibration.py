@@ -48,7 +48,7 @@ class Budget:
         self._started = time.perf_counter()
 
     def allows(self, first: float = 0.0) -> bool:
-        """Whether one more measurement, as long as the latest, stays within the share; `first`: seconds of the first."""
+        """Whether one more measurement stays within the share: as long as the latest, or `first` seconds."""
         expected = self._latest if self.spent > 0.0 else first
         return self.spent + expected <= self.share * (time.perf_counter() - self._started)
 

@@ -195,3 +195,19 @@ def test_passes_that_others_take_part_in_are_not_made_again(
     x = torch.ones(1)
     assert forward_wrapper(session)(executor, x, torch.ones(1), None, None, control, options) is x
     assert seen == [at_end]
+
+
+def test_a_broken_output_is_not_compared_with_full_precision() -> None:
+    settings = Settings(backend="reference", guard=True, measure_quality=True)
+    session = Session(settings, Selection("reference", None))
+    override = make_override(session)
+    session.begin_sampling(SIGMAS)
+
+    def executor(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        q, k, v = torch.randn(3, 1, 8, 32).unbind(0)
+        v[0, 0, 0] = float("inf")
+        return override(ones, q, k, v, 2)
+
+    forward_wrapper(session)(executor, torch.ones(1), torch.ones(1))
+    assert [found.layer for found in session.guard.downgrades] == [0]
+    assert not session.statistics.summary().fidelity

@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 help:
 	@echo "make test           set up $(VENV) and run everything: lint, types; unit, packaging, modalities and ComfyUI tests"
-	@echo "make demo           sample a video in full precision, 8b and 4b; results in demo-output/"
+	@echo "make demo           sample a video in full precision, 8b, 4b and baselines; results in demo-output/"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
 	@echo "make lint           ruff and mypy only"
 	@echo "make format         let ruff format the code"

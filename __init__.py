@@ -3,7 +3,7 @@
 from comfy_api.latest import ComfyExtension, io
 
 from .capture_nodes import SageAttention2Capture, SageAttention2SaveCapture
-from .demo_node import SageAttention2DemoCaption
+from .demo_node import SageAttention2DemoBaseline, SageAttention2DemoCaption
 from .nodes import SageAttention2, SageAttention2Report
 from .policy_nodes import SageAttention2Calibrate, SageAttention2LoadPolicy, SageAttention2MakePolicy
 
@@ -23,6 +23,7 @@ class SageAttention2Extension(ComfyExtension):
             SageAttention2Capture,
             SageAttention2SaveCapture,
             SageAttention2DemoCaption,
+            SageAttention2DemoBaseline,
         ]
 
 

@@ -1,11 +1,16 @@
-"""The demo model's text encoder as a node."""
+"""The demo's own nodes: its model's text encoder, and the paper's baselines to compare with."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import folder_paths
 from comfy_api.latest import io
 
-from .node_support import CATEGORY
+from .node_support import CATEGORY, PASSED_THROUGH, library
+
+# Written out, because they have to be there when the library cannot be imported.
+BASELINES = ["SageAttention1", "SmoothAttn-4b", "HadmdAttn-4b", "FlashAttn3-fp8"]
 
 
 class SageAttention2DemoCaption(io.ComfyNode):
@@ -41,3 +46,33 @@ class SageAttention2DemoCaption(io.ComfyNode):
 
         encoder = CaptionEncoder.load(folder_paths.get_full_path_or_raise("text_encoders", codes))
         return io.NodeOutput([[encoder.encode(caption), {}]])
+
+
+class SageAttention2DemoBaseline(io.ComfyNode):
+    """One of the attentions that the paper compares with."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="SageAttention2DemoBaseline",
+            display_name="SageAttention2 Demo Baseline",
+            category=CATEGORY,
+            description="An attention that the paper compares with, by reference numerics: to see what it does to a "
+            "picture. Slower than ComfyUI's own attention.",
+            inputs=[
+                io.Model.Input("model", tooltip="The model whose attention is replaced."),
+                io.Combo.Input(
+                    "method",
+                    options=BASELINES,
+                    tooltip="SageAttention1: INT8 scores, FP16 values. SmoothAttn-4b, HadmdAttn-4b: INT4 scores after "
+                    "SmoothQuant's factors or a rotation. FlashAttn3-fp8: all in FP8, one scale for each tensor.",
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="The model with that attention.")],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, method: str) -> io.NodeOutput:
+        if library is None:
+            return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
+        return io.NodeOutput(library.baseline_model(model, method), ui={"text": [f"{method}, by reference numerics"]})

@@ -10,4 +10,19 @@ from .hadamard import hadamard_attention
 from .sage_attention1 import sage_attention1
 from .smooth_attention import smooth_attention
 
-__all__ = ["exact_attention", "flash_attention3_fp8", "hadamard_attention", "sage_attention1", "smooth_attention"]
+# As the paper names them. FlashAttention-3's FP8 is emulated: one scale for each tensor.
+BASELINES = {
+    "SageAttention1": sage_attention1,
+    "SmoothAttn-4b": smooth_attention,
+    "HadmdAttn-4b": hadamard_attention,
+    "FlashAttn3-fp8": flash_attention3_fp8,
+}
+
+__all__ = [
+    "BASELINES",
+    "exact_attention",
+    "flash_attention3_fp8",
+    "hadamard_attention",
+    "sage_attention1",
+    "smooth_attention",
+]

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ..baselines import BASELINES
 from .comfyui_server import ComfyServer, Prompt, Run
-from .job import FULL_PRECISION, Clip, Job, Progress
+from .job import BASELINE_NOTE, FULL_PRECISION, Clip, Job, Progress
 from .model import REPOSITORY, DemoModel
 
 WORKFLOW = REPOSITORY / "workflows" / "api" / "demo_wan.json"
@@ -80,7 +81,8 @@ class ComfyHost:
         run = self._server.run(_prompt(job, variant), lambda: progress(self._share_done(before)))
         seconds = time.monotonic() - start
         latent = self._server.latent(run, "latent")[0].float()
-        return Clip(variant, self._frames(run), latent, seconds, "\n".join(run.outputs["report"]["text"]))
+        note = BASELINE_NOTE if variant in BASELINES else "\n".join(run.outputs["report"]["text"])
+        return Clip(variant, self._frames(run), latent, seconds, note)
 
     def _share_done(self, log_offset: int) -> float:
         with self._server.log.open("rb") as log:
@@ -112,6 +114,10 @@ def _prompt(job: Job, variant: str) -> Prompt:
     prompt["empty video"]["inputs"].update(width=job.width, height=job.height, length=job.frames)
     prompt["shift"]["inputs"]["shift"] = job.shift
     prompt["sampler"]["inputs"].update(seed=job.seed, steps=job.steps, cfg=job.guidance)
-    mode = "off" if variant == FULL_PRECISION else variant
-    prompt["attention"]["inputs"].update(mode=mode, backend=job.backend or "auto")
+    if variant in BASELINES:
+        inputs = {"model": prompt["attention"]["inputs"]["model"], "method": variant}
+        prompt["attention"] = {"class_type": "SageAttention2DemoBaseline", "inputs": inputs}
+    else:
+        mode = "off" if variant == FULL_PRECISION else variant
+        prompt["attention"]["inputs"].update(mode=mode, backend=job.backend or "auto")
     return prompt

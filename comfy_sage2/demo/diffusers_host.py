@@ -13,9 +13,10 @@ import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from safetensors import safe_open
 
-from ..integrations.diffusers import patch
+from ..baselines import BASELINES
+from ..integrations.diffusers import Patch, patch
 from .captions import CaptionEncoder
-from .job import FULL_PRECISION, Clip, Job, Progress
+from .job import BASELINE_NOTE, FULL_PRECISION, Clip, Job, Progress
 from .model import DemoModel
 from .sampler import TIMESTEPS, noise_levels, starting_noise
 from .tiny_wan import HEAD_DIM
@@ -42,7 +43,11 @@ class DiffusersHost:
         with contextlib.ExitStack() as stack:
             patched = None
             if variant != FULL_PRECISION:
-                patched = stack.enter_context(patch(self._transformer, mode=variant, backend=job.backend))
+                patched = stack.enter_context(
+                    _Baseline(self._transformer, variant)
+                    if variant in BASELINES
+                    else patch(self._transformer, mode=variant, backend=job.backend)
+                )
             latent = self._denoise(job, progress)
         frames = self._decode(latent)
         note = "diffusers' own attention" if patched is None else patched.summary()
@@ -70,6 +75,35 @@ class DiffusersHost:
         video = self._vae.decode((latent * std + mean).to(self._vae.dtype), return_dict=False)[0]
         pixels = ((video[0].float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
         return pixels.permute(1, 2, 3, 0).contiguous().cpu()
+
+
+class _Baseline(Patch):
+    """A patch whose calls a baseline of the paper answers."""
+
+    def __init__(self, model: torch.nn.Module, name: str) -> None:
+        super().__init__(model, "8b", smooth_v=False, backend=None)
+        self._name = name
+
+    def answer(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """See `Patch.answer`."""
+        out, _ = BASELINES[self._name](query, key, value, scale=scale, is_causal=is_causal, attn_mask=attn_mask)
+        self.calls[self._name] += 1
+        return out.to(query.dtype)
+
+    def summary(self) -> str:
+        """See `Patch.summary`."""
+        return f"{BASELINE_NOTE}; {super().summary()}"
 
 
 def load_transformer(path: Path) -> Any:

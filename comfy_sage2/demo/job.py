@@ -8,8 +8,11 @@ from typing import Protocol
 
 import torch
 
+from ..baselines import BASELINES
+
 FULL_PRECISION = "full precision"
-VARIANTS = (FULL_PRECISION, "8b", "4b")
+VARIANTS = (FULL_PRECISION, "8b", "4b", *BASELINES)
+BASELINE_NOTE = "a baseline of the paper, by reference numerics"
 FPS = 8
 
 Progress = Callable[[float], None]  # takes the share that is done, 0 to 1

@@ -1,4 +1,4 @@
-"""`python -m comfy_sage2 demo`: one caption in full precision, 8b and 4b, compared.
+"""`python -m comfy_sage2 demo`: one caption in full precision, 8b, 4b and the paper's baselines, compared.
 
 Writes an mp4 for each, a contact sheet, a table and what the attention did to the output folder. The model is small: it
 shows that the three agree, and says nothing about the speed of a real one.
@@ -100,7 +100,7 @@ def _host(arguments: argparse.Namespace, model: DemoModel) -> Iterator[Host]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the demo; 0 when all three videos were written."""
+    """Run the demo; 0 when all videos were written."""
     options = _parser().parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:

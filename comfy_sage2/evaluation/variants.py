@@ -7,7 +7,7 @@ import functools
 import torch
 from torch.nn import functional as F
 
-from ..baselines import flash_attention3_fp8, hadamard_attention, sage_attention1, smooth_attention
+from ..baselines import BASELINES
 from ..capture.samples import AttentionSample
 from ..demo.wan_dit import AttentionFunction, WanDiT
 from ..reference.options import ReferenceOptions
@@ -29,12 +29,7 @@ def variants(kernel: str | None, *, is_causal: bool = False, smooth_v: bool = Fa
     methods: dict[str, Method] = {
         name: reference(ReferenceOptions.for_mode(mode, smooth_v=smooth)) for name, (mode, smooth) in modes.items()
     }
-    methods |= {
-        "SageAttention1": baseline(sage_attention1),
-        "SmoothAttn-4b": baseline(smooth_attention),
-        "HadmdAttn-4b": baseline(hadamard_attention),
-        "FlashAttn3-fp8": baseline(flash_attention3_fp8),
-    }
+    methods |= {name: baseline(function) for name, function in BASELINES.items()}
     if kernel is not None:
         methods |= {
             f"{name} ({kernel} kernel)": backend(kernel, mode, smooth_v=smooth)

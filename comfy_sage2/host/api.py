@@ -2,6 +2,7 @@
 
 from ..capture.recorder import CaptureBounds
 from ..policy.document import to_text
+from .baseline import baseline_model
 from .capturing import save_capture
 from .chart import draw_chart
 from .patch import calibrated_model, captured_model, patch_model
@@ -14,6 +15,7 @@ from .settings import Settings
 __all__ = [
     "CaptureBounds",
     "Settings",
+    "baseline_model",
     "calibrated_model",
     "captured_model",
     "draw_chart",

@@ -54,6 +54,17 @@ def test_both_hosts_draw_the_same_video(full: Clip, model: DemoModel) -> None:
     assert psnr(full.frames, embedded.frames) > 30
 
 
+@pytest.mark.parametrize("name", ["SmoothAttn-4b", "FlashAttn3-fp8"])
+def test_baselines_take_the_attention_in_both_hosts(
+    comfyui: ComfyHost, full: Clip, model: DemoModel, name: str
+) -> None:
+    clip = comfyui.sample(JOB, name, lambda share: None)
+    embedded = DiffusersHost(model).sample(JOB, name, lambda share: None)
+    assert not torch.equal(clip.latent, full.latent)
+    assert psnr(clip.frames, embedded.frames) > 24  # both hosts round differently, and few bits make more of it
+    assert "baseline" in clip.note and f"36 calls: {name}" in embedded.note
+
+
 def test_variants_use_the_node(comfyui: ComfyHost, full: Clip) -> None:
     shares: list[float] = []
     quantised = comfyui.sample(JOB, "4b", shares.append)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from comfy_sage2.baselines import BASELINES
 from comfy_sage2.demo.comfyui_server import ComfyServer, PromptRefused
 
 from .hosts import REPOSITORY
@@ -23,6 +24,7 @@ NODES = (
     "SageAttention2Capture",
     "SageAttention2SaveCapture",
     "SageAttention2DemoCaption",
+    "SageAttention2DemoBaseline",
 )
 
 
@@ -89,6 +91,8 @@ def test_choices_are_the_same_on_every_machine(host: ComfyServer) -> None:
     assert choices["mode"] == ["8b", "4b", "auto", "off"]
     assert choices["apply_to"] == ["self and cross", "self only"]
     assert choices["backend"] == ["auto", "reference"]
+    method = inputs(host, "SageAttention2DemoBaseline")["method"]
+    assert method[1].get("options", method[0]) == list(BASELINES)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

@@ -9,6 +9,7 @@ const NODES = new Set([
   "SageAttention2LoadPolicy",
   "SageAttention2Capture",
   "SageAttention2SaveCapture",
+  "SageAttention2DemoBaseline",
 ]);
 const WIDGET = "status";
 const MINIMUM_WIDTH = 420;

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from comfy_sage2.baselines import BASELINES
 from comfy_sage2.demo.captions import CaptionEncoder
 from comfy_sage2.demo.comfyui_host import reason_too_old, shipped_job, shipped_workflow
 from comfy_sage2.demo.diffusers_host import DiffusersHost, load_transformer, load_vae
-from comfy_sage2.demo.job import FULL_PRECISION, Job
+from comfy_sage2.demo.job import BASELINE_NOTE, FULL_PRECISION, Job
 from comfy_sage2.demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE, DemoModel, demo_model
 from comfy_sage2.demo.tiny_wan import dit_shapes, random_weights
 
@@ -73,6 +74,15 @@ def test_variants_agree_and_differ(host: DiffusersHost) -> None:
     assert quantised.note == "8 calls: reference"  # 2 steps, 2 layers, self- and cross-attention
     assert not torch.equal(quantised.latent, full.latent)
     assert torch.nn.functional.cosine_similarity(quantised.latent.flatten(), full.latent.flatten(), dim=0) > 0.99
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_answer_every_call(host: DiffusersHost, name: str) -> None:
+    full = host.sample(job(), FULL_PRECISION, lambda share: None)
+    baseline = host.sample(job(), name, lambda share: None)
+    assert baseline.note == f"{BASELINE_NOTE}; 8 calls: {name}"
+    assert not torch.equal(baseline.latent, full.latent)
+    assert torch.nn.functional.cosine_similarity(baseline.latent.flatten(), full.latent.flatten(), dim=0) > 0.99
 
 
 def test_sampling_repeats(host: DiffusersHost) -> None:

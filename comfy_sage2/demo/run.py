@@ -1,7 +1,7 @@
 """`python -m comfy_sage2 demo`: one caption in full precision, 8b, 4b and the paper's baselines, compared.
 
 Writes an mp4 for each, a contact sheet, a table and what the attention did to the output folder. The model is small: it
-shows that the three agree, and says nothing about the speed of a real one.
+shows how close each comes to full precision, and says nothing about the speed of a real one.
 """
 
 from __future__ import annotations

@@ -54,14 +54,15 @@ def test_both_hosts_draw_the_same_video(full: Clip, model: DemoModel) -> None:
     assert psnr(full.frames, embedded.frames) > 30
 
 
-@pytest.mark.parametrize("name", ["SmoothAttn-4b", "FlashAttn3-fp8"])
+@pytest.mark.parametrize("name", ["SageAttention1", "FlashAttn3-fp8"])
 def test_baselines_take_the_attention_in_both_hosts(
     comfyui: ComfyHost, full: Clip, model: DemoModel, name: str
 ) -> None:
     clip = comfyui.sample(JOB, name, lambda share: None)
     embedded = DiffusersHost(model).sample(JOB, name, lambda share: None)
     assert not torch.equal(clip.latent, full.latent)
-    assert psnr(clip.frames, embedded.frames) > 24  # both hosts round differently, and few bits make more of it
+    # The hosts round differently, which with 4 bits would decide too much: 35.7 dB here with FP8, 25.4 with SmoothAttn.
+    assert psnr(clip.frames, embedded.frames) > 24
     assert "baseline" in clip.note and f"36 calls: {name}" in embedded.note
 
 

@@ -9,6 +9,7 @@ work before and after each attention call as in a model. Needs a GPU that an acc
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -45,7 +46,7 @@ class Shape:
 
 
 SHAPES = (
-    Shape("Flux, 1024 x 1024", 4608, 24, layers=57, rounds=30),
+    Shape("Flux, 1024 x 1024", 4608, 24, layers=57, rounds=200),
     Shape("Wan 2.1 1.3B, 480p", 32760, 12, layers=30, rounds=10),
     Shape("Wan 2.2 14B, 480p", 32760, 40, layers=8, rounds=10),
     Shape("Wan 2.2 14B, 720p", 75600, 40, layers=8, rounds=5),
@@ -119,20 +120,37 @@ def row(model: Model, plain: Session, guarded: Session) -> str:
     layers = model.shape.layers
     for session in (plain, guarded):
         model.sample(session, 1)
-    ways = (lambda: model.sample(plain, 2), lambda: model.sample(guarded, 2), lambda: model.sample(guarded, 2, False))
-    times: list[list[float]] = [[], [], []]
-    for number in range(model.shape.rounds):
-        for way in (0, 1, 2) if number % 2 else (2, 1, 0):  # what runs after a hot or a cool neighbour changes places
-            times[way].append(ways[way]())
+    at_end = extra_seconds(model, plain, guarded, at_end=True)
+    each = extra_seconds(model, plain, guarded, at_end=False)
     call = plain.statistics.summary().attention_seconds / (2 * layers)
-    costs = ([after - before for before, after in zip(times[0], seconds, strict=True)] for seconds in times[1:])
-    at_end, each = (statistics.median(cost) / layers / call for cost in costs)
     calibration = Calibration(Signature.of("", {}), 0.15, 0, None, lambda done, total: None)
     whole = model.sample(calibration, 20) * 20
     found = (
         f"{calibration.budget.spent / whole:.1%}, {len(calibration.measurements)} of {calibration.measurable} measured"
     )
-    return f"| {model.shape.name} | {layers} | {call * 1e3:.2f} | {at_end:.1%} | {each:.1%} | {found} |"
+    costs = f"{share(at_end, layers * call)} | {share(each, layers * call)}"
+    return f"| {model.shape.name} | {layers} | {call * 1e3:.2f} | {costs} | {found} |"
+
+
+def extra_seconds(model: Model, plain: Session, guarded: Session, at_end: bool) -> list[float]:
+    """What the guard adds to a step of two, a figure for each round, in which both are sampled once."""
+    extra = []
+    for number in range(model.shape.rounds):
+        seconds = {}
+        # Each comes after itself as often as after the other, whose heat or idle time it would inherit.
+        for session in (plain, guarded) if number % 2 else (guarded, plain):
+            seconds[session is guarded] = model.sample(session, 2, at_end)
+        extra.append(seconds[True] - seconds[False])
+    return extra
+
+
+def share(extra: list[float], of: float) -> str:
+    """The median of the rounds as a share, and from their ranks what it lies between with 95 % probability."""
+    ranked = sorted(extra)
+    half_width = 0.98 * len(ranked) ** 0.5
+    low = ranked[max(0, math.floor(len(ranked) / 2 - half_width))]
+    high = ranked[min(len(ranked) - 1, math.ceil(len(ranked) / 2 + half_width))]
+    return f"{statistics.median(ranked) / of:.1%} ({low / of:.1%} to {high / of:.1%})"
 
 
 if __name__ == "__main__":

@@ -31,9 +31,17 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": _cudnn(),
         "kernels": {backend.name: _kernel(backend.name) for backend in registry.backends() if backend.accelerated},
     }
+
+
+def _cudnn() -> int | str | None:
+    """cuDNN's version, or what torch says of one that it cannot use: everything else can be measured without it."""
+    try:
+        return torch.backends.cudnn.version()
+    except RuntimeError as error:
+        return str(error)
 
 
 def _driver() -> dict[str, str]:

@@ -29,7 +29,7 @@ help:
 	@echo "make clean          remove environments and build folders"
 
 environment:
-	@$(PYTHON) tools/environment.py --venv $(VENV) --requirements requirements/test.txt
+	@$(PYTHON) -m tools.environment --venv $(VENV) --requirements requirements/test.txt
 
 test: lint unit-tests modalities-tests host-tests
 
@@ -46,40 +46,40 @@ unit-tests: environment
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/packaging
 
 modalities-environment:
-	@$(PYTHON) tools/environment.py --venv $(MODALITIES_VENV) --requirements requirements/modalities.txt
+	@$(PYTHON) -m tools.environment --venv $(MODALITIES_VENV) --requirements requirements/modalities.txt
 
 modalities-tests: modalities-environment
 	$(MODALITIES_VENV)/bin/python -m pytest -q tests/modalities
 
 # Without a ComfyUI on the machine there is nothing to start, and that has to be seen.
 host-tests: environment
-	@set -e; folders="$$($(PYTHON) tools/comfyui_folders.py)"; \
+	@set -e; folders="$$($(PYTHON) -m tools.comfyui_folders)"; \
 	if [ -z "$$folders" ]; then \
 		echo "***********************************************************************"; \
 		echo "*** ComfyUI TESTS NOT RUN: no ComfyUI on this machine.              ***"; \
 		echo "*** Put one at ~/ComfyUI, or name its folder in COMFYUI_PATH.       ***"; \
 		echo "***********************************************************************"; \
 	else \
-		$(PYTHON) tools/host_environment.py --venv $(HOST_VENV) --comfyui $$folders; \
+		$(PYTHON) -m tools.host_environment --venv $(HOST_VENV) --comfyui $$folders; \
 		$(PYTEST) tests/host; \
 	fi
 
 demo: environment
-	@$(PYTHON) tools/run_demo.py --venv $(VENV) --host-venv $(HOST_VENV)
+	@$(PYTHON) -m tools.run_demo --venv $(VENV) --host-venv $(HOST_VENV)
 
 doctor: environment
 	@$(RUN) -m comfy_sage2 doctor
 
 wheel-environment:
-	@$(PYTHON) tools/environment.py --venv $(WHEEL_VENV) --requirements requirements/wheels.txt
+	@$(PYTHON) -m tools.environment --venv $(WHEEL_VENV) --requirements requirements/wheels.txt
 
 # Needs podman and the image that docs/releasing.md tells how to make.
 wheels: wheel-environment
-	$(WHEEL_VENV)/bin/python tools/wheels/build_wheels.py
-	$(WHEEL_VENV)/bin/python tools/wheels/release_wheels.py
+	$(WHEEL_VENV)/bin/python -m tools.wheels.build_wheels
+	$(WHEEL_VENV)/bin/python -m tools.wheels.release_wheels
 
 wheels-verify: wheel-environment
-	$(WHEEL_VENV)/bin/python tools/wheels/verify_wheels.py
+	$(WHEEL_VENV)/bin/python -m tools.wheels.verify_wheels
 
 clean:
 	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(MODALITIES_VENV) build demo-output

@@ -9,7 +9,7 @@ import torch
 from comfy_api.latest import io, ui
 from comfy_execution.graph_utils import ExecutionBlocker
 
-from .node_support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, POLICY, advanced, library, schema
+from comfy_sage2.comfyui.nodes.support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, POLICY, advanced, library, schema
 
 # The choices are written out here: they have to be the same on every machine, or a shared workflow would be refused,
 # and they have to be there when the library cannot be imported.

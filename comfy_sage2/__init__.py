@@ -6,12 +6,15 @@ __all__ = ["UnsupportedError", "__version__", "attention", "explain"]
 try:
     from .attention import attention, explain
     from .registry import UnsupportedError
-except ModuleNotFoundError as missing:
-    # Without torch the loader of the kernels still works, and the doctor says what is missing.
-    if missing.name != "torch":
-        raise
+except Exception as error:  # no torch, or whatever an unusual one raises
+    # The loader of the kernels and the doctor work all the same, and ComfyUI's nodes say what is missing.
+    _cause = error
 
     def __getattr__(name: str) -> object:
         if name in __all__:
-            raise ModuleNotFoundError(f"comfy_sage2.{name} needs torch, which this Python does not have", name="torch")
+            if isinstance(_cause, ModuleNotFoundError) and _cause.name == "torch":
+                text = f"comfy_sage2.{name} needs torch, which this Python does not have"
+                raise ModuleNotFoundError(text, name="torch") from _cause
+            text = f"comfy_sage2.{name} could not be imported ({type(_cause).__name__}: {_cause})"
+            raise ImportError(text) from _cause
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

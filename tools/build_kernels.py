@@ -1,6 +1,6 @@
 """Development build of one architecture's kernels with nvcc and the machine's C++ compiler.
 
-    python tools/build_kernels.py --arch sm90 --python python3.12
+    python -m tools.build_kernels --arch sm90 --python python3.12
     PYTHONPATH=build/kernels python3.12 -c "import comfy_sage2_sm90"
 
 Needs nvcc and g++ on the PATH and pybind11 in the Python that runs this script. Only what changed is compiled.
@@ -18,8 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import kernel_table
 import pybind11
+
+from . import kernel_table
 
 ROOT = kernel_table.CSRC.parent
 

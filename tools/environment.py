@@ -1,6 +1,6 @@
 """Create a virtual environment for the project's own commands.
 
-usage: python tools/environment.py --venv .venv --requirements FILE
+usage: python -m tools.environment --venv .venv --requirements FILE
 
 Running it again is quick: a stamp in the environment records the requirements and the Python that it was made for.
 """

@@ -1,6 +1,6 @@
 """Create the Python environment in which the tests start ComfyUI.
 
-usage: python tools/host_environment.py --venv .venv-host --comfyui PATH [PATH ...]
+usage: python -m tools.host_environment --venv .venv-host --comfyui PATH [PATH ...]
 
 One environment serves every ComfyUI named: their requirements are merged, and where two of them pin one distribution
 differently the newer ComfyUI wins (an older one only warns about it). torch, torchvision and torchaudio are pinned

@@ -1,6 +1,6 @@
 """Seconds a sampling step of Wan 2.1 in ComfyUI with different attentions, in one process and without a server.
 
-    python tools/measure_comfyui_steps.py --comfyui ~/ComfyUI --json steps.json
+    python -m tools.measure_comfyui_steps --comfyui ~/ComfyUI --json steps.json
 
 The models have the shapes of the real ones and random weights: what a step costs does not depend on their values. Run
 it with a Python that has ComfyUI's requirements, comfy-kitchen among them for the row of the host's INT8 attention.
@@ -23,17 +23,15 @@ from statistics import median
 from typing import Any
 
 import torch
-from comfyui_folders import comfyui_folders
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY))
+from comfy_sage2.comfyui.patch import patch_model
+from comfy_sage2.comfyui.report.text import session_report
+from comfy_sage2.comfyui.sampling import sessions_of
+from comfy_sage2.comfyui.settings import Settings
+from lab.demo import tiny_wan
+from lab.demo.comfyui_launch import TorchvisionOperators
 
-from comfy_sage2.demo import tiny_wan  # noqa: E402
-from comfy_sage2.demo.comfyui_launch import TorchvisionOperators  # noqa: E402
-from comfy_sage2.host.patch import patch_model  # noqa: E402
-from comfy_sage2.host.report import session_report  # noqa: E402
-from comfy_sage2.host.sampling import sessions_of  # noqa: E402
-from comfy_sage2.host.settings import Settings  # noqa: E402
+from .comfyui_folders import comfyui_folders
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TEXT_TOKENS, TEXT_CHANNELS = 512, 4096

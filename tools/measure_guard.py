@@ -1,6 +1,6 @@
 """What the guard and a calibration cost: a stand-in for a diffusion transformer, sampled with and without them.
 
-    python tools/measure_guard.py
+    python -m tools.measure_guard
 
 Each layer projects to Q, K and V, attends through the node's override, and projects back, in bf16, so that the GPU has
 work before and after each attention call as in a model. Needs a GPU that an accelerated backend supports.
@@ -11,21 +11,17 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from comfy_sage2.host.calibration import Calibration
-from comfy_sage2.host.override import make_override
-from comfy_sage2.host.selection import probe
-from comfy_sage2.host.session import Override, Session
-from comfy_sage2.host.settings import Settings
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.observe.calibration import Calibration
+from comfy_sage2.comfyui.serve.selection import probe
+from comfy_sage2.comfyui.serve.session import Override, Session
+from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.policy.signature import Signature
 
 

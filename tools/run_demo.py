@@ -1,6 +1,6 @@
 """Find or fetch a ComfyUI and run the demo in it; where neither can be had, run the demo in diffusers.
 
-usage: python tools/run_demo.py --venv .venv --host-venv .venv-host
+usage: python -m tools.run_demo --venv .venv --host-venv .venv-host
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from comfyui_folders import comfyui_folders
-from environment import interpreter
+from .comfyui_folders import comfyui_folders
+from .environment import interpreter
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RELEASE = "v0.33.0"
@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument("--venv", type=Path, required=True, help="the project's environment")
     parser.add_argument("--host-venv", type=Path, required=True, help="ComfyUI's environment, made when it is missing")
     arguments = parser.parse_args()
-    command = [str(interpreter(arguments.venv)), "-m", "comfy_sage2", "demo", *host_options(arguments.host_venv)]
+    command = [str(interpreter(arguments.venv)), "-m", "lab", "demo", *host_options(arguments.host_venv)]
     return subprocess.run(command, check=False).returncode
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..baselines.exact import exact_attention
-from ..evaluation.accuracy import Accuracy
+from ..metrics import Accuracy
+from ..reference.exact import exact_attention
 from .candidates import Candidate, Inputs, PeerMissing
 from .shapes import Shape
 

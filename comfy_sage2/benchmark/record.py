@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.accuracy import Accuracy
+from ..metrics import Accuracy
 from .candidates import Candidate
 from .speed import ShapeResult, Speed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..evaluation.accuracy import Accuracy
+from ..metrics import Accuracy
 from .accuracy import INPUTS
 from .speed import ShapeResult, Speed
 

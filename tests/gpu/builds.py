@@ -1,7 +1,7 @@
 """The kernel backends as the tests run them, each on any GPU that its module was built for, and what they are held to.
 
-    python tools/build_kernels.py --arch sm90
-    python tools/build_kernels.py --arch sm89 --target sm_90    # likewise sm120 and sm80: mma.sync kernels on Hopper
+    python -m tools.build_kernels --arch sm90
+    python -m tools.build_kernels --arch sm89 --target sm_90    # likewise sm120 and sm80: mma.sync kernels on Hopper
     PYTHONPATH=build/kernels pytest tests/gpu
 
 Without a development build on the path, the bundled wheels are tested. Compute capability 9.0 emulates mma.sync's INT4

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chromium import find_chromium
 
-from comfy_sage2.demo.comfyui_server import ComfyServer
-from comfy_sage2.demo.tiny_wan import dit_shapes, write_checkpoint
+from lab.demo.comfyui_server import ComfyServer
+from lab.demo.tiny_wan import dit_shapes, write_checkpoint
+from tools.workflows.chromium import find_chromium
 
 from .hosts import REPOSITORY, candidates, host_python, reason_missing
 from .hunyuan import hunyuan_shapes

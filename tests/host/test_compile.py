@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from comfy_sage2.demo.comfyui_server import ComfyServer
+from lab.demo.comfyui_server import ComfyServer
 
 from .hosts import REPOSITORY
 from .prompts import LATENT, REPORT, sage, sampling, with_report

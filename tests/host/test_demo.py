@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from comfy_sage2.demo.comfyui_host import ComfyHost, reason_too_old
-from comfy_sage2.demo.diffusers_host import DiffusersHost
-from comfy_sage2.demo.job import FULL_PRECISION, Clip, Job
-from comfy_sage2.demo.metrics import psnr
-from comfy_sage2.demo.model import TRAINED_FOLDER, DemoModel
+from lab.demo.comfyui_host import ComfyHost, reason_too_old
+from lab.demo.diffusers_host import DiffusersHost
+from lab.demo.job import FULL_PRECISION, Clip, Job
+from lab.demo.metrics import psnr
+from lab.demo.model import TRAINED_FOLDER, DemoModel
 
 from .hosts import candidates, host_python, reason_missing
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import frontend
 import pytest
-from chromium import Chromium, find_chromium
-from graph import Graph, Node
 
-from comfy_sage2.demo.comfyui_server import ComfyServer
 from comfy_sage2.policy.document import from_text
+from lab.demo.comfyui_server import ComfyServer
+from tools.workflows import frontend
+from tools.workflows.chromium import Chromium, find_chromium
+from tools.workflows.graph import Graph, Node
 
 from .conftest import NO_BROWSER
 from .conversion import to_prompt

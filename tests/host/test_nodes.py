@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from comfy_sage2.baselines import BASELINES
-from comfy_sage2.demo.comfyui_server import ComfyServer, PromptRefused
+from lab.baselines import BASELINES
+from lab.demo.comfyui_server import ComfyServer, PromptRefused
 
 from .hosts import REPOSITORY
 from .prompts import LATENT, REPORT, sage, sampling, with_report

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.demo.comfyui_server import ComfyServer, Prompt
+from lab.demo.comfyui_server import ComfyServer, Prompt
 
 from .prompts import LATENT, REPORT, sage, sampling, with_report
 

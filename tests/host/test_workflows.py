@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from graph import Graph
-from shipped import WORKFLOWS
 
-from comfy_sage2.demo.comfyui_server import ANSWER_SECONDS, ComfyServer, Prompt
+from lab.demo.comfyui_server import ANSWER_SECONDS, ComfyServer, Prompt
+from tools.workflows.graph import Graph
+from tools.workflows.shipped import WORKFLOWS
 
 from .conversion import FRONTEND_ONLY, to_prompt
 from .hosts import REPOSITORY
@@ -89,7 +89,7 @@ def test_the_files_are_what_their_source_makes(host: ComfyServer, make: Callable
         pytest.skip(f"the files were made with ComfyUI {MADE_WITH}")
     graph = Graph(host.get("/object_info"))
     make(graph)
-    stale = f"run tools/workflows/make_workflows.py: {make.__name__}.json is not what its function makes"
+    stale = f"run python -m tools.workflows.make_workflows: {make.__name__}.json is not what its function makes"
     assert read(REPOSITORY / "workflows" / f"{make.__name__}.json") == graph.workflow(), stale
 
 

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 if importlib.util.find_spec("timm") is None:
     pytest.skip("NOT TESTED HERE, timm is missing: run `make modalities-tests`", allow_module_level=True)
 
-from comfy_sage2.evaluation.variants import FULL_PRECISION, variants
-from tools.train_modalities import __main__ as command
-from tools.train_modalities import images, language
-from tools.train_modalities.pictures import Pictures
-from tools.train_modalities.replaced_attention import ReplacedAttention
+from lab.evaluation.variants import FULL_PRECISION, variants
+from lab.training.modalities import __main__ as command
+from lab.training.modalities import images, language
+from lab.training.modalities.pictures import Pictures
+from lab.training.modalities.replaced_attention import ReplacedAttention
 
 CPU = torch.device("cpu")
 

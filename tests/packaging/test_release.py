@@ -6,18 +6,14 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from fake_pack import ROOT
 
 pytest.importorskip("tomllib", reason="the wheel tools need Python 3.11")
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "wheels")]
-
-import kernel_table  # noqa: E402
-import release_wheels  # noqa: E402
-import wheel_folder  # noqa: E402
+from tools import kernel_table
+from tools.wheels import release_wheels, wheel_folder
 
 
 @pytest.fixture

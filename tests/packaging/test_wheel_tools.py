@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from fake_pack import ROOT
 
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "wheels")]
-
-import kernel_table  # noqa: E402
-import stage_package  # noqa: E402
-import verify_wheels  # noqa: E402
+from tools import kernel_table
+from tools.wheels import stage_package, verify_wheels
 
 
 @pytest.fixture

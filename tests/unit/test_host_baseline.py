@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.baselines import BASELINES
-from comfy_sage2.host.baseline import baseline_model, baseline_override
+from lab.baselines import BASELINES
+from lab.comfyui_baseline import baseline_model, baseline_override
 
 HEADS = 2
 

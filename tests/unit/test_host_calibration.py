@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from comfy_sage2 import attention
-from comfy_sage2.host import forwards
-from comfy_sage2.host.calibration import BLOCK_ROWS, Budget, Calibration, measure_variants
-from comfy_sage2.host.calibration_report import calibration_report
-from comfy_sage2.host.layouts import HostCall
-from comfy_sage2.host.override import make_override
-from comfy_sage2.host.policy_files import load_policy, policy_path, save_policy
-from comfy_sage2.host.report import report
+from comfy_sage2.comfyui.call import forwards
+from comfy_sage2.comfyui.call.attention_call import HostCall
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.observe.calibration import BLOCK_ROWS, Budget, Calibration, measure_variants
+from comfy_sage2.comfyui.policy_files import load_policy, policy_path, save_policy
+from comfy_sage2.comfyui.report.calibration import calibration_report
+from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.policy.calibrated import BOUNDS, make_policy
 from comfy_sage2.policy.policy import Policy
 from comfy_sage2.policy.signature import Signature
@@ -114,7 +114,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("comfy_sage2.host.calibration.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.time.perf_counter", lambda: self.now)
 
 
 def host_attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -161,8 +161,8 @@ def test_two_passes_are_measured_and_the_worse_one_kept(monkeypatch: pytest.Monk
         measured.append(error)
         return {variant: Measured(1.0 - error, error) for variant in VARIANTS}
 
-    monkeypatch.setattr("comfy_sage2.host.calibration.measure_variants", measure)
-    monkeypatch.setattr("comfy_sage2.host.calibration.BOUNDS", (0.0, 1.0))
+    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", measure)
+    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.BOUNDS", (0.0, 1.0))
     node = calibration(limit=1e9)
     sampled(node)
     assert measured == [0.1, 0.2, 0.3, 0.3, 0.1, 0.2]
@@ -189,7 +189,7 @@ def test_measuring_stays_within_its_share_of_the_time(monkeypatch: pytest.Monkey
         clock.now += 0.4
         return measure_variants(call)
 
-    monkeypatch.setattr("comfy_sage2.host.calibration.measure_variants", measure)
+    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", measure)
     node = calibration()
     sampled(node, clock, call_seconds=1.0)
     assert clock.now == pytest.approx(STEPS * LAYERS + node.budget.spent)
@@ -236,7 +236,7 @@ def test_a_failing_measurement_does_not_end_the_sampling(
     def fail(call: HostCall) -> dict:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("comfy_sage2.host.calibration.measure_variants", fail)
+    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", fail)
     node = calibration(limit=1e9)
     sampled(node)
     assert node.left_out == dict.fromkeys(range(LAYERS), "measuring failed: out of memory")

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from comfy_sage2.capture.recorder import CaptureBounds, CaptureError, load_samples
-from comfy_sage2.host import forwards
-from comfy_sage2.host.capturing import CAPTURING, Capture, save_capture
-from comfy_sage2.host.override import make_override
-from comfy_sage2.host.report import report
+from comfy_sage2.comfyui.call import forwards
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.observe.capture import CAPTURING, Capture, save_capture
+from comfy_sage2.comfyui.report.text import report
 
 LAYERS, STEPS = 4, 3
 SIGMAS = [1.0 - step / STEPS for step in range(STEPS + 1)]

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.host import forwards, guard
-from comfy_sage2.host.override import make_override
-from comfy_sage2.host.report import report
-from comfy_sage2.host.sampling import forward_wrapper
-from comfy_sage2.host.selection import Selection
-from comfy_sage2.host.session import Session
-from comfy_sage2.host.settings import Settings
+from comfy_sage2.comfyui.call import forwards
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.sampling import forward_wrapper
+from comfy_sage2.comfyui.serve import guard
+from comfy_sage2.comfyui.serve.selection import Selection
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
 
 SIGMAS = [1.0, 0.5, 0.0]
 LAYERS = 3
@@ -59,7 +60,7 @@ def sampled(
     monkeypatch: pytest.MonkeyPatch, kernel: Breaking, func: Any, guarded: bool = True, at_end: bool = False
 ) -> tuple[Session, list]:
     """One sampling of two steps and three layers; the mean of each call's output."""
-    monkeypatch.setattr("comfy_sage2.host.session.attention", kernel)
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", kernel)
     session = Session(Settings(backend="reference", guard=guarded), Selection("reference", None))
     override = make_override(session)
     session.begin_sampling(SIGMAS)
@@ -129,7 +130,7 @@ def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 def test_a_whole_pass_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
-    monkeypatch.setattr("comfy_sage2.host.guard.is_finite", lambda out: looked.append(1))
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.guard.is_finite", lambda out: looked.append(1))
     session, means = sampled(monkeypatch, Breaking(), ones, at_end=True)
     assert means == [2.0] * (2 * LAYERS)
     assert session.guard.repeated == () and session.statistics.summary().calls == 2 * LAYERS
@@ -144,7 +145,7 @@ def test_pass_without_the_guard_is_not_made_again(monkeypatch: pytest.MonkeyPatc
 
 def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes in a row, the outer wrapper's first: its calls are those of one pass, not of two."""
-    monkeypatch.setattr("comfy_sage2.host.session.attention", Breaking(0, LAYERS))
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(0, LAYERS))
     first = Session(Settings(backend="reference", start_percent=1.0), Selection("reference", None))
     second = Session(Settings(backend="reference", guard=True), Selection("reference", None), 1, make_override(first))
     override = make_override(second)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from comfy_sage2.host import forwards
-from comfy_sage2.host.layouts import HostCall
-from comfy_sage2.host.override import make_override
-from comfy_sage2.host.selection import Selection
-from comfy_sage2.host.session import Session
-from comfy_sage2.host.settings import Settings
-from comfy_sage2.host.statistics import Share
+from comfy_sage2.comfyui.call import forwards
+from comfy_sage2.comfyui.call.attention_call import HostCall
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.report.statistics import Share
+from comfy_sage2.comfyui.serve.selection import Selection
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
 
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 96, 160, 64
 EXPECTED = Selection("reference", None)

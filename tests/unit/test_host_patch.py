@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from comfy_sage2.capture.recorder import CaptureBounds
-from comfy_sage2.host import forwards
-from comfy_sage2.host.patch import OVERRIDE, calibrated_model, captured_model, patch_model
-from comfy_sage2.host.sampling import COMPILE_OPTIONS, OUTER_SAMPLE, WRAPPER_KEY, sessions_of
-from comfy_sage2.host.settings import Settings
+from comfy_sage2.comfyui.call import forwards
+from comfy_sage2.comfyui.patch import OVERRIDE, calibrated_model, captured_model, patch_model
+from comfy_sage2.comfyui.sampling import COMPILE_OPTIONS, OUTER_SAMPLE, WRAPPER_KEY, sessions_of
+from comfy_sage2.comfyui.settings import Settings
 
 
 class Patcher:

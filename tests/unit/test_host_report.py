@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comfy_sage2.host import stopwatch
-from comfy_sage2.host.chart import HIGH_ERROR, draw_chart
-from comfy_sage2.host.quality import Quality, measure
-from comfy_sage2.host.report import report, status
-from comfy_sage2.host.schedule import Schedule
-from comfy_sage2.host.selection import Selection
-from comfy_sage2.host.session import Session
-from comfy_sage2.host.settings import Settings
-from comfy_sage2.host.statistics import Outcome
+from comfy_sage2.comfyui.report import stopwatch
+from comfy_sage2.comfyui.report.chart import HIGH_ERROR, draw_chart
+from comfy_sage2.comfyui.report.quality import Quality, measure
+from comfy_sage2.comfyui.report.statistics import Outcome
+from comfy_sage2.comfyui.report.text import report, status
+from comfy_sage2.comfyui.schedule import Schedule
+from comfy_sage2.comfyui.serve.selection import Selection
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
 
 CPU = torch.device("cpu")
 

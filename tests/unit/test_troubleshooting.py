@@ -15,7 +15,7 @@ MODULES = [
     LIBRARY / "validation.py",
     LIBRARY / "registry.py",
     *sorted((LIBRARY / "backends").glob("*.py")),
-    *sorted((LIBRARY / "host").glob("*.py")),
+    *sorted((LIBRARY / "comfyui").rglob("*.py")),
     *sorted((LIBRARY / "policy").glob("*.py")),
 ]
 KERNELS = sorted((LIBRARY / "kernels").glob("*.py"))

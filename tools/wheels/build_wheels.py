@@ -1,6 +1,6 @@
 """Build the kernel wheels with cibuildwheel: one run per architecture, one wheel per CPython.
 
-    python tools/wheels/build_wheels.py [--arch sm90 ...] [--only cp312] [--out build/wheelhouse]
+    python -m tools.wheels.build_wheels [--arch sm90 ...] [--only cp312] [--out build/wheelhouse]
 
 Needs cibuildwheel in the Python that runs this script and podman with the image that the packages' pyproject.toml
 names (tools/wheels/standin_image.sh makes one). CIBW_CONTAINER_ENGINE and CIBW_MANYLINUX_X86_64_IMAGE choose others.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stage_package import ROOT, default_folder, kernel_table, stage
+from .stage_package import ROOT, default_folder, kernel_table, stage
 
 
 def build(architecture: str, out: Path, interpreter: str | None = None, *, reuse_cubins: bool = True) -> None:

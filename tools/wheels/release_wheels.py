@@ -1,6 +1,6 @@
 """Put freshly built wheels into wheels/, with their checksums and the record of what they were built from.
 
-    python tools/wheels/release_wheels.py [--wheelhouse build/wheelhouse]
+    python -m tools.wheels.release_wheels [--wheelhouse build/wheelhouse]
 
 The wheels of an architecture replace all that wheels/ had of it. Refuses to release what was built from sources that
 are not committed.
@@ -16,8 +16,9 @@ import subprocess
 from pathlib import Path
 
 import tomllib
-from stage_package import ROOT, kernel_table
-from wheel_folder import WHEELS, wheels_of
+
+from .stage_package import ROOT, kernel_table
+from .wheel_folder import WHEELS, wheels_of
 
 SOURCES = (
     "csrc",

@@ -1,6 +1,6 @@
 """Write out the source tree of one architecture's kernel distribution, ready for pip, build or cibuildwheel.
 
-    python tools/wheels/stage_package.py --arch sm90
+    python -m tools.wheels.stage_package --arch sm90
     python -m build --wheel build/packages/sm90
 
 The tree holds everything that the wheel is made of and nothing else.
@@ -11,14 +11,11 @@ from __future__ import annotations
 import argparse
 import shutil
 import string
-import sys
 from pathlib import Path
 
+from .. import kernel_table
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-import kernel_table  # noqa: E402
-
 PACKAGE_FILES = ("CMakeLists.txt", "README.md", "check_wheel.py", "compile_cubin.py")
 
 

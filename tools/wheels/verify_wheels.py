@@ -1,6 +1,6 @@
 """Rebuild one released wheel of each architecture and compare it bit for bit with the one in wheels/.
 
-    python tools/wheels/verify_wheels.py [--arch sm90 ...] [--interpreter cp312]
+    python -m tools.wheels.verify_wheels [--arch sm90 ...] [--interpreter cp312]
 
 Needs what build_wheels.py needs. Exits with 1 when a rebuilt wheel differs, and names the files in it that do.
 """
@@ -12,9 +12,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from build_wheels import build
-from stage_package import kernel_table
-from wheel_folder import WHEELS, wheels_of
+from .build_wheels import build
+from .stage_package import kernel_table
+from .wheel_folder import WHEELS, wheels_of
 
 
 def _members(wheel: Path) -> dict[str, bytes]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graph import Graph, Node, Output
-from parts import (
+from .graph import Graph, Node, Output
+from .parts import (
     BAD_VIDEO,
     FOX,
     HUB,

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chromium import Chromium
 from PIL import Image
+
+from .chromium import Chromium
 
 # The frontend's first start would open its template browser over the graph.
 SETTINGS = {

@@ -1,6 +1,6 @@
 """Write workflows/*.json from the node definitions of a running ComfyUI that has this pack.
 
-python tools/workflows/make_workflows.py http://127.0.0.1:8188
+python -m tools.workflows.make_workflows http://127.0.0.1:8188
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import urllib.request
 from pathlib import Path
 
-from graph import Graph
-from shipped import WORKFLOWS
+from .graph import Graph
+from .shipped import WORKFLOWS
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graph import Graph, Node, Output
+from .graph import Graph, Node, Output
 
 HUB = "https://huggingface.co"
 WAN21 = f"{HUB}/Comfy-Org/Wan_2.1_ComfyUI_repackaged/resolve/main/split_files"

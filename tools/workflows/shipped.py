@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from families import (
+from .families import (
     cogvideox_object_removal,
     flux_text_to_image,
     hunyuanvideo15_text_to_video,
@@ -13,7 +13,7 @@ from families import (
     wan22_image_to_video,
     wan22_text_to_video,
 )
-from showcases import calibrate_then_render, compare_with_full_precision, demo_model
+from .showcases import calibrate_then_render, compare_with_full_precision, demo_model
 
 WORKFLOWS = (
     wan22_text_to_video,

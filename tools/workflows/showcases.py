@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from graph import Graph
-from parts import (
+from .graph import Graph
+from .parts import (
     report_node,
     sage_node,
     sampler_node,

@@ -1,6 +1,6 @@
 """Write the thumbnails workflows/*.jpg: each workflow as ComfyUI's frontend shows it.
 
-    python tools/workflows/take_pictures.py http://127.0.0.1:8188
+    python -m tools.workflows.take_pictures http://127.0.0.1:8188
 
 The server needs this pack, the settings of `frontend.SETTINGS`, and files with the names of the models, empty ones too.
 """
@@ -12,9 +12,10 @@ import json
 import tempfile
 from pathlib import Path
 
-import frontend
-from chromium import Chromium, find_chromium
 from PIL import Image, ImageOps
+
+from . import frontend
+from .chromium import Chromium, find_chromium
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 SIZE = (800, 450)

@@ -81,7 +81,7 @@ class BrokenCrossAttention(io.ComfyNode):
 
     @staticmethod
     def sample(executor, *args, **kwargs):
-        session = next(module for name, module in sys.modules.items() if name.endswith("comfy_sage2.host.session"))
+        session = sys.modules["comfy_sage2.comfyui.serve.session"]
         attention = session.attention
 
         def broken(q, k, v, *, nonfinite=None, **options):

@@ -12,7 +12,7 @@ from comfy_sage2.benchmark import plot, record, tables
 from comfy_sage2.benchmark.candidates import Call, Candidate
 from comfy_sage2.benchmark.shapes import select
 from comfy_sage2.benchmark.speed import ShapeResult, Speed
-from comfy_sage2.evaluation.accuracy import Accuracy
+from comfy_sage2.metrics import Accuracy
 
 PAPER, CAUSAL, WAN = select(["d128-n8192", "d128-n8192-causal", "wan-14b-720p"])
 CANDIDATES = [

@@ -9,7 +9,6 @@ import torch
 from attention_oracle import cosine, oracle, relative_l1, rmse
 
 import comfy_sage2
-from comfy_sage2.baselines.unsmoothed import UNSMOOTHED_4B
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP16, FP32
 from comfy_sage2.quantize.fp8 import E4M3, E5M2
@@ -17,6 +16,7 @@ from comfy_sage2.quantize.groups import ADA, HOPPER_8B, PER_BLOCK, PER_TENSOR, P
 from comfy_sage2.quantize.integer import INT8
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
+from lab.baselines.unsmoothed import UNSMOOTHED_4B
 
 
 def gaussian(length=1024, heads=4, head_dim=128):

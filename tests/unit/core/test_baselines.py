@@ -8,13 +8,13 @@ import pytest
 import torch
 from attention_oracle import cosine, oracle, relative_l1
 
-from comfy_sage2 import baselines
-from comfy_sage2.baselines.hadamard import random_hadamard
-from comfy_sage2.baselines.smooth_attention import channel_factors
-from comfy_sage2.baselines.unsmoothed import UNSMOOTHED_4B
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP32
 from comfy_sage2.reference.attention import reference_attention
+from lab import baselines
+from lab.baselines.hadamard import random_hadamard
+from lab.baselines.smooth_attention import channel_factors
+from lab.baselines.unsmoothed import UNSMOOTHED_4B
 
 PRECISE = replace(UNSMOOTHED_4B, qk_format=FP32, p_format=FP32, v_format=FP32, accumulator=ACCUMULATE_FP32)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from comfy_sage2.demo.captions import CAPTION_LENGTH, TEXT_DIM, CaptionEncoder, CaptionError, vocabulary
-from comfy_sage2.demo.scenes import random_captions
+from lab.demo.captions import CAPTION_LENGTH, TEXT_DIM, CaptionEncoder, CaptionError, vocabulary
+from lab.demo.scenes import random_captions
 
 ENCODER = CaptionEncoder.random(seed=0)
 

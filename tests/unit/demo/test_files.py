@@ -9,10 +9,10 @@ import av
 import pytest
 import torch
 
-from comfy_sage2.demo.job import VARIANTS, Clip
-from comfy_sage2.demo.progress import ProgressBar
-from comfy_sage2.demo.run import table, write_results
-from comfy_sage2.demo.videos import contact_sheet, write_mp4
+from lab.demo.job import VARIANTS, Clip
+from lab.demo.progress import ProgressBar
+from lab.demo.run import table, write_results
+from lab.demo.videos import contact_sheet, write_mp4
 
 
 def clip(variant: str, brightness: int) -> Clip:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from comfy_sage2.demo.metrics import cosine, psnr, ssim
+from lab.demo.metrics import cosine, psnr, ssim
 
 
 @pytest.fixture

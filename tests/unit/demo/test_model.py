@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from comfy_sage2.baselines import BASELINES
-from comfy_sage2.demo.captions import CaptionEncoder
-from comfy_sage2.demo.comfyui_host import reason_too_old, shipped_job, shipped_workflow
-from comfy_sage2.demo.diffusers_host import DiffusersHost, load_transformer, load_vae
-from comfy_sage2.demo.job import BASELINE_NOTE, FULL_PRECISION, Job
-from comfy_sage2.demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE, DemoModel, demo_model
-from comfy_sage2.demo.tiny_wan import dit_shapes, random_weights
+from lab.baselines import BASELINES
+from lab.demo.captions import CaptionEncoder
+from lab.demo.comfyui_host import reason_too_old, shipped_job, shipped_workflow
+from lab.demo.diffusers_host import DiffusersHost, load_transformer, load_vae
+from lab.demo.job import BASELINE_NOTE, FULL_PRECISION, Job
+from lab.demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE, DemoModel, demo_model
+from lab.demo.tiny_wan import dit_shapes, random_weights
 
 
 @pytest.fixture(scope="module")

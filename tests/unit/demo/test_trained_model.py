@@ -7,23 +7,17 @@ import random
 import pytest
 import torch
 
-from comfy_sage2.demo.captions import CaptionEncoder, vocabulary
-from comfy_sage2.demo.diffusers_host import load_transformer, load_vae
-from comfy_sage2.demo.metrics import psnr
-from comfy_sage2.demo.model import TRAINED_FOLDER, DemoModel, demo_model
-from comfy_sage2.demo.scenes import Scene, Thing, random_scene
-from comfy_sage2.demo.wan_dit import WanDiT
-from comfy_sage2.demo.wan_statistics import normalised
-from comfy_sage2.demo.wan_vae import WanVAE
-from comfy_sage2.evaluation.caption_classifier import (
-    CLASSIFIER_FILE,
-    FRAMES,
-    SIDE,
-    CaptionClassifier,
-    word_accuracy,
-)
-from comfy_sage2.evaluation.video_quality import pixels
-from tools.train_demo_model import clips
+from lab.demo.captions import CaptionEncoder, vocabulary
+from lab.demo.diffusers_host import load_transformer, load_vae
+from lab.demo.metrics import psnr
+from lab.demo.model import TRAINED_FOLDER, DemoModel, demo_model
+from lab.demo.scenes import Scene, Thing, random_scene
+from lab.demo.wan_dit import WanDiT
+from lab.demo.wan_statistics import normalised
+from lab.demo.wan_vae import WanVAE
+from lab.evaluation.caption_classifier import CLASSIFIER_FILE, FRAMES, SIDE, CaptionClassifier, word_accuracy
+from lab.evaluation.video_quality import pixels
+from lab.training.demo_model import clips
 
 MODEL = DemoModel(TRAINED_FOLDER, trained=True)
 SCENE = Scene((Thing("large", "red", "plain", "square", "slides"),), "checkered", "green", drifting=False)

@@ -10,24 +10,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from comfy_sage2.demo.captions import CaptionEncoder
-from comfy_sage2.demo.model import demo_model
-from comfy_sage2.demo.sampler import denoise, starting_noise
-from comfy_sage2.demo.scenes import random_scene
-from comfy_sage2.demo.wan_dit import WanDiT
-from comfy_sage2.demo.wan_vae import WanVAE
-from comfy_sage2.evaluation.caption_classifier import (
-    CLASSIFIER_FILE,
-    CaptionClassifier,
-    loss,
-    shrunk,
-    targets,
-    word_accuracy,
-)
-from comfy_sage2.evaluation.demo_capture import demo_samples
-from comfy_sage2.evaluation.run import main
-from comfy_sage2.evaluation.variants import FULL_PRECISION, use_attention, variants
-from comfy_sage2.evaluation.video_quality import FeatureDistance, flicker, pixels
+from lab.demo.captions import CaptionEncoder
+from lab.demo.model import demo_model
+from lab.demo.sampler import denoise, starting_noise
+from lab.demo.scenes import random_scene
+from lab.demo.wan_dit import WanDiT
+from lab.demo.wan_vae import WanVAE
+from lab.evaluation.caption_classifier import CLASSIFIER_FILE, CaptionClassifier, loss, shrunk, targets, word_accuracy
+from lab.evaluation.demo_capture import demo_samples
+from lab.evaluation.run import main
+from lab.evaluation.variants import FULL_PRECISION, use_attention, variants
+from lab.evaluation.video_quality import FeatureDistance, flicker, pixels
 
 RNG = random.Random(0)
 SCENES = [random_scene(RNG) for _ in range(20)]

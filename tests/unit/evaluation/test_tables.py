@@ -11,14 +11,14 @@ import torch
 
 from comfy_sage2.capture.recorder import save_samples
 from comfy_sage2.capture.samples import AttentionSample
-from comfy_sage2.evaluation import paper, plots
-from comfy_sage2.evaluation.accuracy import Accuracy, average, worst
-from comfy_sage2.evaluation.measurement import Measured, measure
-from comfy_sage2.evaluation.methods import tables
-from comfy_sage2.evaluation.report import markdown
-from comfy_sage2.evaluation.run import main
-from comfy_sage2.evaluation.structure import Structure, structure
-from comfy_sage2.evaluation.synthetic import OUTLIER_RANGE, synthetic_samples
+from comfy_sage2.metrics import Accuracy, average, worst
+from lab.evaluation import paper, plots
+from lab.evaluation.measurement import Measured, measure
+from lab.evaluation.methods import tables
+from lab.evaluation.report import markdown
+from lab.evaluation.run import main
+from lab.evaluation.structure import Structure, structure
+from lab.evaluation.synthetic import OUTLIER_RANGE, synthetic_samples
 
 CPU = torch.device("cpu")
 

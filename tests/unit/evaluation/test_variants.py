@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comfy_sage2.evaluation.variants import FULL_PRECISION, variants
+from lab.evaluation.variants import FULL_PRECISION, variants
 
 
 def test_rows_with_smooth_v_are_added_to_the_others() -> None:

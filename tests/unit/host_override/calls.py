@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.host import forwards
-from comfy_sage2.host.override import make_override
-from comfy_sage2.host.selection import Selection
-from comfy_sage2.host.session import Session
-from comfy_sage2.host.settings import Settings
-from comfy_sage2.host.statistics import Summary
+from comfy_sage2.comfyui.call import forwards
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.report.statistics import Summary
+from comfy_sage2.comfyui.serve.selection import Selection
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
 
 EXPECTED = Selection("reference", None)
 SIGMAS = [1.0, 0.75, 0.5, 0.25, 0.0]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.host import forwards
-from comfy_sage2.host.override import make_override
+from comfy_sage2.comfyui.call import forwards
+from comfy_sage2.comfyui.call.override import make_override
 
 from .calls import ones, qkv, session_with
 
@@ -156,7 +156,7 @@ def test_guard_works_in_a_compiled_graph(host_module: types.ModuleType, monkeypa
     with torch.no_grad():
         with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
             assert not torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
-        monkeypatch.setattr("comfy_sage2.host.session.attention", broken)
+        monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", broken)
         with forwards.running(0, session.begin_forward(0.75, torch.device("cpu"), {})):
             assert torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
     assert [downgrade.step for downgrade in session.guard.downgrades] == [1]

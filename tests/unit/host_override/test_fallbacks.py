@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.host import forwards
-from comfy_sage2.host.override import make_override
-from comfy_sage2.host.session import Session
-from comfy_sage2.host.settings import Settings
+from comfy_sage2.comfyui.call import forwards
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.policy.policy import Cell, Policy
 from comfy_sage2.policy.signature import Signature
 
@@ -54,7 +54,7 @@ def test_failing_backend_falls_back_and_warns_once(
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise error("no image for this device")
 
-    monkeypatch.setattr("comfy_sage2.host.session.attention", fail)
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", fail)
     session = session_with()
     for _ in range(3):
         assert torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
@@ -66,7 +66,7 @@ def test_out_of_memory_is_the_hosts_business(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("comfy_sage2.host.session.attention", fail)
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", fail)
     with pytest.raises(torch.OutOfMemoryError):
         call(session_with(), *qkv(), 2)
 
@@ -77,7 +77,7 @@ def test_the_first_torch_that_comfyui_takes_falls_back_too(monkeypatch: pytest.M
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise RuntimeError("no image for this device")
 
-    monkeypatch.setattr("comfy_sage2.host.session.attention", fail)
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", fail)
     monkeypatch.delattr(torch, "OutOfMemoryError")
     assert torch.equal(call(session_with(), *qkv(), 2), torch.ones(1, 64, 128))
 
@@ -88,7 +88,7 @@ def test_measuring_without_memory_leaves_the_sampling_alone(
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("comfy_sage2.host.quality.measure", fail)
+    monkeypatch.setattr("comfy_sage2.comfyui.report.quality.measure", fail)
     session = session_with(measure_quality=True)
     for _ in range(4):
         call(session, *qkv(), 2, func=fail)  # the host, asked for its time, does not fit either

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.host import forwards
-from comfy_sage2.host.override import make_override
-from comfy_sage2.host.session import Session
-from comfy_sage2.host.settings import Settings
+from comfy_sage2.comfyui.call import forwards
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.policy.policy import IN_FULL, Cell, Policy
 from comfy_sage2.policy.rules import RulePlan
 from comfy_sage2.policy.signature import Signature
@@ -62,7 +62,7 @@ def test_policy_takes_8_bits_where_there_is_no_4_bit_kernel(monkeypatch: pytest.
     def eight_only(*args: Any, mode: str, **kwargs: Any) -> dict[str, str | None]:
         return {"reference": None if mode == "8b" else "mode must be 8b here, got 4b"}
 
-    monkeypatch.setattr("comfy_sage2.host.selection.explain", eight_only)
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.selection.explain", eight_only)
     policy = Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64,), ((Cell("4b", False),),))
     session = Session(Settings(backend="reference", policy=policy), EXPECTED, plan=policy)
     assert modes_of(session, 1) == [["8b"]] * 4

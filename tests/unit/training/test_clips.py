@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from comfy_sage2.demo.scenes import MOTIONS, PATTERNS, SHAPES, SURFACES, Scene, Thing
-from tools.train_demo_model import clips
+from lab.demo.scenes import MOTIONS, PATTERNS, SHAPES, SURFACES, Scene, Thing
+from lab.training.demo_model import clips
 
 FRAMES, SIDE = 5, 48
 

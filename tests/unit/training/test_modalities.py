@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from comfy_sage2.demo.scenes import MOTIONS, SHAPES, SIZES
-from comfy_sage2.evaluation.variants import FULL_PRECISION, variants
-from tools import train_modalities
-from tools.train_demo_model import clips
-from tools.train_modalities import __main__ as command
-from tools.train_modalities import language
-from tools.train_modalities.pictures import SIDE, Pictures
-from tools.train_modalities.replaced_attention import ReplacedAttention
+from lab.demo.scenes import MOTIONS, SHAPES, SIZES
+from lab.evaluation.variants import FULL_PRECISION, variants
+from lab.training import modalities as train_modalities
+from lab.training.demo_model import clips
+from lab.training.modalities import __main__ as command
+from lab.training.modalities import language
+from lab.training.modalities.pictures import SIDE, Pictures
+from lab.training.modalities.replaced_attention import ReplacedAttention
 
 CPU = torch.device("cpu")
 
@@ -133,7 +133,7 @@ def run_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
     def run(missing: str) -> None:
         for name in [*sys.modules]:
-            if name == "tools.train_modalities.images" or name.partition(".")[0] in ("timm", "torchvision"):
+            if name == "lab.training.modalities.images" or name.partition(".")[0] in ("timm", "torchvision"):
                 monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(train_modalities, "images", raising=False)
         monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])

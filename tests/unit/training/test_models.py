@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from comfy_sage2.demo.diffusers_host import load_transformer, load_vae
-from comfy_sage2.demo.model import DemoModel
-from comfy_sage2.demo.scenes import random_scene
-from comfy_sage2.demo.tiny_wan import dit_shapes, vae_shapes, write_checkpoint
-from comfy_sage2.demo.wan_dit import DiTShape, WanDiT
-from comfy_sage2.demo.wan_statistics import denormalised, normalised
-from comfy_sage2.demo.wan_vae import WanVAE
-from tools.train_demo_model import clips, latents
-from tools.train_demo_model.optimizer import Muon
-from tools.train_demo_model.state import Schedule, TrainingState
+from lab.demo.diffusers_host import load_transformer, load_vae
+from lab.demo.model import DemoModel
+from lab.demo.scenes import random_scene
+from lab.demo.tiny_wan import dit_shapes, vae_shapes, write_checkpoint
+from lab.demo.wan_dit import DiTShape, WanDiT
+from lab.demo.wan_statistics import denormalised, normalised
+from lab.demo.wan_vae import WanVAE
+from lab.training.demo_model import clips, latents
+from lab.training.demo_model.optimizer import Muon
+from lab.training.demo_model.state import Schedule, TrainingState
 
 
 def shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:

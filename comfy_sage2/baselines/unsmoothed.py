@@ -1,7 +1,0 @@
-"""INT4 Q and K without smoothing: the "None" row of the paper's smoothing table, and the base of two baselines."""
-
-from dataclasses import replace
-
-from ..reference.options import ReferenceOptions
-
-UNSMOOTHED_4B = replace(ReferenceOptions.for_mode("4b"), smooth_q=False, smooth_k=False)

@@ -1,0 +1,164 @@
+"""The nodes that measure a model's layers and keep the outcome as a policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+from comfy_execution.graph_utils import ExecutionBlocker
+
+from .support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, POLICY, advanced, library, schema
+
+QUALITIES = ["lossless", "balanced", "fast"]  # the same on every machine, as in nodes.py
+FILE_TOOLTIP = "in the folder user/comfy_sage2/policies of ComfyUI, without an ending."
+
+
+class SageAttention2Calibrate(io.ComfyNode):
+    """Has the next sampling measured, layer by layer."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="SageAttention2Calibrate",
+            display_name="SageAttention2 Calibrate",
+            category=CATEGORY,
+            description="Samples in full precision and measures along the way what each mode would have done to each "
+            "layer. SageAttention2 Make Policy turns that into a policy.",
+            search_aliases=["sage calibrate", "measure attention", "mixed precision"],
+            hidden=[io.Hidden.unique_id],
+            inputs=[
+                io.Model.Input(
+                    "model",
+                    tooltip="The diffusion model as it will be rendered, with its LoRAs. It is not changed.",
+                ),
+                advanced(
+                    io.Float.Input(
+                        "cost_limit",
+                        default=15.0,
+                        min=1.0,
+                        max=500.0,
+                        step=1.0,
+                        tooltip="Percentage of the sampling's time that measuring may take. What does not fit is left "
+                        "unmeasured and treated with caution.",
+                    )
+                ),
+            ],
+            outputs=[
+                io.Model.Output(
+                    display_name="model",
+                    tooltip="The model to sample; connect it to SageAttention2 Make Policy too.",
+                )
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, cost_limit: float) -> io.NodeOutput:
+        if IMPORT_ERROR is not None:
+            return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
+        from comfy.utils import ProgressBar
+
+        bar = ProgressBar(1, node_id=cls.hidden.unique_id)
+
+        def progress(done: int, total: int) -> None:
+            bar.update_absolute(done, max(total, 1))
+
+        text = "The next sampling with this model is measured; SageAttention2 Make Policy shows what was found."
+        return io.NodeOutput(library.calibrated_model(model, cost_limit / 100.0, progress), ui={"text": [text]})
+
+
+class SageAttention2MakePolicy(io.ComfyNode):
+    """Turns a calibration into a policy."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="SageAttention2MakePolicy",
+            display_name="SageAttention2 Make Policy",
+            category=CATEGORY,
+            description="After sampling with SageAttention2 Calibrate: chooses for each layer and part of the steps "
+            "the fastest mode that the quality allows.",
+            search_aliases=["sage policy", "save policy"],
+            is_output_node=True,
+            inputs=[
+                io.Model.Input("model", tooltip="SageAttention2 Calibrate's output, or any model made from it."),
+                io.Latent.Input(
+                    "samples",
+                    optional=True,
+                    tooltip="The sampler's output. It makes this node wait for the sampling.",
+                ),
+                io.Image.Input(
+                    "images",
+                    optional=True,
+                    tooltip="The decoded pictures; may be connected in place of samples.",
+                ),
+                io.Combo.Input(
+                    "quality",
+                    options=QUALITIES,
+                    default="balanced",
+                    tooltip="How close each layer must come to full precision. lossless: as close as 8 bits come on "
+                    "well-behaved layers. balanced: as the average layer in 4 bits. fast: 4 bits wherever they are "
+                    "not clearly too coarse. Changing it does not sample again.",
+                ),
+                io.String.Input(
+                    "file",
+                    default="",
+                    tooltip="Also save the policy under this name, " + FILE_TOOLTIP + " Empty: not saved.",
+                ),
+            ],
+            outputs=[
+                POLICY.Output(display_name="policy", tooltip="The policy, for SageAttention2."),
+                io.String.Output(display_name="text", tooltip="The policy as JSON, for SageAttention2 Load Policy."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, quality: str, file: str, samples: Any = None, images: Any = None) -> io.NodeOutput:
+        if IMPORT_ERROR is not None:
+            blocked = ExecutionBlocker(None)
+            return io.NodeOutput(blocked, blocked, ui={"text": [IMPORT_ERROR]})
+        policy, found = library.policy_of(model, quality)
+        text = library.to_text(policy)
+        if file.strip():
+            path = library.save_policy(policy, library.policies_folder(), file)
+            found += f"\nSaved as {path.stem}."
+        return io.NodeOutput(policy, text, ui={"text": [found], "policy": [text]})
+
+
+class SageAttention2LoadPolicy(io.ComfyNode):
+    """A policy from the workflow or from a file."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="SageAttention2LoadPolicy",
+            display_name="SageAttention2 Load Policy",
+            category=CATEGORY,
+            description="A policy that was calibrated before, kept in the workflow itself or in a file.",
+            search_aliases=["sage policy"],
+            inputs=[
+                io.String.Input(
+                    "text",
+                    default="",
+                    multiline=True,
+                    tooltip="The policy as JSON. It is stored in the workflow and travels with it.",
+                ),
+                io.String.Input(
+                    "file",
+                    default="",
+                    tooltip="In place of the text: the name of a policy " + FILE_TOOLTIP,
+                ),
+            ],
+            outputs=[POLICY.Output(display_name="policy", tooltip="The policy, for SageAttention2.")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, text: str | None, file: str | None) -> str:
+        """A file that was written anew is read anew; an input that another node gives is not known yet."""
+        return "" if IMPORT_ERROR is not None else library.fingerprint(text or "", file or "")
+
+    @classmethod
+    def execute(cls, text: str, file: str) -> io.NodeOutput:
+        if IMPORT_ERROR is not None:
+            return io.NodeOutput(None, ui={"text": [IMPORT_ERROR]})
+        policy = library.load_policy(library.policies_folder(), text, file)
+        return io.NodeOutput(policy, ui={"text": ["\n".join(policy.reasoning(0, 0))]})

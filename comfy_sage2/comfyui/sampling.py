@@ -1,0 +1,93 @@
+"""Around a sampling and each forward pass: fresh statistics, no stale compilation, a known step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .report.text import session_headline
+from .serve.session import Session, log
+
+# ComfyUI's names, written out so that this module loads without it.
+OUTER_SAMPLE = "outer_sample"
+APPLY_MODEL = "apply_model"
+DIFFUSION_MODEL = "diffusion_model"
+COMPILE_KEY = "torch.compile"
+COMPILE_OPTIONS = "torch_compile_kwargs"
+WRAPPER_KEY = "comfy_sage2"
+
+# What each diffusion model was last compiled with.
+_compiled_with: weakref.WeakKeyDictionary[torch.nn.Module, tuple[object, ...]] = weakref.WeakKeyDictionary()
+
+
+def sampling_wrapper(session: Session) -> Callable[..., Any]:
+    """A wrapper of ComfyUI's outermost sampling function; carries `session`, to be found on the model again."""
+
+    def wrapper(
+        executor: Any, noise: Any, latent_image: Any, sampler: Any, sigmas: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        guider = executor.class_obj
+        _drop_stale_compilation(guider.model_patcher, guider.model_options)
+        session.begin_sampling(sigmas.tolist())
+        try:
+            return executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
+        finally:
+            session.statistics.end_sampling()
+            if session.idle_reason is None:
+                log.info("SageAttention2: %s", session_headline(session))
+
+    wrapper.session = session  # type: ignore[attr-defined]
+    return wrapper
+
+
+def forward_wrapper(session: Session) -> Callable[..., Any]:
+    """A wrapper of ComfyUI's call of the model; runs outside of compiled code, once for each forward pass."""
+
+    def wrapper(
+        executor: Any,
+        x: torch.Tensor,
+        t: torch.Tensor,
+        c_concat: Any = None,
+        c_crossattn: Any = None,
+        control: Any = None,
+        transformer_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        options = {} if transformer_options is None else transformer_options
+        forward = session.begin_forward(float(t.flatten()[0]), x.device, options)
+        # Where every output is compared with full precision, broken ones must not be among them.
+        forward.check_at_end = _can_repeat(control, options) and not session.settings.measure_quality
+        return session.run_forward(forward, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs))
+
+    return wrapper
+
+
+def _can_repeat(control: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a pass can be made again with the same result.
+
+    A model takes a ControlNet's outputs out of their lists, and whatever else takes part may keep what it has seen: a
+    cache of results, the keys and values of earlier frames.
+    """
+    wrappers = options.get("wrappers", {})
+    others = {key for kind in (APPLY_MODEL, DIFFUSION_MODEL) for key, found in wrappers.get(kind, {}).items() if found}
+    parts = any(options.get(name) for name in ("patches", "patches_replace", "ar_state"))
+    return control is None and not parts and others <= {WRAPPER_KEY, COMPILE_KEY}
+
+
+def sessions_of(model: Any) -> list[Session]:
+    """The sessions of all *SageAttention2* nodes that `model` (ComfyUI's ModelPatcher) went through, in their order."""
+    return [wrapper.session for wrapper in model.get_wrappers(OUTER_SAMPLE, WRAPPER_KEY)]
+
+
+def _drop_stale_compilation(model: Any, model_options: Mapping[str, Any]) -> None:
+    """ComfyUI compiles without guards on its options: a compiled model would keep the attention it was traced with."""
+    if COMPILE_OPTIONS not in model_options:
+        return
+    diffusion_model = model.model.diffusion_model
+    token = tuple((type(session), session.settings, session.idle_reason is None) for session in sessions_of(model))
+    if _compiled_with.get(diffusion_model) != token:
+        torch.compiler.reset()
+    _compiled_with[diffusion_model] = token

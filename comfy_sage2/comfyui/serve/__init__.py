@@ -1,0 +1,1 @@
+"""Serving the calls of one node."""

@@ -1,0 +1,1 @@
+"""The laboratory: demo, evaluation, baselines and trainings. It uses the library; the library never uses it."""

@@ -1,0 +1,21 @@
+"""`python -m lab <command>`."""
+
+from __future__ import annotations
+
+import sys
+
+from comfy_sage2.command_line import run
+
+COMMANDS = {
+    "demo": ("lab.demo.run", "sample one video in full precision, 8b and 4b, and compare them"),
+    "eval": ("lab.evaluation.run", "measure how close quantized attention is to full precision"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command and return its exit status."""
+    return run("lab", COMMANDS, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

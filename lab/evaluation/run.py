@@ -1,0 +1,175 @@
+"""`python -m lab eval`: the paper's accuracy tables, or with --end-to-end the quality of whole videos.
+
+The tables are measured on Q, K and V of the demo model, on synthetic tensors with the paper's outliers, and on captures
+of a user's own workflow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from comfy_sage2 import registry
+from comfy_sage2.capture.recorder import CaptureError, load_samples, save_samples
+from comfy_sage2.capture.samples import AttentionSample
+
+from ..demo.captions import CaptionEncoder
+from ..demo.model import TRAINED_FOLDER, DemoModel
+from ..demo.progress import ProgressBar
+from ..demo.wan_dit import WanDiT
+from . import plots
+from .demo_capture import demo_samples
+from .end_to_end import EndToEndJob, run_end_to_end
+from .measurement import measure
+from .methods import tables
+from .report import as_json, markdown
+from .structure import structure
+from .synthetic import synthetic_samples
+
+_SYNTHETIC_LAYERS, _SYNTHETIC_TOKENS = 6, 2304
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lab eval", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("eval-output"), help="folder for tables, JSON and charts")
+    parser.add_argument("--model", type=Path, default=TRAINED_FOLDER, help="folder of the demo model")
+    parser.add_argument("--capture", type=Path, nargs="*", default=[], help="captures of your own workflow")
+    parser.add_argument("--save-capture", type=Path, help="keep the demo model's tensors as a capture")
+    parser.add_argument(
+        "--only", nargs="+", choices=("demo", "synthetic", "capture"), help="which tensors; default: all there are"
+    )
+    parser.add_argument("--backend", default="auto", help="kernel to measure beside the reference; 'reference': none")
+    parser.add_argument("--device", help="cuda where there is one, else cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=20, help="sampling steps of the demo model")
+    parser.add_argument("--every-step", type=int, default=6, help="which of them are captured")
+    parser.add_argument("--side", type=int, default=256, help="pixels; a multiple of 16")
+    parser.add_argument("--frames", type=int, default=33, help="1 more than a multiple of 4")
+    parser.add_argument("--tokens", type=int, default=_SYNTHETIC_TOKENS, help="of the synthetic tensors")
+    parser.add_argument("--end-to-end", action="store_true", help="sample videos with every attention and compare them")
+    parser.add_argument("--prompts", type=int, default=32, help="with --end-to-end: captions, each with its own seed")
+    parser.add_argument("--workers", type=int, default=_cores(), help="with --end-to-end on a CPU: processes")
+    return parser
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _kernel(name: str, device: torch.device) -> str | None:
+    """The accelerated backend to measure, or None for the reference alone."""
+    if name == "reference" or device.type != "cuda":
+        return None
+    if name != "auto":
+        return registry.get(name).name
+    probe = torch.zeros(1, 1, 128, 128, dtype=torch.float16, device=device)
+    request = registry.AttentionRequest.of(
+        probe,
+        probe,
+        probe,
+        scale=1.0,
+        mode="8b",
+        smooth_v=False,
+        is_causal=False,
+        attn_mask=None,
+        return_lse=False,
+        pv_accumulator="fp32",
+    )
+    chosen = registry.choose(request, accelerated_only=True)
+    return None if chosen is None else chosen.name
+
+
+def machine(device: torch.device) -> str:
+    """What the figures were measured on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    return f"{name}, torch {torch.__version__.partition('+')[0]}"
+
+
+def _demo(options: argparse.Namespace, device: torch.device) -> list[AttentionSample]:
+    model = DemoModel(options.model, trained=True)
+    with ProgressBar("sampling the demo model") as progress:
+        samples = demo_samples(
+            WanDiT.load(model.dit).to(device),
+            CaptionEncoder.load(model.captions),
+            seed=options.seed,
+            steps=options.steps,
+            every_step=options.every_step,
+            side=options.side,
+            frames=options.frames,
+            progress=progress,
+        )
+    if options.save_capture is not None:
+        save_samples(options.save_capture, samples)
+    return samples
+
+
+def _sources(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[str, list[AttentionSample]]]:
+    """File name -> what the samples are, and the samples."""
+    wanted = options.only or ["demo", "synthetic", "capture"]
+    found: dict[str, tuple[str, list[AttentionSample]]] = {}
+    if "demo" in wanted and (DemoModel(options.model, True).dit.is_file() or options.only):
+        samples = _demo(options, device)
+        shape = tuple(samples[0].q.shape)
+        found["demo"] = (f"Q, K, V of the demo model ({_places(samples)}, {shape[2]} tokens)", samples)
+    if "synthetic" in wanted:
+        samples = synthetic_samples(options.seed, layers=_SYNTHETIC_LAYERS, tokens=options.tokens)
+        found["synthetic"] = (f"synthetic Q, K, V with outliers ({_places(samples)}, {options.tokens} tokens)", samples)
+    if "capture" in wanted:
+        for path in options.capture:
+            samples = load_samples(path)
+            found[f"capture_{path.stem}"] = (f"capture {path.name} ({_places(samples)})", samples)
+    return found
+
+
+def _places(samples: list[AttentionSample]) -> str:
+    layers, steps = ({getattr(sample, name) for sample in samples} for name in ("layer", "step"))
+    return f"{len(layers)} layers, {len(steps)} step{'s' if len(steps) > 1 else ''}"
+
+
+def _run_tables(options: argparse.Namespace, device: torch.device, kernel: str | None) -> str:
+    parts = []
+    for name, (source, samples) in _sources(options, device).items():
+        with ProgressBar(f"measuring: {name}") as progress:
+            measured = measure(tables(kernel), samples, device, progress)
+        found = structure(samples)
+        parts.append(markdown(measured, source, found))
+        data = as_json(measured, source, found, [(sample.layer, sample.step) for sample in samples])
+        (options.output / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        reason = plots.reason_unavailable()
+        if reason is None:
+            plots.draw(options.output / f"{name}.png", measured, source)
+        else:
+            print(reason)
+    return "\n\n".join(parts)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; 0 when everything that was asked for was measured."""
+    options = _parser().parse_args(arguments)
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    options.output.mkdir(parents=True, exist_ok=True)
+    kernel = _kernel(options.backend, device)
+    start = time.monotonic()
+    try:
+        if options.end_to_end:
+            job = EndToEndJob(options.prompts, options.seed, options.steps, options.side, options.frames, kernel)
+            text = run_end_to_end(DemoModel(options.model, True), job, device, options.workers, options.output)
+            name = "end_to_end.md"
+        else:
+            text, name = _run_tables(options, device, kernel), "tables.md"
+    except (CaptureError, FileNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    heading = f"Machine: {machine(device)}; kernel: {kernel or 'none, reference only'}"
+    command = " ".join(["python -m lab eval", *arguments])
+    text = f"{heading}. Command: `{command}`; {time.monotonic() - start:.0f} s.\n\n{text}\n"
+    (options.output / name).write_text(text, encoding="utf-8")
+    print("\n" + text)
+    return 0

@@ -1,0 +1,55 @@
+"""The attentions that whole models are run with, as functions of q, k and v."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.nn import functional as F
+
+from comfy_sage2.capture.samples import AttentionSample
+from comfy_sage2.reference.options import ReferenceOptions
+
+from ..baselines import BASELINES
+from ..demo.wan_dit import AttentionFunction, WanDiT
+from .methods import Method, backend, baseline, reference
+
+FULL_PRECISION = "Full precision"
+
+# The paper's attention: a row's name -> mode and whether V is smoothed.
+_MODES = {"SageAttn2-8b": ("8b", False), "SageAttn2-4b": ("4b", False)}
+_SMOOTH_V_MODES = {"SageAttn2-8b, smooth V": ("8b", True), "SageAttn2-4b, smooth V": ("4b", True)}
+
+
+def variants(kernel: str | None, *, is_causal: bool = False, smooth_v: bool = False) -> dict[str, AttentionFunction]:
+    """Name -> attention, full precision first; with a kernel its modes stand beside the reference's.
+
+    ``smooth_v`` adds the modes with smooth V, of the reference and of the kernel.
+    """
+    modes = _MODES | (_SMOOTH_V_MODES if smooth_v else {})
+    methods: dict[str, Method] = {
+        name: reference(ReferenceOptions.for_mode(mode, smooth_v=smooth)) for name, (mode, smooth) in modes.items()
+    }
+    methods |= {name: baseline(function) for name, function in BASELINES.items()}
+    if kernel is not None:
+        methods |= {
+            f"{name} ({kernel} kernel)": backend(kernel, mode, smooth_v=smooth)
+            for name, (mode, smooth) in modes.items()
+        }
+    full = functools.partial(F.scaled_dot_product_attention, is_causal=is_causal)
+    return {FULL_PRECISION: full} | {name: _as_attention(method, is_causal) for name, method in methods.items()}
+
+
+def _as_attention(method: Method, is_causal: bool) -> AttentionFunction:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # The reference's products of whole numbers in float32 are exact; autocast would round them.
+        with torch.autocast(q.device.type, enabled=False):
+            return method(AttentionSample(0, 0, q, k, v, is_causal=is_causal)).to(q.dtype)
+
+    return attend
+
+
+def use_attention(dit: WanDiT, attend: AttentionFunction) -> None:
+    """Let every layer compute its self- and cross-attention with ``attend``."""
+    for self_attention, cross_attention in dit.attentions():
+        self_attention.attend = cross_attention.attend = attend

@@ -1,0 +1,80 @@
+"""The demo's own nodes: its model's text encoder, and the paper's baselines to compare with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import folder_paths
+from comfy_api.latest import io
+
+from comfy_sage2.comfyui.nodes.support import CATEGORY, PASSED_THROUGH, library
+
+# Written out, because they have to be there when the library cannot be imported.
+BASELINES = ["SageAttention1", "SmoothAttn-4b", "HadmdAttn-4b", "FlashAttn3-fp8"]
+
+
+class SageAttention2DemoCaption(io.ComfyNode):
+    """One of the demo model's captions as conditioning."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="SageAttention2DemoCaption",
+            display_name="SageAttention2 Demo Caption",
+            category=CATEGORY,
+            description="Text encoder of the tiny demo model that comes with the pack; of no use for other models.",
+            inputs=[
+                io.Combo.Input(
+                    "codes",
+                    options=folder_paths.get_filename_list("text_encoders"),
+                    tooltip="demo_captions.safetensors from the pack's folder models/demo, copied to "
+                    "models/text_encoders.",
+                ),
+                io.String.Input(
+                    "caption",
+                    default="",
+                    tooltip="A scene in the demo's few words, for example: a small green star spins over a white "
+                    "floor. Empty: no caption, for the sampler's negative input.",
+                ),
+            ],
+            outputs=[io.Conditioning.Output(tooltip="For the sampler.")],
+        )
+
+    @classmethod
+    def execute(cls, codes: str, caption: str) -> io.NodeOutput:
+        from .demo.captions import CaptionEncoder
+
+        encoder = CaptionEncoder.load(folder_paths.get_full_path_or_raise("text_encoders", codes))
+        return io.NodeOutput([[encoder.encode(caption), {}]])
+
+
+class SageAttention2DemoBaseline(io.ComfyNode):
+    """One of the attentions that the paper compares with."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="SageAttention2DemoBaseline",
+            display_name="SageAttention2 Demo Baseline",
+            category=CATEGORY,
+            description="An attention that the paper compares with, by reference numerics: to see what it does to a "
+            "picture. Slower than ComfyUI's own attention.",
+            inputs=[
+                io.Model.Input("model", tooltip="The model whose attention is replaced."),
+                io.Combo.Input(
+                    "method",
+                    options=BASELINES,
+                    tooltip="SageAttention1: INT8 scores, FP16 values. SmoothAttn-4b, HadmdAttn-4b: INT4 scores after "
+                    "SmoothQuant's factors or a rotation. FlashAttn3-fp8: all in FP8, one scale for each tensor.",
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="The model with that attention.")],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, method: str) -> io.NodeOutput:
+        if library is None:
+            return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
+        from .comfyui_baseline import baseline_model
+
+        return io.NodeOutput(baseline_model(model, method), ui={"text": [f"{method}, by reference numerics"]})

@@ -1,0 +1,1 @@
+"""Trainings of the small models that the demo and the evaluation use."""

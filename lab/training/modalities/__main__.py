@@ -1,0 +1,82 @@
+"""Trains a language model and an image classifier for minutes, and measures them with every attention.
+
+    python -m lab.training.modalities --output build/modalities
+
+The paper's other modalities at a size that can be trained anywhere: a GPU makes better models, a CPU will do. Results
+are printed as markdown and written to results.md and results.json; the models are not kept: the command makes them.
+timm and torchvision have to be there: `make modalities-environment` makes an environment that has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from lab.evaluation.run import machine
+from lab.evaluation.variants import variants
+
+from . import language
+
+# requirements/modalities.txt says why the project's first environment has no timm.
+_TIMM_MISSING = """{name} is missing: the image classifier is timm's, which needs torchvision. Either
+    make modalities-environment
+    .venv-modalities/bin/python -m lab.training.modalities …
+or, to keep the torch that is there, install timm and the torchvision that belongs to that torch."""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m lab.training.modalities", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--language-seconds", type=float, default=60)
+    parser.add_argument("--images-seconds", type=float, default=30)
+    parser.add_argument("--pieces", type=int, default=128, help="of the test text, 1,024 symbols each")
+    parser.add_argument("--pictures", type=int, default=2048, help="to test on")
+    parser.add_argument("--kernel", help="a kernel backend to measure beside the reference, for example sm90")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
+    try:
+        from . import images
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("timm", "torchvision"):
+            raise
+        raise SystemExit(_TIMM_MISSING.format(name=missing)) from None
+    device = torch.device(arguments.device)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    text, test = language.corpus()
+    print(f"corpus: {len(text)} symbols to train on, {len(test)} to test on", flush=True)
+    speaker = language.train(text, arguments.language_seconds, arguments.seed, device)
+    viewer = images.train(arguments.images_seconds, arguments.seed, device)
+    causal = variants(arguments.kernel, is_causal=True, smooth_v=True)
+    results = {
+        name: {
+            "language": language.measure(speaker, test, arguments.pieces, causal[name]),
+            "images": images.measure(viewer, arguments.pictures, arguments.seed + 1, attend),
+        }
+        for name, attend in variants(arguments.kernel, smooth_v=True).items()
+    }
+    lines = [
+        f"Machine: {machine(device)}. "
+        f"Training: {arguments.language_seconds:.0f} s and {arguments.images_seconds:.0f} s.",
+        "",
+        "| Attention | Perplexity | Next-symbol accuracy | Image loss | Image accuracy |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, found in results.items():
+        spoken = f"{found['language']['perplexity']:.4f} | {found['language']['accuracy']:.2%}"
+        lines.append(f"| {name} | {spoken} | {found['images']['loss']:.4f} | {found['images']['accuracy']:.2%} |")
+    print("\n".join(lines))
+    (arguments.output / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (arguments.output / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

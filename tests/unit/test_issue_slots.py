@@ -1,4 +1,4 @@
-"""csrc/tools/count_issue_slots.py on listings written by hand."""
+"""tools/count_issue_slots.py on listings written by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "csrc" / "tools" / "count_issue_slots.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "count_issue_slots.py"
 
 # A loop of two products and two exponentials, with a cold path past the end that jumps back into it.
 LISTING = """

@@ -1,6 +1,6 @@
 """Count the instructions of an attention kernel's inner loop per score element, and the ceilings on an RTX 4090.
 
-    python tools/count_issue_slots.py build/kernels/comfy_sage2_sm89/attention_d128.cubin --head-dim 128
+    python -m tools.count_issue_slots build/kernels/comfy_sage2_sm89/attention_d128.cubin --head-dim 128
 
 Reads the machine code with nvdisasm (CUDA toolkit, or the package nvidia-cuda-nvdisasm). Counted is the steady state:
 the shortest way through the loop, on which no row maximum grows and no key is masked. The rates are those of the data

@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 from fake_pack import ROOT
 
-sys.path.insert(0, str(ROOT / "tools"))
-
-import kernel_table
+from tools import kernel_table
 
 NATIVE = Path(__file__).resolve().parent / "native"
 CSRC = ROOT / "csrc"

@@ -9,7 +9,7 @@ import torch
 from comfy_sage2.comfyui.call.attention_call import HostCall
 from comfy_sage2.comfyui.patch import OVERRIDE
 from comfy_sage2.comfyui.serve.session import Override
-from comfy_sage2.validation import check_choice
+from comfy_sage2.options import check_choice
 
 from .baselines import BASELINES
 

@@ -8,6 +8,8 @@ import torch
 
 from ... import registry
 from ...attention import explain
+from ...backends.base import AttentionRequest
+from ...options import AttentionOptions
 from ..call.attention_call import HostCall
 
 
@@ -45,27 +47,7 @@ def probe(device: torch.device, backend: str, mode: str) -> Selection:
     It asks about the form of call that every kernel is made for; where even that has a reason against it, the reason
     is the machine and not the call.
     """
-    on_cuda = device.type == "cuda"
-    request = registry.AttentionRequest(
-        device_type=device.type,
-        device_index=device.index,
-        capability=torch.cuda.get_device_capability(device) if on_cuda else None,
-        dtype=torch.float16,
-        batch=1,
-        q_heads=8,
-        kv_heads=8,
-        q_length=4096,
-        kv_length=4096,
-        head_dim=128,
-        mode=mode,
-        smooth_v=False,
-        is_causal=False,
-        scale=128**-0.5,
-        mask_shape=None,
-        mask_dtype=None,
-        return_lse=False,
-        pv_accumulator="fp32",
-    )
+    request = AttentionRequest.ordinary(device, AttentionOptions(mode))
     return _pick(registry.explain(request), backend)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import comfy_sage2.__main__ as library_commands
 import lab.__main__ as lab_commands
-from tools import bench_results, quotes
+from tools import bench_results, charts, quotes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MOST_WORDS = 10_000
@@ -75,6 +75,21 @@ def test_quotes_of_a_table() -> None:
         quotes.table_below("# A\n\n# B\n\n| x |\n", "A")
     with pytest.raises(ValueError, match=r"no-such\.md"):
         quotes.renewed("<!-- quote docs/results/no-such.md # A -->\n<!-- /quote -->")
+
+
+@pytest.mark.parametrize("chart", charts.CHARTS, ids=lambda chart: chart.picture)
+def test_charts_are_as_in_the_results(chart: charts.Chart) -> None:
+    """`python -m tools.charts` draws them anew."""
+    assert text(REPOSITORY / chart.picture) == charts.drawn(chart)
+
+
+def test_chart_of_a_table() -> None:
+    chart = charts.Chart("x.svg", "x.md", "A", "ms", "a < b", ours="mine", limit="none")
+    drawn = charts.svg([["who", "ms"], ["theirs", "8.00"], ["**mine**", "2.00"]], chart)
+    assert drawn.index("theirs") < drawn.index(">8.00<") < drawn.index(">mine<") < drawn.index(">2.00<")
+    assert 'width="430"' in drawn and 'width="108"' in drawn and "a &lt; b" in drawn and drawn.count("bold") == 3
+    with pytest.raises(ValueError, match="no column 'ms'"):
+        charts.svg([["who", "s"], ["mine", "1"]], chart)
 
 
 def test_some_page_quotes_results() -> None:

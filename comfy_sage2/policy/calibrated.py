@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..metrics import Agreement
 from .plan import FULL
 from .policy import Cell, Policy
 from .signature import Signature
-from .targets import FULL_PRECISION, TARGETS, VARIANTS, Measured, Variant, pick
+from .targets import FULL_PRECISION, TARGETS, VARIANTS, Variant, pick
 
 # The early and the late steps differ most from the others and among themselves.
 BOUNDS = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
 
-Measurements = Mapping[tuple[int, int], Mapping[Variant, Measured]]  # (layer, part) -> error of each variant
+Measurements = Mapping[tuple[int, int], Mapping[Variant, Agreement]]  # (layer, part) -> error of each variant
 
 
 def make_policy(signature: Signature, target: str, head_dims: Mapping[int, int], measurements: Measurements) -> Policy:
@@ -47,7 +48,7 @@ def make_policy(signature: Signature, target: str, head_dims: Mapping[int, int],
     return Policy(signature, target, BOUNDS, dims, tuple(rows))
 
 
-def _cell(measured: Mapping[Variant, Measured], target: str) -> Cell:
+def _cell(measured: Mapping[Variant, Agreement], target: str) -> Cell:
     variant = pick(measured, TARGETS[target])
     if variant == FULL_PRECISION:
         return Cell(FULL, False)

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..metrics import Agreement
 from .plan import FULL
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Agreement of one mode with full precision: cosine similarity and sum |out - exact| / sum |exact|."""
-
-    cosine: float
-    relative_l1: float
-
-    def worse(self, other: Measured) -> Measured:
-        """The lower cosine and the larger error of two; NaN is the worst of all."""
-        return Measured(_or_nan(min, self.cosine, other.cosine), _or_nan(max, self.relative_l1, other.relative_l1))
-
-
-def _or_nan(choose: Callable[[float, float], float], a: float, b: float) -> float:
-    return a if math.isnan(a) else b if math.isnan(b) else choose(a, b)
 
 
 @dataclass(frozen=True)
@@ -45,7 +29,7 @@ class Target:
     cosine: float
     relative_l1: float
 
-    def allows(self, measured: Measured) -> bool:
+    def allows(self, measured: Agreement) -> bool:
         """Whether a layer with this error is good enough; NaN never is."""
         return measured.cosine >= self.cosine and measured.relative_l1 <= self.relative_l1
 
@@ -61,7 +45,7 @@ TARGETS = {
 }
 
 
-def pick(measurements: Mapping[Variant, Measured], target: Target) -> Variant:
+def pick(measurements: Mapping[Variant, Agreement], target: Target) -> Variant:
     """The fastest variant that `target` allows, or FULL_PRECISION."""
     for variant in VARIANTS:
         if variant in measurements and target.allows(measurements[variant]):

@@ -18,10 +18,11 @@ from comfy_sage2.comfyui.observe.calibration import BLOCK_ROWS, Budget, Calibrat
 from comfy_sage2.comfyui.policy_files import load_policy, policy_path, save_policy
 from comfy_sage2.comfyui.report.calibration import calibration_report
 from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.metrics import Agreement
 from comfy_sage2.policy.calibrated import BOUNDS, make_policy
 from comfy_sage2.policy.policy import Policy
 from comfy_sage2.policy.signature import Signature
-from comfy_sage2.policy.targets import VARIANTS, Measured
+from comfy_sage2.policy.targets import VARIANTS
 
 STEPS = 10
 LAYERS = 3
@@ -159,7 +160,7 @@ def test_two_passes_are_measured_and_the_worse_one_kept(monkeypatch: pytest.Monk
     def measure(call: HostCall) -> dict:
         error = next(errors)
         measured.append(error)
-        return {variant: Measured(1.0 - error, error) for variant in VARIANTS}
+        return {variant: Agreement(1.0 - error, error, error) for variant in VARIANTS}
 
     monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", measure)
     monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.BOUNDS", (0.0, 1.0))
@@ -167,7 +168,7 @@ def test_two_passes_are_measured_and_the_worse_one_kept(monkeypatch: pytest.Monk
     sampled(node)
     assert measured == [0.1, 0.2, 0.3, 0.3, 0.1, 0.2]
     assert [node.measurements[layer, 0][VARIANTS[0]] for layer in range(LAYERS)] == [
-        Measured(0.7, 0.3), Measured(0.8, 0.2), Measured(0.7, 0.3)
+        Agreement(0.7, 0.3, 0.3), Agreement(0.8, 0.2, 0.2), Agreement(0.7, 0.3, 0.3)
     ]  # fmt: skip
 
 

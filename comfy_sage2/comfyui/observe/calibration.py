@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import reduce
 
 import torch
 
 from ...attention import attention
+from ...metrics import Agreement, worst
 from ...policy.calibrated import BOUNDS
 from ...policy.policy import part_of
 from ...policy.signature import Signature
-from ...policy.targets import VARIANTS, Measured, Variant
+from ...policy.targets import VARIANTS, Variant
 from ..call.attention_call import HostCall
 from ..call.forwards import Forward
 from ..report import stopwatch
-from ..report.quality import Sample, agreement, evenly
+from ..report.quality import Sample, evenly
 from ..report.statistics import Outcome
 from ..serve.selection import Selection
 from ..serve.session import Override, Session, log
@@ -76,7 +76,7 @@ class Calibration(Session):
         super().__init__(Settings(), Selection("calibration", None), slot, previous)
         self.signature = signature
         self.head_dims: dict[int, int] = {}
-        self.measurements: dict[tuple[int, int], dict[Variant, Measured]] = {}
+        self.measurements: dict[tuple[int, int], dict[Variant, Agreement]] = {}
         self.left_out: dict[int, str] = {}
         self._passes: Counter[tuple[int, int]] = Counter()
         self._cost_limit = cost_limit
@@ -132,7 +132,7 @@ class Calibration(Session):
             try:
                 found = measure_variants(call)
                 earlier = self.measurements.get(place, found)
-                self.measurements[place] = {variant: found[variant].worse(earlier[variant]) for variant in found}
+                self.measurements[place] = {variant: worst((found[variant], earlier[variant])) for variant in found}
                 self._passes[place] += 1
             except (TypeError, ValueError, RuntimeError) as error:  # the sampling itself must go on, memory or not
                 reason = f"measuring failed: {error}"
@@ -153,7 +153,7 @@ def _reason_against_measuring(call: HostCall) -> str | None:
     return None
 
 
-def measure_variants(call: HostCall) -> dict[Variant, Measured]:
+def measure_variants(call: HostCall) -> dict[Variant, Agreement]:
     """The error of each variant on a sample of `call`, by the fastest backend that can run it, else the reference.
 
     Of several entries of the batch the worst one counts: an empty prompt may be easy, and say nothing about the other.
@@ -182,8 +182,7 @@ def measure_variants(call: HostCall) -> dict[Variant, Measured]:
             attn_mask=sample.mask,
         )
         assert isinstance(out, torch.Tensor)  # no LSE was asked for
-        close = [agreement(*pair) for pair in zip(out, exact, strict=True)]
-        found[variant] = reduce(Measured.worse, (Measured(float(c.cosine), float(c.relative_l1)) for c in close))
+        found[variant] = worst(Agreement.of(*pair) for pair in zip(out, exact, strict=True))
     return found
 
 

@@ -7,21 +7,22 @@ from typing import Any
 
 import pytest
 
+from comfy_sage2.metrics import Agreement
 from comfy_sage2.policy.calibrated import BOUNDS, make_policy
 from comfy_sage2.policy.document import from_text, to_text
 from comfy_sage2.policy.plan import Choice, Place
 from comfy_sage2.policy.policy import IN_FULL, UNKNOWN, Policy, part_of
 from comfy_sage2.policy.signature import Signature
-from comfy_sage2.policy.targets import FULL_PRECISION, TARGETS, VARIANTS, Measured, Variant, pick
+from comfy_sage2.policy.targets import FULL_PRECISION, TARGETS, VARIANTS, Variant, pick
 
 FOUR, FOUR_SMOOTH, EIGHT, EIGHT_SMOOTH = VARIANTS
 WAN = Signature.of("WAN21", {"dim": 1536, "num_layers": 30, "dtype": object(), "image_model": "wan2.1"})
 PARTS = len(BOUNDS) - 1
 
 
-def errors(*relative_l1: float) -> dict[Variant, Measured]:
+def errors(*relative_l1: float) -> dict[Variant, Agreement]:
     """Measurements of the four variants with these relative L1 errors and cosines that fit them."""
-    return {v: Measured(1 - error * error / 2, error) for v, error in zip(VARIANTS, relative_l1, strict=True)}
+    return {v: Agreement(1 - error * error / 2, error, error) for v, error in zip(VARIANTS, relative_l1, strict=True)}
 
 
 def small_policy(target: str = "balanced") -> Policy:
@@ -50,7 +51,7 @@ def test_the_fastest_mode_that_is_good_enough(target: str, relative_l1: tuple, e
 def test_nan_is_never_good_enough() -> None:
     nan = float("nan")
     assert pick(errors(nan, nan, nan, nan), TARGETS["fast"]) == FULL_PRECISION
-    assert pick({EIGHT: Measured(nan, 0.0)}, TARGETS["fast"]) == FULL_PRECISION
+    assert pick({EIGHT: Agreement(nan, 0.0, 0.0)}, TARGETS["fast"]) == FULL_PRECISION
 
 
 def test_what_was_not_measured_takes_the_most_cautious_mode() -> None:

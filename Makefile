@@ -57,14 +57,14 @@ modalities-tests: modalities-environment
 
 # Without a ComfyUI on the machine there is nothing to start, and that has to be seen.
 host-tests: environment
-	@set -e; folders="$$($(PYTHON) -m tools.comfyui_folders)"; \
+	@set -e; folders="$$($(PYTHON) -m tools.comfyui.folders)"; \
 	if [ -z "$$folders" ]; then \
 		echo "***********************************************************************"; \
 		echo "*** ComfyUI TESTS NOT RUN: no ComfyUI on this machine.              ***"; \
 		echo "*** Put one at ~/ComfyUI, or name its folder in COMFYUI_PATH.       ***"; \
 		echo "***********************************************************************"; \
 	else \
-		$(PYTHON) -m tools.host_environment --venv $(HOST_VENV) --comfyui $$folders; \
+		$(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders; \
 		$(PYTEST) tests/host; \
 	fi
 

@@ -1,0 +1,154 @@
+"""What the guard and a calibration cost: a stand-in for a diffusion transformer, sampled with and without them.
+
+    python -m lab guard
+
+Each layer projects to Q, K and V, attends through the node's override, and projects back, in bf16, so that the GPU has
+work before and after each attention call as in a model. Needs a GPU that an accelerated backend supports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from comfy_sage2 import machine
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.observe.calibration import Calibration
+from comfy_sage2.comfyui.serve.selection import probe
+from comfy_sage2.comfyui.serve.session import Override, Session
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.command_line import Parser
+from comfy_sage2.policy.signature import Signature
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The attention of a model; its layers, fewer than it has where a step takes seconds; and how often to measure."""
+
+    name: str
+    tokens: int
+    heads: int
+    layers: int
+    rounds: int
+    head_dim: int = 128
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+
+SHAPES = (
+    Shape("Flux, 1024 x 1024", 4608, 24, layers=57, rounds=200),
+    Shape("Wan 2.1 1.3B, 480p", 32760, 12, layers=30, rounds=10),
+    Shape("Wan 2.2 14B, 480p", 32760, 40, layers=8, rounds=10),
+    Shape("Wan 2.2 14B, 720p", 75600, 40, layers=8, rounds=5),
+)
+
+
+def host_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **kwargs: Any) -> torch.Tensor:
+    """Plain attention in ComfyUI's form: (B, N, H * D)."""
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Model:
+    """As many layers of projections around attention as the shape says."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.shape = shape
+        options: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+        self.x = torch.randn(1, shape.tokens, shape.width, **options)
+        self.inward = torch.nn.Linear(shape.width, 3 * shape.width, **options)
+        self.outward = torch.nn.Linear(shape.width, shape.width, **options)
+
+    def _run(self, override: Override) -> torch.Tensor:
+        x = self.x
+        for _ in range(self.shape.layers):
+            q, k, v = self.inward(x).chunk(3, dim=-1)
+            x = x + self.outward(override(host_attention, q, k, v, self.shape.heads))
+        return x
+
+    def sample(self, session: Session, steps: int, at_end: bool = True) -> float:
+        """Seconds a step of one sampling; `at_end`: whether a guard looks once a pass, else at each call."""
+        override = make_override(session)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        session.begin_sampling([1.0 - step / steps for step in range(steps + 1)])
+        for step in range(steps):
+            sigma = torch.full((1,), 1.0 - step / steps, device=self.x.device)
+            # The host asks for the noise level, which waits for the pass before, as it does in ComfyUI.
+            forward = session.begin_forward(float(sigma[0]), self.x.device, {})
+            forward.check_at_end = at_end
+            session.run_forward(forward, lambda: self._run(override))
+        session.statistics.end_sampling()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - started) / steps
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; 0 when everything was measured, 1 when that is not possible here."""
+    parser = Parser(
+        prog="python -m lab guard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="part of a shape's name, such as flux")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        raise SystemExit("guard needs a CUDA device, and torch finds none")
+    device = torch.device("cuda", torch.cuda.current_device())
+    expected = probe(device, "auto", "8b")
+    if expected.reason is not None:
+        raise SystemExit(f"no accelerated backend: {expected.reason}")
+    print(f"{machine.summary(device)}, {expected.backend}, bf16")
+    print(
+        "| attention of | layers | a call, ms | guard once a pass, of the call | guard at each call | "
+        "calibration of 20 steps, of the sampling |"
+    )
+    print("| --- | --- | --- | --- | --- | --- |")
+    for shape in [shape for shape in SHAPES if options.only.lower() in shape.name.lower()]:
+        with torch.no_grad():
+            print(row(Model(shape, device), Session(Settings(), expected), Session(Settings(guard=True), expected)))
+    return 0
+
+
+def row(model: Model, plain: Session, guarded: Session) -> str:
+    """One line of the table."""
+    layers = model.shape.layers
+    for session in (plain, guarded):
+        model.sample(session, 1)
+    at_end = extra_seconds(model, plain, guarded, at_end=True)
+    each = extra_seconds(model, plain, guarded, at_end=False)
+    call = plain.statistics.summary().attention_seconds / (2 * layers)
+    calibration = Calibration(Signature.of("", {}), 0.15, 0, None, lambda done, total: None)
+    whole = model.sample(calibration, 20) * 20
+    found = (
+        f"{calibration.budget.spent / whole:.1%}, {len(calibration.measurements)} of {calibration.measurable} measured"
+    )
+    costs = f"{share(at_end, layers * call)} | {share(each, layers * call)}"
+    return f"| {model.shape.name} | {layers} | {call * 1e3:.2f} | {costs} | {found} |"
+
+
+def extra_seconds(model: Model, plain: Session, guarded: Session, at_end: bool) -> list[float]:
+    """What the guard adds to a step of two, a figure for each round, in which both are sampled once."""
+    extra = []
+    for number in range(model.shape.rounds):
+        seconds = {}
+        # Each comes after itself as often as after the other, whose heat or idle time it would inherit.
+        for session in (plain, guarded) if number % 2 else (guarded, plain):
+            seconds[session is guarded] = model.sample(session, 2, at_end)
+        extra.append(seconds[True] - seconds[False])
+    return extra
+
+
+def share(extra: list[float], of: float) -> str:
+    """The median of the rounds as a share, and from their ranks what it lies between with 95 % probability."""
+    ranked = sorted(extra)
+    half_width = 0.98 * len(ranked) ** 0.5
+    low = ranked[max(0, math.floor(len(ranked) / 2 - half_width))]
+    high = ranked[min(len(ranked) - 1, math.ceil(len(ranked) / 2 + half_width))]
+    return f"{statistics.median(ranked) / of:.1%} ({low / of:.1%} to {high / of:.1%})"

@@ -42,9 +42,7 @@ def _in_words(counts: Mapping[str, int]) -> str:
 
 def main() -> int:
     """The command."""
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     paths = sorted(FOLDER.glob("*.json"), key=lambda path: path.stat().st_mtime)
     text, good = summary({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths})
     print(text)

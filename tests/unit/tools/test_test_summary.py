@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -47,21 +48,41 @@ def test_failures_and_nothing_at_all_are_no_success() -> None:
     assert not good and text.splitlines()[-1].startswith("NO TEST RAN")
 
 
+SOME_TESTS = """
+import pytest
+
+def test_runs():
+    pass
+
+@pytest.mark.skip(reason="no luck")
+def test_not():
+    pass
+"""
+SKIPPED_MODULE = """
+import pytest
+pytest.skip("no host", allow_module_level=True)
+"""
+CONFTEST = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import suite_record
+from suite_record import pytest_terminal_summary
+suite_record.FOLDER = Path({records!r})
+"""
+
+
 def test_a_session_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "tests" / "some").mkdir(parents=True)
-    (tmp_path / "tests" / "some" / "test_it.py").write_text(
-        "import pytest\n\ndef test_runs():\n    pass\n\n@pytest.mark.skip(reason='no luck')\ndef test_not():\n    pass\n"
-    )
-    (tmp_path / "tests" / "test_other.py").write_text("import pytest\npytest.skip('no host', allow_module_level=True)\n")
-    (tmp_path / "conftest.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(TESTS)!r})\nimport suite_record\nfrom pathlib import Path\n"
-        f"suite_record.FOLDER = Path({str(tmp_path / 'records')!r})\n"
-        "from suite_record import pytest_terminal_summary\n"
-    )
+    (tmp_path / "tests" / "some" / "test_it.py").write_text(SOME_TESTS)
+    (tmp_path / "tests" / "test_other.py").write_text(SKIPPED_MODULE)
+    records = tmp_path / "records"
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(tests=str(TESTS), records=str(records)))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "tests"]
     environment = os.environ | {"COMFY_SAGE2_TEST_SUITE": "small"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert "NOT TESTED: TESTS/TEST_OTHER.PY (1 TESTS): no host" in done.stdout
-    written = (tmp_path / "records" / "small.json").read_text(encoding="utf-8")
-    assert '"passed": 1' in written and '"skipped": 2' in written and "no luck" in written
+    assert "NOT TESTED: TESTS/TEST_OTHER.PY (1 TESTS): no host" in done.stdout.splitlines()[-2]
+    written = json.loads((records / "small.json").read_text(encoding="utf-8"))
+    assert written["counts"] == {"passed": 1, "failed": 0, "error": 0, "skipped": 2}
+    assert written["skipped"] == {"no luck": 1, "no host": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tools.comfyui_folders import USUAL
+from tools.comfyui.folders import USUAL
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -22,7 +22,7 @@ def reason_missing(root: Path) -> str | None:
     if not (root / "main.py").is_file():
         return f"no ComfyUI at {root}: put one there, or name another folder in COMFYUI_PATH"
     if not host_python().is_file():
-        command = f"python -m tools.host_environment --venv .venv-host --comfyui {root}"
+        command = f"python -m tools.comfyui.environment --venv .venv-host --comfyui {root}"
         return f"no Python for ComfyUI at {host_python()}: run `{command}`"
     return None
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from lab.demo.comfyui_server import ComfyServer
+from tools.comfyui.server import ComfyServer
 
 from .hosts import REPOSITORY
 from .prompts import LATENT, REPORT, sage, sampling, with_report

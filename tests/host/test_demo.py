@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lab.demo.comfyui_host import ComfyHost, reason_too_old
+from lab.demo.comfyui_host import ComfyHost
 from lab.demo.diffusers_host import DiffusersHost
 from lab.demo.job import FULL_PRECISION, Clip, Job
 from lab.demo.metrics import psnr
 from lab.demo.model import TRAINED_FOLDER, DemoModel
+from tools.comfyui.folders import reason_too_old_for_demo
 
 from .hosts import candidates, host_python, reason_missing
 
@@ -35,7 +36,7 @@ def model() -> DemoModel:
 
 @pytest.fixture(scope="module", params=list(candidates().values()), ids=lambda root: root.name)
 def comfyui(request: pytest.FixtureRequest, model: DemoModel) -> Iterator[ComfyHost]:
-    reason = reason_missing(request.param) or reason_too_old(request.param)
+    reason = reason_missing(request.param) or reason_too_old_for_demo(request.param)
     if reason is not None:
         pytest.skip(reason)
     with ComfyHost(request.param, host_python(), model) as host:

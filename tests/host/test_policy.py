@@ -11,7 +11,7 @@ import torch
 
 from comfy_sage2.policy.document import from_text
 from comfy_sage2.policy.rules import FAMILIES
-from lab.demo.comfyui_server import ComfyServer, Prompt
+from tools.comfyui.server import ComfyServer, Prompt
 
 from .prompts import LATENT, REPORT, sage, sampling, with_report
 

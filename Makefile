@@ -61,7 +61,7 @@ host-tests: environment
 		echo "***********************************************************************"; \
 	else \
 		$(PYTHON) -m tools.host_environment --venv $(HOST_VENV) --comfyui $$folders; \
-		$(PYTEST) tests/host; \
+		$(PYTEST) tests/comfyui; \
 	fi
 
 demo: environment

@@ -131,7 +131,15 @@ class SageAttention2(io.ComfyNode):
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
         settings = library.Settings(
-            mode, smooth_v, start_percent, end_percent, apply_to, backend, measure_quality, guard, policy
+            mode=mode,
+            smooth_v=smooth_v,
+            start_percent=start_percent,
+            end_percent=end_percent,
+            apply_to=apply_to,
+            backend=backend,
+            measure_quality=measure_quality,
+            guard=guard,
+            policy=policy,
         )
         patched = library.patch_model(model, settings)
         return io.NodeOutput(patched, ui={"text": [library.status(library.sessions_of(patched)[-1])]})

@@ -1,41 +1,20 @@
-"""From measured errors to a mode: the fastest one whose error a quality target allows."""
+"""From measured errors to options: the fastest ones whose error a quality target allows."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .plan import FULL
+from ..metrics import Agreement
+from ..options import AttentionOptions
 
-
-@dataclass(frozen=True)
-class Measured:
-    """Agreement of one mode with full precision: cosine similarity and sum |out - exact| / sum |exact|."""
-
-    cosine: float
-    relative_l1: float
-
-    def worse(self, other: Measured) -> Measured:
-        """The lower cosine and the larger error of two; NaN is the worst of all."""
-        return Measured(_or_nan(min, self.cosine, other.cosine), _or_nan(max, self.relative_l1, other.relative_l1))
-
-
-def _or_nan(choose: Callable[[float, float], float], a: float, b: float) -> float:
-    return a if math.isnan(a) else b if math.isnan(b) else choose(a, b)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to compute a call: bits of Q and K, and whether V is smoothed."""
-
-    mode: str
-    smooth_v: bool
-
-
-# Fastest first, as on a GPU with INT4.
-VARIANTS = (Variant("4b", False), Variant("4b", True), Variant("8b", False), Variant("8b", True))
-FULL_PRECISION = Variant(FULL, False)
+# The ways to compute a call that a calibration compares, fastest first, as on a GPU with INT4 tensor cores.
+VARIANTS = (
+    AttentionOptions(mode="4b"),
+    AttentionOptions(mode="4b", smooth_v=True),
+    AttentionOptions(mode="8b"),
+    AttentionOptions(mode="8b", smooth_v=True),
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +24,7 @@ class Target:
     cosine: float
     relative_l1: float
 
-    def allows(self, measured: Measured) -> bool:
+    def allows(self, measured: Agreement) -> bool:
         """Whether a layer with this error is good enough; NaN never is."""
         return measured.cosine >= self.cosine and measured.relative_l1 <= self.relative_l1
 
@@ -61,9 +40,9 @@ TARGETS = {
 }
 
 
-def pick(measurements: Mapping[Variant, Measured], target: Target) -> Variant:
-    """The fastest variant that `target` allows, or FULL_PRECISION."""
-    for variant in VARIANTS:
-        if variant in measurements and target.allows(measurements[variant]):
-            return variant
-    return FULL_PRECISION
+def pick(measurements: Mapping[AttentionOptions, Agreement], target: Target) -> AttentionOptions | None:
+    """The fastest of VARIANTS that `target` allows; None, full precision, when it allows none."""
+    for options in VARIANTS:
+        if options in measurements and target.allows(measurements[options]):
+            return options
+    return None

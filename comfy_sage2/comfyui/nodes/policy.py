@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import folder_paths
 from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
 
@@ -11,6 +13,11 @@ from .support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, POLICY, advanced, l
 
 QUALITIES = ["lossless", "balanced", "fast"]  # the same on every machine, as in nodes.py
 FILE_TOOLTIP = "in the folder user/comfy_sage2/policies of ComfyUI, without an ending."
+
+
+def policies_folder() -> Path:
+    """Where policies are kept, in ComfyUI's user folder."""
+    return Path(folder_paths.get_user_directory()) / "comfy_sage2" / "policies"
 
 
 class SageAttention2Calibrate(io.ComfyNode):
@@ -119,7 +126,7 @@ class SageAttention2MakePolicy(io.ComfyNode):
         policy, found = library.policy_of(model, quality)
         text = library.to_text(policy)
         if file.strip():
-            path = library.save_policy(policy, library.policies_folder(), file)
+            path = library.save_policy(policy, policies_folder(), file)
             found += f"\nSaved as {path.stem}."
         return io.NodeOutput(policy, text, ui={"text": [found], "policy": [text]})
 
@@ -154,11 +161,11 @@ class SageAttention2LoadPolicy(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, text: str | None, file: str | None) -> str:
         """A file that was written anew is read anew; an input that another node gives is not known yet."""
-        return "" if IMPORT_ERROR is not None else library.fingerprint(text or "", file or "")
+        return "" if IMPORT_ERROR is not None else library.fingerprint(policies_folder(), text or "", file or "")
 
     @classmethod
     def execute(cls, text: str, file: str) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(None, ui={"text": [IMPORT_ERROR]})
-        policy = library.load_policy(library.policies_folder(), text, file)
+        policy = library.load_policy(policies_folder(), text, file)
         return io.NodeOutput(policy, ui={"text": ["\n".join(policy.reasoning(0, 0))]})

@@ -69,10 +69,10 @@ def test_baselines_take_the_attention_in_both_hosts(
 
 def test_variants_use_the_node(comfyui: ComfyHost, full: Clip) -> None:
     shares: list[float] = []
-    quantised = comfyui.sample(JOB, "4b", shares.append)
+    quantized = comfyui.sample(JOB, "4b", shares.append)
     assert all(0 <= share <= 1 for share in shares)
     assert "mode is off" in full.note
-    assert "36 of 36 attention calls" in quantised.note  # 3 steps, 6 layers, self- and cross-attention
-    assert not torch.equal(quantised.latent, full.latent)
+    assert "36 of 36 attention calls" in quantized.note  # 3 steps, 6 layers, self- and cross-attention
+    assert not torch.equal(quantized.latent, full.latent)
     # 28.7 dB on one CPU and above 30 on another: with 4 bits and three steps, how a CPU rounds decides that much.
-    assert psnr(quantised.frames, full.frames) > 24
+    assert psnr(quantized.frames, full.frames) > 24

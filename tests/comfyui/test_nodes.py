@@ -133,16 +133,11 @@ def test_help_page_names_every_input(server: ComfyServer, node: str) -> None:
 
 @pytest.mark.parametrize("node", NODES)
 def test_translations_match_the_schema(server: ComfyServer, node: str) -> None:
-    described, translations = info(server, node), server.get("/i18n")
-    for language in ("en", "de"):
-        translated = translations[language]["nodeDefs"][node]
+    """The schema's own texts are English; every other language translates all of them."""
+    for language in sorted(entry.name for entry in (REPOSITORY / "locales").iterdir()):
+        translated = server.get("/i18n")[language]["nodeDefs"][node]
         assert set(translated["inputs"]) == set(inputs(server, node))
-        assert len(translated["outputs"]) == len(described["output"])
-    english = translations["en"]["nodeDefs"][node]
-    assert english["description"] == described["description"]
-    assert {name: text["tooltip"] for name, text in english["inputs"].items()} == {
-        name: spec[1]["tooltip"] for name, spec in inputs(server, node).items()
-    }
+        assert len(translated["outputs"]) == len(info(server, node)["output"])
 
 
 def test_web_extension_is_served(server: ComfyServer) -> None:

@@ -76,11 +76,11 @@ def test_automatic_backend_passes_through_where_no_kernel_runs(server: ComfyServ
 @pytest.mark.parametrize("mode", ["8b", "4b"])
 @pytest.mark.parametrize("padded", [0, 4])
 @pytest.mark.parametrize("family", ["wan", "hunyuan"])
-def test_quantised_attention_is_close_to_the_baseline(server: ComfyServer, family: str, mode: str, padded: int) -> None:
+def test_quantized_attention_is_close_to_the_baseline(server: ComfyServer, family: str, mode: str, padded: int) -> None:
     plain = latent(server, sampling(family, padded=padded))
-    quantised = latent(server, sampling(family, {"sage": sage("loader", mode=mode)}, padded=padded))
-    assert not torch.equal(plain, quantised)
-    assert cosine(plain, quantised) > BOUNDS[mode]
+    quantized = latent(server, sampling(family, {"sage": sage("loader", mode=mode)}, padded=padded))
+    assert not torch.equal(plain, quantized)
+    assert cosine(plain, quantized) > BOUNDS[mode]
 
 
 def test_automatic_mode_states_its_reasons(server: ComfyServer) -> None:
@@ -95,8 +95,8 @@ def test_masks_reach_the_kernel(server: ComfyServer) -> None:
     """With text masked the result follows the masked baseline and not the unmasked one; nothing is left to ComfyUI."""
     chain = {"sage": sage("loader")}
     masked, unmasked = latent(server, sampling("hunyuan", padded=12)), latent(server, sampling("hunyuan"))
-    quantised = latent(server, sampling("hunyuan", chain, padded=12))
-    assert (quantised - masked).norm() < 0.5 * (quantised - unmasked).norm()
+    quantized = latent(server, sampling("hunyuan", chain, padded=12))
+    assert (quantized - masked).norm() < 0.5 * (quantized - unmasked).norm()
     assert "Left to ComfyUI" not in report(server, sampling("hunyuan", chain, padded=12))
 
 
@@ -104,9 +104,9 @@ def test_masks_reach_the_kernel(server: ComfyServer) -> None:
 def test_half_precision_models(server: ComfyServer, dtype: str) -> None:
     compute = {"class_type": "ModelComputeDtype", "inputs": {"model": ["loader", 0], "dtype": dtype}}
     plain = latent(server, sampling("wan", {"dtype": compute}))
-    quantised = latent(server, sampling("wan", {"dtype": compute, "sage": sage("dtype")}))
-    assert not torch.equal(plain, quantised)
-    assert cosine(plain, quantised) > BOUNDS["8b"]
+    quantized = latent(server, sampling("wan", {"dtype": compute, "sage": sage("dtype")}))
+    assert not torch.equal(plain, quantized)
+    assert cosine(plain, quantized) > BOUNDS["8b"]
 
 
 def test_two_nodes_in_a_row(server: ComfyServer) -> None:

@@ -62,7 +62,7 @@ class HalvedAttention(io.ComfyNode):
 
 
 class BrokenCrossAttention(io.ComfyNode):
-    """While the model is sampled, the pack's quantised cross-attention gives NaN, as a kernel that overflows would."""
+    """While the model is sampled, the pack's quantized cross-attention gives NaN, as a kernel that overflows would."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -98,7 +98,7 @@ def test_measuring_without_memory_leaves_the_sampling_alone(
 
 
 def test_training_gets_its_gradients() -> None:
-    """Quantised attention has none: ComfyUI's training nodes sample with gradients."""
+    """Quantized attention has none: ComfyUI's training nodes sample with gradients."""
 
     def added(q, k, v, heads, mask=None, **kwargs) -> torch.Tensor:
         return q + k + v

@@ -2,22 +2,78 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
 from . import registry
-from .backends.base import AttentionRequest, empty_output
-from .validation import (
-    LAYOUTS,
-    MODES,
-    PV_ACCUMULATORS,
-    check_choice,
-    check_mask,
-    check_nonfinite,
-    check_scale,
-    check_tensors,
-)
+from .backends.base import AttentionRequest, Backend, Form, empty_output
+from .options import AttentionOptions, CallChoices, Choices
+from .validation import check_mask, check_nonfinite, check_tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    backend: str | None = None,
+    nonfinite: torch.Tensor | None = None,
+    return_lse: Literal[False] = False,
+    **choices: Unpack[CallChoices],
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    backend: str | None = None,
+    nonfinite: torch.Tensor | None = None,
+    options: AttentionOptions | None = None,
+    return_lse: Literal[True],
+    **choices: Unpack[CallChoices],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    backend: str | None = None,
+    nonfinite: torch.Tensor | None = None,
+    options: AttentionOptions | None = None,
+    return_lse: Literal[False],
+    **choices: Unpack[CallChoices],
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    backend: str | None = None,
+    nonfinite: torch.Tensor | None = None,
+    options: AttentionOptions | None = None,
+    return_lse: bool = ...,
+    **choices: Unpack[CallChoices],
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def attention(
@@ -25,18 +81,13 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    mode: str = "8b",
-    smooth_v: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
     attn_mask: torch.Tensor | None = None,
-    layout: str = "BHND",
-    return_lse: bool = False,
     backend: str | None = None,
-    pv_accumulator: str = "fp32",
     nonfinite: torch.Tensor | None = None,
+    options: AttentionOptions | None = None,
+    **choices: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """SageAttention2: softmax(q k^T * scale + mask) v with quantised matrix products.
+    """SageAttention2: softmax(q k^T * scale + mask) v with quantized matrix products.
 
     Inference only: the op has no gradient. Inputs are never written to. A NaN in the inputs gives NaN in the output.
 
@@ -44,45 +95,35 @@ def attention(
         q: (B, Hq, Nq, D), or (B, Nq, Hq, D) with layout "BNHD"; float16, bfloat16 or float32; any strides with a
             contiguous last dimension; D from 1 to 256.
         k, v: (B, Hkv, Nkv, D) in the same layout, dtype and device; Hq is a multiple of Hkv.
-        mode: "8b" (Q, K in INT8, K smoothed) or "4b" (Q, K in INT4, both smoothed); SageAttention2 section 3.
-        smooth_v: subtract V's channel means before FP8 quantisation and add them to the output (section 3.4).
-        is_causal: query i attends to keys 0..i, aligned at the top left.
-        scale: softmax scale, positive; None means 1/sqrt(D).
         attn_mask: bool (True = attend) or additive float, 2-D to 4-D, broadcast to (B, Hq, Nq, Nkv); it combines with
             `is_causal`. A row that attends to nothing gives zeros, and -inf in the LSE.
-        layout: order of the dimensions of q, k, v and the output: "BHND" or "BNHD".
-        return_lse: also return the log-sum-exp.
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
-        pv_accumulator: "fp32", or "fp16" for the faster half-precision accumulation of P V where a backend has it.
         nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
             is, so that one of them can serve many calls; no call waits for the device.
+        options: the choices of `AttentionOptions`; None takes their defaults.
+        choices: fields of `AttentionOptions` by name, over those of `options`: mode="4b", return_lse=True.
 
     Returns:
         The output in q's shape, layout and dtype; with `return_lse` also the natural log of the sum of exponentials
         of the scaled, masked scores, (B, Hq, Nq) float32.
 
     Raises:
-        TypeError: wrong types or dtypes.
+        TypeError: wrong types or dtypes, or an unknown option.
         ValueError: shapes, strides, devices or options that do not fit; the message names the argument.
         UnsupportedError: a ValueError; the backend asked for cannot run this call, and why.
     """
-    call = _Call.of(q, k, v, scale, attn_mask, layout)
-    check_choice("mode", mode, MODES)
-    check_choice("pv_accumulator", pv_accumulator, PV_ACCUMULATORS)
-    arguments = (
-        call.q, call.k, call.v, call.mask, call.scale, mode, smooth_v, is_causal, layout, return_lse, backend,
-        pv_accumulator,
-    )  # fmt: skip
+    options = AttentionOptions.of(options, choices)
+    bhnd, mask = _bhnd(q, k, v, attn_mask, options.layout)
     if nonfinite is None:
-        out, lse = _attention_op(*arguments)
+        out, lse = _attention_op(*bhnd, mask, None, backend, *options.values())
     else:
         check_nonfinite(nonfinite, q.device)
-        out, lse = _checked_attention_op(*arguments, nonfinite)
+        out, lse = _checked_attention_op(*bhnd, mask, nonfinite, backend, *options.values())
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out = _WithoutGradient.apply(out.detach(), q, k, v)
-    if layout == "BNHD":
+    if options.layout == "BNHD":
         out = out.transpose(1, 2)
-    return (out, lse) if return_lse else out
+    return (out, lse) if options.return_lse else out
 
 
 def explain(
@@ -90,67 +131,32 @@ def explain(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    mode: str = "8b",
-    smooth_v: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
     attn_mask: torch.Tensor | None = None,
-    layout: str = "BHND",
-    return_lse: bool = False,
     backend: str | None = None,
-    pv_accumulator: str = "fp32",
+    options: AttentionOptions | None = None,
+    **choices: Unpack[Choices],
 ) -> dict[str, str | None]:
     """Which backends can run this call: name -> None if it can, else the reason, in order of preference.
 
     Takes the arguments of `attention` that decide it and raises its errors for bad input; with `backend` only that one
     is listed.
     """
-    call = _Call.of(q, k, v, scale, attn_mask, layout)
-    check_choice("mode", mode, MODES)
-    check_choice("pv_accumulator", pv_accumulator, PV_ACCUMULATORS)
-    request = AttentionRequest.of(
-        call.q,
-        call.k,
-        call.v,
-        scale=call.scale,
-        mode=mode,
-        smooth_v=smooth_v,
-        is_causal=is_causal,
-        attn_mask=call.mask,
-        return_lse=return_lse,
-        pv_accumulator=pv_accumulator,
-    )
+    options = AttentionOptions.of(options, choices)
+    (q, k, v), mask = _bhnd(q, k, v, attn_mask, options.layout)
+    request = AttentionRequest.of(q, k, options, attn_mask=mask)
     if backend is None:
         return registry.explain(request)
     return {backend: registry.get(backend).reason_against(request)}
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The validated tensors of a call: q, k, v as BHND views, the mask 4-D."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    scale: float
-    mask: torch.Tensor | None
-
-    @classmethod
-    def of(
-        cls,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float | None,
-        attn_mask: torch.Tensor | None,
-        layout: str,
-    ) -> _Call:
-        check_choice("layout", layout, LAYOUTS)
-        check_tensors(q, k, v, layout)
-        if layout == "BNHD":
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        mask = check_mask(attn_mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
-        return cls(q, k, v, check_scale(scale, q.shape[3]), mask)
+def _bhnd(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, layout: str
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]:
+    """The validated tensors of a call: q, k, v as BHND views, and the mask 4-D."""
+    check_tensors(q, k, v, layout)
+    if layout == "BNHD":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return (q, k, v), check_mask(attn_mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
 
 
 class _WithoutGradient(torch.autograd.Function):
@@ -165,18 +171,23 @@ class _WithoutGradient(torch.autograd.Function):
         raise RuntimeError("comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it")
 
 
-# Not `torch.library.custom_op`: its Python layers cost three times as much of the host's time at each call.
+# Not `torch.library.custom_op`: its Python layers cost three times as much of the CPU's time at each call.
 _LIBRARY = torch.library.Library("comfy_sage2", "FRAGMENT")
-# Not "mode": the compiler passes arguments by name next to one of its own that is called so.
-_ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? attn_mask, float scale, str mode_name, bool smooth_v, bool is_causal, "
-    "str layout, bool return_lse, str? backend, str pv_accumulator"
-)
-_LIBRARY.define(f"attention({_ARGUMENTS}) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
-# An operator of its own, so that the compiler knows the other to write to nothing.
-_LIBRARY.define(
-    f"checked_attention({_ARGUMENTS}, Tensor(a!) nonfinite) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
-)
+_TYPES = {"bool": "bool", "int": "int", "float": "float", "float | None": "float?", "str": "str"}
+# Not by their own names: the compiler passes arguments by name next to one of its own that is called "mode".
+_OPTIONS = ", ".join(f"{_TYPES[str(option.type)]} {option.name}_option" for option in fields(AttentionOptions))
+
+
+@lru_cache(maxsize=1024)
+def _decide(
+    candidates: tuple[Backend, ...], name: str | None, values: tuple[Any, ...], form: Form
+) -> tuple[Backend, AttentionRequest]:
+    """The backend that serves a form of call, and the call's description; constraints are asked once a form.
+
+    candidates: the backends of the registry, for which the answer holds.
+    """
+    request = AttentionRequest.of_form(form, AttentionOptions(*values))
+    return registry.require(name, request), request
 
 
 def _run(
@@ -184,30 +195,13 @@ def _run(
     k: torch.Tensor,
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
-    scale: float,
-    mode_name: str,
-    smooth_v: bool,
-    is_causal: bool,
-    layout: str,
-    return_lse: bool,
+    nonfinite: torch.Tensor | None,
     backend: str | None,
-    pv_accumulator: str,
-    nonfinite: torch.Tensor | None = None,
+    *values: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    request = AttentionRequest.of(
-        q,
-        k,
-        v,
-        scale=scale,
-        mode=mode_name,
-        smooth_v=smooth_v,
-        is_causal=is_causal,
-        attn_mask=attn_mask,
-        return_lse=return_lse,
-        pv_accumulator=pv_accumulator,
-    )
-    chosen = registry.require(backend, request)
-    out, lse = chosen.run(q, k, v, request, scale=scale, attn_mask=attn_mask, layout=layout, nonfinite=nonfinite)
+    mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
+    chosen, request = _decide(registry.backends(), backend, values, (q.device, q.dtype, q.shape, k.shape, mask))
+    out, lse = chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
@@ -216,21 +210,26 @@ def _fake(
     k: torch.Tensor,
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
-    scale: float,
-    mode_name: str,
-    smooth_v: bool,
-    is_causal: bool,
-    layout: str,
-    return_lse: bool,
+    nonfinite: torch.Tensor | None,
     backend: str | None,
-    pv_accumulator: str,
-    nonfinite: torch.Tensor | None = None,
+    *values: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return empty_output(q, layout), q.new_empty(q.shape[:3] if return_lse else 0, dtype=torch.float32)
+    options = AttentionOptions(*values)
+    return empty_output(q, options.layout), q.new_empty(q.shape[:3] if options.return_lse else 0, dtype=torch.float32)
 
 
-for _operator in ("attention", "checked_attention"):
-    _LIBRARY.impl(_operator, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"comfy_sage2::{_operator}", _fake, lib=_LIBRARY)
-_attention_op = torch.ops.comfy_sage2.attention.default
-_checked_attention_op = torch.ops.comfy_sage2.checked_attention.default
+def _define(name: str, nonfinite: str) -> Any:
+    """The operator comfy_sage2::`name` with this type of `nonfinite`, for both the device and the compiler."""
+    _LIBRARY.define(
+        f"{name}(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, {nonfinite} nonfinite, str? backend, {_OPTIONS}) "
+        "-> (Tensor, Tensor)",
+        tags=torch.Tag.pt2_compliant_tag,
+    )
+    _LIBRARY.impl(name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"comfy_sage2::{name}", _fake, lib=_LIBRARY)
+    return getattr(torch.ops.comfy_sage2, name).default
+
+
+# Two operators, so that the compiler knows the first to write to nothing.
+_attention_op = _define("attention", "Tensor?")
+_checked_attention_op = _define("checked_attention", "Tensor(a!)")

@@ -17,7 +17,7 @@ import torch
 
 from . import __version__, explain, registry
 from .kernels import loader
-from .validation import MODES
+from .options import MODES
 
 _LABEL_WIDTH = 18
 

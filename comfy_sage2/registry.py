@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from .backends.base import AttentionRequest, Backend, Constraint
+from .backends.base import AttentionRequest, Backend
+from .backends.kernels import KERNELS
 from .backends.reference import ReferenceBackend
-from .backends.sm89 import SM80, SM89, SM120
-from .backends.sm90 import SM90
 
-__all__ = [
-    "AttentionRequest",
-    "Backend",
-    "Constraint",
-    "UnsupportedError",
-    "backends",
-    "choose",
-    "explain",
-    "get",
-    "require",
-]
-
-# In order of preference, one line each.
-_BACKENDS: tuple[Backend, ...] = (
-    SM90,
-    SM89,
-    SM120,
-    SM80,
-    ReferenceBackend(),
-)
+# In order of preference.
+_BACKENDS: tuple[Backend, ...] = (*KERNELS, ReferenceBackend())
 
 
 class UnsupportedError(ValueError):

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-MODES = ("8b", "4b")
-LAYOUTS = ("BHND", "BNHD")
-PV_ACCUMULATORS = ("fp32", "fp16")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MASK_DTYPES = (torch.bool, *DTYPES)
 MAX_HEAD_DIM = 256
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise ValueError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> None:
@@ -77,20 +66,6 @@ def check_nonfinite(flag: torch.Tensor, device: torch.device) -> None:
         raise ValueError(
             f"nonfinite must be one element on q's device {device}, got shape {tuple(flag.shape)} on {flag.device}"
         )
-
-
-def check_scale(scale: float | None, head_dim: int) -> float:
-    """Return the softmax scale: `scale`, or 1/sqrt(head_dim) when it is None.
-
-    Raises ValueError unless it is positive and finite: the kernels take the row maximum before they scale.
-    """
-    if scale is None:
-        return 1.0 / math.sqrt(head_dim)
-    if not isinstance(scale, (int, float)):
-        raise TypeError(f"scale must be a number or None, got {type(scale).__name__}")
-    if not 0.0 < scale < math.inf:
-        raise ValueError(f"scale must be positive and finite, got {scale}")
-    return float(scale)
 
 
 def check_mask(

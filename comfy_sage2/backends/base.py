@@ -10,6 +10,11 @@ from functools import lru_cache
 
 import torch
 
+from ..options import AttentionOptions
+
+# Device and dtype, the shapes of q and k as BHND, and the mask's shape and dtype.
+Form = tuple[torch.device, torch.dtype, torch.Size, torch.Size, tuple[torch.Size, torch.dtype] | None]
+
 
 @lru_cache
 def _capability(device: torch.device) -> tuple[int, int]:
@@ -30,54 +35,49 @@ class AttentionRequest:
     q_length: int
     kv_length: int
     head_dim: int
-    mode: str  # "8b" or "4b": bits of Q and K
-    smooth_v: bool
-    is_causal: bool
-    scale: float  # softmax scale, already resolved
     mask_shape: tuple[int, ...] | None  # 4-D, 1 where the mask broadcasts
     mask_dtype: torch.dtype | None
-    return_lse: bool
-    pv_accumulator: str  # "fp32" or "fp16"
+    options: AttentionOptions
 
     @classmethod
     def of(
-        cls,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        mode: str = "8b",
-        smooth_v: bool = False,
-        is_causal: bool = False,
-        attn_mask: torch.Tensor | None = None,
-        return_lse: bool = False,
-        pv_accumulator: str = "fp32",
+        cls, q: torch.Tensor, k: torch.Tensor, options: AttentionOptions, *, attn_mask: torch.Tensor | None = None
     ) -> AttentionRequest:
-        """Describe a call: q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D), attn_mask 4-D or None, all validated."""
-        on_cuda = q.device.type == "cuda"
-        batch, q_heads, q_length, head_dim = q.shape
-        _, kv_heads, kv_length, _ = v.shape
+        """Describe a call: q (B, Hq, Nq, D), k (B, Hkv, Nkv, D) as v, attn_mask 4-D or None, all validated."""
+        mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
+        return cls.of_form((q.device, q.dtype, q.shape, k.shape, mask), options)
+
+    @classmethod
+    def of_form(cls, form: Form, options: AttentionOptions) -> AttentionRequest:
+        """As `of`, from what calls of one form have in common."""
+        device, dtype, q_shape, k_shape, mask = form
+        batch, q_heads, q_length, head_dim = q_shape
         return cls(
-            device_type=q.device.type,
-            device_index=q.device.index,
-            capability=_capability(q.device) if on_cuda else None,
-            dtype=q.dtype,
+            device_type=device.type,
+            device_index=device.index,
+            capability=_capability(device) if device.type == "cuda" else None,
+            dtype=dtype,
             batch=batch,
             q_heads=q_heads,
-            kv_heads=kv_heads,
+            kv_heads=k_shape[1],
             q_length=q_length,
-            kv_length=kv_length,
+            kv_length=k_shape[2],
             head_dim=head_dim,
-            mode=mode,
-            smooth_v=smooth_v,
-            is_causal=is_causal,
-            scale=scale,
-            mask_shape=None if attn_mask is None else tuple(attn_mask.shape),
-            mask_dtype=None if attn_mask is None else attn_mask.dtype,
-            return_lse=return_lse,
-            pv_accumulator=pv_accumulator,
+            mask_shape=None if mask is None else tuple(mask[0]),
+            mask_dtype=None if mask is None else mask[1],
+            options=options,
         )
+
+    @classmethod
+    def ordinary(cls, device: torch.device, options: AttentionOptions) -> AttentionRequest:
+        """A call on `device` that every kernel serves: a reason against it is one against the machine or `options`."""
+        shape = torch.Size((1, 8, 1024, 128))
+        return cls.of_form((device, torch.float16, shape, shape, None), options)
+
+    @property
+    def scale(self) -> float:
+        """The softmax scale, 1/sqrt(head_dim) unless `options` has one."""
+        return 1.0 / math.sqrt(self.head_dim) if self.options.scale is None else self.options.scale
 
 
 @dataclass(frozen=True)
@@ -95,20 +95,20 @@ class Backend(ABC):
     accelerated: bool  # faster than plain attention: a candidate when the caller names no backend
     constraints: tuple[Constraint, ...] = ()
 
-    def availability(self, request: AttentionRequest) -> str | None:
+    def availability(self) -> str | None:
         """Why this backend cannot work on this machine at all (kernel, driver), or None."""
         return None
 
     def reason_against(self, request: AttentionRequest) -> str | None:
-        """The first reason why this backend cannot run `request`, or None when it can."""
-        unavailable = self.availability(request)
-        if unavailable is not None:
-            return unavailable
+        """The first reason why this backend cannot run `request`, or None when it can.
+
+        The constraints come first, so that kernels are loaded only for a GPU that can run them.
+        """
         for constraint in self.constraints:
             reason = constraint.check(request)
             if reason is not None:
                 return reason
-        return None
+        return self.availability()
 
     @abstractmethod
     def run(
@@ -118,26 +118,22 @@ class Backend(ABC):
         v: torch.Tensor,
         request: AttentionRequest,
         *,
-        scale: float,
         attn_mask: torch.Tensor | None,
-        layout: str,
-        nonfinite: torch.Tensor | None = None,
+        nonfinite: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the attention; inputs are never written to.
 
         Args:
             q: (B, Hq, Nq, D) view in any memory order, last dimension contiguous.
             k, v: (B, Hkv, Nkv, D), likewise.
-            request: the description of this call, for which `reason_against` returned None.
-            scale: softmax scale.
+            request: the description of this call, for which `reason_against` returned None, with its options.
             attn_mask: None or 4-D (size 1 where it broadcasts), bool (True = attend) or additive float.
-            layout: memory order of the output, "BHND" or "BNHD".
             nonfinite: None, or one int32 on q's device that becomes 1 when a value of the output is NaN or infinite and
-                else stays as it is; the host is not made to wait. `note_nonfinite` does it for any output.
+                else stays as it is, without a wait for the device. `note_nonfinite` does it for any output.
 
         Returns:
-            out of shape (B, Hq, Nq, D) and q's dtype, made by `empty_output`, and lse (B, Hq, Nq) float32 when
-            `request.return_lse`, else None.
+            out of shape (B, Hq, Nq, D) and q's dtype, made by `empty_output` in the layout of the options, and lse
+            (B, Hq, Nq) float32 when they ask for it, else None.
         """
 
 
@@ -151,7 +147,7 @@ def note_nonfinite(out: torch.Tensor, nonfinite: torch.Tensor) -> None:
 
 
 def empty_output(q: torch.Tensor, layout: str) -> torch.Tensor:
-    """An uninitialised output of q's shape (B, Hq, Nq, D), contiguous in memory as `layout` says."""
+    """An uninitialized output of q's shape (B, Hq, Nq, D), contiguous in memory as `layout` says."""
     batch, heads, length, head_dim = q.shape
     if layout == "BNHD":
         return q.new_empty((batch, length, heads, head_dim)).transpose(1, 2)

@@ -22,21 +22,8 @@ def _length(request: AttentionRequest) -> str | None:
     return None if longest <= MAX_LENGTH else f"the sequence must have at most {MAX_LENGTH} tokens, got {longest}"
 
 
-def _head_dim(request: AttentionRequest) -> str | None:
-    return None if request.head_dim <= 256 else f"head_dim must be at most 256, got {request.head_dim}"
-
-
-def _mask_dtype(request: AttentionRequest) -> str | None:
-    supported = (None, torch.bool, torch.float16, torch.bfloat16, torch.float32)
-    if request.mask_dtype in supported:
-        return None
-    return f"the mask must be bool, float16, bfloat16 or float32, got {request.mask_dtype}"
-
-
 ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
-HEAD_DIM = Constraint("head_dim", _head_dim)
-MASK_DTYPE = Constraint("mask", _mask_dtype)
 
 
 def capability_is(*supported: tuple[int, int]) -> Constraint:
@@ -52,23 +39,13 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
     return Constraint("compute capability", check)
 
 
-def accumulator_is(*supported: str) -> Constraint:
-    """The accumulator of P V is one of `supported`."""
+def option_is(name: str, *supported: object) -> Constraint:
+    """The option called `name` has one of the values `supported`."""
 
     def check(request: AttentionRequest) -> str | None:
-        if request.pv_accumulator in supported:
+        value = getattr(request.options, name)
+        if value in supported:
             return None
-        return f"pv_accumulator must be {' or '.join(supported)} here, got {request.pv_accumulator}"
+        return f"{name} must be {' or '.join(map(str, supported))} here, got {value}"
 
-    return Constraint("pv_accumulator", check)
-
-
-def mode_is(*supported: str) -> Constraint:
-    """The mode (bits of Q and K) is one of `supported`."""
-
-    def check(request: AttentionRequest) -> str | None:
-        if request.mode in supported:
-            return None
-        return f"mode must be {' or '.join(supported)} here, got {request.mode}"
-
-    return Constraint("mode", check)
+    return Constraint(name, check)

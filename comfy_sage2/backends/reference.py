@@ -8,8 +8,6 @@ from ..reference.attention import reference_attention
 from ..reference.options import ReferenceOptions
 from .base import AttentionRequest, Backend, empty_output, note_nonfinite
 
-__all__ = ["ReferenceBackend", "ReferenceOptions", "reference_attention"]
-
 
 class ReferenceBackend(Backend):
     """Runs everything the API accepts, with the groups of the paper (b_q = 128, b_k = 64, c_w = 4)."""
@@ -24,19 +22,21 @@ class ReferenceBackend(Backend):
         v: torch.Tensor,
         request: AttentionRequest,
         *,
-        scale: float,
         attn_mask: torch.Tensor | None,
-        layout: str,
-        nonfinite: torch.Tensor | None = None,
+        nonfinite: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
-        options = ReferenceOptions.for_mode(
-            request.mode, smooth_v=request.smooth_v, pv_accumulator=request.pv_accumulator
-        )
+        options = request.options
         result, lse = reference_attention(
-            q, k, v, options, scale=scale, is_causal=request.is_causal, attn_mask=attn_mask
+            q,
+            k,
+            v,
+            ReferenceOptions.of(options),
+            scale=request.scale,
+            is_causal=options.is_causal,
+            attn_mask=attn_mask,
         )
-        out = empty_output(q, layout).copy_(result)
+        out = empty_output(q, options.layout).copy_(result)
         if nonfinite is not None:
             note_nonfinite(out, nonfinite)
-        return out, lse if request.return_lse else None
+        return out, lse if options.return_lse else None

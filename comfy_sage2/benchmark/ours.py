@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -11,6 +10,7 @@ from .. import __version__, registry
 from ..attention import attention
 from ..backends.base import AttentionRequest, Backend
 from ..kernels import loader
+from ..options import AttentionOptions
 from .candidates import Call, Candidate, Found, Inputs
 
 EMULATED = "emulated INT4, no speed claim"
@@ -28,7 +28,7 @@ def find(names: Iterable[str] | None, modes: Iterable[str], dtype: torch.dtype) 
             continue
         for mode in modes:
             label = f"{backend.name} {mode}"
-            request = _request(Inputs(sample, sample, sample, is_causal=False), mode, smooth_v=False)
+            request = _request(Inputs(sample, sample, sample, is_causal=False), mode)
             reason = backend.reason_against(request)
             if reason is None:
                 found.candidates += [_native(backend.name, mode, smooth_v) for smooth_v in (False, True)]
@@ -39,21 +39,15 @@ def find(names: Iterable[str] | None, modes: Iterable[str], dtype: torch.dtype) 
     return found
 
 
-def _request(inputs: Inputs, mode: str, smooth_v: bool) -> AttentionRequest:
-    scale = 1.0 / math.sqrt(inputs.q.shape[3])
-    return AttentionRequest.of(
-        inputs.q, inputs.k, inputs.v, scale=scale, mode=mode, smooth_v=smooth_v, is_causal=inputs.is_causal
-    )
+def _request(inputs: Inputs, mode: str) -> AttentionRequest:
+    return AttentionRequest.of(inputs.q, inputs.k, AttentionOptions(mode, is_causal=inputs.is_causal))
 
 
 def _native(name: str, mode: str, smooth_v: bool) -> Candidate:
     def prepare(inputs: Inputs) -> Call:
         def run() -> torch.Tensor:
-            out = attention(
-                inputs.q, inputs.k, inputs.v, mode=mode, smooth_v=smooth_v, is_causal=inputs.is_causal, backend=name
-            )
-            assert isinstance(out, torch.Tensor)
-            return out
+            options = AttentionOptions(mode, smooth_v=smooth_v, is_causal=inputs.is_causal)
+            return attention(inputs.q, inputs.k, inputs.v, backend=name, options=options, return_lse=False)
 
         return Call(run)
 
@@ -73,20 +67,17 @@ def _runs_emulated(backend: Backend, request: AttentionRequest) -> bool:
     others = [constraint for constraint in backend.constraints if constraint.name != "compute capability"]
     if capability is None or any(constraint.check(request) is not None for constraint in others):
         return False
-    if backend.availability(request) is not None:
+    if backend.availability() is not None:
         return False
     return loader.load(backend.name).target.removesuffix("a") == "sm_{}{}".format(*capability)
 
 
 def _emulated(backend: Backend, mode: str) -> Candidate:
     def prepare(inputs: Inputs) -> Call:
-        request = _request(inputs, mode, smooth_v=False)
+        request = _request(inputs, mode)
 
         def run() -> torch.Tensor:
-            out, _ = backend.run(
-                inputs.q, inputs.k, inputs.v, request, scale=request.scale, attn_mask=None, layout="BHND"
-            )
-            return out
+            return backend.run(inputs.q, inputs.k, inputs.v, request, attn_mask=None, nonfinite=None)[0]
 
         return Call(run)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import registry
-from ..validation import MODES
+from ..options import MODES
 from . import accuracy, machine, ours, peers, plot, record, shapes, speed, tables
 from .candidates import Candidate, Found
 from .kernel_times import KernelTimer

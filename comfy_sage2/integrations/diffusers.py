@@ -10,7 +10,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
@@ -18,7 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from .. import registry
 from ..attention import attention, explain
-from ..validation import MODES, check_choice
+from ..options import AttentionOptions, ModelChoices
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 NOT_CALLED = (
     "the attention module did not call scaled_dot_product_attention: set the model's attention backend to 'native'"
@@ -32,10 +35,10 @@ class Patch:
     fallbacks: calls left to torch's own attention, by reason in words.
     """
 
-    def __init__(self, model: torch.nn.Module, mode: str, smooth_v: bool, backend: str | None) -> None:
+    def __init__(self, model: torch.nn.Module, options: AttentionOptions, backend: str | None) -> None:
         self.calls: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
-        self._options = {"mode": mode, "smooth_v": smooth_v}
+        self._options = options
         self._backend = backend
         self._forwards: list[tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any] | None]] = []
         for module in model.modules():
@@ -109,7 +112,6 @@ class Patch:
     ) -> torch.Tensor | None:
         """The result of one scaled_dot_product_attention call, or None, counted, when torch has to compute it."""
         tensors = (query, key, value)
-        options: dict[str, Any] = {**self._options, "is_causal": is_causal, "scale": scale, "attn_mask": attn_mask}
         if dropout_p > 0:
             backend, reason = None, f"dropout_p must be 0, got {dropout_p}"
         elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -117,18 +119,39 @@ class Patch:
         elif not enable_gqa and query.shape[1] != key.shape[1]:
             backend, reason = None, "q and k have different head counts without enable_gqa"
         else:
-            backend, reason = self._choose(tensors, options)
+            backend, reason = self._choose(tensors, attn_mask, is_causal, scale)
         if backend is None:
             self.fallbacks[reason] += 1
             return None
-        out: Any = attention(*tensors, backend=backend, **options)
+        out = attention(
+            *tensors,
+            attn_mask=attn_mask,
+            backend=backend,
+            options=self._options,
+            return_lse=False,
+            is_causal=is_causal,
+            scale=scale,
+        )
         self.calls[backend] += 1
         return out
 
-    def _choose(self, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> tuple[str | None, str]:
+    def _choose(
+        self,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        attn_mask: torch.Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+    ) -> tuple[str | None, str]:
         """The backend for a call; when there is none, None and why."""
         try:
-            reasons = explain(*tensors, backend=self._backend, **options)
+            reasons = explain(
+                *tensors,
+                attn_mask=attn_mask,
+                backend=self._backend,
+                options=self._options,
+                is_causal=is_causal,
+                scale=scale,
+            )
         except (TypeError, ValueError) as error:
             return None, str(error)
         if self._backend is None:
@@ -163,9 +186,9 @@ class _Interceptor(TorchFunctionMode):
 def patch(
     transformer: torch.nn.Module,
     *,
-    mode: str = "8b",
-    smooth_v: bool = False,
     backend: str | None = None,
+    options: AttentionOptions | None = None,
+    **choices: Unpack[ModelChoices],
 ) -> Patch:
     """Give a diffusers model SageAttention2 attention, in place.
 
@@ -175,18 +198,18 @@ def patch(
 
     Args:
         transformer: the model, for example `pipeline.transformer`.
-        mode: "8b" or "4b": bits of Q and K.
-        smooth_v: subtract V's channel means before quantisation.
         backend: a name from `comfy_sage2.explain`; None takes the first accelerated one that can run, and leaves the
             call to torch when there is none.
+        options, choices: as for `comfy_sage2.attention`, but for what each call decides: mode="4b", smooth_v=True.
 
     Returns:
         The patch: a context manager whose `undo` restores the model and whose `summary` says what ran.
 
     Raises:
+        TypeError: an unknown option.
         ValueError: an unknown mode or backend, or a model without attention modules.
     """
-    check_choice("mode", mode, MODES)
+    chosen = AttentionOptions.of_model(options, choices)
     if backend is not None:
         registry.get(backend)
-    return Patch(transformer, mode, smooth_v, backend)
+    return Patch(transformer, chosen, backend)

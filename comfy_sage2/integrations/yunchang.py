@@ -10,13 +10,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
 
 from .. import registry
 from ..attention import attention
-from ..validation import DTYPES, LAYOUTS, MODES, PV_ACCUMULATORS, check_choice, check_tensors
+from ..options import CHOICES, AttentionOptions, ModelChoices, check_choice
+from ..validation import DTYPES, check_tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 OLDEST_YUNCHANG = "0.6.4"
 
@@ -24,18 +29,18 @@ Processor = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def attention_processor(
-    *, mode: str = "8b", smooth_v: bool = False, backend: str | None = None, pv_accumulator: str = "fp32"
+    *, backend: str | None = None, options: AttentionOptions | None = None, **choices: Unpack[ModelChoices]
 ) -> Processor:
     """The `attn_processor` for a yunchang.LongContextAttention of your own, made with `attn_type=None`.
 
     It takes the part of q, k, v that a step works on, (B, N, H, D), and returns the output and its LSE (B, H, N) in
-    float32. Options as in `comfy_sage2.attention`.
+    float32. `backend`, `options` and `choices` as in `comfy_sage2.attention`, but for what each call decides.
 
     Raises:
-        ValueError: an unknown option; and from the processor, a feature of yunchang that this attention does not have.
+        TypeError: an unknown option.
+        ValueError: an unknown choice; and from the processor, a feature of yunchang that this attention does not have.
     """
-    check_choice("mode", mode, MODES)
-    check_choice("pv_accumulator", pv_accumulator, PV_ACCUMULATORS)
+    chosen = AttentionOptions.of_model(options, choices)
     if backend is not None:
         registry.get(backend)
 
@@ -61,22 +66,18 @@ def attention_processor(
             ("return_softmax", return_softmax, False),
         ):
             if given is not served and given != served:
-                raise ValueError(f"{name} must be {served} for quantised attention, got {given}")
-        result = attention(
+                raise ValueError(f"{name} must be {served} for quantized attention, got {given}")
+        return attention(
             q,
             k,
             v,
-            mode=mode,
-            smooth_v=smooth_v,
+            backend=backend,
+            options=chosen,
             is_causal=causal,
             scale=softmax_scale,
             layout="BNHD",
             return_lse=True,
-            backend=backend,
-            pv_accumulator=pv_accumulator,
         )
-        assert isinstance(result, tuple)
-        return result
 
     return processor
 
@@ -91,14 +92,15 @@ class SequenceParallelAttention:
         ulysses_degree: processes that divide the heads among them.
         ring_degree: processes that pass keys and values round. Groups of ulysses_degree x ring_degree processes work
             together; the number of processes is a multiple of that.
-        mode, smooth_v, backend, pv_accumulator: as in `comfy_sage2.attention`.
+        backend, options, choices: as in `comfy_sage2.attention`, but for what each call decides.
         check_ranks: compare shapes and dtypes of the processes at every call, so that a difference is an error and not
             a deadlock or a wrong result. It costs two all-reduces of a few bytes, and a wait for the GPU.
 
     Raises:
         ModuleNotFoundError: yunchang is not installed.
         RuntimeError: torch.distributed is not initialised.
-        ValueError: the degrees do not fit the number of processes, or an unknown option.
+        TypeError: an unknown option.
+        ValueError: the degrees do not fit the number of processes, or an unknown choice.
     """
 
     def __init__(
@@ -106,13 +108,12 @@ class SequenceParallelAttention:
         *,
         ulysses_degree: int = 1,
         ring_degree: int = 1,
-        mode: str = "8b",
-        smooth_v: bool = False,
-        backend: str | None = None,
-        pv_accumulator: str = "fp32",
         check_ranks: bool = True,
+        backend: str | None = None,
+        options: AttentionOptions | None = None,
+        **choices: Unpack[ModelChoices],
     ) -> None:
-        processor = attention_processor(mode=mode, smooth_v=smooth_v, backend=backend, pv_accumulator=pv_accumulator)
+        processor = attention_processor(backend=backend, options=options, **choices)
         yunchang = _import_yunchang()
         if not (distributed.is_available() and distributed.is_initialized()):
             raise RuntimeError(
@@ -152,7 +153,7 @@ class SequenceParallelAttention:
             TypeError, ValueError: as in `comfy_sage2.attention`; also when the processes' shapes or dtypes differ, a
                 number of heads cannot be divided, or gradients are needed.
         """
-        check_choice("layout", layout, LAYOUTS)
+        check_choice("layout", layout, CHOICES["layout"])
         check_tensors(q, k, v, layout)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
             raise ValueError("q, k and v must not need gradients, quantised attention has none: use torch.no_grad()")

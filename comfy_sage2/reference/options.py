@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..options import AttentionOptions
 from ..quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, Accumulator
 from ..quantize.formats import NumberFormat
 from ..quantize.fp8 import E4M3
@@ -16,7 +17,7 @@ FP16_ACCUMULATOR_V_MAXIMUM = 2.25
 
 @dataclass(frozen=True)
 class ReferenceOptions:
-    """The defaults are SageAttn2-8b as the paper defines it; `for_mode` gives the kernels' settings.
+    """The defaults are SageAttn2-8b as the paper defines it; `of` gives the kernels' settings.
 
     qk_format: INT8, INT4, or for ablations a float format.
     groups: the tokens of Q and K that share a scale, and the block sizes.
@@ -46,13 +47,11 @@ class ReferenceOptions:
     last_keys_first: bool = False
 
     @classmethod
-    def for_mode(
-        cls, mode: str, *, groups: GroupScheme = ADA, smooth_v: bool = False, pv_accumulator: str = "fp32"
-    ) -> ReferenceOptions:
-        """The options of mode "8b" (INT8, smooth K) or "4b" (INT4, smooth Q and K) of the public call."""
-        options = cls(groups=groups, smooth_v=smooth_v)
-        if mode == "4b":
-            options = replace(options, qk_format=INT4, smooth_q=True)
-        if pv_accumulator == "fp16":
-            options = replace(options, accumulator=ACCUMULATE_FP16, v_maximum=FP16_ACCUMULATOR_V_MAXIMUM)
-        return options
+    def of(cls, options: AttentionOptions, *, groups: GroupScheme = ADA) -> ReferenceOptions:
+        """The numerics of a public call: INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b"."""
+        numerics = cls(groups=groups, smooth_v=options.smooth_v)
+        if options.mode == "4b":
+            numerics = replace(numerics, qk_format=INT4, smooth_q=True)
+        if options.pv_accumulator == "fp16":
+            numerics = replace(numerics, accumulator=ACCUMULATE_FP16, v_maximum=FP16_ACCUMULATOR_V_MAXIMUM)
+        return numerics

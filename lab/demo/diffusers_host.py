@@ -14,6 +14,7 @@ from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from safetensors import safe_open
 
 from comfy_sage2.integrations.diffusers import Patch, patch
+from comfy_sage2.options import AttentionOptions
 
 from ..baselines import BASELINES
 from .captions import CaptionEncoder
@@ -82,7 +83,7 @@ class _Baseline(Patch):
     """A patch whose calls a baseline of the paper answers."""
 
     def __init__(self, model: torch.nn.Module, name: str) -> None:
-        super().__init__(model, "8b", smooth_v=False, backend=None)
+        super().__init__(model, AttentionOptions(), backend=None)
         self._name = name
 
     def answer(

@@ -9,6 +9,7 @@ import torch
 
 from comfy_sage2.attention import attention
 from comfy_sage2.capture.samples import AttentionSample
+from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP22, ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP16, FP32
 from comfy_sage2.quantize.fp8 import E5M2
@@ -22,7 +23,7 @@ from ..baselines.unsmoothed import UNSMOOTHED_4B
 
 Method = Callable[[AttentionSample], torch.Tensor]
 
-_4B = ReferenceOptions.for_mode("4b")
+_4B = ReferenceOptions.of(AttentionOptions("4b"))
 _4B_FP16 = replace(_4B, p_format=FP16, v_format=FP16, accumulator=ACCUMULATE_FP32)
 _PV_ONLY = replace(ReferenceOptions(), qk_format=FP32)
 
@@ -45,7 +46,7 @@ def backend(name: str, mode: str, *, smooth_v: bool = False) -> Method:
     """A backend of the public call."""
 
     def run(sample: AttentionSample) -> torch.Tensor:
-        out = attention(
+        return attention(
             sample.q,
             sample.k,
             sample.v,
@@ -56,8 +57,6 @@ def backend(name: str, mode: str, *, smooth_v: bool = False) -> Method:
             attn_mask=sample.mask,
             backend=name,
         )
-        assert isinstance(out, torch.Tensor)  # a pair only when the log-sum-exp is asked for
-        return out
 
     return run
 
@@ -121,8 +120,8 @@ ACCUMULATOR = Table(
     },
 )
 _ATTENTIONS = {
-    "SageAttn2-8b": reference(ReferenceOptions.for_mode("8b", groups=ADA)),
-    "SageAttn2-8b, Hopper's groups": reference(ReferenceOptions.for_mode("8b", groups=HOPPER_8B)),
+    "SageAttn2-8b": reference(ReferenceOptions.of(AttentionOptions("8b"), groups=ADA)),
+    "SageAttn2-8b, Hopper's groups": reference(ReferenceOptions.of(AttentionOptions("8b"), groups=HOPPER_8B)),
     "SageAttn2-4b": reference(_4B),
     "SageAttention1": baseline(sage_attention1),
     "FlashAttn3-fp8 (emulated)": baseline(flash_attention3_fp8),

@@ -17,8 +17,10 @@ from pathlib import Path
 import torch
 
 from comfy_sage2 import registry
+from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.capture.recorder import CaptureError, load_samples, save_samples
 from comfy_sage2.capture.samples import AttentionSample
+from comfy_sage2.options import AttentionOptions
 
 from ..demo.captions import CaptionEncoder
 from ..demo.model import TRAINED_FOLDER, DemoModel
@@ -69,20 +71,7 @@ def _kernel(name: str, device: torch.device) -> str | None:
         return None
     if name != "auto":
         return registry.get(name).name
-    probe = torch.zeros(1, 1, 128, 128, dtype=torch.float16, device=device)
-    request = registry.AttentionRequest.of(
-        probe,
-        probe,
-        probe,
-        scale=1.0,
-        mode="8b",
-        smooth_v=False,
-        is_causal=False,
-        attn_mask=None,
-        return_lse=False,
-        pv_accumulator="fp32",
-    )
-    chosen = registry.choose(request, accelerated_only=True)
+    chosen = registry.choose(AttentionRequest.ordinary(device, AttentionOptions()), accelerated_only=True)
     return None if chosen is None else chosen.name
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from comfy_sage2.capture.samples import AttentionSample
+from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.options import ReferenceOptions
 
 from ..baselines import BASELINES
@@ -28,7 +29,8 @@ def variants(kernel: str | None, *, is_causal: bool = False, smooth_v: bool = Fa
     """
     modes = _MODES | (_SMOOTH_V_MODES if smooth_v else {})
     methods: dict[str, Method] = {
-        name: reference(ReferenceOptions.for_mode(mode, smooth_v=smooth)) for name, (mode, smooth) in modes.items()
+        name: reference(ReferenceOptions.of(AttentionOptions(mode, smooth_v=smooth)))
+        for name, (mode, smooth) in modes.items()
     }
     methods |= {name: baseline(function) for name, function in BASELINES.items()}
     if kernel is not None:

@@ -14,13 +14,15 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 
 from comfy_sage2.backends.base import AttentionRequest
-from comfy_sage2.backends.kernel_backend import KernelBackend
+from comfy_sage2.backends.kernels import KernelBackend
 from comfy_sage2.kernels import loader
+from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP16
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B
@@ -54,7 +56,7 @@ class Build:
         target = loader.load(self.name).target
         if target.removesuffix("a") != f"sm_{major}{minor}":
             pytest.skip(f"{self.name} was built for {target}, this GPU is sm_{major}{minor}")
-        return KernelBackend(self.name, ((major, minor),), self.modes, self.accumulators)
+        return KernelBackend(self.name, ((major, minor),), mode=self.modes, pv_accumulator=self.accumulators)
 
 
 _BUILDS = {
@@ -108,19 +110,16 @@ def run(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-    layout: str = "BHND",
     nonfinite: torch.Tensor | None = None,
-    **options: object,
+    **choices: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """One call: q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D), a 4-D mask. Returns out and lse as `Backend.run`."""
     chosen = backend(name)
-    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    request = AttentionRequest.of(q, k, v, scale=scale, attn_mask=attn_mask, **options)
+    request = AttentionRequest.of(q, k, AttentionOptions(**choices), attn_mask=attn_mask)
     reason = chosen.reason_against(request)
     assert reason is None, reason
     with _poisoned_allocations():
-        return chosen.run(q, k, v, request, scale=scale, attn_mask=attn_mask, layout=layout, nonfinite=nonfinite)
+        return chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
 
 
 def reference(
@@ -129,25 +128,21 @@ def reference(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    mode: str = "8b",
-    smooth_v: bool = False,
-    pv_accumulator: str = "fp32",
-    is_causal: bool = False,
     attn_mask: torch.Tensor | None = None,
-    **arguments: object,
+    **choices: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference with the numerics of these kernels: groups, steps, the sum of rounded P, the accumulator."""
-    groups = HOPPER_8B if name == "sm90" and mode == "8b" else ADA
-    options = ReferenceOptions.for_mode(mode, groups=groups, smooth_v=smooth_v, pv_accumulator=pv_accumulator)
-    options = replace(options, sum_quantized_p=True)
+    call = AttentionOptions(**choices)
+    groups = HOPPER_8B if name == "sm90" and call.mode == "8b" else ADA
+    options = replace(ReferenceOptions.of(call, groups=groups), sum_quantized_p=True)
     if name == "sm90":
-        plain = mode == "8b" and attn_mask is None and not is_causal
+        plain = call.mode == "8b" and attn_mask is None and not call.is_causal
         options = replace(options, keys_per_step=_hopper_tile(q.shape[3], plain), last_keys_first=True)
-    elif pv_accumulator == "fp32" and torch.cuda.get_device_capability() == (9, 0):
+    elif call.pv_accumulator == "fp32" and torch.cuda.get_device_capability() == (9, 0):
         options = replace(options, accumulator=ACCUMULATE_FP32)
     if name == "sm80":
         options = replace(options, p_format=FP16, v_format=FP16)
-    return reference_attention(q, k, v, options, is_causal=is_causal, attn_mask=attn_mask, **arguments)
+    return reference_attention(q, k, v, options, scale=call.scale, is_causal=call.is_causal, attn_mask=attn_mask)
 
 
 def _hopper_tile(head_dim: int, plain: bool) -> int:

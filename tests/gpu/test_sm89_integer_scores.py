@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.integer import integer_scores
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.preparation import prepare
@@ -68,7 +69,7 @@ def test_scores_are_those_of_the_reference(mode: str, head_dim: int, tmp_path: P
     q[..., :6] += 10
     k[..., 2:8] -= 20
     bits = int(mode[0])
-    prepared = prepare(q, k, k, ReferenceOptions.for_mode(mode))
+    prepared = prepare(q, k, k, ReferenceOptions.of(AttentionOptions(mode)))
     wanted = integer_scores(prepared.q.values, prepared.k.values)[0, 0]
 
     module = _compile(head_dim, bits, tmp_path)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from comfy_sage2 import doctor, registry
-from comfy_sage2.backends.base import AttentionRequest, Backend
+from comfy_sage2.backends.base import Backend
+from comfy_sage2.backends.constraints import option_is
 
 
 class Accelerated(Backend):
@@ -17,11 +18,10 @@ class Accelerated(Backend):
     def __init__(self, name: str, works: bool) -> None:
         self.name = name
         self._works = works
+        self.constraints = (option_is("mode", "8b"),)
 
-    def availability(self, request: AttentionRequest) -> str | None:
-        if not self._works:
-            return "its wheel is missing"
-        return None if request.mode == "8b" else "mode must be '8b'"
+    def availability(self) -> str | None:
+        return None if self._works else "its wheel is missing"
 
     def run(self, *arguments: object, **options: object) -> tuple[torch.Tensor, None]:
         raise AssertionError("the doctor must not run attention")
@@ -37,7 +37,7 @@ def test_status_0_when_one_backend_works(monkeypatch: pytest.MonkeyPatch, capsys
     lines = capsys.readouterr().out.splitlines()
     assert any("8b" in line and line.endswith(" good") for line in lines)
     assert any("broken cannot: its wheel is missing" in line for line in lines)
-    assert any("good cannot: mode must be '8b'" in line for line in lines)
+    assert any("good cannot: mode must be 8b here" in line for line in lines)
 
 
 def test_status_1_when_none_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

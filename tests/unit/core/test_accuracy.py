@@ -9,6 +9,7 @@ import torch
 from attention_oracle import cosine, oracle, relative_l1, rmse
 
 import comfy_sage2
+from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP16, FP32
 from comfy_sage2.quantize.fp8 import E4M3, E5M2
@@ -53,7 +54,7 @@ def test_8b_criterion(long_gaussian):
 
 def test_8b_criterion_with_hopper_groups(long_gaussian):
     inputs, expected = long_gaussian
-    out, _ = reference_attention(*inputs, ReferenceOptions.for_mode("8b", groups=HOPPER_8B))
+    out, _ = reference_attention(*inputs, ReferenceOptions.of(AttentionOptions(), groups=HOPPER_8B))
     assert cosine(out, expected) >= 0.9992
     assert relative_l1(out, expected) <= 0.039
 
@@ -83,7 +84,7 @@ def test_order_of_granularities():
     q, k, v = gaussian()
     k = k * torch.exp(torch.randn(1, 4, 1024, 1))
     q = q * torch.exp(0.5 * torch.randn(1, 4, 1024, 1))
-    options = ReferenceOptions.for_mode("4b")
+    options = ReferenceOptions.of(AttentionOptions("4b"))
     token, thread, block, tensor = (
         error(q, k, v, replace(options, groups=groups)) for groups in (PER_TOKEN, ADA, PER_BLOCK, PER_TENSOR)
     )

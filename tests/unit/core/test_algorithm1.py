@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
@@ -68,7 +69,9 @@ def test_reference_is_algorithm_1(length, mode, groups):
         block_k=groups.block_k,
         thread_q=groups is ADA,
     )
-    out, _ = reference_attention(*(x[None, None] for x in (q, k, v)), ReferenceOptions.for_mode(mode, groups=groups))
+    out, _ = reference_attention(
+        *(x[None, None] for x in (q, k, v)), ReferenceOptions.of(AttentionOptions(mode), groups=groups)
+    )
     assert_same_but_for_rounding(out, expected)
 
 
@@ -79,7 +82,7 @@ def test_steps_of_the_hopper_kernels(step):
         *(x.double().numpy() for x in (q, k, v)),
         limit=127, smooth_q=False, block_k=64, thread_q=False, step=step, last_first=True,
     )  # fmt: skip
-    options = replace(ReferenceOptions.for_mode("8b", groups=HOPPER_8B), keys_per_step=step)
+    options = replace(ReferenceOptions.of(AttentionOptions(), groups=HOPPER_8B), keys_per_step=step)
     tensors = tuple(x[None, None] for x in (q, k, v))
     out, _ = reference_attention(*tensors, replace(options, last_keys_first=True))
     assert_same_but_for_rounding(out, expected)

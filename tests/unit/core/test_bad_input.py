@@ -45,8 +45,8 @@ CASES = {
     "layout": ({"layout": "NHD"}, ValueError, "layout must be one of 'BHND', 'BNHD', got 'NHD'"),
     "accumulator": ({"pv_accumulator": "fp64"}, ValueError, "pv_accumulator must be one of 'fp32', 'fp16'"),
     "backend": ({"backend": "cudnn"}, ValueError, "backend must be one of .*'reference'.* got 'cudnn'"),
-    "scale 0": ({"scale": 0.0}, ValueError, "scale must be positive and finite, got 0"),
-    "scale nan": ({"scale": math.nan}, ValueError, "scale must be positive and finite, got nan"),
+    "scale 0": ({"scale": 0.0}, ValueError, "scale must be positive and finite in float32, got 0"),
+    "scale nan": ({"scale": math.nan}, ValueError, "scale must be positive and finite in float32, got nan"),
     "scale text": ({"scale": "1"}, TypeError, "scale must be a number or None, got str"),
     "mask shape": (
         {"attn_mask": torch.ones(10, 11, dtype=torch.bool)},

@@ -9,6 +9,7 @@ import torch
 
 import comfy_sage2
 from comfy_sage2.attention import _attention_op, _checked_attention_op
+from comfy_sage2.options import AttentionOptions
 
 BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 
@@ -70,9 +71,10 @@ def test_bad_input_is_still_refused():
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_fake_output_agrees_with_the_real_one(layout, return_lse):
     q, k, v = (torch.randn(2, 4, 30, 16).half() for _ in range(3))
-    arguments = (q, k, v, None, 0.25, "8b", False, True, layout, return_lse, None, "fp32")
+    choices = AttentionOptions(is_causal=True, layout=layout, return_lse=return_lse).values()
+    arguments = (q, k, v, None, None, None, *choices)
     torch.library.opcheck(_attention_op, arguments, test_utils=("test_schema", "test_faketensor"))
-    checked = (*arguments, torch.zeros(1, dtype=torch.int32))
+    checked = (q, k, v, None, torch.zeros(1, dtype=torch.int32), None, *choices)
     torch.library.opcheck(_checked_attention_op, checked, test_utils=("test_schema", "test_faketensor"))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import comfy_sage2
 from comfy_sage2 import registry
 from comfy_sage2.backends.base import AttentionRequest, Backend, Constraint, empty_output
+from comfy_sage2.options import AttentionOptions
 
 
 def small_head_dim(request):
@@ -25,15 +28,16 @@ class Ones(Backend):
     accelerated = True
     constraints = (Constraint("head_dim", small_head_dim), Constraint("mask", no_mask))
 
-    def run(self, q, k, v, request, *, scale, attn_mask, layout, nonfinite=None):
-        lse = q.new_ones(q.shape[:3], dtype=torch.float32) if request.return_lse else None
-        return empty_output(q, layout).fill_(1), lse
+    def run(self, q, k, v, request, *, attn_mask, nonfinite):
+        lse = q.new_ones(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
+        return empty_output(q, request.options.layout).fill_(1), lse
 
 
 class Broken(Ones):
     name = "broken"
+    constraints = ()
 
-    def availability(self, request):
+    def availability(self):
         return "no kernel for this machine"
 
 
@@ -46,19 +50,22 @@ def tensors(head_dim=16):
     return tuple(torch.randn(1, 2, 10, head_dim) for _ in range(3))
 
 
-def request(head_dim=16, **options):
-    return AttentionRequest.of(*tensors(head_dim), scale=0.25, **options)
+def request(head_dim=16, **choices):
+    return AttentionRequest.of(*tensors(head_dim)[:2], AttentionOptions(**choices))
 
 
 def test_a_request_describes_the_call():
     q, k = torch.randn(2, 6, 10, 16).half(), torch.randn(2, 3, 20, 16).half()
     mask = torch.ones(2, 1, 1, 20, dtype=torch.bool)
-    described = AttentionRequest.of(q, k, k, scale=0.5, mode="4b", attn_mask=mask, is_causal=True)
+    options = AttentionOptions("4b", is_causal=True)
+    described = AttentionRequest.of(q, k, options, attn_mask=mask)
     assert (described.batch, described.q_heads, described.kv_heads) == (2, 6, 3)
     assert (described.q_length, described.kv_length, described.head_dim) == (10, 20, 16)
     assert (described.device_type, described.device_index, described.capability) == ("cpu", None, None)
     assert (described.dtype, described.mask_dtype, described.mask_shape) == (torch.float16, torch.bool, (2, 1, 1, 20))
-    assert (described.mode, described.scale, described.is_causal, described.smooth_v) == ("4b", 0.5, True, False)
+    assert described.options is options
+    assert described.scale == 0.25
+    assert AttentionRequest.of(q, k, replace(options, scale=0.5)).scale == 0.5
 
 
 @pytest.mark.usefixtures("fake_backends")

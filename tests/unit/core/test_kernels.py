@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from comfy_sage2.backends.base import AttentionRequest
-from comfy_sage2.backends.kernel_backend import KernelBackend
-from comfy_sage2.backends.sm89 import SM80, SM89, SM120
-from comfy_sage2.backends.sm90 import SM90
+from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
+from comfy_sage2.options import AttentionOptions
+
+SM90, SM89, SM120, SM80 = KERNELS
 
 
-def _request(capability: tuple[int, int], **changes: object) -> AttentionRequest:
-    tensor = torch.empty(1, 2, 4, 64, dtype=torch.float16)
-    request = AttentionRequest.of(tensor, tensor, tensor, scale=0.125)
-    return replace(request, device_type="cuda", device_index=0, capability=capability, **changes)
+def _request(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
+    request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(**choices))
+    return replace(request, device_type="cuda", device_index=0, capability=capability)
 
 
 @pytest.fixture

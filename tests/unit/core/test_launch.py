@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from comfy_sage2.backends.base import AttentionRequest, empty_output
-from comfy_sage2.backends.cuda_call import call_kernels
+from comfy_sage2.backends.launch import launch
+from comfy_sage2.options import AttentionOptions
 
 
 @pytest.fixture
@@ -30,8 +31,8 @@ def run(
         def attention(**fields: Any) -> None:
             calls.append(fields)
 
-    request = AttentionRequest.of(q, k, v, scale=0.125)
-    return call_kernels(Module, q, k, v, request, scale=0.125, attn_mask=None, layout=layout)[0]  # type: ignore[arg-type]
+    request = AttentionRequest.of(q, k, AttentionOptions(layout=layout))
+    return launch(Module, q, k, v, request, attn_mask=None, nonfinite=None)[0]  # type: ignore[arg-type]
 
 
 def misaligned(*shape: int) -> torch.Tensor:

@@ -1,0 +1,61 @@
+"""The compiled kernels: one backend for each kernel module, and the table of what each can do."""
+
+from __future__ import annotations
+
+import torch
+
+from ..kernels import loader
+from .base import AttentionRequest, Backend
+from .constraints import LENGTH, ON_CUDA, capability_is, option_is
+from .launch import launch
+
+
+class KernelBackend(Backend):
+    """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE."""
+
+    accelerated = True
+
+    def __init__(
+        self,
+        architecture: str,
+        capabilities: tuple[tuple[int, int], ...],
+        *,
+        mode: tuple[str, ...],
+        pv_accumulator: tuple[str, ...],
+    ) -> None:
+        """The module of `architecture` is built for GPUs of these capabilities and has these values of the options."""
+        self.name = architecture
+        self.constraints = (
+            ON_CUDA,
+            capability_is(*capabilities),
+            LENGTH,
+            option_is("mode", *mode),
+            option_is("pv_accumulator", *pv_accumulator),
+        )
+
+    def availability(self) -> str | None:
+        """See `Backend.availability`."""
+        return loader.reason_unavailable(self.name)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        *,
+        attn_mask: torch.Tensor | None,
+        nonfinite: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `Backend.run`."""
+        return launch(loader.load(self.name), q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
+
+
+# In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120
+# and sm80 are compiled and their numerics compared with the reference on another GPU, neither was run on its own.
+KERNELS = (
+    KernelBackend("sm90", ((9, 0),), mode=("8b", "4b"), pv_accumulator=("fp32",)),
+    KernelBackend("sm89", ((8, 9),), mode=("8b", "4b"), pv_accumulator=("fp32", "fp16")),
+    KernelBackend("sm120", ((12, 0), (12, 1)), mode=("8b",), pv_accumulator=("fp32", "fp16")),
+    KernelBackend("sm80", ((8, 0), (8, 6), (8, 7)), mode=("8b",), pv_accumulator=("fp32",)),
+)

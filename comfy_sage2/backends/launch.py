@@ -1,0 +1,110 @@
+"""From tensors to one call of a kernel module: workspace, output, and the fields of csrc/attention_call.h."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import lru_cache
+from math import gcd
+from types import ModuleType
+
+import torch
+
+from ..options import AttentionOptions
+from .base import AttentionRequest, empty_output
+
+# As in csrc/attention_call.h.
+ELEMENT_CODES = {torch.bool: 1, torch.float16: 2, torch.bfloat16: 3, torch.float32: 4}
+
+_ALIGNMENT = 16  # bytes: the kernels read q, k and v in vectors of this size
+_CHANNEL_MULTIPLE = 8
+_MASK_STRIDES = ("mask_batch_stride", "mask_head_stride", "mask_query_stride", "mask_key_stride")
+_STRIDES = tuple(f"{view}_{axis}_stride" for view in ("q", "k", "v", "out") for axis in ("batch", "head", "token"))
+# (option, its field there, the numbers of its values or ()), for the options that the kernels are told.
+_OPTIONS = tuple(
+    (option.name, option.metadata["argument"], option.metadata["choices"])
+    for option in fields(AttentionOptions)
+    if option.metadata["argument"] is not None and option.name != "scale"
+)
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where the kernels can read it in place, else a copy.
+
+    They can when head_dim is a multiple of 8 and every token starts at a multiple of 16 bytes, as in all real models.
+    """
+    missing = -tensor.shape[3] % _CHANNEL_MULTIPLE
+    if missing:
+        return torch.nn.functional.pad(tensor, (0, missing))
+    # The stride of an axis of one element may be anything.
+    steps = [step for step, size in zip(tensor.stride(), tensor.shape[:3], strict=False) if size > 1]
+    if tensor.data_ptr() % _ALIGNMENT == 0 and gcd(*steps) * tensor.element_size() % _ALIGNMENT == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)  # `contiguous` would keep a misaligned address
+
+
+def option_fields(options: AttentionOptions) -> dict[str, int]:
+    """The options but for the scale, as the kernels are told them."""
+    values = ((argument, choices, getattr(options, name)) for name, argument, choices in _OPTIONS)
+    return {argument: choices[value] if choices else value for argument, choices, value in values}
+
+
+@lru_cache(maxsize=256)
+def _fixed_fields(module: ModuleType, request: AttentionRequest) -> tuple[dict[str, int | float], int]:
+    """What all calls of one form have in common, and the bytes of workspace that they need."""
+    common: dict[str, int | float] = {
+        "batch": request.batch,
+        "q_heads": request.q_heads,
+        "kv_heads": request.kv_heads,
+        "q_length": request.q_length,
+        "kv_length": request.kv_length,
+        "head_dim": request.head_dim + -request.head_dim % _CHANNEL_MULTIPLE,
+        "element": ELEMENT_CODES[request.dtype],
+        "mask_element": 0 if request.mask_dtype is None else ELEMENT_CODES[request.mask_dtype],
+        "device": -1 if request.device_index is None else request.device_index,
+        "scale": request.scale,
+        **option_fields(request.options),
+    }
+    # Whether there is an LSE may decide; where it lies does not.
+    size = module.workspace_bytes(**common, **dict.fromkeys(_STRIDES, 0), lse=1 if request.options.return_lse else 0)
+    return common, size
+
+
+def launch(
+    module: ModuleType,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    request: AttentionRequest,
+    *,
+    attn_mask: torch.Tensor | None,
+    nonfinite: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Enqueue one attention on q's device and the current stream; arguments and results as for `Backend.run`."""
+    layout, head_dim = request.options.layout, request.head_dim
+    q, k, v = _readable(q), _readable(k), _readable(v)
+    out = empty_output(q, layout)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
+    common, size = _fixed_fields(module, request)
+    workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
+    arguments = {
+        **common,
+        **dict(zip(_STRIDES, strides, strict=True)),
+        "q_pointer": q.data_ptr(),
+        "k_pointer": k.data_ptr(),
+        "v_pointer": v.data_ptr(),
+        "out_pointer": out.data_ptr(),
+        "lse": 0 if lse is None else lse.data_ptr(),
+        "nonfinite": 0 if nonfinite is None else nonfinite.data_ptr(),
+        "workspace": workspace.data_ptr(),
+        "workspace_bytes": size,
+        "stream": torch.cuda.current_stream(q.device).cuda_stream,
+    }
+    if attn_mask is not None:
+        arguments["mask_pointer"] = attn_mask.data_ptr()
+        for name, length, stride in zip(_MASK_STRIDES, attn_mask.shape, attn_mask.stride(), strict=True):
+            arguments[name] = 0 if length == 1 else stride
+    module.attention(**arguments)
+    if out.shape[3] == head_dim:
+        return out, lse
+    return empty_output(out[..., :head_dim], layout).copy_(out[..., :head_dim]), lse

@@ -1,0 +1,120 @@
+"""What a caller can choose about an attention call. A new option is declared here and nowhere else in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypedDict
+
+_LARGEST_SCALE = 3.4028234663852886e38  # of float32, in which the kernels get it
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def _option(default: Any, *, choices: Collection[str] = (), argument: str | None = None, per_call: bool = False) -> Any:
+    """A field of AttentionOptions.
+
+    choices: the values of a str; for the kernels a dict, with the number that stands for each value.
+    argument: the name in csrc/attention_call.h; None for what the kernels are not told.
+    per_call: each call decides it, and not the user of a whole model.
+    """
+    return field(default=default, metadata={"choices": choices, "argument": argument, "per_call": per_call})
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The choices of one attention call; `attention` takes each of them by name, or all of them as `options`.
+
+    Attributes:
+        mode: "8b" (Q, K in INT8, K smoothed) or "4b" (Q, K in INT4, both smoothed); SageAttention2 section 3.
+        smooth_v: subtract V's channel means before FP8 quantization and add them to the output (section 3.4).
+        is_causal: query i attends to keys 0..i, aligned at the top left.
+        scale: softmax scale, positive and finite in float32; None means 1/sqrt(D).
+        layout: order of the dimensions of q, k, v and the output: "BHND" or "BNHD".
+        return_lse: also return the log-sum-exp.
+        pv_accumulator: "fp32", or "fp16" for the faster half-precision accumulation of P V where a backend has it.
+
+    Raises:
+        TypeError: a value of the wrong type.
+        ValueError: a value that is not one of the choices; the message names the option.
+    """
+
+    mode: str = _option("8b", choices={"8b": 8, "4b": 4}, argument="bits")
+    smooth_v: bool = _option(False, argument="smooth_v")
+    is_causal: bool = _option(False, argument="causal", per_call=True)
+    scale: float | None = _option(None, argument="scale", per_call=True)
+    layout: str = _option("BHND", choices=("BHND", "BNHD"), per_call=True)
+    return_lse: bool = _option(False, per_call=True)
+    pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16}, argument="pv_accumulator")
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+        for name in _FLAGS:
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+        if self.scale is None:
+            return
+        if isinstance(self.scale, bool) or not isinstance(self.scale, (int, float)):
+            raise TypeError(f"scale must be a number or None, got {type(self.scale).__name__}")
+        # The kernels take the row maximum before they scale.
+        if not 0.0 < self.scale <= _LARGEST_SCALE:
+            raise ValueError(f"scale must be positive and finite in float32, got {str(self.scale)[:40]}")
+
+    @classmethod
+    def of(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:
+        """`options`, or the defaults, with `choices` (field -> value) in their place; TypeError for an unknown one."""
+        for name in choices:
+            if name not in NAMES:
+                raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join(NAMES)}")
+        if options is None:
+            return cls(**choices)
+        return replace(options, **choices) if choices else options
+
+    @classmethod
+    def of_model(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:
+        """As `of`, for all calls of a model: ValueError for an option that each call decides for itself."""
+        chosen = cls.of(options, choices)
+        for option in fields(cls):
+            if option.metadata["per_call"] and getattr(chosen, option.name) != option.default:
+                raise ValueError(f"{option.name} cannot be chosen for a whole model: each of its calls decides it")
+        return chosen
+
+    def values(self) -> list[Any]:
+        """The values in the order of the fields, from which `AttentionOptions(*values)` makes it again."""
+        return [getattr(self, name) for name in NAMES]
+
+
+NAMES = tuple(option.name for option in fields(AttentionOptions))
+CHOICES: dict[str, Collection[str]] = {
+    option.name: option.metadata["choices"] for option in fields(AttentionOptions) if option.metadata["choices"]
+}
+_FLAGS = tuple(option.name for option in fields(AttentionOptions) if isinstance(option.default, bool))
+MODES = tuple(CHOICES["mode"])
+
+
+class ModelChoices(TypedDict, total=False):
+    """For type checkers: the options that a whole model has in common."""
+
+    mode: str
+    smooth_v: bool
+    pv_accumulator: str
+
+
+class CallChoices(ModelChoices, total=False):
+    """For type checkers: every option but `return_lse`, on which the type of the result depends."""
+
+    is_causal: bool
+    scale: float | None
+    layout: str
+
+
+class Choices(CallChoices, total=False):
+    """For type checkers: every option."""
+
+    return_lse: bool

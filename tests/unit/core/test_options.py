@@ -1,0 +1,86 @@
+"""The options are declared once: what is derived from the declaration agrees with it, and bad choices are refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import torch
+
+import comfy_sage2
+from comfy_sage2.backends.launch import option_fields
+from comfy_sage2.options import CHOICES, NAMES, AttentionOptions, CallChoices, Choices, ModelChoices
+
+BINDING = Path(__file__).resolve().parents[3] / "csrc" / "binding.cpp"
+
+
+def test_type_checkers_know_the_same_options():
+    hints = get_type_hints(AttentionOptions)
+    assert get_type_hints(Choices) == hints
+    assert get_type_hints(CallChoices) == {name: hint for name, hint in hints.items() if name != "return_lse"}
+    per_call = {option.name for option in fields(AttentionOptions) if option.metadata["per_call"]}
+    assert set(get_type_hints(ModelChoices)) == set(NAMES) - per_call
+
+
+def test_the_operators_take_every_option():
+    for operator in (torch.ops.comfy_sage2.attention, torch.ops.comfy_sage2.checked_attention):
+        arguments = [argument.name for argument in operator.default._schema.arguments]
+        assert arguments[-len(NAMES) :] == [f"{name}_option" for name in NAMES]
+
+
+def test_the_kernels_know_what_they_are_told():
+    binding = BINDING.read_text()
+    for argument in option_fields(AttentionOptions()):
+        assert f'"{argument}"' in binding
+    told = option_fields(AttentionOptions("4b", smooth_v=True, is_causal=True, pv_accumulator="fp16"))
+    assert told == {"bits": 4, "smooth_v": True, "causal": True, "pv_accumulator": 16}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_unknown_choices_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be one of .*, got 'none'"):
+        AttentionOptions(**{name: "none"})
+
+
+@pytest.mark.parametrize(
+    ("choices", "error", "message"),
+    [
+        ({"smooth_v": 1}, TypeError, "smooth_v must be True or False, got int"),
+        ({"is_causal": None}, TypeError, "is_causal must be True or False, got NoneType"),
+        ({"return_lse": "yes"}, TypeError, "return_lse must be True or False, got str"),
+        ({"scale": True}, TypeError, "scale must be a number or None, got bool"),
+        ({"scale": -1.0}, ValueError, "scale must be positive and finite in float32, got -1"),
+        ({"scale": 1e39}, ValueError, "scale must be positive and finite in float32, got 1e\\+39"),
+        ({"scale": 10**400}, ValueError, "scale must be positive and finite in float32, got 1000"),
+    ],
+)
+@pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
+def test_wrong_values(call, choices, error, message):
+    q = torch.randn(1, 2, 10, 16)
+    with pytest.raises(error, match=message):
+        call(q, q, q, **choices)
+
+
+def test_options_and_keywords_together():
+    q, k, v = (torch.randn(1, 2, 40, 16) for _ in range(3))
+    options = AttentionOptions("4b", smooth_v=True, return_lse=True)
+    out, lse = comfy_sage2.attention(q, k, v, options=options, is_causal=True)
+    named = comfy_sage2.attention(q, k, v, mode="4b", smooth_v=True, is_causal=True)
+    assert lse.shape == (1, 2, 40)
+    assert torch.equal(out, named)
+    assert torch.equal(comfy_sage2.attention(q, k, v, options=options, return_lse=False, is_causal=True), named)
+    assert options == AttentionOptions("4b", smooth_v=True, return_lse=True)
+
+
+def test_values_make_the_options_again():
+    options = AttentionOptions("4b", True, True, 0.3, "BNHD", True, "fp16")
+    assert AttentionOptions(*options.values()) == options
+    assert AttentionOptions.of(options, {"mode": "8b"}) == replace(options, mode="8b")
+
+
+def test_a_model_has_no_options_of_single_calls():
+    assert AttentionOptions.of_model(None, {"smooth_v": True}) == AttentionOptions(smooth_v=True)
+    with pytest.raises(ValueError, match="is_causal cannot be chosen for a whole model"):
+        AttentionOptions.of_model(AttentionOptions(is_causal=True), {})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...metrics import Agreement
+from ...metrics import Agreement, worst
 from ...options import AttentionOptions
 from ...policy.calibrated import BOUNDS, Policy, make_policy, part_of
 from ...policy.plan import Place, label
@@ -104,7 +104,7 @@ class Calibration(Task):
             try:
                 found = measure_variants(call)
                 earlier = self.measurements.get(key, found)
-                self.measurements[key] = {variant: found[variant].worse(earlier[variant]) for variant in found}
+                self.measurements[key] = {variant: worst((found[variant], earlier[variant])) for variant in found}
                 self._passes[key] += 1
             except (TypeError, ValueError, RuntimeError) as error:  # the sampling itself must go on, memory or not
                 reason = f"measuring failed: {one_line(str(error))}"

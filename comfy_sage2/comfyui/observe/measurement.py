@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from functools import reduce
 
 import torch
 
 from ...attention import attention
-from ...metrics import Agreement, agreement
+from ...metrics import Agreement, compare, worst
 from ...options import AttentionOptions
 from ...policy.targets import VARIANTS
 from ...validation import check_mask, check_tensors
@@ -75,8 +74,8 @@ def measure_variants(call: AttentionCall) -> dict[AttentionOptions, Agreement]:
         out = attention(
             sample.q, sample.k, sample.v, attn_mask=sample.mask, options=options, scale=call.scale, return_lse=False
         )
-        close = [agreement(*pair) for pair in zip(out, exact, strict=True)]
-        found[options] = reduce(Agreement.worse, map(Agreement.from_tensor, close))
+        close = [compare(*pair, torch.float32) for pair in zip(out, exact, strict=True)]
+        found[options] = worst(Agreement(*values.tolist()) for values in close)
     return found
 
 

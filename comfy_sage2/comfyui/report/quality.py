@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...metrics import agreement
+from ...metrics import compare
 
 # At most this many heads and query rows of each are compared: 8 x 256 rows cost little beside a long video's attention.
 HEADS = 8
@@ -36,12 +36,12 @@ def measure(
         mask: None or 4-D, bool (True = attend) or additive float.
 
     Returns:
-        the `agreement` over the sampled rows of all batches, on the device.
+        what `compare` gives over the sampled rows of all batches, on the device.
     """
     heads = evenly(q.shape[1], HEADS, q.device)
     rows = evenly(q.shape[2], ROWS, q.device)
     sampled = Sample.of(q, k, v, mask, heads, rows)
-    return agreement(out.index_select(1, heads).index_select(2, rows), sampled.exact(scale))
+    return compare(out.index_select(1, heads).index_select(2, rows), sampled.exact(scale), torch.float32)
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ class Record:
     ) -> None:
         """Add one attention call whose `timer` is stopped.
 
-        agreement: of the output with full precision, as `Agreement.from_tensor` takes it. Calls of equal `form` are
+        agreement: of the output with full precision, as `metrics.compare` gives it. Calls of equal `form` are
         equal work; None is a call whose time cannot be compared.
         """
         with self._lock:
@@ -247,7 +247,9 @@ class Record:
             seconds=0.0 if whole is None else whole.seconds(),
             shares=tuple(shares),
             cells=cells,
-            agreement={place: average([Agreement.from_tensor(t) for t in found]) for place, found in agreement.items()},
+            agreement={
+                place: average([Agreement(*values.tolist()) for values in found]) for place, found in agreement.items()
+            },
             speed=compared(served, comfyui, devices),
             devices=devices,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..metrics import Agreement
 from ..options import AttentionOptions
+from ..text import quoted
 from .plan import Choice, Place, label
 from .signature import Signature
 from .targets import TARGETS, VARIANTS, pick
@@ -120,7 +121,7 @@ def make_policy(signature: Signature, target: str, head_dims: Mapping[int, int],
         ValueError: an unknown target, or nothing was measured.
     """
     if target not in TARGETS:
-        raise ValueError(f"quality must be one of {', '.join(map(repr, TARGETS))}, got {target!r}")
+        raise ValueError(f"quality must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
     if not measurements:
         raise ValueError(
             "nothing was measured: sample with the calibrated model first, and connect the sampler's output to "

@@ -80,7 +80,8 @@ def _model_keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
     """
     if FUNCTION_WRAPPER in model_options:
         return False
-    if any(str(name).startswith(DIFFUSION_MODEL) for name in getattr(model, "object_patches", ())):
+    patches = getattr(model, "object_patches", {})
+    if any(str(name).startswith(DIFFUSION_MODEL) and callable(patch) for name, patch in patches.items()):
         return False
     diffusion_model = getattr(model.model, DIFFUSION_MODEL, None)
     if not isinstance(diffusion_model, torch.nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.sampling import forward_wrapper
+from comfy_sage2.comfyui.sampling import forward_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.serve import guard
 from comfy_sage2.comfyui.serve.session import Session
 from comfy_sage2.comfyui.settings import Settings
@@ -202,6 +204,133 @@ def test_passes_that_others_take_part_in_are_not_made_again(
     x = torch.ones(1)
     assert forward_wrapper(session)(executor, x, torch.ones(1), None, None, control, options) is x
     assert seen == [at_end]
+
+
+class Diffusion(torch.nn.Module):
+    """A model of LAYERS attention calls; their sum is the result."""
+
+    def __init__(self, override: Any) -> None:
+        super().__init__()
+        self.block = torch.nn.Linear(1, 1)
+        self.override = override
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = [self.override(ones, *torch.randn(3, 1, 8, 32).unbind(0), 2) for _ in range(LAYERS)]
+        return x + sum(output.mean() for output in outputs)
+
+
+def sampled_by_comfyui(
+    session: Session, model: Callable[[torch.Tensor], torch.Tensor], diffusion: torch.nn.Module, **found: Any
+) -> list[float]:
+    """One sampling through both wrappers; the result of each pass. found: what stands around the model."""
+    patcher = SimpleNamespace(
+        model=SimpleNamespace(diffusion_model=diffusion), object_patches=found.get("object_patches", {})
+    )
+    results: list[float] = []
+
+    class Executor:
+        class_obj = SimpleNamespace(model_patcher=patcher, model_options=found.get("model_options", {}))
+
+        def __call__(self, *args: Any) -> None:
+            wrapped = forward_wrapper(session)
+            for sigma in SIGMAS[:-1]:
+                results.append(float(wrapped(lambda x, *rest: model(x), torch.zeros(1), torch.tensor([sigma]))))
+
+    sampling_wrapper(session)(Executor(), None, None, None, torch.tensor(SIGMAS))
+    return results
+
+
+class Cache:
+    """A pack that keeps results: a pass with the input of the one before is answered with that one's result."""
+
+    def __init__(self, model: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.model = model
+        self.kept: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None or self.kept[0] is not x:
+            self.kept = x, self.model(x)
+        return self.kept[1]
+
+
+AROUND = {
+    "function wrapper": {"model_options": {"model_function_wrapper": lambda *args: None}},
+    "object patch": {"object_patches": {"diffusion_model.forward": lambda x: x}},
+}
+
+
+@pytest.mark.parametrize("found", AROUND.values(), ids=AROUND.keys())
+def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(1))
+    session = serving(Settings(backend="reference", guard=True))
+    diffusion = Diffusion(make_override(session))
+    # Of the first pass the second layer is ComfyUI's, and stays so.
+    assert sampled_by_comfyui(session, Cache(diffusion), diffusion, **found) == [5.0, 5.0]
+    assert guard_of(session).repeated == () and len(guard_of(session).downgrades) == 1
+
+
+@pytest.mark.parametrize("hooked", ["forward", "hook", "pre-hook", "block"])
+def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, hooked: str) -> None:
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(1))
+    session = serving(Settings(backend="reference", guard=True))
+    diffusion = Diffusion(make_override(session))
+    cache = Cache(diffusion)
+    if hooked == "forward":
+        diffusion.forward = diffusion.forward  # type: ignore[method-assign]
+    elif hooked == "block":
+        diffusion.block.forward = diffusion.block.forward  # type: ignore[method-assign]
+    elif hooked == "hook":
+        diffusion.register_forward_hook(lambda *args: None)
+    else:
+        diffusion.register_forward_pre_hook(lambda *args: None)
+    assert sampled_by_comfyui(session, cache, diffusion) == [5.0, 5.0]
+    assert guard_of(session).repeated == ()
+
+
+def test_plain_values_put_on_the_model_are_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(1))
+    session = serving(Settings(backend="reference", guard=True))
+    diffusion = Diffusion(make_override(session))
+    patches = {"diffusion_model.default_ref_method": "index", "model_sampling": lambda: None}
+    assert sampled_by_comfyui(session, diffusion, diffusion, object_patches=patches) == [6.0, 6.0]
+    assert guard_of(session).repeated == (0,)
+
+
+def test_a_repeated_pass_that_is_still_broken_is_named_and_the_last_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cache that gives no sign of itself."""
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(1, LAYERS))
+    session = serving(Settings(backend="reference", guard=True))
+    diffusion = Diffusion(make_override(session))
+    first, second = sampled_by_comfyui(session, Cache(diffusion), diffusion)
+    assert first != first and second == 5.0
+    assert guard_of(session).repeated == guard_of(session).still_broken == (0,)
+    assert "its result is still not finite" in caplog.text
+    text = report([session])
+    assert "the second run in step 0 gave no finite result either" in text
+    session.begin_sampling(SIGMAS)
+    assert guard_of(session).trusts_repeats and guard_of(session).still_broken == ()
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["our node", "another pack"])
+def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: bool) -> None:
+    """With a node before this one it is not full precision that computes again."""
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(0, 1))
+    first = serving(Settings(backend="reference"))
+    previous: Any = make_override(first)
+    if other:
+        previous = lambda func, *args, **kwargs: nothing_finite(*args)  # noqa: E731
+    second = serving(Settings(backend="reference", guard=True), 1, previous)
+    override = make_override(second)
+    for session in (first, second):
+        session.begin_sampling(SIGMAS)
+    inner, outer = (session.begin_forward(1.0, torch.device("cpu"), {}) for session in (first, second))
+    with forwards.running(0, inner), forwards.running(1, outer):
+        override(ones, *torch.randn(3, 1, 8, 32).unbind(0), 2)
+    text = report([second])
+    name = "the attention of another node" if other else "the SageAttention2 node before this one"
+    assert f"; {name} gave no finite values either" in text and "the model's own values" not in text
 
 
 def test_a_broken_output_is_not_compared_with_full_precision() -> None:

@@ -30,5 +30,5 @@ def test_a_capture_is_written_and_changes_nothing(server: ComfyServer) -> None:
 
 
 def test_the_file_stays_in_its_folder(server: ComfyServer) -> None:
-    with pytest.raises(RuntimeError, match="plain file name"):
+    with pytest.raises(RuntimeError, match="must be a plain name"):
         server.run(capturing("../../elsewhere"))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from comfy_sage2.policy.document import from_text
+from comfy_sage2.policy.plan import label
 from comfy_sage2.policy.rules import FAMILIES
 from lab.demo.comfyui_server import ComfyServer, Prompt
 
@@ -81,13 +82,13 @@ def test_a_shared_policy_gives_the_same_modes_everywhere(server: ComfyServer) ->
         policy.cells[layer][policy.part(step, STEPS)] for step in range(STEPS) for layer in range(len(policy.layers))
     ]
     counts = {
-        "reference · 8b": sum(cell.mode == "8b" and not cell.smooth_v for cell in modes),
-        "reference · 4b": sum(cell.mode == "4b" and not cell.smooth_v for cell in modes),
-        "reference · 4b · smooth V": sum(cell.mode == "4b" and cell.smooth_v for cell in modes),
+        f"reference · {label(options)}": sum(cell.options == options for cell in modes)
+        for options in {cell.options for cell in modes} - {None}
     }
+    assert len(counts) == 3
     assert all(counts.values())
     assert all(f"  {label}: {count} calls" in report for label, count in counts.items()), report
-    full = sum(cell.mode == "full" for cell in modes)
+    full = sum(cell.options is None for cell in modes)
     assert full and f"  {full} calls" in report and "keeps this layer in full precision" in report
 
 

@@ -9,6 +9,8 @@ HOST_VENV := .venv-host
 WHEEL_VENV := .venv-wheels
 MODALITIES_VENV := .venv-modalities
 RUN := $(VENV)/bin/python
+CLANG_FORMAT := $(VENV)/bin/clang-format --style=file:csrc/.clang-format
+NATIVE_SOURCES = $(shell git ls-files '*.cpp' '*.cu' '*.cuh' '*.h')
 PYTEST := $(RUN) -m pytest -q
 
 # Threads that spin while they wait make PyTorch many times slower on a CPU that has anything else to do.
@@ -22,8 +24,8 @@ help:
 	@echo "make test           set up $(VENV) and run everything: lint, types; unit, packaging, modalities and ComfyUI tests"
 	@echo "make demo           sample a video in full precision, 8b, 4b and baselines; results in demo-output/"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
-	@echo "make lint           ruff and mypy only"
-	@echo "make format         let ruff format the code"
+	@echo "make lint           ruff, mypy and clang-format only"
+	@echo "make format         let ruff and clang-format format the code"
 	@echo "make wheels         build the kernel wheels into wheels/"
 	@echo "make wheels-verify  rebuild a kernel wheel of each architecture and compare it bit for bit"
 	@echo "make clean          remove environments and build folders"
@@ -37,10 +39,12 @@ lint: environment
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(CLANG_FORMAT) --dry-run -Werror $(NATIVE_SOURCES)
 
 format: environment
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
+	$(CLANG_FORMAT) -i $(NATIVE_SOURCES)
 
 unit-tests: environment
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/packaging

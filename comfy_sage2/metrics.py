@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """cosine: 1 is equal. relative_l1: sum |O - O'| / sum |O|. rmse: in the output's units."""
+class Agreement:
+    """How close an output is to the exact one.
+
+    cosine: similarity, 1 is equal. relative_l1: sum |O - O'| / sum |O|. rmse: in the output's units.
+    """
 
     cosine: float
     relative_l1: float
     rmse: float
 
     @classmethod
-    def of(cls, out: torch.Tensor, exact: torch.Tensor) -> Accuracy:
-        """Compare two tensors of one shape, each flattened to one vector; computed in float64."""
-        out, exact = out.double().flatten(), exact.double().flatten()
-        difference = out - exact
-        return cls(
-            cosine=(out @ exact / (out.norm() * exact.norm())).item(),
-            relative_l1=(difference.abs().sum() / exact.abs().sum()).item(),
-            rmse=difference.square().mean().sqrt().item(),
+    def of(cls, out: torch.Tensor, exact: torch.Tensor) -> Agreement:
+        """Compare two tensors of one shape; waits for the device."""
+        return cls(*compare(out, exact).tolist())
+
+
+def compare(out: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The values of `Agreement` in the order of its fields, (3,) of `dtype` on the device; does not wait for it.
+
+    Computed in `dtype`; None is float64, or float32 on a device that has no float64.
+
+    The tensors, of one shape, are each taken as one vector. Two vectors of zeros agree. Where only one of them is zero
+    the cosine is 0, and where only `exact` is the relative error is infinite.
+    """
+    if dtype is None:
+        dtype = torch.float32 if out.device.type == "mps" else torch.float64
+    out, exact = out.to(dtype).flatten(), exact.to(dtype).flatten()
+    difference = out - exact
+    distance = difference.abs().sum()
+    norms = (torch.linalg.vector_norm(out) * torch.linalg.vector_norm(exact)).clamp_min(torch.finfo(dtype).tiny)
+    equal = distance == 0.0
+    return torch.stack(
+        (
+            ((out * exact).sum() / norms).masked_fill(equal, 1.0),
+            (distance / exact.abs().sum()).masked_fill(equal, 0.0),
+            difference.square().mean().sqrt(),
         )
+    )
 
 
-def average(results: Sequence[Accuracy]) -> Accuracy:
+def average(results: Iterable[Agreement]) -> Agreement:
     """The mean of each measure."""
-    count = len(results)
-    return Accuracy(*(sum(getattr(r, name) for r in results) / count for name in ("cosine", "relative_l1", "rmse")))
+    columns = _columns(results)
+    return Agreement(*(sum(column) / len(column) for column in columns))
 
 
-def worst(results: Sequence[Accuracy]) -> Accuracy:
-    """The worst value of each measure, each from whatever sample has it."""
-    return Accuracy(min(r.cosine for r in results), max(r.relative_l1 for r in results), max(r.rmse for r in results))
+def worst(results: Iterable[Agreement]) -> Agreement:
+    """The worst value of each measure, each from whatever result has it; NaN is the worst of all."""
+    cosines, *errors = _columns(results)
+    return Agreement(-_largest([-cosine for cosine in cosines]), *map(_largest, errors))
+
+
+def _columns(results: Iterable[Agreement]) -> list[list[float]]:
+    return [list(column) for column in zip(*((r.cosine, r.relative_l1, r.rmse) for r in results), strict=True)]
+
+
+def _largest(values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)

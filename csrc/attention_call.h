@@ -1,8 +1,11 @@
 // One attention call as plain data: what the Python side hands to an architecture's launch code.
-// Every architecture implements the two functions at the end in its <architecture>_launch.cpp.
+// Every family of kernels implements the two functions at the end in its launch.cpp.
 #pragma once
 
 #include <cstdint>
+
+// Rises whenever the fields of AttentionCall or their meaning change; it is the major number of csrc/VERSION.
+constexpr int kAbiVersion = 1;
 
 // A BHND view in whatever memory order. Strides count elements; the last dimension is contiguous.
 struct TensorView {
@@ -20,12 +23,12 @@ struct MaskView {
 struct AttentionCall {
   TensorView q, k, v, out;
   MaskView mask;
-  uint64_t lse;  // float (batch, q_heads, q_length) contiguous, or 0 when not wanted
+  uint64_t lse;        // float (batch, q_heads, q_length) contiguous, or 0 when not wanted
   uint64_t nonfinite;  // int32, set to 1 when a value of out is NaN or infinite and else left alone, or 0
   int64_t batch, q_heads, kv_heads, q_length, kv_length;
   int head_dim;
   int element;  // of q, k, v and out: 2 fp16, 3 bf16
-  int bits;     // of the quantised Q and K: 8 or 4
+  int bits;     // of the quantized Q and K: 8 or 4
   bool smooth_v, causal;
   int pv_accumulator;  // 32 or 16
   float scale;
@@ -35,7 +38,8 @@ struct AttentionCall {
   uint64_t stream;
 };
 
-// Bytes of scratch memory that `attention` needs for this call. May read everything but the pointers.
+// Bytes of scratch memory that `attention` needs for this call. Reads no strides, and no pointer but whether lse is
+// wanted. Throws std::invalid_argument for a call that this architecture cannot run.
 int64_t workspace_bytes(const AttentionCall& call);
 
 // Enqueues all launches on call.stream. Throws std::invalid_argument for a call that this architecture cannot

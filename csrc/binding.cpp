@@ -44,11 +44,13 @@ struct Keyword {
 // A field of a view is named <view>_<field>. The mask, the pointers and the workspace may be left out: absent or
 // not wanted, and of no interest to workspace_bytes.
 constexpr bool kRequired = true, kOptional = false;
-#define TENSOR_KEYWORDS(view)                                                                               \
-  Keyword{#view "_pointer", set_view_field<&AttentionCall::view, &TensorView::pointer>, kOptional},         \
+#define TENSOR_KEYWORDS(view)                                                                                     \
+  Keyword{#view "_pointer", set_view_field<&AttentionCall::view, &TensorView::pointer>, kOptional},               \
       Keyword{#view "_batch_stride", set_view_field<&AttentionCall::view, &TensorView::batch_stride>, kRequired}, \
-      Keyword{#view "_head_stride", set_view_field<&AttentionCall::view, &TensorView::head_stride>, kRequired}, \
-      Keyword{#view "_token_stride", set_view_field<&AttentionCall::view, &TensorView::token_stride>, kRequired}
+      Keyword{#view "_head_stride", set_view_field<&AttentionCall::view, &TensorView::head_stride>, kRequired},   \
+      Keyword {                                                                                                   \
+    #view "_token_stride", set_view_field<&AttentionCall::view, &TensorView::token_stride>, kRequired             \
+  }
 constexpr Keyword kKeywords[] = {
     TENSOR_KEYWORDS(q),
     TENSOR_KEYWORDS(k),
@@ -127,6 +129,8 @@ void bound_attention(const py::kwargs& arguments) {
   for (const uint64_t pointer : {call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer}) {
     if (!pointer) throw std::invalid_argument("the pointers of q, k, v and out must be given");
   }
+  if (call.mask.element && !call.mask.pointer)
+    throw std::invalid_argument("mask_pointer must be given with mask_element");
   const int64_t needed = workspace_bytes(call);
   if (call.workspace_bytes < needed || (needed && !call.workspace)) {
     throw std::invalid_argument("the workspace must have " + std::to_string(needed) + " bytes, got " +
@@ -137,7 +141,7 @@ void bound_attention(const py::kwargs& arguments) {
 }
 
 // Several of these modules may be loaded at once, each with a C++ library of its own. A translator that another
-// module registered would not recognise this module's exceptions, so each translates its own.
+// module registered would not recognize this module's exceptions, so each translates its own.
 void translate(std::exception_ptr exception) {
   try {
     if (exception) std::rethrow_exception(exception);
@@ -156,10 +160,11 @@ void translate(std::exception_ptr exception) {
 
 PYBIND11_MODULE(_C, module) {
   py::register_local_exception_translator(translate);
-  module.doc() = "Quantised attention kernels for " KERNEL_ARCHITECTURE;
+  module.doc() = "Quantized attention kernels for " KERNEL_ARCHITECTURE;
   module.attr("architecture") = KERNEL_ARCHITECTURE;
   module.attr("target") = KERNEL_TARGET;
   module.attr("version") = KERNEL_VERSION;
+  module.attr("abi_version") = kAbiVersion;
   module.attr("toolchain") = KERNEL_TOOLCHAIN;
   module.attr("minimum_driver_version") = KERNEL_MINIMUM_DRIVER_VERSION;
   module.def("add_cubin", &driver::add_cubin, py::arg("name"), py::arg("image"),

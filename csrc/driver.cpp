@@ -99,7 +99,7 @@ class Api {
   }
 
   // The same, with cuInit done: everything but the version query needs it.
-  static const Api& initialised() {
+  static const Api& initialized() {
     const Api& api = loaded();
     static const bool done = (api.check(api.init, 0u), true);
     static_cast<void>(done);
@@ -209,7 +209,7 @@ class KernelCache {
   }
 
   CUfunction find(const char* cubin_name, const char* kernel_name, int dynamic_shared_bytes) {
-    const Api& api = Api::initialised();
+    const Api& api = Api::initialized();
     const CUcontext context = current_context(api);
     if (!context) throw std::runtime_error("driver::kernel needs a current CUDA context: use a ContextGuard");
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -272,7 +272,7 @@ int version() {
 }
 
 ContextGuard::ContextGuard(int device) : pushed_(false) {
-  const Api& api = Api::initialised();
+  const Api& api = Api::initialized();
   const CUcontext context = primary_context(api, device);
   if (current_context(api) == context) return;
   api.check(api.context_push, context);
@@ -282,7 +282,7 @@ ContextGuard::ContextGuard(int device) : pushed_(false) {
 ContextGuard::~ContextGuard() {
   if (!pushed_) return;
   CUcontext popped = nullptr;
-  Api::initialised().context_pop.raw(&popped);
+  Api::initialized().context_pop.raw(&popped);
 }
 
 void add_cubin(const std::string& cubin_name, std::string image) {
@@ -293,8 +293,8 @@ CUfunction kernel(const char* cubin_name, const char* kernel_name, int dynamic_s
   return KernelCache::instance().find(cubin_name, kernel_name, dynamic_shared_bytes);
 }
 
-void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_bytes, CUstream stream,
-            void** arguments, LaunchOptions options) {
+void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_bytes, CUstream stream, void** arguments,
+            LaunchOptions options) {
   LaunchAttribute attributes[2]{};
   unsigned count = 0;
   if (options.programmatic_dependent) {
@@ -305,24 +305,17 @@ void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_b
     attributes[count].id = kLaunchClusterDimension;
     attributes[count++].value.cluster = {options.cluster_blocks, 1, 1};
   }
-  const LaunchConfig config{grid.x,
-                            grid.y,
-                            grid.z,
-                            block.x,
-                            block.y,
-                            block.z,
-                            static_cast<unsigned>(dynamic_shared_bytes),
-                            stream,
-                            attributes,
-                            count};
-  const Api& api = Api::initialised();
+  const LaunchConfig config{
+      grid.x, grid.y,     grid.z, block.x, block.y, block.z, static_cast<unsigned>(dynamic_shared_bytes),
+      stream, attributes, count};
+  const Api& api = Api::initialized();
   api.check(api.launch_kernel, &config, function, arguments, static_cast<void**>(nullptr));
 }
 
 int multiprocessor_count(int device) {
   static std::mutex mutex;
   static std::unordered_map<int, int> counts;
-  const Api& api = Api::initialised();
+  const Api& api = Api::initialized();
   const std::lock_guard<std::mutex> lock(mutex);
   int& count = counts[device];
   if (!count) api.check(api.device_get_attribute, &count, kDeviceMultiprocessorCount, device_handle(api, device));
@@ -340,7 +333,7 @@ TensorMap encode_tensor_map(MapElement element, int rank, uint64_t address, cons
   std::fill_n(element_strides, kMaxRank, 1u);
   constexpr int kNoInterleave = 0, kFillWithZeros = 0;
   TensorMap map;
-  const Api& api = Api::initialised();
+  const Api& api = Api::initialized();
   api.check(api.tensor_map_encode_tiled, &map, static_cast<int>(element), static_cast<uint32_t>(rank),
             reinterpret_cast<void*>(static_cast<uintptr_t>(address)), sizes, byte_strides, box,
             static_cast<const uint32_t*>(element_strides), kNoInterleave, static_cast<int>(swizzle),

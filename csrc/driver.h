@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tensor_map.h"
+#include "common/tensor_map.h"
 
 // The driver's opaque handles, under its own names.
 using CUcontext = struct CUctx_st*;
@@ -52,8 +52,8 @@ struct LaunchOptions {
 };
 
 // Enqueues a kernel. `arguments` points to one pointer per kernel parameter.
-void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_bytes, CUstream stream,
-            void** arguments, LaunchOptions options = {});
+void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_bytes, CUstream stream, void** arguments,
+            LaunchOptions options = {});
 
 inline CUstream stream_of(uint64_t handle) { return reinterpret_cast<CUstream>(static_cast<uintptr_t>(handle)); }
 
@@ -68,7 +68,7 @@ enum class MapPromotion : int { none = 0, l2_64 = 1, l2_128 = 2, l2_256 = 3 };
 // elements, innermost dimension first, and have `rank` entries; `byte_strides` has rank - 1: the innermost
 // dimension is contiguous. The driver wants the address and the strides to be multiples of 16 bytes.
 TensorMap encode_tensor_map(MapElement element, int rank, uint64_t address, const uint64_t* sizes,
-                            const uint64_t* byte_strides, const uint32_t* box,
-                            MapSwizzle swizzle = MapSwizzle::none, MapPromotion promotion = MapPromotion::l2_256);
+                            const uint64_t* byte_strides, const uint32_t* box, MapSwizzle swizzle = MapSwizzle::none,
+                            MapPromotion promotion = MapPromotion::l2_256);
 
 }  // namespace driver

@@ -78,7 +78,7 @@ def _cubin_steps(
     for cubin in architecture.cubins:
         output, depfile = package / f"{cubin.name}.cubin", work / f"{cubin.name}.d"
         command = (
-            nvcc, "-cubin", f"-arch={target}", "-std=c++17", *architecture.options,
+            nvcc, "-cubin", f"-arch={target}", "-std=c++17",
             *(f"-D{define}" for define in cubin.defines), "-I", str(kernel_table.CSRC),
             "-MD", "-MF", str(depfile), "-o", str(output), str(kernel_table.CSRC / cubin.source),
         )  # fmt: skip
@@ -96,10 +96,11 @@ def _host_steps(
     common = ("g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden")
     steps = []
     for source in architecture.host_sources:
-        output = objects / f"{Path(source).stem}.o"
+        output = objects / f"{source.replace('/', '_')}.o"
         depfile = output.with_suffix(".d")
         command = (
             *common, *(f"-D{name}={value}" for name, value in macros.items()),
+            *(f"-D{define}" for define in architecture.defines),
             "-isystem", include, "-isystem", pybind11.get_include(), "-I", str(kernel_table.CSRC),
             "-MD", "-MF", str(depfile), "-c", "-o", str(output), str(kernel_table.CSRC / source),
         )  # fmt: skip

@@ -1,27 +1,42 @@
-"""The table of kernel sources, csrc/architectures.json, as data.
+"""The table of kernel builds, csrc/architectures.json, as data.
 
-An architecture's entry holds
-    targets  the GPU targets it may be compiled for, the usual one first
-    hardware the GPUs it is for, in words; says so when it was never run on them
-    options  compiler options that nvcc and NVRTC both know
-    sources  file names in csrc/; an entry of a .cu file may also be an object with "file", "name" (of the cubin,
-             by default the file's stem) and "defines", so that one source can give several cubins
+A family is one set of sources:
+    host_sources     C++ files in csrc/ beside those that every build has
+    cubins           name of the device image -> its "source" in csrc/ and its "defines"
+
+An architecture is one build of a family, and one kernel distribution:
+    family           whose sources it compiles
+    hardware         the GPUs it is for, in words; says so when it was never run on them
+    capabilities     compute capabilities that it runs on, "major.minor"
+    modes            "8b" and "4b", as it has them
+    pv_accumulators  "fp32" and "fp16", likewise
+    minimum_driver   the oldest driver branch that can run it
+    targets          GPU targets that it may be compiled for, the usual one first
+    defines          preprocessor definitions for its device code and its host code: what it can do
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 TABLE = CSRC / "architectures.json"
 HOST_SOURCES = ("binding.cpp", "driver.cpp")
 
+_FAMILY_KEYS = {"host_sources", "cubins"}
+_CUBIN_KEYS = {"source", "defines"}
+_ARCHITECTURE_KEYS = {
+    "family", "hardware", "capabilities", "modes", "pv_accumulators", "minimum_driver", "targets", "defines",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Cubin:
-    """One device image: a source, the name it is loaded by and its preprocessor definitions."""
+    """One device image: a source, the name it is loaded by and its preprocessor definitions, "NAME=value"."""
 
     source: str
     name: str
@@ -30,12 +45,16 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What one kernel distribution is built from."""
+    """What one kernel distribution is built from, and what it can do."""
 
     name: str
     hardware: str
+    capabilities: tuple[tuple[int, int], ...]
+    modes: tuple[str, ...]
+    pv_accumulators: tuple[str, ...]
+    minimum_driver: str
     targets: tuple[str, ...]
-    options: tuple[str, ...]
+    defines: tuple[str, ...]  # of the host code; the cubins have them among theirs
     cubins: tuple[Cubin, ...]
     host_sources: tuple[str, ...]
 
@@ -48,36 +67,54 @@ class Architecture:
         return wanted
 
 
-def _cubin(entry: str | dict) -> Cubin:
-    if isinstance(entry, str):
-        entry = {"file": entry}
-    unknown = entry.keys() - {"file", "name", "defines"}
+def _keys(entry: Mapping[str, Any], known: set[str], what: str, optional: frozenset[str] = frozenset()) -> None:
+    """ValueError unless the entry has all known keys and no other."""
+    unknown, missing = sorted(entry.keys() - known), sorted(known - optional - entry.keys())
     if unknown:
-        raise ValueError(f"{TABLE.name}: unknown keys {sorted(unknown)} in the entry of {entry['file']}")
-    defines = tuple(f"{name}={value}" for name, value in entry.get("defines", {}).items())
-    return Cubin(entry["file"], entry.get("name", Path(entry["file"]).stem), defines)
+        raise ValueError(f"{TABLE.name}: unknown keys {unknown} in {what}")
+    if missing:
+        raise ValueError(f"{TABLE.name}: missing keys {missing} in {what}")
+
+
+def _defines(values: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in values.items())
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
 
 
 def names() -> tuple[str, ...]:
     """The architectures of the table."""
-    return tuple(json.loads(TABLE.read_text()))
+    return tuple(json.loads(TABLE.read_text())["architectures"])
 
 
 def read(architecture: str) -> Architecture:
-    """One architecture's entry. ValueError for a name that the table lacks."""
+    """One architecture's entry. ValueError for a name that the table lacks, or an entry with wrong keys."""
     table = json.loads(TABLE.read_text())
-    if architecture not in table:
-        raise ValueError(f"architecture must be one of {', '.join(table)}, got {architecture}")
-    entry = table[architecture]
-    host = tuple(source for source in entry["sources"] if isinstance(source, str) and source.endswith(".cpp"))
-    cubins = tuple(_cubin(source) for source in entry["sources"] if source not in host)
+    if architecture not in table["architectures"]:
+        raise ValueError(f"architecture must be one of {', '.join(table['architectures'])}, got {architecture}")
+    entry = table["architectures"][architecture]
+    _keys(entry, _ARCHITECTURE_KEYS, architecture)
+    family = table["families"][entry["family"]]
+    _keys(family, _FAMILY_KEYS, f"the family {entry['family']}")
+    defines = _defines(entry["defines"])
+    cubins = []
+    for name, cubin in family["cubins"].items():
+        _keys(cubin, _CUBIN_KEYS, f"the cubin {name}", frozenset({"defines"}))
+        cubins.append(Cubin(cubin["source"], name, (*_defines(cubin.get("defines", {})), *defines)))
     return Architecture(
         name=architecture,
         hardware=entry["hardware"],
+        capabilities=tuple(_capability(text) for text in entry["capabilities"]),
+        modes=tuple(entry["modes"]),
+        pv_accumulators=tuple(entry["pv_accumulators"]),
+        minimum_driver=entry["minimum_driver"],
         targets=tuple(entry["targets"]),
-        options=tuple(entry["options"]),
-        cubins=cubins,
-        host_sources=HOST_SOURCES + host,
+        defines=defines,
+        cubins=tuple(cubins),
+        host_sources=(*HOST_SOURCES, *family["host_sources"]),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..metrics import Accuracy
+from ..metrics import Agreement
 from ..reference.exact import exact_attention
 from .candidates import Candidate, Inputs, PeerMissing
 from .shapes import Shape
@@ -31,9 +31,9 @@ def make_inputs(shape: Shape, dtype: torch.dtype, kind: str = "gaussian", device
 
 def measure(
     candidates: list[Candidate], dtype: torch.dtype, shape: Shape = SHAPE, device: str = "cuda"
-) -> tuple[dict[str, dict[str, Accuracy]], dict[str, str]]:
+) -> tuple[dict[str, dict[str, Agreement]], dict[str, str]]:
     """Candidate -> kind of inputs -> accuracy, and for those that failed candidate -> reason."""
-    results: dict[str, dict[str, Accuracy]] = {}
+    results: dict[str, dict[str, Agreement]] = {}
     failures: dict[str, str] = {}
     for kind in INPUTS:
         torch.manual_seed(0)
@@ -42,7 +42,7 @@ def measure(
         for candidate in candidates:
             try:
                 call = candidate.prepare(inputs)
-                results.setdefault(candidate.name, {})[kind] = Accuracy.of(call.decode(call.run()), exact)
+                results.setdefault(candidate.name, {})[kind] = Agreement.of(call.decode(call.run()), exact)
             except PeerMissing as reason:
                 failures[candidate.name] = str(reason)
             except Exception as error:  # whatever a peer's package raises is its result

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..metrics import Accuracy
+from ..metrics import Agreement
 from .candidates import Candidate
 from .speed import ShapeResult, Speed
 
@@ -35,7 +35,7 @@ def build(
     settings: dict[str, Any],
     candidates: list[Candidate],
     missing: dict[str, str],
-    accuracies: dict[str, dict[str, Accuracy]],
+    accuracies: dict[str, dict[str, Agreement]],
     accuracy_failures: dict[str, str],
     results: list[ShapeResult],
     kernel_problem: str | None,

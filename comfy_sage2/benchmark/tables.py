@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..metrics import Accuracy
+from ..metrics import Agreement
 from .accuracy import INPUTS
 from .speed import ShapeResult, Speed
 
@@ -57,7 +57,7 @@ def _speed_row(speed: Speed, baseline: float | None) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def accuracy_lines(accuracies: dict[str, dict[str, Accuracy]], failures: dict[str, str]) -> Iterator[str]:
+def accuracy_lines(accuracies: dict[str, dict[str, Agreement]], failures: dict[str, str]) -> Iterator[str]:
     """All candidates against float64, on both kinds of inputs."""
     header = [""]
     for kind in INPUTS:

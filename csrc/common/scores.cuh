@@ -1,24 +1,24 @@
 // Arithmetic on attention scores, which are in units of log2.
 #pragma once
 
-#include "elements.cuh"
-#include "units.h"
+#include "common/constants.h"
+#include "common/elements.cuh"
 
 namespace common {
 
 constexpr float kLowest = -3.402823466e+38f;
 constexpr float kNegativeInfinity = -__builtin_bit_cast(float, 0x7f800000u);
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // Over the four threads that share a row of a matrix product's result.
 __device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
 // What a mask element adds to a score. Finite values stay finite, so that a row of the lowest number of its type is a
@@ -26,8 +26,8 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float mask_term(bool attend) { return attend ? 0.f : kNegativeInfinity; }
 template <class T>
 __device__ __forceinline__ float mask_term(T additive) {
-    const float x = to_float(additive);
-    return x < 0.f && x > kNegativeInfinity ? fmaxf(x * kLog2E, 0.5f * kLowest) : x * kLog2E;
+  const float x = to_float(additive);
+  return x < 0.f && x > kNegativeInfinity ? fmaxf(x * kLog2E, 0.5f * kLowest) : x * kLog2E;
 }
 
 }  // namespace common

@@ -10,14 +10,14 @@ enum Element { kNone = 0, kBool = 1, kHalf = 2, kBfloat16 = 3, kFloat = 4 };
 
 // In elements; the last dimension is contiguous and starts at a multiple of 16 bytes.
 struct Strided {
-    void* pointer;
-    i64 batch_stride, head_stride, token_stride;
+  void* pointer;
+  i64 batch_stride, head_stride, token_stride;
 };
 
 struct Mask {  // strides are 0 where the mask broadcasts
-    const void* pointer;
-    i64 batch_stride, head_stride, query_stride, key_stride;
-    int element;
+  const void* pointer;
+  i64 batch_stride, head_stride, query_stride, key_stride;
+  int element;
 };
 
 }  // namespace common

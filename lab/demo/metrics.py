@@ -38,8 +38,3 @@ def ssim(video: torch.Tensor, reference: torch.Tensor) -> float:
     c1, c2 = (_K1 * 255) ** 2, (_K2 * 255) ** 2
     likeness = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
     return (likeness / ((mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2))).mean().item()
-
-
-def cosine(latent: torch.Tensor, reference: torch.Tensor) -> float:
-    """Cosine similarity of two tensors of one shape, each taken as one vector."""
-    return F.cosine_similarity(latent.double().flatten(), reference.double().flatten(), dim=0).item()

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from comfy_sage2.doctor import verdicts
+from comfy_sage2.metrics import Agreement
 
 from .comfyui_host import ComfyHost, reason_too_old, shipped_job
 from .job import FULL_PRECISION, VARIANTS, Clip, Host, Job
-from .metrics import cosine, psnr, ssim
+from .metrics import psnr, ssim
 from .model import DemoModel, demo_model
 from .progress import ProgressBar
 from .videos import contact_sheet, write_mp4
@@ -60,7 +61,7 @@ def table(clips: list[Clip]) -> str:
     reference = clips[0]
     for clip in clips:
         distances = f"{psnr(clip.frames, reference.frames):.2f} | {ssim(clip.frames, reference.frames):.4f}"
-        likeness = cosine(clip.latent, reference.latent)
+        likeness = Agreement.of(clip.latent, reference.latent).cosine
         lines.append(f"| {clip.variant} | {distances} | {likeness:.5f} | {clip.seconds:.2f} |")
     return "\n".join(lines)
 

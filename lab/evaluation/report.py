@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from comfy_sage2.metrics import Accuracy
+from comfy_sage2.metrics import Agreement
 
 from . import paper
 from .measurement import Measured
@@ -38,7 +38,7 @@ def _structure(found: dict[str, Structure]) -> str:
     return "\n".join(lines)
 
 
-def _rows(kind: str, ours: dict[str, Accuracy], theirs: dict[str, Accuracy] | None) -> str:
+def _rows(kind: str, ours: dict[str, Agreement], theirs: dict[str, Agreement] | None) -> str:
     head = f"| {kind} | CosSim | Relative L1 | RMSE |" + (" paper: CosSim | Relative L1 | RMSE |" if theirs else "")
     lines = [head, "|" + " --- |" * (head.count("|") - 1)]
     for row, accuracy in ours.items():
@@ -49,16 +49,16 @@ def _rows(kind: str, ours: dict[str, Accuracy], theirs: dict[str, Accuracy] | No
     return "\n".join(lines)
 
 
-def _cells(accuracy: Accuracy) -> list[str]:
+def _cells(accuracy: Agreement) -> list[str]:
     return [f"{accuracy.cosine:.2%}", f"{accuracy.relative_l1:.4f}", f"{accuracy.rmse:.4f}"]
 
 
-def by_relative_l1(rows: dict[str, Accuracy]) -> list[str]:
+def by_relative_l1(rows: dict[str, Agreement]) -> list[str]:
     """Row names, the worst first."""
     return sorted(rows, key=lambda row: -rows[row].relative_l1)
 
 
-def _order(ours: dict[str, Accuracy], theirs: dict[str, Accuracy] | None) -> str | None:
+def _order(ours: dict[str, Agreement], theirs: dict[str, Agreement] | None) -> str | None:
     """Whether the paper's order of the averages holds here."""
     if theirs is None:
         return None
@@ -91,5 +91,5 @@ def as_json(
     }
 
 
-def _paper(rows: dict[str, Accuracy] | None) -> dict[str, Any] | None:
+def _paper(rows: dict[str, Agreement] | None) -> dict[str, Any] | None:
     return None if rows is None else {row: asdict(accuracy) for row, accuracy in rows.items()}

@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import nn
 
-from ..demo.metrics import cosine, psnr, ssim
+from comfy_sage2.metrics import Agreement
+
+from ..demo.metrics import psnr, ssim
 from ..demo.sampler import half_precision
 from ..demo.wan_vae import WanVAE
 
@@ -87,6 +89,6 @@ def compare(
         psnr=psnr(frames, full_frames),
         ssim=ssim(frames, full_frames),
         vae_distance=vae_distance,
-        latent_cosine=cosine(latent, full_latent),
+        latent_cosine=Agreement.of(latent, full_latent).cosine,
         flicker=flicker(frames),
     )

@@ -1,4 +1,4 @@
-"""Quantised attention kernels of one GPU architecture.
+"""Quantized attention kernels of one GPU architecture.
 
 Importing needs neither torch nor an NVIDIA driver: the driver is looked up by the first call.
 """
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from . import _C
 from ._C import (
+    abi_version,
     architecture,
     attention,
     driver_version,
@@ -18,6 +19,7 @@ from ._C import (
 )
 
 __all__ = [
+    "abi_version",
     "architecture",
     "attention",
     "driver_version",

@@ -1,6 +1,8 @@
 """Compile one CUDA source to a cubin with the NVRTC of the nvidia-cuda-nvrtc distribution: no CUDA toolkit needed.
 
-    python compile_cubin.py SOURCE OUTPUT TARGET [OPTION ...]
+    python compile_cubin.py ROOT SOURCE OUTPUT TARGET [OPTION ...]
+
+SOURCE is named from the folder ROOT, and so are the files that it includes.
 
 CUDA's own headers come from the nvidia-cuda-runtime distribution. With CUBIN_CACHE set to a folder, an image is taken
 from there when the same compiler has made it from the same sources with the same options: the wheels of several
@@ -42,14 +44,14 @@ def _load_nvrtc() -> ctypes.CDLL:
 class Program:
     """An NVRTC program, made of one source."""
 
-    def __init__(self, nvrtc: ctypes.CDLL, source: Path) -> None:
+    def __init__(self, nvrtc: ctypes.CDLL, root: Path, source: str) -> None:
         self._nvrtc = nvrtc
         self._nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
         self._handle = ctypes.c_void_p()
         self._check(
             "nvrtcCreateProgram",
             self._nvrtc.nvrtcCreateProgram(
-                ctypes.byref(self._handle), source.read_bytes(), source.name.encode(), 0, None, None
+                ctypes.byref(self._handle), (root / source).read_bytes(), source.encode(), 0, None, None
             ),
         )
 
@@ -75,39 +77,37 @@ class Program:
         return self._output("CUBIN")
 
 
-def _own_files(source: Path) -> list[Path]:
-    """The source and every file of its folder that it includes, directly or not."""
+def _own_files(root: Path, source: str) -> list[str]:
+    """The source and every file under `root` that it includes, directly or not."""
     found, pending = {source}, [source]
     while pending:
-        path = pending.pop()
-        for name in _INCLUDE.findall(path.read_text()):
-            for included in {path.parent / name, source.parent / name} - found:
-                if included.is_file():
-                    found.add(included)
-                    pending.append(included)
+        for name in _INCLUDE.findall((root / pending.pop()).read_text()):
+            if name not in found and (root / name).is_file():
+                found.add(name)
+                pending.append(name)
     return sorted(found)
 
 
-def _fingerprint(source: Path, arguments: list[str]) -> str:
+def _fingerprint(root: Path, source: str, arguments: list[str]) -> str:
     """A name for all that an image is made of: the compiler, its options and the sources."""
     digest = hashlib.sha256(repr(arguments).encode())
     for distribution in ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime-cu12"):
         digest.update(importlib.metadata.version(distribution).encode())
-    for path in _own_files(source):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for name in _own_files(root, source):
+        digest.update(name.encode() + b"\0" + (root / name).read_bytes())
     return digest.hexdigest()
 
 
-def main(source: str, output: str, target: str, *options: str) -> None:
+def main(root: str, source: str, output: str, target: str, *options: str) -> None:
     # nvcc infers the execution space of lambdas and constexpr functions in device code; NVRTC has to be told.
     arguments = [f"--gpu-architecture={target}", "-std=c++17", "--device-as-default-execution-space", *options]
     cache = os.environ.get("CUBIN_CACHE")
-    cached = Path(cache) / f"{_fingerprint(Path(source), arguments)}.cubin" if cache else None
+    cached = Path(cache) / f"{_fingerprint(Path(root), source, arguments)}.cubin" if cache else None
     if cached is not None and cached.exists():
         image = cached.read_bytes()
     else:
-        includes = [Path(source).parent, _distribution_folder("nvidia.cuda_runtime") / "include"]
-        program = Program(_load_nvrtc(), Path(source))
+        includes = [Path(root), _distribution_folder("nvidia.cuda_runtime") / "include"]
+        program = Program(_load_nvrtc(), Path(root), source)
         image = program.compile([*arguments, *(f"--include-path={folder}" for folder in includes)])
         if cached is not None:
             cached.write_bytes(image)

@@ -11,9 +11,11 @@ product bit by bit and keeps full FP32 accumulators in its FP8 product; those of
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,8 @@ from comfy_sage2.quantize.formats import FP16
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
+
+_TILES = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "tiles.h"
 
 # Relative L1 error against float64 on Gaussian inputs: what INT8 or INT4 scores and E4M3 values cost.
 EXACT_BOUND = {"8b": 0.06, "4b": 0.25}
@@ -146,8 +150,11 @@ def reference(
 
 
 def _hopper_tile(head_dim: int, plain: bool) -> int:
-    """Keys of a tile, as TileChoice in csrc/sm90_launch.cpp has them; `plain` is 8b without a mask of any kind."""
-    return 192 if head_dim <= 64 and plain else 128
+    """Keys of a tile, as TileShape in csrc/sm90/tiles.h has them; `plain` is 8b without a mask of any kind."""
+    name = "kWideTileN" if head_dim <= 64 and plain else "kTileN"
+    found = re.search(rf"constexpr int {name} = (\d+);", _TILES.read_text())
+    assert found is not None, f"{_TILES} does not say {name}"
+    return int(found[1])
 
 
 def exact(

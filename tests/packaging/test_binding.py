@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from fake_pack import ROOT
+
+from tools import kernel_table
 
 NATIVE = Path(__file__).resolve().parent / "native"
 CSRC = ROOT / "csrc"
@@ -30,7 +33,8 @@ call = dict(batch=2, q_heads=1, kv_heads=1, q_length=5, kv_length=5, head_dim=64
 for view in ("q", "k", "v", "out"):
     call.update({{f"{{view}}_batch_stride": 320, f"{{view}}_head_stride": 320, f"{{view}}_token_stride": 64}})
 full = dict(call, q_pointer=16, k_pointer=16, v_pointer=16, out_pointer=16, workspace=16, workspace_bytes=32)
-_C.add_cubin("test_image", b"image bytes")
+for name in {cubins!r}:
+    _C.add_cubin(name, b"image bytes")
 def attempt(function, **arguments):
     try:
         print(function(**arguments))
@@ -39,8 +43,17 @@ def attempt(function, **arguments):
 """
 
 
-def compile_shared(output: Path, *arguments: str) -> Path:
-    command = ["g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-o", str(output), *arguments]
+MODULE = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+MACROS = {
+    "KERNEL_TARGET": '"sm_99a"',
+    "KERNEL_VERSION": '"1.2.3"',
+    "KERNEL_TOOLCHAIN": '"a test"',
+    "KERNEL_MINIMUM_DRIVER_VERSION": "12000",
+}
+
+
+def compile_native(output: Path, *arguments: str) -> Path:
+    command = ["g++", "-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-o", str(output), *arguments]
     subprocess.run(command, check=True, timeout=300)
     return output
 
@@ -53,12 +66,13 @@ class Binding:
     log: Path
     driver: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    cubins: tuple[str, ...] = ("test_image",)
 
     def run(self, code: str) -> str:
         environment = {**os.environ, "FAKE_CUDA_LOG": str(self.log), "FAKE_CUDA_VERSION": "12080", **self.environment}
         if self.driver:
             environment["LD_LIBRARY_PATH"] = str(self.driver)
-        command = [sys.executable, "-c", PRELUDE.format(package=str(self.package)) + code]
+        command = [sys.executable, "-c", PRELUDE.format(package=str(self.package), cubins=self.cubins) + code]
         process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         assert process.returncode == 0, process.stderr
         return process.stdout.strip()
@@ -71,27 +85,50 @@ class Binding:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the objects that every module has, the module "package" of native/launch.cpp, and the drivers."""
     pybind11 = pytest.importorskip("pybind11")
     folder = tmp_path_factory.mktemp("binding")
-    macros = {
-        "KERNEL_ARCHITECTURE": '"sm99"',
-        "KERNEL_TARGET": '"sm_99a"',
-        "KERNEL_VERSION": '"1.2.3"',
-        "KERNEL_TOOLCHAIN": '"a test"',
-        "KERNEL_MINIMUM_DRIVER_VERSION": "12000",
-    }
-    sources = [str(path) for path in (CSRC / "binding.cpp", CSRC / "driver.cpp", NATIVE / "launch.cpp")]
     includes = ["-I", sysconfig.get_path("include"), "-I", pybind11.get_include(), "-I", str(CSRC)]
-    defines = [f"-D{name}={value}" for name, value in macros.items()]
+    defines = [f"-D{name}={value}" for name, value in MACROS.items()]
+    objects = []
+    for source in ("binding", "driver"):
+        arguments = [*includes, *defines, '-DKERNEL_ARCHITECTURE="sm99"', "-c", str(CSRC / f"{source}.cpp")]
+        objects.append(str(compile_native(folder / f"{source}.o", *arguments)))
     (folder / "package").mkdir()
-    compile_shared(
-        folder / "package" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", *includes, *defines, *sources, "-ldl"
-    )
+    sources = [*objects, str(NATIVE / "launch.cpp")]
+    compile_native(folder / "package" / MODULE, "-shared", "-I", str(CSRC), *sources, "-ldl")
     for name, defines in (("driver", []), ("old_driver", ["-DOLD_DRIVER"])):
         (folder / name).mkdir()
-        visible = ["-fvisibility=default", *defines, str(NATIVE / "fake_driver.cpp")]
-        compile_shared(folder / name / "libcuda.so.1", *visible)
+        visible = ["-shared", "-fvisibility=default", *defines, str(NATIVE / "fake_driver.cpp")]
+        compile_native(folder / name / "libcuda.so.1", *visible)
     return folder
+
+
+@pytest.fixture(scope="module", params=kernel_table.names())
+def architecture(request: pytest.FixtureRequest) -> kernel_table.Architecture:
+    return kernel_table.read(request.param)
+
+
+@pytest.fixture(scope="module")
+def module_of_architecture(built: Path, architecture: kernel_table.Architecture) -> Path:
+    """The folder of a module with the launch code of one architecture, as its wheel has it."""
+    folder = built / architecture.name
+    folder.mkdir()
+    objects = [str(built / "binding.o"), str(built / "driver.o")]
+    own = [str(CSRC / source) for source in architecture.host_sources if source not in kernel_table.HOST_SOURCES]
+    defines = [f"-D{define}" for define in architecture.defines]
+    name = f'-DKERNEL_ARCHITECTURE="{architecture.name}"'
+    compile_native(folder / MODULE, "-shared", "-I", str(CSRC), name, *defines, *objects, *own, "-ldl")
+    return folder
+
+
+@pytest.fixture
+def kernels(
+    module_of_architecture: Path, architecture: kernel_table.Architecture, built: Path, tmp_path: Path
+) -> Binding:
+    """A module of real launch code, with a driver that launches nothing."""
+    cubins = tuple(cubin.name for cubin in architecture.cubins)
+    return Binding(module_of_architecture, tmp_path / "log", built / "driver", cubins=cubins)
 
 
 @pytest.fixture
@@ -195,3 +232,114 @@ def test_a_driver_that_lacks_a_function_is_told_apart(binding: Binding, built: P
     assert binding.run("attempt(_C.driver_version)") == "12080"
     output = binding.run("attempt(_C.attention, **full)")
     assert output.startswith("RuntimeError: the installed NVIDIA driver lacks cuTensorMapEncodeTiled; update it")
+
+
+def test_the_module_says_its_abi_and_the_version_begins_with_it(without_driver: Binding) -> None:
+    header = re.search(r"constexpr int kAbiVersion = (\d+);", (CSRC / "attention_call.h").read_text())
+    assert header is not None
+    assert without_driver.run("print(_C.abi_version)") == header[1]
+    assert kernel_table.version().split(".")[0] == header[1]
+
+
+def test_a_build_takes_the_modes_and_accumulators_of_the_table(
+    kernels: Binding, architecture: kernel_table.Architecture
+) -> None:
+    output = kernels.run(
+        """
+for bits, accumulator in ((8, 32), (8, 16), (4, 32), (4, 16)):
+    try:
+        _C.workspace_bytes(**{**call, "bits": bits, "pv_accumulator": accumulator})
+        print(f"{bits}b fp{accumulator}")
+    except ValueError as error:
+        assert "on {name}, got " in str(error), error
+""".replace("{name}", architecture.name)
+    )
+    taken = {f"{mode} {accumulator}" for mode in architecture.modes for accumulator in architecture.pv_accumulators}
+    assert set(output.splitlines()) == taken
+
+
+@pytest.mark.parametrize(
+    "mask", ["", "mask_element=1, mask_pointer=16", "mask_element=4, mask_query_stride=8, mask_pointer=16"]
+)
+def test_a_call_of_every_mode_launches_kernels_of_the_images(
+    kernels: Binding, architecture: kernel_table.Architecture, mask: str
+) -> None:
+    """The launch code names images that the table has; an unknown one is an error."""
+    for mode in architecture.modes:
+        kernels.run(f"""
+for head_dim in (8, 64, 72, 128, 136, 256):
+    wanted = dict(full, head_dim=head_dim, bits={mode[0]}, lse=16, {mask})
+    wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+    assert 0 < wanted["workspace_bytes"] < 1 << 20
+    _C.attention(**wanted)
+""")
+    launched = kernels.calls("cuLaunchKernelEx")
+    assert len(launched) >= 6 * 3 * len(architecture.modes)
+    assert all(" stream 77 " in line and "grid 0" not in line for line in launched)
+
+
+# Arguments that no kernel can run, and the field that the error has to name.
+REFUSED = [
+    *(
+        (f"{name}={value}", name)
+        for name in ("batch", "q_heads", "kv_heads", "q_length", "kv_length")
+        for value in (0, -1, -(2**63), 2**31, 2**63 - 1)
+    ),
+    *((f"head_dim={value}", "head_dim") for value in (0, -8, 4, 100, 264, 2**31 - 1, -(2**31))),
+    ("q_heads=3, kv_heads=2", "q_heads"),
+    ("batch=1 << 20, q_heads=1 << 20", "q_heads"),
+    ("q_heads=1 << 20, q_length=1 << 30", "q_length"),
+    ("kv_length=2**31 - 1", "kv_length"),
+    ("bits=0", "bits"),
+    ("bits=16", "bits"),
+    ("pv_accumulator=0", "pv_accumulator"),
+    ("element=1", "element"),
+    ("mask_element=5, mask_pointer=16", "mask_element"),
+    ("mask_element=-1, mask_pointer=16", "mask_element"),
+    *((f"scale={value}", "scale") for value in ("0.0", "-0.125", "float('nan')", "float('inf')")),
+]
+
+
+def test_a_call_that_no_kernel_can_run_is_refused_before_the_driver_is_asked(kernels: Binding) -> None:
+    code = "\n".join(
+        f"change = dict({change})\n"
+        "attempt(_C.workspace_bytes, **{**call, **change})\n"
+        "attempt(_C.attention, **{**full, **change})"
+        for change, _ in REFUSED
+    )
+    lines = kernels.run(code).splitlines()
+    assert len(lines) == 2 * len(REFUSED)
+    for (change, named), asked, called in zip(REFUSED, lines[::2], lines[1::2], strict=True):
+        assert asked == called, change
+        assert asked.startswith("ValueError: ") and named in asked, (change, asked)
+    assert not kernels.log.exists()
+
+
+def test_no_size_overflows(kernels: Binding, architecture: kernel_table.Architecture) -> None:
+    """The workspace holds at least the integers of Q, K and a byte for each element of V, or the call is refused."""
+    output = kernels.run(f"""
+from itertools import product
+sizes = (1, 127, 2**16, 2**24, 2**31 - 256, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
+answers = {{"taken": 0, "refused": 0}}
+for batch, heads, q_length, kv_length in product(sizes, repeat=4):
+    for mode in {architecture.modes!r}:
+        bits = int(mode[0])
+        wanted = dict(call, batch=batch, q_heads=heads, kv_heads=heads, q_length=q_length, kv_length=kv_length,
+                      head_dim=256, bits=bits, lse=1, mask_element=4)
+        try:
+            size = _C.workspace_bytes(**wanted)
+        except ValueError:
+            answers["refused"] += 1
+            continue
+        answers["taken"] += 1
+        least = batch * heads * (q_length * bits // 8 + kv_length * (bits // 8 + 1)) * 256
+        assert least <= size < 2**63, (wanted, size, least)
+print(answers["taken"] > 50, answers["refused"] > 50)
+""")
+    assert output == "True True"
+
+
+def test_a_mask_without_a_pointer_is_refused(binding: Binding) -> None:
+    output = binding.run("attempt(_C.attention, **{**full, 'mask_element': 1})")
+    assert output == "ValueError: mask_pointer must be given with mask_element"
+    assert not binding.log.exists()

@@ -24,8 +24,12 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (root / folder).mkdir(parents=True)
     for name in ("tools/kernel_table.py", "tools/wheels/stage_package.py", "packages/kernels/pyproject.toml.in"):
         shutil.copyfile(ROOT / name, root / name)
-    entry = {"targets": ["sm_99"], "hardware": "a GPU of the test", "options": [], "sources": []}
-    (root / "csrc" / "architectures.json").write_text(json.dumps({"sm99": entry}))
+    entry = {
+        "family": "sm99", "hardware": "a GPU of the test", "capabilities": ["9.9"], "modes": ["8b"],
+        "pv_accumulators": ["fp32"], "minimum_driver": "525", "targets": ["sm_99"], "defines": {},
+    }  # fmt: skip
+    table = {"families": {"sm99": {"host_sources": [], "cubins": {}}}, "architectures": {"sm99": entry}}
+    (root / "csrc" / "architectures.json").write_text(json.dumps(table))
     (root / "csrc" / "VERSION").write_text("2.0.0\n")
     author = ["-c", "user.name=a test", "-c", "user.email=test@localhost"]
     for arguments in (["init", "-q"], ["add", "-A"], [*author, "commit", "-qm", "all"]):

@@ -16,14 +16,23 @@ from tools.wheels import stage_package, verify_wheels
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table of the test's own, with one architecture that has two images of one source."""
     path = tmp_path / "architectures.json"
-    sources = ["sm99_launch.cpp", "sm99_a.cu", {"file": "sm99_a.cu", "name": "sm99_a_wide", "defines": {"WIDTH": 2}}]
-    entry = {
-        "targets": ["sm_99a", "sm_99"],
-        "hardware": "a GPU of the test",
-        "options": ["-lineinfo"],
-        "sources": sources,
+    cubins = {"a": {"source": "sm99/a.cu"}, "a_wide": {"source": "sm99/a.cu", "defines": {"WIDTH": 2}}}
+    families = {
+        "sm99": {"host_sources": ["sm99/launch.cpp"], "cubins": cubins},
+        "sm98": {"host_sources": [], "cubins": {}},
     }
-    path.write_text(json.dumps({"sm99": entry, "sm98": {**entry, "sources": []}}))
+    entry = {
+        "family": "sm99",
+        "hardware": "a GPU of the test",
+        "capabilities": ["9.9", "10.0"],
+        "modes": ["8b"],
+        "pv_accumulators": ["fp32", "fp16"],
+        "minimum_driver": "525",
+        "targets": ["sm_99a", "sm_99"],
+        "defines": {"FAST": 1},
+    }
+    architectures = {"sm99": entry, "sm98": {**entry, "family": "sm98"}}
+    path.write_text(json.dumps({"families": families, "architectures": architectures}))
     monkeypatch.setattr(kernel_table, "TABLE", path)
     return path
 
@@ -31,10 +40,14 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_table_gives_cubins_and_host_sources(table: Path) -> None:
     architecture = kernel_table.read("sm99")
     assert [(cubin.name, cubin.source, cubin.defines) for cubin in architecture.cubins] == [
-        ("sm99_a", "sm99_a.cu", ()),
-        ("sm99_a_wide", "sm99_a.cu", ("WIDTH=2",)),
+        ("a", "sm99/a.cu", ("FAST=1",)),
+        ("a_wide", "sm99/a.cu", ("WIDTH=2", "FAST=1")),
     ]
-    assert architecture.host_sources == ("binding.cpp", "driver.cpp", "sm99_launch.cpp")
+    assert architecture.host_sources == ("binding.cpp", "driver.cpp", "sm99/launch.cpp")
+    assert architecture.defines == ("FAST=1",)
+    assert architecture.capabilities == ((9, 9), (10, 0))
+    assert (architecture.modes, architecture.pv_accumulators) == (("8b",), ("fp32", "fp16"))
+    assert architecture.minimum_driver == "525"
     assert architecture.target(None) == "sm_99a" and architecture.target("sm_99") == "sm_99"
 
 
@@ -45,11 +58,30 @@ def test_what_the_table_lacks_is_named(table: Path) -> None:
         kernel_table.read("sm99").target("sm_70")
 
 
-def test_a_misspelt_key_is_refused(table: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (("families", "sm99", "cubins", "a"), r"unknown keys \['define'\] in the cubin a"),
+        (("families", "sm99"), r"unknown keys \['define'\] in the family sm99"),
+        (("architectures", "sm99"), r"unknown keys \['define'\] in sm99"),
+    ],
+)
+def test_a_misspelled_key_is_refused(table: Path, place: tuple[str, ...], message: str) -> None:
     content = json.loads(table.read_text())
-    content["sm99"]["sources"] = [{"file": "sm99_a.cu", "define": {}}]
+    entry = content
+    for key in place:
+        entry = entry[key]
+    entry["define"] = {}
     table.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="unknown keys"):
+    with pytest.raises(ValueError, match=message):
+        kernel_table.read("sm99")
+
+
+def test_a_missing_key_is_refused(table: Path) -> None:
+    content = json.loads(table.read_text())
+    del content["architectures"]["sm99"]["modes"]
+    table.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"missing keys \['modes'\] in sm99"):
         kernel_table.read("sm99")
 
 
@@ -64,7 +96,8 @@ def test_a_staged_tree_describes_its_architecture_to_cmake(table: Path, tmp_path
     tree = stage_package.stage("sm99", tmp_path / "tree")
     description = (tree / "architecture.cmake").read_text().splitlines()
     assert "set(KERNEL_TARGET sm_99a)" in description
-    assert "kernel_cubin(sm99_a_wide sm99_a.cu -lineinfo -DWIDTH=2)" in description
+    assert "set(HOST_DEFINES FAST=1)" in description
+    assert "kernel_cubin(a_wide sm99/a.cu -DWIDTH=2 -DFAST=1)" in description
     project = (tree / "pyproject.toml").read_text()
     assert 'name = "comfy-sage2-sm99"' in project and "$" not in project
     assert (tree / "src" / "comfy_sage2_sm99" / "__init__.py").is_file() and (tree / "csrc" / "binding.cpp").is_file()

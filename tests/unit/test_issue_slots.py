@@ -1,15 +1,10 @@
-"""csrc/tools/count_issue_slots.py on listings written by hand."""
+"""tools/count_issue_slots.py on listings written by hand."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "csrc" / "tools" / "count_issue_slots.py"
+from tools import count_issue_slots
 
 # A loop of two products and two exponentials, with a cold path past the end that jumps back into it.
 LISTING = """
@@ -33,26 +28,16 @@ LISTING = """
 """
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("count_issue_slots", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_steady_state_leaves_out_the_cold_path(script: ModuleType) -> None:
-    code, labels = script.parse(LISTING)["kernel"]
-    opcodes = [instruction.opcode for instruction in script.steady_state(code, labels)]
+def test_steady_state_leaves_out_the_cold_path() -> None:
+    code, labels = count_issue_slots.parse(LISTING)["kernel"]
+    opcodes = [instruction.opcode for instruction in count_issue_slots.steady_state(code, labels)]
     kept = "IMMA.16864.S4.S4 MUFU.EX2 BRA LDS LDS.128 QMMA.16832.F32.E4M3.E4M3 FMNMX FADD BRA"
     assert opcodes == kept.split()
 
 
-def test_report_counts_per_score_and_names_the_limits(script: ModuleType) -> None:
-    code, labels = script.parse(LISTING)["kernel"]
-    found = script.report(script.steady_state(code, labels), head_dim=64)
+def test_report_counts_per_score_and_names_the_limits() -> None:
+    code, labels = count_issue_slots.parse(LISTING)["kernel"]
+    found = count_issue_slots.report(count_issue_slots.steady_state(code, labels), head_dim=64)
     # One product with 64 channels: 128 scores, 4 for each of the 32 lanes.
     assert found.per_score == {"tensor": 0.5, "MUFU": 0.25, "ALU": 0.25, "FMA": 0.25, "memory": 0.5, "other": 0.5}
     assert found.ceilings["MUFU"] == pytest.approx(4 * 128 * 64 * 16 / 32 * 128 * 2.52e-3)

@@ -23,7 +23,7 @@ from .wheel_folder import WHEELS, wheels_of
 SOURCES = (
     "csrc",
     ":!csrc/*.md",
-    ":!csrc/tools",
+    ":!csrc/.clang-format",
     "packages/kernels",
     "tools/wheels/stage_package.py",
     "tools/kernel_table.py",

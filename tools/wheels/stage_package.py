@@ -24,9 +24,10 @@ def _cmake_description(architecture: kernel_table.Architecture) -> str:
         f"set(KERNEL_ARCHITECTURE {architecture.name})",
         f"set(KERNEL_TARGET {architecture.target(None)})",
         f"set(HOST_SOURCES {' '.join(architecture.host_sources)})",
+        f"set(HOST_DEFINES {' '.join(architecture.defines)})",
     ]
     for cubin in architecture.cubins:
-        options = [*architecture.options, *(f"-D{define}" for define in cubin.defines)]
+        options = [f"-D{define}" for define in cubin.defines]
         lines.append(" ".join(["kernel_cubin(" + cubin.name, cubin.source, *options]) + ")")
     return "\n".join(lines) + "\n"
 
@@ -48,7 +49,7 @@ def stage(name: str, out: Path) -> Path:
     for file in PACKAGE_FILES:
         shutil.copyfile(template / file, out / file)
     shutil.copyfile(ROOT / "LICENSE", out / "LICENSE")
-    shutil.copytree(kernel_table.CSRC, out / "csrc", ignore=shutil.ignore_patterns("*.md", "tools"))
+    shutil.copytree(kernel_table.CSRC, out / "csrc", ignore=shutil.ignore_patterns("*.md", ".*"))
     (out / "architecture.cmake").write_text(_cmake_description(architecture))
     project = string.Template((template / "pyproject.toml.in").read_text())
     values = {"architecture": name, "hardware": architecture.hardware, "version": kernel_table.version()}

@@ -96,12 +96,12 @@ int cuTensorMapEncodeTiled(unsigned char* map, int element, uint32_t rank, void*
                            const uint64_t* byte_strides, const uint32_t* box, const uint32_t* element_strides, int,
                            int swizzle, int, int fill) {
   std::memset(map, 0xAB, 128);
-  return called("cuTensorMapEncodeTiled",
-                "element " + std::to_string(element) + " rank " + std::to_string(rank) + " sizes " +
-                    std::to_string(sizes[0]) + "," + std::to_string(sizes[1]) + " stride " +
-                    std::to_string(byte_strides[0]) + " box " + std::to_string(box[0]) + "," + std::to_string(box[1]) +
-                    " every " + std::to_string(element_strides[1]) + " swizzle " + std::to_string(swizzle) + " fill " +
-                    std::to_string(fill));
+  return called("cuTensorMapEncodeTiled", "element " + std::to_string(element) + " rank " + std::to_string(rank) +
+                                              " sizes " + std::to_string(sizes[0]) + "," + std::to_string(sizes[1]) +
+                                              " stride " + std::to_string(byte_strides[0]) + " box " +
+                                              std::to_string(box[0]) + "," + std::to_string(box[1]) + " every " +
+                                              std::to_string(element_strides[1]) + " swizzle " +
+                                              std::to_string(swizzle) + " fill " + std::to_string(fill));
 }
 #endif
 }

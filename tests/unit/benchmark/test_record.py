@@ -12,7 +12,7 @@ from comfy_sage2.benchmark import plot, record, tables
 from comfy_sage2.benchmark.candidates import Call, Candidate
 from comfy_sage2.benchmark.shapes import select
 from comfy_sage2.benchmark.speed import ShapeResult, Speed
-from comfy_sage2.metrics import Accuracy
+from comfy_sage2.metrics import Agreement
 
 PAPER, CAUSAL, WAN = select(["d128-n8192", "d128-n8192-causal", "wan-14b-720p"])
 CANDIDATES = [
@@ -39,7 +39,7 @@ def document():
         settings={"dtype": "bfloat16", "seconds": 10.0},
         candidates=CANDIDATES,
         missing={"sageattention": "not installed (pip install sageattention)"},
-        accuracies={"sm90 8b": {"gaussian": Accuracy(0.9993, 0.0375, 9.8e-4)}},
+        accuracies={"sm90 8b": {"gaussian": Agreement(0.9993, 0.0375, 9.8e-4)}},
         accuracy_failures={},
         results=[result(PAPER), result(CAUSAL), result(WAN)],
         kernel_problem=None,
@@ -108,7 +108,7 @@ def test_speed_table() -> None:
 
 
 def test_accuracy_table() -> None:
-    accuracies = {"sm90 8b": {"gaussian": Accuracy(0.9993, 0.0375, 9.8e-4)}}
+    accuracies = {"sm90 8b": {"gaussian": Agreement(0.9993, 0.0375, 9.8e-4)}}
     lines = list(tables.accuracy_lines(accuracies, {"cuDNN fp8": "no"}))
     assert words(lines[1]) == "sm90 8b 0.999300 0.0375 9.80e-04 - - -"
     assert lines[2] == "cuDNN fp8: no"

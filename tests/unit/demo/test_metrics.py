@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lab.demo.metrics import cosine, psnr, ssim
+from lab.demo.metrics import psnr, ssim
 
 
 @pytest.fixture
@@ -39,9 +39,3 @@ def test_ssim_needs_room_for_its_window() -> None:
     small = torch.zeros(1, 10, 10, 3, dtype=torch.uint8)
     with pytest.raises(ValueError, match="at least 11 x 11"):
         ssim(small, small)
-
-
-def test_cosine() -> None:
-    x = torch.tensor([[3.0, 4.0]])
-    assert cosine(x, 2 * x) == pytest.approx(1)
-    assert cosine(x, torch.tensor([[4.0, -3.0]])) == pytest.approx(0, abs=1e-12)

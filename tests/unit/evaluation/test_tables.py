@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 from comfy_sage2.capture.recorder import save_samples
 from comfy_sage2.capture.samples import AttentionSample
-from comfy_sage2.metrics import Accuracy, average, worst
 from lab.evaluation import paper, plots
 from lab.evaluation.measurement import Measured, measure
 from lab.evaluation.methods import tables
@@ -31,19 +29,6 @@ def samples() -> list[AttentionSample]:
 @pytest.fixture(scope="module")
 def measured(samples: list[AttentionSample]) -> dict[str, Measured]:
     return {one.table.key: one for one in measure(tables(None), samples, CPU)}
-
-
-def test_accuracy_of_known_vectors() -> None:
-    found = Accuracy.of(torch.tensor([3.0, 0.0]), torch.tensor([[3.0, 4.0]]))
-    assert found.cosine == pytest.approx(0.6)
-    assert found.relative_l1 == pytest.approx(4 / 7)
-    assert found.rmse == pytest.approx(math.sqrt(8))
-
-
-def test_average_and_worst_of_each_measure() -> None:
-    results = [Accuracy(0.9, 0.1, 3.0), Accuracy(0.7, 0.3, 1.0)]
-    assert average(results) == Accuracy(pytest.approx(0.8), pytest.approx(0.2), pytest.approx(2.0))
-    assert worst(results) == Accuracy(0.7, 0.3, 3.0)
 
 
 def test_every_row_of_the_paper_is_measured(measured: dict[str, Measured]) -> None:

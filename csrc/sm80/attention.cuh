@@ -1,0 +1,209 @@
+// Algorithm 1 of the SageAttention2 paper with mma.sync: one block of threads computes 128 query rows of one head.
+#pragma once
+
+#include "sm80/softmax.cuh"
+#include "sm80/values.cuh"
+
+namespace sm80 {
+
+// The work of a block of threads. It lies in shared memory, because the registers are needed for the output.
+struct Item {
+  const unsigned char *q, *k, *v;
+  const float *q_scale, *k_scale, *bias;
+  i64 mask_offset;
+  int slice, kv_slice, query_block;
+  int key_blocks;  // that its queries attend to
+};
+
+template <int kHeadDim, int kBits, class Pv, bool kHasBias, bool kHasMask>
+class Attention {
+  static constexpr int kThreads = attention_threads(kHeadDim);
+  static constexpr int kTiles = kQueryBlock / (kThreads / 2);  // 16-row tiles of a warp
+  static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits);
+  static constexpr int kKBytes = key_tile_bytes(kHeadDim, kBits);
+  static constexpr int kVBytes = value_tile_bytes(kHeadDim, Pv::kVBytes);
+  static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes};
+  static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
+  static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
+  using Terms = ScoreTerms<kHasBias, kHasMask>;
+
+ public:
+  static __device__ __forceinline__ void run(const AttentionParams& p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    __shared__ Item item;
+    if (threadIdx.x == 0) item = item_of_block(p);
+    __syncthreads();
+    Attention(p, item, shared).compute();
+  }
+
+ private:
+  static __device__ __forceinline__ Item item_of_block(const AttentionParams& p) {
+    // Causal: the longest items first.
+    const i64 index = p.causal ? p.works - 1 - blockIdx.x : blockIdx.x;
+    const i64 work = p.first_work + index;
+    const Sizes& sizes = p.sizes;
+    Item item;
+    item.slice = static_cast<int>(work / sizes.query_blocks);
+    item.query_block = static_cast<int>(work - i64(item.slice) * sizes.query_blocks);
+    const int batch = item.slice / sizes.q_heads, head = item.slice - batch * sizes.q_heads;
+    item.kv_slice = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
+    const i64 first_tile = i64(item.kv_slice) * sizes.key_blocks;
+    item.q = p.q_tiles + work * kQBytes;
+    item.q_scale = p.q_scale + work * kQueryGroups;
+    item.k = p.k_tiles + first_tile * kKBytes;
+    item.k_scale = p.k_scale + first_tile * kKeyGroups;
+    item.v = p.v_tiles + first_tile * kVBytes;
+    item.bias = p.bias + batch * p.bias_batch_stride + head * p.bias_head_stride + index * p.bias_work_stride;
+    item.mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
+    const int keys = p.causal ? min((item.query_block + 1) * kQueryBlock, sizes.kv_length) : sizes.kv_length;
+    item.key_blocks = (keys + kKeyBlock - 1) / kKeyBlock;
+    return item;
+  }
+
+  __device__ __forceinline__ Attention(const AttentionParams& params, const Item& work, unsigned char* memory)
+      : p(params), item(work), shared(memory), lane(threadIdx.x % 32), first_tile(threadIdx.x / 32 * kTiles) {}
+
+  template <int kBytes>
+  __device__ __forceinline__ void copy(int at, const void* from) const {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared + at)) + threadIdx.x * 16;
+    const unsigned char* source = static_cast<const unsigned char*>(from) + threadIdx.x * 16;
+#pragma unroll
+    for (int offset = 0; offset < kBytes; offset += kThreads * 16) {
+      if (kBytes - offset >= kThreads * 16 || threadIdx.x * 16 < kBytes - offset)
+        cp_async(to + offset, source + offset);
+    }
+  }
+
+  // The copy after the last key block reads past this head's tiles, inside the workspace; nothing uses it.
+  __device__ __forceinline__ void copy_keys(int key_block) const {
+    copy<kKBytes>(kKAt, item.k + i64(key_block) * kKBytes);
+    copy<kKeyGroups * 4>(kKScalesAt, item.k_scale + key_block * kKeyGroups);
+    if constexpr (kHasBias) copy<kKeyBlock * 4>(kBiasAt, item.bias + key_block * kKeyBlock);
+  }
+
+  __device__ __forceinline__ void compute() {
+    copy<kQBytes>(0, item.q);
+    copy<kQueryGroups * 4>(kQScalesAt, item.q_scale);
+    copy_keys(0);
+    output.clear();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) rows[tile].clear();
+    for (int key_block = 0; key_block < item.key_blocks; ++key_block) {
+      cp_async_wait_all();
+      __syncthreads();  // K is there, nobody reads the last V any more
+      copy<kVBytes>(kVAt, item.v + i64(key_block) * kVBytes);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
+      cp_async_wait_all();
+      __syncthreads();  // V is there, nobody reads K any more
+      copy_keys(key_block + 1);
+      output.add_product(packed, reinterpret_cast<const uint4*>(shared + kVAt) + lane);
+    }
+    cp_async_wait_all();
+    store();
+  }
+
+  // P of 16 queries and one key block, packed.
+  __device__ __forceinline__ void probabilities(int key_block, int tile) {
+    int scores[8][4];
+    integer_scores<kHeadDim, kBits>(
+        scores, reinterpret_cast<const uint4*>(shared) + (first_tile + tile) * (kQBytes / (8 * 16)) + lane,
+        reinterpret_cast<const uint4*>(shared + kKAt) + lane);
+    const float* q_scale = reinterpret_cast<const float*>(shared + kQScalesAt) + (first_tile + tile) / 2 * 8;
+    const float* k_scale = reinterpret_cast<const float*>(shared + kKScalesAt);
+    // Not zero, so that -inf times the scale stays -inf.
+    const float scale = max_nan(q_scale[lane / 4] * k_scale[lane % 4], kSmallestScale);
+    float x[8][4];
+    Terms::apply(x, scores, scale, reinterpret_cast<const float4*>(shared + kBiasAt) + lane % 4);
+    const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
+    if constexpr (kHasMask) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
+    if (key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);
+    float largest[2];
+    row_maxima(largest, x);
+    if constexpr (Terms::kNone) {
+      largest[0] *= scale;
+      largest[1] *= scale;
+    }
+    float factor[2];
+    if (rows[tile].update(largest, factor)) output.rescale(tile, factor);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float base = rows[tile].base[i / 2];
+        x[j][i] = exp2_approx(Terms::kNone ? fmaf(x[j][i], scale, -base) : x[j][i] - base);
+      }
+    }
+    Pv::pack(packed[tile], x);
+    output.add_row_sums(tile, packed[tile]);
+  }
+
+  // Of this thread's two rows of a tile, the first.
+  __device__ __forceinline__ int first_query(int tile) const {
+    return item.query_block * kQueryBlock + (first_tile + tile) * 16 + lane / 4;
+  }
+
+  __device__ __forceinline__ void store() const {
+    switch (p.sizes.element) {
+      case kHalf:
+        return store_rows<__half>();
+      case kBfloat16:
+        return store_rows<__nv_bfloat16>();
+      default:
+        return store_rows<float>();
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ void store_rows() const {
+    const int batch = item.slice / p.sizes.q_heads, head = item.slice - batch * p.sizes.q_heads;
+    T* out = static_cast<T*>(p.out.pointer) + batch * p.out.batch_stride + head * p.out.head_stride;
+    float inverse[kTiles][2], attended[kTiles][2];  // a row of masked keys has the sum 0 and gives zeros
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const float sum = quad_sum(output.row_sum[tile][row]);
+        attended[tile][row] = sum == 0.f ? 0.f : 1.f;
+        inverse[tile][row] = sum == 0.f ? 0.f : 1.f / sum;
+        const int query = first_query(tile) + 8 * row;
+        if (p.lse && lane % 4 == 0 && query < p.sizes.q_length) {
+          const i64 at = i64(item.slice) * p.sizes.q_length + query;
+          p.lse[at] = (rows[tile].base[row] + log2f(sum)) * kLn2 + p.lse_shift[at];
+        }
+      }
+    }
+    float largest = 0.f;
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n) {
+      const int channel = 8 * n + 2 * (lane % 4);
+      const float2 scale = *reinterpret_cast<const float2*>(p.v_scale + i64(item.kv_slice) * kHeadDim + channel);
+      const float2 mean = *reinterpret_cast<const float2*>(p.v_mean + i64(item.kv_slice) * kHeadDim + channel);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          const int query = first_query(tile) + 8 * row;
+          if (query >= p.sizes.q_length || channel >= p.sizes.head_dim) continue;
+          T* to = out + query * p.out.token_stride + channel;
+          const float x = output.value[tile][n][2 * row] * inverse[tile][row] * scale.x + attended[tile][row] * mean.x;
+          const float y =
+              output.value[tile][n][2 * row + 1] * inverse[tile][row] * scale.y + attended[tile][row] * mean.y;
+          store_pair(to, x, y);
+          largest = max_nan(largest, max_nan(fabsf(x), fabsf(y)));
+        }
+      }
+    }
+    if (p.nonfinite && is_nonfinite_as<T>(largest)) *p.nonfinite = 1;
+  }
+
+  const AttentionParams& p;
+  const Item& item;
+  unsigned char* shared;
+  int lane, first_tile;
+  Rows rows[kTiles];
+  Output<Pv, kHeadDim, kTiles> output;
+  unsigned packed[kTiles][Pv::kSteps][4];
+};
+
+}  // namespace sm80

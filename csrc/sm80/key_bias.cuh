@@ -1,0 +1,108 @@
+// What is added to the scores of each key: the correction of smoothed Q and masks that broadcast over queries.
+#pragma once
+
+#include "sm80/rows.cuh"
+#include "sm80/softmax.cuh"
+#include "sm80/values.cuh"
+
+namespace sm80 {
+
+__device__ __forceinline__ float key_mask_term(const Mask& mask, i64 slice_offset, int key, int kv_length) {
+  if (key >= kv_length) return kNegativeInfinity;
+  if (mask.element == kNone) return 0.f;
+  return visit_mask(mask,
+                    [&](const auto* elements) { return mask_term(elements[slice_offset + key * mask.key_stride]); });
+}
+
+// Without smoothed Q: one row of the bias for each batch and head of the mask. Grid: (rows, blocks of keys).
+__device__ __forceinline__ void mask_bias(const KeyBiasParams& p) {
+  const int position = blockIdx.y * blockDim.x + threadIdx.x;
+  if (position >= p.padded_keys) return;
+  const int batch = blockIdx.x / p.heads, head = blockIdx.x - batch * p.heads;
+  const i64 slice_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
+  p.bias[i64(blockIdx.x) * p.padded_keys + position] =
+      key_mask_term(p.mask, slice_offset, key_at_position(position), p.kv_length);
+}
+
+// Delta S of the paper's equation 3 for 64 query blocks and 64 keys: mean(Q_i) . (K_j - mean(K)). Smoothed K is rounded
+// to fp16; the means are split into two fp16 numbers, because an error of theirs would be common to a whole row of
+// scores. Grid: (q slices of this launch x key blocks, groups of 64 query blocks).
+template <int kHeadDim, class T>
+__device__ __forceinline__ void delta_bias(const DeltaParams& p) {
+  using Pieces = RowPieces<kHeadDim, kDeltaThreads>;
+  const Sizes& sizes = p.sizes;
+  const int slice_of_launch = blockIdx.x / sizes.key_blocks;
+  const int slice = p.first_slice + slice_of_launch;
+  const int first_key = (blockIdx.x - slice_of_launch * sizes.key_blocks) * kKeyBlock;
+  const int first_row = blockIdx.y * kDeltaBlock;
+  const i64 slice_work = i64(slice) * sizes.query_blocks;  // work item of the slice's first query block
+  const i64 end_of_group = slice_work + min(first_row + kDeltaBlock, sizes.query_blocks);
+  if (slice_work + first_row >= p.first_work + p.works || end_of_group <= p.first_work) return;
+  const int batch = slice / sizes.q_heads, head = slice - batch * sizes.q_heads;
+  const int kv_slice = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
+
+  __shared__ __align__(16) __half keys[kKeyBlock][kHeadDim + 8];
+  const T* start = slice_start<T>(p.k, kv_slice, sizes.kv_heads);
+  const float* k_mean = p.k_mean + i64(kv_slice) * kHeadDim + Pieces::channel();
+  for (int row = Pieces::row(); row < kKeyBlock; row += Pieces::kRowsAtOnce) {
+    float x[8];
+    const bool exists = first_key + row < sizes.kv_length;
+    if (exists) load_piece(x, start + (first_key + row) * p.k.token_stride, Pieces::channel(), sizes);
+    uint4 packed = make_uint4(0u, 0u, 0u, 0u);
+    if (exists) {
+      packed = make_uint4(pack_half(x[0] - k_mean[0], x[1] - k_mean[1]), pack_half(x[2] - k_mean[2], x[3] - k_mean[3]),
+                          pack_half(x[4] - k_mean[4], x[5] - k_mean[5]), pack_half(x[6] - k_mean[6], x[7] - k_mean[7]));
+    }
+    *reinterpret_cast<uint4*>(&keys[row][Pieces::channel()]) = packed;
+  }
+  __syncthreads();
+
+  const int lane = threadIdx.x % 32;
+  const int row = first_row + threadIdx.x / 32 * 16 + lane / 4;  // this thread's first row; the second is row + 8
+  float sums[8][4] = {};
+#pragma unroll 2
+  for (int step = 0; step < kHeadDim / 16; ++step) {
+    unsigned high[4], low[4];
+#pragma unroll
+    for (int slot = 0; slot < 4; ++slot) {
+      const int block = min(row + slot % 2 * 8, sizes.query_blocks - 1);
+      const int channel = step * 16 + slot / 2 * 8 + lane % 4 * 2;
+      const float2 mean = *reinterpret_cast<const float2*>(p.q_mean + (slice_work + block) * kHeadDim + channel);
+      high[slot] = pack_half(mean.x, mean.y);
+      const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&high[slot]));
+      low[slot] = pack_half(mean.x - rounded.x, mean.y - rounded.y);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const __half* key = &keys[j * 8 + lane / 4][step * 16 + lane % 4 * 2];
+      const unsigned b0 = *reinterpret_cast<const unsigned*>(key), b1 = *reinterpret_cast<const unsigned*>(key + 8);
+      mma_half(sums[j], low, b0, b1);
+      mma_half(sums[j], high, b0, b1);
+    }
+  }
+
+  const i64 mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
+  const i64 padded_keys = i64(sizes.key_blocks) * kKeyBlock;
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    float terms[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      terms[i] = key_mask_term(p.mask, mask_offset, first_key + key_at_position(pair * 16 + lane % 4 * 4 + i),
+                               sizes.kv_length);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const i64 work = slice_work + row + 8 * half;
+      if (row + 8 * half >= sizes.query_blocks || work < p.first_work || work >= p.first_work + p.works) continue;
+      const float (&even)[4] = sums[2 * pair];
+      const float (&odd)[4] = sums[2 * pair + 1];
+      float* to = p.bias + (work - p.first_work) * padded_keys + first_key + pair * 16 + lane % 4 * 4;
+      *reinterpret_cast<float4*>(to) =
+          make_float4(fmaf(even[2 * half], p.scale, terms[0]), fmaf(even[2 * half + 1], p.scale, terms[1]),
+                      fmaf(odd[2 * half], p.scale, terms[2]), fmaf(odd[2 * half + 1], p.scale, terms[3]));
+    }
+  }
+}
+
+}  // namespace sm80

@@ -1,0 +1,78 @@
+// What the launch code and the kernels of the sm80 family agree on. Plain data, no CUDA headers: both sides include it.
+#pragma once
+
+#include "common/views.h"
+#include "sm80/tiles.h"
+
+namespace sm80 {
+
+using namespace common;
+
+struct Sizes {  // head_dim is a multiple of 8
+  int q_heads, kv_heads, q_length, kv_length, head_dim;
+  int query_blocks, key_blocks;
+  int element;  // of out
+};
+
+// "slice" is batch * kv_heads + kv_head (of K and V) or batch * q_heads + q_head. channels: head_dim padded to 64, 128,
+// 256.
+struct StatisticsParams {
+  Strided k, v;
+  float* partials;  // (K or V, slices, chunks, sum / minimum / maximum, channels)
+  float* k_mean;    // (slices, channels)
+  float *v_mean, *v_scale;
+  Sizes sizes;
+  int slices, chunks;
+  int smooth_v;
+  float v_maximum;  // what the largest element of a channel of V is scaled to
+};
+
+struct QuantizeParams {
+  Strided q, k, v;
+  const float *k_mean, *v_mean, *v_scale;
+  unsigned char *q_tiles, *k_tiles, *v_tiles;
+  float* q_scale;    // (q slices, query blocks, kQueryGroups): with softmax scale and log2(e)
+  float* k_scale;    // (slices, key blocks, kKeyGroups)
+  float* q_mean;     // (q slices, query blocks, channels) when Q is smoothed
+  float* lse_shift;  // (q slices, q_length): scale * q . mean(K), or null
+  Sizes sizes;
+  i64 query_tiles, key_tiles;  // of all slices: blocks of the grid for Q, K and again key_tiles for V, in this order
+  float scale;
+};
+
+// Rows of the key bias hold, in units of log2, what is added to the scores of each key: -inf past the last key. Keys
+// are in the order of key_at_position (sm80/layout.cuh).
+struct DeltaParams {
+  Strided k;
+  const float *k_mean, *q_mean;
+  float* bias;  // (work items of this launch, padded keys)
+  Mask mask;    // one that broadcasts over queries is added here
+  Sizes sizes;
+  i64 first_work, works;
+  int first_slice;  // q slice of first_work
+  float scale;      // softmax scale * log2(e)
+};
+
+struct KeyBiasParams {
+  float* bias;  // (rows, padded keys)
+  Mask mask;
+  int heads;  // rows are batch * heads + head
+  int kv_length, padded_keys;
+};
+
+struct AttentionParams {
+  const unsigned char *q_tiles, *k_tiles, *v_tiles;
+  const float *q_scale, *k_scale, *v_scale, *v_mean;
+  const float* bias;
+  i64 bias_batch_stride, bias_head_stride, bias_work_stride;
+  const float* lse_shift;
+  Mask mask;
+  Strided out;
+  float* lse;      // (q slices, q_length) or null
+  int* nonfinite;  // set to 1 when a value of out is NaN or infinite, or null
+  Sizes sizes;
+  i64 first_work, works;  // work items (q slice, query block) of this launch
+  int causal;
+};
+
+}  // namespace sm80

@@ -1,0 +1,44 @@
+// The kernels that run before the attention kernel, for one head_dim (definition HEAD_DIM).
+#include "sm80/key_bias.cuh"
+#include "sm80/quantize.cuh"
+#include "sm80/statistics.cuh"
+
+using namespace sm80;
+
+#define FOR_EACH_ELEMENT(kernel) kernel(fp16, __half) kernel(bf16, __nv_bfloat16) kernel(fp32, float)
+
+#define PARTIAL_STATISTICS(name, type)                                        \
+  extern "C" __global__ void __launch_bounds__(kStatisticsThreads)            \
+      partial_statistics_##name(const __grid_constant__ StatisticsParams p) { \
+    partial_statistics<HEAD_DIM, type>(p);                                    \
+  }
+FOR_EACH_ELEMENT(PARTIAL_STATISTICS)
+
+extern "C" __global__ void __launch_bounds__(HEAD_DIM) finish_statistics(const __grid_constant__ StatisticsParams p) {
+  finish_statistics<HEAD_DIM>(p);
+}
+
+#define QUANTIZE_8B(name, type)                                      \
+  extern "C" __global__ void __launch_bounds__(kQuantizeThreads)     \
+      quantize_8b_##name(const __grid_constant__ QuantizeParams p) { \
+    Quantize<HEAD_DIM, 8, type>::run(p);                             \
+  }
+FOR_EACH_ELEMENT(QUANTIZE_8B)
+
+extern "C" __global__ void mask_bias(const __grid_constant__ KeyBiasParams p) { sm80::mask_bias(p); }
+
+#if INT4_SCORES
+#define QUANTIZE_4B(name, type)                                      \
+  extern "C" __global__ void __launch_bounds__(kQuantizeThreads)     \
+      quantize_4b_##name(const __grid_constant__ QuantizeParams p) { \
+    Quantize<HEAD_DIM, 4, type>::run(p);                             \
+  }
+FOR_EACH_ELEMENT(QUANTIZE_4B)
+
+#define DELTA_BIAS(name, type)                                   \
+  extern "C" __global__ void __launch_bounds__(kDeltaThreads)    \
+      delta_bias_##name(const __grid_constant__ DeltaParams p) { \
+    delta_bias<HEAD_DIM, type>(p);                               \
+  }
+FOR_EACH_ELEMENT(DELTA_BIAS)
+#endif

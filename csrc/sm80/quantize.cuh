@@ -1,0 +1,232 @@
+// One pass that smooths and quantizes Q, K and V into the tiles that the attention kernel reads (paper sections 3.1
+// to 3.3).
+#pragma once
+
+#include "sm80/layout.cuh"
+#include "sm80/rows.cuh"
+#include "sm80/values.cuh"
+
+namespace sm80 {
+
+// The largest integer of the format.
+template <int kBits>
+constexpr int kLargest = kBits == 8 ? 127 : 7;
+
+template <int kBits>
+__device__ __forceinline__ int quantized(float x, float scale) {
+  return max(-kLargest<kBits>, min(kLargest<kBits>, __float2int_rn(x / scale)));
+}
+
+// Vec8 neighboring channels, the first in the lowest bits: two words in INT8, one in INT4.
+template <int kBits>
+__device__ __forceinline__ void pack_integers(unsigned (&words)[kBits / 4], const float (&x)[8], float scale) {
+#pragma unroll
+  for (int word = 0; word < kBits / 4; ++word) words[word] = 0u;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const unsigned value = static_cast<unsigned>(quantized<kBits>(x[i], scale)) & ((1u << kBits) - 1u);
+    words[i * kBits / 32] |= value << (i * kBits % 32);
+  }
+}
+
+struct QueryTile {
+  static constexpr int kRows = kQueryBlock, kGroups = kQueryGroups;
+  static __device__ __forceinline__ int group(int row) { return row / 32 * 8 + row % 8; }
+  template <int kHeadDim, int kBits>
+  static __device__ __forceinline__ int offset(int row, int byte) {
+    return QkTile<kHeadDim, kBits>::query_offset(row, byte);
+  }
+};
+
+struct KeyTile {
+  static constexpr int kRows = kKeyBlock, kGroups = kKeyGroups;
+  static __device__ __forceinline__ int group(int row) { return row % 8 / 2; }
+  template <int kHeadDim, int kBits>
+  static __device__ __forceinline__ int offset(int row, int byte) {
+    return QkTile<kHeadDim, kBits>::key_offset(row, byte);
+  }
+};
+
+template <int kHeadDim, int kBits, class T>
+class Quantize {
+  using Pieces = RowPieces<kHeadDim, kQuantizeThreads>;
+  template <class Tile>
+  static constexpr int kPasses = Tile::kRows / Pieces::kRowsAtOnce;
+  static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits), kKBytes = key_tile_bytes(kHeadDim, kBits);
+  static constexpr int kVBytes = value_tile_bytes(kHeadDim, ValueProduct::kVBytes);
+
+ public:
+  static __device__ __forceinline__ void run(const QuantizeParams& p) {
+    const i64 block = blockIdx.x;
+    if (block < p.query_tiles) {
+      queries(p, block);
+    } else if (block < p.query_tiles + p.key_tiles) {
+      keys(p, block - p.query_tiles);
+    } else {
+      values(p, block - p.query_tiles - p.key_tiles);
+    }
+  }
+
+ private:
+  // One scale for each group of rows, amax / largest integer; groups without a row keep the smallest scale.
+  template <class Tile>
+  static __device__ __forceinline__ void store_tile(const float (&x)[kPasses<Tile>][8], unsigned char* tile,
+                                                    float* scales, float multiplier) {
+    __shared__ int amax[Tile::kGroups];  // bits of non-negative floats, a NaN above all numbers
+    if (threadIdx.x < Tile::kGroups) amax[threadIdx.x] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int pass = 0; pass < kPasses<Tile>; ++pass) {
+      int largest = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_int(fabsf(x[pass][i])));
+#pragma unroll
+      for (int distance = 1; distance < Pieces::kPieces; distance *= 2) {
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+      }
+      if (Pieces::channel() == 0) atomicMax(&amax[Tile::group(Pieces::row() + pass * Pieces::kRowsAtOnce)], largest);
+    }
+    __syncthreads();
+    if (threadIdx.x < Tile::kGroups) scales[threadIdx.x] = scale_of(amax[threadIdx.x]) * multiplier;
+#pragma unroll
+    for (int pass = 0; pass < kPasses<Tile>; ++pass) {
+      const int row = Pieces::row() + pass * Pieces::kRowsAtOnce;
+      unsigned words[kBits / 4];
+      pack_integers<kBits>(words, x[pass], scale_of(amax[Tile::group(row)]));
+#pragma unroll
+      for (int word = 0; word < kBits / 4; ++word) {
+        const int byte = Pieces::channel() * kBits / 8 + word * 4;
+        *reinterpret_cast<unsigned*>(tile + Tile::template offset<kHeadDim, kBits>(row, byte)) = words[word];
+      }
+    }
+  }
+  static __device__ __forceinline__ float scale_of(int amax_bits) {
+    return max_nan(__int_as_float(amax_bits) / kLargest<kBits>, kSmallestScale);
+  }
+
+  static __device__ __forceinline__ void queries(const QuantizeParams& p, i64 tile) {
+    const int slice = static_cast<int>(tile / p.sizes.query_blocks);
+    const int first = static_cast<int>(tile - i64(slice) * p.sizes.query_blocks) * kQueryBlock;
+    const T* start = slice_start<T>(p.q, slice, p.sizes.q_heads);
+    float x[kPasses<QueryTile>][8];
+#pragma unroll
+    for (int pass = 0; pass < kPasses<QueryTile>; ++pass) {
+      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
+      if (token < p.sizes.q_length) {
+        load_piece(x[pass], start + token * p.q.token_stride, Pieces::channel(), p.sizes);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[pass][i] = 0.f;
+      }
+    }
+    if (p.lse_shift) store_lse_shift(p, x, slice, first);
+    if (p.q_mean) smooth_queries(p, x, tile, first);
+    store_tile<QueryTile>(x, p.q_tiles + tile * kQBytes, p.q_scale + tile * kQueryGroups, p.scale * kLog2E);
+  }
+
+  // scale * q . mean(K): what smoothing K takes from every score of a row.
+  static __device__ __forceinline__ void store_lse_shift(const QuantizeParams& p,
+                                                         const float (&x)[kPasses<QueryTile>][8], int slice,
+                                                         int first) {
+    const int batch = slice / p.sizes.q_heads, head = slice - batch * p.sizes.q_heads;
+    const int kv_slice = batch * p.sizes.kv_heads + head / (p.sizes.q_heads / p.sizes.kv_heads);
+    const float* k_mean = p.k_mean + i64(kv_slice) * kHeadDim + Pieces::channel();
+#pragma unroll
+    for (int pass = 0; pass < kPasses<QueryTile>; ++pass) {
+      float dot = 0.f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) dot = fmaf(x[pass][i], k_mean[i], dot);
+#pragma unroll
+      for (int distance = 1; distance < Pieces::kPieces; distance *= 2)
+        dot += __shfl_xor_sync(0xffffffffu, dot, distance);
+      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
+      if (Pieces::channel() == 0 && token < p.sizes.q_length)
+        p.lse_shift[i64(slice) * p.sizes.q_length + token] = dot * p.scale;
+    }
+  }
+
+  // Subtracts the mean of the block's tokens and stores it for the correction (paper equation 3).
+  static __device__ __forceinline__ void smooth_queries(const QuantizeParams& p, float (&x)[kPasses<QueryTile>][8],
+                                                        i64 tile, int first) {
+    __shared__ float sums[Pieces::kRowsAtOnce][kHeadDim];
+    __shared__ float means[kHeadDim];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float sum = 0.f;
+#pragma unroll
+      for (int pass = 0; pass < kPasses<QueryTile>; ++pass) sum += x[pass][i];
+      sums[Pieces::row()][Pieces::channel() + i] = sum;
+    }
+    __syncthreads();
+    const int tokens = min(kQueryBlock, p.sizes.q_length - first);
+    if (threadIdx.x < kHeadDim) {
+      float sum = 0.f;
+      for (int row = 0; row < Pieces::kRowsAtOnce; ++row) sum += sums[row][threadIdx.x];
+      means[threadIdx.x] = sum / tokens;
+      p.q_mean[tile * kHeadDim + threadIdx.x] = sum / tokens;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int pass = 0; pass < kPasses<QueryTile>; ++pass) {
+      if (Pieces::row() + pass * Pieces::kRowsAtOnce >= tokens) continue;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[pass][i] -= means[Pieces::channel() + i];
+    }
+  }
+
+  static __device__ __forceinline__ void keys(const QuantizeParams& p, i64 tile) {
+    const int slice = static_cast<int>(tile / p.sizes.key_blocks);
+    const int first = static_cast<int>(tile - i64(slice) * p.sizes.key_blocks) * kKeyBlock;
+    const T* start = slice_start<T>(p.k, slice, p.sizes.kv_heads);
+    const float* mean = p.k_mean + i64(slice) * kHeadDim + Pieces::channel();
+    float x[kPasses<KeyTile>][8];
+#pragma unroll
+    for (int pass = 0; pass < kPasses<KeyTile>; ++pass) {
+      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
+      if (token < p.sizes.kv_length) {
+        load_piece(x[pass], start + token * p.k.token_stride, Pieces::channel(), p.sizes);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[pass][i] -= mean[i];
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[pass][i] = 0.f;
+      }
+    }
+    store_tile<KeyTile>(x, p.k_tiles + tile * kKBytes, p.k_scale + tile * kKeyGroups, 1.f);
+  }
+
+  // Transposes V through shared memory, at most 128 channels at a time. Words: (8 channels, 16 bytes, lane).
+  static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile) {
+    constexpr int kWidth = kHeadDim < 128 ? kHeadDim : 128;
+    using Part = RowPieces<kWidth, kQuantizeThreads>;
+    constexpr int kWords = kVBytes / 16 * kWidth / kHeadDim;
+    const int slice = static_cast<int>(tile / p.sizes.key_blocks);
+    const int first = static_cast<int>(tile - i64(slice) * p.sizes.key_blocks) * kKeyBlock;
+    const T* start = slice_start<T>(p.v, slice, p.sizes.kv_heads);
+    const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
+    __shared__ __align__(16) T shared[kKeyBlock][kWidth + 8];
+    for (int base = 0; base < kHeadDim; base += kWidth) {
+      __syncthreads();
+      for (int row = Part::row(); row < tokens; row += Part::kRowsAtOnce) {
+        float x[8];
+        load_piece(x, start + (first + row) * p.v.token_stride, base + Part::channel(), p.sizes);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) store_pair(&shared[row][Part::channel() + i], x[i], x[i + 1]);
+      }
+      __syncthreads();
+      uint4* out = reinterpret_cast<uint4*>(p.v_tiles + tile * kVBytes) + base / kWidth * kWords;
+      for (int at = threadIdx.x; at < kWords; at += kQuantizeThreads) {
+        const int lane = at % 32, word = at / 32 % ValueProduct::kWords;
+        const int channel = at / (32 * ValueProduct::kWords) * 8 + lane / 4;
+        const i64 statistic = i64(slice) * kHeadDim + base + channel;
+        const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
+        const auto value = [&](int key) {
+          return key < tokens ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
+        };
+        out[at] = ValueProduct::operand(value, word, lane % 4);
+      }
+    }
+  }
+};
+
+}  // namespace sm80

@@ -1,0 +1,125 @@
+// Online softmax of 16 queries and one block of 64 keys, in the accumulator layout of S. Scores are in units of log2.
+#pragma once
+
+#include "common/e4m3.cuh"
+#include "common/scores.cuh"
+#include "sm80/scores.cuh"
+
+namespace sm80 {
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Calls visitor(elements) with the mask's pointer in its own type.
+template <class Visitor>
+__device__ __forceinline__ auto visit_mask(const Mask& mask, const Visitor& visitor) {
+  switch (mask.element) {
+    case kBool:
+      return visitor(static_cast<const bool*>(mask.pointer));
+    case kHalf:
+      return visitor(static_cast<const __half*>(mask.pointer));
+    case kBfloat16:
+      return visitor(static_cast<const __nv_bfloat16*>(mask.pointer));
+    default:
+      return visitor(static_cast<const float*>(mask.pointer));
+  }
+}
+
+// Rows lane / 4 and lane / 4 + 8 of a 16-row tile.
+struct Rows {
+  float base[2];  // running maximum - log2(448): 448 * P = exp2(score - base)
+
+  // The lowest finite number at first: no infinities are subtracted.
+  __device__ __forceinline__ void clear() { base[0] = base[1] = kLowest; }
+
+  // Takes in the largest scores of this thread; true for the whole warp if a row maximum grew. Then `factor` is what
+  // earlier contributions must be multiplied with.
+  __device__ __forceinline__ bool update(const float (&largest)[2], float (&factor)[2]) {
+    const float wanted[2] = {largest[0] - kLog2OfPScale, largest[1] - kLog2OfPScale};
+    if (!__any_sync(0xffffffffu, wanted[0] > base[0] || wanted[1] > base[1])) return false;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float grown = fmaxf(base[row], quad_max(wanted[row]));
+      factor[row] = exp2_approx(base[row] - grown);
+      base[row] = grown;
+    }
+    return true;
+  }
+};
+
+// What is added to the integer scores: nothing, a bias for each key (smoothed Q, key padding), or a mask for each score
+// too.
+template <bool kHasBias, bool kHasMask>
+struct ScoreTerms {
+  static constexpr bool kNone = !kHasBias && !kHasMask;
+
+  // Scores, or without terms what becomes a score by multiplication with `scale`.
+  static __device__ __forceinline__ void apply(float (&x)[8][4], const int (&scores)[8][4], float scale,
+                                               const float4* bias) {
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      float4 added = make_float4(0.f, 0.f, 0.f, 0.f);
+      if constexpr (kHasBias) added = bias[pair * 4];
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float term = odd ? (i % 2 ? added.w : added.z) : (i % 2 ? added.y : added.x);
+          const float score = float(scores[2 * pair + odd][i]);
+          x[2 * pair + odd][i] = kNone ? score : fmaf(score, scale, term);
+        }
+      }
+    }
+  }
+};
+
+// The keys of a score tile that each row may attend to: [0, limit).
+struct KeyLimits {
+  int first_key;  // of this thread's first column
+  int query;      // of this thread's first row
+  int kv_length, causal;
+
+  __device__ __forceinline__ int limit(int row) const {
+    return causal ? min(query + 8 * row + 1, kv_length) : kv_length;
+  }
+
+  __device__ __forceinline__ void mask_tail(float (&x)[8][4]) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (first_key + 8 * j + i % 2 >= limit(i / 2)) x[j][i] = kNegativeInfinity;
+      }
+    }
+  }
+
+  // `slice_offset`: of the mask's batch and head. Rows past q_length are computed as copies of the last one.
+  __device__ __forceinline__ void add_mask(float (&x)[8][4], const Mask& mask, i64 slice_offset, int q_length) const {
+    visit_mask(mask, [&](const auto* elements) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const auto* at = elements + slice_offset + min(query + 8 * row, q_length - 1) * mask.query_stride +
+                         first_key * mask.key_stride;
+#pragma unroll
+        for (int j = 0; j < 8; ++j, at += 8 * mask.key_stride) {
+          const int keys = kv_length - first_key - 8 * j;  // of this pair and behind it
+          if (keys > 0) x[j][2 * row] += mask_term(at[0]);
+          if (keys > 1) x[j][2 * row + 1] += mask_term(at[mask.key_stride]);
+        }
+      }
+    });
+  }
+};
+
+__device__ __forceinline__ void row_maxima(float (&largest)[2], const float (&x)[8][4]) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    largest[row] = fmaxf(x[0][2 * row], x[0][2 * row + 1]);
+#pragma unroll
+    for (int j = 1; j < 8; ++j) largest[row] = fmaxf(largest[row], fmaxf(x[j][2 * row], x[j][2 * row + 1]));
+  }
+}
+
+}  // namespace sm80

@@ -1,0 +1,39 @@
+// The tiles of the kernels and the layout of the attention kernel's shared memory: kernels, launch code and tests read
+// them here. Plain data, no CUDA headers.
+#pragma once
+
+namespace sm80 {
+
+constexpr int kQueryBlock = 128;  // b_q of the paper: rows of a work item, and of a mean of smoothed Q
+constexpr int kKeyBlock = 64;     // b_k: keys that share a set of K scales and one update of the online softmax
+constexpr int kQueryGroups = 32;  // per-thread groups of a Q block: 8 for each of the c_w = 4 warps
+constexpr int kKeyGroups = 4;     // per-thread groups of a K block
+
+constexpr int kStatisticsTokens = 512;  // tokens that one block of the statistics pass sums
+constexpr int kStatistics = 3;          // sum, largest, largest of the negated
+constexpr int kDeltaBlock = 64;         // query blocks, and keys, of a tile of the smooth-Q correction
+
+// Threads of a block.
+constexpr int kStatisticsThreads = 256, kQuantizeThreads = 256, kDeltaThreads = 128, kBiasThreads = 256;
+constexpr int attention_threads(int head_dim) { return head_dim == 256 ? 256 : 128; }
+
+// Sizes of the tiles in bytes. Q and K tiles hold bits / 8 bytes an element, V tiles v_bytes (1: E4M3, 2: fp16).
+constexpr int query_tile_bytes(int head_dim, int bits) { return kQueryBlock * head_dim * bits / 8; }
+constexpr int key_tile_bytes(int head_dim, int bits) { return kKeyBlock * head_dim * bits / 8; }
+constexpr int value_tile_bytes(int head_dim, int v_bytes) { return kKeyBlock * head_dim * v_bytes; }
+
+// Offsets in the attention kernel's dynamic shared memory, which begins with the Q tile.
+struct SharedLayout {
+  int k, v, bias, k_scale, q_scale;
+  int bytes;  // of all
+
+  constexpr SharedLayout(int head_dim, int bits, int v_bytes)
+      : k(query_tile_bytes(head_dim, bits)),
+        v(k + key_tile_bytes(head_dim, bits)),
+        bias(v + value_tile_bytes(head_dim, v_bytes)),
+        k_scale(bias + kKeyBlock * 4),
+        q_scale(k_scale + kKeyGroups * 4),
+        bytes(q_scale + kQueryGroups * 4) {}
+};
+
+}  // namespace sm80

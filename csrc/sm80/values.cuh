@@ -1,0 +1,223 @@
+// The formats of the product P V: how P is packed into operands and how R = P V is added to the output (paper
+// section 3.4).
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "common/e4m3.cuh"
+#include "sm80/layout.cuh"
+#include "sm80/mma.cuh"
+
+namespace sm80 {
+
+__device__ __forceinline__ unsigned pack_half(float x0, float x1) {
+  const __half2 pair = __floats2half2_rn(x0, x1);
+  return *reinterpret_cast<const unsigned*>(&pair);
+}
+
+// The sum of four packed E4M3 numbers: first and third, second and fourth.
+__device__ __forceinline__ __half2 sum_e4m3(unsigned packed) {
+  unsigned low, high;
+  asm("{\n.reg .b16 first, second;\n"
+      "mov.b32 {first, second}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, first;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, second;\n}\n"
+      : "=r"(low), "=r"(high)
+      : "r"(packed));
+  return __hadd2(*reinterpret_cast<const __half2*>(&low), *reinterpret_cast<const __half2*>(&high));
+}
+
+// P as four 32-bit operands for each mma; a lane reads kWords 16-byte words of V for 8 channels. The row sum adds P as
+// it was rounded, so that numerator and denominator of the output err alike. It is added up in halves, which the issue
+// slots bear more easily than the tensor cores, the bottleneck, would bear a product with ones.
+struct ProbabilitiesE4m3 {
+  static constexpr int kSteps = 2;
+  static constexpr int kWords = 1;
+
+  // p[j]: 16 x 8 probabilities in the accumulator layout of S.
+  static __device__ __forceinline__ void pack(unsigned (&packed)[kSteps][4], const float (&p)[8][4]) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int slot = 0; slot < 4; ++slot) {
+        const float (&even)[4] = p[4 * step + slot / 2 * 2];
+        const float (&odd)[4] = p[4 * step + slot / 2 * 2 + 1];
+        const int row = slot % 2 * 2;
+        packed[step][slot] = pack_e4m3(even[row], even[row + 1], odd[row], odd[row + 1]);
+      }
+    }
+  }
+  static __device__ __forceinline__ float row_sum(const unsigned (&packed)[kSteps][4], int row) {
+    __half2 sum = __float2half2_rn(0.f);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int slot = row; slot < 4; slot += 2) {
+        sum = __hadd2(sum, sum_e4m3(packed[step][slot]));
+      }
+    }
+    return __low2float(sum) + __high2float(sum);
+  }
+  // A lane's 16 bytes of V for one channel: `value(key)` of the keys at the positions 4t .. 4t + 3 of each 16.
+  template <class Value>
+  static __device__ __forceinline__ uint4 operand(const Value& value, int, int t) {
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int position = 16 * i + 4 * t;
+      words[i] = pack_e4m3(value(key_at_position(position)), value(key_at_position(position + 1)),
+                           value(key_at_position(position + 2)), value(key_at_position(position + 3)));
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  static __device__ __forceinline__ unsigned word(const uint4 (&v)[kWords], int step, int slot) {
+    return step == 0 ? (slot == 0 ? v[0].x : v[0].y) : (slot == 0 ? v[0].z : v[0].w);
+  }
+};
+
+struct ProbabilitiesHalf {
+  static constexpr int kSteps = 4;
+  static constexpr int kWords = 2;
+
+  static __device__ __forceinline__ void pack(unsigned (&packed)[kSteps][4], const float (&p)[8][4]) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int slot = 0; slot < 4; ++slot) {
+        const float (&tile)[4] = p[2 * step + slot / 2];
+        packed[step][slot] = pack_half(tile[slot % 2 * 2], tile[slot % 2 * 2 + 1]);
+      }
+    }
+  }
+  static __device__ __forceinline__ float row_sum(const unsigned (&packed)[kSteps][4], int row) {
+    __half2 sum = __float2half2_rn(0.f);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int slot = row; slot < 4; slot += 2)
+        sum = __hadd2(sum, *reinterpret_cast<const __half2*>(&packed[step][slot]));
+    }
+    return __low2float(sum) + __high2float(sum);
+  }
+  // The same in fp16: keys 8i + 2t and 8i + 2t + 1 need no permutation.
+  template <class Value>
+  static __device__ __forceinline__ uint4 operand(const Value& value, int word, int t) {
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 32 * word + 8 * i + 2 * t;
+      words[i] = pack_half(value(key), value(key + 1));
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  static __device__ __forceinline__ unsigned word(const uint4 (&v)[kWords], int step, int slot) {
+    const uint4& four = v[step / 2];
+    return step % 2 == 0 ? (slot == 0 ? four.x : four.y) : (slot == 0 ? four.z : four.w);
+  }
+};
+
+// FP8 with float accumulators: FP22 on Ada, so R of one step is added to the float32 output (two-level accumulation).
+struct E4m3Float : ProbabilitiesE4m3 {
+  static constexpr int kVBytes = 1;
+  using R = float[4];
+  static __device__ __forceinline__ void clear(R& r) { r[0] = r[1] = r[2] = r[3] = 0.f; }
+  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
+    mma_e4m3(r, p, b0, b1);
+  }
+  static __device__ __forceinline__ float value(const R& r, int i) { return r[i]; }
+};
+
+// FP8 with half-precision accumulators over 64 keys: twice the rate on GeForce cards. 448 * v_maximum * 64 must stay
+// below 65504.
+struct E4m3Half : ProbabilitiesE4m3 {
+  static constexpr int kVBytes = 1;
+  using R = unsigned[2];
+  static __device__ __forceinline__ void clear(R& r) { r[0] = r[1] = 0u; }
+  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
+    mma_e4m3(r, p, b0, b1);
+  }
+  static __device__ __forceinline__ float value(const R& r, int i) {
+    const __half2 pair = *reinterpret_cast<const __half2*>(&r[i / 2]);
+    return i % 2 == 0 ? __low2float(pair) : __high2float(pair);
+  }
+};
+
+// fp16 with float accumulators, for cards without FP8.
+struct HalfFloat : ProbabilitiesHalf {
+  static constexpr int kVBytes = 2;
+  using R = float[4];
+  static __device__ __forceinline__ void clear(R& r) { r[0] = r[1] = r[2] = r[3] = 0.f; }
+  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
+    mma_half(r, p, b0, b1);
+  }
+  static __device__ __forceinline__ float value(const R& r, int i) { return r[i]; }
+};
+
+// The layout of V's tiles that this build's products share.
+#if HALF_VALUES
+using ValueProduct = HalfFloat;
+#else
+using ValueProduct = E4m3Float;
+#endif
+
+// The output of a warp's kTiles x 16 rows before the division by the row sum, and this thread's part of the row sum.
+template <class Pv, int kHeadDim, int kTiles>
+class Output {
+ public:
+  float value[kTiles][kHeadDim / 8][4];
+  float row_sum[kTiles][2];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      row_sum[tile][0] = row_sum[tile][1] = 0.f;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+        value[tile][n][0] = value[tile][n][1] = value[tile][n][2] = value[tile][n][3] = 0.f;
+    }
+  }
+
+  // The row maximum grew: earlier contributions shrink.
+  __device__ __forceinline__ void rescale(int tile, const float (&factor)[2]) {
+    row_sum[tile][0] *= factor[0];
+    row_sum[tile][1] *= factor[1];
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) value[tile][n][i] *= factor[i / 2];
+    }
+  }
+
+  __device__ __forceinline__ void add_row_sums(int tile, const unsigned (&p)[Pv::kSteps][4]) {
+    row_sum[tile][0] += Pv::row_sum(p, 0);
+    row_sum[tile][1] += Pv::row_sum(p, 1);
+  }
+
+  // Adds P V of one key block. `v` points at this lane's words of the V tile.
+  __device__ __forceinline__ void add_product(const unsigned (&p)[kTiles][Pv::kSteps][4], const uint4* v) {
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n) {
+      if (n % 4 == 0) __syncwarp();  // keeps loads from being moved far ahead, which costs registers
+      uint4 words[Pv::kWords];
+#pragma unroll
+      for (int word = 0; word < Pv::kWords; ++word) words[word] = v[(n * Pv::kWords + word) * 32];
+      typename Pv::R r[kTiles];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) Pv::clear(r[tile]);
+#pragma unroll
+      for (int step = 0; step < Pv::kSteps; ++step) {
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          Pv::mma(r[tile], p[tile][step], Pv::word(words, step, 0), Pv::word(words, step, 1));
+        }
+      }
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) value[tile][n][i] += Pv::value(r[tile], i);
+      }
+    }
+  }
+};
+
+}  // namespace sm80

@@ -1,0 +1,53 @@
+// How one call of the sm80 family divides its scratch memory and its work. Reads no pointers and no strides.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention_call.h"
+#include "common/launch.h"
+#include "sm80/params.h"
+
+namespace sm80 {
+
+struct Workspace {
+  int64_t q_slices, kv_slices, query_blocks, key_blocks, chunks, works;
+  int64_t bias_rows;  // of the key bias: work items of a launch (4-bit), or batch * q_heads (8-bit with a mask)
+  driver::Extent statistics_grid, quantize_grid;
+  // Offsets in bytes.
+  int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, q_mean, lse_shift, partials, bias;
+  int64_t bytes;
+
+  // Throws std::invalid_argument when a grid of the call would be too large.
+  Workspace(const AttentionCall& call, int v_bytes) {
+    const int channels = padded_head_dim(call.head_dim);
+    q_slices = call.batch * call.q_heads;
+    kv_slices = call.batch * call.kv_heads;
+    query_blocks = ceil_div(call.q_length, kQueryBlock);
+    key_blocks = ceil_div(call.kv_length, kKeyBlock);
+    chunks = ceil_div(call.kv_length, kStatisticsTokens);
+    works = q_slices * query_blocks;
+    statistics_grid = grid(kv_slices, chunks, 2);
+    quantize_grid = grid(works + 2 * kv_slices * key_blocks);
+    const int64_t row_bytes = key_blocks * kKeyBlock * 4;
+    bias_rows = call.mask.element == kNone ? 0 : q_slices;
+    if (call.bits == 4) bias_rows = std::clamp<int64_t>(kDeltaBytes / row_bytes, 1, works);
+    Arena arena;
+    q_tiles = arena.add(works * query_tile_bytes(channels, call.bits));
+    k_tiles = arena.add(kv_slices * key_blocks * key_tile_bytes(channels, call.bits));
+    v_tiles = arena.add(kv_slices * key_blocks * value_tile_bytes(channels, v_bytes));
+    q_scale = arena.add(works * kQueryGroups * 4);
+    k_scale = arena.add(kv_slices * key_blocks * kKeyGroups * 4);
+    k_mean = arena.add(kv_slices * channels * 4);
+    v_mean = arena.add(kv_slices * channels * 4);
+    v_scale = arena.add(kv_slices * channels * 4);
+    q_mean = arena.add(call.bits == 4 ? works * channels * 4 : 0);
+    lse_shift = arena.add(call.lse ? q_slices * call.q_length * 4 : 0);
+    partials = arena.add(2 * kv_slices * chunks * kStatistics * channels * 4);
+    bias = arena.add(bias_rows * row_bytes);
+    arena.add(key_tile_bytes(channels, 8));  // the attention kernel copies one key block too many
+    bytes = arena.bytes();
+  }
+};
+
+}  // namespace sm80

@@ -1,0 +1,61 @@
+// Attention on int8 scores and E4M3 probabilities for Hopper (SageAttention2-8b, paper algorithm 1 with two-level
+// accumulation). One producer warpgroup streams Q, K and V^T tiles; two consumer warpgroups own 64 query rows each. The
+// block stays on its multiprocessor and walks over work tiles (128 query rows of one head), heads outermost so that K
+// and V stay in L2.
+#pragma once
+
+#include "sm90/consumer.cuh"
+#include "sm90/producer.cuh"
+
+namespace sm90 {
+
+// Rows of ones and zeros below each V^T buffer; the copies never touch them. Every 8-row group is one swizzle pattern,
+// and a row of equal bytes is the same swizzled or not.
+template <class Shape>
+__device__ __forceinline__ void write_row_of_ones(unsigned char* base) {
+  constexpr int kBytes = 8 * Shape::kKeyBytes;
+  constexpr unsigned char kOne = 0x38;  // 1.0 in E4M3
+  for (int i = threadIdx.x; i < Shape::kStages * Shape::kKeyBoxes * kBytes; i += kThreads) {
+    const int stage = i / (Shape::kKeyBoxes * kBytes), box = i / kBytes % Shape::kKeyBoxes, byte = i % kBytes;
+    unsigned char* rows =
+        base + Shape::kVOffset + stage * Shape::kVBytes + (box * Shape::kVRows + Shape::kHeadDim) * Shape::kKeyBytes;
+    rows[byte] = byte < Shape::kKeyBytes ? kOne : 0;
+  }
+  fence_proxy_async_shared();
+}
+
+template <int kHeadDim, bool kCausal, bool kBiased>
+__device__ __forceinline__ void attention_kernel(const AttentionParams& params) {
+  using Shape = TileShape<kHeadDim, !kCausal && !kBiased>;
+  extern __shared__ unsigned char shared[];
+  const unsigned start = (shared_address(shared) + Shape::kAlignment - 1) & ~(Shape::kAlignment - 1u);
+  unsigned char* aligned = shared + (start - shared_address(shared));
+  const SharedStorage<Shape> storage{start};
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&params.q_map);
+    prefetch_tma_descriptor(&params.k_map);
+    prefetch_tma_descriptor(&params.v_map);
+    for (int i = 0; i < kQBuffers; ++i) {
+      mbarrier_init(storage.q_full(i), 1);
+      mbarrier_init(storage.q_empty(i), Shape::kArrivals);
+    }
+    for (int i = 0; i < Shape::kStages; ++i) {
+      mbarrier_init(storage.full(i), 1);
+      mbarrier_init(storage.empty(i), Shape::kArrivals);
+    }
+    fence_barrier_init();
+  }
+  write_row_of_ones<Shape>(aligned);
+  __syncthreads();
+  griddepcontrol_wait();
+  fence_proxy_async_global();
+  if (threadIdx.x < 128) {
+    warpgroup_reg_dealloc<24>();
+    if (threadIdx.x == 0) Producer<Shape, kCausal>{params, storage}.run();
+  } else {
+    warpgroup_reg_alloc<240>();
+    Consumer<Shape, kCausal, kBiased>(params, storage, threadIdx.x - 128).run();
+  }
+}
+
+}  // namespace sm90

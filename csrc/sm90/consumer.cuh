@@ -1,0 +1,282 @@
+// A consumer warpgroup of the attention kernel: scores, online softmax and values of 64 query rows.
+#pragma once
+
+#include "sm90/epilogue.cuh"
+#include "sm90/shared_storage.cuh"
+#include "sm90/wgmma.cuh"
+
+namespace sm90 {
+
+template <class Shape, bool kCausal, bool kBiased>
+struct Consumer {
+  static constexpr int kBlockN = Shape::kBlockN;
+  static constexpr int kScales = kBlockN / kScaleBlock;
+  // One accumulator up to head_dim 128; two halves of the channels above, because registers do not hold two results of
+  // 256.
+  static constexpr bool kHalves = Shape::kHeadDim > 128;
+  static constexpr int kLastColumns = (kHalves ? 128 : Shape::kHeadDim) + 8;
+  // What is fastest differs between head_dim 64 and 128, for reasons that lie in ptxas's order of instructions
+  // (csrc/NOTES.md).
+  static constexpr bool kWide = Shape::kHeadDim >= 128;
+  static constexpr bool kByRow = !kWide && !kBiased;
+
+  const AttentionParams& params;
+  const SharedStorage<Shape>& storage;
+  const int group;  // consumer warpgroup 0 or 1
+  const int row;    // in the work tile; the thread also holds row + 8
+  const int lane;   // in the quad
+
+  unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
+  RowState state;
+  float q_scale[2], k_scale[kScales];
+  int scores[kBlockN / 2];
+  unsigned packed[kBlockN / 32][4];
+  float first_half[kHalves ? 64 : 1];
+  float last[kLastColumns / 2];  // the last 8 columns hold the row sum
+
+  __device__ __forceinline__ Consumer(const AttentionParams& params, const SharedStorage<Shape>& storage, int thread)
+      : params(params),
+        storage(storage),
+        group(__shfl_sync(0xffffffffu, thread / 128, 0)),
+        row((thread / 32) * 16 + (thread % 32) / 4),
+        lane(thread % 4) {}
+
+  __device__ __forceinline__ void release(unsigned empty_barrier) const {
+    if (Shape::kEveryLaneArrives || threadIdx.x % 32 == 0) mbarrier_arrive(empty_barrier);
+  }
+
+  // Waits for the next stage, which the next call of `take_stage` gives.
+  __device__ __forceinline__ void wait_for_stage() const {
+    const PipelineState<Shape::kStages> stage(steps);
+    mbarrier_wait(storage.full(stage.index), stage.phase);
+  }
+  __device__ __forceinline__ int take_stage() { return steps++ % Shape::kStages; }
+
+  __device__ __forceinline__ void load_k_scale(int stage) {
+#pragma unroll
+    for (int i = 0; i < kScales; ++i) k_scale[i] = ld_shared(storage.k_scale(stage) + 4 * (i * kScalesPerBlock + lane));
+  }
+
+  __device__ __forceinline__ void issue_scores(int stage) {
+    const unsigned q_address = storage.q(tiles % kQBuffers) + group * 64 * Shape::kRowBytes;
+    const u64 q = matrix_descriptor<Shape::kRowBytes>(q_address);
+    const u64 k = matrix_descriptor<Shape::kRowBytes>(storage.k(stage));
+    constexpr int kStepsPerBox = Shape::kRowBytes / 32;
+#pragma unroll
+    for (int step = 0; step < Shape::kHeadDim / 32; ++step) {
+      const int box = step / kStepsPerBox, within = (step % kStepsPerBox) * 2;
+      WgmmaS8<kBlockN>::issue(scores, q + box * (kBlockM * Shape::kRowBytes / 16) + within,
+                              k + box * (kBlockN * Shape::kRowBytes / 16) + within, step > 0);
+    }
+    wgmma_commit_group();
+  }
+
+  // P V for kColumns channels from `first_row` of V^T on, into fresh registers: the first level of the accumulation.
+  template <int kColumns>
+  __device__ __forceinline__ void issue_values(float (&result)[kColumns / 2], int stage, int first_row) {
+    constexpr int kStepsPerBox = Shape::kKeyBytes / 32;
+    const u64 v = matrix_descriptor<Shape::kKeyBytes>(storage.v(stage) + first_row * Shape::kKeyBytes);
+#pragma unroll
+    for (int step = 0; step < kBlockN / 32; ++step) {
+      const int box = step / kStepsPerBox, within = (step % kStepsPerBox) * 2;
+      WgmmaE4m3<kColumns>::issue(result, packed[step], v + box * (Shape::kVRows * Shape::kKeyBytes / 16) + within,
+                                 step > 0);
+    }
+    wgmma_commit_group();
+  }
+
+  // The second level: O = O * rescale + P V in FP32 (paper section 3.4).
+  template <int kCount>
+  __device__ __forceinline__ void accumulate(float (&total)[kCount], const float (&part)[kCount],
+                                             const float (&rescale)[2]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) total[i] = fmaf(total[i], rescale[(i / 2) % 2], part[i]);
+  }
+
+  __device__ __forceinline__ void softmax_last(const WorkTile& tile) {
+    const int first_key = (tile.key_tiles - 1) * kBlockN + 2 * lane;
+    int limit[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      limit[i] = kCausal ? min(params.kv_length, tile.first_row + row + 8 * i + 1) : params.kv_length;
+    float scale[kScales];
+    scales_without_marks(scale);
+    const Bias<kBiased> bias(params, tile, row);
+    bias.visit(
+        [&](const auto& term) { softmax_last_tile<kBlockN>(scores, state, q_scale, scale, first_key, limit, term); });
+  }
+  __device__ __forceinline__ void softmax_biased(const WorkTile& tile, int key_tile) {
+    float scale[kScales];
+    scales_without_marks(scale);
+    const Bias<kBiased> bias(params, tile, row);
+    bias.visit([&](const auto& term) {
+      softmax_biased_tile<kBlockN>(scores, state, q_scale, scale, key_tile * kBlockN + 2 * lane, params.kv_length,
+                                   term);
+    });
+  }
+  __device__ __forceinline__ void softmax(const WorkTile& tile, int key_tile) {
+    if (kBiased && is_biased())
+      softmax_biased(tile, key_tile);
+    else
+      softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
+  }
+
+  // A K scale is negative where the mask may change a score of its block.
+  __device__ __forceinline__ void scales_without_marks(float (&scale)[kScales]) const {
+#pragma unroll
+    for (int i = 0; i < kScales; ++i) scale[i] = kBiased ? fabsf(k_scale[i]) : k_scale[i];
+  }
+  // Whether a score of this step has an additive term; the same in all threads of a warp.
+  __device__ __forceinline__ bool is_biased() const {
+    bool biased = params.delta_s != nullptr;
+#pragma unroll
+    for (int i = 0; i < kScales; ++i) biased |= __float_as_int(k_scale[i]) < 0;
+    return __any_sync(0xffffffffu, biased);
+  }
+
+  // Scores alone, of a stage that was waited for.
+  __device__ __forceinline__ void scores_of(int stage) {
+    load_k_scale(stage);
+    warpgroup_fence_operand(scores);
+    wgmma_fence();
+    issue_scores(stage);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(scores);
+  }
+
+  // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
+  // next hides the values' product, or with a mask only the other group's softmax does.
+  __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
+    const int stage = take_stage();
+    const float rescale[2] = {state.rescale[0], state.rescale[1]};
+    if constexpr (!kWide) load_k_scale(stage);
+    warpgroup_fence_operand(scores);
+    wgmma_fence();
+    issue_scores(stage);
+    warpgroup_fence_operand(result);
+    wgmma_fence();
+    issue_values<kLastColumns>(result, stage, 0);
+    if constexpr (kBiased) {  // a masked tile needs the registers of `result`
+      wait_for_stage();
+      wgmma_wait_group<0>();
+      warpgroup_fence_operand(scores);
+      warpgroup_fence_operand(result);
+      accumulate(last, result, rescale);
+      softmax(tile, key_tile);
+      release(storage.empty(stage));
+      pack_probabilities<kBlockN>(scores, packed);
+      if constexpr (kWide) load_k_scale(steps % Shape::kStages);
+      return;
+    }
+    wgmma_wait_group<1>();
+    warpgroup_fence_operand(scores);
+    // The wait for the next stage is a loop, across which ptxas does not move the wait for the values. At 64 it keeps
+    // that behind the softmax; at 128, where ptxas puts it among the exponentials if it is free to, that is faster
+    // (csrc/NOTES.md).
+    if constexpr (kWide) wait_for_stage();
+    softmax(tile, key_tile);
+    unsigned short upper[kBlockN / 8];
+    if constexpr (kWide) {
+      load_k_scale(steps % Shape::kStages);
+    } else {
+      pack_upper<kBlockN>(scores, upper);
+      wait_for_stage();
+    }
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(result);
+    release(storage.empty(stage));
+    if constexpr (kWide) pack_probabilities<kBlockN>(scores, packed);
+    accumulate(last, result, rescale);
+    if constexpr (!kWide) pack_lower<kBlockN>(scores, upper, packed);
+  }
+
+  // The same for head dimensions above 128, one product after the other.
+  __device__ __forceinline__ void step_in_halves(const WorkTile& tile, int key_tile) {
+    const int stage = take_stage();
+    values_of_stage(stage);
+    scores_of(stage);
+    release(storage.empty(stage));
+    softmax(tile, key_tile);
+    pack_probabilities<kBlockN>(scores, packed);
+    wait_for_stage();
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void values_of_columns(float (&total)[kColumns / 2], int stage, int first_row) {
+    float result[kColumns / 2];
+    warpgroup_fence_operand(result);
+    wgmma_fence();
+    issue_values<kColumns>(result, stage, first_row);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(result);
+    accumulate(total, result, state.rescale);
+  }
+  __device__ __forceinline__ void values_of_stage(int stage) {
+    if constexpr (kHalves) {
+      values_of_columns<128>(first_half, stage, 0);
+      // A wait that is long over: ptxas keeps the halves, and so their registers, apart on both sides of a loop.
+      mbarrier_wait(storage.full(stage), (steps - 1) / Shape::kStages % 2);
+    }
+    values_of_columns<kLastColumns>(last, stage, kHalves ? 128 : 0);
+  }
+
+  __device__ __forceinline__ void begin_tile() {
+    const PipelineState<kQBuffers> q(tiles);
+    mbarrier_wait(storage.q_full(q.index), q.phase);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      state.maximum[i] = kNegativeInfinity;
+      q_scale[i] = ld_shared(storage.q_scale(q.index) + 4 * (row + 8 * i));
+    }
+#pragma unroll
+    for (float& x : first_half) x = 0.f;
+#pragma unroll
+    for (float& x : last) x = 0.f;
+  }
+
+  __device__ __forceinline__ void end_tile(const WorkTile& tile) {
+    const int buffer = tiles++ % kQBuffers;
+    const Epilogue epilogue(params, tile, row, lane, state.maximum, last[kLastColumns / 2 - 4],
+                            last[kLastColumns / 2 - 2], storage.v_scale(buffer), storage.v_mean(buffer));
+    if constexpr (kHalves) epilogue.store(first_half, 0);
+    epilogue.store(last, kHalves ? 128 : 0);
+    __syncwarp();
+    release(storage.q_empty(buffer));
+  }
+
+  __device__ __forceinline__ void run_tile(const WorkTile& tile) {
+    begin_tile();
+    wait_for_stage();
+    const int first = take_stage();
+    scores_of(first);
+    __syncwarp();  // all lanes have read their K scales
+    release(storage.empty(first));
+    if (!kCausal && !kBiased && params.kv_length % kBlockN == 0)
+      softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
+    else
+      softmax_last(tile);
+    pack_probabilities<kBlockN>(scores, packed);
+    wait_for_stage();
+    if constexpr (kHalves) {
+      for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) step_in_halves(tile, key_tile);
+    } else {
+      float result[kLastColumns / 2];
+#pragma unroll
+      for (float& x : result) x = 0.f;
+      if constexpr (kWide) load_k_scale(steps % Shape::kStages);
+      for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) step(tile, key_tile, result);
+    }
+    const int final = take_stage();
+    values_of_stage(final);
+    release(storage.empty(final));
+    end_tile(tile);
+  }
+
+  __device__ __forceinline__ void run() {
+    const int work = params.chunk.heads * params.chunk.tiles;
+    for (int index = blockIdx.x; index < work; index += gridDim.x)
+      run_tile(WorkTile::decode<kBlockN, kCausal>(params, index));
+  }
+};
+
+}  // namespace sm90

@@ -1,0 +1,213 @@
+// One attention call of the sm90 family: statistics, quantization and attention, for 4-bit scores in parts whose
+// smooth-Q correction fits its share of the workspace.
+#include "common/launch.h"
+
+#include <algorithm>
+#include <string>
+
+#include "attention_call.h"
+#include "common/constants.h"
+#include "driver.h"
+#include "sm90/params.h"
+#include "sm90/tiles.h"
+#include "sm90/workspace.h"
+
+namespace sm90 {
+namespace {
+
+constexpr Features kFeatures{true, false};
+constexpr int kProgrammaticLaunchVersion = 12030;  // the first driver that captures such launches in CUDA graphs
+
+bool biased(const AttentionCall& call) { return call.bits == 4 || call.mask.element != kNone; }
+
+// What a launch has to know of the tile of the kernel that it chose.
+struct Tile {
+  int head_dim, block_n, row_bytes, key_bytes, shared_bytes;
+
+  template <class Shape>
+  static constexpr Tile of() {
+    return {Shape::kHeadDim, Shape::kBlockN, Shape::kRowBytes, Shape::kKeyBytes, Shape::kSharedBytes};
+  }
+  template <bool kPlain>
+  static constexpr Tile of(int head_dim) {
+    return head_dim == 64    ? of<TileShape<64, kPlain>>()
+           : head_dim == 128 ? of<TileShape<128, kPlain>>()
+                             : of<TileShape<256, kPlain>>();
+  }
+};
+
+class AttentionLauncher : Launcher {
+ public:
+  explicit AttentionLauncher(const AttentionCall& call)
+      : Launcher(call),
+        workspace_(call),
+        head_dim_(padded_head_dim(call.head_dim)),
+        element_(element_name(call.element)),
+        programmatic_(driver::version() >= kProgrammaticLaunchVersion) {}
+
+  void run() const {
+    statistics();
+    quantize();
+    if (call_.bits == 8) return attention(workspace_.chunk, programmatic_);
+    Chunk chunk = workspace_.chunk;
+    for (int64_t head = 0; head < workspace_.q_slices; head += workspace_.chunk.heads) {
+      chunk.first_head = static_cast<int>(head);
+      chunk.heads = static_cast<int>(std::min<int64_t>(workspace_.chunk.heads, workspace_.q_slices - head));
+      for (int64_t tile = 0; tile < workspace_.query_tiles; tile += workspace_.chunk.tiles) {
+        chunk.first_tile = static_cast<int>(tile);
+        chunk.tiles = static_cast<int>(std::min<int64_t>(workspace_.chunk.tiles, workspace_.query_tiles - tile));
+        delta(chunk);
+        attention(chunk, false);
+      }
+    }
+  }
+
+ private:
+  // Blocks of the statistics pass for each head: together about one for each multiprocessor. That leaves half of the
+  // registers to the quantization of Q, which does not wait for the statistics.
+  int statistics_cluster() const {
+    const int64_t resident = driver::multiprocessor_count(call_.device);
+    const int64_t most = std::min<int64_t>(kMaxClusterBlocks, workspace_.k_blocks);
+    return static_cast<int>(std::clamp<int64_t>(resident / workspace_.kv_slices, 1, most));
+  }
+
+  void statistics() const {
+    StatisticsParams params{};
+    params.k = strided(call_.k);
+    params.v = strided(call_.v);
+    params.k_mean = at<float>(workspace_.k_mean);
+    params.v_mean = at<float>(workspace_.v_mean);
+    params.v_scale = at<float>(workspace_.v_scale);
+    params.v_inverse = at<float>(workspace_.v_inverse);
+    params.kv_heads = static_cast<int>(call_.kv_heads);
+    params.kv_length = static_cast<int>(call_.kv_length);
+    params.head_dim = call_.head_dim;
+    params.smooth_v = call_.smooth_v;
+    params.cluster_blocks = statistics_cluster();
+    launch("statistics", "statistics_" + element_, grid(params.cluster_blocks * workspace_.kv_slices),
+           kStatisticsThreads, 0, params, {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
+  }
+
+  void quantize() const {
+    QuantizeParams params{};
+    params.q = strided(call_.q);
+    params.k = strided(call_.k);
+    params.v = strided(call_.v);
+    params.k_mean = at<float>(workspace_.k_mean);
+    params.v_mean = at<float>(workspace_.v_mean);
+    params.v_inverse = at<float>(workspace_.v_inverse);
+    params.q_int8 = at<signed char>(workspace_.q_int8);
+    params.k_int8 = at<signed char>(workspace_.k_int8);
+    params.v_fp8 = at<unsigned char>(workspace_.v_fp8);
+    params.q_scale = at<float>(workspace_.q_scale);
+    params.k_scale = at<float>(workspace_.k_scale);
+    params.lse_shift = call_.lse ? at<float>(workspace_.lse_shift) : nullptr;
+    params.q_mean = call_.bits == 4 ? at<float>(workspace_.q_mean) : nullptr;
+    params.q_heads = static_cast<int>(call_.q_heads);
+    params.kv_heads = static_cast<int>(call_.kv_heads);
+    params.q_length = static_cast<int>(call_.q_length);
+    params.kv_length = static_cast<int>(call_.kv_length);
+    params.head_dim = call_.head_dim;
+    params.row_bytes = static_cast<int>(workspace_.row_bytes);
+    params.key_row_bytes = static_cast<int>(workspace_.key_row_bytes);
+    params.v_rows = static_cast<int>(workspace_.v_rows);
+    params.q_scale_rows = static_cast<int>(workspace_.q_scale_rows);
+    params.k_scale_blocks = static_cast<int>(workspace_.k_scale_blocks);
+    params.q_blocks = static_cast<int>(workspace_.query_tiles);
+    params.k_blocks = static_cast<int>(workspace_.k_blocks);
+    params.v_blocks = static_cast<int>(workspace_.v_blocks);
+    params.q_slices = static_cast<int>(workspace_.q_slices);
+    params.kv_slices = static_cast<int>(workspace_.kv_slices);
+    params.smooth_v = call_.smooth_v;
+    params.scale = call_.scale;
+    params.mask = mask_of(call_.mask);
+    const std::string kernel =
+        "quantize" + std::to_string(call_.bits) + "_" + element_ + "_d" + std::to_string(head_dim_);
+    launch("quantize", kernel, workspace_.quantize_grid, kQuantizeThreads, 0, params, {programmatic_});
+  }
+
+  void delta(const Chunk& chunk) const {
+    DeltaParams params{};
+    params.k = strided(call_.k);
+    params.k_mean = at<float>(workspace_.k_mean);
+    params.q_mean = at<float>(workspace_.q_mean);
+    params.delta_s = at<float>(workspace_.delta_s);
+    params.chunk = chunk;
+    params.q_heads = static_cast<int>(call_.q_heads);
+    params.kv_heads = static_cast<int>(call_.kv_heads);
+    params.kv_length = static_cast<int>(call_.kv_length);
+    params.head_dim = call_.head_dim;
+    params.query_tiles = static_cast<int>(workspace_.query_tiles);
+    params.scale = call_.scale * kLog2E;
+    launch("delta", "delta_" + element_,
+           grid(ceil_div(call_.kv_length, kDeltaThreads), ceil_div(chunk.tiles, kDeltaTiles), chunk.heads),
+           kDeltaThreads, 0, params);
+  }
+
+  void attention(const Chunk& chunk, bool programmatic) const {
+    const bool plain = !call_.causal && !biased(call_);
+    const Tile tile = plain ? Tile::of<true>(head_dim_) : Tile::of<false>(head_dim_);
+    AttentionParams params{};
+    params.q_map = map(workspace_.q_int8, call_.head_dim, call_.q_length, workspace_.q_slices, workspace_.row_bytes,
+                       tile.row_bytes, kBlockM);
+    params.k_map = map(workspace_.k_int8, call_.head_dim, call_.kv_length, workspace_.kv_slices, workspace_.row_bytes,
+                       tile.row_bytes, tile.block_n);
+    params.v_map = map(workspace_.v_fp8, workspace_.key_row_bytes, workspace_.v_rows, workspace_.kv_slices,
+                       workspace_.key_row_bytes, tile.key_bytes, tile.head_dim);
+    params.q_scale = at<float>(workspace_.q_scale);
+    params.k_scale = at<float>(workspace_.k_scale);
+    params.v_scale = at<float>(workspace_.v_scale);
+    params.v_mean = at<float>(workspace_.v_mean);
+    params.lse_shift = call_.lse ? at<float>(workspace_.lse_shift) : nullptr;
+    params.delta_s = call_.bits == 4 ? at<float>(workspace_.delta_s) : nullptr;
+    params.mask = mask_of(call_.mask);
+    params.out = strided(call_.out);
+    params.lse = pointer<float>(call_.lse);
+    params.nonfinite = pointer<int>(call_.nonfinite);
+    params.chunk = chunk;
+    params.q_scale_rows = static_cast<int>(workspace_.q_scale_rows);
+    params.k_scale_blocks = static_cast<int>(workspace_.k_scale_blocks);
+    params.q_heads = static_cast<int>(call_.q_heads);
+    params.kv_heads = static_cast<int>(call_.kv_heads);
+    params.q_length = static_cast<int>(call_.q_length);
+    params.kv_length = static_cast<int>(call_.kv_length);
+    params.head_dim = call_.head_dim;
+    params.element = call_.element;
+    const int64_t work = int64_t(chunk.heads) * chunk.tiles;
+    const std::string name = "attention_d" + std::to_string(head_dim_);
+    launch(name, name + (call_.causal ? "_causal" : "") + (biased(call_) ? "_biased" : ""),
+           grid(std::min<int64_t>(work, driver::multiprocessor_count(call_.device))), kThreads, tile.shared_bytes,
+           params, {programmatic});
+  }
+
+  // Rows of `columns` bytes, `row_bytes` apart.
+  TensorMap map(int64_t offset, int64_t columns, int64_t rows, int64_t slices, int64_t row_bytes, int box_columns,
+                int box_rows) const {
+    const uint64_t sizes[] = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows),
+                              static_cast<uint64_t>(slices)};
+    const uint64_t strides[] = {static_cast<uint64_t>(row_bytes), static_cast<uint64_t>(rows * row_bytes)};
+    const uint32_t box[] = {static_cast<uint32_t>(box_columns), static_cast<uint32_t>(box_rows), 1};
+    const auto swizzle = box_columns == 128 ? driver::MapSwizzle::bytes_128 : driver::MapSwizzle::bytes_64;
+    return driver::encode_tensor_map(driver::MapElement::uint8, 3, call_.workspace + static_cast<uint64_t>(offset),
+                                     sizes, strides, box, swizzle);
+  }
+
+  const Workspace workspace_;
+  const int head_dim_;
+  const std::string element_;
+  const bool programmatic_;
+};
+
+}  // namespace
+}  // namespace sm90
+
+int64_t workspace_bytes(const AttentionCall& call) {
+  common::validate(call, sm90::kFeatures);
+  return sm90::Workspace(call).bytes;
+}
+
+void attention(const AttentionCall& call) {
+  common::validate(call, sm90::kFeatures);
+  const driver::ContextGuard guard(call.device);
+  sm90::AttentionLauncher(call).run();
+}

@@ -1,0 +1,80 @@
+// What the launch code and the kernels of the sm90 family agree on. Plain data, no CUDA headers: both sides include it.
+#pragma once
+
+#include "common/tensor_map.h"
+#include "common/views.h"
+
+namespace sm90 {
+
+using namespace common;
+using u64 = unsigned long long;
+
+constexpr int kVTokens = 128;   // tokens that one block of the V pass transposes
+constexpr int kVChannels = 32;  // channels of V^T whose rows are permuted among themselves
+
+// Threads of a block.
+constexpr int kStatisticsThreads = 256, kQuantizeThreads = 256;
+constexpr int kDeltaThreads = 128;    // one key each
+constexpr int kDeltaTiles = 16;       // query tiles of a block of the smooth-Q correction: they share one reading of K
+constexpr int kMaxClusterBlocks = 8;  // of the statistics pass
+
+// The part of the work that one launch of the attention kernel does: heads x query tiles.
+struct Chunk {
+  int first_head, heads;  // of batch * q_heads
+  int first_tile, tiles;  // query tiles of each of these heads
+};
+
+struct AttentionParams {
+  TensorMap q_map, k_map, v_map;  // (head_dim, q_length, batch * q_heads) and so on, bytes
+  const float* q_scale;    // (batch * q_heads, q_scale_rows): of int8 Q, with softmax scale and log2(e) folded in
+  const float* k_scale;    // (batch * kv_heads, k_scale_blocks, 4); negative where the mask changes a key of the block
+  const float* v_scale;    // (batch * kv_heads, head_dim)
+  const float* v_mean;     // likewise; zeros without smooth V
+  const float* lse_shift;  // (batch * q_heads, q_length): q . mean(K) * scale, or null
+  const float* delta_s;    // (tiles of the chunk, kv_length) in units of log2, or null: smooth Q
+  Mask mask;
+  Strided out;
+  float* lse;      // (batch * q_heads, q_length) or null
+  int* nonfinite;  // set to 1 when a value of out is NaN or infinite, or null
+  Chunk chunk;
+  int q_scale_rows, k_scale_blocks;  // q_length and key blocks of 64, padded so that every tile reads whole
+  int q_heads, kv_heads, q_length, kv_length, head_dim;
+  int element;  // of out
+};
+
+// `unused` keeps the other fields, and so the machine code, where they were.
+struct StatisticsParams {
+  Strided k, v;
+  float *k_mean, *v_mean, *v_scale, *v_inverse;  // (batch * kv_heads, head_dim)
+  int kv_heads, kv_length, head_dim, unused;
+  int smooth_v;
+  int cluster_blocks;  // that share a head
+};
+
+struct QuantizeParams {
+  Strided q, k, v;
+  const float *k_mean, *v_mean, *v_inverse;
+  signed char *q_int8, *k_int8;  // (heads, length, row_bytes)
+  unsigned char* v_fp8;  // (heads, v_rows, key_row_bytes): transposed, keys permuted within 16, channels within 32
+  float *q_scale, *k_scale;
+  float* lse_shift;  // or null
+  float* q_mean;     // (batch * q_heads, query tiles, head_dim): smooth Q, 4-bit only
+  int q_heads, kv_heads, q_length, kv_length, head_dim, unused;
+  int row_bytes, key_row_bytes, v_rows, q_scale_rows, k_scale_blocks;
+  int q_blocks, k_blocks, v_blocks;  // blocks of the grid for each of the three, in this order, per head
+  int q_slices, kv_slices;           // batch * q_heads, batch * kv_heads
+  Mask mask;                         // whose keys mark their blocks
+  int smooth_v;
+  float scale;  // softmax scale
+};
+
+struct DeltaParams {
+  Strided k;
+  const float *k_mean, *q_mean;
+  float* delta_s;
+  Chunk chunk;
+  int q_heads, kv_heads, kv_length, head_dim, unused, query_tiles;
+  float scale;  // softmax scale * log2(e)
+};
+
+}  // namespace sm90

@@ -1,0 +1,88 @@
+// The quantization pass: Q and K to int8 (8 or 4 bits of range), V to transposed E4M3, read in place from strided
+// tensors.
+#pragma once
+
+#include "common/constants.h"
+#include "common/elements.cuh"
+#include "sm90/ptx.cuh"
+#include "sm90/tiles.h"
+
+namespace sm90 {
+
+struct Slice {
+  int index, batch, head;
+  __device__ __forceinline__ Slice(int index, int heads)
+      : index(index), batch(index / heads), head(index - batch * heads) {}
+  template <class T>
+  __device__ __forceinline__ const T* of(const Strided& tensor) const {
+    return static_cast<const T*>(tensor.pointer) + batch * tensor.batch_stride + head * tensor.head_stride;
+  }
+};
+
+__device__ __forceinline__ float amax_of_vec8(const float (&x)[8]) {
+  float amax = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) amax = max_nan(amax, fabsf(x[i]));
+  return amax;
+}
+
+// Over the kLanes neighboring threads that hold one token.
+template <int kLanes>
+__device__ __forceinline__ float amax_of_token(float x) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) x = max_nan(x, __shfl_xor_sync(0xffffffff, x, distance));
+  return x;
+}
+template <int kLanes>
+__device__ __forceinline__ float sum_of_token(float x) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffff, x, distance);
+  return x;
+}
+
+// kIntegerMax / amax, 0 for a group of zeros or one too small to be divided by. One Newton step makes a fast quotient
+// as good as an IEEE one: bf16 values often lie halfway between two integers, and an inverse that is off would round
+// them to the wrong one.
+template <int kIntegerMax>
+__device__ __forceinline__ float inverse_or_zero(float amax) {
+  const float quotient = __fdividef(float(kIntegerMax), amax);
+  const float rest = fmaf(-quotient, amax, float(kIntegerMax));
+  return amax < 1e-36f ? 0.f : fmaf(rest, quotient * (1.f / kIntegerMax), quotient);
+}
+
+// Rounded to the nearest integer, half to even, in the low byte of the sum. The product is rounded by itself: so a
+// value that lies halfway stays there although the inverse is rounded.
+__device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8], float inverse_scale) {
+  constexpr float kMagic = 12582912.f;  // 1.5 * 2^23
+  unsigned words[2];
+#pragma unroll
+  for (int word = 0; word < 2; ++word) {
+    unsigned n[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) n[i] = __float_as_uint(__fmul_rn(x[4 * word + i], inverse_scale) + kMagic);
+    words[word] = __byte_perm(__byte_perm(n[0], n[1], 0x0040), __byte_perm(n[2], n[3], 0x0040), 0x5410);
+  }
+  *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+}
+
+// One warp-wide view of a tile: kLanes threads read a token of up to 8 * kLanes channels.
+template <int kLanes>
+struct Lanes {
+  static constexpr int kTokensAtOnce = kQuantizeThreads / kLanes;
+  int channel, token;
+  bool active;  // of head_dim
+  __device__ __forceinline__ explicit Lanes(int head_dim)
+      : channel(threadIdx.x % kLanes * 8), token(threadIdx.x / kLanes), active(channel < head_dim) {}
+};
+
+template <class T>
+__device__ __forceinline__ void load_or_zero(const T* from, bool valid, float (&to)[8]) {
+  if (valid) {
+    load_vec8(from, to);
+  } else {
+#pragma unroll
+    for (float& x : to) x = 0.f;
+  }
+}
+
+}  // namespace sm90

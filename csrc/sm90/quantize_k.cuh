@@ -1,0 +1,89 @@
+// K: minus its mean over tokens, in the paper's per-thread groups: of 64 keys, thread t's are 8j + 2t and 8j + 2t + 1.
+#pragma once
+
+#include "common/scores.cuh"
+#include "sm90/quantize.cuh"
+
+namespace sm90 {
+
+template <class T>
+__device__ __forceinline__ bool changes(const Mask& mask, i64 index) {
+  return mask_term(static_cast<const T*>(mask.pointer)[index]) != 0.f;
+}
+
+// Whether the mask may change the score of a key of a block with any query. A padding mask, which is the same for all
+// queries and heads, leaves most blocks as they are, and the attention kernel takes those for unmasked. All threads of
+// the block call.
+__device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int first_key, int kv_length) {
+  if (mask.element == kNone) return false;
+  if (mask.head_stride != 0 || mask.query_stride != 0) return true;
+  const int key = first_key + threadIdx.x;
+  bool changed = false;
+  if (threadIdx.x < kScaleBlock && key < kv_length) {
+    const i64 index = batch * mask.batch_stride + key * mask.key_stride;
+    switch (mask.element) {
+      case kBool:
+        changed = changes<bool>(mask, index);
+        break;
+      case kHalf:
+        changed = changes<__half>(mask, index);
+        break;
+      case kBfloat16:
+        changed = changes<__nv_bfloat16>(mask, index);
+        break;
+      default:
+        changed = changes<float>(mask, index);
+    }
+  }
+  return __syncthreads_or(changed);
+}
+
+template <class T, int kLanes, int kIntegerMax>
+__device__ __forceinline__ void quantize_k(const QuantizeParams& params, const Slice& slice, int block) {
+  using Tile = Lanes<kLanes>;
+  constexpr int kPasses = kScaleBlock / Tile::kTokensAtOnce;
+  __shared__ float token_amax[kScaleBlock];
+  const Tile lanes(params.head_dim);
+  const int first = block * kScaleBlock;
+  const T* k = slice.of<T>(params.k) + lanes.channel;
+  float mean[8];
+  float values[kPasses][8];
+  Vec8<T> raw[kPasses];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
+    raw[pass].clear();
+    if (lanes.active && token < params.kv_length) raw[pass].load(k + token * params.k.token_stride);
+  }
+  load_or_zero(params.k_mean + i64(slice.index) * params.head_dim + lanes.channel, lanes.active, mean);
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
+    const bool valid = lanes.active && token < params.kv_length;
+    raw[pass].get(values[pass]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[pass][i] = valid ? values[pass][i] - mean[i] : 0.f;
+    const float amax = amax_of_token<kLanes>(amax_of_vec8(values[pass]));
+    if (lanes.channel == 0) token_amax[pass * Tile::kTokensAtOnce + lanes.token] = amax;
+  }
+  __syncthreads();
+  const bool masked = block_is_masked(params.mask, slice.batch, first, params.kv_length);
+  const int group = lanes.token % 8 / 2;  // the same in every pass: kTokensAtOnce is a multiple of 8
+  float scale = 0.f;
+#pragma unroll
+  for (int i = 0; i < kScaleBlock / 8; ++i)
+    scale = max_nan(scale, max_nan(token_amax[8 * i + 2 * group], token_amax[8 * i + 2 * group + 1]));
+  if (lanes.channel == 0 && lanes.token < 8 && lanes.token % 2 == 0)
+    params.k_scale[(i64(slice.index) * params.k_scale_blocks + block) * kScalesPerBlock + group] =
+        scale * (masked ? -1.f / kIntegerMax : 1.f / kIntegerMax);
+  const float inverse = inverse_or_zero<kIntegerMax>(scale);
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
+    if (lanes.active && token < params.kv_length)
+      store_int8(params.k_int8 + (i64(slice.index) * params.kv_length + token) * params.row_bytes + lanes.channel,
+                 values[pass], inverse);
+  }
+}
+
+}  // namespace sm90

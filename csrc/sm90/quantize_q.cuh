@@ -1,0 +1,146 @@
+// Q. 8 bits: per token. 4 bits: minus the mean of its 128 tokens (smooth Q), then the paper's per-thread groups: tokens
+// i, i + 8, i + 16 and i + 24 of every 32. Softmax scale and log2(e) are folded into the stored scale; the sign of the
+// softmax scale goes into the values, because the kernel takes maxima on integers.
+#pragma once
+
+#include "sm90/quantize.cuh"
+
+namespace sm90 {
+
+// q . mean(K) * scale, the part of the scores that smooth K leaves out: softmax does not need it, the log-sum-exp does.
+template <int kLanes>
+__device__ __forceinline__ void store_lse_shift(const QuantizeParams& params, i64 token_index, bool valid,
+                                                const float (&q)[8], const float (&k_mean)[8]) {
+  float dot = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) dot += q[i] * k_mean[i];
+  dot = sum_of_token<kLanes>(dot);
+  if (valid && threadIdx.x % kLanes == 0) params.lse_shift[token_index] = dot * params.scale;
+}
+
+__device__ __forceinline__ float folded_scale(const QuantizeParams& params, float scale) {
+  return scale * fabsf(params.scale) * kLog2E;
+}
+
+template <class T, int kLanes>
+__device__ __forceinline__ void smooth_and_quantize_q(const QuantizeParams& params, const Slice& slice, int block,
+                                                      const float (&k_mean)[8]) {
+  using Tile = Lanes<kLanes>;
+  constexpr int kIntegerMax = 7;
+  __shared__ float sums[kQuantizeThreads / 32][256];
+  __shared__ float token_amax[kBlockM];
+  const Tile lanes(params.head_dim);
+  const int first = block * kBlockM, count = min(kBlockM, params.q_length - first);
+  const T* q = slice.of<T>(params.q) + lanes.channel;
+  const i64 first_index = i64(slice.index) * params.q_length + first;
+  const float sign = params.scale < 0.f ? -1.f : 1.f;
+
+  float mean[8] = {};
+  for (int local = lanes.token; local < count; local += Tile::kTokensAtOnce) {
+    float values[8];
+    load_or_zero(q + (first + local) * params.q.token_stride, lanes.active, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) mean[i] += values[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int distance = kLanes; distance < 32; distance *= 2) mean[i] += __shfl_xor_sync(0xffffffff, mean[i], distance);
+    if (threadIdx.x % 32 < kLanes) sums[threadIdx.x / 32][lanes.channel + i] = mean[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    mean[i] = 0.f;
+    for (int warp = 0; warp < kQuantizeThreads / 32; ++warp) mean[i] += sums[warp][lanes.channel + i];
+    mean[i] /= count;
+  }
+  if (lanes.token == 0 && lanes.active) {
+    float* q_mean = params.q_mean + (i64(slice.index) * params.q_blocks + block) * params.head_dim + lanes.channel;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) q_mean[i] = mean[i];
+  }
+
+  const auto load_smoothed = [&](int local, bool valid, float (&values)[8]) {
+    load_or_zero(q + (first + local) * params.q.token_stride, valid, values);
+    if (params.lse_shift) store_lse_shift<kLanes>(params, first_index + local, local < count, values, k_mean);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = valid ? values[i] - mean[i] : 0.f;
+  };
+  for (int local = lanes.token; local < kBlockM; local += Tile::kTokensAtOnce) {
+    float values[8];
+    load_smoothed(local, lanes.active && local < count, values);
+    const float amax = amax_of_token<kLanes>(amax_of_vec8(values));
+    if (lanes.channel == 0) token_amax[local] = amax;
+  }
+  __syncthreads();
+  for (int local = lanes.token; local < count; local += Tile::kTokensAtOnce) {
+    float values[8];
+    load_or_zero(q + (first + local) * params.q.token_stride, lanes.active, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = lanes.active ? (values[i] - mean[i]) * sign : 0.f;
+    float scale = 0.f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scale = max_nan(scale, token_amax[local / 32 * 32 + local % 8 + 8 * i]);
+    if (lanes.channel == 0)
+      params.q_scale[i64(slice.index) * params.q_scale_rows + first + local] =
+          folded_scale(params, scale * (1.f / kIntegerMax));
+    if (lanes.active)
+      store_int8(params.q_int8 + (first_index + local) * params.row_bytes + lanes.channel, values,
+                 inverse_or_zero<kIntegerMax>(scale));
+  }
+}
+
+template <class T, int kLanes>
+__device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& params, const Slice& slice, int block,
+                                                     const float (&k_mean)[8]) {
+  using Tile = Lanes<kLanes>;
+  constexpr int kIntegerMax = 127;
+  const Tile lanes(params.head_dim);
+  const T* q = slice.of<T>(params.q) + lanes.channel;
+  const float sign = params.scale < 0.f ? -1.f : 1.f;
+  constexpr int kPasses = kBlockM / Tile::kTokensAtOnce, kAtOnce = kPasses < 4 ? kPasses : 4;
+  const bool shifted = params.lse_shift;
+  for (int base = 0; base < kPasses; base += kAtOnce) {
+    Vec8<T> raw[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int token = block * kBlockM + (base + i) * Tile::kTokensAtOnce + lanes.token;
+      raw[i].clear();
+      if (token < params.q_length && lanes.active) raw[i].load(q + token * params.q.token_stride);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int token = block * kBlockM + (base + i) * Tile::kTokensAtOnce + lanes.token;
+      const bool valid = token < params.q_length;
+      const i64 index = i64(slice.index) * params.q_length + token;
+      float values[8];
+      raw[i].get(values);
+      if (shifted) store_lse_shift<kLanes>(params, index, valid, values, k_mean);
+      const float amax = amax_of_token<kLanes>(amax_of_vec8(values));
+      if (valid && lanes.channel == 0)
+        params.q_scale[i64(slice.index) * params.q_scale_rows + token] =
+            folded_scale(params, amax * (1.f / kIntegerMax));
+      if (valid && lanes.active)
+        store_int8(params.q_int8 + index * params.row_bytes + lanes.channel, values,
+                   inverse_or_zero<kIntegerMax>(amax) * sign);
+    }
+  }
+}
+
+template <class T, int kLanes, int kIntegerMax>
+__device__ __forceinline__ void quantize_q(const QuantizeParams& params, const Slice& slice, int block) {
+  const Lanes<kLanes> lanes(params.head_dim);
+  float k_mean[8] = {};
+  if (params.lse_shift) {
+    griddepcontrol_wait();
+    const int kv_index = slice.batch * params.kv_heads + slice.head / (params.q_heads / params.kv_heads);
+    load_or_zero(params.k_mean + i64(kv_index) * params.head_dim + lanes.channel, lanes.active, k_mean);
+  }
+  if constexpr (kIntegerMax == 7)
+    smooth_and_quantize_q<T, kLanes>(params, slice, block, k_mean);
+  else
+    quantize_q_per_token<T, kLanes>(params, slice, block, k_mean);
+}
+
+}  // namespace sm90

@@ -1,0 +1,56 @@
+// V: optionally minus its mean over tokens, per channel to E4M3, transposed. Keys within 16 are stored in the order in
+// which the softmax leaves its probabilities in registers: [0, 1, 8, 9, 2, 3, 10, 11, ...].
+#pragma once
+
+#include "common/e4m3.cuh"
+#include "sm90/quantize.cuh"
+
+namespace sm90 {
+
+// Row of V^T that holds a channel: so a thread's accumulators of four groups of eight columns, 8j + 2t and 8j + 2t + 1,
+// are the eight neighboring channels from 8t on.
+__device__ __forceinline__ constexpr int row_of_channel(int channel) {
+  return channel / kVChannels * kVChannels + channel % 8 / 2 * 8 + channel / 8 % 4 * 2 + channel % 2;
+}
+
+template <class T, int kLanes>
+__device__ __forceinline__ void quantize_v(const QuantizeParams& params, const Slice& slice, int block) {
+  constexpr int kWords = kVTokens / 4;  // a word holds four keys of one channel
+  __shared__ unsigned tile[kLanes * 8][kWords + 1];
+  const T* v = slice.of<T>(params.v);
+  const i64 channels = i64(slice.index) * params.head_dim;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  // A warp takes 4 groups of 8 channels x 8 words: reads of 64 bytes, and no two of its writes meet in a bank.
+#pragma unroll
+  for (int pass = 0; pass < kLanes / 8; ++pass) {
+    const int part = pass * 8 + warp;
+    const int channel = (part / 4 * 4 + lane % 4) * 8, word = part % 4 * 8 + lane / 4;
+    const int first = block * kVTokens + word / 4 * 16 + word % 4 * 2;
+    const bool active = channel < params.head_dim;
+    float inverse[8], mean[8], values[4][8];
+    load_or_zero(params.v_inverse + channels + channel, active, inverse);
+    load_or_zero(params.v_mean + channels + channel, active && params.smooth_v, mean);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = first + i / 2 * 8 + i % 2;
+      const bool valid = active && token < params.kv_length;
+      load_or_zero(v + token * params.v.token_stride + channel, valid, values[i]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[i][j] = valid ? values[i][j] - mean[j] : 0.f;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      tile[channel + j][word] = pack_e4m3(values[0][j] * inverse[j], values[1][j] * inverse[j],
+                                          values[2][j] * inverse[j], values[3][j] * inverse[j]);
+    }
+  }
+  __syncthreads();
+  const int position = block * kVTokens + 4 * lane;
+  if (position >= params.key_row_bytes) return;
+  const i64 first_row = i64(slice.index) * params.v_rows;
+  for (int channel = warp; channel < params.v_rows; channel += kQuantizeThreads / 32)
+    *reinterpret_cast<unsigned*>(params.v_fp8 + (first_row + row_of_channel(channel)) * params.key_row_bytes +
+                                 position) = tile[channel][lane];
+}
+
+}  // namespace sm90

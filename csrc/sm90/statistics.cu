@@ -1,0 +1,157 @@
+// One pass over K and V: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per channel.
+// A cluster of blocks shares a head and adds its partial results through distributed shared memory, always in the same
+// order, so that repeated runs are equal bit by bit.
+#include "common/elements.cuh"
+#include "sm90/ptx.cuh"
+
+namespace sm90 {
+
+constexpr int kStatisticsWarps = kStatisticsThreads / 32;
+constexpr int kMaxHeadDim = 256;
+constexpr float kMaxE4m3 = 448.f;
+
+enum Statistic { kSumK, kSumV, kMaxV, kMaxNegatedV, kStatistics };
+
+__device__ __forceinline__ float combine(int statistic, float x, float y) {
+  return statistic == kSumK || statistic == kSumV ? x + y : max_nan(x, y);
+}
+
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ float load_from_block(const float* own, int block) {
+  float x;
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [remote];\n}\n"
+      : "=f"(x)
+      : "r"(shared_address(own)), "r"(block)
+      : "memory");
+  return x;
+}
+
+template <class T>
+__device__ __forceinline__ void statistics_kernel(const StatisticsParams& params) {
+  __shared__ float partial[kStatistics][kStatisticsWarps][kMaxHeadDim];
+  __shared__ float of_block[kStatistics][kMaxHeadDim];
+  // In this order: the quantization of Q does not wait for this kernel, but for all before it.
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+
+  const int lanes = params.head_dim <= 64 ? 8 : params.head_dim <= 128 ? 16 : 32;  // threads that read one token
+  const int channel = threadIdx.x % lanes * 8;
+  const int blocks = params.cluster_blocks, block = blockIdx.x % blocks, slice = blockIdx.x / blocks;
+  const int batch = slice / params.kv_heads, head = slice - batch * params.kv_heads;
+  const int share = (params.kv_length + blocks - 1) / blocks;
+  const int end = min(params.kv_length, (block + 1) * share);
+  const T* k =
+      static_cast<const T*>(params.k.pointer) + batch * params.k.batch_stride + head * params.k.head_stride + channel;
+  const T* v =
+      static_cast<const T*>(params.v.pointer) + batch * params.v.batch_stride + head * params.v.head_stride + channel;
+
+  float statistics[kStatistics][8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    statistics[kSumK][i] = statistics[kSumV][i] = 0.f;
+    statistics[kMaxV][i] = statistics[kMaxNegatedV][i] = -__builtin_bit_cast(float, 0x7f800000u);
+  }
+  const auto add = [&](const Vec8<T>& k_raw, const Vec8<T>& v_raw) {
+    float k_values[8], v_values[8];
+    k_raw.get(k_values);
+    v_raw.get(v_values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      statistics[kSumK][i] += k_values[i];
+      statistics[kSumV][i] += v_values[i];
+      statistics[kMaxV][i] = max_nan(statistics[kMaxV][i], v_values[i]);
+      statistics[kMaxNegatedV][i] = max_nan(statistics[kMaxNegatedV][i], -v_values[i]);
+    }
+  };
+  if (channel < params.head_dim) {
+    constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // as many as the registers hold
+    const int step = kStatisticsThreads / lanes;
+    int token = block * share + threadIdx.x / lanes;
+    const T* k_token = k + token * params.k.token_stride;
+    const T* v_token = v + token * params.v.token_stride;
+    const i64 k_step = step * params.k.token_stride, v_step = step * params.v.token_stride;
+    Vec8<T> k_raw[kAtOnce], v_raw[kAtOnce];
+    const auto load = [&](int i) {
+      k_raw[i].load(k_token);
+      v_raw[i].load(v_token);
+      k_token += k_step;
+      v_token += v_step;
+    };
+    if (token + (kAtOnce - 1) * step < end) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) load(i);
+      token += kAtOnce * step;
+      // Each row is replaced by the one kAtOnce further on as soon as it was added: so several loads are always under
+      // way.
+      for (; token + (kAtOnce - 1) * step < end; token += kAtOnce * step) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const Vec8<T> k_old = k_raw[i], v_old = v_raw[i];
+          load(i);
+          add(k_old, v_old);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) add(k_raw[i], v_raw[i]);
+    }
+    for (; token < end; token += step) {
+      load(0);
+      add(k_raw[0], v_raw[0]);
+    }
+  }
+#pragma unroll
+  for (int statistic = 0; statistic < kStatistics; ++statistic) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float x = statistics[statistic][i];
+      for (int distance = lanes; distance < 32; distance *= 2)
+        x = combine(statistic, x, __shfl_xor_sync(0xffffffff, x, distance));
+      if (threadIdx.x % 32 < lanes) partial[statistic][threadIdx.x / 32][channel + i] = x;
+    }
+  }
+  __syncthreads();
+  const int own = threadIdx.x;
+  if (own < params.head_dim) {
+#pragma unroll
+    for (int statistic = 0; statistic < kStatistics; ++statistic) {
+      float x = partial[statistic][0][own];
+      for (int warp = 1; warp < kStatisticsWarps; ++warp) x = combine(statistic, x, partial[statistic][warp][own]);
+      of_block[statistic][own] = x;
+    }
+  }
+  cluster_sync();
+  if (block == 0 && own < params.head_dim) {
+    float total[kStatistics];
+#pragma unroll
+    for (int statistic = 0; statistic < kStatistics; ++statistic) {
+      total[statistic] = of_block[statistic][own];
+      for (int other = 1; other < blocks; ++other)
+        total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], other));
+    }
+    const i64 index = i64(slice) * params.head_dim + own;
+    const float v_mean = params.smooth_v ? total[kSumV] / params.kv_length : 0.f;
+    params.k_mean[index] = total[kSumK] / params.kv_length;
+    params.v_mean[index] = v_mean;
+    const float amax = max_nan(total[kMaxV] - v_mean, total[kMaxNegatedV] + v_mean);
+    params.v_scale[index] = amax / kMaxE4m3;
+    params.v_inverse[index] = amax < 1e-36f ? 0.f : kMaxE4m3 / amax;  // too small to be divided by: quantized to zeros
+  }
+  cluster_sync();  // no block leaves while its shared memory may be read
+}
+
+}  // namespace sm90
+
+#define STATISTICS_KERNEL(name, T)                                          \
+  extern "C" __global__ void __launch_bounds__(sm90::kStatisticsThreads, 2) \
+      name(const __grid_constant__ sm90::StatisticsParams params) {         \
+    sm90::statistics_kernel<T>(params);                                     \
+  }
+STATISTICS_KERNEL(statistics_fp16, __half)
+STATISTICS_KERNEL(statistics_bf16, __nv_bfloat16)
+STATISTICS_KERNEL(statistics_fp32, float)
+#undef STATISTICS_KERNEL

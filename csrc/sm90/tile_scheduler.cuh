@@ -1,0 +1,29 @@
+// Which work tile a block takes next: 128 query rows of one head, heads outermost so that K and V stay in L2.
+#pragma once
+
+#include "sm90/params.h"
+#include "sm90/tiles.h"
+
+namespace sm90 {
+
+struct WorkTile {
+  int head, kv_head, first_row, key_tiles, delta_row;  // head counts over batch * q_heads
+
+  template <int kBlockN, bool kCausal>
+  static __device__ __forceinline__ WorkTile decode(const AttentionParams& params, int index) {
+    WorkTile tile;
+    const int tiles = params.chunk.tiles;
+    const int local_head = index / tiles;
+    const int local_tile = kCausal ? tiles - 1 - index % tiles : index % tiles;  // the longest first
+    tile.delta_row = local_head * tiles + local_tile;
+    tile.head = params.chunk.first_head + local_head;
+    const int batch = tile.head / params.q_heads;
+    tile.kv_head = batch * params.kv_heads + (tile.head - batch * params.q_heads) / (params.q_heads / params.kv_heads);
+    tile.first_row = (params.chunk.first_tile + local_tile) * kBlockM;
+    const int keys = kCausal ? min(params.kv_length, tile.first_row + kBlockM) : params.kv_length;
+    tile.key_tiles = (keys + kBlockN - 1) / kBlockN;
+    return tile;
+  }
+};
+
+}  // namespace sm90

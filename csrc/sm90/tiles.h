@@ -1,0 +1,48 @@
+// The tiles of the attention kernels and the layout of their shared memory: kernels, launch code and tests read them
+// here. Plain data, no CUDA headers.
+#pragma once
+
+namespace sm90 {
+
+constexpr int kThreads = 384;  // a producer warpgroup and two consumer warpgroups
+constexpr int kConsumerWarps = 8;
+constexpr int kQBuffers = 2;  // the next tile's Q arrives while this one is worked on
+
+constexpr int kBlockM = 128;     // query rows of a work tile: two consumer warpgroups of 64
+constexpr int kTileN = 128;      // keys of a tile: causal and biased kernels want as many as queries
+constexpr int kWideTileN = 192;  // keys of a tile of the plain kernel at head_dim 64
+constexpr int kScaleBlock = 64;  // keys that share a set of four K scales (b_k of the paper)
+constexpr int kScalesPerBlock = 4;
+
+// `kPlain`: neither causal nor biased.
+template <int kHeadDim_, bool kPlain>
+struct TileShape {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockN = kHeadDim == 64 && kPlain ? kWideTileN : kTileN;
+  static constexpr int kStages = kHeadDim == 256 ? 2 : 4;
+  // Who says that a stage is free: a lane of each consumer warp, or every lane. compute-sanitizer's racecheck can
+  // follow the latter, and beside the long steps of head_dim 256 it costs little.
+  static constexpr bool kEveryLaneArrives = kHeadDim > 128;
+  static constexpr int kArrivals = kConsumerWarps * (kEveryLaneArrives ? 32 : 1);
+  static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // swizzled rows of Q and K
+  static constexpr int kColumnBoxes = kHeadDim / kRowBytes;
+  static constexpr int kKeyBytes = kBlockN % 128 == 0 ? 128 : 64;  // swizzled rows of V^T
+  static constexpr int kKeyBoxes = kBlockN / kKeyBytes;
+  // Vec8 rows below V^T: ones, then zeros. Their product with P is the row sum of the quantized P.
+  static constexpr int kVRows = kHeadDim + 8;
+  static constexpr int kQBytes = kBlockM * kHeadDim;
+  static constexpr int kKBytes = kBlockN * kHeadDim;
+  static constexpr int kVBytes = kBlockN * kVRows;
+  static constexpr int kKOffset = kQBuffers * kQBytes;
+  static constexpr int kVOffset = kKOffset + kStages * kKBytes;
+  static constexpr int kScaleBytes = kBlockN / kScaleBlock * kScalesPerBlock * 4;
+  static constexpr int kScaleOffset = kVOffset + kStages * kVBytes;
+  static constexpr int kChannelBytes = kHeadDim * 4;
+  static constexpr int kFactorBytes = 4 * kBlockM + 2 * kChannelBytes;  // Q's scales, V's scale and mean: with Q's tile
+  static constexpr int kFactorOffset = kScaleOffset + kStages * kScaleBytes;
+  static constexpr int kBarrierOffset = kFactorOffset + kQBuffers * kFactorBytes;
+  static constexpr int kAlignment = 1024;  // of the swizzled tiles; the start is moved up to it
+  static constexpr int kSharedBytes = kBarrierOffset + 8 * 2 * (kQBuffers + kStages) + kAlignment;
+};
+
+}  // namespace sm90

@@ -1,0 +1,65 @@
+"""Known values of the measures, their edges, and that comparing on a device makes nobody wait."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from attention_oracle import cosine, relative_l1, rmse
+
+from comfy_sage2.metrics import Agreement, average, compare, worst
+
+
+def test_known_vectors():
+    found = Agreement.of(torch.tensor([3.0, 0.0]), torch.tensor([[3.0, 4.0]]))
+    assert found.cosine == pytest.approx(0.6)
+    assert found.relative_l1 == pytest.approx(4 / 7)
+    assert found.rmse == pytest.approx(math.sqrt(8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_random_tensors_of_any_dtype(dtype, precision):
+    exact = torch.randn(2, 3, 50, 16).to(dtype)
+    out = (exact + 0.1 * torch.randn_like(exact)).to(dtype)
+    wanted = [cosine(out, exact), relative_l1(out, exact), rmse(out, exact)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = compare(out, exact, precision)
+    assert found.dtype == precision
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=precision), rtol=1e-4, atol=0)
+
+
+def test_zeros():
+    zero, some = torch.zeros(4), torch.ones(4)
+    assert Agreement.of(zero, zero) == Agreement(1.0, 0.0, 0.0)
+    assert Agreement.of(zero, some) == Agreement(0.0, 1.0, 1.0)
+    assert Agreement.of(some, zero) == Agreement(0.0, math.inf, 1.0)
+
+
+def test_nothing_that_is_not_finite_looks_good():
+    exact = torch.randn(8)
+    out = exact.clone()
+    out[3] = math.nan
+    found = Agreement.of(out, exact)
+    assert all(map(math.isnan, (found.cosine, found.relative_l1, found.rmse)))
+
+
+def test_average_and_worst_of_each_measure():
+    results = [Agreement(0.9, 0.1, 3.0), Agreement(0.7, 0.3, 1.0)]
+    assert average(results) == Agreement(pytest.approx(0.8), pytest.approx(0.2), pytest.approx(2.0))
+    assert worst(results) == Agreement(0.7, 0.3, 3.0)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_nan_is_the_worst(place):
+    results = [Agreement(0.9, 0.1, 0.1), Agreement(0.8, 0.2, 0.2), Agreement(0.7, 0.3, 0.3)]
+    results[place] = Agreement(math.nan, 0.5, math.nan)
+    found = worst(results)
+    assert math.isnan(found.cosine) and math.isnan(found.rmse)
+    assert found.relative_l1 == 0.5
+
+
+def test_comparing_does_not_read_the_result():
+    """A meta tensor has no values to read: an .item() would raise."""
+    assert compare(torch.empty(4, 4, device="meta"), torch.empty(4, 4, device="meta")).shape == (3,)

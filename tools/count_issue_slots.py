@@ -1,0 +1,182 @@
+"""Count the instructions of an attention kernel's inner loop per score element, and the ceilings on an RTX 4090.
+
+    python -m tools.count_issue_slots build/kernels/comfy_sage2_sm89/attention_d128.cubin --head-dim 128
+
+Reads the machine code with nvdisasm (CUDA toolkit, or the package nvidia-cuda-nvdisasm). Counted is the steady state:
+the shortest way through the loop, on which no row maximum grows and no key is masked. The rates are those of the data
+sheet: nothing here was measured on a card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import re
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+WARP = 32
+SCORES_OF_A_PRODUCT = 16 * 8  # of one mma.sync
+
+# RTX 4090 (AD102 architecture white paper): 128 SMs, 2.52 GHz boost, dense tensor rates in TOPS.
+SMS, CLOCK_GHZ = 128, 2.52
+INT4_TOPS, INT8_TOPS, FP8_FP32_TOPS, FP8_FP16_TOPS = 1321.2, 660.6, 330.3, 660.6
+ISSUE_PER_CLOCK = 4  # warp instructions of an SM
+LANES_PER_CLOCK = {"MUFU": 16, "ALU": 64, "FMA": 128}
+SHARED_BYTES_PER_CLOCK = 128
+
+# Opcode prefix -> class; the first that fits. What is left is "other": addresses, barriers, branches, padding.
+CLASSES = (
+    ("tensor", ("IMMA", "QMMA", "HMMA")),
+    ("MUFU", ("MUFU",)),
+    (
+        "ALU",
+        ("FMNMX", "FSETP", "FSEL", "F2FP", "I2FP", "I2F", "ISETP", "LOP3", "SEL", "SHF", "PRMT", "IMNMX", "VIMNMX"),
+    ),
+    ("FMA", ("FFMA", "FADD", "FMUL", "IMAD", "HADD2", "HFMA2")),
+    ("memory", ("LDS", "STS", "LDG", "STG", "LDL", "STL", "LDGSTS", "LDGDEPBAR", "DEPBAR")),
+)
+
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);")
+_LABEL = re.compile(r"^\s*(\.L_x_\d+):")
+_TARGET = re.compile(r"`\((\.L_x_\d+)\)")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    opcode: str
+    predicate: str
+    operands: str
+
+    @property
+    def target(self) -> str | None:
+        """The label this instruction may jump to."""
+        found = _TARGET.search(self.operands) if self.opcode.startswith("BRA") else None
+        return found[1] if found else None
+
+    @property
+    def falls_through(self) -> bool:
+        unconditional = not self.predicate and not re.match(r"!?U?P\d", self.operands)
+        return not (self.opcode.startswith(("BRA", "EXIT")) and unconditional)
+
+    @property
+    def kind(self) -> str:
+        for name, prefixes in CLASSES:
+            if self.opcode.split(".")[0] in prefixes:
+                return name
+        return "other"
+
+
+def disassemble(cubin: Path, nvdisasm: str) -> str:
+    """The listing of a device image, with labels in place of addresses."""
+    return subprocess.run([nvdisasm, "-c", str(cubin)], check=True, capture_output=True, text=True).stdout
+
+
+def parse(listing: str) -> dict[str, tuple[list[Instruction], dict[str, int]]]:
+    """Kernel name -> its instructions and the index that each label stands before."""
+    kernels: dict[str, tuple[list[Instruction], dict[str, int]]] = {}
+    for section in re.split(r"^\.text\.", listing, flags=re.M)[1:]:
+        name, body = section.split(":", 1)
+        code: list[Instruction] = []
+        labels: dict[str, int] = {}
+        for line in body.splitlines():
+            if label := _LABEL.match(line):
+                labels[label[1]] = len(code)
+            elif found := _INSTRUCTION.search(line):
+                code.append(Instruction(found[3], (found[2] or "").strip(), found[4]))
+        kernels[name] = code, labels
+    return kernels
+
+
+def steady_state(code: list[Instruction], labels: dict[str, int]) -> list[Instruction]:
+    """The shortest way round the first loop with tensor instructions."""
+
+    loops = [
+        (labels[instruction.target], index)
+        for index, instruction in enumerate(code)
+        if instruction.target and labels[instruction.target] <= index
+    ]
+    # Cold paths at the end of the kernel jump back into the middle of the loop: the loop's own branch comes first.
+    head, last = min(
+        loop for loop in loops if any(instruction.kind == "tensor" for instruction in code[loop[0] : loop[1] + 1])
+    )
+    distance, previous = {head: 0}, {}
+    queue = [(0, head)]
+    while queue:
+        steps, at = heapq.heappop(queue)
+        if at == last or steps > distance[at]:
+            continue
+        instruction = code[at]
+        successors = [at + 1] if instruction.falls_through else []
+        if instruction.target:
+            successors.append(labels[instruction.target])
+        for successor in successors:
+            if steps + 1 < distance.get(successor, len(code) + 1):
+                distance[successor], previous[successor] = steps + 1, at
+                heapq.heappush(queue, (steps + 1, successor))
+    path = [last]
+    while path[-1] != head:
+        path.append(previous[path[-1]])
+    return [code[index] for index in reversed(path)]
+
+
+@dataclass(frozen=True)
+class Report:
+    per_score: dict[str, float]
+    ceilings: dict[str, float]  # resource -> TOPS if it alone were the limit
+
+
+def report(path: list[Instruction], head_dim: int) -> Report:
+    """Instructions per score element of one warp's round, and the rates that each unit of the SM would allow."""
+    opcodes = Counter(instruction.opcode for instruction in path)
+    kinds = Counter(instruction.kind for instruction in path)
+    int4 = sum(count for opcode, count in opcodes.items() if opcode.startswith("IMMA.16864"))
+    int8 = sum(count for opcode, count in opcodes.items() if opcode.startswith("IMMA.16832"))
+    scores = SCORES_OF_A_PRODUCT * (int4 // (head_dim // 64) if int4 else int8 // (head_dim // 32))
+    operations = 4 * scores * head_dim
+    fp8_fp16 = sum(count for opcode, count in opcodes.items() if opcode.startswith("QMMA") and ".F16." in opcode)
+    fp8_fp32 = sum(count for opcode, count in opcodes.items() if opcode.startswith("QMMA")) - fp8_fp16
+    rates = (
+        (int4 * 64, INT4_TOPS),
+        (int8 * 32, INT8_TOPS),
+        (fp8_fp32 * 32, FP8_FP32_TOPS),
+        (fp8_fp16 * 32, FP8_FP16_TOPS),
+    )
+    tensor_seconds = 1e-12 * sum(2 * SCORES_OF_A_PRODUCT * depth / tops for depth, tops in rates)
+    wide_loads = sum(count for opcode, count in opcodes.items() if opcode.startswith("LDS") and opcode.endswith(".128"))
+    clocks = {
+        "issue": len(path) / ISSUE_PER_CLOCK,
+        "shared memory": wide_loads * WARP * 16 / SHARED_BYTES_PER_CLOCK,
+        **{kind: kinds[kind] * WARP / lanes for kind, lanes in LANES_PER_CLOCK.items()},
+    }
+    ceilings = {"tensor": operations / tensor_seconds * 1e-12}
+    for resource, needed in clocks.items():
+        ceilings[resource] = operations / needed * SMS * CLOCK_GHZ * 1e-3
+    lanes = scores / WARP
+    per_score = {kind: kinds[kind] / lanes for kind in (*(name for name, _ in CLASSES), "other")}
+    return Report(per_score, ceilings)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cubin", type=Path)
+    parser.add_argument("--head-dim", type=int, required=True, choices=(64, 128, 256))
+    parser.add_argument("--nvdisasm", default="nvdisasm")
+    arguments = parser.parse_args()
+    kinds = (*(name for name, _ in CLASSES), "other")
+    print("instructions per score element; TOPS on an RTX 4090 if the unit named were the only limit")
+    print(f"{'kernel':26}" + "".join(f"{kind:>8}" for kind in kinds) + "  no tensor   limits")
+    for name, (code, labels) in sorted(parse(disassemble(arguments.cubin, arguments.nvdisasm)).items()):
+        found = report(steady_state(code, labels), arguments.head_dim)
+        counts = "".join(f"{found.per_score[kind]:8.2f}" for kind in kinds)
+        others = sum(count for kind, count in found.per_score.items() if kind != "tensor")
+        limits = ", ".join(
+            f"{unit} {tops:.0f}" for unit, tops in sorted(found.ceilings.items(), key=lambda item: item[1])
+        )
+        print(f"{name:26}{counts}{others:11.2f}   {limits}")
+
+
+if __name__ == "__main__":
+    main()

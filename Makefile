@@ -11,21 +11,27 @@ MODALITIES_VENV := .venv-modalities
 RUN := $(VENV)/bin/python
 CLANG_FORMAT := $(VENV)/bin/clang-format --style=file:csrc/.clang-format
 NATIVE_SOURCES = $(shell git ls-files '*.cpp' '*.cu' '*.cuh' '*.h')
-PYTEST := $(RUN) -m pytest -q
+
+# What a suite of tests did is recorded under its name, for the summary at the end.
+PYTEST = COMFY_SAGE2_TEST_SUITE=$(subst -tests,,$@) $(RUN) -m pytest -q
 
 # Threads that spin while they wait make PyTorch many times slower on a CPU that has anything else to do.
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment modalities-environment wheel-environment test lint format unit-tests modalities-tests \
-	host-tests demo doctor wheels wheels-verify clean
+.PHONY: help environment modalities-environment wheel-environment hooks check test style contracts types lint format \
+	new-records quick-tests unit-tests modalities-tests comfyui-tests gpu-tests demo demo-baselines doctor wheels \
+	wheels-verify clean
 
 help:
-	@echo "make test           set up $(VENV) and run everything: lint, types; unit, packaging, modalities and ComfyUI tests"
-	@echo "make demo           sample a video in full precision, 8b, 4b and baselines; results in demo-output/"
+	@echo "make check          before every commit, a minute: style, import contracts and the quick unit tests"
+	@echo "make test           everything: lint; unit, packaging, modalities, ComfyUI and GPU tests"
+	@echo "make demo           sample a video in full precision, 8b and 4b; results in demo-output/"
+	@echo "make demo-baselines the same with the attentions that the paper compares with"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
-	@echo "make lint           ruff, mypy and clang-format only"
+	@echo "make lint           ruff, clang-format, import contracts and mypy"
 	@echo "make format         let ruff and clang-format format the code"
+	@echo "make hooks          let git run the checks of .pre-commit-config.yaml before each commit"
 	@echo "make wheels         build the kernel wheels into wheels/"
 	@echo "make wheels-verify  rebuild a kernel wheel of each architecture and compare it bit for bit"
 	@echo "make clean          remove environments and build folders"
@@ -33,18 +39,37 @@ help:
 environment:
 	@$(PYTHON) -m tools.environment --venv $(VENV) --requirements requirements/test.txt
 
-test: lint unit-tests modalities-tests host-tests
+check: style contracts quick-tests
 
-lint: environment
+test: new-records lint unit-tests modalities-tests comfyui-tests gpu-tests
+	@$(RUN) -m tools.test_summary
+
+lint: style contracts types
+
+style: environment
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy
 	$(CLANG_FORMAT) --dry-run -Werror $(NATIVE_SOURCES)
+
+contracts: environment
+	$(VENV)/bin/lint-imports --no-logo
+
+types: environment
+	$(RUN) -m mypy
 
 format: environment
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 	$(CLANG_FORMAT) -i $(NATIVE_SOURCES)
+
+hooks: environment
+	$(VENV)/bin/pre-commit install
+
+new-records:
+	@rm -rf build/test-suites
+
+quick-tests: environment
+	$(PYTEST) -n 2 --dist loadfile -m "not slow" tests/unit
 
 unit-tests: environment
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/packaging
@@ -52,24 +77,24 @@ unit-tests: environment
 modalities-environment:
 	@$(PYTHON) -m tools.environment --venv $(MODALITIES_VENV) --requirements requirements/modalities.txt
 
+modalities-tests: RUN := $(MODALITIES_VENV)/bin/python
 modalities-tests: modalities-environment
-	$(MODALITIES_VENV)/bin/python -m pytest -q tests/modalities
+	$(PYTEST) tests/modalities
 
-# Without a ComfyUI on the machine there is nothing to start, and that has to be seen.
-host-tests: environment
-	@set -e; folders="$$($(PYTHON) -m tools.comfyui_folders)"; \
-	if [ -z "$$folders" ]; then \
-		echo "***********************************************************************"; \
-		echo "*** ComfyUI TESTS NOT RUN: no ComfyUI on this machine.              ***"; \
-		echo "*** Put one at ~/ComfyUI, or name its folder in COMFYUI_PATH.       ***"; \
-		echo "***********************************************************************"; \
-	else \
-		$(PYTHON) -m tools.host_environment --venv $(HOST_VENV) --comfyui $$folders; \
-		$(PYTEST) tests/comfyui; \
-	fi
+# Without a ComfyUI, or without a GPU, every test of the suite is skipped, which the summary says.
+comfyui-tests: environment
+	@folders="$$($(PYTHON) -m tools.comfyui.folders)" && \
+	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders; fi
+	$(PYTEST) tests/comfyui
+
+gpu-tests: environment
+	$(PYTEST) tests/gpu
 
 demo: environment
 	@$(PYTHON) -m tools.run_demo --venv $(VENV) --host-venv $(HOST_VENV)
+
+demo-baselines: environment
+	@$(PYTHON) -m tools.run_demo --venv $(VENV) --host-venv $(HOST_VENV) --baselines
 
 doctor: environment
 	@$(RUN) -m comfy_sage2 doctor

@@ -6,6 +6,63 @@ import argparse
 import importlib
 import sys
 from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that answers a wrong argument with one line, and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what was wrong, and end."""
+        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+
+def at_least_1(text: str) -> int:
+    """A type of argument: a whole number, 1 or more."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return number
+
+
+def above_0(text: str) -> float:
+    """A type of argument: a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return number
+
+
+def output_folder(text: str) -> Path:
+    """A type of argument: a folder for results, which need not exist yet."""
+    path = Path(text)
+    # Also below a file no folder can be made.
+    if any(part.exists() and not part.is_dir() for part in (path, *path.parents)):
+        raise argparse.ArgumentTypeError(f"expected a folder, and a file is in the way of {text!r}")
+    return path
+
+
+def output_file(text: str) -> Path:
+    """A type of argument: a file to write, in a folder that exists."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
+    return path
+
+
+def existing_file(text: str) -> Path:
+    """A type of argument: a file to read."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"expected a file, and there is none at {text!r}")
+    return path
 
 
 def run(program: str, commands: Mapping[str, tuple[str, str]], arguments: list[str]) -> int:
@@ -13,8 +70,9 @@ def run(program: str, commands: Mapping[str, tuple[str, str]], arguments: list[s
 
     commands: name -> (the module whose `main(arguments)` runs it, what it does).
     """
-    listed = "\n".join(f"  {name:<8} {text}" for name, (_, text) in commands.items())
-    parser = argparse.ArgumentParser(
+    width = max(map(len, commands))
+    listed = "\n".join(f"  {name:<{width}} {text}" for name, (_, text) in commands.items())
+    parser = Parser(
         prog=f"python -m {program}",
         description=f"commands:\n{listed}",
         epilog=f"`python -m {program} COMMAND --help` lists a command's options.",
@@ -26,11 +84,12 @@ def run(program: str, commands: Mapping[str, tuple[str, str]], arguments: list[s
     try:
         module = importlib.import_module(commands[chosen][0])
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in ("comfy_sage2", "lab"):
+        if error.name is None or error.name.partition(".")[0] in ("comfy_sage2", "lab", "tools"):
             raise
         print(
             f"{chosen} needs {error.name}, which {sys.executable} does not have; run it with ComfyUI's own Python",
             file=sys.stderr,
         )
         return 1
-    return module.main(arguments[1:])
+    status: int = module.main(arguments[1:])
+    return status

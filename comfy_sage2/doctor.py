@@ -6,16 +6,12 @@ Needs nothing beyond the standard library and torch. Exit status 0 when an accel
 from __future__ import annotations
 
 import argparse
-import ctypes
-import platform
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from . import __version__, explain, registry
+from . import __version__, explain, machine, registry
 from .kernels import loader
 from .options import MODES
 
@@ -39,34 +35,13 @@ class Verdict:
         return next((name for name, reason in self.reasons.items() if reason is None), None)
 
 
-def _python() -> str:
-    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-
-
-def _torch() -> str:
-    cuda = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    return f"{torch.__version__}, {cuda}"
-
-
 def _driver() -> str:
     """The driver's version and the newest CUDA it supports."""
     try:
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        cuda = machine.driver_cuda()
     except OSError as error:
         return f"not found ({error})"
-    version = ctypes.c_int()
-    if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
-        raise RuntimeError("the CUDA driver is installed but does not answer")
-    return f"{_driver_name()}, supports CUDA up to {version.value // 1000}.{version.value % 1000 // 10}"
-
-
-def _driver_name() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return "version unknown (nvidia-smi does not run)"
-    return answer.stdout.split("\n", 1)[0].strip()
+    return f"{machine.driver_version()}, supports CUDA up to {cuda}"
 
 
 def _gpu(index: int) -> str:
@@ -120,8 +95,8 @@ def _line(label: str, text: str) -> str:
 
 def _machine_lines() -> Iterator[str]:
     yield "machine"
-    yield _line("Python", _guarded(_python))
-    yield _line("torch", _guarded(_torch))
+    yield _line("Python", _guarded(machine.python))
+    yield _line("torch", _guarded(machine.torch_build))
     yield _line("NVIDIA driver", _guarded(_driver))
     gpus = [device for device in _devices() if device.type == "cuda"]
     for device in gpus:

@@ -1,1 +1,1 @@
-"""The laboratory: demo, evaluation, baselines and trainings. It uses the library; the library never uses it."""
+"""The laboratory: demo, evaluation, baselines, measurements and trainings. The library never imports it."""

@@ -9,6 +9,10 @@ from comfy_sage2.command_line import run
 COMMANDS = {
     "demo": ("lab.demo.run", "sample one video in full precision, 8b and 4b, and compare them"),
     "eval": ("lab.evaluation.run", "measure how close quantized attention is to full precision"),
+    "steps": ("lab.measurements.sampling_steps", "measure seconds a sampling step of Wan 2.1 in ComfyUI"),
+    "guard": ("lab.measurements.guard", "measure what the guard and a calibration cost"),
+    "train-demo-model": ("lab.training.demo_model.train", "train the demo model"),
+    "train-modalities": ("lab.training.modalities.train", "train a language model and a classifier, and compare"),
 }
 
 

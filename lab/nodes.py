@@ -7,7 +7,9 @@ from typing import Any
 import folder_paths
 from comfy_api.latest import io
 
-from comfy_sage2.comfyui.nodes.support import CATEGORY, PASSED_THROUGH, library
+from comfy_sage2.comfyui.nodes.support import PASSED_THROUGH, library
+
+LABORATORY = "SageAttention2/laboratory"
 
 # Written out, because they have to be there when the library cannot be imported.
 BASELINES = ["SageAttention1", "SmoothAttn-4b", "HadmdAttn-4b", "FlashAttn3-fp8"]
@@ -21,13 +23,13 @@ class SageAttention2DemoCaption(io.ComfyNode):
         return io.Schema(
             node_id="SageAttention2DemoCaption",
             display_name="SageAttention2 Demo Caption",
-            category=CATEGORY,
+            category=LABORATORY,
             description="Text encoder of the tiny demo model that comes with the pack; of no use for other models.",
             inputs=[
                 io.Combo.Input(
                     "codes",
                     options=folder_paths.get_filename_list("text_encoders"),
-                    tooltip="demo_captions.safetensors from the pack's folder models/demo, copied to "
+                    tooltip="demo_captions.safetensors from the pack's folder lab/models/demo, copied to "
                     "models/text_encoders.",
                 ),
                 io.String.Input(
@@ -56,7 +58,7 @@ class SageAttention2DemoBaseline(io.ComfyNode):
         return io.Schema(
             node_id="SageAttention2DemoBaseline",
             display_name="SageAttention2 Demo Baseline",
-            category=CATEGORY,
+            category=LABORATORY,
             description="An attention that the paper compares with, by reference numerics: to see what it does to a "
             "picture. Slower than ComfyUI's own attention.",
             inputs=[

@@ -1,0 +1,1 @@
+"""The project's own tools: environments, ComfyUI servers, kernel builds, wheels and the shipped workflows."""

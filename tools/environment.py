@@ -1,8 +1,9 @@
 """Create a virtual environment for the project's own commands.
 
-usage: python -m tools.environment --venv .venv --requirements FILE
+    python -m tools.environment --venv .venv --requirements FILE
 
-Running it again is quick: a stamp in the environment records the requirements and the Python that it was made for.
+Running it again is quick: a stamp in the environment records what it holds and the Python that it was made with. It
+needs nothing but the standard library, because it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -11,37 +12,67 @@ import argparse
 import hashlib
 import importlib.util
 import os
-import subprocess
+import platform
 import sys
 import venv
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .progress import Activity, run_showing
+
 OLDEST_PYTHON = (3, 10)
-STAMP = "requirements.sha256"
+STAMP = "environment.sha256"
+PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
 
 
-def interpreter(environment: Path) -> Path:
-    """The Python inside `environment`."""
-    return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+def interpreter(folder: Path) -> Path:
+    """The Python inside the environment at `folder`."""
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def fingerprint(requirements: Path) -> str:
-    """Changes when the environment has to be made anew."""
-    return hashlib.sha256(f"{sys.version}\n".encode() + requirements.read_bytes()).hexdigest()
+class Environment:
+    """A virtual environment, and what it has to hold.
+
+    contents: changes when the environment has to be brought up to date.
+    """
+
+    def __init__(self, folder: Path, contents: str) -> None:
+        self.folder = folder
+        self.python = interpreter(folder)
+        self._fingerprint = hashlib.sha256(f"{sys.version}\n{contents}".encode()).hexdigest()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the environment was completed for exactly these contents."""
+        stamp = self.folder / STAMP
+        return stamp.is_file() and stamp.read_text(encoding="utf-8") == self._fingerprint
+
+    @property
+    def _is_of_this_python(self) -> bool:
+        """Whether pip can go on in the environment that there is; one of another Python is made anew."""
+        settings = self.folder / "pyvenv.cfg"
+        if not settings.is_file():
+            return False
+        return f"version = {platform.python_version()}\n" in settings.read_text(encoding="utf-8")
+
+    def make(self, title: str, *steps: Sequence[str], settle: Callable[[], None] = lambda: None) -> None:
+        """Install unless that is done: each of `steps` is the arguments of one `pip install`.
+
+        settle: what has to be done after pip. SystemExit when this Python cannot make environments, or pip fails.
+        """
+        if self.is_current:
+            return
+        _check_python()
+        with Activity(title) as activity:
+            activity("creating the environment")
+            venv.EnvBuilder(with_pip=True, clear=not self._is_of_this_python).create(self.folder)
+            for step in steps:
+                _pip(self.python, step, activity)
+            settle()
+        (self.folder / STAMP).write_text(self._fingerprint, encoding="utf-8")
 
 
-def build(environment: Path, requirements: Path) -> None:
-    """Create `environment` and install into it; raises CalledProcessError when pip fails."""
-    venv.EnvBuilder(with_pip=True, clear=True).create(environment)
-    command = [str(interpreter(environment)), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    subprocess.run([*command, "--requirement", str(requirements)], check=True, stdin=subprocess.DEVNULL)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--venv", type=Path, required=True, help="folder of the environment")
-    parser.add_argument("--requirements", type=Path, required=True, help="requirements file to install")
-    arguments = parser.parse_args()
+def _check_python() -> None:
     if sys.version_info < OLDEST_PYTHON:
         raise SystemExit(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}; run make with PYTHON=…")
     if importlib.util.find_spec("ensurepip") is None:
@@ -49,13 +80,26 @@ def main() -> int:
             f"{sys.executable} cannot make virtual environments (no ensurepip): install python3-venv, "
             "or run make with PYTHON=… naming another Python"
         )
-    wanted = fingerprint(arguments.requirements)
-    stamp = arguments.venv / STAMP
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
-        return 0
-    print(f"installing {arguments.requirements} into {arguments.venv} (minutes, once)", flush=True)
-    build(arguments.venv, arguments.requirements)
-    stamp.write_text(wanted, encoding="utf-8")
+
+
+def _pip(python: Path, arguments: Sequence[str], activity: Activity) -> None:
+    """Run pip, showing its latest line; all its lines, and SystemExit, when it fails."""
+    command = [str(python), *PIP, *arguments]
+    status, lines = run_showing(command, activity)
+    if status != 0:
+        sys.stderr.write("\n" + "".join(lines))
+        raise SystemExit(f"pip failed with exit status {status}: {' '.join(command)}")
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", type=Path, required=True, help="folder of the environment")
+    parser.add_argument("--requirements", type=Path, required=True, help="requirements file to install")
+    arguments = parser.parse_args()
+    requirements: Path = arguments.requirements
+    environment = Environment(arguments.venv, requirements.read_text(encoding="utf-8"))
+    environment.make(f"installing {arguments.venv}", ("--requirement", str(requirements)))
     return 0
 
 

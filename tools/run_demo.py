@@ -1,6 +1,8 @@
 """Find or fetch a ComfyUI and run the demo in it; where neither can be had, run the demo in diffusers.
 
-usage: python -m tools.run_demo --venv .venv --host-venv .venv-host
+    python -m tools.run_demo --venv .venv --host-venv .venv-host
+
+Further arguments go to `python -m lab demo`.
 """
 
 from __future__ import annotations
@@ -12,28 +14,35 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .comfyui_folders import comfyui_folders
+from .comfyui.environment import make_environment
+from .comfyui.folders import comfyui_folders, reason_too_old_for_demo
 from .environment import interpreter
+from .progress import Activity, run_showing
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RELEASE = "v0.33.0"
 CLONE = REPOSITORY / "build" / f"ComfyUI-{RELEASE}"
 SOURCE = "https://github.com/comfyanonymous/ComfyUI.git"
-CLONE_SECONDS = 600
 
 
 def cloned() -> Path | None:
     """The pinned release, cloned unless an earlier run did; None, after saying why, when it cannot be had."""
     if (CLONE / "main.py").is_file():
         return CLONE
-    print(f"no ComfyUI on this machine: cloning {RELEASE} into {CLONE}", flush=True)
     shutil.rmtree(CLONE, ignore_errors=True)  # what an interrupted run may have left
-    command = ["git", "clone", "--quiet", "--depth", "1", "--branch", RELEASE, SOURCE, str(CLONE)]
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    command = ["git", "clone", "--progress", "--depth", "1", "--branch", RELEASE, SOURCE, str(CLONE)]
+    # Neither a question for a password nor a connection that stands still may hold the demo up.
+    environment = {
+        **os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_HTTP_LOW_SPEED_LIMIT": "1000", "GIT_HTTP_LOW_SPEED_TIME": "30",
+    }  # fmt: skip
     try:
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env=environment, timeout=CLONE_SECONDS)
-    except (OSError, subprocess.SubprocessError) as error:
-        print(f"ComfyUI cannot be cloned ({error}).")
+        with Activity(f"cloning ComfyUI {RELEASE}") as activity:
+            status, lines = run_showing(command, activity, environment)
+            reason = lines[-1].strip() if lines else f"exit status {status}"
+            if status != 0:
+                raise OSError(reason)
+    except OSError as error:
+        print(f"No ComfyUI here, and it cannot be cloned ({error}). Have one? make demo COMFYUI_PATH=/path/to/ComfyUI")
         return None
     return CLONE
 
@@ -43,34 +52,34 @@ def host_python(folders: list[Path], environment: Path) -> Path | None:
     named = os.environ.get("COMFY_SAGE2_HOST_PYTHON")
     if named:
         return Path(named)
-    command = [sys.executable, str(REPOSITORY / "tools" / "host_environment.py"), "--venv", str(environment)]
     try:
-        subprocess.run([*command, "--comfyui", *map(str, folders)], check=True, stdin=subprocess.DEVNULL)
-    except subprocess.CalledProcessError:
-        print("ComfyUI's requirements cannot be installed (see above).")
+        return make_environment(environment, folders).python
+    except SystemExit as error:
+        print(f"ComfyUI's requirements cannot be installed: {error}")
         return None
-    return interpreter(environment)
 
 
 def host_options(environment: Path) -> list[str]:
     """The options of the demo that name its host."""
     folders = comfyui_folders()
-    if not folders:
-        clone = cloned()
-        folders = [clone] if clone is not None else []
-    python = host_python(folders, environment) if folders else None
+    usable = [folder for folder in folders if reason_too_old_for_demo(folder) is None]
+    if not usable and (clone := cloned()) is not None:
+        usable = folders = [clone]
+    python = host_python(folders, environment) if usable else None
     if python is None:
-        print("*** The demo runs in its embedded host, diffusers, instead of ComfyUI. ***", flush=True)
+        print("The demo runs in its embedded host, diffusers, instead of ComfyUI.", flush=True)
         return []
-    return ["--comfyui", str(folders[0]), "--comfyui-python", str(python)]
+    return ["--comfyui", str(usable[0]), "--comfyui-python", str(python)]
 
 
 def main() -> int:
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, required=True, help="the project's environment")
     parser.add_argument("--host-venv", type=Path, required=True, help="ComfyUI's environment, made when it is missing")
-    arguments = parser.parse_args()
-    command = [str(interpreter(arguments.venv)), "-m", "lab", "demo", *host_options(arguments.host_venv)]
+    options, more = parser.parse_known_args()
+    command = [str(interpreter(options.venv)), "-m", "lab", "demo", *host_options(options.host_venv), *more]
+    print("starting the demo", flush=True)
     return subprocess.run(command, check=False).returncode
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import __version__, registry
+from .. import __version__, machine, registry
 from ..kernels import loader, manifest
 from ..kernels.errors import KernelUnavailable
 
@@ -45,15 +44,11 @@ def _cudnn() -> int | str | None:
 
 
 def _driver() -> dict[str, str]:
-    command = ["nvidia-smi", f"--query-gpu={','.join(_DRIVER_FIELDS)}", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError):
+    found = machine.nvidia_smi(_DRIVER_FIELDS)
+    if not found:
         return {"unknown": "nvidia-smi does not run"}
-    lines = answer.splitlines()
-    # One line a GPU, in an order that need not be torch's: only what is the same on all is sure.
-    values = [{part.strip() for part in column} for column in zip(*(line.split(",") for line in lines), strict=True)]
-    return {name: " or ".join(sorted(value)) for name, value in zip(_DRIVER_FIELDS, values, strict=False)}
+    # Only what is the same on all GPUs is sure.
+    return {name: " or ".join(sorted({gpu[name] for gpu in found})) for name in _DRIVER_FIELDS}
 
 
 def _kernel(architecture: str) -> dict[str, str]:

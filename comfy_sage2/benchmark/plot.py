@@ -6,6 +6,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+ENDINGS = (".png", ".svg", ".pdf")
+ENDINGS_IN_WORDS = ".png, .svg or .pdf"
+
 
 def reason_unavailable() -> str | None:
     """Why no picture can be drawn here, or None."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import registry
+from ..command_line import Parser, above_0, output_file
 from ..options import MODES
 from . import accuracy, machine, ours, peers, plot, record, shapes, speed, tables
 from .candidates import Candidate, Found
@@ -27,7 +28,7 @@ _SECONDS, _QUICK_SECONDS = 150.0, 25.0
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     accelerated = [backend.name for backend in registry.backends() if backend.accelerated]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m comfy_sage2 bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
@@ -46,17 +47,29 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=list(_DTYPES), default="bf16", help="of q, k, v and the output (default: bf16)"
     )
-    parser.add_argument("--seconds", type=float, help=f"time for the speeds, about (default: {_SECONDS:.0f})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--seconds", type=above_0, help=f"time for the speeds, about (default: {_SECONDS:.0f})")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the result as JSON")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the speeds (.png, .svg, .pdf); needs matplotlib"
+        "--plot", type=_picture, metavar="FILE", help="draw the speeds (.png, .svg, .pdf); needs matplotlib"
     )
     parser.add_argument(
         "--share", action="store_true",
         help="write the result to comfy-sage2-bench-GPU.json, to be sent to us: GPU, driver, versions, kernel hashes "
         "and figures, and nothing about you or your files",
     )  # fmt: skip
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    try:
+        options.shapes = shapes.select(options.shapes or (("quick",) if options.quick else _ALL_SHAPES))
+    except ValueError as error:
+        parser.error(f"argument --shapes: {error}")
+    return options
+
+
+def _picture(text: str) -> Path:
+    path = output_file(text)
+    if path.suffix not in plot.ENDINGS:
+        raise argparse.ArgumentTypeError(f"expected a file that ends in {plot.ENDINGS_IN_WORDS}, got {text!r}")
+    return path
 
 
 def _fail(message: str) -> int:
@@ -67,10 +80,6 @@ def _fail(message: str) -> int:
 def main(arguments: list[str]) -> int:
     """Measure and print; 0 when something was measured, 1 when that is not possible here."""
     options = _parse(arguments)
-    try:
-        chosen = shapes.select(options.shapes or (("quick",) if options.quick else _ALL_SHAPES))
-    except ValueError as error:
-        return _fail(str(error))
     if options.plot is not None and (problem := plot.reason_unavailable()) is not None:
         return _fail(problem)
     if not torch.cuda.is_available():
@@ -80,12 +89,12 @@ def main(arguments: list[str]) -> int:
     dtype = _DTYPES[options.dtype]
     found = _find(options, dtype)
     if options.list:
-        _print_list(chosen, found)
+        _print_list(options.shapes, found)
         return 0
     if not found.candidates:
         return _fail("\n".join(f"{name}: {reason}" for name, reason in found.missing.items()))
     seconds = options.seconds or (_QUICK_SECONDS if options.quick else _SECONDS)
-    document = _measure(chosen, found, dtype, seconds)
+    document = _measure(options.shapes, found, dtype, seconds)
     return _write(document, options)
 
 

@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from PIL import Image
 
+from tools.comfyui.server import ComfyServer, Prompt, Run
+from tools.progress import Activity
+
 from ..baselines import BASELINES
-from .comfyui_server import ComfyServer, Prompt, Run
 from .job import BASELINE_NOTE, FULL_PRECISION, Clip, Job, Progress
 from .model import REPOSITORY, DemoModel
 
 WORKFLOW = REPOSITORY / "workflows" / "api" / "demo_wan.json"
-OLDEST = (0, 8)  # earlier versions load only VAEs of Wan's full width
+_SAMPLING_SHARE = 0.9  # of a prompt's time; the rest is decoding
 _STEP = re.compile(r"(\d+)/(\d+) \[")  # as the sampler's own bar stands in the log
 
 
@@ -46,32 +48,32 @@ def shipped_job(backend: str | None) -> Job:
     )
 
 
-def reason_too_old(root: Path) -> str | None:
-    """Why the ComfyUI at `root` cannot run the demo, or None when it can."""
-    found = re.search(r'__version__\s*=\s*"(\d+)\.(\d+)', (root / "comfyui_version.py").read_text(encoding="utf-8"))
-    if found is not None and (int(found[1]), int(found[2])) >= OLDEST:
-        return None
-    return f"the ComfyUI at {root} is older than 0.8.0: it cannot load the demo's small VAE"
-
-
 class ComfyHost:
     """Context manager around a ComfyUI that has the pack, the demo model and nothing else."""
 
     def __init__(self, root: Path, python: Path, model: DemoModel) -> None:
-        self.name = f"ComfyUI at {root}"
         self._scratch = tempfile.TemporaryDirectory(prefix="comfy-sage2-demo-")
         base = Path(self._scratch.name)
         _fill(base, model)
         self._server = ComfyServer(python, root, base, () if torch.cuda.is_available() else ("--cpu",))
 
     def __enter__(self) -> ComfyHost:
-        self._server.__enter__()
+        with Activity("starting ComfyUI") as activity:
+            try:
+                self._server.start(activity)
+            except BaseException:  # Ctrl-C, too
+                self.close()
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.__exit__(kind, error, trace)
+        self.close()
+
+    def close(self) -> None:
+        """End the server and remove its folder."""
+        self._server.stop()
         self._scratch.cleanup()
 
     def sample(self, job: Job, variant: str, progress: Progress) -> Clip:
@@ -88,7 +90,7 @@ class ComfyHost:
         with self._server.log.open("rb") as log:
             log.seek(log_offset)
             steps = _STEP.findall(log.read().decode(errors="replace"))
-        return int(steps[-1][0]) / int(steps[-1][1]) if steps else 0.0
+        return _SAMPLING_SHARE * int(steps[-1][0]) / int(steps[-1][1]) if steps else 0.0
 
     def _frames(self, run: Run) -> torch.Tensor:
         folder = self._server.base / "output"

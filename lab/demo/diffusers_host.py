@@ -20,14 +20,12 @@ from ..baselines import BASELINES
 from .captions import CaptionEncoder
 from .job import BASELINE_NOTE, FULL_PRECISION, Clip, Job, Progress
 from .model import DemoModel
-from .sampler import TIMESTEPS, noise_levels, starting_noise
+from .sampler import TIMESTEPS, noise_levels, pixels, starting_noise
 from .tiny_wan import HEAD_DIM
 
 
 class DiffusersHost:
     """Samples with diffusers' Wan 2.1."""
-
-    name = "diffusers (embedded host)"
 
     def __init__(self, model: DemoModel) -> None:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -75,8 +73,7 @@ class DiffusersHost:
             for values in (self._vae.config.latents_mean, self._vae.config.latents_std)
         )
         video = self._vae.decode((latent * std + mean).to(self._vae.dtype), return_dict=False)[0]
-        pixels = ((video[0].float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-        return pixels.permute(1, 2, 3, 0).contiguous().cpu()
+        return pixels(video[0].float()).cpu()
 
 
 class _Baseline(Patch):

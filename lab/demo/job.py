@@ -11,8 +11,13 @@ import torch
 from ..baselines import BASELINES
 
 FULL_PRECISION = "full precision"
-VARIANTS = (FULL_PRECISION, "8b", "4b", *BASELINES)
+MODES = ("8b", "4b")
 BASELINE_NOTE = "a baseline of the paper, by reference numerics"
+PURPOSES = {
+    FULL_PRECISION: "the host's own attention: what the others are compared with",
+    "8b": "Q and K in INT8, P and V in FP8: closest to full precision",
+    "4b": "Q and K in INT4, P and V in FP8: fewer bits, for GPUs with INT4 tensor cores",
+} | {name: "a baseline of the paper, for comparison" for name in BASELINES}
 FPS = 8
 
 Progress = Callable[[float], None]  # takes the share that is done, 0 to 1
@@ -56,7 +61,5 @@ class Clip:
 class Host(Protocol):
     """What can sample a job."""
 
-    name: str
-
     def sample(self, job: Job, variant: str, progress: Progress) -> Clip:
-        """Sample and decode the job's video with one of VARIANTS."""
+        """Sample and decode the job's video with the attention `variant`, one of PURPOSES."""

@@ -1,7 +1,8 @@
-"""`python -m lab demo`: one caption in full precision, 8b, 4b and the paper's baselines, compared.
+"""`python -m lab demo`: one caption in full precision, 8b and 4b, compared; with --baselines also the paper's others.
 
-Writes an mp4 for each, a contact sheet, a table and what the attention did to the output folder. The model is small: it
-shows how close each comes to full precision, and says nothing about the speed of a real one.
+Writes an mp4 for each, a contact sheet, a table and what the attention did to the output folder. Videos of an earlier
+run are used again as long as nothing changed that made them. The model is small: it shows how close each comes to full
+precision, and says nothing about the speed of a real one.
 """
 
 from __future__ import annotations
@@ -9,27 +10,37 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.doctor import verdicts
 from comfy_sage2.metrics import Agreement
+from tools.comfyui.folders import comfyui_folder, reason_too_old_for_demo
+from tools.progress import Activity, ProgressBar
 
-from .comfyui_host import ComfyHost, reason_too_old, shipped_job
-from .job import FULL_PRECISION, VARIANTS, Clip, Host, Job
+from ..baselines import BASELINES
+from ..contact_sheet import Row, contact_sheet, spread
+from .comfyui_host import ComfyHost, shipped_job
+from .finished import FinishedClips, file_name, fingerprint
+from .job import FULL_PRECISION, MODES, PURPOSES, Clip, Host, Job
 from .metrics import psnr, ssim
 from .model import DemoModel, demo_model
-from .progress import ProgressBar
-from .videos import contact_sheet, write_mp4
+from .videos import write_mp4
 
 # Random weights draw noise whatever the size, so they get the smallest job that exercises everything.
 _RANDOM_MODEL_SIZE: dict[str, Any] = {"width": 128, "height": 128, "frames": 9, "steps": 4}
 
 # A host's first steps take seconds longer, which would all be counted against the first variant.
 _WARM_UP_STEPS = 4
+
+_BASELINES_NOTE = (
+    "On a model this small the baselines need not come in the paper's order: `python -m lab eval` compares them call "
+    "by call, on this model's and on other inputs."
+)
 
 
 def _accelerated() -> bool:
@@ -44,76 +55,119 @@ def _job(model: DemoModel) -> Job:
     return job if model.trained else replace(job, **_RANDOM_MODEL_SIZE)
 
 
-def sample_all(host: Host, job: Job) -> list[Clip]:
-    """A clip for each variant, the full-precision one first."""
+def sample(host: Host, job: Job, variants: Sequence[str]) -> Iterator[Clip]:
+    """A clip for each variant."""
     with ProgressBar("warming up") as progress:
         host.sample(replace(job, steps=min(job.steps, _WARM_UP_STEPS), seed=job.seed + 1), FULL_PRECISION, progress)
-    clips = []
-    for variant in VARIANTS:
+    for variant in variants:
         with ProgressBar(f"sampling {variant}") as progress:
-            clips.append(host.sample(job, variant, progress))
-    return clips
+            clip = host.sample(job, variant, progress)
+        yield clip
 
 
-def table(clips: list[Clip]) -> str:
+def table(clips: Sequence[Clip]) -> str:
     """Each clip against the first one, as a Markdown table."""
-    lines = ["| attention | PSNR (dB) | SSIM | cosine of latents | time (s) |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| attention | PSNR (dB) | SSIM | cosine of latents | time (s) | what it is |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     reference = clips[0]
-    for clip in clips:
-        distances = f"{psnr(clip.frames, reference.frames):.2f} | {ssim(clip.frames, reference.frames):.4f}"
-        likeness = Agreement.of(clip.latent, reference.latent).cosine
-        lines.append(f"| {clip.variant} | {distances} | {likeness:.5f} | {clip.seconds:.2f} |")
+    with ProgressBar("comparing") as progress:
+        for number, clip in enumerate(clips):
+            progress(number / len(clips))
+            distances = f"{psnr(clip.frames, reference.frames):.2f} | {ssim(clip.frames, reference.frames):.4f}"
+            likeness = f"{Agreement.of(clip.latent, reference.latent).cosine:.5f} | {clip.seconds:.2f}"
+            lines.append(f"| {clip.variant} | {distances} | {likeness} | {PURPOSES[clip.variant]} |")
     return "\n".join(lines)
 
 
-def write_results(folder: Path, clips: list[Clip], heading: list[str]) -> str:
+def write_results(folder: Path, clips: Sequence[Clip], heading: Sequence[str]) -> str:
     """Write everything and return the text of the table."""
-    for clip in clips:
-        write_mp4(folder / f"{clip.variant.replace(' ', '_')}.mp4", clip.frames)
-    contact_sheet(clips).save(folder / "contact_sheet.png")
+    with ProgressBar("writing videos") as progress:
+        for number, clip in enumerate(clips):
+            progress(number / len(clips))
+            write_mp4(folder / f"{file_name(clip.variant)}.mp4", clip.frames)
+        contact_sheet([Row(clip.variant, spread(clip.frames)) for clip in clips]).save(folder / "contact_sheet.png")
     notes = [f"{clip.variant}:\n{clip.note}" for clip in clips]
+    if any(clip.variant in BASELINES for clip in clips):
+        notes.insert(0, _BASELINES_NOTE)
     text = "\n\n".join(["\n".join(heading), table(clips), *notes])
     (folder / "results.md").write_text(text + "\n", encoding="utf-8")
     return text
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lab demo", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the results")
-    parser.add_argument("--comfyui", type=Path, help="folder of a ComfyUI; without it, diffusers is the host")
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(prog="python -m lab demo", description=__doc__)
+    parser.add_argument(
+        "--output",
+        type=output_folder,
+        default=Path("demo-output"),
+        help="folder for the results (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--baselines", action="store_true", help="also sample with the attentions of the paper's others"
+    )
+    parser.add_argument("--again", action="store_true", help="sample anew what an earlier run finished")
+    parser.add_argument("--comfyui", type=comfyui_folder, help="folder of a ComfyUI; without it, diffusers is the host")
     parser.add_argument(
         "--comfyui-python", type=Path, default=Path(sys.executable), help="Python with its requirements"
     )
-    return parser
+    options = parser.parse_args(arguments)
+    if not options.comfyui_python.is_file():
+        parser.error(f"argument --comfyui-python: expected a Python, and there is no file {options.comfyui_python}")
+    if options.comfyui is not None and (reason := reason_too_old_for_demo(options.comfyui)) is not None:
+        parser.error(f"argument --comfyui: {reason}")
+    return options
 
 
 @contextmanager
-def _host(arguments: argparse.Namespace, model: DemoModel) -> Iterator[Host]:
-    if arguments.comfyui is None:
-        from .diffusers_host import DiffusersHost  # only this host needs diffusers
+def _host(options: argparse.Namespace, model: DemoModel) -> Iterator[Host]:
+    if options.comfyui is None:
+        with Activity("loading diffusers"):
+            from .diffusers_host import DiffusersHost  # only this host needs diffusers
 
-        yield DiffusersHost(model)
-        return
-    reason = reason_too_old(arguments.comfyui)
-    if reason is not None:
-        raise SystemExit(reason)
-    with ComfyHost(arguments.comfyui, arguments.comfyui_python, model) as host:
+            host = DiffusersHost(model)
         yield host
+        return
+    with ComfyHost(options.comfyui, options.comfyui_python, model) as comfyui:
+        yield comfyui
+
+
+def _run(options: argparse.Namespace, scratch: Path) -> tuple[list[Clip], list[str]]:
+    """The clips, sampled where that is needed, and what the results are headed by."""
+    with Activity("looking at this machine"):
+        model = demo_model(scratch)
+        job = _job(model)
+        name, sources = "diffusers (embedded host)", []
+        if options.comfyui is not None:
+            name, sources = f"ComfyUI at {options.comfyui}", [options.comfyui / "comfy"]
+        finished = FinishedClips(
+            options.output / "finished", fingerprint(job, model, name, options.comfyui_python, sources)
+        )
+    weights = "the trained demo model" if model.trained else "random weights: the pictures are noise"
+    backend = "the fastest kernel of this GPU" if job.backend is None else f"{job.backend}, as no kernel can run here"
+    heading = [f"host: {name}", f"model: {weights}", f"attention backend: {backend}"]
+    print("\n".join(heading), flush=True)
+
+    variants = [FULL_PRECISION, *MODES, *(BASELINES if options.baselines else ())]
+    missing = [variant for variant in variants if options.again or finished.get(variant) is None]
+    if missing:
+        with _host(options, model) as host:
+            for clip in sample(host, job, missing):
+                finished.put(clip)
+    if len(missing) < len(variants):
+        heading.append(f"used again from an earlier run: {', '.join(v for v in variants if v not in missing)}")
+        print(heading[-1], flush=True)
+    found = [finished.get(variant) for variant in variants]
+    return [clip for clip in found if clip is not None], heading
 
 
 def main(arguments: list[str]) -> int:
     """Run the demo; 0 when all videos were written."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        model = demo_model(Path(scratch))
-        job = _job(model)
-        with _host(options, model) as host:
-            weights = "the trained demo model" if model.trained else "random weights: the pictures are noise"
-            backend = job.backend or "the fastest kernel of this GPU"
-            heading = [f"host: {host.name}", f"model: {weights}", f"attention backend: {backend}"]
-            print("\n".join(heading))
-            clips = sample_all(host, job)
+        clips, heading = _run(options, Path(scratch))
     print("\n" + write_results(options.output, clips, heading))
     print(f"\nvideos, contact_sheet.png and results.md are in {options.output}")
     return 0

@@ -73,3 +73,8 @@ def decode(vae: WanVAE, latents: torch.Tensor) -> torch.Tensor:
     with half_precision(latents.device):
         videos = [vae.decode(denormalised(latent[None])).float().clamp(-1, 1).cpu() for latent in latents]
     return torch.cat(videos)
+
+
+def pixels(video: torch.Tensor) -> torch.Tensor:
+    """(3, frames, height, width) in [-1, 1] to (frames, height, width, 3) uint8."""
+    return ((video + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 3, 0).contiguous()

@@ -13,19 +13,21 @@ from pathlib import Path
 
 import torch
 
+from tools.progress import ProgressBar
+
+from ..contact_sheet import Row, contact_sheet
 from ..demo.captions import CaptionEncoder
 from ..demo.model import DemoModel
-from ..demo.progress import ProgressBar
-from ..demo.sampler import decode, denoise, starting_noise
+from ..demo.sampler import decode, denoise, pixels, starting_noise
 from ..demo.scenes import Scene, random_scene
 from ..demo.wan_dit import WanDiT
 from ..demo.wan_vae import WanVAE
 from .caption_classifier import CLASSIFIER_FILE, CaptionClassifier, shrunk, word_accuracy
-from .sheet import MOMENT, Row, draw_sheet
 from .variants import FULL_PRECISION, use_attention, variants
-from .video_quality import FeatureDistance, VideoQuality, compare, pixels
+from .video_quality import FeatureDistance, VideoQuality, compare
 
 _SHEET_CAPTIONS = 6
+_MOMENT = 0.6  # which frame of a clip is shown, as a share of its length
 _AT_ONCE = {"cuda": 16, "cpu": 1}  # captions that are sampled together
 
 
@@ -106,7 +108,7 @@ class Studio:
             full_latent,
         )
         logits = self.classifier(shrunk(video[None])).cpu()
-        return Clip(quality, logits, frames[round(MOMENT * (len(frames) - 1))].cpu())
+        return Clip(quality, logits, frames[round(_MOMENT * (len(frames) - 1))].cpu())
 
 
 _studio: Studio | None = None  # of this worker process
@@ -138,12 +140,8 @@ def _rounds(model: DemoModel, job: EndToEndJob, device: torch.device, workers: i
 def run_end_to_end(model: DemoModel, job: EndToEndJob, device: torch.device, workers: int, output: Path) -> str:
     """Sample and compare; writes end_to_end.json and end_to_end.png to ``output`` and returns the table as markdown.
 
-    The files are written anew after every few captions, so that a run that is stopped leaves what it had. Raises
-    FileNotFoundError when a file of the model is missing.
+    The files are written anew after every few captions, so that a run that is stopped leaves what it had.
     """
-    for path in (model.dit, model.vae, model.captions, model.folder / CLASSIFIER_FILE):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing. Give the folder of the trained demo model with --model.")
     clips: dict[str, list[Clip]] = {}
     text = ""
     with ProgressBar("captions") as progress:
@@ -174,7 +172,7 @@ def _write(clips: dict[str, list[Clip]], job: EndToEndJob, output: Path) -> str:
     data = {"job": asdict(job), "captions": [scene.caption() for scene in scenes], "results": results}
     (output / "end_to_end.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     rows = [Row(name, [clip.frame for clip in made[:_SHEET_CAPTIONS]]) for name, made in clips.items()]
-    draw_sheet(rows).save(output / "end_to_end.png")
+    contact_sheet(rows).save(output / "end_to_end.png")
     return "\n".join(lines)
 
 

@@ -9,24 +9,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import time
 from pathlib import Path
 
 import torch
 
-from comfy_sage2 import registry
+from comfy_sage2 import machine, registry
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.capture.recorder import CaptureError, load_samples, save_samples
 from comfy_sage2.capture.samples import AttentionSample
+from comfy_sage2.command_line import Parser, at_least_1, existing_file, output_file, output_folder
 from comfy_sage2.options import AttentionOptions
+from tools.progress import ProgressBar
 
 from ..demo.captions import CaptionEncoder
 from ..demo.model import TRAINED_FOLDER, DemoModel
-from ..demo.progress import ProgressBar
 from ..demo.wan_dit import WanDiT
 from . import plots
+from .caption_classifier import CLASSIFIER_FILE
 from .demo_capture import demo_samples
 from .end_to_end import EndToEndJob, run_end_to_end
 from .measurement import measure
@@ -38,26 +39,33 @@ from .synthetic import synthetic_samples
 _SYNTHETIC_LAYERS, _SYNTHETIC_TOKENS = 6, 2304
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lab eval", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("eval-output"), help="folder for tables, JSON and charts")
+def _parser() -> Parser:
+    parser = Parser(prog="python -m lab eval", description=__doc__)
+    parser.add_argument(
+        "--output", type=output_folder, default=Path("eval-output"), help="folder for tables, JSON and charts"
+    )
     parser.add_argument("--model", type=Path, default=TRAINED_FOLDER, help="folder of the demo model")
-    parser.add_argument("--capture", type=Path, nargs="*", default=[], help="captures of your own workflow")
-    parser.add_argument("--save-capture", type=Path, help="keep the demo model's tensors as a capture")
+    parser.add_argument("--capture", type=existing_file, nargs="+", default=[], help="captures of your own workflow")
+    parser.add_argument("--save-capture", type=output_file, help="keep the demo model's tensors as a capture")
     parser.add_argument(
         "--only", nargs="+", choices=("demo", "synthetic", "capture"), help="which tensors; default: all there are"
     )
-    parser.add_argument("--backend", default="auto", help="kernel to measure beside the reference; 'reference': none")
-    parser.add_argument("--device", help="cuda where there is one, else cpu")
+    backends = ["auto", *(backend.name for backend in registry.backends())]
+    parser.add_argument(
+        "--backend", choices=backends, default="auto", help="kernel to measure beside the reference; 'reference': none"
+    )
+    parser.add_argument("--device", type=_device, help="cuda where there is one, else cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=20, help="sampling steps of the demo model")
-    parser.add_argument("--every-step", type=int, default=6, help="which of them are captured")
-    parser.add_argument("--side", type=int, default=256, help="pixels; a multiple of 16")
-    parser.add_argument("--frames", type=int, default=33, help="1 more than a multiple of 4")
-    parser.add_argument("--tokens", type=int, default=_SYNTHETIC_TOKENS, help="of the synthetic tensors")
+    parser.add_argument("--steps", type=at_least_1, default=20, help="sampling steps of the demo model")
+    parser.add_argument("--every-step", type=at_least_1, default=6, help="which of them are captured")
+    parser.add_argument("--side", type=_side, default=256, help="pixels; a multiple of 16")
+    parser.add_argument("--frames", type=_frames, default=33, help="1 more than a multiple of 4")
+    parser.add_argument("--tokens", type=at_least_1, default=_SYNTHETIC_TOKENS, help="of the synthetic tensors")
     parser.add_argument("--end-to-end", action="store_true", help="sample videos with every attention and compare them")
-    parser.add_argument("--prompts", type=int, default=32, help="with --end-to-end: captions, each with its own seed")
-    parser.add_argument("--workers", type=int, default=_cores(), help="with --end-to-end on a CPU: processes")
+    parser.add_argument(
+        "--prompts", type=at_least_1, default=32, help="with --end-to-end: captions, each with its own seed"
+    )
+    parser.add_argument("--workers", type=at_least_1, default=_cores(), help="with --end-to-end on a CPU: processes")
     return parser
 
 
@@ -65,20 +73,57 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _kernel(name: str, device: torch.device) -> str | None:
-    """The accelerated backend to measure, or None for the reference alone."""
-    if name == "reference" or device.type != "cuda":
+def _device(text: str) -> torch.device:
+    """A type of argument: a device that torch can use here."""
+    try:
+        device = torch.device(text)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter: this torch was built without CUDA
+        reason = str(error).splitlines()[0]
+        raise argparse.ArgumentTypeError(f"torch cannot use {text!r} here: {reason}") from None
+    return device
+
+
+def _side(text: str) -> int:
+    side = at_least_1(text)
+    if side % 16:
+        raise argparse.ArgumentTypeError(f"expected a multiple of 16, got {side}")
+    return side
+
+
+def _frames(text: str) -> int:
+    frames = at_least_1(text)
+    if frames % 4 != 1:
+        raise argparse.ArgumentTypeError(f"expected 1 more than a multiple of 4, got {frames}")
+    return frames
+
+
+def _kernel(name: str, device: torch.device, parser: Parser) -> str | None:
+    """The accelerated backend to measure, or None for the reference alone; ends where the named one cannot run."""
+    if name == "reference":
         return None
-    if name != "auto":
-        return registry.get(name).name
-    chosen = registry.choose(AttentionRequest.ordinary(device, AttentionOptions()), accelerated_only=True)
-    return None if chosen is None else chosen.name
+    reasons = registry.explain(AttentionRequest.ordinary(device, AttentionOptions()))
+    if name == "auto":
+        usable = (b.name for b in registry.backends() if b.accelerated and reasons[b.name] is None)
+        return next(usable, None)
+    if reasons[name] is not None:
+        parser.error(f"argument --backend: {name} cannot run here: {reasons[name]}")
+    return name
 
 
-def machine(device: torch.device) -> str:
-    """What the figures were measured on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
-    return f"{name}, torch {torch.__version__.partition('+')[0]}"
+def _check(options: argparse.Namespace, parser: Parser) -> None:
+    """End where an argument asks for something that is not there."""
+    wanted = options.only or []
+    if "capture" in wanted and not options.capture:
+        parser.error("argument --only: capture needs a file, named with --capture")
+    if options.end_to_end or "demo" in wanted:
+        model = DemoModel(options.model, trained=True)
+        files = [model.dit, model.captions]
+        if options.end_to_end:
+            files += [model.vae, model.folder / CLASSIFIER_FILE]
+        for path in files:
+            if not path.is_file():
+                parser.error(f"argument --model: {path} is missing; name the folder of the trained demo model")
 
 
 def _demo(options: argparse.Namespace, device: torch.device) -> list[AttentionSample]:
@@ -140,11 +185,13 @@ def _run_tables(options: argparse.Namespace, device: torch.device, kernel: str |
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; 0 when everything that was asked for was measured."""
-    options = _parser().parse_args(arguments)
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """Run the command; 0 when everything that was asked for was measured, 1 when a capture cannot be read."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    _check(options, parser)
+    device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kernel = _kernel(options.backend, device, parser)
     options.output.mkdir(parents=True, exist_ok=True)
-    kernel = _kernel(options.backend, device)
     start = time.monotonic()
     try:
         if options.end_to_end:
@@ -153,10 +200,10 @@ def main(arguments: list[str]) -> int:
             name = "end_to_end.md"
         else:
             text, name = _run_tables(options, device, kernel), "tables.md"
-    except (CaptureError, FileNotFoundError) as error:
+    except CaptureError as error:
         print(error, file=sys.stderr)
         return 1
-    heading = f"Machine: {machine(device)}; kernel: {kernel or 'none, reference only'}"
+    heading = f"Machine: {machine.summary(device)}; kernel: {kernel or 'none, reference only'}"
     command = " ".join(["python -m lab eval", *arguments])
     text = f"{heading}. Command: `{command}`; {time.monotonic() - start:.0f} s.\n\n{text}\n"
     (options.output / name).write_text(text, encoding="utf-8")

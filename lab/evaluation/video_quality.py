@@ -30,11 +30,6 @@ class VideoQuality:
         return cls(*(sum(getattr(r, field.name) for r in results) / len(results) for field in fields(cls)))
 
 
-def pixels(video: torch.Tensor) -> torch.Tensor:
-    """(3, frames, height, width) in [-1, 1] to (frames, height, width, 3) uint8."""
-    return ((video + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 3, 0).contiguous()
-
-
 def flicker(frames: torch.Tensor) -> float:
     """Mean |x(t+1) - 2 x(t) + x(t-1)| over all pixels of uint8 frames: what jumps back and forth, not what moves on."""
     levels = frames.float()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.demo.comfyui_server import ComfyServer
 from lab.demo.tiny_wan import dit_shapes, write_checkpoint
+from tools.comfyui.server import ComfyServer
 from tools.workflows.chromium import find_chromium
 
 from .hunyuan import hunyuan_shapes

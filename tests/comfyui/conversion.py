@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lab.demo.comfyui_server import Prompt
+from tools.comfyui.server import Prompt
 
 FRONTEND_ONLY = {"MarkdownNote", "Note", "Reroute", "PrimitiveNode"}
 WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3"}

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.comfyui_folders import USUAL
+from tools.comfyui.folders import USUAL
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NEWEST = (0, 33, 0)  # the version that all workflows are made for; older ones lack the newer models
@@ -55,7 +55,7 @@ class Installation:
         if self.version is None:
             return f"the ComfyUI at {self.root} does not say its version in {' or '.join(_VERSION_FILES)}"
         if not comfyui_python().is_file():
-            command = f"python -m tools.host_environment --venv .venv-host --comfyui {self.root}"
+            command = f"python -m tools.comfyui.environment --venv .venv-host --comfyui {self.root}"
             return f"no Python for ComfyUI at {comfyui_python()}: run `{command}`"
         return None
 

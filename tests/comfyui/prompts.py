@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lab.demo.comfyui_server import Prompt
+from tools.comfyui.server import Prompt
 
 DEFAULTS: dict[str, Any] = {
     "mode": "8b",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.demo.comfyui_server import ComfyServer
+from tools.comfyui.server import ComfyServer
 
 from .installations import REPOSITORY
 from .prompts import LATENT, REPORT, sage, sampling, with_report

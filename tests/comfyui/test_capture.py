@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comfy_sage2.capture.recorder import load_samples
-from lab.demo.comfyui_server import ComfyServer, Prompt
+from tools.comfyui.server import ComfyServer, Prompt
 
 from .prompts import LATENT, sampling
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lab.demo.comfyui_host import ComfyHost, reason_too_old
+from lab.demo.comfyui_host import ComfyHost
 from lab.demo.diffusers_host import DiffusersHost
 from lab.demo.job import FULL_PRECISION, Clip, Job
 from lab.demo.metrics import psnr
 from lab.demo.model import TRAINED_FOLDER, DemoModel
+from tools.comfyui.folders import reason_too_old_for_demo
 
 from .installations import Installation, comfyui_python, installations
 
@@ -36,7 +37,7 @@ def model() -> DemoModel:
 @pytest.fixture(scope="module", params=installations(), ids=lambda found: found.name)
 def comfyui(request: pytest.FixtureRequest, model: DemoModel) -> Iterator[ComfyHost]:
     found: Installation = request.param
-    reason = found.reason_missing or reason_too_old(found.root)
+    reason = found.reason_missing or reason_too_old_for_demo(found.root)
     if reason is not None:
         pytest.skip(reason)
     with ComfyHost(found.root, comfyui_python(), model) as server:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from comfy_sage2.policy.document import from_text
-from lab.demo.comfyui_server import ComfyServer
+from tools.comfyui.server import ComfyServer
 from tools.workflows import frontend
 from tools.workflows.chromium import Chromium, find_chromium
 from tools.workflows.graph import Graph, Node

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from lab.baselines import BASELINES
-from lab.demo.comfyui_server import ComfyServer, PromptRefused
+from tools.comfyui.server import ComfyServer, PromptRefused
 
 from .installations import REPOSITORY
 from .prompts import LATENT, REPORT, sage, sampling, with_report

@@ -12,7 +12,7 @@ import torch
 from comfy_sage2.policy.document import from_text
 from comfy_sage2.policy.plan import label
 from comfy_sage2.policy.rules import FAMILIES
-from lab.demo.comfyui_server import ComfyServer, Prompt
+from tools.comfyui.server import ComfyServer, Prompt
 
 from .installations import Installation
 from .prompts import LATENT, REPORT, sage, sampling, with_report

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lab.demo.comfyui_server import ComfyServer, Prompt
+from tools.comfyui.server import ComfyServer, Prompt
 
 from .prompts import LATENT, REPORT, sage, sampling, with_report
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lab.demo.comfyui_server import ANSWER_SECONDS, ComfyServer, Prompt
+from tools.comfyui.server import ANSWER_SECONDS, ComfyServer, Prompt
 from tools.workflows.graph import Graph
 from tools.workflows.shipped import WORKFLOWS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ if importlib.util.find_spec("timm") is None:
     pytest.skip("NOT TESTED HERE, timm is missing: run `make modalities-tests`", allow_module_level=True)
 
 from lab.evaluation.variants import FULL_PRECISION, variants
-from lab.training.modalities import __main__ as command
 from lab.training.modalities import images, language
+from lab.training.modalities import train as command
 from lab.training.modalities.pictures import Pictures
 from lab.training.modalities.replaced_attention import ReplacedAttention
 
@@ -98,8 +97,7 @@ def test_the_command_measures_every_attention(fresh_seed: int, tmp_path: Path, m
     monkeypatch.setattr(language, "train", lambda *_: sharpened(language.LanguageModel()))
     monkeypatch.setattr(images, "train", lambda *_: sharpened(images.classifier()))
     options = ["--device", "cpu", "--kernel", "reference", "--pieces", "1", "--pictures", "4"]
-    monkeypatch.setattr(sys, "argv", ["train_modalities", "--output", str(tmp_path), *options])
-    command.main()
+    assert command.main(["--output", str(tmp_path), *options]) == 0
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert list(results) == list(variants("reference", smooth_v=True))
     table = (tmp_path / "results.md").read_text(encoding="utf-8")

@@ -28,8 +28,7 @@ def test_every_offered_command_has_a_main() -> None:
     [
         ("comfy_sage2", command_line.main, "doctor"),
         ("comfy_sage2", command_line.main, "bench"),
-        ("lab", laboratory.main, "demo"),
-        ("lab", laboratory.main, "eval"),
+        *(("lab", laboratory.main, command) for command in laboratory.COMMANDS),
     ],
 )
 def test_help_of_a_command(
@@ -41,11 +40,66 @@ def test_help_of_a_command(
     assert f"python -m {program} {command}" in capsys.readouterr().out
 
 
-def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+def refused(main: Callable[[list[str]], int], arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command answers wrong arguments with."""
     with pytest.raises(SystemExit) as finished:
-        command_line.main(["dance"])
+        main(arguments)
     assert finished.value.code == 2
-    assert "'dance'" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    return line
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'dance'" in refused(command_line.main, ["dance"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bench", "--shapes", "wan"], "--shapes: shape must be one of paper"),
+        (["bench", "--seconds", "0"], "--seconds: expected a number above 0, got '0'"),
+        (["bench", "--json", "no/such/folder/a.json"], "--json: expected a file in a folder that exists"),
+        (["bench", "--fast"], "unrecognized arguments: --fast"),
+        (["bench", "--plot", "speed.txt"], "--plot: expected a file that ends in .png, .svg or .pdf, got 'speed.txt'"),
+    ],
+)
+def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(command_line.main, arguments, capsys)
+    assert line.startswith(f"python -m comfy_sage2 {arguments[0]}: ") and words in line, line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "--comfyui", "nowhere"], "--comfyui: expected a folder that holds ComfyUI's main.py, got 'nowhere'"),
+        (["demo", "--comfyui-python", "nowhere"], "--comfyui-python: expected a Python"),
+        (["demo", "--output", "README.md/results"], "--output: expected a folder, and a file is in the way"),
+        (["demo", "more"], "unrecognized arguments: more"),
+        (["eval", "--side", "100"], "--side: expected a multiple of 16, got 100"),
+        (["eval", "--frames", "32"], "--frames: expected 1 more than a multiple of 4, got 32"),
+        (["eval", "--steps", "0"], "--steps: expected a whole number of at least 1, got '0'"),
+        (["eval", "--device", "toaster"], "--device: torch cannot use 'toaster' here"),
+        (["eval", "--capture", "nowhere"], "--capture: expected a file, and there is none at 'nowhere'"),
+        (["eval", "--only", "capture"], "--only: capture needs a file, named with --capture"),
+        (["eval", "--only", "demo", "--model", "nowhere"], "is missing; name the folder of the trained demo model"),
+        (["eval", "--backend", "sm42"], "--backend: invalid choice: 'sm42'"),
+        (
+            ["eval", "--backend", "sm90", "--device", "cpu"],
+            "--backend: sm90 cannot run here: the tensors must be on a CUDA device",
+        ),
+        (["steps", "--comfyui", "nowhere"], "--comfyui: expected a folder"),
+        (["train-modalities"], "the following arguments are required: --output"),
+        (["train-demo-model", "--output", "a", "--work", "b", "--dit-layers", "0"], "--dit-layers: expected a whole"),
+    ],
+)
+def test_wrong_arguments_of_the_laboratory(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    line = refused(laboratory.main, arguments, capsys)
+    assert line.startswith(f"python -m lab {arguments[0]}: ") and words in line, line
 
 
 WITHOUT_TORCH = """

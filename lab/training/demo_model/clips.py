@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lab.demo.scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES, Scene
+from ...demo.scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES, Scene
 
 CANVAS = 256
 FRAMES = 33

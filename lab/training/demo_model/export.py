@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from lab.demo.captions import CaptionEncoder
-from lab.demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE
+from ...demo.captions import CaptionEncoder
+from ...demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE
 
 
 def export_model(folder: Path, dit: nn.Module, vae: nn.Module, encoder: CaptionEncoder) -> None:
@@ -30,16 +27,3 @@ def export_weights(path: Path, model: nn.Module) -> None:
     if broken:
         raise ValueError(f"{path.name}: weights beyond half precision or not finite: {', '.join(broken)}")
     save_file(tensors, path, metadata={"format": "pt"})
-
-
-def write_png(path: Path, pixels: torch.Tensor) -> None:
-    """Write (height, width, 3) uint8 as PNG."""
-    height, width, _ = pixels.shape
-    rows = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), pixels.flatten(1)], dim=1)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = zlib.compress(rows.numpy().tobytes(), 9)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b""))

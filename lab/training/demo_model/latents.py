@@ -15,12 +15,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from lab.demo.captions import CAPTION_LENGTH, CaptionEncoder
-from lab.demo.sampler import half_precision
-from lab.demo.scenes import random_scene
-from lab.demo.wan_statistics import WAN_MEAN, WAN_STD, normalised
-from lab.demo.wan_vae import WanVAE
-
+from ...demo.captions import CAPTION_LENGTH, CaptionEncoder
+from ...demo.sampler import half_precision
+from ...demo.scenes import random_scene
+from ...demo.wan_statistics import WAN_MEAN, WAN_STD, normalised
+from ...demo.wan_vae import WanVAE
 from . import clips
 
 

@@ -6,10 +6,9 @@ import random
 
 import torch
 
-from lab.demo.sampler import half_precision
-from lab.demo.scenes import Scene, random_scene
-from lab.evaluation.caption_classifier import FRAMES, SIDE, CaptionClassifier, loss, targets, word_accuracy
-
+from ...demo.sampler import half_precision
+from ...demo.scenes import Scene, random_scene
+from ...evaluation.caption_classifier import FRAMES, SIDE, CaptionClassifier, loss, targets, word_accuracy
 from . import clips
 from .run import Run
 from .state import Schedule, TrainingState

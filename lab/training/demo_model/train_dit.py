@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from lab.demo.captions import CaptionEncoder
-from lab.demo.sampler import TIMESTEPS, half_precision
-from lab.demo.wan_dit import WanDiT
-
+from ...demo.captions import CaptionEncoder
+from ...demo.sampler import TIMESTEPS, half_precision
+from ...demo.wan_dit import WanDiT
 from .latents import LatentSet
 from .run import Run
 from .state import Schedule, TrainingState

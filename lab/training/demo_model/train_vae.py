@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 
-from lab.demo.sampler import half_precision
-from lab.demo.scenes import random_scene
-from lab.demo.wan_vae import WanVAE
-
+from ...demo.sampler import half_precision
+from ...demo.scenes import random_scene
+from ...demo.wan_vae import WanVAE
 from . import clips
 from .run import Run
 from .state import Schedule, TrainingState

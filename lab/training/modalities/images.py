@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional as F
 
-from lab.demo.comfyui_launch import TorchvisionOperators
-from lab.demo.sampler import half_precision
-from lab.demo.scenes import SHAPES
-from lab.training.demo_model.run import Run
-from lab.training.demo_model.state import Schedule, TrainingState
+from tools.comfyui.launch import TorchvisionOperators
 
+from ...demo.sampler import half_precision
+from ...demo.scenes import SHAPES
+from ..demo_model.run import Run
+from ..demo_model.state import Schedule, TrainingState
 from .pictures import SIDE, Pictures
 from .replaced_attention import ReplacedAttention
 from .transformer import AttentionFunction

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lab.demo.sampler import half_precision
-from lab.training.demo_model.run import Run
-from lab.training.demo_model.state import Schedule, TrainingState
-
+from ...demo.sampler import half_precision
+from ..demo_model.run import Run
+from ..demo_model.state import Schedule, TrainingState
 from .transformer import AttentionFunction, Trunk, causal_attention
 
 SYMBOLS = 128

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from lab.demo.scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES
-from lab.training.demo_model import clips
+from ...demo.scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES
+from ..demo_model import clips
 
 SIDE = 64
 THINGS = 4

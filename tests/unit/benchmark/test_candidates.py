@@ -121,11 +121,6 @@ def test_without_a_gpu_bench_says_so(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "bench needs a CUDA device" in capsys.readouterr().err
 
 
-def test_bench_refuses_unknown_shapes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--shapes", "wan"]) == 1
-    assert "got 'wan'" in capsys.readouterr().err
-
-
 def test_bench_says_that_matplotlib_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

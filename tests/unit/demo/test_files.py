@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import av
 import pytest
 import torch
 
-from lab.demo.job import VARIANTS, Clip
-from lab.demo.progress import ProgressBar
+from lab.contact_sheet import Row, contact_sheet, spread
+from lab.demo.finished import FinishedClips, fingerprint
+from lab.demo.job import PURPOSES, Clip, Job
+from lab.demo.model import TRAINED_FOLDER, DemoModel
 from lab.demo.run import table, write_results
-from lab.demo.videos import contact_sheet, write_mp4
+from lab.demo.videos import write_mp4
+from tools.progress import Activity, ProgressBar, run_showing
 
 
 def clip(variant: str, brightness: int) -> Clip:
@@ -22,7 +28,7 @@ def clip(variant: str, brightness: int) -> Clip:
 
 @pytest.fixture
 def clips() -> list[Clip]:
-    return [clip(variant, 100 + 10 * index) for index, variant in enumerate(VARIANTS)]
+    return [clip(variant, 100 + 10 * index) for index, variant in enumerate(PURPOSES)]
 
 
 def test_mp4_plays_back(tmp_path: Path) -> None:
@@ -35,7 +41,7 @@ def test_mp4_plays_back(tmp_path: Path) -> None:
 
 
 def test_contact_sheet_has_a_row_for_each_clip(clips: list[Clip]) -> None:
-    sheet = contact_sheet(clips)
+    sheet = contact_sheet([Row(clip.variant, spread(clip.frames)) for clip in clips])
     row = sheet.height // len(clips)
     colors = [sheet.getpixel((5, index * row + row // 2)) for index in range(len(clips))]
     assert colors == [(brightness,) * 3 for brightness in range(100, 100 + 10 * len(clips), 10)]
@@ -43,16 +49,16 @@ def test_contact_sheet_has_a_row_for_each_clip(clips: list[Clip]) -> None:
 
 def test_table(clips: list[Clip]) -> None:
     lines = table(clips).splitlines()
-    assert lines[2] == "| full precision | inf | 1.0000 | 1.00000 | 1.50 |"
+    assert lines[2] == f"| full precision | inf | 1.0000 | 1.00000 | 1.50 | {PURPOSES['full precision']} |"
     assert lines[3].startswith("| 8b | 28.13 |")
-    assert len(lines) == 2 + len(VARIANTS)
+    assert len(lines) == 2 + len(PURPOSES)
 
 
 def test_all_results_are_written(clips: list[Clip], tmp_path: Path) -> None:
     text = write_results(tmp_path, clips, ["host: none"])
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {"full_precision.mp4", "8b.mp4", "4b.mp4", "SageAttention1.mp4", "contact_sheet.png", "results.md"}
-    assert len(names) == len(VARIANTS) + 2
+    assert len(names) == len(PURPOSES) + 2
     assert text.startswith("host: none\n")
     assert "note of 4b" in text
 
@@ -84,3 +90,58 @@ def test_progress_of_failed_work_does_not_say_done() -> None:
     with pytest.raises(KeyError), ProgressBar("work", log):
         raise KeyError
     assert "100%" not in log.getvalue()
+
+
+def test_an_activity_tells_its_end_in_a_log() -> None:
+    log = io.StringIO()
+    with Activity("loading", log) as activity:
+        activity("half")
+    assert log.getvalue().split() == ["loading", "0", "s", "done"]
+    with pytest.raises(KeyError), Activity("loading", log):
+        raise KeyError
+    assert log.getvalue().split()[-1] == "failed"
+
+
+def test_a_command_is_shown_line_by_line() -> None:
+    screen = Terminal()
+    script = "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)"
+    with Activity("work", screen) as activity:
+        status, lines = run_showing([sys.executable, "-u", "-c", script], activity)
+    assert status == 3
+    assert sorted(line.strip() for line in lines) == ["one", "two"]
+    assert "one" in screen.getvalue() and "two" in screen.getvalue()
+
+
+def test_finished_clips_are_used_again_only_for_the_same(tmp_path: Path) -> None:
+    made = clip("full precision", 100)
+    FinishedClips(tmp_path, "a").put(made)
+    again = FinishedClips(tmp_path, "a").get("full precision")
+    assert again is not None
+    assert torch.equal(again.frames, made.frames) and torch.equal(again.latent, made.latent)
+    assert (again.variant, again.seconds, again.note) == (made.variant, made.seconds, made.note)
+    assert FinishedClips(tmp_path, "b").get("full precision") is None
+    assert FinishedClips(tmp_path, "a").get("8b") is None
+    (tmp_path / "8b.safetensors").write_bytes(b"not a file of tensors")
+    assert FinishedClips(tmp_path, "a").get("8b") is None
+
+
+def test_the_fingerprint_changes_with_what_makes_a_clip(tmp_path: Path) -> None:
+    job = Job("a red ball", 64, 64, 5, 2, 4.0, 3.0, 7, "reference")
+    trained = DemoModel(TRAINED_FOLDER, trained=True)
+    other = DemoModel(tmp_path, trained=False)
+    for mine, theirs in ((other.dit, trained.dit), (other.vae, trained.vae), (other.captions, trained.captions)):
+        shutil.copyfile(theirs, mine)
+    other.captions.write_bytes(b"others")
+    sources = tmp_path / "host"
+    sources.mkdir()
+    (sources / "a.py").write_text("a = 1")
+
+    def made(job: Job = job, model: DemoModel = trained, host: str = "host") -> str:
+        return fingerprint(job, model, host, Path(sys.executable), [sources])
+
+    first = made()
+    assert made() == first
+    changed = {made(replace(job, seed=8)), made(model=other), made(host="another")}
+    (sources / "a.py").write_text("a = 2")
+    changed.add(made())
+    assert len(changed) == 4 and first not in changed

@@ -9,11 +9,12 @@ import torch
 
 from lab.baselines import BASELINES
 from lab.demo.captions import CaptionEncoder
-from lab.demo.comfyui_host import reason_too_old, shipped_job, shipped_workflow
+from lab.demo.comfyui_host import shipped_job, shipped_workflow
 from lab.demo.diffusers_host import DiffusersHost, load_transformer, load_vae
 from lab.demo.job import BASELINE_NOTE, FULL_PRECISION, Job
 from lab.demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE, DemoModel, demo_model
 from lab.demo.tiny_wan import dit_shapes, random_weights
+from tools.comfyui.folders import reason_too_old_for_demo
 
 
 @pytest.fixture(scope="module")
@@ -104,4 +105,4 @@ def test_workflow_and_job_agree_with_the_model() -> None:
 @pytest.mark.parametrize(("version", "fits"), [("0.3.64", False), ("0.8.0", True), ("0.33.0", True), ("1.0.0", True)])
 def test_versions_of_comfyui(version: str, fits: bool, tmp_path: Path) -> None:
     (tmp_path / "comfyui_version.py").write_text(f'__version__ = "{version}"\n')
-    assert (reason_too_old(tmp_path) is None) == fits
+    assert (reason_too_old_for_demo(tmp_path) is None) == fits

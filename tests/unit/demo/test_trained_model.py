@@ -11,12 +11,12 @@ from lab.demo.captions import CaptionEncoder, vocabulary
 from lab.demo.diffusers_host import load_transformer, load_vae
 from lab.demo.metrics import psnr
 from lab.demo.model import TRAINED_FOLDER, DemoModel, demo_model
+from lab.demo.sampler import pixels
 from lab.demo.scenes import Scene, Thing, random_scene
 from lab.demo.wan_dit import WanDiT
 from lab.demo.wan_statistics import normalised
 from lab.demo.wan_vae import WanVAE
 from lab.evaluation.caption_classifier import CLASSIFIER_FILE, FRAMES, SIDE, CaptionClassifier, word_accuracy
-from lab.evaluation.video_quality import pixels
 from lab.training.demo_model import clips
 
 MODEL = DemoModel(TRAINED_FOLDER, trained=True)

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from lab.demo.captions import CaptionEncoder
-from lab.demo.model import demo_model
-from lab.demo.sampler import denoise, starting_noise
+from lab.demo.model import DIT_FILE, demo_model
+from lab.demo.sampler import denoise, pixels, starting_noise
 from lab.demo.scenes import random_scene
 from lab.demo.wan_dit import WanDiT
 from lab.demo.wan_vae import WanVAE
@@ -20,7 +20,7 @@ from lab.evaluation.caption_classifier import CLASSIFIER_FILE, CaptionClassifier
 from lab.evaluation.demo_capture import demo_samples
 from lab.evaluation.run import main
 from lab.evaluation.variants import FULL_PRECISION, use_attention, variants
-from lab.evaluation.video_quality import FeatureDistance, flicker, pixels
+from lab.evaluation.video_quality import FeatureDistance, flicker
 
 RNG = random.Random(0)
 SCENES = [random_scene(RNG) for _ in range(20)]
@@ -126,5 +126,7 @@ def test_the_command_compares_videos(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_model_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--end-to-end", "--model", str(tmp_path / "no"), "--output", str(tmp_path)]) == 1
-    assert "no" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as finished:
+        main(["--end-to-end", "--model", str(tmp_path / "no"), "--output", str(tmp_path)])
+    assert finished.value.code == 2
+    assert f"{tmp_path / 'no' / DIT_FILE} is missing" in capsys.readouterr().err

@@ -103,9 +103,11 @@ def test_the_command_writes_tables_data_and_charts(tmp_path: Path, samples: list
         assert (tmp_path / "capture_mine.png").stat().st_size > 1000
 
 
-def test_a_missing_capture_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", "capture", "--capture", str(tmp_path / "no"), "--output", str(tmp_path)]) == 1
-    assert "no" in capsys.readouterr().err
+def test_a_broken_capture_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"no tensors")
+    assert main(["--only", "capture", "--capture", str(broken), "--output", str(tmp_path)]) == 1
+    assert "broken.safetensors" in capsys.readouterr().err
 
 
 def test_charts_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from lab.demo.scenes import MOTIONS, SHAPES, SIZES
 from lab.evaluation.variants import FULL_PRECISION, variants
 from lab.training import modalities as train_modalities
 from lab.training.demo_model import clips
-from lab.training.modalities import __main__ as command
 from lab.training.modalities import language
+from lab.training.modalities import train as command
 from lab.training.modalities.pictures import SIDE, Pictures
 from lab.training.modalities.replaced_attention import ReplacedAttention
 
@@ -142,8 +142,7 @@ def run_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setitem(sys.modules, missing, None)  # Python then says that there is no such module
         monkeypatch.setattr(language, "train", lambda *_: pytest.fail("trained"))
-        monkeypatch.setattr(sys, "argv", ["train_modalities", "--output", str(tmp_path / "out"), "--device", "cpu"])
-        command.main()
+        command.main(["--output", str(tmp_path / "out"), "--device", "cpu"])
 
     return run
 

@@ -18,7 +18,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-LAUNCHER = Path(__file__).with_name("comfyui_launch.py")
+LAUNCHER = Path(__file__).with_name("launch.py")
 START_SECONDS = 600  # ComfyUI imports gigabytes, on a slow disk too
 ANSWER_SECONDS = 300  # while a compiler is at work the server hardly gets a turn
 PROMPT_SECONDS = 3600  # a whole video on a busy CPU takes its time
@@ -57,6 +57,18 @@ class ComfyServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ComfyServer:
+        try:
+            self.start()
+        except BaseException:  # Ctrl-C, too: nobody else would end the process
+            self.stop()
+            raise
+        return self
+
+    def start(self, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """Start the process and wait until it answers, calling `while_waiting` meanwhile.
+
+        RuntimeError with the end of the log when it ends or does not answer; the caller has to `stop` it then, too.
+        """
         # Threads that spin while they wait starve each other wherever something else runs on the machine.
         threads = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
         environment = {**os.environ, **threads, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -68,16 +80,21 @@ class ComfyServer:
                 raise RuntimeError(f"{self.root} ended while starting:\n{self.tail()}")
             try:
                 self.get("/system_stats")
-                return self
+                return
             except OSError:  # not there yet, or too busy
+                while_waiting()
                 time.sleep(0.25)
-        self._process.kill()
         raise RuntimeError(f"{self.root} did not answer within {START_SECONDS} s:\n{self.tail()}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process is not None
+        self.stop()
+
+    def stop(self) -> None:
+        """End the process; it gets 20 seconds to do so itself."""
+        if self._process is None:
+            return
         self._process.terminate()
         try:
             self._process.wait(20)

@@ -1,9 +1,9 @@
 """Seconds a sampling step of Wan 2.1 in ComfyUI with different attentions, in one process and without a server.
 
-    python -m tools.measure_comfyui_steps --comfyui ~/ComfyUI --json steps.json
+    python -m lab steps --comfyui ~/ComfyUI --json steps.json
 
 The models have the shapes of the real ones and random weights: what a step costs does not depend on their values. Run
-it with a Python that has ComfyUI's requirements, comfy-kitchen among them for the row of the host's INT8 attention.
+it with a Python that has ComfyUI's requirements, comfy-kitchen among them for the row of ComfyUI's INT8 attention.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from typing import Any
 
 import torch
 
+from comfy_sage2 import machine
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.sampling import sessions_of
 from comfy_sage2.comfyui.settings import Settings
-from lab.demo import tiny_wan
-from lab.demo.comfyui_launch import TorchvisionOperators
+from comfy_sage2.command_line import Parser, at_least_1, output_file
+from tools.comfyui.folders import comfyui_folder, comfyui_folders
+from tools.comfyui.launch import TorchvisionOperators
 
-from .comfyui_folders import comfyui_folders
+from ..demo import tiny_wan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TEXT_TOKENS, TEXT_CHANNELS = 512, 4096
-DEFAULT, NOTHING = "host default", "attention for nothing"
+DEFAULT, NOTHING = "ComfyUI's default", "attention for nothing"
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def load(model: Model, dtype: torch.dtype, device: torch.device) -> Any:
         weights, model_options={"dtype": dtype, "load_device": device, "offload_device": device}
     )
     if patcher is None:
-        raise SystemExit("this ComfyUI does not recognise the weights as those of Wan 2.1")
+        raise SystemExit("this ComfyUI does not recognize the weights as those of Wan 2.1")
     return patcher
 
 
@@ -126,10 +128,10 @@ def _comfy_kitchen(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 def attentions(patcher: Any, modes: list[str], device: torch.device) -> Iterator[tuple[str, Any]]:
     """Name and model of each attention; says which are left out."""
-    import comfy.ldm.modules.attention as host
+    import comfy.ldm.modules.attention as comfyui_attention
 
     yield DEFAULT, patcher.clone()
-    if getattr(host, "COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE", False):
+    if getattr(comfyui_attention, "COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE", False):
         yield "comfy-kitchen int8", with_override(patcher, _comfy_kitchen)
     else:
         print("comfy-kitchen int8: left out, its INT8 attention is not available here")
@@ -187,7 +189,7 @@ def measure(
 
 
 def table(results: list[Measurement]) -> Iterator[str]:
-    """A line for each measurement, with the speed relative to the host's default attention."""
+    """A line for each measurement, with the speed relative to ComfyUI's default attention."""
     default = {(result.model, result.dtype): result.seconds_a_step for result in results if result.attention == DEFAULT}
     yield "| model | tokens | dtype | attention | seconds a step | least to most | times as fast | peak GiB |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
@@ -209,18 +211,23 @@ def enter_comfyui(folder: Path) -> str:
     return importlib.import_module("comfyui_version").__version__
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--comfyui", type=Path, help="folder of ComfyUI (default: the first one found)")
+def main(arguments: list[str]) -> int:
+    """Run the command; 0 when everything was measured."""
+    parser = Parser(
+        prog="python -m lab steps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--comfyui", type=comfyui_folder, help="folder of ComfyUI (default: the first one found)")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["wan-1.3b-480p", "wan-14b-720p"])
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--modes", nargs="+", choices=list(NODES), default=["8b"], help="of our node")
-    parser.add_argument("--steps", type=int, help="steps to time (default: 5 of the small model, 1 of the large one)")
-    parser.add_argument("--json", type=Path, help="write the result here")
-    arguments = parser.parse_args()
-    folders = [arguments.comfyui] if arguments.comfyui else comfyui_folders()
+    parser.add_argument(
+        "--steps", type=at_least_1, help="steps to time (default: 5 of the small model, 1 of the large one)"
+    )
+    parser.add_argument("--json", type=output_file, help="write the result here")
+    options = parser.parse_args(arguments)
+    folders = [options.comfyui] if options.comfyui else comfyui_folders()
     if not folders:
-        raise SystemExit("no ComfyUI on this machine: name its folder with --comfyui")
+        parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")
     version = enter_comfyui(folders[0].resolve())
     logging.getLogger().setLevel(logging.WARNING)
     import comfy.model_management
@@ -228,19 +235,16 @@ def main() -> None:
     device = comfy.model_management.get_torch_device()
     results = []
     with torch.inference_mode():
-        for name in arguments.models:
+        for name in options.models:
             model = MODELS[name]
-            for dtype_name in arguments.dtypes:
-                results += measure(name, model, dtype_name, arguments.modes, arguments.steps or model.steps, device)
+            for dtype_name in options.dtypes:
+                results += measure(name, model, dtype_name, options.modes, options.steps or model.steps, device)
                 comfy.model_management.unload_all_models()
                 gc.collect()
                 comfy.model_management.soft_empty_cache()
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    print(f"\nComfyUI {version}, torch {torch.__version__}, {gpu}\n", *table(results), sep="\n")
-    if arguments.json:
-        document = {"comfyui": version, "torch": torch.__version__, "gpu": gpu, "steps": [asdict(r) for r in results]}
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    about = machine.summary(device)
+    print(f"\nComfyUI {version}, {about}\n", *table(results), sep="\n")
+    if options.json:
+        document = {"comfyui": version, "machine": about, "steps": [asdict(result) for result in results]}
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0

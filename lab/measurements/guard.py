@@ -1,6 +1,6 @@
 """What the guard and a calibration cost: a stand-in for a diffusion transformer, sampled with and without them.
 
-    python -m tools.measure_guard
+    python -m lab guard
 
 Each layer projects to Q, K and V, attends through the node's override, and projects back, in bf16, so that the GPU has
 work before and after each attention call as in a model. Needs a GPU that an accelerated backend supports.
@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 
+from comfy_sage2 import machine
 from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.observe.calibration import Calibration
 from comfy_sage2.comfyui.serve.serving import Serving, probe
 from comfy_sage2.comfyui.serve.session import Override, Session
 from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.command_line import Parser
 from comfy_sage2.policy.signature import Signature
 
 
@@ -89,27 +91,30 @@ class Model:
         return (time.perf_counter() - started) / steps
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str]) -> int:
+    """Run the command; 0 when everything was measured, 1 when that is not possible here."""
+    parser = Parser(
+        prog="python -m lab guard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="part of a shape's name, such as flux")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        raise SystemExit("measure_guard needs a CUDA device, and torch finds none")
+        raise SystemExit("guard needs a CUDA device, and torch finds none")
     device = torch.device("cuda", torch.cuda.current_device())
     expected = probe(device, Settings())
     if expected.reason is not None:
         raise SystemExit(f"no accelerated backend: {expected.reason}")
-    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {expected.backend}, bf16")
+    print(f"{machine.summary(device)}, {expected.backend}, bf16")
     print(
         "| attention of | layers | a call, ms | guard once a pass, of the call | guard at each call | "
         "calibration of 20 steps, of the sampling |"
     )
     print("| --- | --- | --- | --- | --- | --- |")
-    for shape in [shape for shape in SHAPES if arguments.only.lower() in shape.name.lower()]:
+    for shape in [shape for shape in SHAPES if options.only.lower() in shape.name.lower()]:
         with torch.no_grad():
             plain, guarded = (Session(Serving(Settings(guard=guard), expected)) for guard in (False, True))
             print(row(Model(shape, device), plain, guarded))
+    return 0
 
 
 def row(model: Model, plain: Session, guarded: Session) -> str:
@@ -148,7 +153,3 @@ def share(extra: list[float], of: float) -> str:
     low = ranked[max(0, math.floor(len(ranked) / 2 - half_width))]
     high = ranked[min(len(ranked) - 1, math.ceil(len(ranked) / 2 + half_width))]
     return f"{statistics.median(ranked) / of:.1%} ({low / of:.1%} to {high / of:.1%})"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,9 @@
 """Trains the demo model: one command, one GPU, less than seven minutes on an H200.
 
-    python -m lab.training.demo_model --output models/demo --work build/train_demo_model
+    python -m lab train-demo-model --output lab/models/demo --work build/train_demo_model
 
 Every stage has a budget of time rather than of steps. The work folder holds checkpoints: the same command goes on where
-the last one was stopped, and does nothing but export once training is done. With `--continue-from models/demo` an
+the last one was stopped, and does nothing but export once training is done. With `--continue-from lab/models/demo` an
 exported model is trained on: its VAE stays, its diffusion model starts from where it was. Runs are seeded, but how many
 steps fit into the budget depends on the machine, so that two runs give models that are alike and not identical.
 """
@@ -17,18 +17,21 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from lab.demo.captions import CaptionEncoder
-from lab.demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE
-from lab.demo.scenes import random_scene
-from lab.demo.wan_dit import DiTShape, WanDiT
-from lab.demo.wan_vae import WanVAE
-from lab.evaluation.caption_classifier import CLASSIFIER_FILE
+from comfy_sage2.command_line import Parser, above_0, at_least_1, output_folder
 
+from ...contact_sheet import Row, contact_sheet, spread
+from ...demo.captions import CaptionEncoder
+from ...demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE
+from ...demo.sampler import pixels
+from ...demo.scenes import random_scene
+from ...demo.wan_dit import DiTShape, WanDiT
+from ...demo.wan_vae import WanVAE
+from ...evaluation.caption_classifier import CLASSIFIER_FILE
 from . import clips
-from .export import export_model, export_weights, write_png
+from .export import export_model, export_weights
 from .latents import LatentSet, give_wan_statistics
 from .run import Run
-from .sample import contact_sheet, reconstruction_psnr, sample
+from .sample import reconstruction_psnr, sample
 from .train_classifier import train_classifier
 from .train_dit import train_dit
 from .train_vae import LATENT_NOISE, train_vae
@@ -37,23 +40,27 @@ _STATISTICS_CLIPS = 64
 _SHEET_SEED = 1234
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m lab.training.demo_model", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder for the model files")
-    parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog="python -m lab train-demo-model",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=output_folder, required=True, help="folder for the model files")
+    parser.add_argument("--work", type=output_folder, required=True, help="folder for checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--vae-dim", type=int, default=16, help="channels of the VAE at full resolution")
-    parser.add_argument("--dit-dim", type=int, default=256, help="a multiple of 128")
-    parser.add_argument("--dit-ffn-dim", type=int, default=1024)
-    parser.add_argument("--dit-layers", type=int, default=6)
-    parser.add_argument("--vae-seconds", type=float, default=100)
-    parser.add_argument("--latent-seconds", type=float, default=40, help="for drawing and encoding clips")
-    parser.add_argument("--classifier-seconds", type=float, default=15)
-    parser.add_argument("--dit-seconds", type=float, default=200)
+    parser.add_argument("--vae-dim", type=at_least_1, default=16, help="channels of the VAE at full resolution")
+    parser.add_argument("--dit-dim", type=at_least_1, default=256, help="a multiple of 128")
+    parser.add_argument("--dit-ffn-dim", type=at_least_1, default=1024)
+    parser.add_argument("--dit-layers", type=at_least_1, default=6)
+    parser.add_argument("--vae-seconds", type=above_0, default=100)
+    parser.add_argument("--latent-seconds", type=above_0, default=40, help="for drawing and encoding clips")
+    parser.add_argument("--classifier-seconds", type=above_0, default=15)
+    parser.add_argument("--dit-seconds", type=above_0, default=200)
     parser.add_argument("--continue-from", type=Path, metavar="FOLDER", help="an exported model to train on")
-    parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="save and stop; run again to go on")
-    return parser.parse_args()
+    parser.add_argument("--stop-after", type=above_0, metavar="SECONDS", help="save and stop; run again to go on")
+    return parser.parse_args(arguments)
 
 
 def _encoder(arguments: argparse.Namespace) -> CaptionEncoder:
@@ -103,12 +110,14 @@ def _show(arguments: argparse.Namespace, dit: WanDiT, vae: WanVAE, encoder: Capt
     print(f"VAE: {psnr:.2f} dB on {len(scenes)} whole clips")
     captions = [scene.caption() for scene in scenes]
     videos = sample(dit, vae, encoder, captions, seed=arguments.seed)
-    write_png(arguments.work / "samples.png", contact_sheet(videos))
+    rows = [Row(caption, spread(pixels(video))) for caption, video in zip(captions, videos, strict=True)]
+    contact_sheet(rows).save(arguments.work / "samples.png")
     print("\n".join(captions))
 
 
-def main() -> None:
-    arguments = _arguments()
+def main(command_line: list[str]) -> int:
+    """Run the command; 0 when training is done or was stopped as asked for."""
+    arguments = _parse(command_line)
     run = Run(arguments.stop_after)
     device = torch.device(arguments.device)
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -120,7 +129,7 @@ def main() -> None:
     vae = _vae(arguments, device, run)
     if vae is None:
         print("stopped in the VAE's training; run the same command to go on")
-        return
+        return 0
     data = _latents(arguments, vae, encoder, device)
     dit = train_dit(
         _dit(arguments, device),
@@ -138,11 +147,8 @@ def main() -> None:
     _show(arguments, dit, vae, encoder)
     if run.over:
         print("stopped in the diffusion model's training; run the same command to go on")
-        return
+        return 0
     if not (arguments.output / CLASSIFIER_FILE).exists():
         classifier = train_classifier(arguments.classifier_seconds, arguments.seed + 3, device, run)
         export_weights(arguments.output / CLASSIFIER_FILE, classifier)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import sys
 import torch
-from lab.demo.comfyui_launch import TorchvisionOperators
+from tools.comfyui.launch import TorchvisionOperators
 torch.version.cuda = {cuda!r}
 sys.meta_path.insert(0, TorchvisionOperators())
 import torchvision

@@ -1,6 +1,6 @@
 """Trains a language model and an image classifier for minutes, and measures them with every attention.
 
-    python -m lab.training.modalities --output build/modalities
+    python -m lab train-modalities --output build/modalities
 
 The paper's other modalities at a size that can be trained anywhere: a GPU makes better models, a CPU will do. Results
 are printed as markdown and written to results.md and results.json; the models are not kept: the command makes them.
@@ -11,37 +11,42 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 import torch
 
-from lab.evaluation.run import machine
-from lab.evaluation.variants import variants
+from comfy_sage2 import machine
+from comfy_sage2.command_line import Parser, above_0, at_least_1, output_folder
 
+from ...evaluation.variants import variants
 from . import language
 
 # requirements/modalities.txt says why the project's first environment has no timm.
 _TIMM_MISSING = """{name} is missing: the image classifier is timm's, which needs torchvision. Either
     make modalities-environment
-    .venv-modalities/bin/python -m lab.training.modalities …
+    .venv-modalities/bin/python -m lab train-modalities …
 or, to keep the torch that is there, install timm and the torchvision that belongs to that torch."""
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m lab.training.modalities", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog="python -m lab train-modalities",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=output_folder, required=True, help="folder for the results")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--language-seconds", type=float, default=60)
-    parser.add_argument("--images-seconds", type=float, default=30)
-    parser.add_argument("--pieces", type=int, default=128, help="of the test text, 1,024 symbols each")
-    parser.add_argument("--pictures", type=int, default=2048, help="to test on")
+    parser.add_argument("--language-seconds", type=above_0, default=60)
+    parser.add_argument("--images-seconds", type=above_0, default=30)
+    parser.add_argument("--pieces", type=at_least_1, default=128, help="of the test text, 1,024 symbols each")
+    parser.add_argument("--pictures", type=at_least_1, default=2048, help="to test on")
     parser.add_argument("--kernel", help="a kernel backend to measure beside the reference, for example sm90")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
-def main() -> None:
-    arguments = _arguments()
+def main(command_line: list[str]) -> int:
+    """Run the command; 0 when both models were trained and measured."""
+    arguments = _parse(command_line)
     try:
         from . import images
     except ModuleNotFoundError as error:
@@ -64,7 +69,7 @@ def main() -> None:
         for name, attend in variants(arguments.kernel, smooth_v=True).items()
     }
     lines = [
-        f"Machine: {machine(device)}. "
+        f"Machine: {machine.summary(device)}. "
         f"Training: {arguments.language_seconds:.0f} s and {arguments.images_seconds:.0f} s.",
         "",
         "| Attention | Perplexity | Next-symbol accuracy | Image loss | Image accuracy |",
@@ -76,7 +81,4 @@ def main() -> None:
     print("\n".join(lines))
     (arguments.output / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (arguments.output / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -1,6 +1,8 @@
 """Run a ComfyUI's main.py, also where torch is a CPU build and torchvision is not.
 
-usage: python comfyui_launch.py /path/to/ComfyUI [arguments of main.py]
+    python tools/comfyui/launch.py /path/to/ComfyUI [arguments of main.py]
+
+It is started as a file, in ComfyUI's environment and outside of this project.
 
 torchvision's CUDA extension does not load beside a CPU torch, and importing torchvision then fails because its
 operators have no schema. Declaring the two schemas that it looks for is enough: it goes on without its extension.
@@ -53,6 +55,6 @@ if __name__ == "__main__":
     root = os.path.abspath(sys.argv[1])
     sys.meta_path.insert(0, TorchvisionOperators())
     sys.argv = [os.path.join(root, "main.py"), *sys.argv[2:]]
-    sys.path.insert(0, root)
+    sys.path[0] = root  # in place of this file's folder, whose modules ComfyUI must not see
     os.chdir(root)
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,0 +1,65 @@
+"""Facts about this machine, for reports: Python, torch, the driver, GPUs. Nothing that tells whose machine it is."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import torch
+
+
+def python() -> str:
+    """Python's version and the system it runs on."""
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+
+
+def torch_build() -> str:
+    """torch's version and the CUDA that it was built for."""
+    cuda = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    return f"{torch.__version__}, {cuda}"
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or which CPU architecture it is."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+
+
+def summary(device: torch.device) -> str:
+    """What figures were measured on, in one line: device, driver of a GPU, torch."""
+    driver = f", driver {driver_version()}" if device.type == "cuda" else ""
+    return f"{device_name(device)}{driver}, torch {torch.__version__.partition('+')[0]}"
+
+
+def nvidia_smi(fields: Sequence[str]) -> list[dict[str, str]]:
+    """What `nvidia-smi` says of each GPU, by field; empty when it does not run.
+
+    Its order of GPUs need not be torch's.
+    """
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
+    return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version, or that it is unknown."""
+    found = nvidia_smi(["driver_version"])
+    return found[0]["driver_version"] if found else "version unknown (nvidia-smi does not run)"
+
+
+def driver_cuda() -> str:
+    """The newest CUDA that the driver supports, such as "13.0".
+
+    OSError says why the driver's library does not load, RuntimeError that it does not answer.
+    """
+    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    version = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        raise RuntimeError("the CUDA driver is installed but does not answer")
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"

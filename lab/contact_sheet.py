@@ -1,0 +1,40 @@
+"""A contact sheet: a labelled row of pictures for each attention or caption."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image, ImageDraw
+
+_LABEL_HEIGHT, _GAP = 16, 2
+_MOST_FRAMES = 6
+
+
+@dataclass(frozen=True)
+class Row:
+    """A label, and pictures (height, width, 3) uint8; all rows of a sheet have equally many, of one size."""
+
+    label: str
+    pictures: Sequence[torch.Tensor]
+
+
+def spread(frames: torch.Tensor) -> list[torch.Tensor]:
+    """Up to six of a clip's frames (frames, height, width, 3), evenly spread over its time."""
+    chosen = torch.linspace(0, len(frames) - 1, min(_MOST_FRAMES, len(frames))).round().long()
+    return list(frames[chosen])
+
+
+def contact_sheet(rows: Sequence[Row]) -> Image.Image:
+    """All rows below each other, each under its label."""
+    height, width, _ = rows[0].pictures[0].shape
+    row_height = _LABEL_HEIGHT + height + _GAP
+    sheet = Image.new("RGB", (len(rows[0].pictures) * (width + _GAP), len(rows) * row_height), "white")
+    draw = ImageDraw.Draw(sheet)
+    for index, row in enumerate(rows):
+        top = index * row_height
+        draw.text((2, top + 2), row.label, fill="black")
+        for column, picture in enumerate(row.pictures):
+            sheet.paste(Image.fromarray(picture.cpu().numpy()), (column * (width + _GAP), top + _LABEL_HEIGHT))
+    return sheet

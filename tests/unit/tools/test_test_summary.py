@@ -1,0 +1,88 @@
+"""What did not run at all is said, and a run without tests is no success."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from suite_record import skipped_as_a_whole
+
+from tools.test_summary import summary
+
+TESTS = Path(__file__).resolve().parents[2]
+
+
+def test_the_largest_part_without_a_test_that_ran_is_named() -> None:
+    ran = ["tests/unit/a/test_one.py::test_x", "tests/unit/test_two.py::test_y[1]"]
+    skipped = {
+        "tests/gpu/test_a.py::test_z": "no GPU",
+        "tests/gpu/deep/test_b.py::test_z": "no GPU",
+        "tests/unit/a/test_three.py": "no timm",
+        "tests/unit/a/test_one.py::test_w": "no browser",
+    }
+    found = skipped_as_a_whole(ran, skipped)
+    assert found == {"tests/gpu": Counter({"no GPU": 2}), "tests/unit/a/test_three.py": Counter({"no timm": 1})}
+
+
+def suite(passed: int, failed: int = 0, skipped: int = 0, whole: dict[str, Any] | None = None) -> dict[str, Any]:
+    counts = {"passed": passed, "failed": failed, "error": 0, "skipped": skipped}
+    return {"counts": counts, "skipped": {"no GPU": skipped} if skipped else {}, "skipped_as_a_whole": whole or {}}
+
+
+def test_the_last_line_tells_that_tests_ran() -> None:
+    text, good = summary({"unit": suite(12), "gpu": suite(0, skipped=3, whole={"tests/gpu": {"no GPU": 3}})})
+    assert good
+    assert "*** NOT TESTED: TESTS/GPU (3 TESTS): no GPU ***" in text
+    assert text.splitlines()[-1] == "TESTS RAN: 12 passed, 0 failed, 3 skipped, 2 suites"
+
+
+def test_failures_and_nothing_at_all_are_no_success() -> None:
+    assert not summary({"unit": suite(12, failed=1)})[1]
+    assert not summary({"gpu": suite(0, skipped=3)})[1]
+    text, good = summary({})
+    assert not good and text.splitlines()[-1].startswith("NO TEST RAN")
+
+
+SOME_TESTS = """
+import pytest
+
+def test_runs():
+    pass
+
+@pytest.mark.skip(reason="no luck")
+def test_not():
+    pass
+"""
+SKIPPED_MODULE = """
+import pytest
+pytest.skip("no host", allow_module_level=True)
+"""
+CONFTEST = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import suite_record
+from suite_record import pytest_terminal_summary
+suite_record.FOLDER = Path({records!r})
+"""
+
+
+def test_a_session_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "some").mkdir(parents=True)
+    (tmp_path / "tests" / "some" / "test_it.py").write_text(SOME_TESTS)
+    (tmp_path / "tests" / "test_other.py").write_text(SKIPPED_MODULE)
+    records = tmp_path / "records"
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(tests=str(TESTS), records=str(records)))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "tests"]
+    environment = os.environ | {"COMFY_SAGE2_TEST_SUITE": "small"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "NOT TESTED: TESTS/TEST_OTHER.PY (1 TESTS): no host" in done.stdout.splitlines()[-2]
+    written = json.loads((records / "small.json").read_text(encoding="utf-8"))
+    assert written["counts"] == {"passed": 1, "failed": 0, "error": 0, "skipped": 2}
+    assert written["skipped"] == {"no luck": 1, "no host": 1}

@@ -1,0 +1,55 @@
+"""Print the ComfyUI folders on this machine, one a line: those of COMFYUI_PATH, then the usual ones in the home folder.
+
+    python -m tools.comfyui.folders
+
+COMFYUI_PATH may list several, separated as in PATH. Nothing is printed when there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+USUAL = ("ComfyUI", "ComfyUI-0.8.0", "ComfyUI-0.3.64")
+OLDEST_FOR_DEMO = (0, 8)  # earlier versions load only VAEs of Wan's full width
+
+
+def comfyui_folders() -> list[Path]:
+    """The folders that hold a ComfyUI; raises SystemExit when COMFYUI_PATH names one that does not."""
+    named = [Path(part) for part in os.environ.get("COMFYUI_PATH", "").split(os.pathsep) if part]
+    for path in named:
+        if not (path / "main.py").is_file():
+            raise SystemExit(f"COMFYUI_PATH names {path}, but there is no main.py: name the folder that holds it")
+    usual = [Path.home() / name for name in USUAL]
+    return list(dict.fromkeys([*named, *(path for path in usual if (path / "main.py").is_file())]))
+
+
+def comfyui_folder(text: str) -> Path:
+    """A type of command line argument: the folder of a ComfyUI."""
+    path = Path(text)
+    if not (path / "main.py").is_file():
+        raise argparse.ArgumentTypeError(f"expected a folder that holds ComfyUI's main.py, got {text!r}")
+    return path
+
+
+def comfyui_version(root: Path) -> tuple[int, ...]:
+    """The version of the ComfyUI at `root`, for ordering. SystemExit when it states none."""
+    stated = root / "comfyui_version.py"
+    text = stated.read_text(encoding="utf-8") if stated.is_file() else ""
+    found = re.search(r'__version__\s*=\s*"([\d.]+)', text)
+    if found is None:
+        raise SystemExit(f"{stated} states no version: is {root} a ComfyUI folder, not older than 0.3?")
+    return tuple(int(part) for part in found[1].strip(".").split("."))
+
+
+def reason_too_old_for_demo(root: Path) -> str | None:
+    """Why the ComfyUI at `root` cannot run the demo, or None when it can."""
+    if comfyui_version(root) >= OLDEST_FOR_DEMO:
+        return None
+    return f"the ComfyUI at {root} is older than 0.8.0: it cannot load the demo's small VAE"
+
+
+if __name__ == "__main__":
+    print("\n".join(map(str, comfyui_folders())))

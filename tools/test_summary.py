@@ -1,0 +1,53 @@
+"""Say what the suites of `make test` did, and in capitals what did not run at all.
+
+    python -m tools.test_summary
+
+Exit status 1 when a test failed, or when none ran: a run without tests is no success.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "test-suites"
+
+
+def summary(records: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
+    """The text for these suites, by name, and whether tests ran and none failed."""
+    lines, total = ["", "what ran"], Counter[str]()
+    for suite, record in records.items():
+        counts = record["counts"]
+        total.update(counts)
+        lines.append(f"  {suite:<12} {_in_words(counts)}")
+        lines += [f"{'':<15}{count} skipped: {reason}" for reason, count in record["skipped"].items()]
+    for record in records.values():
+        for path, reasons in record["skipped_as_a_whole"].items():
+            told = "; ".join(reasons)
+            lines.append(f"*** NOT TESTED: {path.upper()} ({sum(reasons.values())} TESTS): {told} ***")
+    good = total["passed"] > 0 and not total["failed"] and not total["error"]
+    lines.append(f"{'TESTS RAN' if total['passed'] else 'NO TEST RAN'}: {_in_words(total)}, {len(records)} suites")
+    return "\n".join(lines), good
+
+
+def _in_words(counts: Mapping[str, int]) -> str:
+    failed = counts["failed"] + counts["error"]
+    return f"{counts['passed']} passed, {failed} failed, {counts['skipped']} skipped"
+
+
+def main() -> int:
+    """The command."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    paths = sorted(FOLDER.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    text, good = summary({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths})
+    print(text)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

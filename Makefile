@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help environment modalities-environment wheel-environment hooks check test style contracts types lint format \
-	new-records quick-tests unit-tests modalities-tests host-tests gpu-tests demo demo-baselines doctor wheels \
+	new-records quick-tests unit-tests modalities-tests comfyui-tests gpu-tests demo demo-baselines doctor wheels \
 	wheels-verify clean
 
 help:
@@ -41,7 +41,7 @@ environment:
 
 check: style contracts quick-tests
 
-test: new-records lint unit-tests modalities-tests host-tests gpu-tests
+test: new-records lint unit-tests modalities-tests comfyui-tests gpu-tests
 	@$(RUN) -m tools.test_summary
 
 lint: style contracts types
@@ -82,10 +82,10 @@ modalities-tests: modalities-environment
 	$(PYTEST) tests/modalities
 
 # Without a ComfyUI, or without a GPU, every test of the suite is skipped, which the summary says.
-host-tests: environment
+comfyui-tests: environment
 	@folders="$$($(PYTHON) -m tools.comfyui.folders)" && \
 	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders; fi
-	$(PYTEST) tests/host
+	$(PYTEST) tests/comfyui
 
 gpu-tests: environment
 	$(PYTEST) tests/gpu

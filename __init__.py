@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 
 from comfy_api.latest import ComfyExtension, io
 
 ROOT = Path(__file__).resolve().parent
-WEB_DIRECTORY = "./web"
+WEB_DIRECTORY: str | None = "./web"
+NODES: list[type[io.ComfyNode]] = []
+
+
+def other_copy() -> Path | None:
+    """The folder of another copy of this library that the process has imported, or None.
+
+    Two copies would define the same operators and the same nodes.
+    """
+    for name, module in list(sys.modules.items()):
+        if name == "comfy_sage2" or name.endswith(".comfy_sage2"):
+            folder = next(iter(getattr(module, "__path__", ())), None)
+            if folder is not None and Path(folder).resolve() != ROOT / "comfy_sage2":
+                return Path(folder).resolve()
+    return None
 
 
 def import_library() -> None:
@@ -35,30 +50,45 @@ def import_library() -> None:
         raise
 
 
-import_library()
+def nodes_of_this_copy() -> list[type[io.ComfyNode]]:
+    """The nodes, once the library can be imported."""
+    from comfy_sage2.comfyui.nodes.capture import SageAttention2Capture, SageAttention2SaveCapture
+    from comfy_sage2.comfyui.nodes.policy import (
+        SageAttention2Calibrate,
+        SageAttention2LoadPolicy,
+        SageAttention2MakePolicy,
+    )
 
-from comfy_sage2.comfyui.nodes.capture import SageAttention2Capture, SageAttention2SaveCapture  # noqa: E402
-from comfy_sage2.comfyui.nodes.policy import (  # noqa: E402
-    SageAttention2Calibrate,
-    SageAttention2LoadPolicy,
-    SageAttention2MakePolicy,
-)
+    from .nodes import SageAttention2, SageAttention2Report
 
-from .nodes import SageAttention2, SageAttention2Report  # noqa: E402
+    nodes: list[type[io.ComfyNode]] = [
+        SageAttention2,
+        SageAttention2Report,
+        SageAttention2Calibrate,
+        SageAttention2MakePolicy,
+        SageAttention2LoadPolicy,
+        SageAttention2Capture,
+        SageAttention2SaveCapture,
+    ]
+    if (ROOT / "lab").is_dir():  # a clone has the laboratory, an installation from the registry does not
+        from .lab.nodes import SageAttention2DemoBaseline, SageAttention2DemoCaption
 
-NODES: list[type[io.ComfyNode]] = [
-    SageAttention2,
-    SageAttention2Report,
-    SageAttention2Calibrate,
-    SageAttention2MakePolicy,
-    SageAttention2LoadPolicy,
-    SageAttention2Capture,
-    SageAttention2SaveCapture,
-]
-if (ROOT / "lab").is_dir():  # a clone has the laboratory, an installation from the registry does not
-    from .lab.nodes import SageAttention2DemoBaseline, SageAttention2DemoCaption
+        nodes += [SageAttention2DemoCaption, SageAttention2DemoBaseline]
+    return nodes
 
-    NODES += [SageAttention2DemoCaption, SageAttention2DemoBaseline]
+
+OTHER = other_copy()
+if OTHER is None:
+    import_library()
+    NODES = nodes_of_this_copy()
+else:
+    WEB_DIRECTORY = None  # the frontend refuses to load one script from two places
+    logging.getLogger("comfy_sage2").error(
+        "SageAttention2: another copy of this pack is in use already: %s. This copy adds no nodes: remove its folder, "
+        "%s, or remove the other copy and restart ComfyUI.",
+        OTHER,
+        ROOT,
+    )
 
 
 class SageAttention2Extension(ComfyExtension):

@@ -19,7 +19,7 @@ BACKENDS = ["auto", "reference"]
 
 
 class SageAttention2(io.ComfyNode):
-    """Gives a copy of a model quantised attention."""
+    """Gives a copy of a model quantized attention."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -28,26 +28,26 @@ class SageAttention2(io.ComfyNode):
             display_name="SageAttention2",
             category=CATEGORY,
             description="Speeds up a model's attention: queries and keys in 8 or 4 bits, values in 8 bits, "
-            "smoothed so that the picture stays the same.",
+            "smoothed to keep the result close to full precision.",
             search_aliases=["sage", "sage attention", "quantized attention", "int4", "int8", "speed up"],
             inputs=[
                 io.Model.Input(
                     "model",
-                    tooltip="The diffusion model. It is not changed: the output is a copy with another attention.",
+                    tooltip="The diffusion model. It stays as it is; the output is a copy with quantized attention.",
                 ),
                 io.Combo.Input(
                     "mode",
                     options=MODES,
                     default="8b",
                     tooltip="Bits of queries and keys. 8b: closest to full precision. "
-                    "4b: faster where the GPU has INT4 tensor cores. auto: 4b in the middle steps and layers on such "
-                    "a GPU and 8b elsewhere; the report says why. off: leaves the model as it is.",
+                    "4b: faster on GPUs with INT4 tensor cores. auto: on such a GPU 4b in the middle steps and "
+                    "layers, 8b elsewhere; the report gives the reasons. off: leaves the model as it is.",
                 ),
                 io.Boolean.Input(
                     "smooth_v",
                     default=False,
-                    tooltip="Subtract the mean of the values before they are quantised and add it again afterwards. "
-                    "Helps models whose values are far from zero; costs little.",
+                    tooltip="Subtract the mean of each value channel before quantization, and add it back to the "
+                    "output. Helps models whose values lie far from zero. Costs little time.",
                 ),
                 io.Float.Input(
                     "start_percent",
@@ -55,8 +55,8 @@ class SageAttention2(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Share of the sampling steps after which the node becomes active: "
-                    "0.1 leaves the first 10 % of the steps in full precision.",
+                    tooltip="Share of the sampling steps before the node becomes active. "
+                    "0.1 keeps the first 10 % of the steps in full precision.",
                 ),
                 io.Float.Input(
                     "end_percent",
@@ -64,24 +64,24 @@ class SageAttention2(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Share of the sampling steps after which the node is no longer active: "
-                    "0.9 leaves the last 10 % of the steps in full precision.",
+                    tooltip="Share of the sampling steps after which the node is no longer active. "
+                    "0.9 keeps the last 10 % of the steps in full precision.",
                 ),
                 io.Combo.Input(
                     "apply_to",
                     options=TARGETS,
                     default="self and cross",
-                    tooltip="'self only' leaves cross-attention (to the text or an image) in full precision. "
-                    "Joint attention over text and picture counts as self-attention.",
+                    tooltip="'self only' keeps cross-attention (to the text or an image) in full precision. "
+                    "Joint attention over text and image counts as self-attention.",
                 ),
                 advanced(
                     io.Combo.Input(
                         "backend",
                         options=BACKENDS,
                         default="auto",
-                        tooltip="auto: the fastest kernel that can run here; without one the model passes through "
-                        "unchanged. reference: the same numbers in plain PyTorch on any device, slower than "
-                        "ordinary attention; for comparisons.",
+                        tooltip="auto: the fastest kernel for this GPU; without one the model passes through "
+                        "unchanged. reference: the same numerics in plain PyTorch on any device, for comparisons; "
+                        "slower than ComfyUI's attention.",
                     )
                 ),
                 advanced(
@@ -89,7 +89,7 @@ class SageAttention2(io.ComfyNode):
                         "measure_quality",
                         default=False,
                         tooltip="Compare a sample of every attention call with full precision, for the report. "
-                        "Slows sampling down somewhat.",
+                        "Slows sampling down.",
                     )
                 ),
                 # Inputs that came later are optional, so that workflows saved before them still load.
@@ -98,17 +98,16 @@ class SageAttention2(io.ComfyNode):
                         "guard",
                         default=False,
                         optional=True,
-                        tooltip="Check every attention output for NaN and infinity. A step in which there is one is "
-                        "run again, with such calls in full precision; their layers stay in full precision for the "
-                        "rest of the sampling, and the report names them. Costs next to nothing; with ControlNets, and "
-                        "with other packs in the model's pass, a wait for the GPU per call.",
+                        tooltip="Detect NaN/Inf in the attention output. If one appears, the step is rerun and the "
+                        "affected layers use full precision until sampling ends; the report names them. Overhead is "
+                        "below 1 %, higher with ControlNet or other model patches.",
                     )
                 ),
                 POLICY.Input(
                     "policy",
                     optional=True,
-                    tooltip="A calibrated policy, which decides mode and smooth_v for each layer and step in place of "
-                    "the inputs above. One that was made for another kind of model is refused.",
+                    tooltip="A calibrated policy. It decides mode and smooth_v for each layer and step, in place of "
+                    "the inputs above. A policy for another kind of model is refused.",
                 ),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
@@ -131,14 +130,22 @@ class SageAttention2(io.ComfyNode):
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
         settings = library.Settings(
-            mode, smooth_v, start_percent, end_percent, apply_to, backend, measure_quality, guard, policy
+            mode=mode,
+            smooth_v=smooth_v,
+            start_percent=start_percent,
+            end_percent=end_percent,
+            apply_to=apply_to,
+            backend=backend,
+            measure_quality=measure_quality,
+            guard=guard,
+            policy=policy,
         )
         patched = library.patch_model(model, settings)
         return io.NodeOutput(patched, ui={"text": [library.status(library.sessions_of(patched)[-1])]})
 
 
 class SageAttention2Report(io.ComfyNode):
-    """Tells what the last sampling with a model did."""
+    """Reports what the last sampling with a model did."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -146,30 +153,30 @@ class SageAttention2Report(io.ComfyNode):
             node_id="SageAttention2Report",
             display_name="SageAttention2 Report",
             category=CATEGORY,
-            description="After sampling: which attention ran, how often and how long, what was left to ComfyUI and "
-            "why, and how close it was to full precision.",
+            description="After sampling: which attention ran, how often and how long, which calls were left to "
+            "ComfyUI's attention and why, and how close the result was to full precision.",
             search_aliases=["sage report", "attention statistics", "is sage attention on"],
             is_output_node=True,
             inputs=[
                 io.Model.Input(
-                    "model", tooltip="The model that was sampled: SageAttention2's output, or any model made from it."
+                    "model", tooltip="The model that was sampled: SageAttention2's output, or a model made from it."
                 ),
                 io.Latent.Input(
                     "samples",
                     optional=True,
-                    tooltip="The sampler's output, passed through. It makes the report wait for the sampling.",
+                    tooltip="The sampler's output, passed through. Connect it so that the report runs after sampling.",
                 ),
                 io.Image.Input(
                     "images",
                     optional=True,
-                    tooltip="The decoded pictures, passed through; may be connected in place of samples.",
+                    tooltip="The decoded images, passed through. They may be connected in place of samples.",
                 ),
             ],
             outputs=[
                 io.Latent.Output(display_name="samples", tooltip="The samples, unchanged."),
-                io.Image.Output(display_name="images", tooltip="The pictures, unchanged."),
-                io.String.Output(display_name="text", tooltip="The report in words."),
-                io.Image.Output(display_name="chart", tooltip="The report as a picture."),
+                io.Image.Output(display_name="images", tooltip="The images, unchanged."),
+                io.String.Output(display_name="text", tooltip="The report as text."),
+                io.Image.Output(display_name="chart", tooltip="The report as an image."),
             ],
         )
 

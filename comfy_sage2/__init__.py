@@ -1,7 +1,22 @@
 """SageAttention2 attention for PyTorch: Q and K in INT8 or INT4, P and V in FP8, smoothed against channel outliers."""
 
+import sys as _sys
+
 __version__ = "0.1.0"
 __all__ = ["UnsupportedError", "__version__", "attention", "explain"]
+
+
+def _refuse_a_second_copy() -> None:
+    """Raise ImportError where the process has this library under another name: both would define the same operators."""
+    for name, module in list(_sys.modules.items()):
+        if name != __name__ and name.rpartition(".")[2] == "comfy_sage2" and hasattr(module, "__version__"):
+            raise ImportError(
+                f"comfy_sage2 is imported already, as {name!r} from {module.__path__[0]}; the copy in {__path__[0]} "
+                "cannot be used beside it: remove one of the two folders"
+            )
+
+
+_refuse_a_second_copy()
 
 try:
     from .attention import attention, explain

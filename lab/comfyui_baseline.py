@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.comfyui.call.attention_call import HostCall
+from comfy_sage2.comfyui.call.attention_call import AttentionCall
 from comfy_sage2.comfyui.patch import OVERRIDE
 from comfy_sage2.comfyui.serve.session import Override
 from comfy_sage2.options import check_choice
@@ -30,12 +30,10 @@ def baseline_override(name: str) -> Override:
     function = BASELINES[name]
 
     def override(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
-        call = HostCall.of(args, kwargs)
+        call = AttentionCall.of(args, kwargs)
         if call.unknown:
             raise ValueError(f"{name} does not know what the model passes: {', '.join(call.unknown)}")
-        q, k, v = call.tensors()
-        if call.layout == "BNHD":
-            q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        q, k, v = call.tensors("BHND")
         out, _ = function(q, k, v, scale=call.scale, attn_mask=call.mask_4d())
         out = out.to(q.dtype)
         return call.output(out.transpose(1, 2) if call.layout == "BNHD" else out)

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ..text import quoted
+from ..validation import check_mask, check_tensors
 from .samples import AttentionSample
 
 FORMAT = "comfy_sage2.capture.1"
+PARTS = ("q", "k", "v", "mask")  # the tensors of a sample; the last one may be missing
 _GIBIBYTE = 1 << 30
 
 
@@ -122,10 +127,9 @@ def save_samples(path: str | Path, samples: list[AttentionSample]) -> None:
     tensors: dict[str, torch.Tensor] = {}
     described = []
     for number, sample in enumerate(samples):
-        parts = {"q": sample.q, "k": sample.k, "v": sample.v, "mask": sample.mask}
-        tensors |= {f"{number}.{name}": tensor for name, tensor in parts.items() if tensor is not None}
-        fields = ("layer", "step", "scale", "is_causal")
-        described.append({name: getattr(sample, name) for name in fields})
+        parts = {f"{number}.{part}": getattr(sample, part) for part in PARTS}
+        tensors |= {name: tensor for name, tensor in parts.items() if tensor is not None}
+        described.append({name: getattr(sample, name) for name in _CHECKS})
     save_file(tensors, str(path), metadata={"format": FORMAT, "samples": json.dumps(described)})
 
 
@@ -136,19 +140,71 @@ def load_samples(path: str | Path) -> list[AttentionSample]:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise CaptureError(
-                    f"{path} is no capture: its metadata has format {metadata.get('format')!r}, expected {FORMAT!r}. "
-                    "Choose a file that the SageAttention2 Capture node or `eval --save-capture` wrote."
+                    f"{path} is no capture: its metadata has format {quoted(metadata.get('format'))}, expected "
+                    f"{FORMAT!r}. Choose a file that the SageAttention2 Capture node or `eval --save-capture` wrote."
                 )
             names = set(file.keys())
-            return [
-                AttentionSample(
-                    q=file.get_tensor(f"{number}.q"),
-                    k=file.get_tensor(f"{number}.k"),
-                    v=file.get_tensor(f"{number}.v"),
-                    mask=file.get_tensor(f"{number}.mask") if f"{number}.mask" in names else None,
-                    **described,
-                )
-                for number, described in enumerate(json.loads(metadata["samples"]))
-            ]
+            samples = []
+            for number, described in enumerate(_described(metadata.get("samples"))):
+                tensors = {part: file.get_tensor(f"{number}.{part}") for part in PARTS if f"{number}.{part}" in names}
+                samples.append(_sample(tensors, described, f"samples[{number}]"))
+            return samples
     except SafetensorError as error:
         raise CaptureError(f"{path} cannot be read as safetensors ({error}). Choose a capture file.") from error
+    except _Broken as error:
+        raise CaptureError(f"{path} is a broken capture: {error}. Capture again.") from error
+
+
+class _Broken(Exception):
+    """What is wrong with the contents of a capture file."""
+
+
+def _described(text: str | None) -> list[dict[str, Any]]:
+    """The JSON list in the metadata, with its entries checked."""
+    if text is None:
+        raise _Broken("its metadata lacks 'samples'")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _Broken(f"'samples' is no JSON ({type(error).__name__})") from error
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise _Broken(f"'samples' must be a list of objects, got {quoted(found)}")
+    for number, entry in enumerate(found):
+        for name, allowed in _CHECKS.items():
+            if name not in entry or not allowed(entry[name]):
+                got = quoted(entry[name]) if name in entry else "nothing"
+                raise _Broken(f"samples[{number}].{name} has no valid value, got {got}")
+        if set(entry) != set(_CHECKS):
+            raise _Broken(f"samples[{number}] must have {', '.join(_CHECKS)}, got {quoted(sorted(entry))}")
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+def _is_scale(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 < value <= 3.4e38
+
+
+_CHECKS: dict[str, Callable[[object], bool]] = {
+    "layer": _is_number,
+    "step": _is_number,
+    "scale": _is_scale,
+    "is_causal": lambda value: isinstance(value, bool),
+}
+
+
+def _sample(tensors: dict[str, torch.Tensor], described: dict[str, Any], name: str) -> AttentionSample:
+    missing = [part for part in PARTS[:3] if part not in tensors]
+    if missing:
+        raise _Broken(f"{name} lacks the tensors {', '.join(missing)}")
+    q, k, v = (tensors[part] for part in PARTS[:3])
+    try:
+        check_tensors(q, k, v, "BHND")
+        mask = check_mask(tensors.get("mask"), (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
+    except (TypeError, ValueError) as error:
+        raise _Broken(f"{name}: {error}") from error
+    return AttentionSample(q=q, k=k, v=v, mask=mask, **described)

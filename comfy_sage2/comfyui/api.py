@@ -2,10 +2,8 @@
 
 from ..capture.recorder import CaptureBounds
 from ..policy.document import to_text
-from .observe.capture import save_capture
-from .patch import calibrated_model, captured_model, patch_model
-from .policies import fingerprint, policy_of
-from .policy_files import load_policy, policies_folder, save_policy
+from ..policy.files import fingerprint, load_policy, save_policy
+from .patch import calibrated_model, captured_model, patch_model, policy_of, save_capture
 from .report.chart import draw_chart
 from .report.text import report, status
 from .sampling import sessions_of
@@ -20,7 +18,6 @@ __all__ = [
     "fingerprint",
     "load_policy",
     "patch_model",
-    "policies_folder",
     "policy_of",
     "report",
     "save_capture",

@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from ..capture.recorder import CaptureBounds
+from ..capture.recorder import CaptureBounds, CaptureError
+from ..policy.calibrated import Policy
+from ..policy.plan import FixedPlan, Plan
+from ..policy.rules import RulePlan
+from ..policy.signature import Signature
 from .call.override import make_override
 from .observe.calibration import Calibration, Progress
 from .observe.capture import Capture
+from .report.text import session_report
 from .sampling import APPLY_MODEL, OUTER_SAMPLE, WRAPPER_KEY, forward_wrapper, sampling_wrapper, sessions_of
-from .serve.planning import plan_for, signature_of, usual_mode
-from .serve.selection import Selection, probe
+from .serve.serving import Serving, probe
 from .serve.session import Override, Session
+from .serve.task import Task
 from .settings import Settings
 
 OVERRIDE = "optimized_attention_override"
-
-
-def calibrated_model(model: Any, cost_limit: float, progress: Progress) -> Any:
-    """A clone of `model` whose next sampling is measured.
-
-    cost_limit: the share of the sampling's time, 0 to 1, that measuring may take. progress: is told how far it is.
-    """
-    patched = model.clone()
-    options = patched.model_options.setdefault("transformer_options", {})
-    calibration = Calibration(
-        signature_of(patched), cost_limit, len(sessions_of(patched)), _in_full_precision(options), progress
-    )
-    patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(calibration))
-    _install(patched, calibration)
-    return patched
-
-
-def captured_model(model: Any, bounds: CaptureBounds) -> Any:
-    """A clone of `model` of whose next sampling some attention calls are kept, within `bounds`."""
-    patched = model.clone()
-    options = patched.model_options.setdefault("transformer_options", {})
-    capture = Capture(bounds, len(sessions_of(patched)), _in_full_precision(options))
-    patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(capture))
-    _install(patched, capture)
-    return patched
 
 
 def patch_model(model: Any, settings: Settings) -> Any:
@@ -49,28 +30,83 @@ def patch_model(model: Any, settings: Settings) -> Any:
     the node. It keeps the wrapper of the sampling, so that a model compiled with the override is compiled anew and the
     report can say why nothing ran. Raises ValueError when the settings' policy does not fit the model.
     """
+    expected = probe(model.load_device, settings)
+    task = Serving(settings, expected, _plan(settings, expected.backend or "", model))
+    return _with_task(model, task, _options(model).get(OVERRIDE))
+
+
+def calibrated_model(model: Any, cost_limit: float, progress: Progress) -> Any:
+    """A clone of `model` whose next sampling is measured.
+
+    cost_limit: the share of the sampling's time, 0 to 1, that measuring may take. progress: is told how far it is.
+    """
+    return _with_task(model, Calibration(_signature(model), cost_limit, progress), _without_ours(model))
+
+
+def captured_model(model: Any, bounds: CaptureBounds) -> Any:
+    """A clone of `model` of whose next sampling some attention calls are kept, within `bounds`."""
+    return _with_task(model, Capture(bounds), _without_ours(model))
+
+
+def policy_of(model: Any, quality: str) -> tuple[Policy, str]:
+    """The policy for `quality` from the last sampling with `model`, and a report of it.
+
+    Raises ValueError when the model was not calibrated, or nothing was measured.
+    """
+    for session in reversed(sessions_of(model)):
+        if isinstance(session.task, Calibration):
+            policy = session.task.policy(quality)
+            return policy, "\n".join((session_report(session), *policy.reasoning(0, 0)))
+    raise ValueError("this model was not calibrated: connect the model output of SageAttention2 Calibrate")
+
+
+def save_capture(model: Any, folder: Path, name: str) -> str:
+    """Write what the last sampling of `model` gave to the file `name` in `folder`; in words what and where.
+
+    Raises ValueError when `name` is not a plain file name, CaptureError when nothing was kept.
+    """
+    for session in reversed(sessions_of(model)):
+        if isinstance(session.task, Capture):
+            return session.task.save(folder, name)
+    raise CaptureError("this model did not go through SageAttention2 Capture. Connect its output to this node.")
+
+
+def _with_task(model: Any, task: Task, previous: Override | None) -> Any:
+    """A clone of `model` in whose samplings `task` decides, and `previous` serves what it does not."""
     patched = model.clone()
-    options = patched.model_options.setdefault("transformer_options", {})
-    expected = Selection(None, "mode is off")
-    if settings.mode != "off":
-        expected = probe(patched.load_device, settings.backend, usual_mode(settings))
-    plan = plan_for(settings, expected, patched)
-    session = Session(settings, expected, len(sessions_of(patched)), options.get(OVERRIDE), plan)
+    session = Session(task, len(sessions_of(patched)), previous)
     patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(session))
-    if session.idle_reason is None:
-        _install(patched, session)
+    if task.idle_reason is None:
+        patched.add_wrapper_with_key(APPLY_MODEL, WRAPPER_KEY, forward_wrapper(session))
+        patched.model_options.setdefault("transformer_options", {})[OVERRIDE] = make_override(session)
     return patched
 
 
-def _in_full_precision(options: dict[str, Any]) -> Override | None:
-    """The override in `options`, under those of this pack: what is measured and kept is not to be quantised already."""
-    previous = options.get(OVERRIDE)
+def _options(model: Any) -> dict[str, Any]:
+    options: dict[str, Any] = model.model_options.get("transformer_options", {})
+    return options
+
+
+def _without_ours(model: Any) -> Override | None:
+    """The override on `model` under those of this pack: what is measured and kept must not be quantized already."""
+    previous: Override | None = _options(model).get(OVERRIDE)
     while (session := getattr(previous, "session", None)) is not None:
         previous = session.previous
     return previous
 
 
-def _install(patched: Any, session: Session) -> None:
-    """Have `session` asked for every attention call of `patched`, and told about every pass."""
-    patched.add_wrapper_with_key(APPLY_MODEL, WRAPPER_KEY, forward_wrapper(session))
-    patched.model_options["transformer_options"][OVERRIDE] = make_override(session)
+def _signature(model: Any) -> Signature:
+    return Signature.of(type(model.model).__name__, model.model.model_config.unet_config)
+
+
+def _plan(settings: Settings, backend: str, model: Any) -> Plan:
+    """The plan of a node at work with `backend` on `model`.
+
+    Raises ValueError, naming the differences, when the settings' policy was made for another kind of model.
+    """
+    if settings.policy is not None and settings.mode != "off":
+        settings.policy.signature.require(_signature(model))
+        return settings.policy
+    if settings.mode == "auto":
+        return RulePlan(type(model.model).__name__, backend)
+    return FixedPlan(settings.options)

@@ -1,4 +1,4 @@
-"""Around a sampling and each forward pass: fresh statistics, no stale compilation, a known step."""
+"""Around a sampling and each forward pass: a fresh record, no stale compilation, a known step."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .serve.session import Session, log
 OUTER_SAMPLE = "outer_sample"
 APPLY_MODEL = "apply_model"
 DIFFUSION_MODEL = "diffusion_model"
+FUNCTION_WRAPPER = "model_function_wrapper"
 COMPILE_KEY = "torch.compile"
 COMPILE_OPTIONS = "torch_compile_kwargs"
 WRAPPER_KEY = "comfy_sage2"
@@ -31,12 +32,12 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
     ) -> Any:
         guider = executor.class_obj
         _drop_stale_compilation(guider.model_patcher, guider.model_options)
-        session.begin_sampling(sigmas.tolist())
+        session.begin_sampling(sigmas.tolist(), _model_keeps_nothing(guider.model_patcher, guider.model_options))
         try:
             return executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
         finally:
-            session.statistics.end_sampling()
-            if session.idle_reason is None:
+            session.end_sampling()
+            if session.task.idle_reason is None:
                 log.info("SageAttention2: %s", session_headline(session))
 
     wrapper.session = session  # type: ignore[attr-defined]
@@ -58,15 +59,43 @@ def forward_wrapper(session: Session) -> Callable[..., Any]:
     ) -> Any:
         options = {} if transformer_options is None else transformer_options
         forward = session.begin_forward(float(t.flatten()[0]), x.device, options)
-        # Where every output is compared with full precision, broken ones must not be among them.
-        forward.check_at_end = _can_repeat(control, options) and not session.settings.measure_quality
+        guard = session.task.guard
+        forward.check_at_end = (
+            guard is not None
+            and guard.trusts_repeats
+            and session.can_repeat
+            and _pass_keeps_nothing(control, options)
+            # Where every output is compared with full precision, broken ones must not be among them.
+            and not session.task.measure_quality
+        )
         return session.run_forward(forward, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs))
 
     return wrapper
 
 
-def _can_repeat(control: Any, options: Mapping[str, Any]) -> bool:
-    """Whether a pass can be made again with the same result.
+def _model_keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
+    """Whether no other pack stands around or within the model, which might keep results from pass to pass.
+
+    Caching packs wrap the call of the model, or put functions of their own in the place of its parts' methods.
+    """
+    if FUNCTION_WRAPPER in model_options:
+        return False
+    patches = getattr(model, "object_patches", {})
+    if any(str(name).startswith(DIFFUSION_MODEL) and callable(patch) for name, patch in patches.items()):
+        return False
+    diffusion_model = getattr(model.model, DIFFUSION_MODEL, None)
+    if not isinstance(diffusion_model, torch.nn.Module):
+        return True
+    return not any(_is_hooked(module) for module in diffusion_model.modules())
+
+
+def _is_hooked(module: torch.nn.Module) -> bool:
+    """Whether a function was put on this very module: its forward replaced, or a hook around it."""
+    return "forward" in vars(module) or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+
+
+def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a pass can be made again with the same result, as far as its own arguments tell.
 
     A model takes a ControlNet's outputs out of their lists, and whatever else takes part may keep what it has seen: a
     cache of results, the keys and values of earlier frames.
@@ -78,7 +107,7 @@ def _can_repeat(control: Any, options: Mapping[str, Any]) -> bool:
 
 
 def sessions_of(model: Any) -> list[Session]:
-    """The sessions of all *SageAttention2* nodes that `model` (ComfyUI's ModelPatcher) went through, in their order."""
+    """The sessions of all nodes of this pack that `model` (ComfyUI's ModelPatcher) went through, in their order."""
     return [wrapper.session for wrapper in model.get_wrappers(OUTER_SAMPLE, WRAPPER_KEY)]
 
 
@@ -87,7 +116,9 @@ def _drop_stale_compilation(model: Any, model_options: Mapping[str, Any]) -> Non
     if COMPILE_OPTIONS not in model_options:
         return
     diffusion_model = model.model.diffusion_model
-    token = tuple((type(session), session.settings, session.idle_reason is None) for session in sessions_of(model))
+    token = tuple(
+        (type(session.task), session.task.traced_as, session.task.idle_reason is None) for session in sessions_of(model)
+    )
     if _compiled_with.get(diffusion_model) != token:
         torch.compiler.reset()
     _compiled_with[diffusion_model] = token

@@ -1,12 +1,14 @@
-"""What the user chose on the node."""
+"""What the user chose on the *SageAttention2* node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..policy.policy import Policy
+from ..options import AttentionOptions, check_choice
+from ..policy.calibrated import Policy
 
-MODES = ("8b", "4b", "auto", "off")
+BITS = ("8b", "4b")
+MODES = (*BITS, "auto", "off")
 TARGETS = ("self and cross", "self only")
 BACKENDS = ("auto", "reference")
 
@@ -17,13 +19,13 @@ class Settings:
 
     Attributes:
         mode: bits of Q and K, "8b" or "4b"; "auto" mixes both by the shipped rules; "off" leaves the model as it is.
-        smooth_v: subtract V's channel means before it is quantised.
+        smooth_v: subtract V's channel means before it is quantized.
         start_percent, end_percent: the share of the sampling steps, 0 to 1, in which the node is active.
         apply_to: "self and cross", or "self only" to leave out calls whose queries and keys differ in number.
         backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch.
         measure_quality: compare a sample of every call with full precision.
-        guard: check every output for NaN and infinity and compute such a call again in full precision.
-        policy: decides the mode of each call in place of `mode` and `smooth_v`; "off" stays off.
+        guard: check the outputs for NaN and infinity, and compute such calls again in full precision.
+        policy: decides the options of each call in place of `mode` and `smooth_v`; "off" stays off.
     """
 
     mode: str = "8b"
@@ -37,18 +39,20 @@ class Settings:
     policy: Policy | None = None
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("mode", self.mode, MODES),
-            ("apply_to", self.apply_to, TARGETS),
-            ("backend", self.backend, BACKENDS),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        for name, allowed in (("mode", MODES), ("apply_to", TARGETS), ("backend", BACKENDS)):
+            check_choice(name, getattr(self, name), allowed)
         if not 0.0 <= self.start_percent <= self.end_percent <= 1.0:
             raise ValueError(
                 "start_percent and end_percent must satisfy 0 <= start <= end <= 1, "
                 f"got {self.start_percent} and {self.end_percent}"
             )
+
+    @property
+    def options(self) -> AttentionOptions:
+        """The options by which to ask whether a backend works here; auto and policies can do with 8 bits alone."""
+        if self.policy is not None or self.mode not in BITS:
+            return AttentionOptions()
+        return AttentionOptions(mode=self.mode, smooth_v=self.smooth_v)
 
     def reason_for_step(self, step: int, steps: int) -> str | None:
         """Why the node is not active in `step` (from 0) of `steps`, or None when it is."""
@@ -56,3 +60,20 @@ class Settings:
         if share < self.start_percent or (share >= self.end_percent and self.end_percent < 1.0):
             return f"the step is outside start_percent {self.start_percent:g} to end_percent {self.end_percent:g}"
         return None
+
+    def describe(self) -> str:
+        """The options in one line."""
+        if self.mode == "off":
+            return "mode off"
+        parts = [f"mode {self.mode}" if self.policy is None else f"policy ({self.policy.target})"]
+        if self.smooth_v and self.policy is None and self.mode != "auto":
+            parts.append("smooth V")
+        if (self.start_percent, self.end_percent) != (0.0, 1.0):
+            parts.append(f"steps {self.start_percent:.0%} to {self.end_percent:.0%}")
+        if self.apply_to != "self and cross":
+            parts.append(self.apply_to)
+        if self.guard:
+            parts.append("guarded")
+        if self.backend != "auto":
+            parts.append(f"backend {self.backend}")
+        return ", ".join(parts)

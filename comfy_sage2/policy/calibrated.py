@@ -1,19 +1,110 @@
-"""From the measurements of a calibration to a policy."""
+"""The calibrated policy: which options each attention layer takes in each part of a sampling, by measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ..metrics import Agreement
-from .plan import FULL
-from .policy import Cell, Policy
+from ..options import AttentionOptions
+from ..text import quoted
+from .plan import Choice, Place, label
 from .signature import Signature
-from .targets import FULL_PRECISION, TARGETS, VARIANTS, Variant, pick
+from .targets import TARGETS, VARIANTS, pick
 
 # The early and the late steps differ most from the others and among themselves.
 BOUNDS = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
 
-Measurements = Mapping[tuple[int, int], Mapping[Variant, Agreement]]  # (layer, part) -> error of each variant
+Measurements = Mapping[tuple[int, int], Mapping[AttentionOptions, Agreement]]  # (layer, part) -> error of each variant
+
+IN_FULL = "the policy keeps this layer in full precision here"
+UNKNOWN = "this pass makes more attention calls than the first one, and the policy does not know them"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One layer in one part of the steps.
+
+    Attributes:
+        options: of the quantized attention; None is full precision.
+        cosine, relative_l1: the error that was measured with them. None where it was not measured: the call was left
+            out or the time for measuring was used up, and the options come from the layer's other parts.
+    """
+
+    options: AttentionOptions | None
+    cosine: float | None = None
+    relative_l1: float | None = None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A calibrated plan.
+
+    Attributes:
+        signature: the model it was made for.
+        target: the name of the quality target it was made with.
+        bounds: shares of the sampling steps, ascending from 0 to 1; part i is from bounds[i] to bounds[i + 1].
+        layers: for each attention call of one pass its head_dim.
+        cells: [layer][part].
+    """
+
+    signature: Signature
+    target: str
+    bounds: tuple[float, ...]
+    layers: tuple[int, ...]
+    cells: tuple[tuple[Cell, ...], ...]
+
+    def part(self, step: int, steps: int) -> int:
+        """The part of the sampling to which `step` (from 0) of `steps` belongs."""
+        return part_of(step, steps, self.bounds)
+
+    def choose(self, place: Place) -> Choice:
+        """See `Plan.choose`; a first pass with a layer that the policy does not know raises ValueError."""
+        if place.layer >= len(self.cells):
+            if place.layers is None:
+                raise ValueError(self._other_layers(f"at least {place.layer + 1}"))
+            return Choice(None, reason=UNKNOWN)  # too late to refuse the model
+        options = self.cells[place.layer][self.part(place.step, place.steps)].options
+        if options is None:
+            return Choice(None, reason=IN_FULL)
+        # A kernel without 4b computes in 8 bits, which is closer to full precision.
+        return Choice(options, instead=AttentionOptions(smooth_v=options.smooth_v) if options.mode == "4b" else None)
+
+    def check_pass(self, head_dims: Sequence[int]) -> None:
+        """See `Plan.check_pass`."""
+        if len(head_dims) != len(self.layers):
+            raise ValueError(self._other_layers(str(len(head_dims))))
+        for layer, (known, found) in enumerate(zip(self.layers, head_dims, strict=True)):
+            if known != found:
+                raise ValueError(
+                    f"the policy does not fit this model: attention layer {layer} has head_dim {known} in the policy "
+                    f"and {found} in the model; calibrate this model"
+                )
+
+    def _other_layers(self, found: str) -> str:
+        return (
+            f"the policy does not fit this model: it is for {len(self.layers)} attention calls in one pass, and the "
+            f"model made {found}; calibrate the model with the same patches as it is sampled with"
+        )
+
+    def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
+        """See `Plan.reasoning`."""
+        cells = [cell for row in self.cells for cell in row]
+        counts = Counter(label(cell.options) for cell in cells)
+        shares = ", ".join(f"{name} {count / len(cells):.0%}" for name, count in sorted(counts.items()))
+        target = TARGETS[self.target]
+        return (
+            f"policy: {self.target} (cosine at least {target.cosine:g}, relative L1 at most {target.relative_l1:g}), "
+            f"made for {self.signature.model} with {len(self.layers)} attention layers: {shares} of all layers and "
+            "parts of the steps (8b serves 4b where the kernel has no 4b)",
+        )
+
+
+def part_of(step: int, steps: int, bounds: tuple[float, ...]) -> int:
+    """The index of the part of `bounds` in which `step` (from 0) of `steps` begins."""
+    share = (step + 1e-6) / steps
+    return min(max(sum(bound <= share for bound in bounds) - 1, 0), len(bounds) - 2)
 
 
 def make_policy(signature: Signature, target: str, head_dims: Mapping[int, int], measurements: Measurements) -> Policy:
@@ -23,14 +114,14 @@ def make_policy(signature: Signature, target: str, head_dims: Mapping[int, int],
         signature: of the calibrated model.
         target: a name of TARGETS.
         head_dims: layer -> head_dim of every attention call of one pass.
-        measurements: what was measured where. A part that was not takes the most cautious mode of its layer's measured
-            parts; a layer without any stays in full precision.
+        measurements: what was measured where. A part that was not takes the most cautious options of its layer's
+            measured parts; a layer without any stays in full precision.
 
     Raises:
         ValueError: an unknown target, or nothing was measured.
     """
     if target not in TARGETS:
-        raise ValueError(f"quality must be one of {', '.join(map(repr, TARGETS))}, got {target!r}")
+        raise ValueError(f"quality must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
     if not measurements:
         raise ValueError(
             "nothing was measured: sample with the calibrated model first, and connect the sampler's output to "
@@ -48,17 +139,14 @@ def make_policy(signature: Signature, target: str, head_dims: Mapping[int, int],
     return Policy(signature, target, BOUNDS, dims, tuple(rows))
 
 
-def _cell(measured: Mapping[Variant, Agreement], target: str) -> Cell:
-    variant = pick(measured, TARGETS[target])
-    if variant == FULL_PRECISION:
-        return Cell(FULL, False)
-    found = measured[variant]
-    return Cell(variant.mode, variant.smooth_v, found.cosine, found.relative_l1)
+def _cell(measured: Mapping[AttentionOptions, Agreement], target: str) -> Cell:
+    options = pick(measured, TARGETS[target])
+    if options is None:
+        return Cell(None)
+    return Cell(options, measured[options].cosine, measured[options].relative_l1)
 
 
 def _most_cautious(cells: list[Cell]) -> Cell:
-    """The slowest mode among `cells`, without its error; full precision when there is none."""
-    order = [*VARIANTS, FULL_PRECISION]
-    variants = [Variant(cell.mode, cell.smooth_v) for cell in cells] or [FULL_PRECISION]
-    slowest = max(variants, key=order.index)
-    return Cell(slowest.mode, slowest.smooth_v)
+    """The slowest options among `cells`, without their error; full precision when there is none."""
+    order: list[AttentionOptions | None] = [*VARIANTS, None]
+    return Cell(max((cell.options for cell in cells), key=order.index, default=None))

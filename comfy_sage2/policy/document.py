@@ -7,16 +7,19 @@ import sys
 from itertools import pairwise
 from typing import Any
 
-from .plan import FULL, QUANTISED
-from .policy import Cell, Policy
-from .signature import Signature
+from ..options import MODES, AttentionOptions
+from ..text import check_line, quoted
+from .calibrated import Cell, Policy
+from .signature import Scalar, Signature
 from .targets import TARGETS
 
 SCHEMA = "comfy_sage2.policy"
 VERSION = 1
-MODES = (*QUANTISED, FULL)
-_LARGEST = sys.float_info.max
+FULL = "full"  # the mode of a cell in full precision
 LONGEST = 4_000_000  # characters; a policy for a hundred layers has some thirty thousand
+LONGEST_LINE = 200  # characters of a name or a value
+MOST_SIZES = 200  # entries of model.config
+_LARGEST = sys.float_info.max
 
 
 def to_text(policy: Policy) -> str:
@@ -37,7 +40,9 @@ def to_text(policy: Policy) -> str:
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    fields: dict[str, Any] = {"mode": cell.mode, "smooth_v": cell.smooth_v}
+    if cell.options is None:
+        return {"mode": FULL, "smooth_v": False}
+    fields: dict[str, Any] = {"mode": cell.options.mode, "smooth_v": cell.options.smooth_v}
     if cell.cosine is not None and cell.relative_l1 is not None:
         fields |= {"cosine": round(cell.cosine, 6), "relative_l1": round(cell.relative_l1, 6)}
     return fields
@@ -55,20 +60,20 @@ def from_text(text: str) -> Policy:
         ) from error
     document = _object(document, "the policy")
     if document.get("schema") != SCHEMA:
-        raise ValueError(f"schema must be {SCHEMA!r}, got {document.get('schema')!r}: this is no SageAttention2 policy")
+        raise ValueError(
+            f"schema must be {SCHEMA!r}, got {quoted(document.get('schema'))}: this is no SageAttention2 policy"
+        )
     if document.get("version") != VERSION:
         raise ValueError(
-            f"version must be {VERSION}, got {document.get('version')!r}: the policy was written by another version of "
-            "the pack; update the pack or calibrate again"
+            f"version must be {VERSION}, got {quoted(document.get('version'))}: the policy was written by "
+            "another version of the pack; update the pack or calibrate again"
         )
     model = _object(_field(document, "model", "the policy"), "model")
-    name = _field(model, "class", "model")
-    if not isinstance(name, str):
-        raise ValueError(f"model.class must be a text, got {name!r}")
-    config = _object(_field(model, "config", "model"), "model.config")
+    name = check_line("model.class", _field(model, "class", "model"), LONGEST_LINE)
+    config = _config(_object(_field(model, "config", "model"), "model.config"))
     target = _field(document, "target", "the policy")
     if not isinstance(target, str) or target not in TARGETS:
-        raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {target!r}")
+        raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
     bounds = _bounds(_field(document, "bounds", "the policy"))
     rows = _list(_field(document, "layers", "the policy"), "layers")
     if not rows:
@@ -97,13 +102,26 @@ def _list(value: object, name: str) -> list[Any]:
 
 def _field(holder: dict[str, Any], name: str, of: str) -> Any:
     if name not in holder:
-        raise ValueError(f"{of} lacks {name!r}; it has {', '.join(map(repr, holder)) or 'nothing'}")
+        raise ValueError(f"{of} lacks {name!r}; it has {quoted(list(holder)) if holder else 'nothing'}")
     return holder[name]
+
+
+def _config(config: dict[str, Any]) -> dict[str, Scalar]:
+    """The model's sizes; a size is a number, a flag or one line of text."""
+    if len(config) > MOST_SIZES:
+        raise ValueError(f"model.config must have at most {MOST_SIZES} entries, got {len(config)}")
+    for name, value in config.items():
+        check_line("a name in model.config", name, LONGEST_LINE)
+        if isinstance(value, str):
+            check_line(f"model.config.{name}", value, LONGEST_LINE)
+        elif not isinstance(value, bool):
+            _number(value, f"model.config.{name}")
+    return config
 
 
 def _number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
+        raise ValueError(f"{name} must be a finite number, got {quoted(value)}")
     return float(value)
 
 
@@ -111,7 +129,7 @@ def _bounds(value: object) -> tuple[float, ...]:
     bounds = tuple(_number(entry, f"bounds[{index}]") for index, entry in enumerate(_list(value, "bounds")))
     ascending = all(low < high for low, high in pairwise(bounds))
     if len(bounds) < 2 or bounds[0] != 0.0 or bounds[-1] != 1.0 or not ascending:
-        raise ValueError(f"bounds must ascend from 0 to 1, got {list(bounds)}")
+        raise ValueError(f"bounds must ascend from 0 to 1, got {quoted(list(bounds))}")
     return bounds
 
 
@@ -119,7 +137,7 @@ def _layer(value: object, name: str, parts: int) -> tuple[int, tuple[Cell, ...]]
     row = _object(value, name)
     head_dim = _field(row, "head_dim", name)
     if isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 1:
-        raise ValueError(f"{name}.head_dim must be a positive integer, got {head_dim!r}")
+        raise ValueError(f"{name}.head_dim must be a positive integer, got {quoted(head_dim)}")
     cells = _list(_field(row, "cells", name), f"{name}.cells")
     if len(cells) != parts:
         raise ValueError(f"{name}.cells must have {parts} entries, one for each part of bounds, got {len(cells)}")
@@ -129,15 +147,15 @@ def _layer(value: object, name: str, parts: int) -> tuple[int, tuple[Cell, ...]]
 def _read_cell(value: object, name: str) -> Cell:
     cell = _object(value, name)
     mode, smooth_v = _field(cell, "mode", name), _field(cell, "smooth_v", name)
-    if mode not in MODES:
-        raise ValueError(f"{name}.mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
+    if mode not in (*MODES, FULL):
+        raise ValueError(f"{name}.mode must be one of {', '.join(map(repr, (*MODES, FULL)))}, got {quoted(mode)}")
     if not isinstance(smooth_v, bool):
-        raise ValueError(f"{name}.smooth_v must be true or false, got {smooth_v!r}")
+        raise ValueError(f"{name}.smooth_v must be true or false, got {quoted(smooth_v)}")
+    options = None if mode == FULL else AttentionOptions(mode=mode, smooth_v=smooth_v)
     if "cosine" not in cell and "relative_l1" not in cell:
-        return Cell(mode, smooth_v)
+        return Cell(options)
     return Cell(
-        mode,
-        smooth_v,
+        options,
         _number(_field(cell, "cosine", name), f"{name}.cosine"),
         _number(_field(cell, "relative_l1", name), f"{name}.relative_l1"),
     )

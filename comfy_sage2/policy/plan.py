@@ -1,4 +1,4 @@
-"""What decides the mode of an attention call, and the simplest such thing: the same mode everywhere."""
+"""What decides the options of an attention call, and the simplest such plan: the same options everywhere."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-FULL = "full"  # full precision: the call is left to the host
-QUANTISED = ("8b", "4b")
+from ..options import AttentionOptions
 
 
 @dataclass(frozen=True)
@@ -16,8 +15,8 @@ class Place:
 
     Attributes:
         layer: the call's index within one pass of the model, from 0.
-        layers: calls of one pass; None while the first pass runs and nobody knows.
-        step, steps: sampling step from 0, and how many there are.
+        layers: calls of one pass; None during the first pass, when the number is not known yet.
+        step, steps: sampling step from 0, and the number of steps.
         q_length, kv_length: tokens.
     """
 
@@ -34,23 +33,21 @@ class Choice:
     """How a call is to be computed.
 
     Attributes:
-        mode: "8b", "4b" or FULL.
-        smooth_v: subtract V's channel means before it is quantised.
-        reason: for the report, why the mode is FULL.
-        instead: the mode to take where no backend can run `mode`; None leaves such a call to the host.
+        options: of the quantized attention; None leaves the call in full precision.
+        reason: for the report, why the call stays in full precision.
+        instead: the options to take where no backend can run `options`; None leaves such a call in full precision.
     """
 
-    mode: str
-    smooth_v: bool = False
+    options: AttentionOptions | None
     reason: str = ""
-    instead: str | None = None
+    instead: AttentionOptions | None = None
 
 
 class Plan(Protocol):
     """Decides for every attention call of a sampling."""
 
     def choose(self, place: Place) -> Choice:
-        """The mode of the call at `place`; the same for the same place."""
+        """The options of the call at `place`; the same for the same place."""
 
     def check_pass(self, head_dims: Sequence[int]) -> None:
         """Raise ValueError when a pass with attention calls of these head_dims is not of the plan's kind of model."""
@@ -61,17 +58,24 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class FixedPlan:
-    """The mode that the user chose, everywhere."""
+    """The options that the user chose, everywhere."""
 
-    choice: Choice
+    options: AttentionOptions
 
     def choose(self, place: Place) -> Choice:
         """See `Plan.choose`."""
-        return self.choice
+        return Choice(self.options)
 
     def check_pass(self, head_dims: Sequence[int]) -> None:
-        """See `Plan.check_pass`; it serves every model."""
+        """See `Plan.check_pass`; it fits every model."""
 
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
         """See `Plan.reasoning`."""
         return ()
+
+
+def label(options: AttentionOptions | None) -> str:
+    """The options in a few words for the user, such as "4b · smooth V"; None is full precision."""
+    if options is None:
+        return "full"
+    return options.mode + (" · smooth V" if options.smooth_v else "")

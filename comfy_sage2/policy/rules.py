@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..options import AttentionOptions
 from .plan import Choice, Place
 
 # The backends whose 4-bit product runs faster than their 8-bit one. The reference stands for such a GPU, so that what
@@ -41,7 +42,8 @@ FAMILIES = {
     ),
 }
 
-EIGHT, FOUR = Choice("8b"), Choice("4b", instead="8b")
+EIGHT = Choice(AttentionOptions(mode="8b"))
+FOUR = Choice(AttentionOptions(mode="4b"), instead=EIGHT.options)
 
 
 @dataclass(frozen=True)

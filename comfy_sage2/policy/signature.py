@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..text import quoted
+
 Scalar = bool | int | float | str
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The host's class of a model, and the sizes that the host read from its weights, by name."""
+    """ComfyUI's class of a model, and the sizes that ComfyUI read from its weights, by name."""
 
     model: str
     config: tuple[tuple[str, Scalar], ...]
@@ -24,13 +26,13 @@ class Signature:
     def differences(self, model: Signature) -> list[str]:
         """What differs between this signature, the policy's, and that of `model`; empty when they fit.
 
-        A size that only one of them names does not count: host versions differ in what they write down.
+        A size that only one of them names does not count: versions of ComfyUI differ in what they write down.
         """
         if self.model != model.model:
-            return [f"it was made for {self.model}, and the model is {model.model}"]
+            return [f"it was made for {quoted(self.model)}, and the model is {quoted(model.model)}"]
         found = dict(model.config)
         return [
-            f"{name} is {value} in the policy and {found[name]} in the model"
+            f"{name} is {quoted(value)} in the policy and {quoted(found[name])} in the model"
             for name, value in self.config
             if name in found and found[name] != value
         ]

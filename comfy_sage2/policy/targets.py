@@ -1,4 +1,4 @@
-"""From measured errors to a mode: the fastest one whose error a quality target allows."""
+"""From measured errors to options: the fastest ones whose error a quality target allows."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..metrics import Agreement
-from .plan import FULL
+from ..options import AttentionOptions
 
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to compute a call: bits of Q and K, and whether V is smoothed."""
-
-    mode: str
-    smooth_v: bool
-
-
-# Fastest first, as on a GPU with INT4.
-VARIANTS = (Variant("4b", False), Variant("4b", True), Variant("8b", False), Variant("8b", True))
-FULL_PRECISION = Variant(FULL, False)
+# The ways to compute a call that a calibration compares, fastest first, as on a GPU with INT4 tensor cores.
+VARIANTS = (
+    AttentionOptions(mode="4b"),
+    AttentionOptions(mode="4b", smooth_v=True),
+    AttentionOptions(mode="8b"),
+    AttentionOptions(mode="8b", smooth_v=True),
+)
 
 
 @dataclass(frozen=True)
@@ -45,9 +40,9 @@ TARGETS = {
 }
 
 
-def pick(measurements: Mapping[Variant, Agreement], target: Target) -> Variant:
-    """The fastest variant that `target` allows, or FULL_PRECISION."""
-    for variant in VARIANTS:
-        if variant in measurements and target.allows(measurements[variant]):
-            return variant
-    return FULL_PRECISION
+def pick(measurements: Mapping[AttentionOptions, Agreement], target: Target) -> AttentionOptions | None:
+    """The fastest of VARIANTS that `target` allows; None, full precision, when it allows none."""
+    for options in VARIANTS:
+        if options in measurements and target.allows(measurements[options]):
+            return options
+    return None

@@ -15,8 +15,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from comfy_sage2.text import one_line, quoted
+
 from .scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES
 
+LONGEST = 1000  # characters of a caption
 TEXT_DIM = 4096
 CAPTION_LENGTH = 24
 
@@ -34,6 +37,17 @@ def vocabulary() -> tuple[str, ...]:
     grammar = ("a", "an", "and", "over", "drifting", "floor")
     sizes = (size for size in SIZES if size != "medium")  # a medium size is never said
     return tuple(dict.fromkeys((*grammar, *sizes, *COLORS, *PATTERNS, *SHAPES, *MOTIONS, *SURFACES)))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The vocabulary of a caption file, a JSON list of words."""
+    try:
+        words = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CaptionError(f"the file's vocabulary is no JSON ({type(error).__name__}).") from error
+    if not isinstance(words, list) or not all(isinstance(word, str) and len(word) <= 40 for word in words):
+        raise CaptionError(f"the file's vocabulary must be a list of words, got {quoted(words)}.")
+    return tuple(words)
 
 
 @dataclass(frozen=True)
@@ -68,8 +82,12 @@ class CaptionEncoder:
                     f"{path} is not a caption code file: its metadata has no 'vocabulary'. "
                     "Choose the captions file that belongs to the demo model."
                 )
-            words = tuple(json.loads(metadata["vocabulary"]))
-            return cls(words, file.get_tensor("word_codes"), file.get_tensor("clause_codes"))
+            encoder = cls(
+                _words(metadata["vocabulary"]), file.get_tensor("word_codes"), file.get_tensor("clause_codes")
+            )
+            if encoder.word_codes.shape[:1] != (len(encoder.words),) or encoder.clause_codes.shape[:1] != (3,):
+                raise CaptionError(f"{path} is broken: its tables do not have one row for each word and clause.")
+            return encoder
 
     def save(self, path: str | Path) -> None:
         """Write the codes as safetensors, the vocabulary in its metadata."""
@@ -81,13 +99,15 @@ class CaptionEncoder:
 
         Raises CaptionError when a word is unknown or the caption is too long.
         """
+        if len(caption) > LONGEST:
+            raise CaptionError(f"the caption must have at most {LONGEST} characters, got {len(caption)}.")
         row = {word: index for index, word in enumerate(self.words)}
         spoken = caption.lower().translate(_OPTIONAL_MARKS).split()
         unknown = [word for word in spoken if word not in row]
         if unknown:
             raise CaptionError(
-                f"the demo model does not know {', '.join(repr(word) for word in unknown)}. "
-                f"It knows these words only: {', '.join(sorted(self.words))}."
+                f"the demo model does not know {', '.join(map(quoted, unknown))}. "
+                f"It knows these words only: {', '.join(map(one_line, sorted(self.words)))}."
             )
         if len(spoken) > CAPTION_LENGTH:
             raise CaptionError(

@@ -20,7 +20,7 @@ import torch
 from comfy_sage2 import machine
 from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.observe.calibration import Calibration
-from comfy_sage2.comfyui.serve.selection import probe
+from comfy_sage2.comfyui.serve.serving import Serving, probe
 from comfy_sage2.comfyui.serve.session import Override, Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.command_line import Parser
@@ -86,7 +86,7 @@ class Model:
             forward = session.begin_forward(float(sigma[0]), self.x.device, {})
             forward.check_at_end = at_end
             session.run_forward(forward, lambda: self._run(override))
-        session.statistics.end_sampling()
+        session.end_sampling()
         torch.cuda.synchronize()
         return (time.perf_counter() - started) / steps
 
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
     if not torch.cuda.is_available():
         raise SystemExit("guard needs a CUDA device, and torch finds none")
     device = torch.device("cuda", torch.cuda.current_device())
-    expected = probe(device, "auto", "8b")
+    expected = probe(device, Settings())
     if expected.reason is not None:
         raise SystemExit(f"no accelerated backend: {expected.reason}")
     print(f"{machine.summary(device)}, {expected.backend}, bf16")
@@ -112,7 +112,8 @@ def main(arguments: list[str]) -> int:
     print("| --- | --- | --- | --- | --- | --- |")
     for shape in [shape for shape in SHAPES if options.only.lower() in shape.name.lower()]:
         with torch.no_grad():
-            print(row(Model(shape, device), Session(Settings(), expected), Session(Settings(guard=True), expected)))
+            plain, guarded = (Session(Serving(Settings(guard=guard), expected)) for guard in (False, True))
+            print(row(Model(shape, device), plain, guarded))
     return 0
 
 
@@ -123,9 +124,9 @@ def row(model: Model, plain: Session, guarded: Session) -> str:
         model.sample(session, 1)
     at_end = extra_seconds(model, plain, guarded, at_end=True)
     each = extra_seconds(model, plain, guarded, at_end=False)
-    call = plain.statistics.summary().attention_seconds / (2 * layers)
-    calibration = Calibration(Signature.of("", {}), 0.15, 0, None, lambda done, total: None)
-    whole = model.sample(calibration, 20) * 20
+    call = plain.record.summary().attention_seconds / (2 * layers)
+    calibration = Calibration(Signature.of("", {}), 0.15, lambda done, total: None)
+    whole = model.sample(Session(calibration), 20) * 20
     found = (
         f"{calibration.budget.spent / whole:.1%}, {len(calibration.measurements)} of {calibration.measurable} measured"
     )

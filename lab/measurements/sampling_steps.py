@@ -137,7 +137,7 @@ def attentions(patcher: Any, modes: list[str], device: torch.device) -> Iterator
         print("comfy-kitchen int8: left out, its INT8 attention is not available here")
     for mode in modes:
         patched = patch_model(patcher, NODES[mode].on(device))
-        idle_reason = sessions_of(patched)[-1].idle_reason
+        idle_reason = sessions_of(patched)[-1].task.idle_reason
         if idle_reason is None or mode == "off":
             yield f"SageAttention2 node {mode}", patched
         else:

@@ -7,15 +7,14 @@ from typing import Any
 import torch
 
 from ..serve.session import Override, Session
-from . import compiled, forwards
-from .attention_call import HostCall
-from .comfyui_attention import host_attention
+from . import compiled, forward
+from .attention_call import AttentionCall, comfyui_attention
 
 
 def make_override(session: Session) -> Override:
     """An override for `session`.
 
-    It is a closure: older hosts deep-copy model options, and a copied object would lose its statistics.
+    It is a closure: older versions of ComfyUI deep-copy model options, and a copied object would lose its record.
     """
     slot, previous = session.slot, session.previous
 
@@ -28,9 +27,9 @@ def make_override(session: Session) -> Override:
         def fallback() -> torch.Tensor:
             return func(*args, **kwargs) if previous is None else previous(func, *args, **kwargs)
 
-        forward = forwards.current(slot)
-        # Outside of a forward pass of the sampler nobody is there to own the call.
-        return fallback() if forward is None else session.attend(HostCall.of(args, kwargs), forward, fallback)
+        running = forward.current(slot)
+        # Outside of a forward pass of the sampler there is no step and no layer: the call is not this node's.
+        return fallback() if running is None else session.attend(AttentionCall.of(args, kwargs), running, fallback)
 
     def container_function(*args: Any, **kwargs: Any) -> torch.Tensor:
         """Called by ComfyUI 0.31 and later when q, k and v come in containers that give their tensor away once."""
@@ -38,16 +37,18 @@ def make_override(session: Session) -> Override:
 
         def fallback() -> torch.Tensor:
             if previous is None:
-                return host_attention()(*args, **kwargs)  # still in containers: the host frees them one by one
+                return comfyui_attention()(*args, **kwargs)  # still in containers: ComfyUI frees them one by one
             if hasattr(previous, "container_function"):
-                return previous.container_function(*args, **kwargs)
-            return previous(host_attention(), *(container.take() for container in containers), *rest, **kwargs)
+                served: torch.Tensor = previous.container_function(*args, **kwargs)
+                return served
+            return previous(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
 
-        forward = forwards.current(slot)
-        if torch.compiler.is_compiling() or forward is None:
-            return override(host_attention(), *(container.take() for container in containers), *rest, **kwargs)
-        call = HostCall.of((*(container.peek() for container in containers), *rest), kwargs)
-        out = session.attend(call, forward, fallback)
+        running = forward.current(slot)
+        if torch.compiler.is_compiling() or running is None:
+            return override(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
+        # The call alone refers to the tensors, and the session releases it before `fallback`.
+        call = AttentionCall.of((*(container.peek() for container in containers), *rest), kwargs)
+        out = session.attend(call, running, fallback)
         for container in containers:
             container.tensor = None  # consumed, as the caller expects, whoever served the call
         return out

@@ -15,7 +15,7 @@ FOLDER = "comfy_sage2"  # within ComfyUI's output folder
 
 
 class SageAttention2Capture(io.ComfyNode):
-    """Has some attention calls of the next sampling kept."""
+    """Keeps some attention calls of the next sampling."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -23,25 +23,25 @@ class SageAttention2Capture(io.ComfyNode):
             node_id="SageAttention2Capture",
             display_name="SageAttention2 Capture",
             category=CATEGORY,
-            description="Samples in full precision and keeps the queries, keys and values of some self-attention "
-            "calls. SageAttention2 Save Capture writes them to a file.",
+            description="The next sampling runs in full precision and keeps q, k and v of some self-attention calls. "
+            "SageAttention2 Save Capture writes them to a file.",
             search_aliases=["sage capture", "record attention", "save qkv"],
             inputs=[
-                io.Model.Input("model", tooltip="The diffusion model. It is not changed: the output is a copy."),
+                io.Model.Input("model", tooltip="The diffusion model. It stays as it is; the output is a copy."),
                 io.Int.Input(
                     "every_layer",
                     default=4,
                     min=1,
                     max=1000,
-                    tooltip="Of the attention calls of one pass the first is kept, then every n-th, if it is "
-                    "self-attention.",
+                    tooltip="Keep the first attention call of each pass and then every n-th one. Only self-attention "
+                    "is kept.",
                 ),
                 io.Int.Input(
                     "every_step",
                     default=5,
                     min=1,
                     max=1000,
-                    tooltip="Of the sampling steps the first is captured, then every n-th.",
+                    tooltip="Capture the first sampling step and then every n-th one.",
                 ),
                 advanced(
                     io.Int.Input(
@@ -49,7 +49,7 @@ class SageAttention2Capture(io.ComfyNode):
                         default=4,
                         min=1,
                         max=128,
-                        tooltip="At most so many heads of each call, spread evenly.",
+                        tooltip="Maximum number of heads kept of each call, spread evenly.",
                     )
                 ),
                 advanced(
@@ -58,7 +58,7 @@ class SageAttention2Capture(io.ComfyNode):
                         default=1000,
                         min=1,
                         max=100000,
-                        tooltip="What does not fit is not kept; the memory is taken from the CPU's.",
+                        tooltip="Limit of the kept data, in CPU memory. Calls that do not fit are not kept.",
                     )
                 ),
             ],
@@ -75,7 +75,7 @@ class SageAttention2Capture(io.ComfyNode):
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
         bounds = library.CaptureBounds(every_layer, every_step, heads, most_megabytes * 10**6)
-        text = "Some attention calls of the next sampling are kept; SageAttention2 Save Capture writes them."
+        text = "Some attention calls of the next sampling are kept. SageAttention2 Save Capture writes them."
         return io.NodeOutput(library.captured_model(model, bounds), ui={"text": [text]})
 
 
@@ -88,21 +88,23 @@ class SageAttention2SaveCapture(io.ComfyNode):
             node_id="SageAttention2SaveCapture",
             display_name="SageAttention2 Save Capture",
             category=CATEGORY,
-            description="After sampling with SageAttention2 Capture: writes queries, keys and values to a safetensors "
-            "file, for python -m lab eval --capture.",
+            description="After sampling with SageAttention2 Capture: writes q, k and v to a safetensors file, "
+            "for python -m lab eval --capture.",
             search_aliases=["sage capture", "save qkv"],
             is_output_node=True,
             inputs=[
-                io.Model.Input("model", tooltip="SageAttention2 Capture's output, or any model made from it."),
-                io.Latent.Input("samples", tooltip="The sampler's output. It makes this node wait for the sampling."),
+                io.Model.Input("model", tooltip="SageAttention2 Capture's output, or a model made from it."),
+                io.Latent.Input(
+                    "samples", tooltip="The sampler's output. Connect it so that this node runs after sampling."
+                ),
                 io.String.Input(
                     "file",
                     default="capture",
-                    tooltip="Name of the file, in the folder output/comfy_sage2 of ComfyUI. "
-                    "A file of this name is replaced.",
+                    tooltip="Name of the file in ComfyUI's folder output/comfy_sage2. "
+                    "An existing file of this name is replaced.",
                 ),
             ],
-            outputs=[io.String.Output(display_name="text", tooltip="What was written, and where.")],
+            outputs=[io.String.Output(display_name="text", tooltip="What was written and where.")],
         )
 
     @classmethod

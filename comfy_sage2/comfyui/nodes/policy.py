@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import folder_paths
 from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
 
 from .support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, POLICY, advanced, library, schema
 
 QUALITIES = ["lossless", "balanced", "fast"]  # the same on every machine, as in nodes.py
-FILE_TOOLTIP = "in the folder user/comfy_sage2/policies of ComfyUI, without an ending."
+FILE_TOOLTIP = "in ComfyUI's folder user/comfy_sage2/policies, without .json."
+
+
+def policies_folder() -> Path:
+    """Where policies are kept, in ComfyUI's user folder."""
+    return Path(folder_paths.get_user_directory()) / "comfy_sage2" / "policies"
 
 
 class SageAttention2Calibrate(io.ComfyNode):
@@ -22,14 +29,14 @@ class SageAttention2Calibrate(io.ComfyNode):
             node_id="SageAttention2Calibrate",
             display_name="SageAttention2 Calibrate",
             category=CATEGORY,
-            description="Samples in full precision and measures along the way what each mode would have done to each "
-            "layer. SageAttention2 Make Policy turns that into a policy.",
+            description="The next sampling runs in full precision and measures the error of each mode in each layer. "
+            "SageAttention2 Make Policy turns the result into a policy.",
             search_aliases=["sage calibrate", "measure attention", "mixed precision"],
             hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input(
                     "model",
-                    tooltip="The diffusion model as it will be rendered, with its LoRAs. It is not changed.",
+                    tooltip="The diffusion model with its LoRAs, as it will be sampled. It stays as it is.",
                 ),
                 advanced(
                     io.Float.Input(
@@ -38,8 +45,8 @@ class SageAttention2Calibrate(io.ComfyNode):
                         min=1.0,
                         max=500.0,
                         step=1.0,
-                        tooltip="Percentage of the sampling's time that measuring may take. What does not fit is left "
-                        "unmeasured and treated with caution.",
+                        tooltip="Time that measuring may take, in percent of the sampling time. Layers that were not "
+                        "measured take the most cautious mode.",
                     )
                 ),
             ],
@@ -62,12 +69,12 @@ class SageAttention2Calibrate(io.ComfyNode):
         def progress(done: int, total: int) -> None:
             bar.update_absolute(done, max(total, 1))
 
-        text = "The next sampling with this model is measured; SageAttention2 Make Policy shows what was found."
+        text = "The next sampling with this model is measured. SageAttention2 Make Policy shows the result."
         return io.NodeOutput(library.calibrated_model(model, cost_limit / 100.0, progress), ui={"text": [text]})
 
 
 class SageAttention2MakePolicy(io.ComfyNode):
-    """Turns a calibration into a policy."""
+    """Makes a policy from a calibration."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -75,34 +82,34 @@ class SageAttention2MakePolicy(io.ComfyNode):
             node_id="SageAttention2MakePolicy",
             display_name="SageAttention2 Make Policy",
             category=CATEGORY,
-            description="After sampling with SageAttention2 Calibrate: chooses for each layer and part of the steps "
-            "the fastest mode that the quality allows.",
+            description="After sampling with SageAttention2 Calibrate: chooses the fastest mode that the quality "
+            "allows, for each layer and each part of the steps.",
             search_aliases=["sage policy", "save policy"],
             is_output_node=True,
             inputs=[
-                io.Model.Input("model", tooltip="SageAttention2 Calibrate's output, or any model made from it."),
+                io.Model.Input("model", tooltip="SageAttention2 Calibrate's output, or a model made from it."),
                 io.Latent.Input(
                     "samples",
                     optional=True,
-                    tooltip="The sampler's output. It makes this node wait for the sampling.",
+                    tooltip="The sampler's output. Connect it so that this node runs after sampling.",
                 ),
                 io.Image.Input(
                     "images",
                     optional=True,
-                    tooltip="The decoded pictures; may be connected in place of samples.",
+                    tooltip="The decoded images. They may be connected in place of samples.",
                 ),
                 io.Combo.Input(
                     "quality",
                     options=QUALITIES,
                     default="balanced",
-                    tooltip="How close each layer must come to full precision. lossless: as close as 8 bits come on "
-                    "well-behaved layers. balanced: as the average layer in 4 bits. fast: 4 bits wherever they are "
-                    "not clearly too coarse. Changing it does not sample again.",
+                    tooltip="How close each layer must be to full precision. lossless: as close as 8 bits on "
+                    "ordinary layers. balanced: as close as an average layer in 4 bits. fast: 4 bits unless they are "
+                    "clearly too coarse. Changing this does not sample again.",
                 ),
                 io.String.Input(
                     "file",
                     default="",
-                    tooltip="Also save the policy under this name, " + FILE_TOOLTIP + " Empty: not saved.",
+                    tooltip="Name under which to save the policy, " + FILE_TOOLTIP + " Empty: not saved.",
                 ),
             ],
             outputs=[
@@ -119,7 +126,7 @@ class SageAttention2MakePolicy(io.ComfyNode):
         policy, found = library.policy_of(model, quality)
         text = library.to_text(policy)
         if file.strip():
-            path = library.save_policy(policy, library.policies_folder(), file)
+            path = library.save_policy(policy, policies_folder(), file)
             found += f"\nSaved as {path.stem}."
         return io.NodeOutput(policy, text, ui={"text": [found], "policy": [text]})
 
@@ -133,7 +140,7 @@ class SageAttention2LoadPolicy(io.ComfyNode):
             node_id="SageAttention2LoadPolicy",
             display_name="SageAttention2 Load Policy",
             category=CATEGORY,
-            description="A policy that was calibrated before, kept in the workflow itself or in a file.",
+            description="A policy that was made earlier, stored in the workflow or in a file.",
             search_aliases=["sage policy"],
             inputs=[
                 io.String.Input(
@@ -145,7 +152,7 @@ class SageAttention2LoadPolicy(io.ComfyNode):
                 io.String.Input(
                     "file",
                     default="",
-                    tooltip="In place of the text: the name of a policy " + FILE_TOOLTIP,
+                    tooltip="Name of a policy, in place of the text, " + FILE_TOOLTIP,
                 ),
             ],
             outputs=[POLICY.Output(display_name="policy", tooltip="The policy, for SageAttention2.")],
@@ -154,11 +161,11 @@ class SageAttention2LoadPolicy(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, text: str | None, file: str | None) -> str:
         """A file that was written anew is read anew; an input that another node gives is not known yet."""
-        return "" if IMPORT_ERROR is not None else library.fingerprint(text or "", file or "")
+        return "" if IMPORT_ERROR is not None else library.fingerprint(policies_folder(), text or "", file or "")
 
     @classmethod
     def execute(cls, text: str, file: str) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(None, ui={"text": [IMPORT_ERROR]})
-        policy = library.load_policy(library.policies_folder(), text, file)
+        policy = library.load_policy(policies_folder(), text, file)
         return io.NodeOutput(policy, ui={"text": ["\n".join(policy.reasoning(0, 0))]})

@@ -6,11 +6,11 @@ import math
 
 from PIL import Image, ImageDraw
 
-from ..observe.calibration import Calibration
+from ...options import AttentionOptions
 from ..serve.session import Session
-from .drawing import BACKGROUND, EMPTY, FAINT, LEFT, PANEL, SERVED, TEXT, Colour, blend, fitted, font, wrapped
-from .statistics import Outcome, Share, Summary
-from .text import NOT_PATCHED, headline, session_headline, status, time_lines, title
+from .drawing import BACKGROUND, EMPTY, FAINT, LEFT, PANEL, SERVED, TEXT, Color, blend, fitted, font, wrapped
+from .record import Outcome, Share, Summary
+from .text import NOT_PATCHED, headline, status, time_lines
 
 WIDTH = 1200
 MARGIN = 36
@@ -20,26 +20,31 @@ MAP_HEIGHT = 340  # at most; a model of few layers gets rows of ROW_HEIGHT
 ROW_HEIGHT = 40
 NOTE_HEIGHT = 26
 MOST_ROWS = 7  # of the legend; rarer outcomes are summed in its last row
-MODE_ORDER = (("8b", False), ("4b", False), ("4b", True), ("8b", True))  # as in SERVED
-LOW_ERROR: Colour = (64, 192, 140)
-HIGH_ERROR: Colour = (226, 96, 88)
-# Relative L1 that is drawn in the strongest colour unless a larger one was measured.
+OPTIONS_ORDER = (  # as in SERVED; further options take the colors after these
+    AttentionOptions(mode="8b"),
+    AttentionOptions(mode="4b"),
+    AttentionOptions(mode="4b", smooth_v=True),
+    AttentionOptions(mode="8b", smooth_v=True),
+)
+LOW_ERROR: Color = (64, 192, 140)
+HIGH_ERROR: Color = (226, 96, 88)
+# Relative L1 that is drawn in the strongest color unless a larger one was measured.
 ERROR_SCALE = 0.1
 
 
 def draw_chart(sessions: list[Session]) -> Image.Image:
     """An RGB picture, 1200 pixels wide, about the last node that was at work, or a card that says why there is none."""
-    at_work = [session for session in sessions if session.idle_reason is None]
-    if at_work and isinstance(at_work[-1], Calibration):
-        return _card(session_headline(at_work[-1]))
-    if at_work:
-        summary = at_work[-1].statistics.summary()
-        subtitle = f"{title(at_work[-1])}  ·  {headline(summary)}"
-        notes = [*at_work[-1].plan.reasoning(summary.layers, summary.steps), *time_lines(summary)]
-        return _Chart(summary, subtitle, notes).image if summary.calls else _card(subtitle)
-    if sessions:
-        return _card(status(sessions[-1]))
-    return _card(NOT_PATCHED)
+    at_work = [session for session in sessions if session.task.idle_reason is None]
+    if not at_work:
+        return _card(status(sessions[-1]) if sessions else NOT_PATCHED)
+    task, summary = at_work[-1].task, at_work[-1].record.summary()
+    own = task.own_headline(summary)
+    if own is not None:
+        return _card(own)
+    subtitle = f"{task.title}  ·  {headline(summary)}"
+    if not summary.calls:
+        return _card(subtitle)
+    return _Chart(summary, subtitle, [*task.reasoning(summary), *time_lines(summary)]).image
 
 
 def _card(text: str) -> Image.Image:
@@ -60,46 +65,46 @@ class _Chart:
         measuring = ImageDraw.Draw(Image.new("RGB", (1, 1)))
         self.notes = [line for note in notes for line in wrapped(measuring, note, TEXT_SIZE, WIDTH - 2 * MARGIN, 3)]
         self.rows = self._legend_rows()
-        self.colours = _colours(summary.shares)
+        self.colors = _colors(summary.shares)
         self.map_height = min(MAP_HEIGHT, ROW_HEIGHT * summary.layers)
-        maps = 2 if summary.fidelity else 1
+        maps = 2 if summary.agreement else 1
         height = 130 + 3 * (BAR_HEIGHT + 44) + len(self.rows) * 30 + maps * (self.map_height + 84) + MARGIN
         height += len(self.notes) * NOTE_HEIGHT
         self.image = Image.new("RGB", (WIDTH, height), BACKGROUND)
         self.draw = ImageDraw.Draw(self.image)
         self.top = MARGIN - 6
         self._title(subtitle)
-        colours = self.colours
-        self._bar("Attention calls", [(colours[share.outcome], float(share.calls)) for share in summary.shares])
-        self._bar("Attention time", [(colours[share.outcome], share.seconds) for share in summary.shares])
+        colors = self.colors
+        self._bar("Attention calls", [(colors[share.outcome], float(share.calls)) for share in summary.shares])
+        self._bar("Attention time", [(colors[share.outcome], share.seconds) for share in summary.shares])
         rest = max(summary.seconds - summary.attention_seconds, 0.0)
         self._bar("Sampling: attention and the rest", [(TEXT, summary.attention_seconds), (FAINT, rest)])
         self._legend()
         self._notes()
         self._map(
             "What served each layer and step",
-            {place: self.colours[outcome] for place, outcome in summary.cells.items()},
+            {place: self.colors[outcome] for place, outcome in summary.cells.items()},
         )
-        if summary.fidelity:
+        if summary.agreement:
             self._error_map()
 
-    def _text(self, x: float, y: float, text: str, size: int, colour: Colour = TEXT, anchor: str = "la") -> None:
-        self.draw.text((x, y), text, fill=colour, font=font(size), anchor=anchor)
+    def _text(self, x: float, y: float, text: str, size: int, color: Color = TEXT, anchor: str = "la") -> None:
+        self.draw.text((x, y), text, fill=color, font=font(size), anchor=anchor)
 
     def _title(self, subtitle: str) -> None:
         self._text(MARGIN, self.top, "SageAttention2", TITLE_SIZE)
         self._text(MARGIN, self.top + 44, fitted(self.draw, subtitle, TEXT_SIZE, WIDTH - 2 * MARGIN), TEXT_SIZE, FAINT)
         self.top += 96
 
-    def _bar(self, heading: str, parts: list[tuple[Colour, float]]) -> None:
+    def _bar(self, heading: str, parts: list[tuple[Color, float]]) -> None:
         """A bar over the whole width, divided as `parts` are."""
         self._text(MARGIN, self.top, heading, HEADING_SIZE)
         top, whole = self.top + 32, sum(size for _, size in parts)
         left = float(MARGIN)
         self.draw.rectangle((MARGIN, top, WIDTH - MARGIN, top + BAR_HEIGHT), fill=EMPTY)
-        for colour, size in parts:
+        for color, size in parts:
             width = (WIDTH - 2 * MARGIN) * (size / whole if whole else 0.0)
-            self.draw.rectangle((left, top, left + width, top + BAR_HEIGHT), fill=colour)
+            self.draw.rectangle((left, top, left + width, top + BAR_HEIGHT), fill=color)
             if width > 60:
                 self._text(left + width / 2, top + BAR_HEIGHT / 2, f"{size / whole:.0%}", TEXT_SIZE, BACKGROUND, "mm")
             left += width
@@ -124,7 +129,7 @@ class _Chart:
     def _legend(self) -> None:
         self.top += 8
         for outcome, text in self.rows:
-            self.draw.rectangle((MARGIN, self.top + 3, MARGIN + 16, self.top + 19), fill=self.colours[outcome])
+            self.draw.rectangle((MARGIN, self.top + 3, MARGIN + 16, self.top + 19), fill=self.colors[outcome])
             self._text(MARGIN + 28, self.top, fitted(self.draw, text, TEXT_SIZE, WIDTH - 2 * MARGIN - 28), TEXT_SIZE)
             self.top += 30
         self.top += 16
@@ -135,8 +140,8 @@ class _Chart:
             self.top += NOTE_HEIGHT
         self.top += 12
 
-    def _map(self, heading: str, colours: dict[tuple[int, int], Colour]) -> None:
-        """Layers from top to bottom, steps from left to right, one coloured cell each."""
+    def _map(self, heading: str, colors: dict[tuple[int, int], Color]) -> None:
+        """Layers from top to bottom, steps from left to right, one colored cell each."""
         self._text(MARGIN, self.top, heading, HEADING_SIZE)
         left, top = MARGIN + 62, self.top + 34
         width, height = WIDTH - MARGIN - left, self.map_height
@@ -144,11 +149,9 @@ class _Chart:
         cell_width, cell_height = width / self.summary.steps, height / max(self.summary.layers, 1)
         # A gap between the cells while they are large enough to show one.
         gap = 1 if min(cell_width, cell_height) >= 5 else 0
-        for (layer, step), colour in colours.items():
+        for (layer, step), color in colors.items():
             x, y = left + step * cell_width, top + layer * cell_height
-            self.draw.rectangle(
-                (x, y, max(x + cell_width - 1 - gap, x), max(y + cell_height - 1 - gap, y)), fill=colour
-            )
+            self.draw.rectangle((x, y, max(x + cell_width - 1 - gap, x), max(y + cell_height - 1 - gap, y)), fill=color)
         for number, place in _ticks(self.summary.layers, top, cell_height):
             self._text(left - 10, place, str(number), SMALL_SIZE, FAINT, "rm")
         for number, place in _ticks(self.summary.steps, left, cell_width):
@@ -158,21 +161,24 @@ class _Chart:
         self.top = top + height + 50
 
     def _error_map(self) -> None:
-        errors = {place: fidelity.relative_l1 for place, fidelity in self.summary.fidelity.items()}
+        errors = {place: found.relative_l1 for place, found in self.summary.agreement.items()}
         scale = max([ERROR_SCALE, *filter(math.isfinite, errors.values())])
-        # NaN and infinity take the strongest colour.
+        # NaN and infinity take the strongest color.
         shares = {place: error / scale if math.isfinite(error) else 1.0 for place, error in errors.items()}
-        colours = {place: blend(LOW_ERROR, HIGH_ERROR, share) for place, share in shares.items()}
-        self._map(f"Relative L1 against full precision (green 0, red {scale:.2g})", colours)
+        colors = {place: blend(LOW_ERROR, HIGH_ERROR, share) for place, share in shares.items()}
+        self._map(f"Relative L1 against full precision (green 0, red {scale:.2g})", colors)
 
 
-def _colours(shares: tuple[Share, ...]) -> dict[Outcome, Colour]:
-    """A colour for every outcome: that of its mode, the same in every chart, or one for each reason."""
+def _colors(shares: tuple[Share, ...]) -> dict[Outcome, Color]:
+    """A color for every outcome: that of its mode, the same in every chart, or one for each reason."""
     outcomes = [share.outcome for share in shares]
     left = [outcome for outcome in outcomes if outcome.backend is None]
-    colours = {o: SERVED[MODE_ORDER.index((o.mode, o.smooth_v))] for o in outcomes if o.backend is not None}
-    colours.update({outcome: LEFT[min(index, len(LEFT) - 1)] for index, outcome in enumerate(left)})
-    return colours
+    served = [outcome for outcome in outcomes if outcome.backend is not None]
+    others = [outcome.options for outcome in served if outcome.options not in OPTIONS_ORDER]
+    order = [*OPTIONS_ORDER, *dict.fromkeys(others)]
+    colors = {outcome: SERVED[min(order.index(outcome.options), len(SERVED) - 1)] for outcome in served}
+    colors.update({outcome: LEFT[min(index, len(LEFT) - 1)] for index, outcome in enumerate(left)})
+    return colors
 
 
 def _ticks(count: int, start: float, pitch: float) -> list[tuple[int, float]]:

@@ -6,17 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ...metrics import compare
+
 # At most this many heads and query rows of each are compared: 8 x 256 rows cost little beside a long video's attention.
 HEADS = 8
 ROWS = 256
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Agreement with float32 attention; 0-d tensors on the device, so that measuring does not make the host wait."""
-
-    cosine: torch.Tensor
-    relative_l1: torch.Tensor
 
 
 def evenly(count: int, most: int, device: torch.device) -> torch.Tensor:
@@ -32,7 +26,7 @@ def measure(
     *,
     scale: float | None,
     mask: torch.Tensor | None,
-) -> Quality:
+) -> torch.Tensor:
     """Compare `out` with softmax(q k^T * scale + mask) v in float32.
 
     Args:
@@ -42,12 +36,12 @@ def measure(
         mask: None or 4-D, bool (True = attend) or additive float.
 
     Returns:
-        cosine similarity and sum |out - exact| / sum |exact| over the sampled rows of all batches.
+        what `compare` gives over the sampled rows of all batches, on the device.
     """
     heads = evenly(q.shape[1], HEADS, q.device)
     rows = evenly(q.shape[2], ROWS, q.device)
     sampled = Sample.of(q, k, v, mask, heads, rows)
-    return agreement(out.index_select(1, heads).index_select(2, rows), sampled.exact(scale))
+    return compare(out.index_select(1, heads).index_select(2, rows), sampled.exact(scale), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -100,15 +94,3 @@ class Sample:
             ],
             dim=1,
         )
-
-
-def agreement(out: torch.Tensor, exact: torch.Tensor) -> Quality:
-    """How close `out` is to `exact`, both of one shape."""
-    got = out.float()
-    difference = (got - exact).abs().sum()
-    cosine = torch.nn.functional.cosine_similarity(got.flatten(), exact.flatten(), dim=0)
-    # Two zero vectors have no angle and no relative error, and are equal all the same.
-    return Quality(
-        cosine=torch.where(difference == 0.0, 1.0, cosine),
-        relative_l1=difference / exact.abs().sum().clamp_min(torch.finfo(torch.float32).tiny),
-    )

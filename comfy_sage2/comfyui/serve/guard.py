@@ -1,7 +1,7 @@
-"""The guard: a finite check on each output, and the layers that failed it.
+"""The guard: a check of the outputs for NaN and infinity, and the layers that failed it.
 
-The backends note during a pass of the model whether a value is NaN or infinite, and the host asks once, when the pass
-is through: waiting at each call would leave the GPU without work. If one is, the pass is made again, and in it each
+The backends note during a pass of the model whether a value is NaN or infinite, and the session looks once, at the end
+of the pass: waiting at each call would leave the GPU without work. If one is, the pass is made again, and in it each
 output is looked at before the model goes on, so that the call that broke is computed again. Passes that cannot be made
 again are looked at in this way from the start.
 """
@@ -19,6 +19,7 @@ log = logging.getLogger("comfy_sage2")
 
 RECOMPUTED = "guard: the result was not finite, so this call was computed again"
 DOWNGRADED = "guard: this layer gave a result that was not finite earlier in this sampling"
+FULL_PRECISION = "ComfyUI's attention"
 
 
 def can_check(device: torch.device) -> bool:
@@ -39,54 +40,76 @@ class Downgrade:
 
     Attributes:
         served_by: backend and mode that gave the result.
-        exact_is_finite: whether full precision gave finite values; if not, they were broken before this layer.
+        recomputed_by: in words, the attention that computed the call again: FULL_PRECISION, or an earlier node's.
+        is_finite: whether that gave finite values; if not, this layer's input was broken already.
     """
 
     layer: int
     step: int
     served_by: str
-    exact_is_finite: bool
+    recomputed_by: str
+    is_finite: bool
 
     @property
     def text(self) -> str:
         """In words for the user."""
         text = f"layer {self.layer} gave a result that was not finite in step {self.step} ({self.served_by})"
-        if self.exact_is_finite:
-            return f"{text}; it was computed again in full precision, which serves this layer from there on"
-        return f"{text}; full precision gave no finite values either, so the model's own values are broken"
+        if self.is_finite:
+            return f"{text}; {self.recomputed_by} computed it again and serves this layer from there on"
+        text = f"{text}; {self.recomputed_by} gave no finite values either"
+        return f"{text}, so the model's own values are broken" if self.recomputed_by == FULL_PRECISION else text
 
 
 class Guard:
-    """The downgraded layers of one sampling; several threads may report to it."""
+    """The downgraded layers of one sampling; several threads may report to it.
+
+    Attributes:
+        trusts_repeats: False once a repeated pass came out broken although each of its calls was looked at: something
+            else in the model answers from what it kept, so no pass of this sampling is repeated any more.
+    """
 
     def __init__(self) -> None:
-        self._downgrades: dict[int, Downgrade] = {}
-        self._repeated: list[int] = []
+        self.reset()
 
     def reset(self) -> None:
         """A sampling starts: every layer is trusted again."""
-        self._downgrades = {}
-        self._repeated = []
+        self._downgrades: dict[int, Downgrade] = {}
+        self._repeated: list[int] = []
+        self._still_broken: list[int] = []
+        self.trusts_repeats = True
 
     def repeat(self, step: int) -> None:
         """A pass of the model in `step` is made again."""
         self._repeated.append(step)
 
+    def repeated_in_vain(self, step: int) -> None:
+        """The pass that was made again in `step` has a result that is not finite."""
+        if not self._still_broken:
+            log.warning(
+                "SageAttention2: guard: the model was run again in step %d, and its result is still not finite", step
+            )
+        self._still_broken.append(step)
+        self.trusts_repeats = False
+
     def reason(self, layer: int) -> str | None:
         """Why `layer` has to be computed in full precision, or None."""
         return DOWNGRADED if layer in self._downgrades else None
 
-    def downgrade(self, layer: int, step: int, served_by: str, exact: torch.Tensor) -> None:
-        """`layer` gave a result that was not finite, and `exact` is full precision's; the first one is logged."""
-        found = Downgrade(layer, step, served_by, is_finite(exact))
+    def downgrade(self, found: Downgrade) -> None:
+        """A layer gave a result that was not finite; the first one is logged."""
         if not self._downgrades:
-            log.warning("SageAttention2: guard: %s (further layers stand in the report)", found.text)
-        self._downgrades.setdefault(layer, found)
+            log.warning("SageAttention2: guard: %s (the report lists further layers)", found.text)
+        self._downgrades.setdefault(found.layer, found)
 
     @property
     def repeated(self) -> tuple[int, ...]:
         """The steps of the passes that were made twice."""
         return tuple(self._repeated)
+
+    @property
+    def still_broken(self) -> tuple[int, ...]:
+        """Those of them whose second result was not finite either."""
+        return tuple(self._still_broken)
 
     @property
     def downgrades(self) -> tuple[Downgrade, ...]:

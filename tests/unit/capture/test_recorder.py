@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from comfy_sage2.capture.recorder import CaptureBounds, CaptureError, Recorder, load_samples
+from comfy_sage2.capture.recorder import FORMAT, CaptureBounds, CaptureError, Recorder, load_samples
 
 
 def call(batch: int = 2, q_heads: int = 4, kv_heads: int = 2) -> tuple[torch.Tensor, ...]:
@@ -85,3 +86,44 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_samples(tmp_path / "text.safetensors")
     with pytest.raises(FileNotFoundError):
         load_samples(tmp_path / "nowhere.safetensors")
+
+
+ENTRY = {"layer": 0, "step": 0, "scale": None, "is_causal": False}
+BROKEN = {
+    "missing": None,
+    "no JSON": "{",
+    "deep": "[" * 100_000,
+    "digits": "9" * 5000,
+    "no list": "{}",
+    "no objects": "[3]",
+    "field missing": json.dumps([{"layer": 0, "step": 0, "scale": None}]),
+    "field too many": json.dumps([{**ENTRY, "extra": "\ud800"}]),
+    "layer of another type": json.dumps([{**ENTRY, "layer": "x\n"}]),
+    "negative step": json.dumps([{**ENTRY, "step": -1}]),
+    "scale is infinite": json.dumps([{**ENTRY, "scale": float("inf")}]),
+    "scale is zero": json.dumps([{**ENTRY, "scale": 0}]),
+    "flag of another type": json.dumps([{**ENTRY, "is_causal": 1}]),
+    "more entries than tensors": json.dumps([ENTRY, ENTRY]),
+}
+
+
+@pytest.mark.parametrize("samples", BROKEN.values(), ids=BROKEN.keys())
+def test_broken_metadata_is_refused(tmp_path: Path, samples: str | None) -> None:
+    q, k, v = (tensor[:1].contiguous() for tensor in call())
+    metadata = {"format": FORMAT} if samples is None else {"format": FORMAT, "samples": samples}
+    save_file({"0.q": q, "0.k": k, "0.v": v}, tmp_path / "capture.safetensors", metadata=metadata)
+    with pytest.raises(CaptureError, match="is a broken capture: ") as refused:
+        load_samples(tmp_path / "capture.safetensors")
+    assert len(str(refused.value)) < 1000 and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "part, value", [("q", torch.zeros(3)), ("k", torch.zeros(1, 2, 7, 9)), ("mask", torch.ones(3))]
+)
+def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, part: str, value: torch.Tensor) -> None:
+    q, k, v = (tensor[:1].contiguous() for tensor in call())
+    tensors = {"0.q": q, "0.k": k, "0.v": v, f"0.{part}": value}
+    metadata = {"format": FORMAT, "samples": json.dumps([ENTRY])}
+    save_file(tensors, tmp_path / "capture.safetensors", metadata=metadata)
+    with pytest.raises(CaptureError, match=r"is a broken capture: samples\[0\]"):
+        load_samples(tmp_path / "capture.safetensors")

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from comfy_sage2.metrics import Agreement
-from comfy_sage2.policy.calibrated import BOUNDS, make_policy
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.policy.calibrated import BOUNDS, IN_FULL, UNKNOWN, Policy, make_policy, part_of
 from comfy_sage2.policy.document import from_text, to_text
-from comfy_sage2.policy.plan import Choice, Place
-from comfy_sage2.policy.policy import IN_FULL, UNKNOWN, Policy, part_of
+from comfy_sage2.policy.plan import Choice, Place, label
 from comfy_sage2.policy.signature import Signature
-from comfy_sage2.policy.targets import FULL_PRECISION, TARGETS, VARIANTS, Variant, pick
+from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
 
 FOUR, FOUR_SMOOTH, EIGHT, EIGHT_SMOOTH = VARIANTS
 WAN = Signature.of("WAN21", {"dim": 1536, "num_layers": 30, "dtype": object(), "image_model": "wan2.1"})
 PARTS = len(BOUNDS) - 1
 
 
-def errors(*relative_l1: float) -> dict[Variant, Agreement]:
+def errors(*relative_l1: float) -> dict[AttentionOptions, Agreement]:
     """Measurements of the four variants with these relative L1 errors and cosines that fit them."""
-    return {v: Agreement(1 - error * error / 2, error, error) for v, error in zip(VARIANTS, relative_l1, strict=True)}
+    return {v: Agreement(1 - error * error / 2, error, 0.0) for v, error in zip(VARIANTS, relative_l1, strict=True)}
 
 
 def small_policy(target: str = "balanced") -> Policy:
@@ -36,30 +36,32 @@ def small_policy(target: str = "balanced") -> Policy:
     [
         ("lossless", (0.07, 0.06, 0.04, 0.039), EIGHT),
         ("lossless", (0.07, 0.06, 0.06, 0.04), EIGHT_SMOOTH),
-        ("lossless", (0.07, 0.06, 0.09, 0.08), FULL_PRECISION),
+        ("lossless", (0.07, 0.06, 0.09, 0.08), None),
         ("balanced", (0.07, 0.06, 0.04, 0.039), FOUR),
         ("balanced", (0.09, 0.06, 0.04, 0.039), FOUR_SMOOTH),
         ("balanced", (0.19, 0.15, 0.04, 0.039), EIGHT),
         ("fast", (0.19, 0.15, 0.04, 0.039), FOUR),
-        ("fast", (0.9, 0.8, 0.7, 0.6), FULL_PRECISION),
+        ("fast", (0.9, 0.8, 0.7, 0.6), None),
     ],
 )
-def test_the_fastest_mode_that_is_good_enough(target: str, relative_l1: tuple, expected: Variant) -> None:
+def test_the_fastest_mode_that_is_good_enough(
+    target: str, relative_l1: tuple, expected: AttentionOptions | None
+) -> None:
     assert pick(errors(*relative_l1), TARGETS[target]) == expected
 
 
 def test_nan_is_never_good_enough() -> None:
     nan = float("nan")
-    assert pick(errors(nan, nan, nan, nan), TARGETS["fast"]) == FULL_PRECISION
-    assert pick({EIGHT: Agreement(nan, 0.0, 0.0)}, TARGETS["fast"]) == FULL_PRECISION
+    assert pick(errors(nan, nan, nan, nan), TARGETS["fast"]) is None
+    assert pick({EIGHT: Agreement(nan, 0.0, 0.0)}, TARGETS["fast"]) is None
 
 
 def test_what_was_not_measured_takes_the_most_cautious_mode() -> None:
     policy = small_policy()
-    assert {cell.mode for cell in policy.cells[0]} == {"8b"}
-    assert policy.cells[1][0].mode == "4b" and policy.cells[1][0].cosine is None
-    assert {cell.mode for cell in policy.cells[2]} == {"full"}  # never measured at all
-    assert {cell.mode for cell in small_policy("fast").cells[1]} == {"4b"}
+    assert {label(cell.options) for cell in policy.cells[0]} == {"8b"}
+    assert policy.cells[1][0].options == FOUR and policy.cells[1][0].cosine is None
+    assert {cell.options for cell in policy.cells[2]} == {None}  # never measured at all
+    assert {cell.options for cell in small_policy("fast").cells[1]} == {FOUR}
 
 
 def test_nothing_measured_is_an_error_that_says_what_to_do() -> None:
@@ -82,13 +84,13 @@ def test_choices() -> None:
     def choice(layer: int, step: int) -> Any:
         return policy.choose(Place(layer, None, step, 10, 4096, 4096))
 
-    assert (choice(0, 5).mode, choice(1, 5).mode, choice(2, 5).mode) == ("8b", "4b", "full")
-    assert choice(1, 5).instead == "8b" and choice(0, 5).instead is None
+    assert (choice(0, 5).options, choice(1, 5).options, choice(2, 5).options) == (EIGHT, FOUR, None)
+    assert choice(1, 5).instead == EIGHT and choice(0, 5).instead is None
     assert choice(2, 5).reason == IN_FULL
     with pytest.raises(ValueError, match=r"for 3 attention calls in one pass, and the model made at least 8"):
         choice(7, 0)
     # Once a pass has fitted, a longer one (of another conditioning) does not end the sampling.
-    assert policy.choose(Place(7, 3, 5, 10, 4096, 4096)) == Choice("full", reason=UNKNOWN)
+    assert policy.choose(Place(7, 3, 5, 10, 4096, 4096)) == Choice(None, reason=UNKNOWN)
 
 
 def test_a_pass_of_another_model_is_refused() -> None:
@@ -105,9 +107,7 @@ def test_document_round_trip() -> None:
     again = from_text(to_text(policy))
     assert again == from_text(to_text(again))
     assert again.signature == policy.signature and again.layers == policy.layers and again.bounds == policy.bounds
-    assert [[(c.mode, c.smooth_v) for c in row] for row in again.cells] == [
-        [(c.mode, c.smooth_v) for c in row] for row in policy.cells
-    ]
+    assert [[c.options for c in row] for row in again.cells] == [[c.options for c in row] for row in policy.cells]
     assert again.cells[0][0].relative_l1 == pytest.approx(0.039) and again.cells[1][0].cosine is None
 
 
@@ -136,7 +136,7 @@ BAD = [
     (("bounds",), [0, 0.5], "bounds must ascend from 0 to 1"),
     (("bounds",), [0, 0.5, 0.5, 1], "bounds must ascend from 0 to 1"),
     (("target",), ["fast"], "target must be one of 'lossless', 'balanced', 'fast', got ['fast']"),
-    (("bounds",), [0, 10**400, 1], "bounds[1] must be a finite number, got 1000"),
+    (("bounds",), [0, 10**400, 1], "bounds[1] must be a finite number, got an integer of 1329 bits"),
     (("bounds",), [0, "x", 1], "bounds[1] must be a finite number, got 'x'"),
     (("layers",), [], "layers must name at least one attention layer"),
     (("layers", 0), 7, "layers[0] must be a JSON object, got int"),
@@ -181,7 +181,7 @@ def test_signature_names_every_difference() -> None:
         WAN.require(Signature.of("WAN21", {"dim": 5120, "num_layers": 40, "image_model": "wan2.1"}))
     assert "dim is 1536 in the policy and 5120 in the model" in str(refused.value)
     assert "num_layers is 30 in the policy and 40 in the model" in str(refused.value)
-    with pytest.raises(ValueError, match="made for WAN21, and the model is Flux"):
+    with pytest.raises(ValueError, match="made for 'WAN21', and the model is 'Flux'"):
         WAN.require(Signature.of("Flux", {}))
 
 

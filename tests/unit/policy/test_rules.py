@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from comfy_sage2.policy.plan import Place
+from comfy_sage2.policy.plan import Place, label
 from comfy_sage2.policy.rules import FEW_KEYS, RulePlan, kept
 
 MIDDLE = Place(layer=15, layers=30, step=10, steps=20, q_length=4096, kv_length=4096)
 
 
 def mode(backend: str = "sm89", **changes: int | None) -> str:
-    return RulePlan("WAN21", backend).choose(replace(MIDDLE, **changes)).mode
+    return label(RulePlan("WAN21", backend).choose(replace(MIDDLE, **changes)).options)
 
 
 def test_the_middle_takes_4_bits_where_the_gpu_has_int4() -> None:

@@ -1,0 +1,103 @@
+"""The forward pass of the model that this thread is in: its step, and how many attention calls it has made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ..serve.session import Session
+
+
+class Schedule:
+    """The noise levels of one sampling: step i goes from sigmas[i] to sigmas[i + 1]."""
+
+    # A sigma travels through float32 and back; neighboring steps lie much further apart.
+    TOLERANCE = 1e-4
+
+    def __init__(self, sigmas: Sequence[float]) -> None:
+        self.steps = max(len(sigmas) - 1, 1)
+        # Unsampling runs the noise levels upwards; negated, both directions descend.
+        self._sign = -1.0 if len(sigmas) > 1 and sigmas[0] < sigmas[-1] else 1.0
+        self._levels = [self._sign * sigma for sigma in sigmas]
+
+    def step(self, sigma: float) -> int:
+        """The step, 0 to steps - 1, to which `sigma` belongs; samplers also ask for levels between two steps."""
+        threshold = self._sign * sigma - self.TOLERANCE * abs(sigma)
+        reached = sum(level >= threshold for level in self._levels)
+        return min(max(reached - 1, 0), self.steps - 1)
+
+
+@dataclass
+class Forward:
+    """One forward pass on one GPU (ComfyUI drives each GPU from its own thread).
+
+    Attributes:
+        session: the node's session.
+        step: sampling step, from 0.
+        transformer_options: ComfyUI's options of this pass.
+        check_at_end: the guard looks at the outputs of all calls together at the end of the pass, because the pass can
+            be made again; else it looks at each output before the model goes on.
+        head_dims: of the attention calls so far. Models call attention in the same order in every pass, so a call's
+            index is a stable layer number.
+    """
+
+    session: Session
+    step: int
+    transformer_options: dict[str, Any]
+    check_at_end: bool = False
+    head_dims: list[int] = field(default_factory=list)
+    _nonfinite: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+
+    def next_layer(self, head_dim: int) -> int:
+        """The layer number of the call that begins now."""
+        self.head_dims.append(head_dim)
+        return len(self.head_dims) - 1
+
+    def nonfinite_flag(self, device: torch.device) -> torch.Tensor:
+        """One int32 on `device`, 0 at first, that the calls of this pass set when a value is NaN or infinite."""
+        if device not in self._nonfinite:
+            self._nonfinite[device] = torch.zeros(1, dtype=torch.int32, device=device)
+        return self._nonfinite[device]
+
+    def found_nonfinite(self) -> bool:
+        """Whether a call has set a flag; waits for the device where there is one."""
+        return any(bool(flag.item()) for flag in self._nonfinite.values())
+
+
+class _ThreadForwards(threading.local):
+    def __init__(self) -> None:
+        self.by_slot: dict[int, Forward] = {}
+
+
+_running = _ThreadForwards()
+
+
+@contextmanager
+def running(slot: int, forward: Forward) -> Iterator[None]:
+    """Within the block `current(slot)` is `forward` in this thread."""
+    outer = _running.by_slot.get(slot)
+    _running.by_slot[slot] = forward
+    try:
+        yield
+    finally:
+        if outer is None:
+            del _running.by_slot[slot]
+        else:
+            _running.by_slot[slot] = outer
+
+
+def restart() -> None:
+    """The pass that this thread is in is made again: every node counts its calls from the first layer on."""
+    for forward in _running.by_slot.values():
+        forward.head_dims.clear()
+
+
+def current(slot: int) -> Forward | None:
+    """The forward pass of the node with number `slot` in the chain of nodes, or None outside of one."""
+    return _running.by_slot.get(slot)

@@ -1,0 +1,274 @@
+"""What happened during one sampling and how long it took, recorded from any number of threads; and its summary."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+import torch
+
+from ...metrics import Agreement, average
+from ...options import AttentionOptions
+from ...policy.plan import label
+
+Form = tuple[object, ...]
+Place = tuple[int, int]  # layer and step
+
+
+class Timer(Protocol):
+    """A running or stopped measurement."""
+
+    def stop(self) -> None:
+        """End the measurement; what was enqueued so far belongs to it."""
+
+    def seconds(self) -> float:
+        """The time between start and stop; may wait for the device."""
+
+
+class _CpuTimer:
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._elapsed = 0.0
+
+    def stop(self) -> None:
+        self._elapsed = time.perf_counter() - self._started
+
+    def seconds(self) -> float:
+        return self._elapsed
+
+
+class _CudaTimer:
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._started = torch.cuda.Event(enable_timing=True)
+        self._stopped = torch.cuda.Event(enable_timing=True)
+        self._started.record(self._stream)
+
+    def stop(self) -> None:
+        self._stopped.record(self._stream)
+
+    def seconds(self) -> float:
+        self._stopped.synchronize()
+        return float(self._started.elapsed_time(self._stopped)) / 1000.0
+
+
+def start_timer(device: torch.device) -> Timer:
+    """Start measuring on `device`."""
+    # Inside a graph capture events cannot be timed; the time of the recording stands in.
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        return _CudaTimer(device)
+    return _CpuTimer()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one attention call is served: by a backend with these options, or by ComfyUI's attention for a reason."""
+
+    backend: str | None = None
+    options: AttentionOptions | None = None
+    reason: str | None = None
+
+    @property
+    def label(self) -> str:
+        """In words for the user."""
+        return self.reason or "" if self.backend is None else f"{self.backend} · {label(self.options)}"
+
+
+@dataclass(frozen=True)
+class Share:
+    """Calls that had the same outcome, and the seconds they took together."""
+
+    outcome: Outcome
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Backends beside ComfyUI's attention on the same work.
+
+    Attributes:
+        calls: calls by backends of whose form the time of ComfyUI's attention is known.
+        comfyui_seconds: what ComfyUI's attention would have taken for them; seconds: what the backends took. Both of
+            one device, on average.
+    """
+
+    calls: int
+    comfyui_seconds: float
+    seconds: float
+
+    @property
+    def saved(self) -> float:
+        """Seconds; negative when ComfyUI's attention would have been faster."""
+        return self.comfyui_seconds - self.seconds
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One sampling as plain data.
+
+    Attributes:
+        steps: sampling steps.
+        layers: attention calls of the longest forward pass; a call's index within its forward is its layer.
+        seconds: from the first forward pass to the end of sampling.
+        shares: one entry for each distinct outcome, the most frequent first, backends before ComfyUI's attention.
+        cells: (layer, step) -> the outcome of the last such call.
+        agreement: (layer, step) -> mean agreement with full precision, where it was measured.
+        speed: the backends' calls beside ComfyUI's attention on the same form, or None with nothing to compare.
+        devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
+            `speed`, to be set beside `seconds`, are those of one of them on average.
+    """
+
+    steps: int
+    layers: int
+    seconds: float
+    shares: tuple[Share, ...]
+    cells: Mapping[Place, Outcome]
+    agreement: Mapping[Place, Agreement]
+    speed: Speed | None = None
+    devices: int = 1
+
+    @property
+    def calls(self) -> int:
+        return sum(share.calls for share in self.shares)
+
+    @property
+    def attention_seconds(self) -> float:
+        return sum(share.seconds for share in self.shares) / self.devices
+
+
+@dataclass
+class Record:
+    """The record of the sampling that runs or ran last; what happens outside of a sampling is not recorded."""
+
+    steps: int = 1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _samplings: int = 0  # that run now: one may begin within another
+    _calls: Counter[Outcome] = field(default_factory=Counter)
+    _times: list[tuple[Outcome, Form | None, Timer]] = field(default_factory=list)
+    _forms: Counter[tuple[Form, bool]] = field(default_factory=Counter)  # of (form, by ComfyUI's attention)
+    _comparisons: list[tuple[Form, Timer]] = field(default_factory=list)
+    _cells: dict[Place, Outcome] = field(default_factory=dict)
+    _agreement: dict[Place, list[torch.Tensor]] = field(default_factory=dict)
+    _whole: Timer | None = None
+    _devices: set[Hashable] = field(default_factory=set)
+
+    def begin_sampling(self, steps: int) -> None:
+        """Forget everything: a sampling of `steps` steps begins."""
+        with self._lock:
+            self.steps = steps
+            self._samplings += 1
+            self._calls.clear()
+            self._times.clear()
+            self._forms.clear()
+            self._comparisons.clear()
+            self._cells.clear()
+            self._agreement.clear()
+            self._devices.clear()
+            self._whole = None
+
+    def begin_forward(self, timer: Timer, device: Hashable = None) -> None:
+        """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""
+        with self._lock:
+            if not self._samplings:
+                return
+            self._devices.add(device)
+            if self._whole is None:
+                self._whole = timer
+
+    def end_sampling(self) -> None:
+        """Stop the measurement of the whole sampling."""
+        with self._lock:
+            self._samplings -= 1
+            if self._whole is not None:
+                self._whole.stop()
+
+    def add(
+        self,
+        layer: int,
+        step: int,
+        outcome: Outcome,
+        timer: Timer,
+        *,
+        agreement: torch.Tensor | None = None,
+        form: Form | None = None,
+    ) -> None:
+        """Add one attention call whose `timer` is stopped.
+
+        agreement: of the output with full precision, as `metrics.compare` gives it. Calls of equal `form` are
+        equal work; None is a call whose time cannot be compared.
+        """
+        with self._lock:
+            if not self._samplings:
+                return
+            self._calls[outcome] += 1
+            self._times.append((outcome, form, timer))
+            if form is not None:
+                self._forms[form, outcome.backend is None] += 1
+            self._cells[layer, step] = outcome
+            if agreement is not None:
+                self._agreement.setdefault((layer, step), []).append(agreement)
+
+    def lacks_comparison(self, form: Form) -> bool:
+        """Whether backends have served two calls of this form and ComfyUI's attention none: the moment to time it."""
+        with self._lock:
+            return self._forms[form, False] == 2 and not self._forms[form, True]
+
+    def add_comparison(self, form: Form, timer: Timer) -> None:
+        """`timer` measured ComfyUI's attention on a call of this form that a backend served."""
+        with self._lock:
+            if self._samplings:
+                self._comparisons.append((form, timer))
+
+    def summary(self) -> Summary:
+        """The record as plain data; waits for the device."""
+        with self._lock:
+            calls, times, comparisons = Counter(self._calls), list(self._times), list(self._comparisons)
+            cells, agreement = dict(self._cells), {place: list(found) for place, found in self._agreement.items()}
+            whole, devices, steps = self._whole, max(len(self._devices), 1), self.steps
+        seconds: defaultdict[Outcome, float] = defaultdict(float)
+        served: list[tuple[Form, float]] = []
+        comfyui = [(form, timer.seconds()) for form, timer in comparisons]
+        for outcome, form, timer in times:
+            elapsed = timer.seconds()
+            seconds[outcome] += elapsed
+            if form is not None:
+                (comfyui if outcome.backend is None else served).append((form, elapsed))
+        shares = [Share(outcome, count, seconds[outcome]) for outcome, count in calls.items()]
+        shares.sort(key=lambda share: (share.outcome.backend is None, -share.calls))
+        return Summary(
+            steps=steps,
+            layers=1 + max((layer for layer, _ in cells), default=-1),
+            seconds=0.0 if whole is None else whole.seconds(),
+            shares=tuple(shares),
+            cells=cells,
+            agreement={
+                place: average([Agreement(*values.tolist()) for values in found]) for place, found in agreement.items()
+            },
+            speed=compared(served, comfyui, devices),
+            devices=devices,
+        )
+
+
+def compared(
+    served: Iterable[tuple[Hashable, float]], comfyui: Iterable[tuple[Hashable, float]], devices: int = 1
+) -> Speed | None:
+    """From (form, seconds) of each call by a backend and by ComfyUI's attention; None when no form has both.
+
+    The time of a form is the median of its calls: a first call that loads a kernel counts little.
+    """
+    times: defaultdict[Hashable, list[float]] = defaultdict(list)
+    for form, seconds in comfyui:
+        times[form].append(seconds)
+    usual = {form: median(found) for form, found in times.items()}
+    both = [(form, seconds) for form, seconds in served if form in usual]
+    if not both:
+        return None
+    return Speed(
+        len(both), sum(usual[form] for form, _ in both) / devices, sum(seconds for _, seconds in both) / devices
+    )

@@ -1,0 +1,58 @@
+"""What a node does with the attention calls of a sampling: it serves them, or leaves them alone and observes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...policy.plan import Place
+from ..call.attention_call import AttentionCall
+from ..report.record import Outcome, Summary
+from .guard import Guard
+
+
+class Task(Protocol):
+    """One node's part in its session; a task that subclasses this takes the defaults.
+
+    Attributes:
+        title: what the node does, in one line.
+        idle_reason: why the node leaves the model as it is, or None when it is at work.
+        guard: checks the outputs of backends; None where none is to be checked.
+        measure_quality: compare the outputs of backends with full precision.
+        traced_as: a compiled model is compiled anew when this changes.
+    """
+
+    title: str
+    idle_reason: str | None = None
+    guard: Guard | None = None
+    measure_quality: bool = False
+    traced_as: object = None
+
+    def begin_sampling(self, steps: int) -> None:
+        """A sampling of `steps` steps starts."""
+
+    def choose(self, call: AttentionCall, place: Place) -> Outcome:
+        """How the call at `place` is to be served; an observer looks at it here, and leaves it to ComfyUI."""
+
+    def end_pass(self, head_dims: Sequence[int], first: bool) -> None:
+        """A pass with attention calls of these head_dims is through, the `first` of a sampling or a later one.
+
+        Raises ValueError when the model is not of the kind that the node was set up for.
+        """
+        return None
+
+    def status(self) -> str:
+        """What the node itself shows while it is at work."""
+        return self.title
+
+    def reasoning(self, summary: Summary) -> Sequence[str]:
+        """For the report, why the calls were served as they were."""
+        return ()
+
+    def own_headline(self, summary: Summary) -> str | None:
+        """One line about the sampling in place of the number of calls served, or None."""
+        return None
+
+    def own_report(self, summary: Summary) -> str | None:
+        """A report in place of the one about the calls served, or None."""
+        return None

@@ -1,0 +1,104 @@
+"""One server for each ComfyUI and test session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.demo.tiny_wan import dit_shapes, write_checkpoint
+from tools.comfyui.server import ComfyServer
+from tools.workflows.chromium import find_chromium
+
+from .hunyuan import hunyuan_shapes
+from .installations import REPOSITORY, Installation, comfyui_python, installations
+from .placeholders import write_placeholders
+
+NO_BROWSER = "no Chromium here: install one, or name it in CHROMIUM_PATH"
+SUPPORT = Path(__file__).with_name("support_nodes")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.comfyui)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What is skipped as a whole is easily overlooked among skips: it gets a line of its own, in capitals."""
+    for found in installations():
+        reason = found.reason_missing
+        line = f"{found.name}: tested at {found.root}" if reason is None else f"*** NOT TESTED: {reason.upper()} ***"
+        terminalreporter.write_line(line)
+    browser = find_chromium()
+    line = f"Frontend: tested in {browser}" if browser else f"*** FRONTEND NOT TESTED: {NO_BROWSER.upper()} ***"
+    terminalreporter.write_line(line)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A ComfyUI that COMFYUI_PATH names is to be tested: without it the run has failed."""
+    if exitstatus == pytest.ExitCode.OK and any(found.named and found.reason_missing for found in installations()):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def base_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoints, made once for all servers."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    write_checkpoint(folder / "tiny_wan.safetensors", dit_shapes(), seed=1)
+    write_checkpoint(folder / "tiny_hunyuan.safetensors", hunyuan_shapes(), seed=2)
+    return folder
+
+
+@pytest.fixture(scope="session", params=installations(), ids=lambda found: found.name)
+def installation(request: pytest.FixtureRequest) -> Installation:
+    """Each ComfyUI in turn."""
+    found: Installation = request.param
+    if found.reason_missing is not None:
+        pytest.skip(found.reason_missing)
+    return found
+
+
+@pytest.fixture(scope="session")
+def root(installation: Installation) -> Path:
+    """The folder of each ComfyUI in turn."""
+    return installation.root
+
+
+@pytest.fixture(scope="session")
+def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ComfyServer]:
+    """Makes a server of the ComfyUI at `root` with the pack at `pack`, the support nodes and the tiny checkpoints.
+
+    Further arguments are options of ComfyUI's main.py.
+    """
+
+    def make(root: Path, pack: Path, *options: str) -> ComfyServer:
+        base = tmp_path_factory.mktemp(root.name)
+        nodes, models = base / "custom_nodes", base / "models"
+        nodes.mkdir()
+        models.mkdir()
+        (nodes / "comfy_sage2").symlink_to(pack, target_is_directory=True)
+        (nodes / "test_support").symlink_to(SUPPORT, target_is_directory=True)
+        (models / "diffusion_models").mkdir()
+        for checkpoint in base_template.iterdir():
+            (models / "diffusion_models" / checkpoint.name).symlink_to(checkpoint)
+        write_placeholders(base)
+        return ComfyServer(comfyui_python(), root, base, ("--cpu", *options))
+
+    return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_threads() -> Iterator[None]:
+    """Threads that spin while they wait slow tiny models down many times over on a machine with other work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        yield
+
+
+@pytest.fixture(scope="session")
+def server(root: Path, start: Callable[[Path, Path], ComfyServer], patient_threads: None) -> Iterator[ComfyServer]:
+    """A running ComfyUI with this pack."""
+    with start(root, REPOSITORY) as server:
+        yield server

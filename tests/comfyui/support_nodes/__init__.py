@@ -1,0 +1,137 @@
+"""Nodes for these tests only: a conditioning without a text encoder, and a second owner of the attention hook."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from comfy_api.latest import ComfyExtension, io
+
+
+class RandomConditioning(io.ComfyNode):
+    """A random text embedding; `padded` tokens at its end are masked out."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestRandomConditioning",
+            category="testing",
+            inputs=[
+                io.Int.Input("width", default=4096, min=1, max=16384),
+                io.Int.Input("tokens", default=16, min=1, max=512),
+                io.Int.Input("padded", default=0, min=0, max=511),
+                io.Int.Input("seed", default=0, min=0, max=2**31),
+            ],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(cls, width: int, tokens: int, padded: int, seed: int) -> io.NodeOutput:
+        generator = torch.Generator().manual_seed(seed)
+        embedding = torch.randn(1, tokens, width, generator=generator)
+        options = {"pooled_output": torch.randn(1, 768, generator=generator)}
+        if padded:
+            mask = torch.ones(1, tokens, dtype=torch.long)
+            mask[:, tokens - padded :] = 0
+            options["attention_mask"] = mask
+        return io.NodeOutput([[embedding, options]])
+
+
+class HalvedAttention(io.ComfyNode):
+    """An override of another pack: halves each attention output that it computes itself."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestHalvedAttention",
+            category="testing",
+            inputs=[io.Model.Input("model")],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model) -> io.NodeOutput:
+        patched = model.clone()
+
+        def override(func, *args, **kwargs):
+            return 0.5 * func(*args, **kwargs)
+
+        patched.model_options.setdefault("transformer_options", {})["optimized_attention_override"] = override
+        return io.NodeOutput(patched)
+
+
+class BrokenCrossAttention(io.ComfyNode):
+    """While the model is sampled, the pack's quantized cross-attention gives NaN, as a kernel that overflows would."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestBrokenCrossAttention",
+            category="testing",
+            inputs=[io.Model.Input("model")],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model) -> io.NodeOutput:
+        patched = model.clone()
+        patched.add_wrapper_with_key("outer_sample", "testing", cls.sample)
+        return io.NodeOutput(patched)
+
+    @staticmethod
+    def sample(executor, *args, **kwargs):
+        session = sys.modules["comfy_sage2.comfyui.serve.session"]
+        attention = session.attention
+
+        def broken(q, k, v, *, nonfinite=None, **options):
+            out = attention(q, k, v, nonfinite=nonfinite, **options)
+            if q.shape != k.shape:
+                out.fill_(float("nan"))
+                if nonfinite is not None:
+                    nonfinite.fill_(1)
+            return out
+
+        session.attention = broken
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            session.attention = attention
+
+
+class ModelState(io.ComfyNode):
+    """All that a model carries beside its weights, as text: patches, options, wrappers, callbacks, hooks."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestModelState",
+            category="testing",
+            is_output_node=True,
+            inputs=[io.Model.Input("model")],
+        )
+
+    @classmethod
+    def execute(cls, model) -> io.NodeOutput:
+        kept = ("patches", "object_patches", "model_options", "callbacks", "wrappers", "injections", "attachments",
+                "additional_models", "hook_patches", "forced_hooks", "weight_wrapper_patches")  # fmt: skip
+        state = {name: describe(getattr(model, name)) for name in kept if hasattr(model, name)}
+        return io.NodeOutput(ui={"text": [json.dumps(state, sort_keys=True)]})
+
+
+def describe(value):
+    """Containers as they are; of everything else the type, since addresses differ from run to run."""
+    if isinstance(value, dict):
+        return {str(key): describe(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [describe(entry) for entry in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+
+
+class SupportExtension(ComfyExtension):
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return [RandomConditioning, HalvedAttention, BrokenCrossAttention, ModelState]
+
+
+async def comfy_entrypoint() -> SupportExtension:
+    return SupportExtension()

@@ -1,0 +1,56 @@
+"""Copies of the pack that cannot work still leave ComfyUI with nodes that say so, or with the first copy's nodes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools.comfyui.server import ComfyServer
+
+from .installations import REPOSITORY
+from .prompts import LATENT, REPORT, sage, sampling, with_report
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the pack as the registry installs it, without the laboratory."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for module in REPOSITORY.glob("*.py"):
+        shutil.copy(module, folder)
+    for name in ("comfy_sage2", "web"):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def test_nodes_load_and_pass_through(
+    root: Path, start: Callable[[Path, Path], ComfyServer], copy: Path, patient_threads: None
+) -> None:
+    """A module of the library raises while it is imported."""
+    (copy / "comfy_sage2" / "attention.py").write_text('raise RuntimeError("broken on purpose")\n')
+    with start(root, copy) as server:
+        plain = server.latent(server.run(sampling("wan")), LATENT)
+        run = server.run(with_report(sampling("wan", {"sage": sage("loader")})))
+        assert server.latent(run, LATENT).equal(plain)
+        for node in ("sage", REPORT):
+            text = run.outputs[node]["text"][0]
+            assert "passed through unchanged" in text and "broken on purpose" in text, text
+        assert "Traceback" in server.log.read_text(errors="replace")
+
+
+def test_a_second_copy_leaves_the_first_one_at_work(
+    root: Path, start: Callable[[Path, Path], ComfyServer], copy: Path, patient_threads: None
+) -> None:
+    server = start(root, REPOSITORY)
+    (server.base / "custom_nodes" / "second_copy").symlink_to(copy, target_is_directory=True)
+    with server:
+        run = server.run(with_report(sampling("wan", {"sage": sage("loader")})))
+        assert "reference · 8b" in run.outputs[REPORT]["text"][0]
+        log = server.log.read_text(errors="replace")
+    lines = [line for line in log.splitlines() if "another copy of this pack is in use already" in line]
+    assert len(lines) == 1, log
+    assert str(REPOSITORY) in lines[0] and str(copy) in lines[0]
+    assert "Traceback" not in log and "IMPORT FAILED" not in log

@@ -1,0 +1,49 @@
+"""ComfyUI's compile node and the pack's node together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.comfyui.server import ComfyServer
+
+from .installations import REPOSITORY
+from .prompts import LATENT, REPORT, sage, sampling, with_report
+
+MODES = ("off", "8b", "4b")
+
+
+@pytest.fixture(scope="module")
+def compiling_host(root: Path, start: Callable[..., ComfyServer], patient_threads: None) -> Iterator[ComfyServer]:
+    """A ComfyUI with the attention that it takes on a GPU.
+
+    The one that it takes on a CPU asks for the free memory in every call, which a compiler traces for minutes.
+    """
+    with start(root, REPOSITORY, "--use-pytorch-cross-attention") as server:
+        yield server
+
+
+def test_mode_switch_under_torch_compile(compiling_host: ComfyServer) -> None:
+    """Every mode gives what it gives without a compiler, whatever was compiled before it.
+
+    The compiler backend "cudagraphs" traces the model and, on a CPU, runs the traced operators as they are: no C++
+    compiler is needed.
+    """
+    compiler = {"class_type": "TorchCompileModel", "inputs": {"model": ["sage", 0], "backend": "cudagraphs"}}
+    eager = {
+        mode: compiling_host.latent(
+            compiling_host.run(sampling("wan", {"sage": sage("loader", mode=mode)}, steps=2)), LATENT
+        )
+        for mode in MODES
+    }
+    for number, mode in enumerate(("off", "8b", "4b", "off", "8b")):
+        chain = {"sage": sage("loader", mode=mode), "compiled": compiler}
+        run = compiling_host.run(with_report(sampling("wan", chain, steps=2)))
+        latent = compiling_host.latent(run, LATENT)
+        distances = {other: float((latent - eager[other]).norm()) for other in MODES}
+        others = min(distance for other, distance in distances.items() if other != mode)
+        assert distances[mode] < 0.1 * others, (number, mode, distances)
+        counted = "8 of 8 attention calls served" in run.outputs[REPORT]["text"][0]
+        assert counted == (mode != "off"), run.outputs[REPORT]["text"]

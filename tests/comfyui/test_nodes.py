@@ -1,0 +1,145 @@
+"""The nodes in the graph: what the report delivers, caching, shared workflows, help and translations."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from lab.baselines import BASELINES
+from tools.comfyui.server import ComfyServer, PromptRefused
+
+from .installations import REPOSITORY
+from .prompts import LATENT, REPORT, sage, sampling, with_report
+
+NODES = (
+    "SageAttention2",
+    "SageAttention2Report",
+    "SageAttention2Calibrate",
+    "SageAttention2MakePolicy",
+    "SageAttention2LoadPolicy",
+    "SageAttention2Capture",
+    "SageAttention2SaveCapture",
+    "SageAttention2DemoCaption",
+    "SageAttention2DemoBaseline",
+)
+
+
+def info(server: ComfyServer, node: str) -> dict[str, Any]:
+    return server.get(f"/object_info/{node}")[node]
+
+
+def inputs(server: ComfyServer, node: str) -> dict[str, Any]:
+    described = info(server, node)["input"]
+    return {**described.get("required", {}), **described.get("optional", {})}
+
+
+def picture(server: ComfyServer, shown: dict[str, str]) -> Image.Image:
+    query = f"filename={shown['filename']}&subfolder={shown['subfolder']}&type={shown['type']}"
+    return Image.open(io.BytesIO(server.get_bytes(f"/view?{query}")))
+
+
+def test_report_text_and_chart_arrive(server: ComfyServer) -> None:
+    run = server.run(with_report(sampling("wan", {"sage": sage("loader", measure_quality=True)}, seed=7)))
+    text = run.outputs[REPORT]["text"][0]
+    assert "reference · 8b" in text and "cosine 0.99" in text, text
+    chart = picture(server, run.outputs[REPORT]["images"][0])
+    assert chart.width == 1200
+    assert len(chart.convert("RGB").getcolors(maxcolors=1 << 20) or ()) > 20
+    assert "reference serves the attention" in run.outputs["sage"]["text"][0]
+
+
+def test_report_passes_samples_and_images_through(server: ComfyServer) -> None:
+    prompt = with_report(sampling("wan", {"sage": sage("loader")}, seed=8))
+    prompt["picture"] = {
+        "class_type": "EmptyImage",
+        "inputs": {"width": 64, "height": 32, "batch_size": 1, "color": 255},
+    }
+    prompt[REPORT]["inputs"]["images"] = ["picture", 0]
+    prompt["after"] = {
+        "class_type": "SaveLatent",
+        "inputs": {"samples": [REPORT, 0], "filename_prefix": "test/after"},
+    }
+    prompt["image"] = {"class_type": "PreviewImage", "inputs": {"images": [REPORT, 1]}}
+    prompt["chart"] = {"class_type": "PreviewImage", "inputs": {"images": [REPORT, 3]}}
+    run = server.run(prompt)
+    assert server.latent(run, "after").equal(server.latent(run, LATENT))
+    assert picture(server, run.outputs["image"]["images"][0]).size == (64, 32)
+    assert picture(server, run.outputs["chart"]["images"][0]).width == 1200
+
+
+def test_report_on_a_model_without_the_node(server: ComfyServer) -> None:
+    run = server.run(with_report(sampling("wan", seed=9)))
+    assert "did not go through a SageAttention2 node" in run.outputs[REPORT]["text"][0]
+
+
+def test_second_run_comes_from_the_cache(server: ComfyServer) -> None:
+    prompt = with_report(sampling("wan", {"sage": sage("loader")}, seed=10))
+    assert REPORT not in server.run(prompt).cached
+    assert {"sage", "sampler", REPORT} <= server.run(prompt).cached
+
+
+def test_statistics_start_afresh_when_only_the_seed_changes(server: ComfyServer) -> None:
+    chain = {"sage": sage("loader")}
+    texts = [server.run(with_report(sampling("wan", chain, seed=seed))).outputs[REPORT]["text"][0] for seed in (11, 12)]
+    counts = [text.splitlines()[1] for text in texts]
+    assert counts[0] == counts[1], texts
+
+
+def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
+    choices = {name: spec[1].get("options", spec[0]) for name, spec in inputs(server, "SageAttention2").items()}
+    assert choices["mode"] == ["8b", "4b", "auto", "off"]
+    assert choices["apply_to"] == ["self and cross", "self only"]
+    assert choices["backend"] == ["auto", "reference"]
+    method = inputs(server, "SageAttention2DemoBaseline")["method"]
+    assert method[1].get("options", method[0]) == list(BASELINES)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("mode", ["8b", "4b", "auto", "off"])
+def test_shared_workflow_is_accepted_whatever_the_machine(server: ComfyServer, mode: str, backend: str) -> None:
+    """A workflow stored as JSON on a machine with kernels is accepted here, where none can run."""
+    saved = json.dumps(sampling("wan", {"sage": sage("loader", mode=mode, backend=backend)}, steps=1))
+    server.run(json.loads(saved))
+
+
+def test_an_unknown_choice_is_refused(server: ComfyServer) -> None:
+    """By ComfyUI's validation, or, where an old version does not validate these choices, by the node."""
+    with pytest.raises(
+        (PromptRefused, RuntimeError), match=r"value_not_in_list|mode must be one of '8b', '4b', 'auto'"
+    ):
+        server.run(sampling("wan", {"sage": sage("loader", mode="2b")}))
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) -> None:
+    assert all(spec[1].get("tooltip") for spec in inputs(server, node).values())
+    assert all(info(server, node)["output_tooltips"])
+
+
+def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
+    advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
+    assert advanced == {"backend", "measure_quality", "guard"}
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_help_page_names_every_input(server: ComfyServer, node: str) -> None:
+    page = server.get_bytes(f"/extensions/comfy_sage2/docs/{node}.md").decode()
+    assert all(f"`{name}`" in page for name in inputs(server, node))
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_translations_match_the_schema(server: ComfyServer, node: str) -> None:
+    """The schema's own texts are English; every other language translates all of them."""
+    for language in sorted(entry.name for entry in (REPOSITORY / "locales").iterdir()):
+        translated = server.get("/i18n")[language]["nodeDefs"][node]
+        assert set(translated["inputs"]) == set(inputs(server, node))
+        assert len(translated["outputs"]) == len(info(server, node)["output"])
+
+
+def test_web_extension_is_served(server: ComfyServer) -> None:
+    script = server.get_bytes("/extensions/comfy_sage2/js/node_text.js")
+    assert script == (REPOSITORY / "web" / "js" / "node_text.js").read_bytes()

@@ -1,0 +1,155 @@
+"""What users see: latents of real samplings in real ComfyUI versions, with the node in all its settings."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from tools.comfyui.server import ComfyServer, Prompt
+
+from .prompts import LATENT, REPORT, sage, sampling, with_report
+
+BOUNDS = {"8b": 0.999, "4b": 0.99}  # least cosine similarity of the final latents to those of full precision
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0))
+
+
+def latent(server: ComfyServer, prompt: Prompt) -> torch.Tensor:
+    """The latents of `prompt`, sampled once for all tests on this server."""
+    return sampled(server, json.dumps(prompt))
+
+
+@cache
+def sampled(server: ComfyServer, prompt: str) -> torch.Tensor:
+    return server.latent(server.run(json.loads(prompt)), LATENT)
+
+
+def report(server: ComfyServer, prompt: Prompt) -> str:
+    return server.run(with_report(prompt)).outputs[REPORT]["text"][0]
+
+
+@pytest.mark.parametrize("family", ["wan", "hunyuan"])
+@pytest.mark.parametrize("options", [{"mode": "off"}, {"start_percent": 1.0}], ids=["off", "no active step"])
+def test_pass_through_is_bit_identical(server: ComfyServer, family: str, options: dict[str, Any]) -> None:
+    plain = latent(server, sampling(family))
+    assert torch.equal(plain, latent(server, sampling(family, {"sage": sage("loader", **options)})))
+
+
+def model_state(server: ComfyServer, chain: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the model carries after the nodes of `chain`."""
+    prompt = sampling("wan", chain, steps=1)
+    prompt["state"] = {"class_type": "TestModelState", "inputs": {"model": [list(chain)[-1] if chain else "loader", 0]}}
+    return json.loads(server.run(prompt).outputs["state"]["text"][0])
+
+
+@pytest.mark.parametrize("options", [{"mode": "off"}, {"backend": "auto"}, {"mode": "off", "guard": True}], ids=str)
+def test_an_idle_node_leaves_the_model_as_it_is(server: ComfyServer, options: dict[str, Any]) -> None:
+    """Nothing runs for an attention call or a step; one function runs for a sampling, which the report asks."""
+    plain = model_state(server, {})
+    idle = model_state(server, {"sage": sage("loader", **options)})
+    assert idle["wrappers"].pop("outer_sample") == {"comfy_sage2": ["function"]}
+    plain["wrappers"].pop("outer_sample", None)
+    assert idle["model_options"].pop("transformer_options", {}) == plain["model_options"].pop("transformer_options", {})
+    assert {kind: keys for kind, keys in idle["wrappers"].items() if keys} == {
+        kind: keys for kind, keys in plain["wrappers"].items() if keys
+    }
+    del idle["wrappers"], plain["wrappers"]
+    assert idle == plain
+    at_work = model_state(server, {"sage": sage("loader")})
+    assert "optimized_attention_override" in at_work["model_options"]["transformer_options"]
+
+
+def test_automatic_backend_passes_through_where_no_kernel_runs(server: ComfyServer) -> None:
+    """The servers run with --cpu, where there is no accelerated backend."""
+    prompt = sampling("wan", {"sage": sage("loader", backend="auto")})
+    assert torch.equal(latent(server, sampling("wan")), latent(server, prompt))
+    text = report(server, prompt)
+    assert "passes through unchanged" in text and len(text.splitlines()[-1]) > 40, text
+
+
+@pytest.mark.parametrize("mode", ["8b", "4b"])
+@pytest.mark.parametrize("padded", [0, 4])
+@pytest.mark.parametrize("family", ["wan", "hunyuan"])
+def test_quantized_attention_is_close_to_the_baseline(server: ComfyServer, family: str, mode: str, padded: int) -> None:
+    plain = latent(server, sampling(family, padded=padded))
+    quantized = latent(server, sampling(family, {"sage": sage("loader", mode=mode)}, padded=padded))
+    assert not torch.equal(plain, quantized)
+    assert cosine(plain, quantized) > BOUNDS[mode]
+
+
+def test_automatic_mode_states_its_reasons(server: ComfyServer) -> None:
+    """These clips are too short for 4 bits, so the latents are those of 8b."""
+    prompt = sampling("wan", {"sage": sage("loader", mode="auto")})
+    assert torch.equal(latent(server, prompt), latent(server, sampling("wan", {"sage": sage("loader")})))
+    text = report(server, prompt)
+    assert "mode auto" in text and "auto: 8b in the first and last 1 of 3 steps" in text, text
+
+
+def test_masks_reach_the_kernel(server: ComfyServer) -> None:
+    """With text masked the result follows the masked baseline and not the unmasked one; nothing is left to ComfyUI."""
+    chain = {"sage": sage("loader")}
+    masked, unmasked = latent(server, sampling("hunyuan", padded=12)), latent(server, sampling("hunyuan"))
+    quantized = latent(server, sampling("hunyuan", chain, padded=12))
+    assert (quantized - masked).norm() < 0.5 * (quantized - unmasked).norm()
+    assert "Left to ComfyUI" not in report(server, sampling("hunyuan", chain, padded=12))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_models(server: ComfyServer, dtype: str) -> None:
+    compute = {"class_type": "ModelComputeDtype", "inputs": {"model": ["loader", 0], "dtype": dtype}}
+    plain = latent(server, sampling("wan", {"dtype": compute}))
+    quantized = latent(server, sampling("wan", {"dtype": compute, "sage": sage("dtype")}))
+    assert not torch.equal(plain, quantized)
+    assert cosine(plain, quantized) > BOUNDS["8b"]
+
+
+def test_two_nodes_in_a_row(server: ComfyServer) -> None:
+    """The last node serves what it can; the first one serves the steps that the last leaves out."""
+    chain = {"first": sage("loader", mode="4b"), "last": sage("first", mode="8b", end_percent=0.5)}
+    text = report(server, sampling("wan", chain, steps=4))
+    last, first = text.split("\n\n")
+    assert "8 of 16 attention calls served" in last, text
+    assert "8 of 8 attention calls served" in first, text
+
+
+def test_an_earlier_override_serves_what_the_node_leaves_out(server: ComfyServer) -> None:
+    halved = {"class_type": "TestHalvedAttention", "inputs": {"model": ["loader", 0]}}
+    alone = latent(server, sampling("wan", {"halved": halved}))
+    idle = latent(server, sampling("wan", {"halved": halved, "sage": sage("halved", start_percent=1.0)}))
+    serving = latent(server, sampling("wan", {"halved": halved, "sage": sage("halved")}))
+    assert torch.equal(alone, idle)
+    assert cosine(serving, latent(server, sampling("wan"))) > BOUNDS["8b"] > cosine(serving, alone)
+
+
+def test_step_range_and_attention_kind(server: ComfyServer) -> None:
+    options = {"start_percent": 0.25, "end_percent": 0.75, "apply_to": "self only"}
+    text = report(server, sampling("wan", {"sage": sage("loader", **options)}, steps=4))
+    # Two layers of self- and two of cross-attention; two texts in one pass or in two passes each step.
+    assert "4 attention layers" in text, text
+    assert "(25%)" in text and "the step is outside start_percent 0.25 to end_percent 0.75" in text, text
+    assert "cross-attention, and apply_to is 'self only'" in text, text
+
+
+def test_guard_changes_nothing_where_all_is_finite(server: ComfyServer) -> None:
+    prompt = sampling("wan", {"sage": sage("loader", guard=True)})
+    assert torch.equal(latent(server, prompt), latent(server, sampling("wan", {"sage": sage("loader")})))
+    text = report(server, prompt)
+    assert "guarded" in text and "Taken out of use" not in text, text
+
+
+def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:
+    """What breaks is left to ComfyUI from the first pass on, as if the node had left it alone."""
+    broken = {"class_type": "TestBrokenCrossAttention", "inputs": {"model": ["loader", 0]}}
+    prompt = sampling("wan", {"broken": broken, "sage": sage("broken", guard=True)})
+    whole = latent(server, sampling("wan", {"sage": sage("loader", apply_to="self only")}))
+    assert torch.equal(latent(server, prompt), whole)
+    text = report(server, prompt)
+    assert "Taken out of use by the guard" in text and "the model was run again in step 0;" in text, text
+    unguarded = latent(server, sampling("wan", {"broken": broken, "sage": sage("broken")}))
+    assert not unguarded.isfinite().any()

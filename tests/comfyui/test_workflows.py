@@ -1,0 +1,165 @@
+"""The shipped workflows fit the nodes of every ComfyUI version, and the newest one accepts them."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.comfyui.server import ANSWER_SECONDS, ComfyServer, Prompt
+from tools.workflows.graph import Graph
+from tools.workflows.shipped import WORKFLOWS
+
+from .conversion import FRONTEND_ONLY, to_prompt
+from .installations import REPOSITORY, Installation
+
+UI_WORKFLOWS = sorted((REPOSITORY / "workflows").glob("*.json"))
+API_PROMPTS = sorted((REPOSITORY / "workflows" / "api").glob("*.json"))
+MADE_WITH = (0, 33, 0)  # later versions may add inputs to core nodes
+# A workflow as version 0.1.0 of the node saved it: seven values, no guard, no policy.
+FIRST_VALUES = ["8b", False, 0, 1, "self and cross", "auto", False]
+
+
+def known_inputs(server: ComfyServer, node: str) -> dict[str, Any]:
+    described = server.get(f"/object_info/{node}")
+    if node not in described and not Installation(server.root).is_newest:
+        pytest.skip(f"{node} is not in this ComfyUI")
+    assert node in described, f"{node} is not a node of this ComfyUI"
+    sections = described[node]["input"]
+    return {**sections.get("required", {}), **sections.get("optional", {})}
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def check_choice(value: Any, spec: list[Any], name: str) -> None:
+    """A combo of one of our nodes offers `value`."""
+    choices = spec[1].get("options", spec[0]) if len(spec) > 1 else spec[0]
+    if isinstance(choices, list):
+        assert value in choices, (name, value)
+
+
+def queue(server: ComfyServer, prompt: Prompt) -> None:
+    """Have the server validate and take a prompt; running it fails at once, since the models are empty files."""
+    body = json.dumps({"prompt": prompt}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/prompt", body, {"Content-Type": "application/json"}
+    )
+    try:
+        urllib.request.urlopen(request, timeout=ANSWER_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        pytest.fail(error.read().decode())
+
+
+@pytest.mark.parametrize("path", UI_WORKFLOWS, ids=lambda path: path.stem)
+def test_ui_workflow_fits(server: ComfyServer, path: Path) -> None:
+    workflow = read(path)
+    nodes = {node["id"]: node for node in workflow["nodes"]}
+    for node in nodes.values():
+        if node["type"] in FRONTEND_ONLY:
+            continue
+        inputs = known_inputs(server, node["type"])
+        if node["type"].startswith("SageAttention2"):
+            assert {entry["name"] for entry in node["inputs"]} == set(inputs), node["type"]
+        if node["type"] == "SageAttention2":
+            widgets = [name for name in inputs if name not in ("model", "policy")]
+            for name, value in zip(widgets, node["widgets_values"], strict=True):
+                check_choice(value, inputs[name], name)
+    for link_id, source, source_slot, target, target_slot, kind in workflow["links"]:
+        assert link_id in nodes[source]["outputs"][source_slot]["links"]
+        assert nodes[target]["inputs"][target_slot]["link"] == link_id
+        assert nodes[source]["outputs"][source_slot]["type"] == kind
+
+
+@pytest.mark.parametrize("path", UI_WORKFLOWS, ids=lambda path: path.stem)
+def test_the_newest_version_accepts_the_workflow(server: ComfyServer, installation: Installation, path: Path) -> None:
+    if not installation.is_newest:
+        pytest.skip("workflows are made for the newest version")
+    queue(server, to_prompt(read(path), server.get("/object_info")))
+
+
+@pytest.mark.parametrize("make", WORKFLOWS, ids=lambda make: make.__name__)
+def test_the_files_are_what_their_source_makes(
+    server: ComfyServer, installation: Installation, make: Callable[[Graph], None]
+) -> None:
+    if installation.version != MADE_WITH:
+        pytest.skip(f"the files were made with ComfyUI {'.'.join(map(str, MADE_WITH))}")
+    graph = Graph(server.get("/object_info"))
+    make(graph)
+    stale = f"run python -m tools.workflows.make_workflows: {make.__name__}.json is not what its function makes"
+    assert read(REPOSITORY / "workflows" / f"{make.__name__}.json") == graph.workflow(), stale
+
+
+def test_a_workflow_of_the_first_version_still_loads(server: ComfyServer) -> None:
+    """Inputs that came later are at the end and take their defaults."""
+    workflow = read(REPOSITORY / "workflows" / "wan21_text_to_video.json")
+    node = next(node for node in workflow["nodes"] if node["type"] == "SageAttention2")
+    node["widgets_values"] = FIRST_VALUES
+    node["inputs"] = [entry for entry in node["inputs"] if entry["name"] not in ("guard", "policy")]
+    prompt = to_prompt(workflow, server.get("/object_info"))
+    inputs = prompt[str(node["id"])]["inputs"]
+    assert (inputs["mode"], inputs["measure_quality"], inputs["guard"]) == ("8b", False, False)
+    queue(server, prompt)
+    del inputs["guard"]
+    queue(server, prompt)
+
+
+@pytest.mark.parametrize("path", UI_WORKFLOWS, ids=lambda path: path.stem)
+def test_weights_are_named_with_their_source(path: Path) -> None:
+    workflow = read(path)
+    notes = " ".join(str(node["widgets_values"]) for node in workflow["nodes"] if node["type"] == "MarkdownNote")
+    files = [
+        value
+        for node in workflow["nodes"]
+        for value in node.get("widgets_values") or ()
+        if isinstance(value, str) and value.endswith(".safetensors")
+    ]
+    assert files and all(file in notes for file in files)
+    addresses = [model["url"] for node in workflow["nodes"] for model in node["properties"].get("models", ())]
+    assert all(address in notes for address in addresses)
+    assert addresses or "models/demo" in notes
+
+
+@pytest.mark.parametrize("path", UI_WORKFLOWS, ids=lambda path: path.stem)
+def test_the_node_stands_between_loader_and_sampler(path: Path) -> None:
+    """Every sampler's model comes through one of our nodes, except where full precision is the point."""
+    workflow = read(path)
+    nodes = {node["id"]: node for node in workflow["nodes"]}
+    links = {link[0]: link for link in workflow["links"]}
+
+    def model_nodes(node: dict[str, Any]) -> list[str]:
+        entry = next((entry for entry in node["inputs"] if entry["name"] in ("model", "guider")), None)
+        if entry is None:
+            return [node["type"]]
+        return [node["type"], *model_nodes(nodes[links[entry["link"]][1]])]
+
+    samplers = [node for node in nodes.values() if node["type"].startswith(("KSampler", "SamplerCustom"))]
+    chains = [model_nodes(node) for node in samplers if node["type"] != "KSamplerSelect"]
+    ours = [any(kind.startswith("SageAttention2") for kind in chain) for chain in chains]
+    assert ours.count(False) == (1 if path.stem == "compare_with_full_precision" else 0), chains
+    assert all(chain[-1] in ("UNETLoader", "CheckpointLoaderSimple") for chain in chains)
+
+
+@pytest.mark.parametrize("path", API_PROMPTS, ids=lambda path: path.stem)
+def test_api_prompt_fits(server: ComfyServer, path: Path) -> None:
+    for node in read(path).values():
+        inputs = known_inputs(server, node["class_type"])
+        assert set(node["inputs"]) <= set(inputs), node["class_type"]
+        if node["class_type"] == "SageAttention2":
+            required = set(server.get(f"/object_info/{node['class_type']}")[node["class_type"]]["input"]["required"])
+            assert required <= set(node["inputs"]) <= set(inputs)
+            for name, value in node["inputs"].items():
+                check_choice(value, inputs[name], name)
+
+
+def test_workflows_are_listed_as_templates(server: ComfyServer) -> None:
+    listed = server.get("/workflow_templates")["comfy_sage2"]
+    assert set(listed) == {path.stem for path in UI_WORKFLOWS}
+    for name in listed:
+        assert server.get_bytes(f"/api/workflow_templates/comfy_sage2/{name}.jpg")[:2] == b"\xff\xd8"

@@ -1,0 +1,53 @@
+"""Attention calls through the override, with stand-ins for ComfyUI's functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.report.record import Outcome, Summary
+from comfy_sage2.comfyui.serve.serving import Serving
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.policy.plan import Plan
+
+REFERENCE = Outcome("reference", AttentionOptions())
+SIGMAS = [1.0, 0.75, 0.5, 0.25, 0.0]
+
+
+def ones(q, k, v, heads, mask=None, **kwargs) -> torch.Tensor:
+    """ComfyUI's attention: recognizable, and as strict as ComfyUI about what must be forwarded."""
+    assert kwargs["_inside_attn_wrapper"] and "transformer_options" in kwargs
+    return torch.ones_like(q)
+
+
+def qkv(length: int = 64, keys: int | None = None) -> tuple[torch.Tensor, ...]:
+    return torch.randn(1, length, 128), torch.randn(1, keys or length, 128), torch.randn(1, keys or length, 128)
+
+
+def serving(
+    settings: Settings, slot: int = 0, previous: Any = None, plan: Plan | None = None, expected: Outcome = REFERENCE
+) -> Session:
+    """A session of the node with these settings, in no sampling yet."""
+    return Session(Serving(settings, expected, plan), slot, previous)
+
+
+def session_with(previous: Any = None, slot: int = 0, **options: Any) -> Session:
+    session = serving(Settings(**{"backend": "reference", **options}), slot, previous)
+    session.begin_sampling(SIGMAS)
+    return session
+
+
+def call(session: Session, *args: Any, sigma: float = 1.0, func: Any = ones, **kwargs: Any) -> torch.Tensor:
+    """One attention call inside a forward pass at noise level `sigma`."""
+    override = make_override(session)
+    with forwards.running(session.slot, session.begin_forward(sigma, torch.device("cpu"), {})):
+        return override(func, *args, **kwargs, _inside_attn_wrapper=True, transformer_options={})
+
+
+def reasons(summary: Summary) -> list[str]:
+    return [share.outcome.reason for share in summary.shares if share.outcome.reason is not None]

@@ -1,0 +1,163 @@
+"""ComfyUI's tensor containers and torch.compile."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.call.override import make_override
+
+from .calls import ones, qkv, session_with
+
+
+class Container:
+    """ComfyUI's single-owner tensor holder, as the override sees it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor
+
+    def peek(self) -> torch.Tensor:
+        assert self.tensor is not None
+        return self.tensor
+
+    def take(self) -> torch.Tensor:
+        tensor, self.tensor = self.peek(), None
+        return tensor
+
+
+@pytest.fixture
+def comfyui_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """`comfy.ldm.modules.attention` with an attention that takes tensors or containers."""
+
+    def optimized_attention(q, k, v, heads, mask=None, **kwargs):
+        q, k, v = (t.take() if isinstance(t, Container) else t for t in (q, k, v))
+        return ones(q, k, v, heads, mask, **{"transformer_options": None, **kwargs})
+
+    module = types.ModuleType("comfy.ldm.modules.attention")
+    module.optimized_attention = optimized_attention
+    module.ones = optimized_attention
+    for name in ("comfy", "comfy.ldm", "comfy.ldm.modules"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["comfy.ldm.modules"].attention = module
+    monkeypatch.setitem(sys.modules, "comfy.ldm.modules.attention", module)
+    return module
+
+
+@pytest.mark.parametrize("previous", [None, "plain", "containers"])
+@pytest.mark.parametrize("low_precision", [True, False])
+def test_containers(comfyui_module: types.ModuleType, low_precision: bool, previous: str | None) -> None:
+    def twos(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return 2.0 * func(*args, **kwargs)
+
+    if previous == "containers":
+        twos.container_function = lambda *args, **kwargs: 3.0 * comfyui_module.optimized_attention(*args, **kwargs)
+    session = session_with(None if previous is None else twos)
+    held = [Container(tensor) for tensor in qkv()]
+    override = make_override(session)
+    with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        out = override.container_function(
+            *held, 2, low_precision_attention=low_precision, _inside_attn_wrapper=True, transformer_options={}
+        )
+    if low_precision:
+        assert session.record.summary().shares[0].outcome.backend == "reference"
+    else:
+        assert torch.equal(out, torch.full((1, 64, 128), {None: 1.0, "plain": 2.0, "containers": 3.0}[previous]))
+    assert all(container.tensor is None for container in held)
+
+
+def test_containers_are_measured_and_timed(comfyui_module: types.ModuleType) -> None:
+    """Timing ComfyUI's attention takes the containers' tensors, which nobody needs any more by then."""
+    session = session_with(measure_quality=True, guard=True)
+    override = make_override(session)
+    for _ in range(3):
+        held = [Container(tensor) for tensor in qkv()]
+        with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+            override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
+        assert all(container.tensor is None for container in held)
+    summary = session.record.summary()
+    assert summary.calls == 3 and summary.agreement and summary.speed is not None and summary.speed.calls == 3
+
+
+class Block(torch.nn.Module):
+    """A model that calls attention through the override in its options."""
+
+    def __init__(self, override: Any) -> None:
+        super().__init__()
+        self.options = {"optimized_attention_override": override}
+        self.function: Any = ones
+
+    def forward(self, q, k, v, mask=None, **kwargs):
+        override = self.options["optimized_attention_override"]
+        attended = override(
+            self.function, q, k, v, 2, mask, **kwargs, _inside_attn_wrapper=True, transformer_options=self.options
+        )
+        return attended * 2.0
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"skip_reshape": True}, {"skip_reshape": True, "skip_output_reshape": True}], ids=str
+)
+def test_compiled_graph_does_not_break(comfyui_module: types.ModuleType, kwargs: dict[str, bool]) -> None:
+    session = session_with()
+    block = Block(make_override(session))
+    tensors = qkv()
+    if kwargs.get("skip_reshape"):
+        tensors = tuple(t.unflatten(-1, (2, 64)).transpose(1, 2) for t in tensors)
+    mask = torch.zeros(1, 1, 64)
+    mask[..., 40:] = float("-inf")
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    with torch.no_grad(), forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        assert torch.equal(compiled(*tensors, mask, **kwargs), block(*tensors, mask, **kwargs))
+    assert [(share.outcome.backend, share.calls) for share in session.record.summary().shares] == [("reference", 2)]
+
+
+def test_compiled_training_gets_its_gradients() -> None:
+    def added(q, k, v, heads, mask=None, **kwargs) -> torch.Tensor:
+        return q + k + v
+
+    session = session_with()
+    block = Block(make_override(session))
+    block.function = added
+    q, k, v = (tensor.requires_grad_() for tensor in qkv())
+    with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        torch.compile(block, fullgraph=True, backend="aot_eager")(q, k, v).sum().backward()
+    assert q.grad is not None and torch.equal(q.grad, torch.full_like(q, 2.0))
+
+
+def test_compiled_graph_decides_at_run_time(comfyui_module: types.ModuleType) -> None:
+    """One graph serves active and inactive steps, and outlives its node."""
+    session = session_with(end_percent=0.5)
+    compiled = torch.compile(Block(make_override(session)), fullgraph=True, backend="aot_eager")
+    tensors = qkv()
+    twos = torch.full((1, 64, 128), 2.0)
+    with torch.no_grad():
+        with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+            assert not torch.equal(compiled(*tensors), twos)
+        with forwards.running(0, session.begin_forward(0.25, torch.device("cpu"), {})):
+            assert torch.equal(compiled(*tensors), twos)
+        assert torch.equal(compiled(*tensors), twos)
+    assert [share.calls for share in session.record.summary().shares] == [1, 1]
+
+
+def test_guard_works_in_a_compiled_graph(comfyui_module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check runs inside of the operator, so the graph neither breaks nor freezes its answer."""
+
+    def broken(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full_like(q, float("nan"))
+
+    session = session_with(guard=True)
+    compiled = torch.compile(Block(make_override(session)), fullgraph=True, backend="aot_eager")
+    tensors = qkv()
+    with torch.no_grad():
+        with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+            assert not torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
+        monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", broken)
+        with forwards.running(0, session.begin_forward(0.75, torch.device("cpu"), {})):
+            assert torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
+    assert session.task.guard is not None
+    assert [downgrade.step for downgrade in session.task.guard.downgrades] == [1]

@@ -1,0 +1,229 @@
+"""Fallbacks, chains of overrides, records and threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.policy.calibrated import Cell, Policy
+from comfy_sage2.policy.signature import Signature
+
+from .calls import SIGMAS, call, ones, qkv, reasons, serving, session_with
+
+FALLBACKS = [
+    ("low_precision_attention=False", qkv(), {"low_precision_attention": False}, {}),
+    ("does not know: is_causal", qkv(), {"is_causal": True}, {}),
+    ("cross-attention", qkv(keys=32), {}, {"apply_to": "self only"}),
+    ("outside start_percent 0.5", qkv(), {}, {"start_percent": 0.5}),
+    ("multiple of heads", (torch.randn(1, 8, 130), *qkv()[1:]), {}, {}),
+    ("accelerated", qkv(), {}, {"backend": "auto"}),
+    ("float64", (qkv()[0].double(), *qkv()[1:]), {}, {}),
+    ("mask", qkv(), {"mask": torch.zeros(5, 7)}, {}),
+    ("last dimension", (qkv()[0].transpose(1, 2).contiguous().transpose(1, 2), *qkv()[1:]), {}, {}),
+]
+
+
+@pytest.mark.parametrize("words, tensors, arguments, options", FALLBACKS, ids=[case[0] for case in FALLBACKS])
+def test_fallback_is_counted_with_its_reason(words: str, tensors: tuple, arguments: dict, options: dict) -> None:
+    session = session_with(**options)
+    if options.get("backend") == "auto" and torch.cuda.is_available():
+        pytest.skip("an accelerated backend may serve this call here")
+    heads = 3 if "heads" in words else 2
+    for _ in range(2):
+        out = call(session, *tensors, heads, **arguments)
+        assert torch.equal(out, torch.ones_like(tensors[0]))
+    summary = session.record.summary()
+    assert summary.calls == 2 and len(summary.shares) == 1
+    if words != "accelerated":  # the words depend on the machine
+        assert words in reasons(summary)[0]
+    assert reasons(summary)[0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_failing_backend_falls_back_and_warns_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise error("no image for this device")
+
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", fail)
+    session = session_with()
+    for _ in range(3):
+        assert torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
+    assert reasons(session.record.summary()) == ["reference failed: no image for this device"]
+    assert len(caplog.records) == 1
+
+
+def test_out_of_memory_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        call(session_with(), *qkv(), 2)
+
+
+def test_the_first_torch_that_comfyui_takes_falls_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.4 has the error of a full memory in torch.cuda only."""
+
+    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise RuntimeError("no image for this device")
+
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", fail)
+    monkeypatch.delattr(torch, "OutOfMemoryError")
+    assert torch.equal(call(session_with(), *qkv(), 2), torch.ones(1, 64, 128))
+
+
+def test_measuring_without_memory_leaves_the_sampling_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("comfy_sage2.comfyui.report.quality.measure", fail)
+    session = session_with(measure_quality=True)
+    for _ in range(4):
+        call(session, *qkv(), 2, func=fail)  # ComfyUI's attention, which is to be timed, does not fit either
+    summary = session.record.summary()
+    assert [(share.outcome.backend, share.calls) for share in summary.shares] == [("reference", 4)]
+    assert not summary.agreement and summary.speed is None
+    assert len(caplog.records) == 2
+
+
+def test_training_gets_its_gradients() -> None:
+    """Quantized attention has none: ComfyUI's training nodes sample with gradients."""
+
+    def added(q, k, v, heads, mask=None, **kwargs) -> torch.Tensor:
+        return q + k + v
+
+    session = session_with()
+    q, k, v = (tensor.requires_grad_() for tensor in qkv())
+    call(session, q, k, v, 2, func=added).sum().backward()
+    assert q.grad is not None
+    assert "needs gradients" in reasons(session.record.summary())[0]
+    with torch.no_grad():
+        call(session, q, k, v, 2, func=added)
+    assert [share.outcome.backend for share in session.record.summary().shares] == ["reference", None]
+
+
+def test_nan_stays_nan() -> None:
+    q, k, v = qkv()
+    q[0, 3, 5] = float("nan")
+    assert call(session_with(), q, k, v, 2).isnan().any()
+
+
+def test_earlier_override_is_the_fallback() -> None:
+    def twos(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return 2.0 * func(*args, **kwargs)
+
+    assert torch.equal(
+        call(session_with(twos), *qkv(), 2, low_precision_attention=False), torch.full((1, 64, 128), 2.0)
+    )
+
+
+def test_two_nodes_keep_their_own_records() -> None:
+    inner = session_with(mode="4b")
+    outer = session_with(make_override(inner), slot=1, end_percent=0.5)
+    tensors = qkv()
+    for sigma in SIGMAS[:-1]:
+        with forwards.running(0, inner.begin_forward(sigma, torch.device("cpu"), {})):
+            call(outer, *tensors, 2, sigma=sigma)
+    assert [share.calls for share in outer.record.summary().shares] == [2, 2]
+    assert [(share.outcome.label, share.calls) for share in inner.record.summary().shares] == [("reference · 4b", 2)]
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_two_nodes_number_the_layers_alike(between: bool) -> None:
+    """What the later node serves, the earlier one counts: its policy is for the model's calls, not for those left."""
+    policy = Policy(
+        Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64, 64), ((Cell(None),), (Cell(AttentionOptions(mode="4b")),))
+    )
+    first = serving(Settings(backend="reference", policy=policy), plan=policy)
+    first.begin_sampling(SIGMAS)
+    previous: Any = make_override(first)
+    if between:  # a node of others that replaces ours: the first node is not asked for anything
+        previous = lambda func, *args, **kwargs: func(*args, **kwargs)  # noqa: E731
+    last = session_with(previous, slot=1, apply_to="self only")
+    override = make_override(last)
+    forward = first.begin_forward(1.0, torch.device("cpu"), {})
+    with forwards.running(0, forward), forwards.running(1, last.begin_forward(1.0, torch.device("cpu"), {})):
+        for keys in (64, 32):
+            override(ones, *qkv(keys=keys), 2, _inside_attn_wrapper=True, transformer_options={})
+    first.end_forward(forward)
+    cells = {place: outcome.options and outcome.options.mode for place, outcome in first.record.summary().cells.items()}
+    assert cells == ({} if between else {(1, 0): "4b"})
+
+
+def test_call_outside_of_a_forward_pass_goes_to_comfyui() -> None:
+    session = session_with()
+    out = make_override(session)(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
+    assert torch.equal(out, torch.ones(1, 64, 128)) and session.record.summary().calls == 0
+
+
+def test_layers_and_steps() -> None:
+    session = session_with()
+    override = make_override(session)
+    for sigma in SIGMAS[:-1]:
+        with forwards.running(0, session.begin_forward(sigma, torch.device("cpu"), {})):
+            for _ in range(3):
+                override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
+    assert set(session.record.summary().cells) == {(layer, step) for layer in range(3) for step in range(4)}
+
+
+def test_sampling_resets_the_record() -> None:
+    session = session_with()
+    call(session, *qkv(), 2)
+    session.begin_sampling(SIGMAS)
+    assert session.record.summary().calls == 0
+
+
+def test_quality_is_measured_per_layer_and_step() -> None:
+    session = session_with(measure_quality=True)
+    call(session, *qkv(), 2, sigma=0.5)
+    agreement = session.record.summary().agreement
+    assert list(agreement) == [(0, 2)]
+    assert 0.999 < agreement[0, 2].cosine < 1.0 and 0.0 < agreement[0, 2].relative_l1 < 0.06
+
+
+def test_measuring_times_comfyui_once_for_each_form() -> None:
+    session = session_with(measure_quality=True)
+    asked = []
+
+    def counting(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        asked.append(q.shape[1])
+        return ones(q, *args, **kwargs)
+
+    for length in (64, 32, 64, 64, 32, 64, 32):
+        call(session, *qkv(length), 2, func=counting)
+    assert asked == [64, 32]
+    speed = session.record.summary().speed
+    assert speed is not None and speed.calls == 7
+    assert session.record.summary().calls == 7
+
+
+def test_threads_share_the_record_but_not_layers() -> None:
+    """ComfyUI drives each GPU from its own thread through the same override."""
+    session = session_with()
+    override = make_override(session)
+    tensors = qkv(16)
+
+    def forward_passes() -> None:
+        for _ in range(5):
+            with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+                for _ in range(4):
+                    override(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
+
+    threads = [threading.Thread(target=forward_passes) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    summary = session.record.summary()
+    assert summary.calls == 80 and summary.layers == 4

@@ -1,0 +1,132 @@
+"""Every form in which ComfyUI's models call attention, through the override, against plain attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.call.attention_call import AttentionCall
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.report.record import Share
+from comfy_sage2.comfyui.settings import Settings
+
+from .calls import serving
+
+BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 96, 160, 64
+
+
+def plain(q, k, v, heads, mask=None, skip_reshape=False, skip_output_reshape=False, **kwargs) -> torch.Tensor:
+    """Full precision attention with ComfyUI's signature."""
+    call = AttentionCall.of((q, k, v, heads, mask), {**kwargs, "skip_reshape": skip_reshape})
+    q, k, v = (t if skip_reshape else t.unflatten(-1, (-1, DIM)).transpose(1, 2) for t in (q, k, v))
+    out = scaled_dot_product_attention(
+        q, k, v, attn_mask=call.mask_4d(), scale=call.scale, enable_gqa=bool(call.enable_gqa)
+    )
+    return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+
+def refuse(*args: Any, **kwargs: Any) -> torch.Tensor:
+    raise AssertionError("the call was left to ComfyUI")
+
+
+def tensors(*, kv_heads: int = HEADS, keys: int = KEYS, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """q, k, v as (B, H, N, D)."""
+    sizes = ((HEADS, QUERIES), (kv_heads, keys), (kv_heads, keys))
+    return [torch.randn(BATCH, heads, length, DIM).to(dtype) for heads, length in sizes]
+
+
+def flattened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(1, 2).flatten(2)
+
+
+def served(
+    func: Callable[..., torch.Tensor], *args: Any, settings: Settings, **kwargs: Any
+) -> tuple[torch.Tensor, tuple[Share, ...]]:
+    """Call the override for `settings` inside a forward pass, as ComfyUI does."""
+    session = serving(settings)
+    session.begin_sampling([1.0, 0.5, 0.0])
+    with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        out = make_override(session)(func, *args, **kwargs, _inside_attn_wrapper=True, transformer_options={})
+    return out, session.record.summary().shares
+
+
+def check(*args: Any, cosine: float = 0.998, **kwargs: Any) -> None:
+    """The override serves the call and comes close to plain attention."""
+    out, shares = served(refuse, *args, settings=Settings(backend="reference"), **kwargs)
+    exact = plain(*args, **kwargs)
+    assert out.shape == exact.shape and out.dtype == exact.dtype
+    assert torch.nn.functional.cosine_similarity(out.flatten().double(), exact.flatten().double(), dim=0) > cosine
+    assert [share.outcome.backend for share in shares] == ["reference"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("positional", [True, False])
+@pytest.mark.parametrize("skip_output", [True, False])
+@pytest.mark.parametrize("skip", [True, False])
+def test_layouts_and_dtypes(skip: bool, skip_output: bool, positional: bool, dtype: torch.dtype) -> None:
+    q, k, v = tensors(dtype=dtype)
+    if not skip:
+        q, k, v = flattened(q), flattened(k), flattened(v)
+    heads = (HEADS,) if positional else ()
+    named = {} if positional else {"heads": HEADS}
+    check(q, k, v, *heads, **named, skip_reshape=skip, skip_output_reshape=skip_output)
+
+
+MASKS = {
+    "2-D": (QUERIES, KEYS),
+    "2-D keys only": (1, KEYS),
+    "3-D": (BATCH, QUERIES, KEYS),
+    "3-D, batch and rows broadcast": (1, 1, KEYS),
+    "4-D": (BATCH, HEADS, QUERIES, KEYS),
+    "4-D keys only": (1, 1, 1, KEYS),
+}
+
+
+@pytest.mark.parametrize("boolean", [True, False])
+@pytest.mark.parametrize("positional", [True, False])
+@pytest.mark.parametrize("shape", MASKS.values(), ids=MASKS.keys())
+def test_masks(shape: tuple[int, ...], positional: bool, boolean: bool) -> None:
+    keep = torch.rand(shape) > 0.4
+    keep[..., 0] = True
+    mask = keep if boolean else torch.zeros(shape).masked_fill(~keep, float("-inf"))
+    args = (*(flattened(t) for t in tensors()), HEADS)
+    check(*args, mask) if positional else check(*args, mask=mask)
+
+
+def test_mask_changes_the_result() -> None:
+    """A dropped mask could pass the comparison above only if masks did not matter."""
+    args = (*(flattened(t) for t in tensors()), HEADS)
+    mask = torch.zeros(1, 1, 1, KEYS)
+    mask[..., KEYS // 4 :] = float("-inf")
+    with_mask, _ = served(refuse, *args, mask, settings=Settings(backend="reference"))
+    without, _ = served(refuse, *args, settings=Settings(backend="reference"))
+    assert torch.nn.functional.cosine_similarity(with_mask.flatten(), without.flatten(), dim=0) < 0.9
+
+
+def test_scale() -> None:
+    check(*(flattened(t) for t in tensors()), HEADS, scale=0.5)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_grouped_query_attention(skip: bool) -> None:
+    q, k, v = tensors(kv_heads=2)
+    if not skip:
+        q, k, v = flattened(q), flattened(k), flattened(v)
+    check(q, k, v, HEADS, enable_gqa=True, skip_reshape=skip)
+
+
+def test_views_of_a_fused_projection() -> None:
+    """v, or all three, are views with the strides of one qkv tensor."""
+    qkv = torch.randn(BATCH, QUERIES, 3, HEADS, DIM)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    before = qkv.clone()
+    check(q, k, v, HEADS, skip_reshape=True)
+    check(q.contiguous(), k.contiguous(), v, HEADS, skip_reshape=True)
+    wide = qkv.flatten(2)
+    check(*wide.chunk(3, dim=-1), HEADS)
+    assert torch.equal(qkv, before)

@@ -1,0 +1,100 @@
+"""Nodes in a row on a stand-in for ComfyUI's ModelPatcher, and when a compiled model is compiled anew."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.capture.recorder import CaptureBounds
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.patch import OVERRIDE, calibrated_model, captured_model, patch_model
+from comfy_sage2.comfyui.sampling import COMPILE_OPTIONS, OUTER_SAMPLE, WRAPPER_KEY, sessions_of
+from comfy_sage2.comfyui.settings import Settings
+
+
+class Patcher:
+    """The part of ComfyUI's ModelPatcher that the nodes use."""
+
+    def __init__(self) -> None:
+        self.load_device = torch.device("cpu")
+        self.model = SimpleNamespace(
+            diffusion_model=torch.nn.Linear(1, 1), model_config=SimpleNamespace(unet_config={"num_layers": 1})
+        )
+        self.model_options: dict[str, Any] = {"transformer_options": {}}
+        self.wrappers: dict[tuple[str, str], list[Any]] = {}
+
+    def clone(self) -> Patcher:
+        other = copy.copy(self)
+        other.model_options = {**self.model_options, "transformer_options": {**self.override_options}}
+        other.wrappers = {place: list(wrappers) for place, wrappers in self.wrappers.items()}
+        return other
+
+    @property
+    def override_options(self) -> dict[str, Any]:
+        return self.model_options["transformer_options"]
+
+    def add_wrapper_with_key(self, kind: str, key: str, wrapper: Any) -> None:
+        self.wrappers.setdefault((kind, key), []).append(wrapper)
+
+    def get_wrappers(self, kind: str, key: str) -> list[Any]:
+        return self.wrappers.get((kind, key), [])
+
+
+def sampled(model: Patcher, compiled: bool) -> None:
+    """Run the sampling wrappers of `model` around nothing."""
+    options = {COMPILE_OPTIONS: {}} if compiled else {}
+
+    class Executor:
+        class_obj = SimpleNamespace(model_patcher=model, model_options=options)
+
+        def __call__(self, *args: Any) -> None:
+            pass
+
+    for wrapper in model.get_wrappers(OUTER_SAMPLE, WRAPPER_KEY):
+        wrapper(Executor(), None, None, None, torch.tensor([1.0, 0.0]))
+
+
+def test_a_run_without_the_compiler_does_not_hide_a_change_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled without the node's attention, then run uncompiled with it, then compiled with it."""
+    resets: list[None] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(None))
+    loaded = Patcher()
+    off, on = (patch_model(loaded, Settings(mode=mode, backend="reference")) for mode in ("off", "8b"))
+    for model, compiled, expected in ((off, True, 1), (on, False, 1), (on, True, 2), (on, True, 2), (off, True, 3)):
+        sampled(model, compiled)
+        assert len(resets) == expected
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        lambda model: calibrated_model(model, 5.0, lambda *done: None),
+        lambda model: captured_model(model, CaptureBounds()),
+    ],
+    ids=["calibrate", "capture"],
+)
+def test_what_is_measured_is_not_quantized_already(node: Any) -> None:
+    """After SageAttention2 nodes the calls still go to ComfyUI; another pack's override is not passed by."""
+    loaded = Patcher()
+    loaded.override_options[OVERRIDE] = lambda func, *args, **kwargs: 2.0 * func(*args, **kwargs)
+    model = loaded
+    for mode in ("8b", "4b"):
+        model = patch_model(model, Settings(mode=mode, backend="reference"))
+    model = node(model)
+    sessions = sessions_of(model)
+    for session in sessions:
+        session.begin_sampling([1.0, 0.0])
+    q, k, v = (torch.randn(1, 16, 64) for _ in range(3))
+    cpu = torch.device("cpu")
+    with (
+        forwards.running(0, sessions[0].begin_forward(1.0, cpu, {})),
+        forwards.running(1, sessions[1].begin_forward(1.0, cpu, {})),
+        forwards.running(2, sessions[2].begin_forward(1.0, cpu, {})),
+    ):
+        out = model.override_options[OVERRIDE](lambda q, *rest, **kwargs: torch.ones_like(q), q, k, v, 2)
+    assert torch.equal(out, torch.full_like(q, 2.0))
+    assert [session.record.summary().calls for session in sessions] == [0, 0, 1]

@@ -1,0 +1,230 @@
+"""Steps, settings, the report's text and its chart, without ComfyUI."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.call.forward import Schedule
+from comfy_sage2.comfyui.report.chart import HIGH_ERROR, draw_chart
+from comfy_sage2.comfyui.report.quality import measure
+from comfy_sage2.comfyui.report.record import Outcome, start_timer
+from comfy_sage2.comfyui.report.text import report, status
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.options import AttentionOptions
+
+from .calls import serving
+
+CPU = torch.device("cpu")
+SERVED = Outcome("sm90", AttentionOptions())
+
+
+def session_of(settings: Settings | None = None, expected: Outcome = SERVED) -> Session:
+    return serving(settings or Settings(), expected=expected)
+
+
+def recorded(layers: int = 6, steps: int = 5, reasons: int = 1, ended: bool = True) -> Session:
+    """A session with a backend's calls, and one fallback a step for each of `reasons` reasons, with quality."""
+    session = session_of(Settings(measure_quality=True))
+    session.begin_sampling([1.0 - step / steps for step in range(steps + 1)])
+    session.record.begin_forward(start_timer(CPU))
+    for step in range(steps):
+        for layer in range(layers):
+            left = layer >= layers - reasons
+            outcome = Outcome(reason=f"reason {layer}") if left else SERVED
+            watch = start_timer(CPU)
+            watch.stop()
+            agreement = None if left else torch.tensor([0.999 - 0.001 * layer, 0.01 * (layer + 1), 0.1])
+            session.record.add(layer, step, outcome, watch, agreement=agreement)
+    if ended:
+        session.end_sampling()
+    return session
+
+
+@pytest.mark.parametrize(
+    "sigma, step", [(1.0, 0), (0.9, 0), (0.7, 1), (0.69999, 1), (0.4, 2), (0.1, 2), (0.0, 2), (2.0, 0)]
+)
+def test_steps_of_a_descending_schedule(sigma: float, step: int) -> None:
+    assert Schedule([1.0, 0.7, 0.4, 0.0]).step(sigma) == step
+
+
+@pytest.mark.parametrize("sigma, step", [(0.0, 0), (0.4, 1), (0.5, 1), (0.7, 2), (1.0, 2)])
+def test_steps_of_an_ascending_schedule(sigma: float, step: int) -> None:
+    assert Schedule([0.0, 0.4, 0.7, 1.0]).step(sigma) == step
+
+
+def test_float32_rounding_stays_in_its_step() -> None:
+    sigmas = torch.linspace(1, 0, 51, dtype=torch.float64).tolist()
+    schedule = Schedule(sigmas)
+    assert [schedule.step(float(torch.tensor(sigma, dtype=torch.float32))) for sigma in sigmas[:-1]] == list(range(50))
+
+
+def test_step_range() -> None:
+    settings = Settings(start_percent=0.2, end_percent=0.8)
+    assert [settings.reason_for_step(step, 10) is None for step in range(10)] == [False] * 2 + [True] * 6 + [False] * 2
+    assert all(Settings().reason_for_step(step, 10) is None for step in range(10))
+
+
+def test_a_computed_share_means_its_step() -> None:
+    """0.1 + 0.2 is a little more than 3 / 10."""
+    first, second = Settings(start_percent=0.1 + 0.2), Settings(end_percent=0.1 + 0.2)
+    assert [first.reason_for_step(step, 10) is None for step in range(10)] == [False] * 3 + [True] * 7
+    assert [second.reason_for_step(step, 10) is None for step in range(10)] == [True] * 3 + [False] * 7
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "2b"}, {"apply_to": "cross"}, {"backend": "sm90"}, {"start_percent": 0.9, "end_percent": 0.1}]
+)
+def test_settings_name_what_is_wrong(options: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Settings(**options)
+
+
+def test_report_counts_and_names_the_worst_layers() -> None:
+    text = report([recorded()])
+    assert "25 of 30 attention calls served (83%), 5 steps, 6 attention layers." in text
+    assert "sm90 · 8b: 25 calls" in text and "5 calls" in text and "reason 5" in text
+    assert text.index("layer 4: cosine 0.99500") < text.index("layer 3: cosine 0.99600")
+
+
+class Watch:
+    """A stopwatch that shows a time of choice."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def stop(self) -> None:
+        pass
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+def timed(comfyui: tuple[float, ...], sample: float | None = None) -> Session:
+    """10 s of sampling with four calls of 1 s by a backend, and calls of one form by ComfyUI that took `comfyui`."""
+    session = session_of()
+    session.begin_sampling([1.0, 0.0])
+    session.record.begin_forward(Watch(10.0))
+    for layer in range(4):
+        session.record.add(layer, 0, SERVED, Watch(1.0), form=("long",))
+        if sample is not None and session.record.lacks_comparison(("long",)):
+            session.record.add_comparison(("long",), Watch(sample))
+    for seconds in comfyui:
+        session.record.add(4, 0, Outcome(reason="first step"), Watch(seconds), form=("long",))
+    session.record.add(5, 0, Outcome(reason="cross"), Watch(0.5), form=("short",))
+    session.record.add(6, 0, Outcome(reason="guard"), Watch(99.0), form=None)
+    return session
+
+
+@pytest.mark.parametrize(
+    "session", [timed((2.0, 2.0, 9.0)), timed((), sample=2.0)], ids=["calls of ComfyUI", "one call for comparison"]
+)
+def test_time_saved_is_what_comfyui_takes_for_the_same_calls(session: Session) -> None:
+    speed = session.record.summary().speed
+    assert speed is not None and (speed.calls, speed.comfyui_seconds, speed.seconds) == (4, 8.0, 4.0)
+    text = report([session])
+    assert "Time saved: 4.00 s, over 4 calls" in text
+    assert "attention 2.00 times as fast, the sampling 1.40 times" in text
+
+
+def test_forecast_is_amdahls_law() -> None:
+    session = session_of()
+    session.begin_sampling([1.0, 0.0])
+    session.record.begin_forward(Watch(10.0))
+    session.record.add(0, 0, SERVED, Watch(6.0), form=("a",))
+    text = report([session])
+    assert "10.00 s of sampling, 6.00 s (60%) of it attention" in text and "Time saved" not in text
+    assert "as it ran, attention is 60% of a step" in text and "more than 2.50 times as fast" in text
+    # In full precision the attention would have taken 10 of 14 s.
+    session.record.add_comparison(("a",), Watch(10.0))
+    text = report([session])
+    assert "with ComfyUI's attention, attention is 71% of a step" in text and "than 3.50 times as fast" in text
+
+
+def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
+    """Two GPUs work at the same time: their seconds of attention do not add up to those of the sampling."""
+    session = session_of()
+    session.begin_sampling([1.0, 0.0])
+    for gpu in range(2):
+        session.record.begin_forward(Watch(10.0), gpu)
+        session.record.add(0, 0, SERVED, Watch(8.0), form=("a", gpu))
+        session.record.add_comparison(("a", gpu), Watch(16.0))
+    text = report([session])
+    assert "10.00 s of sampling, 8.00 s (80%) of it attention, on average over 2 GPUs." in text
+    assert "Time saved: 8.00 s" in text and "the sampling 1.80 times" in text
+    assert "sm90 · 8b: 2 calls, 16.00 s" in text
+    session.begin_sampling([1.0, 0.0])
+    session.record.begin_forward(Watch(10.0), 0)
+    assert session.record.summary().devices == 1
+
+
+def test_report_says_why_nothing_ran() -> None:
+    idle = session_of(expected=Outcome(reason="no kernel for this GPU"))
+    assert "no kernel for this GPU" in status(idle) and status(idle) in report([idle])
+    assert "did not go through a SageAttention2 node" in report([])
+    waiting = session_of()
+    assert "No attention call reached the node" in report([waiting])
+
+
+@pytest.mark.parametrize("layers, steps, reasons", [(4, 3, 1), (80, 50, 2), (300, 200, 1), (20, 4, 12), (2, 1, 0)])
+def test_chart_of_any_size(layers: int, steps: int, reasons: int) -> None:
+    image = draw_chart([recorded(layers, steps, reasons)])
+    assert image.mode == "RGB" and image.width == 1200 and image.height < 2000
+    colors = {color for _, color in image.getcolors(maxcolors=1 << 20)}
+    assert (64, 192, 140) in colors
+    assert ((240, 160, 60) in colors) == (reasons > 0)
+
+
+def test_chart_of_nothing_is_a_message() -> None:
+    for sessions in (
+        [],
+        [session_of(expected=Outcome(reason="no kernel " * 60))],
+        [session_of()],
+    ):
+        assert draw_chart(sessions).width == 1200
+
+
+def test_quality_of_a_long_call_is_sampled_and_exact() -> None:
+    """Against a known error: an output scaled by 1.1 has cosine 1 and relative L1 0.1."""
+    q, k, v = torch.randn(2, 12, 700, 32), torch.randn(2, 4, 500, 32), torch.randn(2, 4, 500, 32)
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, scale=0.3)
+    got = Agreement(*measure(1.1 * exact, q, k, v, scale=0.3, mask=None).tolist())
+    assert got.cosine == pytest.approx(1.0, abs=1e-5) and got.relative_l1 == pytest.approx(0.1, abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 90), (2, 1, 300, 90), (1, 4, 300, 90)])
+def test_quality_obeys_masks(shape: tuple[int, ...]) -> None:
+    q, k, v = torch.randn(2, 4, 300, 32), torch.randn(2, 4, 90, 32), torch.randn(2, 4, 90, 32)
+    mask = torch.rand(shape) > 0.3
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    assert Agreement(*measure(exact, q, k, v, scale=None, mask=mask).tolist()).relative_l1 < 1e-5
+
+
+def test_modes_have_the_same_colors_in_every_chart() -> None:
+    """Whichever mode is the more frequent one."""
+    for modes in (["8b"] * 5 + ["4b"], ["4b"] * 5 + ["8b"]):
+        session = session_of(Settings(mode="auto"))
+        session.begin_sampling([1.0, 0.0])
+        for layer, mode in enumerate(modes):
+            session.record.add(layer, 0, Outcome("sm89", AttentionOptions(mode=mode)), Watch(1.0))
+        colors = draw_chart([session]).crop((100, 0, 1160, 2000)).getcolors(maxcolors=1 << 20)
+        areas = {color: count for count, color in colors}
+        green, blue = areas[(64, 192, 140)], areas[(70, 150, 230)]
+        assert (green > blue) == (modes.count("8b") > 1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_values_are_reported_and_drawn(value: float) -> None:
+    """They are what the report is asked about most: it names their layer first, and the chart shows it in red."""
+    session = recorded(layers=6, ended=False)
+    watch = start_timer(CPU)
+    watch.stop()
+    session.record.add(1, 2, SERVED, watch, agreement=torch.tensor([float("nan"), value, value]))
+    lines = report([session]).splitlines()
+    average = next(index for index, line in enumerate(lines) if line.startswith("Against full precision"))
+    assert lines[average + 1].startswith("  layer 1: cosine nan")
+    colors = {color for _, color in draw_chart([session]).getcolors(maxcolors=1 << 24)}
+    assert HIGH_ERROR in colors
+    assert HIGH_ERROR not in {color for _, color in draw_chart([recorded()]).getcolors(maxcolors=1 << 24)}

@@ -47,22 +47,23 @@ class _Module:
         self._check(self._driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, pointers, None))
 
 
-def _compile(head_dim: int, bits: int, folder: Path) -> _Module:
+def _compile(head_dim: int, bits: int, half_values: bool, folder: Path) -> _Module:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("nvcc is not on the PATH")
     output = folder / "scores.cubin"
     target = "sm_{}{}".format(*torch.cuda.get_device_capability())
-    defines = [f"-DHEAD_DIM={head_dim}", f"-DBITS={bits}", "-DHALF_VALUES=0"]
+    defines = [f"-DHEAD_DIM={head_dim}", f"-DBITS={bits}", f"-DHALF_VALUES={half_values:d}"]
     options = ["-std=c++17", "--expt-relaxed-constexpr", "-I", str(CSRC)]
     subprocess.run([nvcc, "-cubin", f"-arch={target}", *options, *defines, "-o", str(output), str(SOURCE)], check=True)
     torch.zeros(1, device="cuda")  # makes torch's context current
     return _Module(output.read_bytes())
 
 
+@pytest.mark.parametrize("half_values", [False, True], ids=["e4m3_values", "half_values"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("mode", ["8b", "4b"])
-def test_scores_are_those_of_the_reference(mode: str, head_dim: int, tmp_path: Path) -> None:
+def test_scores_are_those_of_the_reference(mode: str, head_dim: int, half_values: bool, tmp_path: Path) -> None:
     # Multiples of 1/16 with a power of two of tokens: means are exact in float32 in whatever order they are summed. On
     # the CPU, because PyTorch on CUDA divides by a constant inexactly.
     q, k = (torch.randn(1, 1, LENGTH, head_dim).mul(64).round().div(16) for _ in range(2))
@@ -72,7 +73,7 @@ def test_scores_are_those_of_the_reference(mode: str, head_dim: int, tmp_path: P
     prepared = prepare(q, k, k, ReferenceOptions.of(AttentionOptions(mode)))
     wanted = integer_scores(prepared.q.values, prepared.k.values)[0, 0]
 
-    module = _compile(head_dim, bits, tmp_path)
+    module = _compile(head_dim, bits, half_values, tmp_path)
     q_tiles, k_tiles = (torch.full((LENGTH * head_dim,), 0x5A, dtype=torch.uint8, device="cuda") for _ in range(2))
     scales = torch.empty(LENGTH, device="cuda")
     q_mean = torch.empty(LENGTH * head_dim, device="cuda")

@@ -16,7 +16,7 @@ _PARTIAL = ".partial-"
 _ABANDONED_AFTER_SECONDS = 3600.0
 
 
-def _user_cache() -> Path | None:
+def user_cache() -> Path | None:
     """The user's cache folder, or None for a user without a home."""
     variable, default = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
     named = os.environ.get(variable)
@@ -31,7 +31,7 @@ def _user_cache() -> Path | None:
 def cache_folders() -> tuple[Path, ...]:
     """Where unpacked files may lie, the preferred folder first: the pack's own, then the user's cache."""
     own = Path(__file__).resolve().parent / "_unpacked"
-    user = _user_cache()
+    user = user_cache()
     return (own,) if user is None else (own, user / "comfy_sage2" / "kernels")
 
 

@@ -53,6 +53,7 @@ class Calibration(Task):
         self._progress = progress
         self._passes: Counter[tuple[int, int]] = Counter()
         self.begin_sampling(1)
+        self.end_sampling()
 
     def begin_sampling(self, steps: int) -> None:
         """See `Task.begin_sampling`; what an earlier sampling measured is forgotten."""
@@ -62,13 +63,19 @@ class Calibration(Task):
         self.budget = Budget(self._cost_limit)
         self._passes.clear()
         self._steps = steps
+        self._sampling = True
+
+    def end_sampling(self) -> None:
+        """See `Task.end_sampling`."""
+        self._sampling = False
 
     def choose(self, call: AttentionCall, place: Place) -> Outcome:
         """See `Task.choose`; measures the modes on a sample of `call` when its turn has come."""
-        self.head_dims.setdefault(place.layer, call.head_dim)
-        key = (place.layer, part_of(place.step, place.steps, BOUNDS))
-        if self._is_due(key) and self.budget.allows(LOADING if call.q.device.type == "cuda" else 0.0):
-            self._measure(call, key)
+        if self._sampling:
+            self.head_dims.setdefault(place.layer, call.head_dim)
+            key = (place.layer, part_of(place.step, place.steps, BOUNDS))
+            if self._is_due(key) and self.budget.allows(LOADING if call.q.device.type == "cuda" else 0.0):
+                self._measure(call, key)
         return Outcome(reason=CALIBRATING)
 
     def end_pass(self, head_dims: Sequence[int], first: bool) -> None:

@@ -30,15 +30,21 @@ class Capture(Task):
     def __init__(self, bounds: CaptureBounds) -> None:
         self._bounds = bounds
         self.begin_sampling(1)
+        self.end_sampling()
 
     def begin_sampling(self, steps: int) -> None:
         """See `Task.begin_sampling`; what an earlier sampling gave is forgotten."""
         self.recorder = Recorder(self._bounds)
         self.left_out: dict[int, str] = {}
+        self._sampling = True
+
+    def end_sampling(self) -> None:
+        """See `Task.end_sampling`."""
+        self._sampling = False
 
     def choose(self, call: AttentionCall, place: Place) -> Outcome:
         """See `Task.choose`; keeps `call` if it is one of those to keep."""
-        if call.is_self_attention and self.recorder.wants(place.layer, place.step):
+        if self._sampling and call.is_self_attention and self.recorder.wants(place.layer, place.step):
             reason = self._keep(call, place)
             if reason is not None:
                 self.left_out[place.layer] = reason

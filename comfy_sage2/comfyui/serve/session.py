@@ -85,6 +85,7 @@ class Session:
     def end_sampling(self) -> None:
         """The sampling that began last is over."""
         self.record.end_sampling()
+        self.task.end_sampling()
         self._schedule = OUTSIDE
 
     def begin_forward(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> Forward:

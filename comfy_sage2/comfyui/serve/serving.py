@@ -18,7 +18,7 @@ from ..settings import Settings
 from .guard import Guard
 from .task import Task
 
-OFF = Outcome(reason="mode is off")
+OFF = Outcome(reason="[SA-301] mode is off")
 
 
 class Serving(Task):
@@ -73,7 +73,7 @@ class Serving(Task):
         if refused is not None:
             return refused
         if self.settings.apply_to == "self only" and place.q_length != place.kv_length:
-            return "cross-attention, and apply_to is 'self only'"
+            return "[SA-303] cross-attention, and apply_to is 'self only'"
         return None if self.guard is None else self.guard.reason(place.layer)
 
     def _outcome(self, call: AttentionCall, options: AttentionOptions) -> Outcome:
@@ -135,7 +135,9 @@ def _picked(explained: dict[str, str | None] | str, backend: str, options: Atten
     for name, reason in candidates.items():
         if reason is None:
             return Outcome(name, options)
-    return Outcome(reason=_joined(candidates) if candidates else "this installation has no accelerated backend")
+    return Outcome(
+        reason=_joined(candidates) if candidates else "[SA-112] this installation has no accelerated backend"
+    )
 
 
 def _joined(reasons: dict[str, str | None]) -> str:

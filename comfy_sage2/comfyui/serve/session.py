@@ -146,7 +146,7 @@ class Session:
             except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # ComfyUI frees memory and tells the user
             except (RuntimeError, ValueError) as error:
-                outcome = Outcome(reason=f"{outcome.backend} failed: {one_line(str(error))}")
+                outcome = Outcome(reason=f"[SA-310] {outcome.backend} failed: {one_line(str(error))}")
                 self._warn_once(f"{outcome.reason}; ComfyUI's attention serves this call")
             else:
                 timer.stop()

@@ -241,7 +241,7 @@ def test_a_failing_measurement_does_not_end_the_sampling(
     monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", fail)
     node = calibration(limit=1e9)
     sampled(node)
-    assert node.left_out == dict.fromkeys(range(LAYERS), "measuring failed: out of memory")
+    assert node.left_out == dict.fromkeys(range(LAYERS), "[SA-408] measuring failed: out of memory")
     assert len(caplog.records) == 1
 
 
@@ -337,7 +337,9 @@ def test_keys_of_another_batch_are_left_out_with_the_reason(mask: torch.Tensor |
     with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
         out = override(comfyui_attention, q, k, v, HEADS, mask, skip_reshape=True)
     assert torch.equal(out, torch.full_like(q, 7.0))
-    assert node.left_out == {0: "measuring failed: k must have q's batch size 2, got 1"} and not node.measurements
+    assert (
+        node.left_out == {0: "[SA-408] measuring failed: k must have q's batch size 2, got 1"} and not node.measurements
+    )
 
 
 def test_passes_outside_of_a_sampling_are_not_measured() -> None:

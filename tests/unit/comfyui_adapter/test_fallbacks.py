@@ -58,7 +58,7 @@ def test_failing_backend_falls_back_and_warns_once(
     session = session_with()
     for _ in range(3):
         assert torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
-    assert reasons(session.record.summary()) == ["reference failed: no image for this device"]
+    assert reasons(session.record.summary()) == ["[SA-310] reference failed: no image for this device"]
     assert len(caplog.records) == 1
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from . import __version__, explain, machine, registry
-from .kernels import loader
+from .kernels import abi, loader
 from .options import MODES
 
 _LABEL_WIDTH = 18
@@ -54,10 +54,12 @@ def _gpu(index: int) -> str:
 
 def _kernel(architecture: str) -> str:
     reason = loader.reason_unavailable(architecture)
-    if reason is not None:
+    try:
+        module = loader.load(architecture)
+    except loader.KernelUnavailable:
         return f"cannot be used: {reason}"
-    module = loader.load(architecture)
-    return f"ready, version {module.version} for {module.target}"
+    about = f"{abi.describe(module)}, for {module.target}"
+    return f"ready: {about}" if reason is None else f"cannot be used: {reason} ({about})"
 
 
 def _guarded(probe: Callable[..., str], *arguments: object) -> str:
@@ -120,7 +122,11 @@ def report(found: list[Verdict]) -> str:
     """The text that the command prints."""
     lines = [f"comfy_sage2 {__version__}", *_machine_lines(), "kernels"]
     accelerated = [backend.name for backend in registry.backends() if backend.accelerated]
-    lines += [_line(name, _guarded(_kernel, name)) for name in accelerated]
+    for name in accelerated:
+        lines.append(_line(name, _guarded(_kernel, name)))
+        passed_over = loader.ignored(name)
+        if passed_over is not None:
+            lines.append(_line("", passed_over))
     lines.append("backend for each mode (float16, head_dim 128)")
     for verdict in found:
         lines += _verdict_lines(verdict)

@@ -20,17 +20,20 @@ class KernelBackend(Backend):
         architecture: str,
         capabilities: tuple[tuple[int, int], ...],
         *,
-        mode: tuple[str, ...],
-        pv_accumulator: tuple[str, ...],
+        modes: tuple[str, ...],
+        pv_accumulators: tuple[str, ...],
     ) -> None:
         """The module of `architecture` is built for GPUs of these capabilities and has these values of the options."""
         self.name = architecture
+        self.capabilities = capabilities
+        self.modes = modes
+        self.pv_accumulators = pv_accumulators
         self.constraints = (
             ON_CUDA,
             capability_is(*capabilities),
             LENGTH,
-            option_is("mode", *mode),
-            option_is("pv_accumulator", *pv_accumulator),
+            option_is("mode", *modes),
+            option_is("pv_accumulator", *pv_accumulators),
         )
 
     def availability(self) -> str | None:
@@ -54,8 +57,8 @@ class KernelBackend(Backend):
 # In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120
 # and sm80 are compiled and their numerics compared with the reference on another GPU, neither was run on its own.
 KERNELS = (
-    KernelBackend("sm90", ((9, 0),), mode=("8b", "4b"), pv_accumulator=("fp32",)),
-    KernelBackend("sm89", ((8, 9),), mode=("8b", "4b"), pv_accumulator=("fp32", "fp16")),
-    KernelBackend("sm120", ((12, 0), (12, 1)), mode=("8b",), pv_accumulator=("fp32", "fp16")),
-    KernelBackend("sm80", ((8, 0), (8, 6), (8, 7)), mode=("8b",), pv_accumulator=("fp32",)),
+    KernelBackend("sm90", ((9, 0),), modes=("8b", "4b"), pv_accumulators=("fp32",)),
+    KernelBackend("sm89", ((8, 9),), modes=("8b", "4b"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b",), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm80", ((8, 0), (8, 6), (8, 7)), modes=("8b",), pv_accumulators=("fp32",)),
 )

@@ -9,17 +9,18 @@ import threading
 from pathlib import Path
 from types import ModuleType
 
-from . import contents, manifest
+from . import abi, contents, manifest
 from .errors import KernelUnavailable
 from .unpack import cache_folders, place
 
-__all__ = ["KernelUnavailable", "load", "prepare", "reason_unavailable"]
+__all__ = ["KernelUnavailable", "ignored", "load", "prepare", "reason_unavailable"]
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
 _modules: dict[str, ModuleType] = {}
 _failures: dict[str, str] = {}
 _reasons: dict[str, str | None] = {}
+_ignored: dict[str, str] = {}
 
 # The first driver branch of each CUDA major version.
 _DRIVER_BRANCHES = {12: "525", 13: "580"}
@@ -59,10 +60,30 @@ def _import_bundled(architecture: str) -> ModuleType:
         spec.loader.exec_module(module)
     except ImportError as error:
         raise KernelUnavailable(f"the kernel module {path} cannot be imported: {error}") from error
+    reason = abi.reason_against(module, architecture)
+    if reason is not None:
+        raise KernelUnavailable(
+            f"the bundled comfy_sage2_{architecture} ({abi.describe(module)}) is refused: {reason}; update the pack"
+        )
     # The device images go in from the verified wheel itself, so only the host module has to lie on disk.
     for cubin, image in files.cubins.items():
         module.add_cubin(cubin, image)
     return module
+
+
+def _import(architecture: str) -> ModuleType:
+    """The installed module if this library can call it, else the bundled one."""
+    module = _import_installed(architecture)
+    if module is not None:
+        reason = abi.reason_against(module, architecture)
+        if reason is None:
+            return module
+        _ignored[architecture] = (
+            f"the installed comfy_sage2_{architecture} ({abi.describe(module)}) is ignored: {reason}; "
+            f"`pip uninstall comfy-sage2-{architecture}` removes it"
+        )
+        _log.warning("%s", _ignored[architecture])
+    return _import_bundled(architecture)
 
 
 def load(architecture: str) -> ModuleType:
@@ -71,18 +92,24 @@ def load(architecture: str) -> ModuleType:
     The outcome is kept for the life of the process. Safe to call from several threads.
 
     Raises:
-        KernelUnavailable: there is no module, or it was tampered with, or it cannot be unpacked or imported.
+        KernelUnavailable: there is no module, or it was tampered with, cannot be unpacked or imported, or has
+            another ABI than this library.
     """
     with _lock:
         if architecture in _failures:
             raise KernelUnavailable(_failures[architecture])
         if architecture not in _modules:
             try:
-                _modules[architecture] = _import_installed(architecture) or _import_bundled(architecture)
+                _modules[architecture] = _import(architecture)
             except KernelUnavailable as error:
                 _failures[architecture] = str(error)
                 raise
         return _modules[architecture]
+
+
+def ignored(architecture: str) -> str | None:
+    """Why `load` passed over the installed module of an architecture, or None when it did not."""
+    return _ignored.get(architecture)
 
 
 def prepare(architecture: str) -> Path:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from .errors import KernelUnavailable
 
-WHEELS = Path(__file__).resolve().parent.parent.parent / "wheels"
+_PACKAGE = Path(__file__).resolve().parent.parent
+# pip installs them inside the package; in a clone of the pack they lie beside it.
+WHEELS = _PACKAGE / "wheels" if (_PACKAGE / "wheels").is_dir() else _PACKAGE.parent / "wheels"
 MANIFEST = "SHA256SUMS"
 _LINE = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<name>[A-Za-z0-9_.+-]+\.whl)")
 _DISTRIBUTION = re.compile(r"comfy[-_]sage2[-_](?P<architecture>sm\d+)")

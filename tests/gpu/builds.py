@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from comfy_sage2.backends.base import AttentionRequest
-from comfy_sage2.backends.kernels import KernelBackend
+from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
@@ -43,58 +43,37 @@ REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 8e-3, 64
 LSE_BOUND = 0.06
 
 
-@dataclass(frozen=True)
-class Build:
-    """A backend and the options that its kernels have."""
+def backend(name: str) -> KernelBackend:
+    """The backend called `name`, allowed on this GPU when its module was built for it; else a skip that says why."""
+    reason = loader.reason_unavailable(name)
+    if reason is not None:
+        pytest.skip(f"{name}: {reason}")
+    major, minor = torch.cuda.get_device_capability()
+    target = loader.load(name).target
+    if target.removesuffix("a") != f"sm_{major}{minor}":
+        pytest.skip(f"{name} was built for {target}, this GPU is sm_{major}{minor}")
+    (declared,) = (one for one in KERNELS if one.name == name)
+    return KernelBackend(name, ((major, minor),), modes=declared.modes, pv_accumulators=declared.pv_accumulators)
 
-    name: str
-    modes: tuple[str, ...]
-    accumulators: tuple[str, ...]
-
-    def backend(self) -> KernelBackend:
-        """The backend, allowed on this GPU when its module was built for it; else a skip that says what is missing."""
-        reason = loader.reason_unavailable(self.name)
-        if reason is not None:
-            pytest.skip(f"{self.name}: {reason}")
-        major, minor = torch.cuda.get_device_capability()
-        target = loader.load(self.name).target
-        if target.removesuffix("a") != f"sm_{major}{minor}":
-            pytest.skip(f"{self.name} was built for {target}, this GPU is sm_{major}{minor}")
-        return KernelBackend(self.name, ((major, minor),), mode=self.modes, pv_accumulator=self.accumulators)
-
-
-_BUILDS = {
-    build.name: build
-    for build in (
-        Build("sm90", ("8b", "4b"), ("fp32",)),
-        Build("sm89", ("8b", "4b"), ("fp32", "fp16")),
-        Build("sm120", ("8b",), ("fp32", "fp16")),
-        Build("sm80", ("8b",), ("fp32",)),
-    )
-}
 
 # Parametrise a test by `name` and `mode`, or by the accumulator too.
 each_mode = pytest.mark.parametrize(
-    ("name", "mode"), [(build.name, mode) for build in _BUILDS.values() for mode in build.modes]
+    ("name", "mode"), [(kernels.name, mode) for kernels in KERNELS for mode in kernels.modes]
 )
 each_accumulator = pytest.mark.parametrize(
     ("name", "mode", "accumulator"),
     [
-        (build.name, mode, accumulator)
-        for build in _BUILDS.values()
-        for mode in build.modes
-        for accumulator in build.accumulators
+        (kernels.name, mode, accumulator)
+        for kernels in KERNELS
+        for mode in kernels.modes
+        for accumulator in kernels.pv_accumulators
     ],
 )
 # Where kernels of the same source would only do the same again.
 each_kernel = pytest.mark.parametrize(
-    ("name", "mode"), [(name, mode) for name in ("sm90", "sm89") for mode in _BUILDS[name].modes]
+    ("name", "mode"),
+    [(kernels.name, mode) for kernels in KERNELS if kernels.name in ("sm90", "sm89") for mode in kernels.modes],
 )
-
-
-def backend(name: str) -> KernelBackend:
-    """The backend called `name`, or a skip."""
-    return _BUILDS[name].backend()
 
 
 @contextmanager

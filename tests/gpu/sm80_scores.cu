@@ -1,5 +1,5 @@
-// The quantization and the integer product of the sm89 kernels on their own, for one head of HEAD_DIM channels: the
-// test test_sm89_integer_scores.py compares their results with the reference bit by bit.
+// The quantization and the integer product of the mma.sync kernels on their own, for one head of HEAD_DIM channels: the
+// test test_sm80_integer_scores.py compares their results with the reference bit by bit.
 #include "sm80/quantize.cuh"
 #include "sm80/scores.cuh"
 

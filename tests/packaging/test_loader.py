@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from fake_pack import Plugin
 
+from comfy_sage2.kernels.abi import ABI_VERSION
+
 INSTALLED = """
-architecture, target, version, toolchain = "sm90", "sm_90a", "9.9", "a test"
+architecture, target, version, abi_version, toolchain = "sm90", "sm_90a", "9.9", {abi}, "a test"
 minimum_driver_version = {minimum}
 def driver_version():
     {driver}
@@ -17,7 +19,7 @@ def install(plugin: Plugin, driver: str = "return 12080", minimum: int = 12000) 
     """Put a pure Python kernel distribution where pip would put it: on the interpreter's path."""
     package = plugin.root / "comfy_sage2" / "comfy_sage2_sm90"
     package.mkdir()
-    (package / "__init__.py").write_text(INSTALLED.format(driver=driver, minimum=minimum))
+    (package / "__init__.py").write_text(INSTALLED.format(driver=driver, minimum=minimum, abi=ABI_VERSION))
 
 
 def test_an_installed_distribution_comes_first(plugin: Plugin) -> None:

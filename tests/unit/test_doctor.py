@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from comfy_sage2 import doctor, registry
 from comfy_sage2.backends.base import Backend
 from comfy_sage2.backends.constraints import option_is
+from comfy_sage2.kernels import loader
 
 
 class Accelerated(Backend):
@@ -64,3 +67,21 @@ def test_a_failing_probe_does_not_hide_the_rest(
     printed = capsys.readouterr().out
     assert "unknown: OSError: the driver is on fire" in printed
     assert "backend for each mode" in printed
+
+
+def test_each_module_is_named_with_its_abi_and_why_an_installed_one_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = SimpleNamespace(architecture="good", version="1.2.3", abi_version=1, target="sm_90a")
+    install(monkeypatch, Accelerated("good", works=True))
+    monkeypatch.setattr(loader, "load", lambda name: module)
+    monkeypatch.setattr(loader, "ignored", lambda name: "the installed one is ignored: its ABI is 2")
+    for reason, line in (
+        (None, "ready: version 1.2.3, ABI 1, for sm_90a"),
+        ("the driver is too old", "cannot be used: the driver is too old (version 1.2.3, ABI 1, for sm_90a)"),
+    ):
+        monkeypatch.setattr(loader, "reason_unavailable", lambda name, reason=reason: reason)
+        doctor.main([])
+        lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        at = next(number for number, text in enumerate(lines) if text.startswith("good") and line in text)
+        assert lines[at + 1] == "the installed one is ignored: its ABI is 2"

@@ -12,6 +12,7 @@ from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
+from tools import kernel_table
 
 SM90, SM89, SM120, SM80 = KERNELS
 
@@ -76,3 +77,9 @@ def test_a_missing_kernel_is_the_last_reason(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == []
     assert SM89.reason_against(_request((8, 9))) == "no wheel"
     assert asked == ["sm89"]
+
+
+def test_the_backends_are_those_of_the_kernels_table() -> None:
+    backends = {backend.name: (backend.capabilities, backend.modes, backend.pv_accumulators) for backend in KERNELS}
+    built = {name: kernel_table.read(name) for name in kernel_table.names()}
+    assert backends == {name: (entry.capabilities, entry.modes, entry.pv_accumulators) for name, entry in built.items()}

@@ -1,0 +1,24 @@
+"""Whether a kernel module and this library mean the same by the fields of a call."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+# kAbiVersion of csrc/attention_call.h, and the major number of csrc/VERSION.
+ABI_VERSION = 1
+
+
+def describe(module: ModuleType) -> str:
+    """A module's version and ABI, in words."""
+    return f"version {getattr(module, 'version', 'unknown')}, ABI {getattr(module, 'abi_version', 'unknown')}"
+
+
+def reason_against(module: ModuleType, architecture: str) -> str | None:
+    """Why this library cannot call `module` as the kernels of `architecture`, or None."""
+    found = getattr(module, "architecture", None)
+    if found != architecture:
+        return f"it is not a module of {architecture} kernels"
+    abi = getattr(module, "abi_version", None)
+    if abi != ABI_VERSION:
+        return f"its ABI is {'unknown' if abi is None else abi}, this comfy_sage2 needs ABI {ABI_VERSION}"
+    return None

@@ -1,0 +1,29 @@
+/* The least that the loader asks of a kernel module. ARCHITECTURE, VERSION and, unless it is an old one, ABI. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+static PyObject* add_cubin(PyObject* self, PyObject* arguments) { Py_RETURN_NONE; }
+static PyObject* driver_version(PyObject* self, PyObject* arguments) { return PyLong_FromLong(12080); }
+
+static PyMethodDef methods[] = {
+    {"add_cubin", add_cubin, METH_VARARGS, NULL},
+    {"driver_version", driver_version, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static int execute(PyObject* module) {
+#ifdef ABI
+  if (PyModule_AddIntConstant(module, "abi_version", ABI)) return -1;
+#endif
+  return PyModule_AddStringConstant(module, "architecture", ARCHITECTURE) ||
+                 PyModule_AddStringConstant(module, "version", VERSION) ||
+                 PyModule_AddStringConstant(module, "target", "a test") ||
+                 PyModule_AddIntConstant(module, "minimum_driver_version", 12000)
+             ? -1
+             : 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", NULL, 0, methods, slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__C(void) { return PyModuleDef_Init(&definition); }

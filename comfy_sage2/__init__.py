@@ -1,6 +1,6 @@
 """SageAttention2 attention for PyTorch: Q and K in INT8 or INT4, P and V in FP8, smoothed against channel outliers."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["UnsupportedError", "__version__", "attention", "explain"]
 
 try:

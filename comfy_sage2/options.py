@@ -76,7 +76,8 @@ class AttentionOptions:
                 raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join(NAMES)}")
         if options is None:
             return cls(**choices)
-        return replace(options, **choices) if choices else options
+        changed = {name: value for name, value in choices.items() if value != getattr(options, name)}
+        return replace(options, **changed) if changed else options
 
     @classmethod
     def of_model(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:

@@ -16,7 +16,14 @@ from pathlib import Path
 from .. import kernel_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGE_FILES = ("CMakeLists.txt", "README.md", "check_wheel.py", "compile_cubin.py")
+PACKAGE_FILES = (
+    "CMakeLists.txt",
+    "README.md",
+    "check_wheel.py",
+    "compile_cubin.py",
+    "compile_modules.py",
+    "platforms.json",
+)
 
 
 def _cmake_description(architecture: kernel_table.Architecture) -> str:
@@ -49,6 +56,7 @@ def stage(name: str, out: Path) -> Path:
     for file in PACKAGE_FILES:
         shutil.copyfile(template / file, out / file)
     shutil.copyfile(ROOT / "LICENSE", out / "LICENSE")
+    shutil.copytree(template / "windows", out / "windows")
     shutil.copytree(kernel_table.CSRC, out / "csrc", ignore=shutil.ignore_patterns("*.md", ".*"))
     (out / "architecture.cmake").write_text(_cmake_description(architecture))
     project = string.Template((template / "pyproject.toml.in").read_text())

@@ -24,9 +24,6 @@ _failures: dict[str, str] = {}
 _reasons: dict[str, str | None] = {}
 _ignored: dict[str, str] = {}
 
-# The first driver branch of each CUDA major version.
-_DRIVER_BRANCHES = {12: "525", 13: "580"}
-
 
 def _import_installed(architecture: str) -> ModuleType | None:
     """The pip-installed distribution's module, or None when there is none that can be imported."""
@@ -140,7 +137,7 @@ def _driver_reason(module: ModuleType) -> str | None:
         return None
     return (
         f"the NVIDIA driver is too old: it supports CUDA {found // 1000}.{found % 1000 // 10}, the kernels need CUDA "
-        f"{needed // 1000}.{needed % 1000 // 10}; install driver {_DRIVER_BRANCHES[needed // 1000]} or newer"
+        f"{needed // 1000}.{needed % 1000 // 10}; install driver {module.minimum_driver} or newer"
     )
 
 

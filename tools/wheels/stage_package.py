@@ -32,6 +32,9 @@ def _cmake_description(architecture: kernel_table.Architecture) -> str:
         f"set(KERNEL_TARGET {architecture.target(None)})",
         f"set(HOST_SOURCES {' '.join(architecture.host_sources)})",
         f"set(HOST_DEFINES {' '.join(architecture.defines)})",
+        # NVRTC is of CUDA 12, and images of every 12.x compiler load on every 12.x driver.
+        f"set(KERNEL_MINIMUM_DRIVER {architecture.minimum_driver})",
+        f"set(KERNEL_MINIMUM_DRIVER_VERSION {kernel_table.DRIVER_CUDA_VERSIONS[architecture.minimum_driver]})",
     ]
     for cubin in architecture.cubins:
         options = [f"-D{define}" for define in cubin.defines]

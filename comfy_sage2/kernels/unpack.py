@@ -19,7 +19,7 @@ _PARTIAL = ".partial-"
 _ABANDONED_AFTER_SECONDS = 3600.0
 _FOLDER_MODE = 0o755
 # The folder of one wheel's module: its package and the start of its checksum.
-_WHEEL_FOLDER = re.compile(r"(?P<package>comfy_sage2_sm\d+)-[0-9a-f]{16}")
+_WHEEL_FOLDER = re.compile(r"comfy_sage2_sm\d+-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,10 @@ def place(relative: Path, content: bytes, folders: Sequence[Path]) -> PlacedModu
 
 
 def _older_folders(current: str, folders: Sequence[Path]) -> Iterator[Path]:
-    wanted = _WHEEL_FOLDER.fullmatch(current)
+    package = current.rpartition("-")[0]
     for folder in folders:
-        for path in folder.glob("comfy_sage2_*") if wanted else ():
-            found = _WHEEL_FOLDER.fullmatch(path.name)
-            if found and found["package"] == wanted["package"] and path.name != current and not path.is_symlink():
+        for path in folder.glob(f"{package}-*"):
+            if _WHEEL_FOLDER.fullmatch(path.name) and path.name != current and not path.is_symlink():
                 yield path
 
 

@@ -80,7 +80,7 @@ def all_descriptions() -> list[dict]:
     return calls
 
 
-def attempt(function, **fields) -> str:  # noqa: ANN001
+def attempt(function, **fields) -> str:
     """What a call returns or raises, as text."""
     try:
         return repr(function(**fields))
@@ -88,7 +88,7 @@ def attempt(function, **fields) -> str:  # noqa: ANN001
         return f"{type(error).__name__}: {error}"
 
 
-def enqueue(module, call: dict) -> str:  # noqa: ANN001
+def enqueue(module, call: dict) -> str:
     size = attempt(module.workspace_bytes, **call)
     if not size.isdecimal():
         return size

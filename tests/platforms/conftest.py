@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,15 +37,22 @@ def wheel_of(architecture: str, platform: str) -> Path:
     return found[0]
 
 
+Unpack = Callable[[str, str], Path]
+
+
 @pytest.fixture(scope="session")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheels of all platforms as pip would install them: in a folder for each platform."""
-    folder = tmp_path_factory.mktemp("unpacked")
-    for platform in PLATFORMS:
-        for architecture in ARCHITECTURES:
+def unpack(tmp_path_factory: pytest.TempPathFactory) -> Unpack:
+    """Unpacks the wheel of an architecture and a platform as pip would, and returns the folder for the Python path."""
+    root = tmp_path_factory.mktemp("unpacked")
+
+    def unpack(architecture: str, platform: str) -> Path:
+        folder = root / platform / architecture
+        if not folder.exists():
             with zipfile.ZipFile(wheel_of(architecture, platform)) as wheel:
-                wheel.extractall(folder / platform)
-    return folder
+                wheel.extractall(folder)
+        return folder
+
+    return unpack
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,8 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Drivers:
         library.parent.mkdir()
         options = [] if platform.startswith("win") else ["-fPIC"]
         command = [
-            str(windows_python.zig()), "c++", "-target", entry["zig_target"], "-std=c++17", "-O3", "-DNDEBUG", "-shared",
-            "-s", *options, "-o", str(library), str(DRIVER_SOURCE),
+            str(windows_python.zig()), "c++", "-target", entry["zig_target"], "-std=c++17", "-O3", "-DNDEBUG",
+            "-shared", "-s", *options, "-o", str(library), str(DRIVER_SOURCE),
         ]  # fmt: skip
         subprocess.run(command, check=True)
     return Drivers(folder)

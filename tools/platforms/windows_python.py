@@ -67,7 +67,7 @@ def zig() -> Path:
 
 
 def standard_library(version: str, folder: Path) -> Path | None:
-    """The standard library of a CPython of this minor version: this machine's, or else Debian's; None without either."""
+    """The standard library of a CPython of this minor version: this machine's, else Debian's, else None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     programs = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python3"))]
     for program in filter(None, programs):
@@ -102,9 +102,7 @@ def _unpack_libraries(wheel: Path, number: str, out: Path) -> None:
                 continue
             if name.lower() in own:
                 (out / name.lower()).write_bytes(archive.read(member))
-            elif name.endswith((".pyd", ".dll")) and not name.startswith(("cg", "lib", "openal")):
-                (out / "DLLs" / name).write_bytes(archive.read(member))
-            elif name.startswith(("libffi", "libcrypto", "libssl")):
+            elif name.endswith(".pyd") or name.startswith(("libffi", "libcrypto", "libssl", "sqlite3")):
                 (out / "DLLs" / name).write_bytes(archive.read(member))
 
 

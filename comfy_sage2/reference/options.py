@@ -22,6 +22,7 @@ class ReferenceOptions:
     qk_format: INT8, INT4, or for ablations a float format.
     groups: the tokens of Q and K that share a scale, and the block sizes.
     smooth_q, smooth_k, smooth_v: sections 3.1 and 3.4.
+    rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`).
     p_format, v_format: E4M3, E5M2, INT8, FP16 or FP32.
     p_maximum, v_maximum: what P = 1 and V's channel maximum are scaled to; None is the largest of the format.
     accumulator: precision of the P V accumulator inside a key block.
@@ -36,6 +37,7 @@ class ReferenceOptions:
     smooth_q: bool = False
     smooth_k: bool = True
     smooth_v: bool = False
+    rotate: bool = False
     p_format: NumberFormat = E4M3
     v_format: NumberFormat = E4M3
     p_maximum: float | None = None

@@ -9,7 +9,7 @@ from ..quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, Accumulato
 from ..quantize.formats import NumberFormat
 from ..quantize.fp8 import E4M3
 from ..quantize.groups import ADA, GroupScheme
-from ..quantize.integer import INT4, INT8
+from ..quantize.integer import INT4, INT4_CLIPPED, INT8
 
 # With P up to 448, V up to this and 64 keys, a half-precision sum stays below 65504.
 FP16_ACCUMULATOR_V_MAXIMUM = 2.25
@@ -50,10 +50,15 @@ class ReferenceOptions:
 
     @classmethod
     def of(cls, options: AttentionOptions, *, groups: GroupScheme = ADA) -> ReferenceOptions:
-        """The numerics of a public call: INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b"."""
-        numerics = cls(groups=groups, smooth_v=options.smooth_v)
+        """The numerics of a public call: INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b".
+
+        Rotated INT4 is clipped, and has one scale for each token of Q whatever `groups` says of Q.
+        """
+        numerics = cls(groups=groups, smooth_v=options.smooth_v, rotate=options.rotate)
         if options.mode == "4b":
             numerics = replace(numerics, qk_format=INT4, smooth_q=True)
+        if options.mode == "4b" and options.rotate:
+            numerics = replace(numerics, qk_format=INT4_CLIPPED, groups=replace(groups, q="token"))
         if options.pv_accumulator == "fp16":
             numerics = replace(numerics, accumulator=ACCUMULATE_FP16, v_maximum=FP16_ACCUMULATOR_V_MAXIMUM)
         return numerics

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -66,26 +68,25 @@ def _agree(found: torch.Tensor, wanted: Prepared, values: torch.Tensor, scale: t
 
 @pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])
 @pytest.mark.parametrize("mode", ["8b", "4b"])
-def test_integers_of_sm90_are_those_of_the_reference(
-    mode: str, rotate: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_integers_of_sm90_are_those_of_the_reference(mode: str, rotate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.Tensor] = []
+
+    def keep(*arguments: Any, **options: Any) -> torch.Tensor:
+        taken.append(torch.zeros(*arguments, **options))
+        return taken[-1]
+
     tokens = 256
     for head_dim in range(8, 257, 8):
         q, k = _exact_qk(head_dim, tokens)
         numerics = ReferenceOptions.of(AttentionOptions(mode, rotate=rotate), groups=groups_of("sm90", mode))
         prepared = prepare(q, k, k, numerics)
-        taken: list[torch.Tensor] = []
-
-        def keep(*arguments: object, **options: object) -> torch.Tensor:
-            taken.append(torch.zeros(*arguments, **options))
-            return taken[-1]
-
         with monkeypatch.context() as patch:
             patch.setattr(launch.torch, "empty", keep)
             run("sm90", q.half().cuda(), k.half().cuda(), k.half().cuda(), mode=mode, rotate=rotate)
+        workspace = taken.pop()
         padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
         columns = padded if rotate else (head_dim + 15) // 16 * 16
-        rows = _workspace_rows(taken[0], columns, tokens)
+        rows = _workspace_rows(workspace, columns, tokens)
         for found, wanted in zip(rows, (prepared.q, prepared.k), strict=True):
             found = _in_order(found) if rotate else found[:, :head_dim]
             smooth = _smoothed(q if wanted is prepared.q else k, wanted is prepared.q, mode, rotate)

@@ -29,12 +29,12 @@ each_element = pytest.mark.parametrize(
 def _exact_qk(head_dim: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Q and K of (1, 1, tokens, head_dim), whose means are exact in float32 in whatever order they are summed.
 
-    Multiples of 1/16 with few bits, a power of two of tokens; two groups of channels are large.
+    Multiples of 1/256, a power of two of tokens; two groups of channels are large.
     """
-    q, k = (torch.randn(1, 1, tokens, head_dim).mul(16).round().div(16) for _ in range(2))
+    q, k = (torch.randn(1, 1, tokens, head_dim).mul(256).round().div(256) for _ in range(2))
     q[..., :4] += 10
     k[..., 2:8] -= 20
-    return q, k
+    return q.half().float(), k.half().float()
 
 
 def _workspace_rows(workspace: torch.Tensor, columns: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +63,7 @@ def _agree(found: torch.Tensor, wanted: Prepared, values: torch.Tensor, scale: t
     """Equal but where the quotient lies so near to a half that its own rounding decides."""
     quotient = values.double() / scale.double()
     tie = ((quotient - quotient.floor()) - 0.5).abs() < 1e-5
-    return bool((found == wanted.values[0, 0])[~tie[0, 0]].all()) and bool(tie.float().mean() < 1e-3)
+    return bool((found == wanted.values[0, 0])[~tie[0, 0]].all()) and bool(tie.float().mean() < 5e-3)
 
 
 @pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])

@@ -118,7 +118,10 @@ class Quantize {
     if constexpr (Format::kRotated) {
       const Rotation<Pieces::kPieces> rotation;
 #pragma unroll
-      for (int pass = 0; pass < kPasses<Tile>; ++pass) rotation.apply(x[pass]);
+      for (int pass = 0; pass < kPasses<Tile>; ++pass) {
+        rotation.change_signs(x[pass]);
+        rotation.transform(x[pass]);
+      }
     }
   }
   static __device__ __forceinline__ float scale_of(int amax_bits) {

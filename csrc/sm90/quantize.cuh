@@ -63,7 +63,7 @@ __device__ __forceinline__ float2 inverses_of(float inverse) {
 }
 
 // Rounded to the nearest integer, half to even, in the low byte of the sum. The product is rounded by itself: so a
-// value that lies halfway stays there although the inverse is rounded.
+// value that lies halfway stays there although the inverse is rounded. Rotated values do not often lie there.
 template <class Format>
 __device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8], float2 inverses) {
   constexpr float kMagic = 12582912.f;  // 1.5 * 2^23
@@ -73,9 +73,15 @@ __device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8],
     unsigned n[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float value = __fmul_rn(x[4 * word + i], word ? inverses.y : inverses.x);
-      if constexpr (Format::kClipped) value = fminf(fmaxf(value, Format::kLowest), Format::kHighest);
-      n[i] = __float_as_uint(value + kMagic);
+      const float inverse = word ? inverses.y : inverses.x;
+      float sum;
+      if constexpr (Format::kClipped)
+        sum = fminf(fmaxf(x[4 * word + i] * inverse, Format::kLowest), Format::kHighest) + kMagic;
+      else if constexpr (Format::kRotated)
+        sum = fmaf(x[4 * word + i], inverse, kMagic);
+      else
+        sum = __fmul_rn(x[4 * word + i], inverse) + kMagic;
+      n[i] = __float_as_uint(sum);
     }
     words[word] = __byte_perm(__byte_perm(n[0], n[1], 0x0040), __byte_perm(n[2], n[3], 0x0040), 0x5410);
   }

@@ -58,16 +58,18 @@ __device__ __forceinline__ void quantize_k(const QuantizeParams& params, const S
   }
   load_or_zero(params.k_mean + i64(slice.index) * params.head_dim + lanes.channel, lanes.active, mean);
   const Rotation<kLanes> rotation;
+  if constexpr (Format::kRotated) rotation.change_signs(mean);
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
-    const bool valid = lanes.active && token < params.kv_length;
+    if constexpr (Format::kRotated) rotation.change_signs(raw[pass]);
     raw[pass].get(values[pass]);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[pass][i] = valid ? values[pass][i] - mean[i] : 0.f;
-    if constexpr (Format::kRotated) rotation.apply(values[pass]);
+    for (int i = 0; i < 8; ++i) values[pass][i] -= mean[i];
+    if constexpr (Format::kRotated) rotation.transform(values[pass]);
     const float amax = amax_of_token<kLanes>(amax_of_vec8(values[pass]));
-    if (lanes.channel == 0) token_amax[pass * Tile::kTokensAtOnce + lanes.token] = amax;
+    if (lanes.channel == 0)
+      token_amax[pass * Tile::kTokensAtOnce + lanes.token] = token < params.kv_length ? amax : 0.f;
   }
   __syncthreads();
   const bool masked = block_is_masked(params.mask, slice.batch, first, params.kv_length);

@@ -104,10 +104,14 @@ __device__ __forceinline__ void quantize_q_per_thread(const QuantizeParams& para
 // Q minus `mean`, with smooth Q, per token.
 template <class T, int kLanes, class Format>
 __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& params, const Slice& slice, int block,
-                                                     const float (&k_mean)[8], const float (&mean)[8]) {
+                                                     float (&k_mean)[8], float (&mean)[8]) {
   using Tile = Lanes<kLanes>;
   const Tile lanes(params.head_dim);
   const Rotation<kLanes> rotation;
+  if constexpr (Format::kRotated) {
+    rotation.change_signs(k_mean);
+    if constexpr (Format::kSmoothQuery) rotation.change_signs(mean);
+  }
   const T* q = slice.of<T>(params.q) + lanes.channel;
   constexpr int kPasses = kBlockM / Tile::kTokensAtOnce, kAtOnce = kPasses < 4 ? kPasses : 4;
   const bool shifted = params.lse_shift;
@@ -125,13 +129,14 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
       const bool valid = token < params.q_length;
       const i64 index = i64(slice.index) * params.q_length + token;
       float values[8];
+      if constexpr (Format::kRotated) rotation.change_signs(raw[i]);
       raw[i].get(values);
       if (shifted) store_lse_shift<kLanes>(params, index, valid, values, k_mean);
       if constexpr (Format::kSmoothQuery) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[j] -= mean[j];
       }
-      if constexpr (Format::kRotated) rotation.apply(values);
+      if constexpr (Format::kRotated) rotation.transform(values);
       const float amax = amax_of_token<kLanes>(amax_of_vec8(values));
       if (valid && lanes.channel == 0)
         params.q_scale[i64(slice.index) * params.q_scale_rows + token] = folded_scale<Format, kLanes>(params, amax);

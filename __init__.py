@@ -84,8 +84,8 @@ if OTHER is None:
 else:
     WEB_DIRECTORY = None  # the frontend refuses to load one script from two places
     logging.getLogger("comfy_sage2").error(
-        "SageAttention2: another copy of this pack is in use already: %s. This copy adds no nodes: remove its folder, "
-        "%s, or remove the other copy and restart ComfyUI.",
+        "SageAttention2: [SA-111] another copy of this pack is in use already: %s. This copy adds no nodes: "
+        "remove its folder, %s, or remove the other copy and restart ComfyUI.",
         OTHER,
         ROOT,
     )

@@ -2,7 +2,7 @@
 
 import sys as _sys
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["UnsupportedError", "__version__", "attention", "explain"]
 
 
@@ -11,8 +11,8 @@ def _refuse_a_second_copy() -> None:
     for name, module in list(_sys.modules.items()):
         if name != __name__ and name.rpartition(".")[2] == "comfy_sage2" and hasattr(module, "__version__"):
             raise ImportError(
-                f"comfy_sage2 is imported already, as {name!r} from {module.__path__[0]}; the copy in {__path__[0]} "
-                "cannot be used beside it: remove one of the two folders"
+                f"[SA-111] comfy_sage2 is imported already, as {name!r} from {module.__path__[0]}; the copy in "
+                f"{__path__[0]} cannot be used beside it: remove one of the two folders"
             )
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
+from torch.autograd import forward_ad
 
 from . import registry
 from .backends.base import AttentionRequest, Backend, Form, empty_output
@@ -15,6 +16,8 @@ from .validation import check_mask, check_nonfinite, check_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+NO_GRADIENT = "comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it"
 
 
 @overload
@@ -114,13 +117,15 @@ def attention(
     """
     options = AttentionOptions.of(options, choices)
     bhnd, mask = _bhnd(q, k, v, attn_mask, options.layout)
-    if nonfinite is None:
-        out, lse = _attention_op(*bhnd, mask, None, backend, *options.values())
+    inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs):
+        raise RuntimeError(NO_GRADIENT)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        with torch.no_grad():
+            out, lse = _compute(bhnd, mask, nonfinite, backend, options)
+        out, lse = _WithoutGradient.apply(out, lse, *inputs)
     else:
-        check_nonfinite(nonfinite, q.device)
-        out, lse = _checked_attention_op(*bhnd, mask, nonfinite, backend, *options.values())
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out = _WithoutGradient.apply(out.detach(), q, k, v)
+        out, lse = _compute(bhnd, mask, nonfinite, backend, options)
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
     return (out, lse) if options.return_lse else out
@@ -159,16 +164,33 @@ def _bhnd(
     return (q, k, v), check_mask(attn_mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
 
 
+def _compute(
+    bhnd: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: torch.Tensor | None,
+    nonfinite: torch.Tensor | None,
+    backend: str | None,
+    options: AttentionOptions,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if nonfinite is None:
+        return _attention_op(*bhnd, mask, None, backend, *options.values())
+    check_nonfinite(nonfinite, bhnd[0].device)
+    return _checked_attention_op(*bhnd, mask, nonfinite, backend, *options.values())
+
+
 class _WithoutGradient(torch.autograd.Function):
-    """The output as it is; asking for a gradient is an error, and not a gradient of zeros."""
+    """Output and LSE as they are; asking for a gradient is an error, and not a gradient of zeros."""
 
     @staticmethod
-    def forward(ctx: object, out: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        return out.view_as(out)
+    def forward(out: torch.Tensor, lse: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return out.view_as(out), lse.view_as(lse)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        """Nothing is kept; torch.func asks for the method."""
 
     @staticmethod
     def backward(ctx: object, *gradients: torch.Tensor) -> None:
-        raise RuntimeError("comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it")
+        raise RuntimeError(NO_GRADIENT)
 
 
 # Not `torch.library.custom_op`: its Python layers cost three times as much of the CPU's time at each call.

@@ -39,6 +39,8 @@ class AttentionOptions:
         layout: order of the dimensions of q, k, v and the output: "BHND" or "BNHD".
         return_lse: also return the log-sum-exp.
         pv_accumulator: "fp32", or "fp16" for the faster half-precision accumulation of P V where a backend has it.
+        rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`), which makes both modes more
+            exact; in "4b" every token of Q then has its own scale. False: the paper's numerics.
 
     Raises:
         TypeError: a value of the wrong type.
@@ -52,6 +54,7 @@ class AttentionOptions:
     layout: str = _option("BHND", choices=("BHND", "BNHD"), per_call=True)
     return_lse: bool = _option(False, per_call=True)
     pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16}, argument="pv_accumulator")
+    rotate: bool = _option(False, argument="rotate")
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -76,7 +79,8 @@ class AttentionOptions:
                 raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join(NAMES)}")
         if options is None:
             return cls(**choices)
-        return replace(options, **choices) if choices else options
+        changed = {name: value for name, value in choices.items() if value != getattr(options, name)}
+        return replace(options, **changed) if changed else options
 
     @classmethod
     def of_model(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:
@@ -106,6 +110,7 @@ class ModelChoices(TypedDict, total=False):
     mode: str
     smooth_v: bool
     pv_accumulator: str
+    rotate: bool
 
 
 class CallChoices(ModelChoices, total=False):

@@ -43,7 +43,7 @@ def check_file_name(name: object, suffix: str) -> str:
     plain = name.strip().removesuffix(suffix) if isinstance(name, str) else ""
     if not _FILE_NAME.fullmatch(plain) or ".." in plain or plain.endswith((".", " ")):
         raise ValueError(
-            "file must be a plain name of letters, digits, blanks, dots, hyphens and underscores, at most 100 long, "
-            f"without a folder, got {quoted(name)}"
+            "[SA-405] file must be a plain name of letters, digits, blanks, dots, hyphens and underscores, at most 100 "
+            f"long, without a folder, got {quoted(name)}"
         )
     return plain

@@ -7,39 +7,55 @@ import torch
 from ..metrics import Agreement
 from ..reference.exact import exact_attention
 from .candidates import Candidate, Inputs, PeerMissing
-from .shapes import Shape
+from .shapes import DTYPES, Shape
+
+_HIDDEN_KEYS = 100  # at the end of each sequence, where a shape has a padding mask
 
 SHAPE = Shape("accuracy", batch=1, heads=8, length=4096, head_dim=128)
 INPUTS = ("gaussian", "outliers")
 
 
-def make_inputs(shape: Shape, dtype: torch.dtype, kind: str = "gaussian", device: str = "cuda") -> Inputs:
+def make_inputs(shape: Shape, kind: str = "gaussian", device: str = "cuda") -> Inputs:
     """Random inputs, the same for the same seed of torch.
 
     "outliers" adds to six channels of Q 10 and of K +-20, and 8.5 to all of V.
     """
     if kind not in INPUTS:
         raise ValueError(f"inputs must be one of {', '.join(INPUTS)}, got {kind!r}")
-    size = (shape.batch, shape.heads, shape.length, shape.head_dim)
-    q, k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(3))
+    dtype = DTYPES[shape.dtype]
+    sizes = [(shape.batch, shape.heads, length, shape.head_dim) for length in (shape.length, shape.keys, shape.keys)]
+    q, k, v = (torch.randn(size, device=device, dtype=dtype) for size in sizes)
     if kind == "outliers":
         q[..., :6] += 10
         k[..., 2:8] += torch.tensor([20.0, -20.0] * 3, device=device, dtype=dtype)
         v += 8.5
-    return Inputs(q, k, v, shape.is_causal)
+    return Inputs(q, k, v, shape.is_causal, _mask(shape, device))
+
+
+def _mask(shape: Shape, device: str) -> torch.Tensor | None:
+    """The shape's mask, True where a key takes part."""
+    if shape.mask == "padding":
+        mask = torch.ones(shape.batch, 1, 1, shape.keys, dtype=torch.bool, device=device)
+        mask[..., -_HIDDEN_KEYS:] = False
+        return mask
+    if shape.mask == "queries":
+        return torch.rand(1, 1, shape.length, shape.keys, device=device) < 0.5
+    return None
 
 
 def measure(
-    candidates: list[Candidate], dtype: torch.dtype, shape: Shape = SHAPE, device: str = "cuda"
+    candidates: list[Candidate], shape: Shape = SHAPE, device: str = "cuda"
 ) -> tuple[dict[str, dict[str, Agreement]], dict[str, str]]:
     """Candidate -> kind of inputs -> accuracy, and for those that failed candidate -> reason."""
     results: dict[str, dict[str, Agreement]] = {}
     failures: dict[str, str] = {}
     for kind in INPUTS:
         torch.manual_seed(0)
-        inputs = make_inputs(shape, dtype, kind, device)
+        inputs = make_inputs(shape, kind, device)
         exact, _ = exact_attention(inputs.q, inputs.k, inputs.v, is_causal=inputs.is_causal)
         for candidate in candidates:
+            if not candidate.applies(shape):
+                continue
             try:
                 call = candidate.prepare(inputs)
                 results.setdefault(candidate.name, {})[kind] = Agreement.of(call.decode(call.run()), exact)

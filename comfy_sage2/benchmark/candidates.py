@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .shapes import Shape
+
 
 class PeerMissing(Exception):
     """A peer cannot run here; the message says why."""
@@ -14,12 +16,25 @@ class PeerMissing(Exception):
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k and v: (B, H, N, D), contiguous, of one 16-bit dtype, on a CUDA device."""
+    """q: (B, H, Nq, D), k and v: (B, H, Nkv, D), contiguous, of one 16-bit dtype, on a CUDA device.
+
+    attn_mask: bool, broadcast to (B, H, Nq, Nkv), True where a key takes part.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     is_causal: bool
+    attn_mask: torch.Tensor | None = None
+
+    def without_mask(self) -> None:
+        """For candidates that take no mask: PeerMissing when there is one."""
+        if self.attn_mask is not None:
+            raise PeerMissing("takes no mask")
+
+
+def _always(shape: Shape) -> bool:
+    return True
 
 
 def _unchanged(out: torch.Tensor) -> torch.Tensor:
@@ -41,11 +56,12 @@ class Call:
 class Candidate:
     """One attention to be measured.
 
-    prepare: inputs -> call. What it does itself, such as a quantisation, is not timed.
+    prepare: inputs -> call. What it does itself, such as a quantization, is not timed.
     prepare_kernel: inputs -> the call whose kernels are the attention proper, where that is another one.
     kernel_name: a part of the names of the attention proper's kernels, for calls that have others too; None: all.
-    has_whole_call: False where quantisation lies outside of what can be timed; then only the kernel is reported.
+    has_whole_call: False where quantization lies outside of what can be timed; then only the kernel is reported.
     is_measured: False: accuracy only.
+    applies: whether it is of interest for a shape; where not, nothing is said about it.
     """
 
     name: str
@@ -55,6 +71,7 @@ class Candidate:
     kernel_name: str | None = None
     has_whole_call: bool = True
     is_measured: bool = True
+    applies: Callable[[Shape], bool] = _always
     note: str = ""
 
 

@@ -17,7 +17,8 @@ from .fp8 import E4M3, E4M3_MAXIMUM, quantize_tensor
 
 
 def prepare_cudnn_fp8(cudnn: ModuleType, inputs: Inputs) -> Call:
-    """Quantise, and build cuDNN's execution plan. Errors of the package pass through."""
+    """Quantize, and build cuDNN's execution plan. Errors of the package pass through."""
+    inputs.without_mask()
     device = inputs.q.device
     tensors = [quantize_tensor(tensor) for tensor in (inputs.q, inputs.k, inputs.v)]
     exact = scaled_dot_product_attention(inputs.q, inputs.k, inputs.v, is_causal=inputs.is_causal)

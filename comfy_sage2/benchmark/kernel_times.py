@@ -1,6 +1,6 @@
 """How long the attention kernels of a call take, without the passes before them: from the profiler's kernel records.
 
-Our call is one call into C++ that enqueues statistics, quantisation and attention, so CUDA events cannot divide it. The
+Our call is one call into C++ that enqueues statistics, quantization and attention, so CUDA events cannot divide it. The
 profiler records the start and the end of every kernel. The attention may be launched before the pass in front of it has
 finished (programmatic dependent launch), and then waits; its time counts from where the earlier kernels end.
 """
@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from .settle import heat
+
 if TYPE_CHECKING:
     from .timing import Subject
 
 # A kernel that only waits; between two candidates it marks where the records of the next begin.
 _MARKER = "spin_kernel"
+_HEAT_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class KernelTimer:
         torch.cuda.synchronize()
         try:
             with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+                heat(_HEAT_SECONDS)  # starting the profiler takes a while; before the first marker nothing is looked at
                 for name, subject in subjects.items():
                     torch.cuda._sleep(1000)
                     for _ in range(repeats[name]):

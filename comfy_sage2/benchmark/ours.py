@@ -14,14 +14,14 @@ from ..options import AttentionOptions
 from .candidates import Call, Candidate, Found, Inputs
 
 EMULATED = "emulated INT4, no speed claim"
-# The names of the attention kernels begin so; those of the statistics and quantisation passes do not.
+# The names of the attention kernels begin so; those of the statistics and quantization passes do not.
 _KERNEL_NAME = "attention_"
 
 
-def find(names: Iterable[str] | None, modes: Iterable[str], dtype: torch.dtype) -> Found:
+def find(names: Iterable[str] | None, modes: Iterable[str]) -> Found:
     """The accelerated backends called `names` (None: all) in each of `modes` that run on the current device."""
     wanted = None if names is None else [registry.get(name).name for name in names]
-    sample = torch.empty(1, 8, 1024, 128, dtype=dtype, device="cuda")
+    sample = torch.empty(1, 8, 1024, 128, dtype=torch.bfloat16, device="cuda")
     found = Found()
     for backend in registry.backends():
         if not backend.accelerated or (wanted is not None and backend.name not in wanted):
@@ -47,7 +47,15 @@ def _native(name: str, mode: str, smooth_v: bool) -> Candidate:
     def prepare(inputs: Inputs) -> Call:
         def run() -> torch.Tensor:
             options = AttentionOptions(mode, smooth_v=smooth_v, is_causal=inputs.is_causal)
-            return attention(inputs.q, inputs.k, inputs.v, backend=name, options=options, return_lse=False)
+            return attention(
+                inputs.q,
+                inputs.k,
+                inputs.v,
+                attn_mask=inputs.attn_mask,
+                backend=name,
+                options=options,
+                return_lse=False,
+            )
 
         return Call(run)
 
@@ -74,6 +82,7 @@ def _runs_emulated(backend: Backend, request: AttentionRequest) -> bool:
 
 def _emulated(backend: Backend, mode: str) -> Candidate:
     def prepare(inputs: Inputs) -> Call:
+        inputs.without_mask()
         request = _request(inputs, mode)
 
         def run() -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -13,33 +14,57 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .candidates import Call, Candidate, Found, Inputs, PeerMissing
 from .cudnn_fp8 import prepare_cudnn_fp8
-from .fp8 import quantize_tensor
+from .fp8 import compiled_quantizer, quantize_heads
+from .shapes import Shape
 
 
 def _import(module: str, distribution: str) -> tuple[ModuleType, str]:
-    """A module and its distribution's version. PeerMissing when it is not installed or does not load."""
+    """A module and its version. PeerMissing when it is not installed or does not load."""
     try:
-        version = importlib.metadata.version(distribution)
-        return importlib.import_module(module), version
-    except importlib.metadata.PackageNotFoundError:
-        raise PeerMissing(f"not installed (pip install {distribution})") from None
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name == module:
+            raise PeerMissing(f"not installed (pip install {distribution})") from None
+        raise PeerMissing(f"{module} does not import: {error}") from error
     except Exception as error:  # whatever a peer's package raises, cuDNN's an AssertionError
         raise PeerMissing(f"{module} does not import: {error}") from error
+    try:
+        return found, importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:  # on the path, and not installed
+        return found, str(getattr(found, "__version__", "unknown"))
 
 
-def _sdpa(name: str, backend: SDPBackend, version: str) -> Candidate:
+def _sdpa(
+    name: str,
+    backend: SDPBackend,
+    version: str,
+    *,
+    takes_mask: bool = True,
+    applies: Callable[[Shape], bool] | None = None,
+) -> Candidate:
     def prepare(inputs: Inputs) -> Call:
+        if not takes_mask:
+            inputs.without_mask()
+
         def run() -> torch.Tensor:
             with sdpa_kernel(backend):
-                return scaled_dot_product_attention(inputs.q, inputs.k, inputs.v, is_causal=inputs.is_causal)
+                return scaled_dot_product_attention(
+                    inputs.q, inputs.k, inputs.v, attn_mask=inputs.attn_mask, is_causal=inputs.is_causal
+                )
 
         return Call(run)
 
-    return Candidate(name, version, prepare)
+    return Candidate(name, version, prepare, applies=applies or (lambda shape: True))
 
 
 def _torch_flash() -> list[Candidate]:
-    return [_sdpa("torch flash", SDPBackend.FLASH_ATTENTION, torch.__version__)]
+    return [_sdpa("torch flash", SDPBackend.FLASH_ATTENTION, torch.__version__, takes_mask=False)]
+
+
+def _torch_efficient() -> list[Candidate]:
+    """torch's memory-efficient attention: what ComfyUI gets where there is a mask, which flash does not take."""
+    backend = SDPBackend.EFFICIENT_ATTENTION
+    return [_sdpa("torch efficient", backend, torch.__version__, applies=lambda shape: shape.mask is not None)]
 
 
 def _torch_cudnn() -> list[Candidate]:
@@ -54,7 +79,7 @@ def _cudnn_fp8() -> list[Candidate]:
     def prepare(inputs: Inputs) -> Call:
         return prepare_cudnn_fp8(cudnn, inputs)
 
-    return [Candidate("cuDNN fp8", version, prepare, has_whole_call=False, note="quantisation not timed, FP8 output")]
+    return [Candidate("cuDNN fp8", version, prepare, has_whole_call=False, note="quantization not timed, FP8 output")]
 
 
 def _comfy_kitchen() -> list[Candidate]:
@@ -62,16 +87,17 @@ def _comfy_kitchen() -> list[Candidate]:
     if not (hasattr(kitchen, "int8_attention_is_available") and kitchen.int8_attention_is_available()):
         raise PeerMissing(f"version {version} has no INT8 attention for this GPU")
 
-    def without_causal(inputs: Inputs) -> None:
+    def check(inputs: Inputs) -> None:
+        inputs.without_mask()
         if inputs.is_causal:
             raise PeerMissing("no causal attention")
 
     def prepare(inputs: Inputs) -> Call:
-        without_causal(inputs)
+        check(inputs)
         return Call(lambda: kitchen.int8_attention(inputs.q, inputs.k, inputs.v))
 
     def prepare_kernel(inputs: Inputs) -> Call:
-        without_causal(inputs)
+        check(inputs)
         quantized = kitchen.prequantize_int8_attention(inputs.q, inputs.k, inputs.v)
         return Call(lambda: kitchen.int8_attention_from_prequantized(quantized))
 
@@ -80,48 +106,76 @@ def _comfy_kitchen() -> list[Candidate]:
 
 
 def _sage_attention() -> list[Candidate]:
+    """Version 1, or 2 as its own choice of kernel; on Hopper version 2 with both of its granularities."""
     sage, version = _import("sageattention", "sageattention")
-    first = version.startswith("1.")
+    major = version.partition(".")[0]
+    on_hopper = getattr(sage, "sageattn_qk_int8_pv_fp8_cuda_sm90", None)
+    if on_hopper is None or torch.cuda.get_device_capability() != (9, 0):
+        # Version 1 subtracts the mean of k in place.
+        kernel_name = "attn_fwd" if major == "1" else "attn_kernel"
+        return [_sage(f"sageattention {major}", version, sage.sageattn, kernel_name, copies_k=major == "1")]
+    return [
+        _sage(
+            f"sageattention {major} per {granularity}", version,
+            partial(on_hopper, qk_quant_gran=f"per_{granularity}"), "attn_kernel",
+        )
+        for granularity in ("thread", "warp")
+    ]  # fmt: skip
 
+
+def _sage(
+    name: str, version: str, function: Callable[..., torch.Tensor], kernel_name: str, copies_k: bool = False
+) -> Candidate:
     def prepare(inputs: Inputs) -> Call:
-        k = inputs.k.clone()  # version 1 subtracts the mean of k in place
-        return Call(lambda: sage.sageattn(inputs.q, k, inputs.v, tensor_layout="HND", is_causal=inputs.is_causal))
+        inputs.without_mask()
+        k = inputs.k.clone() if copies_k else inputs.k
+        return Call(lambda: function(inputs.q, k, inputs.v, tensor_layout="HND", is_causal=inputs.is_causal))
 
-    kernel_name = "attn_fwd" if first else "attn_kernel"
-    return [Candidate(f"sageattention {version[0]}", version, prepare, kernel_name=kernel_name)]
+    return Candidate(name, version, prepare, kernel_name=kernel_name)
 
 
 def _flash_attention_3() -> list[Candidate]:
     flash, version = _import("flash_attn_interface", "flash_attn_3")
 
-    def call(inputs: Inputs, fp8: bool) -> Call:
-        # Tokens before heads; one FP8 scale for each batch and head.
-        tensors = [tensor.transpose(1, 2).contiguous() for tensor in (inputs.q, inputs.k, inputs.v)]
-        scales: dict[str, torch.Tensor] = {}
-        if fp8:
-            quantized = [quantize_tensor(tensor) for tensor in tensors]
-            tensors = [values for values, _ in quantized]
-            batch, _, heads, _ = tensors[0].shape
-            for name, (_, scale) in zip("qkv", quantized, strict=True):
-                scales[f"{name}_descale"] = scale.expand(batch, heads)
+    def tensors_of(inputs: Inputs) -> list[torch.Tensor]:
+        """Tokens before heads, as this package has them."""
+        inputs.without_mask()
+        return [tensor.transpose(1, 2).contiguous() for tensor in (inputs.q, inputs.k, inputs.v)]
 
-        def run() -> torch.Tensor:
-            out = flash.flash_attn_func(*tensors, causal=inputs.is_causal, **scales)
-            return out[0] if isinstance(out, tuple) else out
+    def attend(*tensors: torch.Tensor, is_causal: bool, **scales: torch.Tensor) -> torch.Tensor:
+        out = flash.flash_attn_func(*tensors, causal=is_causal, **scales)
+        return out[0] if isinstance(out, tuple) else out
 
-        return Call(run, lambda out: out.transpose(1, 2))
+    def decode(out: torch.Tensor) -> torch.Tensor:
+        return out.transpose(1, 2)
+
+    def prepare(inputs: Inputs) -> Call:
+        tensors = tensors_of(inputs)
+        return Call(lambda: attend(*tensors, is_causal=inputs.is_causal), decode)
+
+    def attend_quantized(quantized: list[tuple[torch.Tensor, torch.Tensor]], is_causal: bool) -> torch.Tensor:
+        scales = {f"{name}_descale": scale for name, (_, scale) in zip("qkv", quantized, strict=True)}
+        return attend(*(values for values, _ in quantized), is_causal=is_causal, **scales)
+
+    def prepare_fp8_kernel(inputs: Inputs) -> Call:
+        quantized = [quantize_heads(tensor) for tensor in tensors_of(inputs)]
+        return Call(lambda: attend_quantized(quantized, inputs.is_causal), decode)
+
+    quantize, how = compiled_quantizer(torch.ones(1, 128, 2, 128, device="cuda", dtype=torch.bfloat16))
+
+    def prepare_fp8(inputs: Inputs) -> Call:
+        tensors = tensors_of(inputs)
+        return Call(lambda: attend_quantized([quantize(tensor) for tensor in tensors], inputs.is_causal), decode)
 
     return [
-        Candidate("FlashAttention-3", version, lambda inputs: call(inputs, fp8=False)),
-        Candidate(
-            "FlashAttention-3 fp8", version, lambda inputs: call(inputs, fp8=True), has_whole_call=False,
-            note="quantisation not timed",
-        ),
-    ]  # fmt: skip
+        Candidate("FlashAttention-3", version, prepare),
+        Candidate("FlashAttention-3 fp8", version, prepare_fp8, prepare_fp8_kernel, note=how),
+    ]
 
 
 PEERS: dict[str, Callable[[], list[Candidate]]] = {
     "torch-flash": _torch_flash,
+    "torch-efficient": _torch_efficient,
     "torch-cudnn": _torch_cudnn,
     "cudnn-fp8": _cudnn_fp8,
     "comfy-kitchen": _comfy_kitchen,

@@ -51,12 +51,13 @@ def draw(document: dict[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
-_OTHERS = "models"
+_OTHERS = "models and other calls"
 _MOST_COLUMNS = 3
 
 
 def _panel(shape: dict[str, Any]) -> str:
-    if not shape["name"].startswith("d"):
+    """Lines over the length are of the paper's shapes alone."""
+    if not shape["name"].startswith("d") or shape["mask"] or shape["key_length"] or shape["dtype"] != "bf16":
         return _OTHERS
     return f"head_dim {shape['head_dim']}" + (", causal" if shape["is_causal"] else "")
 

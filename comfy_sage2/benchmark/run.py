@@ -1,29 +1,34 @@
 """`python -m comfy_sage2 bench`: speed, memory and accuracy of the kernels beside the other attentions on this machine.
 
 Speed is 4 B H Nq Nkv D operations (half of that when causal) / time, for the attention kernels alone and for the whole
-call with its quantisation. All candidates run in this one process and take turns; figures are medians over rounds.
+call with its quantization. All candidates run in this one process and take turns, in an order that is drawn anew in
+every round; figures are medians over rounds, spread is (most - least) / median. Then each runs alone for a while.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import secrets
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import registry
-from ..command_line import Parser, above_0, output_file
+from ..command_line import Parser, above_0, output_file, output_folder
 from ..options import MODES
-from . import accuracy, machine, ours, peers, plot, record, shapes, speed, tables
+from . import accuracy, machine, ours, peers, plot, record, settle, shapes, speed, sustained, tables
 from .candidates import Candidate, Found
 from .kernel_times import KernelTimer
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_ALL_SHAPES = ("paper", "video")
-_SECONDS, _QUICK_SECONDS = 150.0, 25.0
+_ALL_SHAPES = ("paper", "video", "calls")
+_SECONDS, _QUICK_SECONDS = 270.0, 25.0
+_HEAT_SECONDS, _QUICK_HEAT_SECONDS = 30.0, 5.0
+_SUSTAINED = ("wan-1.3b-480p", "wan-14b-720p", "d64-n8192")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -33,7 +38,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--shapes", nargs="+", metavar="NAME",
-        help="names of shapes, or the groups paper, video, quick (default: the first two)",
+        help="names of shapes, or the groups paper, video, calls, quick (default: the first three)",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help=f"the group quick in about {_QUICK_SECONDS:.0f} seconds")
     parser.add_argument("--list", action="store_true", help="list shapes and candidates, measure nothing")
@@ -45,24 +50,44 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--peers", nargs="*", choices=list(peers.PEERS), default=list(peers.PEERS), help="only these others"
     )
     parser.add_argument(
-        "--dtype", choices=list(_DTYPES), default="bf16", help="of q, k, v and the output (default: bf16)"
+        "--sustained",
+        nargs="*",
+        metavar="NAME",
+        help=f"shapes on which each runs alone for 2 seconds (default: {', '.join(_SUSTAINED)}; --quick: none)",
     )
     parser.add_argument("--seconds", type=above_0, help=f"time for the speeds, about (default: {_SECONDS:.0f})")
+    parser.add_argument("--seed", type=int, help="of the order of turns (default: another one in every run)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the result as JSON")
     parser.add_argument(
         "--plot", type=_picture, metavar="FILE", help="draw the speeds (.png, .svg, .pdf); needs matplotlib"
     )
     parser.add_argument(
-        "--share", action="store_true",
+        "--share",
+        action="store_true",
         help="write the result to comfy-sage2-bench-GPU.json, to be sent to us: GPU, driver, versions, kernel hashes "
         "and figures, and nothing about you or your files",
+    )
+    parser.add_argument(
+        "--results", type=output_folder, metavar="FOLDER",
+        help="write the result to attention-GPU.md and .json in this folder, as docs/results/ has them",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     try:
         options.shapes = shapes.select(options.shapes or (("quick",) if options.quick else _ALL_SHAPES))
     except ValueError as error:
         parser.error(f"argument --shapes: {error}")
+    try:
+        options.sustained = shapes.select(_sustained_names(options))
+    except ValueError as error:
+        parser.error(f"argument --sustained: {error}")
     return options
+
+
+def _sustained_names(options: argparse.Namespace) -> Sequence[str]:
+    if options.sustained is not None:
+        return options.sustained
+    chosen = {shape.name for shape in options.shapes}
+    return () if options.quick else [name for name in _SUSTAINED if name in chosen]
 
 
 def _picture(text: str) -> Path:
@@ -86,21 +111,19 @@ def main(arguments: list[str]) -> int:
         return _fail(
             "bench needs a CUDA device, and this torch sees none. `python -m comfy_sage2 doctor` says what it sees."
         )
-    dtype = _DTYPES[options.dtype]
-    found = _find(options, dtype)
+    found = _find(options)
     if options.list:
         _print_list(options.shapes, found)
         return 0
     if not found.candidates:
         return _fail("\n".join(f"{name}: {reason}" for name, reason in found.missing.items()))
-    seconds = options.seconds or (_QUICK_SECONDS if options.quick else _SECONDS)
-    document = _measure(options.shapes, found, dtype, seconds)
-    return _write(document, options)
+    document = _measure(options, found)
+    return _write(document, options, arguments)
 
 
-def _find(options: argparse.Namespace, dtype: torch.dtype) -> Found:
+def _find(options: argparse.Namespace) -> Found:
     """Ours first, then the peers."""
-    own = ours.find(options.backends, options.modes, dtype)
+    own = ours.find(options.backends, options.modes)
     others = peers.find(options.peers)
     return Found(own.candidates + others.candidates, own.missing | others.missing)
 
@@ -118,47 +141,80 @@ def _print_missing(found: Found) -> None:
         print(f"not measured: {name}: {reason}")
 
 
-def _measure(chosen: tuple[shapes.Shape, ...], found: Found, dtype: torch.dtype, seconds: float) -> dict[str, Any]:
+def _measure(options: argparse.Namespace, found: Found) -> dict[str, Any]:
     about = machine.describe()
     driver = about["driver"].get("driver_version", "unknown")
-    print(f"{about['gpu']}, driver {driver}, torch {about['torch']}, {str(dtype).removeprefix('torch.')}")
+    print(f"{about['gpu']}, driver {driver}, torch {about['torch']}")
     _print_missing(found)
     print(f"\naccuracy against float64, {accuracy.SHAPE}")
-    accuracies, accuracy_failures = accuracy.measure(found.candidates, dtype)
+    accuracies, accuracy_failures = accuracy.measure(found.candidates)
     print("\n".join(tables.accuracy_lines(accuracies, accuracy_failures)), flush=True)
 
-    measured: list[Candidate] = [candidate for candidate in found.candidates if candidate.is_measured]
-    notes = {candidate.name: candidate.note for candidate in measured}
+    seed = options.seed if options.seed is not None else secrets.randbits(32)
+    rng = random.Random(seed)
+    seconds = options.seconds or (_QUICK_SECONDS if options.quick else _SECONDS)
+    heat_seconds = _QUICK_HEAT_SECONDS if options.quick else _HEAT_SECONDS
+    print(f"\nheating the card for {heat_seconds:.0f} s; order of turns by seed {seed}", flush=True)
+    settle.heat(heat_seconds)
+    measured = [candidate for candidate in found.candidates if candidate.is_measured]
     kernel_timer = KernelTimer()
-    results = []
-    for shape, share in speed.shares(chosen, seconds, time.monotonic):
-        results.append(_measure_shape(shape, measured, dtype, share, kernel_timer))
-        print("", *tables.speed_lines(results[-1], notes), sep="\n", flush=True)
+    results = _speeds(options.shapes, measured, seconds, kernel_timer, rng)
     if kernel_timer.problem is not None:
         print(f"\nno kernel times: {kernel_timer.problem}")
     return record.build(
         machine=about,
-        settings={"dtype": str(dtype).removeprefix("torch."), "seconds": seconds},
+        settings={"seconds": seconds, "seed": seed, "heat_seconds": heat_seconds},
         candidates=found.candidates,
         missing=found.missing,
         accuracies=accuracies,
         accuracy_failures=accuracy_failures,
         results=results,
+        sustained=_sustained(options.sustained, measured, rng),
         kernel_problem=kernel_timer.problem,
     )
 
 
-def _measure_shape(
-    shape: shapes.Shape, candidates: list[Candidate], dtype: torch.dtype, seconds: float, kernel_timer: KernelTimer
-) -> speed.ShapeResult:
-    """As `speed.measure`; a shape that cannot be measured is a result, too, so that the others are not lost."""
-    try:
-        return speed.measure(shape, candidates, dtype, seconds, kernel_timer)
-    except RuntimeError as error:  # no memory for the inputs, or a peer's kernel has broken CUDA for this process
-        return speed.ShapeResult(shape, [], {"all candidates": f"{type(error).__name__}: {error}"})
+def _speeds(
+    chosen: Sequence[shapes.Shape],
+    candidates: Sequence[Candidate],
+    seconds: float,
+    kernel_timer: KernelTimer,
+    rng: random.Random,
+) -> list[speed.ShapeResult]:
+    notes = {candidate.name: candidate.note for candidate in candidates}
+    results = []
+    for shape, share in speed.shares(chosen, seconds, time.monotonic):
+        try:
+            result = speed.measure(shape, candidates, share, kernel_timer, rng)
+        except RuntimeError as error:
+            # No memory for the inputs, or a peer's kernel has broken CUDA for this process. That is a result, too, and
+            # the other shapes are not lost.
+            result = speed.ShapeResult(shape, [], {"all candidates": f"{type(error).__name__}: {error}"})
+        results.append(result)
+        print("", *tables.speed_lines(result, notes), sep="\n", flush=True)
+    return results
 
 
-def _write(document: dict[str, Any], options: argparse.Namespace) -> int:
+def _sustained(
+    chosen: Sequence[shapes.Shape], candidates: Sequence[Candidate], rng: random.Random
+) -> list[sustained.Sustained]:
+    results: list[sustained.Sustained] = []
+    if not chosen:
+        return results
+    with sustained.Meter() as meter:
+        for shape in chosen:
+            print(f"\n{shape}: each alone", flush=True)
+            try:
+                found, failures = sustained.measure(shape, candidates, rng, meter)
+            except RuntimeError as error:  # as for the speeds
+                found, failures = [], {"all candidates": f"{type(error).__name__}: {error}"}
+            results += found
+            lines = [*tables.sustained_lines(found), *(f"{name}: {reason}" for name, reason in failures.items())]
+            print("\n".join(lines), flush=True)
+    return results
+
+
+def _write(document: dict[str, Any], options: argparse.Namespace, arguments: Sequence[str]) -> int:
     try:
         if options.json is not None:
             record.write(document, options.json)
@@ -168,6 +224,9 @@ def _write(document: dict[str, Any], options: argparse.Namespace) -> int:
             path = Path(record.share_name(document["machine"]))
             record.write(document, path)
             print(f"\nwrote {path.resolve()}: look at it, then attach it to an issue of the project")
+        if options.results is not None:
+            command = " ".join(["python -m comfy_sage2 bench", *arguments])
+            print(f"\nwrote {record.write_page(document, options.results, command)}")
     except OSError as error:
         return _fail(f"the result cannot be written: {error}")
     return 0 if document["speed"] else _fail("nothing could be measured: the reasons stand above")

@@ -1,14 +1,24 @@
-"""The attention shapes that are measured: the paper's setup, and those of real video and image models."""
+"""The attention shapes that are measured: the paper's setup, those of real models, and other kinds of calls."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+MASKS = ("padding", "queries")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Self-attention of `batch` x `heads` sequences of `length` tokens."""
+    """Attention of `batch` x `heads` sequences of `length` queries and as many keys, or `key_length` of them.
+
+    mask: None; "padding": the last 100 keys are hidden, (B, 1, 1, Nkv) bool; "queries": each query has keys of its own,
+    half of them, (1, 1, Nq, Nkv) bool.
+    dtype: of q, k, v and the output: "bf16", "fp16" or "fp32".
+    """
 
     name: str
     batch: int
@@ -16,24 +26,38 @@ class Shape:
     length: int
     head_dim: int
     is_causal: bool = False
+    key_length: int | None = None
+    mask: str | None = None
+    dtype: str = "bf16"
+
+    @property
+    def keys(self) -> int:
+        """The number of keys of a sequence."""
+        return self.length if self.key_length is None else self.key_length
 
     @property
     def operations(self) -> float:
-        """4 B H Nq Nkv D, halved when causal: the operations of the two matrix products, as in the paper."""
-        return 4 * self.batch * self.heads * self.length**2 * self.head_dim / (2 if self.is_causal else 1)
+        """4 B H Nq Nkv D, halved when causal: the operations of the two matrix products, as in the paper.
+
+        A mask saves none of them.
+        """
+        dense = 4 * self.batch * self.heads * self.length * self.keys * self.head_dim
+        return dense / (2 if self.is_causal else 1)
 
     @property
     def qkv_bytes(self) -> int:
         """Bytes of q, k and v in 16 bits."""
-        return 3 * 2 * self.batch * self.heads * self.length * self.head_dim
+        return 2 * self.batch * self.heads * (self.length + 2 * self.keys) * self.head_dim
 
     def teraflops(self, milliseconds: float) -> float:
         """Operations in 10^12 a second."""
         return self.operations / milliseconds / 1e9
 
     def __str__(self) -> str:
-        causal = ", causal" if self.is_causal else ""
-        return f"{self.name}: B{self.batch} H{self.heads} N{self.length} D{self.head_dim}{causal}"
+        keys = f" Nkv{self.keys}" if self.key_length is not None else ""
+        more = [self.dtype, *(["causal"] if self.is_causal else []), *([f"mask: {self.mask}"] if self.mask else [])]
+        size = f"B{self.batch} H{self.heads} N{self.length}{keys} D{self.head_dim}"
+        return f"{self.name}: {size}, {', '.join(more)}"
 
 
 def _of_the_paper(head_dim: int, length: int, is_causal: bool) -> Shape:
@@ -58,6 +82,15 @@ GROUPS: dict[str, tuple[Shape, ...]] = {
     ),
 }
 _BY_NAME = {shape.name: shape for shapes in GROUPS.values() for shape in shapes}
+GROUPS["calls"] = (
+    replace(_BY_NAME["wan-14b-720p"], name="wan-14b-cross", key_length=512),
+    replace(_BY_NAME["d128-n8192"], name="d128-n8192-padding", mask="padding"),
+    replace(_BY_NAME["d64-n8192"], name="d64-n8192-padding", mask="padding"),
+    replace(_BY_NAME["d128-n8192"], name="d128-n8192-queries", mask="queries"),
+    replace(_BY_NAME["d128-n8192"], name="d128-n8192-fp16", dtype="fp16"),
+    replace(_BY_NAME["wan-1.3b-480p"], name="wan-1.3b-480p-fp16", dtype="fp16"),
+)
+_BY_NAME |= {shape.name: shape for shape in GROUPS["calls"]}
 GROUPS["quick"] = tuple(
     _BY_NAME[name] for name in ("d128-n1024", "d128-n8192", "d64-n8192", "d128-n8192-causal", "wan-1.3b-480p")
 )

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
 from .accuracy import make_inputs
-from .candidates import Candidate, PeerMissing
+from .candidates import Candidate, Inputs, PeerMissing
 from .kernel_times import KernelTimer
 from .memory import extra_bytes
 from .shapes import Shape
-from .timing import Subject, time_in_rounds
+from .timing import Rounds, Subject, time_in_rounds
 
 # Work that takes time for every shape, however small it is, in operations: used to share out the time.
 _FIXED_OPERATIONS = 1e13
+_CPU_BOUND = 0.9
 
 
 @dataclass(frozen=True)
 class Speed:
-    """A candidate on one shape: median milliseconds, or None where there is nothing to report.
+    """A candidate on one shape: milliseconds of the whole call and of the kernel, None where there is nothing to say.
 
+    cpu_ms: what enqueuing a call takes; where it is not below the call's time, the CPU is what was measured.
     extra_memory: bytes beyond inputs and output / bytes of q, k and v in 16 bits.
     """
 
     shape: Shape
     candidate: str
-    call_ms: float | None
-    kernel_ms: float | None
+    call: Rounds | None
+    kernel: Rounds | None
+    cpu_ms: float | None
     extra_memory: float | None
     rounds: int
+
+    @property
+    def is_cpu_bound(self) -> bool:
+        """Whether the CPU cannot enqueue calls as fast as the GPU runs them."""
+        return self.call is not None and self.cpu_ms is not None and self.cpu_ms > _CPU_BOUND * self.call.median
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class ShapeResult:
     failures: dict[str, str]
 
 
-def shares(shapes: tuple[Shape, ...], seconds: float, clock: Callable[[], float]) -> Iterator[tuple[Shape, float]]:
+def shares(shapes: Sequence[Shape], seconds: float, clock: Callable[[], float]) -> Iterator[tuple[Shape, float]]:
     """Each shape with its part of what is then left of `seconds`, by the work that it takes."""
     end = clock() + seconds
     weights = [shape.operations + _FIXED_OPERATIONS for shape in shapes]
@@ -51,38 +61,55 @@ def shares(shapes: tuple[Shape, ...], seconds: float, clock: Callable[[], float]
         yield shape, max(end - clock(), 0.0) * weights[index] / sum(weights[index:])
 
 
-def measure(
-    shape: Shape, candidates: list[Candidate], dtype: torch.dtype, seconds: float, kernel_timer: KernelTimer
-) -> ShapeResult:
-    """Time the candidates on fresh Gaussian inputs of `shape` for about `seconds`, what they compile included."""
-    begin = time.monotonic()
-    torch.manual_seed(0)
-    torch.cuda.empty_cache()
-    inputs = make_inputs(shape, dtype)
+def prepare(shape: Shape, candidates: Sequence[Candidate], inputs: Inputs) -> tuple[dict[str, Subject], dict[str, str]]:
+    """The candidates that can run this shape, ready to be timed, and for the others candidate -> reason."""
     subjects: dict[str, Subject] = {}
-    memory: dict[str, float] = {}
     failures: dict[str, str] = {}
     for candidate in candidates:
+        if not candidate.applies(shape):
+            continue
         try:
-            subject = Subject.of(candidate, inputs)
-            if candidate.has_whole_call:
-                memory[candidate.name] = extra_bytes(subject.call.run) / shape.qkv_bytes
-            subjects[candidate.name] = subject
+            subjects[candidate.name] = Subject.of(candidate, inputs)
         except PeerMissing as reason:
             failures[candidate.name] = str(reason)
         except Exception as error:  # whatever a peer's package raises is its result
             failures[candidate.name] = f"{type(error).__name__}: {error}"
-    timed = time_in_rounds(subjects, seconds - (time.monotonic() - begin), kernel_timer)
+    return subjects, failures
+
+
+def _extra_memory(subject: Subject, shape: Shape) -> float | None:
+    try:
+        return extra_bytes(subject.call.run) / shape.qkv_bytes
+    except torch.cuda.OutOfMemoryError:  # the figure is missing then, not the candidate
+        return None
+
+
+def fresh_inputs(shape: Shape) -> Inputs:
+    """Gaussian inputs, the same for every run of the command."""
+    torch.manual_seed(0)
+    torch.cuda.empty_cache()
+    return make_inputs(shape)
+
+
+def measure(
+    shape: Shape, candidates: Sequence[Candidate], seconds: float, kernel_timer: KernelTimer, rng: random.Random
+) -> ShapeResult:
+    """Time the candidates on `shape` for about `seconds`, what they compile included, in orders drawn from `rng`."""
+    begin = time.monotonic()
+    subjects, failures = prepare(shape, candidates, fresh_inputs(shape))
+    whole = {candidate.name for candidate in candidates if candidate.has_whole_call}
+    memory = {name: _extra_memory(subject, shape) for name, subject in subjects.items() if name in whole}
+    timed = time_in_rounds(subjects, seconds - (time.monotonic() - begin), kernel_timer, rng)
     speeds = [
         Speed(
             shape=shape,
-            candidate=candidate.name,
-            call_ms=timed[candidate.name].call if candidate.has_whole_call else None,
-            kernel_ms=timed[candidate.name].kernel,
-            extra_memory=memory.get(candidate.name),
-            rounds=len(timed[candidate.name].calls),
+            candidate=name,
+            call=Rounds.of(found.calls) if name in whole else None,
+            kernel=Rounds.of(found.kernels),
+            cpu_ms=median(found.cpu) if name in whole and found.cpu else None,
+            extra_memory=memory.get(name),
+            rounds=len(found.calls),
         )
-        for candidate in candidates
-        if candidate.name in timed
+        for name, found in timed.items()
     ]
     return ShapeResult(shape, speeds, failures)

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from ..metrics import Agreement
 from .accuracy import INPUTS
 from .speed import ShapeResult, Speed
+from .sustained import Sustained
+from .timing import Rounds
 
 BASELINE = "torch flash"
+CPU_BOUND = "limited by its Python, not by the GPU"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -28,10 +31,11 @@ def _number(value: float | None) -> str:
 
 
 def speed_lines(result: ShapeResult, notes: dict[str, str]) -> Iterator[str]:
-    """One shape: kernel only and whole call, speed relative to the baseline's kernel, extra memory, failures."""
+    """One shape: kernel only and whole call, with spread and speed beside the baseline's; extra memory, failures."""
     yield str(result.shape)
-    baseline = next((speed.kernel_ms or speed.call_ms for speed in result.speeds if speed.candidate == BASELINE), None)
-    header = ("", "kernel ms", "TFLOP/s", f"x {BASELINE}", "call ms", "TFLOP/s", f"x {BASELINE}", "extra memory")
+    baseline = next((speed.kernel or speed.call for speed in result.speeds if speed.candidate == BASELINE), None)
+    part = ("TFLOP/s", "spread", f"x {BASELINE}")
+    header = ("", "kernel ms", *part, "call ms", *part, "extra memory")
     rows = [_speed_row(speed, baseline) for speed in result.speeds]
     yield from table(header, rows)
     for name, reason in result.failures.items():
@@ -39,22 +43,39 @@ def speed_lines(result: ShapeResult, notes: dict[str, str]) -> Iterator[str]:
     for speed in result.speeds:
         if notes.get(speed.candidate):
             yield f"{speed.candidate}: {notes[speed.candidate]}"
+        if speed.is_cpu_bound:
+            yield f"{speed.candidate}: {CPU_BOUND} ({speed.cpu_ms:.3f} ms a call)"
 
 
-def _speed_row(speed: Speed, baseline: float | None) -> tuple[str, ...]:
+def _speed_row(speed: Speed, baseline: Rounds | None) -> tuple[str, ...]:
     cells = [speed.candidate]
-    for milliseconds in (speed.kernel_ms, speed.call_ms):
-        if milliseconds is None:
-            cells += ["-", "-", "-"]
+    for rounds in (speed.kernel, speed.call):
+        if rounds is None:
+            cells += ["-"] * 4
             continue
-        ratio = None if baseline is None else baseline / milliseconds
         cells += [
-            f"{milliseconds:.3f}" if milliseconds < 10 else f"{milliseconds:.1f}",
-            f"{speed.shape.teraflops(milliseconds):.0f}",
-            _number(ratio),
+            f"{rounds.median:.3f}" if rounds.median < 10 else f"{rounds.median:.1f}",
+            f"{speed.shape.teraflops(rounds.median):.0f}",
+            f"{rounds.spread:.0%}",
+            _number(None if baseline is None else baseline.median / rounds.median),
         ]
     cells.append(_number(speed.extra_memory))
     return tuple(cells)
+
+
+def sustained_lines(results: Sequence[Sustained]) -> Iterator[str]:
+    """One shape: every candidate alone."""
+    header = ("", "TFLOP/s", "W", "MHz")
+    rows = [
+        (
+            f"{result.candidate} {result.part}",
+            f"{result.shape.teraflops(result.milliseconds):.0f}",
+            "-" if result.watts is None else f"{result.watts:.0f}",
+            "-" if result.megahertz is None else f"{result.megahertz:.0f}",
+        )
+        for result in results
+    ]
+    yield from table(header, rows)
 
 
 def accuracy_lines(accuracies: dict[str, dict[str, Agreement]], failures: dict[str, str]) -> Iterator[str]:

@@ -121,7 +121,7 @@ def save_samples(path: str | Path, samples: list[AttentionSample]) -> None:
     """Write samples as a capture file. CaptureError when there are none."""
     if not samples:
         raise CaptureError(
-            "nothing was captured: no attention call reached the capture. "
+            "[SA-404] nothing was captured: no attention call reached the capture. "
             "Put the node between the model and the sampler, and sample before saving."
         )
     tensors: dict[str, torch.Tensor] = {}

@@ -57,7 +57,7 @@ def policy_of(model: Any, quality: str) -> tuple[Policy, str]:
         if isinstance(session.task, Calibration):
             policy = session.task.policy(quality)
             return policy, "\n".join((session_report(session), *policy.reasoning(0, 0)))
-    raise ValueError("this model was not calibrated: connect the model output of SageAttention2 Calibrate")
+    raise ValueError("[SA-403] this model was not calibrated: connect the model output of SageAttention2 Calibrate")
 
 
 def save_capture(model: Any, folder: Path, name: str) -> str:
@@ -68,7 +68,9 @@ def save_capture(model: Any, folder: Path, name: str) -> str:
     for session in reversed(sessions_of(model)):
         if isinstance(session.task, Capture):
             return session.task.save(folder, name)
-    raise CaptureError("this model did not go through SageAttention2 Capture. Connect its output to this node.")
+    raise CaptureError(
+        "[SA-403] this model did not go through SageAttention2 Capture. Connect its output to this node."
+    )
 
 
 def _with_task(model: Any, task: Task, previous: Override | None) -> Any:

@@ -43,7 +43,7 @@ class Settings:
             check_choice(name, getattr(self, name), allowed)
         if not 0.0 <= self.start_percent <= self.end_percent <= 1.0:
             raise ValueError(
-                "start_percent and end_percent must satisfy 0 <= start <= end <= 1, "
+                "[SA-402] start_percent and end_percent must satisfy 0 <= start <= end <= 1, "
                 f"got {self.start_percent} and {self.end_percent}"
             )
 
@@ -58,7 +58,9 @@ class Settings:
         """Why the node is not active in `step` (from 0) of `steps`, or None when it is."""
         share = (step + 1e-6) / steps  # a share that was computed, as 0.1 + 0.2, may lie just beside its step
         if share < self.start_percent or (share >= self.end_percent and self.end_percent < 1.0):
-            return f"the step is outside start_percent {self.start_percent:g} to end_percent {self.end_percent:g}"
+            return (
+                f"[SA-302] the step is outside start_percent {self.start_percent:g} to end_percent {self.end_percent:g}"
+            )
         return None
 
     def describe(self) -> str:

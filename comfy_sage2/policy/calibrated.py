@@ -18,8 +18,8 @@ BOUNDS = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
 
 Measurements = Mapping[tuple[int, int], Mapping[AttentionOptions, Agreement]]  # (layer, part) -> error of each variant
 
-IN_FULL = "the policy keeps this layer in full precision here"
-UNKNOWN = "this pass makes more attention calls than the first one, and the policy does not know them"
+IN_FULL = "[SA-304] the policy keeps this layer in full precision here"
+UNKNOWN = "[SA-305] this pass makes more attention calls than the first one, and the policy does not know them"
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class Policy:
         for layer, (known, found) in enumerate(zip(self.layers, head_dims, strict=True)):
             if known != found:
                 raise ValueError(
-                    f"the policy does not fit this model: attention layer {layer} has head_dim {known} in the policy "
-                    f"and {found} in the model; calibrate this model"
+                    f"[SA-503] the policy does not fit this model: attention layer {layer} has head_dim {known} in the "
+                    f"policy and {found} in the model; calibrate this model"
                 )
 
     def _other_layers(self, found: str) -> str:
         return (
-            f"the policy does not fit this model: it is for {len(self.layers)} attention calls in one pass, and the "
-            f"model made {found}; calibrate the model with the same patches as it is sampled with"
+            f"[SA-503] the policy does not fit this model: it is for {len(self.layers)} attention calls in one pass, "
+            f"and the model made {found}; calibrate the model with the same patches as it is sampled with"
         )
 
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
@@ -121,11 +121,11 @@ def make_policy(signature: Signature, target: str, head_dims: Mapping[int, int],
         ValueError: an unknown target, or nothing was measured.
     """
     if target not in TARGETS:
-        raise ValueError(f"quality must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
+        raise ValueError(f"[SA-401] quality must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
     if not measurements:
         raise ValueError(
-            "nothing was measured: sample with the calibrated model first, and connect the sampler's output to "
-            "'samples', so that the policy is made afterwards"
+            "[SA-404] nothing was measured: sample with the calibrated model first, and connect the sampler's output "
+            "to 'samples', so that the policy is made afterwards"
         )
     parts = len(BOUNDS) - 1
     rows = []

@@ -51,33 +51,34 @@ def _cell(cell: Cell) -> dict[str, Any]:
 def from_text(text: str) -> Policy:
     """The policy in `text`; raises ValueError that names the field, what was expected and what came."""
     if len(text) > LONGEST:
-        raise ValueError(f"a policy has at most {LONGEST} characters, got {len(text)}")
+        raise ValueError(f"[SA-501] a policy has at most {LONGEST} characters, got {len(text)}")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
         raise ValueError(
-            f"the policy is no JSON ({error}): paste the whole text that SageAttention2 Make Policy gave"
+            f"[SA-501] the policy is no JSON ({error}): paste the whole text that SageAttention2 Make Policy gave"
         ) from error
     document = _object(document, "the policy")
     if document.get("schema") != SCHEMA:
         raise ValueError(
-            f"schema must be {SCHEMA!r}, got {quoted(document.get('schema'))}: this is no SageAttention2 policy"
+            f"[SA-502] schema must be {SCHEMA!r}, got {quoted(document.get('schema'))}: this is no SageAttention2 "
+            "policy"
         )
     if document.get("version") != VERSION:
         raise ValueError(
-            f"version must be {VERSION}, got {quoted(document.get('version'))}: the policy was written by "
+            f"[SA-502] version must be {VERSION}, got {quoted(document.get('version'))}: the policy was written by "
             "another version of the pack; update the pack or calibrate again"
         )
     model = _object(_field(document, "model", "the policy"), "model")
-    name = check_line("model.class", _field(model, "class", "model"), LONGEST_LINE)
+    name = check_line("[SA-501] model.class", _field(model, "class", "model"), LONGEST_LINE)
     config = _config(_object(_field(model, "config", "model"), "model.config"))
     target = _field(document, "target", "the policy")
     if not isinstance(target, str) or target not in TARGETS:
-        raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
+        raise ValueError(f"[SA-501] target must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
     bounds = _bounds(_field(document, "bounds", "the policy"))
     rows = _list(_field(document, "layers", "the policy"), "layers")
     if not rows:
-        raise ValueError("layers must name at least one attention layer, got none")
+        raise ValueError("[SA-501] layers must name at least one attention layer, got none")
     layers = [_layer(row, f"layers[{index}]", len(bounds) - 1) for index, row in enumerate(rows)]
     return Policy(
         Signature.of(name, config),
@@ -90,30 +91,30 @@ def from_text(text: str) -> Policy:
 
 def _object(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{name} must be a JSON object, got {type(value).__name__}")
+        raise ValueError(f"[SA-501] {name} must be a JSON object, got {type(value).__name__}")
     return value
 
 
 def _list(value: object, name: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"{name} must be a JSON list, got {type(value).__name__}")
+        raise ValueError(f"[SA-501] {name} must be a JSON list, got {type(value).__name__}")
     return value
 
 
 def _field(holder: dict[str, Any], name: str, of: str) -> Any:
     if name not in holder:
-        raise ValueError(f"{of} lacks {name!r}; it has {quoted(list(holder)) if holder else 'nothing'}")
+        raise ValueError(f"[SA-501] {of} lacks {name!r}; it has {quoted(list(holder)) if holder else 'nothing'}")
     return holder[name]
 
 
 def _config(config: dict[str, Any]) -> dict[str, Scalar]:
     """The model's sizes; a size is a number, a flag or one line of text."""
     if len(config) > MOST_SIZES:
-        raise ValueError(f"model.config must have at most {MOST_SIZES} entries, got {len(config)}")
+        raise ValueError(f"[SA-501] model.config must have at most {MOST_SIZES} entries, got {len(config)}")
     for name, value in config.items():
-        check_line("a name in model.config", name, LONGEST_LINE)
+        check_line("[SA-501] a name in model.config", name, LONGEST_LINE)
         if isinstance(value, str):
-            check_line(f"model.config.{name}", value, LONGEST_LINE)
+            check_line(f"[SA-501] model.config.{name}", value, LONGEST_LINE)
         elif not isinstance(value, bool):
             _number(value, f"model.config.{name}")
     return config
@@ -121,7 +122,7 @@ def _config(config: dict[str, Any]) -> dict[str, Scalar]:
 
 def _number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
-        raise ValueError(f"{name} must be a finite number, got {quoted(value)}")
+        raise ValueError(f"[SA-501] {name} must be a finite number, got {quoted(value)}")
     return float(value)
 
 
@@ -129,7 +130,7 @@ def _bounds(value: object) -> tuple[float, ...]:
     bounds = tuple(_number(entry, f"bounds[{index}]") for index, entry in enumerate(_list(value, "bounds")))
     ascending = all(low < high for low, high in pairwise(bounds))
     if len(bounds) < 2 or bounds[0] != 0.0 or bounds[-1] != 1.0 or not ascending:
-        raise ValueError(f"bounds must ascend from 0 to 1, got {quoted(list(bounds))}")
+        raise ValueError(f"[SA-501] bounds must ascend from 0 to 1, got {quoted(list(bounds))}")
     return bounds
 
 
@@ -137,10 +138,12 @@ def _layer(value: object, name: str, parts: int) -> tuple[int, tuple[Cell, ...]]
     row = _object(value, name)
     head_dim = _field(row, "head_dim", name)
     if isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 1:
-        raise ValueError(f"{name}.head_dim must be a positive integer, got {quoted(head_dim)}")
+        raise ValueError(f"[SA-501] {name}.head_dim must be a positive integer, got {quoted(head_dim)}")
     cells = _list(_field(row, "cells", name), f"{name}.cells")
     if len(cells) != parts:
-        raise ValueError(f"{name}.cells must have {parts} entries, one for each part of bounds, got {len(cells)}")
+        raise ValueError(
+            f"[SA-501] {name}.cells must have {parts} entries, one for each part of bounds, got {len(cells)}"
+        )
     return head_dim, tuple(_read_cell(cell, f"{name}.cells[{index}]") for index, cell in enumerate(cells))
 
 
@@ -148,9 +151,11 @@ def _read_cell(value: object, name: str) -> Cell:
     cell = _object(value, name)
     mode, smooth_v = _field(cell, "mode", name), _field(cell, "smooth_v", name)
     if mode not in (*MODES, FULL):
-        raise ValueError(f"{name}.mode must be one of {', '.join(map(repr, (*MODES, FULL)))}, got {quoted(mode)}")
+        raise ValueError(
+            f"[SA-501] {name}.mode must be one of {', '.join(map(repr, (*MODES, FULL)))}, got {quoted(mode)}"
+        )
     if not isinstance(smooth_v, bool):
-        raise ValueError(f"{name}.smooth_v must be true or false, got {quoted(smooth_v)}")
+        raise ValueError(f"[SA-501] {name}.smooth_v must be true or false, got {quoted(smooth_v)}")
     options = None if mode == FULL else AttentionOptions(mode=mode, smooth_v=smooth_v)
     if "cosine" not in cell and "relative_l1" not in cell:
         return Cell(options)

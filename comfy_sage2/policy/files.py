@@ -19,7 +19,7 @@ def policy_path(folder: Path, name: str) -> Path:
     name = check_file_name(name, SUFFIX)
     path = folder / (name + SUFFIX)
     if path.resolve().parent != folder.resolve():
-        raise ValueError(f"file {name!r} is a link out of {folder}; replace it by the policy itself")
+        raise ValueError(f"[SA-405] file {name!r} is a link out of {folder}; replace it by the policy itself")
     return path
 
 
@@ -45,20 +45,22 @@ def read_policy_text(folder: Path, name: str) -> str:
     path = policy_path(folder, name)
     if not path.is_file():
         there = ", ".join(sorted(entry.stem for entry in folder.glob(f"*{SUFFIX}"))) if folder.is_dir() else ""
-        raise ValueError(f"there is no policy {path.stem!r} in {folder}; there are: {there or 'none'}")
+        raise ValueError(f"[SA-406] there is no policy {path.stem!r} in {folder}; there are: {there or 'none'}")
     if path.stat().st_size > 4 * LONGEST:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, too many for a policy")
+        raise ValueError(f"[SA-406] {path} has {path.stat().st_size} bytes, too many for a policy")
     try:
         return path.read_text(encoding="utf-8-sig")  # an editor may have put a byte order mark before it
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}): save it as UTF-8, or make the policy again") from error
+        raise ValueError(
+            f"[SA-406] {path} is not UTF-8 text ({error}): save it as UTF-8, or make the policy again"
+        ) from error
 
 
 def load_policy(folder: Path, text: str, name: str) -> Policy:
     """The policy in `text`, or in the file `name` of `folder`; exactly one of them must be given."""
     if bool(text.strip()) == bool(name.strip()):
         given = "both" if text.strip() else "neither"
-        raise ValueError(f"give the policy either as text or as the name of a file, got {given}")
+        raise ValueError(f"[SA-407] give the policy either as text or as the name of a file, got {given}")
     return from_text(text if text.strip() else read_policy_text(folder, name))
 
 

@@ -42,6 +42,6 @@ class Signature:
         differences = self.differences(model)
         if differences:
             raise ValueError(
-                f"the policy does not fit this model: {'; '.join(differences)}. "
+                f"[SA-503] the policy does not fit this model: {'; '.join(differences)}. "
                 "Calibrate this model, or load the policy that was made for it"
             )

@@ -103,7 +103,8 @@ class AttentionLauncher : Launcher {
     params.query_tiles = workspace_.works;
     params.key_tiles = workspace_.kv_slices * workspace_.key_blocks;
     params.scale = call_.scale;
-    launch(prepare_, "quantize_" + bits_ + "_" + element_, workspace_.quantize_grid, kQuantizeThreads, 0, params);
+    launch(prepare_, "quantize_" + bits_ + (call_.rotate ? "_rotated_" : "_") + element_, workspace_.quantize_grid,
+           kQuantizeThreads, 0, params);
   }
 
   void mask_bias() const {

@@ -29,7 +29,7 @@ sys.path.insert(0, {package!r})
 import _C
 assert 'torch' not in sys.modules
 call = dict(batch=2, q_heads=1, kv_heads=1, q_length=5, kv_length=5, head_dim=64, element=2, bits=8, smooth_v=False,
-            causal=True, pv_accumulator=32, scale=0.125, device=0, stream=77)
+            rotate=False, causal=True, pv_accumulator=32, scale=0.125, device=0, stream=77)
 for view in ("q", "k", "v", "out"):
     call.update({{f"{{view}}_batch_stride": 320, f"{{view}}_head_stride": 320, f"{{view}}_token_stride": 64}})
 full = dict(call, q_pointer=16, k_pointer=16, v_pointer=16, out_pointer=16, workspace=16, workspace_bytes=32)
@@ -199,8 +199,8 @@ with ThreadPoolExecutor(8) as pool:
 def test_a_launch_is_what_was_asked_for(binding: Binding) -> None:
     binding.run("_C.attention(**full); _C.attention(**{**full, 'causal': False, 'bits': 4})")
     assert binding.calls("cuLaunchKernelEx") == [
-        "grid 132,2 block 384 shared 8000 stream 77 first 5 attribute 6",
-        "grid 132,2 block 384 shared 4000 stream 77 first 5",
+        "test_kernel grid 132,2,1 block 384,1,1 shared 8000 stream 77 attribute 6=1 parameters 0500000000000000",
+        "test_kernel grid 132,2,1 block 384,1,1 shared 4000 stream 77 parameters 0500000000000000",
     ]
     # The limit of shared memory is raised when it has to be and never lowered.
     assert binding.calls("cuFuncSetAttribute") == ["8=8000"]

@@ -10,7 +10,8 @@ import pytest
 
 import comfy_sage2.__main__ as library_commands
 import lab.__main__ as lab_commands
-from tools import bench_results, charts, quotes
+from comfy_sage2.benchmark.page import page as bench_page
+from tools import charts, quotes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MOST_WORDS = 10_000
@@ -191,21 +192,23 @@ def test_american_spelling(page: Path) -> None:
 def test_results_of_a_bench() -> None:
     """What `bench` writes becomes a page whose tables can be quoted."""
     shape = {"name": "d128-n1024"}
-    speed = {"shape": shape, "kernel_tflops": 790.4, "call_tflops": 457.2, "extra_memory": 0.512, "rounds": 9}
-    peer = {"shape": shape, "kernel_tflops": None, "call_tflops": 320.0, "extra_memory": 0.01, "rounds": 9}
+    common = {"shape": shape, "rounds": 9, "is_cpu_bound": False, "kernel_spread": 0.01, "call_spread": 0.02}
+    speed = common | {"kernel_tflops": 790.4, "call_tflops": 457.2, "extra_memory": 0.512}
+    peer = common | {"kernel_tflops": None, "call_tflops": 320.0, "extra_memory": 0.01}
     document = {
         "machine": {
             "gpu": "NVIDIA H200", "torch": "2.11.0", "cudnn": 91900, "python": "3.12.3", "system": "Linux x86_64",
             "driver": {"driver_version": "580.159.04", "power.limit": "700.00 W"},
             "kernels": {"sm90": {"wheel": "a.whl"}, "sm89": {"unavailable": "no GPU"}},
         },
-        "settings": {"dtype": "bf16"},
-        "candidates": {"sm90 8b": {}, "torch flash": {}},
+        "settings": {"seed": 1, "heat_seconds": 30.0},
+        "candidates": {"sm90 8b": {"version": "0.1.0"}, "torch flash": {"version": "2.11.0"}},
         "missing": {"sageattention": "not installed"},
         "accuracy": {"sm90 8b": {"gaussian": {"cosine": 0.9993, "relative_l1": 0.0378, "rmse": 1e-3}}},
         "speed": [speed | {"candidate": "sm90 8b"}, peer | {"candidate": "torch flash"}],
+        "sustained": [],
     }  # fmt: skip
-    page = bench_results.page(document, "python -m comfy_sage2 bench", "2026-11-22")
+    page = bench_page(document, "python -m comfy_sage2 bench", "2026-11-22")
     assert quotes.table_below(page, "Speed") == [
         ["shape", "8b kernel", "8b call", "FA-2 call"],
         ["d128-n1024", "790", "457", "320"],

@@ -54,3 +54,8 @@ def test_every_node_that_reports_a_text_shows_it() -> None:
                 reporting.add(name)
     listed = re.search(r"new Set\(\[(.*?)\]\)", text("web/js/node_text.js"), re.DOTALL)
     assert listed is not None and reporting == set(re.findall(r'"(\w+)"', listed[1]))
+
+
+def test_the_changelog_has_the_version() -> None:
+    sections = re.findall(r"^## \[(.+?)\]", text("CHANGELOG.md"), re.MULTILINE)
+    assert sections[0] == comfy_sage2.__version__

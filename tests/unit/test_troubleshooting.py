@@ -1,4 +1,4 @@
-"""Every reason and error that the code can give a user is in docs/troubleshooting.md; those of kernels, install.md."""
+"""Every reason and error that users see has a code, and docs/troubleshooting.md has a row for each code."""
 
 from __future__ import annotations
 
@@ -11,106 +11,72 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIBRARY = REPOSITORY / "comfy_sage2"
-MODULES = [
-    LIBRARY / "validation.py",
-    LIBRARY / "registry.py",
-    *sorted((LIBRARY / "backends").glob("*.py")),
-    *sorted((LIBRARY / "comfyui").rglob("*.py")),
-    *sorted((LIBRARY / "policy").glob("*.py")),
+# Modules in which every text of an error and of a reason begins with a code.
+CODED = [
+    path
+    for folder in ("comfyui", "policy")
+    for path in sorted((LIBRARY / folder).rglob("*.py"))
+    # The record raises and decides nothing, and the plans state what they do and not what is wrong.
+    if path.name not in ("plan.py", "rules.py", "chart.py")
 ]
-KERNELS = sorted((LIBRARY / "kernels").glob("*.py"))
-# Reasons that are constants.
-CONSTANTS = {"RECOMPUTED", "DOWNGRADED", "IN_FULL", "UNKNOWN", "CALIBRATING", "NOT_PATCHED"}
-# Functions whose texts are reasons, beside those with "reason" in their name and the checks of constraints.py.
-TELLING = {"differences", "text", "explain"}
-SHORTEST = 10  # characters of a piece between two placeholders that must be found
+CODE = re.compile(r"\[(SA-[1-9]\d\d)\] ")
+# A reason is also what a function returns whose name says so.
+TELLING = re.compile(r"reason|refused")
 
 
-def pieces(node: ast.AST) -> Iterator[list[str]]:
-    """The literal pieces of each text in an expression, cut where values are filled in."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield [node.value]
-    elif isinstance(node, ast.JoinedStr):
-        yield [part.value for part in node.values if isinstance(part, ast.Constant)]
-    elif isinstance(node, ast.IfExp):
-        yield from pieces(node.body)
-        yield from pieces(node.orelse)
-    elif isinstance(node, ast.BinOp):
-        yield from pieces(node.left)
-        yield from pieces(node.right)
-    elif isinstance(node, (ast.List, ast.Tuple)):
-        for entry in node.elts:
-            yield from pieces(entry)
-    elif isinstance(node, ast.ListComp):
-        yield from pieces(node.elt)
+def first_piece(node: ast.expr) -> str | None:
+    """The literal beginning of a text, "" when a value is filled in at its beginning, None when it is no text."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        start = node.values[0] if node.values else None
+        return str(start.value) if isinstance(start, ast.Constant) else ""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join":
+        return first_piece(node.args[0].elts[0]) if isinstance(node.args[0], ast.List) else None
+    return None
 
 
-def tells(function: ast.FunctionDef, module: Path) -> bool:
-    return "reason" in function.name or function.name in TELLING or module.name == "constraints.py"
-
-
-def messages(module: Path) -> Iterator[list[str]]:
-    """The texts for users in a module: errors, reasons of selections, and constants."""
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+def texts(module: Path) -> Iterator[tuple[str, str]]:
+    """Where, and how the text of each error and reason in a module begins."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        found: list[ast.expr] = []
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-            yield from pieces(node.exc.args[0])
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Selection" and len(node.args) == 2:
-            yield from pieces(node.args[1])
-        elif isinstance(node, ast.Assign):
-            names = {getattr(target, "id", "") for target in node.targets}
-            if names & (CONSTANTS | {"reason", "expected"}):
-                yield from pieces(node.value)
-        elif isinstance(node, ast.FunctionDef) and tells(node, module):
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Return) and inner.value is not None:
-                    yield from pieces(inner.value)
+            found = [node.exc.args[0]]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Outcome":
+            found = [keyword.value for keyword in node.keywords if keyword.arg == "reason"]
+        elif isinstance(node, ast.Assign) and any(TELLING.search(getattr(t, "id", "")) for t in node.targets):
+            found = [node.value]
+        elif isinstance(node, ast.FunctionDef) and TELLING.search(node.name):
+            found = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value]
+        for expression in found:
+            start = first_piece(expression)
+            if start is not None:
+                yield f"{module.relative_to(LIBRARY)}:{expression.lineno}", start
 
 
-def plain(text: str) -> str:
-    """Without Markdown's marks, and with single blanks."""
-    return re.sub(r"\s+", " ", text.replace("`", "").replace("\\|", "|"))
+def codes() -> set[str]:
+    """All codes in the sources of the pack."""
+    sources = [REPOSITORY / "__init__.py", REPOSITORY / "nodes.py", *LIBRARY.rglob("*.py")]
+    return {code for path in sources for code in CODE.findall(path.read_text(encoding="utf-8"))}
 
 
-def page(name: str) -> str:
-    return (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
+def documented() -> list[str]:
+    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| (SA-\d+) \|", page, re.MULTILINE)
 
 
-def cases(modules: list[Path]) -> list[tuple[str, list[str]]]:
-    found = []
-    for module in modules:
-        for message in messages(module):
-            wanted = [plain(piece).strip(" ,;:.()'") for piece in message]
-            wanted = [piece for piece in wanted if len(piece) >= SHORTEST]
-            if wanted:
-                found.append((f"{module.parent.name}/{module.name}: {max(wanted, key=len)[:60]}", wanted))
-    return found
+@pytest.mark.parametrize("module", CODED, ids=lambda path: str(path.relative_to(LIBRARY)))
+def test_every_error_and_reason_begins_with_a_code(module: Path) -> None:
+    assert [(place, text) for place, text in texts(module) if not CODE.match(text)] == []
 
 
-@pytest.mark.parametrize("wanted", [wanted for _, wanted in cases(MODULES)], ids=[name for name, _ in cases(MODULES)])
-def test_reason_is_documented(wanted: list[str]) -> None:
-    documented = plain(page("troubleshooting.md"))
-    assert [piece for piece in wanted if piece not in documented] == []
+def test_the_search_finds_errors_and_reasons() -> None:
+    found = [text for module in CODED for _, text in texts(module)]
+    for words in ("mode is off", "the step is outside", "the policy does not fit", "measuring failed"):
+        assert any(words in text for text in found), words
 
 
-@pytest.mark.parametrize("wanted", [wanted for _, wanted in cases(KERNELS)], ids=[name for name, _ in cases(KERNELS)])
-def test_kernel_reason_is_documented(wanted: list[str]) -> None:
-    """install.md, to which troubleshooting.md sends the reader, lists these by words that they contain."""
-    quoted = re.findall(r"`([^`]+)`", page("install.md")) + re.findall(r"`([^`]+)`", page("troubleshooting.md"))
-    words = [plain(part).strip() for span in quoted for part in span.split("…") if len(part.strip()) >= SHORTEST]
-    assert any(phrase in piece or piece in phrase for phrase in words for piece in wanted), wanted
-
-
-def test_reasons_are_found_in_the_code() -> None:
-    """The search itself works: it sees an error, a reason, a constant, and a selection."""
-    texts = " ".join(piece for _, wanted in cases(MODULES + KERNELS) for piece in wanted)
-    for words in (
-        "must be contiguous in its last dimension",
-        "cross-attention, and apply_to is",
-        "guard: the result was not finite",
-        "mode is off",
-        "these kernels need compute capability",
-        "the policy does not fit this model",
-        "the NVIDIA driver is too old",
-    ):
-        assert words in texts, words
+def test_every_code_has_one_row() -> None:
+    rows = documented()
+    assert len(rows) == len(set(rows))
+    assert codes() - set(rows) == set()

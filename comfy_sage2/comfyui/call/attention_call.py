@@ -53,7 +53,7 @@ class AttentionCall:
         given = {**dict(zip(ARGUMENTS[:_POSITIONAL], args, strict=False)), **kwargs}
         missing = [name for name in ARGUMENTS[:_NEEDED] if name not in given]
         if missing:
-            raise TypeError(f"the attention call lacks {', '.join(missing)}; it has {', '.join(given)}")
+            raise TypeError(f"[SA-210] the attention call lacks {', '.join(missing)}; it has {', '.join(given)}")
         unknown = [name for name in given if name not in ARGUMENTS and name not in _WITHOUT_MEANING_HERE]
         unknown += [f"argument {number}" for number in range(_POSITIONAL + 1, len(args) + 1)]
         return cls(
@@ -131,11 +131,11 @@ class AttentionCall:
     def reason_against_quantizing(self) -> str | None:
         """Why the call must be left to ComfyUI's attention on every machine, or None."""
         if self.unknown:
-            return f"the model passes arguments that this version does not know: {', '.join(self.unknown)}"
+            return f"[SA-308] the model passes arguments that this version does not know: {', '.join(self.unknown)}"
         if not self.low_precision_attention:
-            return "the model asks for full precision here (low_precision_attention=False)"
+            return "[SA-306] the model asks for full precision here (low_precision_attention=False)"
         if self.needs_gradient:
-            return "the call needs gradients, and quantized attention has none"
+            return "[SA-307] the call needs gradients, and quantized attention has none"
         return None
 
     @property
@@ -156,12 +156,13 @@ class AttentionCall:
         head_dim, rest = divmod(self.q.shape[-1], self.heads)
         if rest or head_dim == 0:
             raise ValueError(
-                f"the last dimension of q must be a multiple of heads ({self.heads}), got {self.q.shape[-1]}"
+                f"[SA-210] the last dimension of q must be a multiple of heads ({self.heads}), got {self.q.shape[-1]}"
             )
         for name, tensor in (("k", self.k), ("v", self.v)):
             if tensor.shape[-1] % head_dim:
                 raise ValueError(
-                    f"the last dimension of {name} must be a multiple of head_dim ({head_dim}), got {tensor.shape[-1]}"
+                    f"[SA-210] the last dimension of {name} must be a multiple of head_dim ({head_dim}), "
+                    f"got {tensor.shape[-1]}"
                 )
         return (
             self.q.unflatten(-1, (self.heads, head_dim)),

@@ -30,7 +30,7 @@ try:
     from .. import api
 except Exception as error:  # whatever an unusual torch or a broken copy raises must not take the nodes away
     log.exception("SageAttention2: the library could not be imported; models pass through unchanged")
-    IMPORT_ERROR: str | None = f"comfy_sage2 could not be imported ({type(error).__name__}: {error})."
+    IMPORT_ERROR: str | None = f"[SA-111] comfy_sage2 could not be imported ({type(error).__name__}: {error})."
     library = None
 else:
     library = api

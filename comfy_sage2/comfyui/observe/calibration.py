@@ -53,6 +53,7 @@ class Calibration(Task):
         self._progress = progress
         self._passes: Counter[tuple[int, int]] = Counter()
         self.begin_sampling(1)
+        self.end_sampling()
 
     def begin_sampling(self, steps: int) -> None:
         """See `Task.begin_sampling`; what an earlier sampling measured is forgotten."""
@@ -62,14 +63,20 @@ class Calibration(Task):
         self.budget = Budget(self._cost_limit)
         self._passes.clear()
         self._steps = steps
+        self._sampling = True
+
+    def end_sampling(self) -> None:
+        """See `Task.end_sampling`."""
+        self._sampling = False
 
     def choose(self, call: AttentionCall, place: Place) -> Outcome:
         """See `Task.choose`; measures the modes on a sample of `call` when its turn has come."""
-        self.head_dims.setdefault(place.layer, call.head_dim)
-        key = (place.layer, part_of(place.step, place.steps, BOUNDS))
-        if self._is_due(key) and self.budget.allows(LOADING if call.q.device.type == "cuda" else 0.0):
-            self._measure(call, key)
-        return Outcome(reason=CALIBRATING)
+        if self._sampling:
+            self.head_dims.setdefault(place.layer, call.head_dim)
+            key = (place.layer, part_of(place.step, place.steps, BOUNDS))
+            if self._is_due(key) and self.budget.allows(LOADING if call.q.device.type == "cuda" else 0.0):
+                self._measure(call, key)
+        return Outcome(reason=f"[SA-309] {CALIBRATING}")
 
     def end_pass(self, head_dims: Sequence[int], first: bool) -> None:
         """See `Task.end_pass`."""
@@ -97,7 +104,7 @@ class Calibration(Task):
     def _measure(self, call: AttentionCall, key: tuple[int, int]) -> None:
         reason = call.reason_against_quantizing
         if call.q.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            reason = "nothing can be measured while a CUDA graph is captured"
+            reason = "[SA-408] nothing can be measured while a CUDA graph is captured"
         if reason is None:
             _wait_for(call.q.device)
             started = time.perf_counter()
@@ -107,7 +114,7 @@ class Calibration(Task):
                 self.measurements[key] = {variant: worst((found[variant], earlier[variant])) for variant in found}
                 self._passes[key] += 1
             except (TypeError, ValueError, RuntimeError) as error:  # the sampling itself must go on, memory or not
-                reason = f"measuring failed: {one_line(str(error))}"
+                reason = f"[SA-408] measuring failed: {one_line(str(error))}"
                 if reason not in tuple(self.left_out.values()):  # one line a reason; the report counts the layers
                     log.warning("SageAttention2: calibration: layer %d is left out: %s", key[0], reason)
             self.budget.add(time.perf_counter() - started)
@@ -126,7 +133,7 @@ class Calibration(Task):
         """See `Task.own_report`: the error of each variant, the shares of each target, what was left out."""
         if not self.head_dims:
             return (
-                "SageAttention2: nothing was sampled for the calibration yet. Connect the sampler's output to "
+                "SageAttention2: [SA-404] nothing was sampled for the calibration yet. Connect the sampler's output to "
                 "'samples', so that this waits for it."
             )
         lines = [f"SageAttention2: {self.own_headline(summary)}."]

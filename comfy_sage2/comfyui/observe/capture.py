@@ -30,32 +30,38 @@ class Capture(Task):
     def __init__(self, bounds: CaptureBounds) -> None:
         self._bounds = bounds
         self.begin_sampling(1)
+        self.end_sampling()
 
     def begin_sampling(self, steps: int) -> None:
         """See `Task.begin_sampling`; what an earlier sampling gave is forgotten."""
         self.recorder = Recorder(self._bounds)
         self.left_out: dict[int, str] = {}
+        self._sampling = True
+
+    def end_sampling(self) -> None:
+        """See `Task.end_sampling`."""
+        self._sampling = False
 
     def choose(self, call: AttentionCall, place: Place) -> Outcome:
         """See `Task.choose`; keeps `call` if it is one of those to keep."""
-        if call.is_self_attention and self.recorder.wants(place.layer, place.step):
+        if self._sampling and call.is_self_attention and self.recorder.wants(place.layer, place.step):
             reason = self._keep(call, place)
             if reason is not None:
                 self.left_out[place.layer] = reason
-        return Outcome(reason=CAPTURING)
+        return Outcome(reason=f"[SA-309] {CAPTURING}")
 
     def _keep(self, call: AttentionCall, place: Place) -> str | None:
         """Keep `call`, or say why it cannot be kept."""
         if call.unknown:
-            return f"arguments that this version does not know: {', '.join(call.unknown)}"
+            return f"[SA-408] arguments that this version does not know: {', '.join(call.unknown)}"
         try:
             q, k, v, mask = checked_tensors(call)
         except (TypeError, ValueError) as error:
-            return str(error)
+            return f"[SA-408] {error}"
         try:
             self.recorder.add(q, k, v, layer=place.layer, step=place.step, scale=call.scale, mask=mask)
         except RuntimeError as error:  # no memory for the copy, here or on the GPU: the sampling itself must go on
-            return f"it could not be copied: {one_line(str(error))}"
+            return f"[SA-408] it could not be copied: {one_line(str(error))}"
         return None
 
     def save(self, folder: Path, name: str) -> str:
@@ -69,7 +75,7 @@ class Capture(Task):
         if self.recorder.left_out:
             reasons.insert(0, f"{self.recorder.left_out} calls would not have fitted into most_megabytes.")
         if reasons and not samples:
-            raise CaptureError("\n".join(["nothing was captured:", *reasons]))
+            raise CaptureError("\n".join(["[SA-404] nothing was captured:", *reasons]))
         folder.mkdir(parents=True, exist_ok=True)
         self.recorder.save(path)
         layers, steps = {sample.layer for sample in samples}, {sample.step for sample in samples}

@@ -147,7 +147,7 @@ class Record:
     """The record of the sampling that runs or ran last; what happens outside of a sampling is not recorded."""
 
     steps: int = 1
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
     _samplings: int = 0  # that run now: one may begin within another
     _calls: Counter[Outcome] = field(default_factory=Counter)
     _times: list[tuple[Outcome, Form | None, Timer]] = field(default_factory=list)

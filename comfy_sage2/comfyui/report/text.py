@@ -11,7 +11,8 @@ from ..serve.session import Session
 from .record import Summary
 
 NOT_PATCHED = (
-    "This model did not go through a SageAttention2 node: connect the node's model output, or any model made from it."
+    "[SA-403] This model did not go through a SageAttention2 node: connect the node's model output, or a model made "
+    "from it."
 )
 WORST_LAYERS = 3
 

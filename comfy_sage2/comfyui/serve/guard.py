@@ -17,8 +17,8 @@ from ...backends.base import note_nonfinite
 
 log = logging.getLogger("comfy_sage2")
 
-RECOMPUTED = "guard: the result was not finite, so this call was computed again"
-DOWNGRADED = "guard: this layer gave a result that was not finite earlier in this sampling"
+RECOMPUTED = "[SA-311] guard: the result was not finite, so this call was computed again"
+DOWNGRADED = "[SA-312] guard: this layer gave a result that was not finite earlier in this sampling"
 FULL_PRECISION = "ComfyUI's attention"
 
 
@@ -56,7 +56,7 @@ class Downgrade:
         text = f"layer {self.layer} gave a result that was not finite in step {self.step} ({self.served_by})"
         if self.is_finite:
             return f"{text}; {self.recomputed_by} computed it again and serves this layer from there on"
-        text = f"{text}; {self.recomputed_by} gave no finite values either"
+        text = f"[SA-313] {text}; {self.recomputed_by} gave no finite values either"
         return f"{text}, so the model's own values are broken" if self.recomputed_by == FULL_PRECISION else text
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ... import registry
 from ...attention import explain
+from ...backends.base import AttentionRequest
 from ...options import AttentionOptions
 from ...policy.plan import FixedPlan, Place, Plan
 from ..call.attention_call import AttentionCall, Form
@@ -18,7 +19,7 @@ from ..settings import Settings
 from .guard import Guard
 from .task import Task
 
-OFF = Outcome(reason="mode is off")
+OFF = Outcome(reason="[SA-301] mode is off")
 
 
 class Serving(Task):
@@ -73,7 +74,7 @@ class Serving(Task):
         if refused is not None:
             return refused
         if self.settings.apply_to == "self only" and place.q_length != place.kv_length:
-            return "cross-attention, and apply_to is 'self only'"
+            return "[SA-303] cross-attention, and apply_to is 'self only'"
         return None if self.guard is None else self.guard.reason(place.layer)
 
     def _outcome(self, call: AttentionCall, options: AttentionOptions) -> Outcome:
@@ -102,7 +103,7 @@ def probe(device: torch.device, settings: Settings) -> Outcome:
     """How ordinary calls will be served on `device`, or why none can be."""
     if settings.mode == "off":
         return OFF
-    request = registry.AttentionRequest.ordinary(device, settings.options)
+    request = AttentionRequest.ordinary(device, settings.options)
     return _picked(registry.explain(request), settings.backend, settings.options)
 
 
@@ -135,7 +136,9 @@ def _picked(explained: dict[str, str | None] | str, backend: str, options: Atten
     for name, reason in candidates.items():
         if reason is None:
             return Outcome(name, options)
-    return Outcome(reason=_joined(candidates) if candidates else "this installation has no accelerated backend")
+    return Outcome(
+        reason=_joined(candidates) if candidates else "[SA-112] this installation has no accelerated backend"
+    )
 
 
 def _joined(reasons: dict[str, str | None]) -> str:

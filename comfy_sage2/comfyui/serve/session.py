@@ -85,6 +85,7 @@ class Session:
     def end_sampling(self) -> None:
         """The sampling that began last is over."""
         self.record.end_sampling()
+        self.task.end_sampling()
         self._schedule = OUTSIDE
 
     def begin_forward(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> Forward:
@@ -145,7 +146,7 @@ class Session:
             except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # ComfyUI frees memory and tells the user
             except (RuntimeError, ValueError) as error:
-                outcome = Outcome(reason=f"{outcome.backend} failed: {one_line(str(error))}")
+                outcome = Outcome(reason=f"[SA-310] {outcome.backend} failed: {one_line(str(error))}")
                 self._warn_once(f"{outcome.reason}; ComfyUI's attention serves this call")
             else:
                 timer.stop()

@@ -31,6 +31,10 @@ class Task(Protocol):
     def begin_sampling(self, steps: int) -> None:
         """A sampling of `steps` steps starts."""
 
+    def end_sampling(self) -> None:
+        """The sampling is over; passes of the model that come now belong to none."""
+        return None
+
     def choose(self, call: AttentionCall, place: Place) -> Outcome:
         """How the call at `place` is to be served; an observer looks at it here, and leaves it to ComfyUI."""
 

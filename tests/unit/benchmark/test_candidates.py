@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ import torch
 
 from comfy_sage2.benchmark import accuracy, peers, plot, run
 from comfy_sage2.benchmark.candidates import Call, Candidate, Found, Inputs, PeerMissing
-from comfy_sage2.benchmark.fp8 import quantize_tensor
-from comfy_sage2.benchmark.shapes import Shape
+from comfy_sage2.benchmark.fp8 import quantize_heads, quantize_tensor
+from comfy_sage2.benchmark.shapes import Shape, select
 from comfy_sage2.benchmark.speed import ShapeResult, Speed
+from comfy_sage2.benchmark.timing import Rounds
 
-SHAPE = Shape("small", batch=1, heads=2, length=100, head_dim=32)
+SHAPE = Shape("small", batch=1, heads=2, length=100, head_dim=32, dtype="fp32")
 
 
 def test_a_missing_package_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +61,7 @@ def test_sageattention_does_not_change_the_inputs_of_others(monkeypatch: pytest.
     monkeypatch.setattr(peers.importlib.metadata, "version", lambda name: "1.0.6")
     monkeypatch.setitem(sys.modules, "sageattention", types.SimpleNamespace(sageattn=sageattn))
     (candidate,) = peers.find(["sageattention"]).candidates
-    inputs = accuracy.make_inputs(SHAPE, torch.float32, device="cpu")
+    inputs = accuracy.make_inputs(SHAPE, device="cpu")
     before = inputs.k.clone()
     candidate.prepare(inputs).run()
     assert torch.equal(inputs.k, before)
@@ -68,16 +70,16 @@ def test_sageattention_does_not_change_the_inputs_of_others(monkeypatch: pytest.
 
 def test_outliers_are_in_the_channels_that_are_named() -> None:
     torch.manual_seed(0)
-    plain = accuracy.make_inputs(SHAPE, torch.float32, "gaussian", "cpu")
+    plain = accuracy.make_inputs(SHAPE, "gaussian", "cpu")
     torch.manual_seed(0)
-    outliers = accuracy.make_inputs(SHAPE, torch.float32, "outliers", "cpu")
+    outliers = accuracy.make_inputs(SHAPE, "outliers", "cpu")
     q_offset = (outliers.q - plain.q).mean((0, 1, 2))
     k_offset = (outliers.k - plain.k).mean((0, 1, 2))
     torch.testing.assert_close(q_offset, torch.tensor([10.0] * 6 + [0.0] * 26))
     torch.testing.assert_close(k_offset, torch.tensor([0.0] * 2 + [20.0, -20.0] * 3 + [0.0] * 24))
     torch.testing.assert_close(outliers.v - plain.v, torch.full_like(plain.v, 8.5))
     with pytest.raises(ValueError, match="got 'spiky'"):
-        accuracy.make_inputs(SHAPE, torch.float32, "spiky", "cpu")
+        accuracy.make_inputs(SHAPE, "spiky", "cpu")
 
 
 def _sdpa(inputs: Inputs) -> Call:
@@ -97,7 +99,7 @@ def _fails(inputs: Inputs) -> Call:
 
 def test_accuracy_of_a_good_a_missing_and_a_failing_candidate() -> None:
     candidates = [Candidate("good", "1", _sdpa), Candidate("missing", "1", _refuses), Candidate("failing", "1", _fails)]
-    results, failures = accuracy.measure(candidates, torch.float32, SHAPE, "cpu")
+    results, failures = accuracy.measure(candidates, SHAPE, "cpu")
     assert results.keys() == {"good"}
     assert results["good"].keys() == {"gaussian", "outliers"}
     assert results["good"]["gaussian"].relative_l1 < 1e-5
@@ -105,7 +107,7 @@ def test_accuracy_of_a_good_a_missing_and_a_failing_candidate() -> None:
     assert failures == {"missing": "no causal attention", "failing": "RuntimeError: out of registers"}
 
 
-def test_fp8_quantisation_of_a_tensor() -> None:
+def test_fp8_quantization_of_a_tensor() -> None:
     x = torch.randn(3, 100) * 7
     values, scale = quantize_tensor(x)
     assert values.dtype == torch.float8_e4m3fn
@@ -113,6 +115,82 @@ def test_fp8_quantisation_of_a_tensor() -> None:
     # Half a unit in the last of three mantissa bits, or of the subnormal numbers.
     assert ((values.float() * scale - x).abs() <= x.abs() / 16 + scale * 2**-10).all()
     assert not quantize_tensor(torch.zeros(4))[0].float().any()
+
+
+def test_fp8_quantization_of_heads() -> None:
+    x = torch.randn(2, 50, 3, 32) * torch.tensor([1.0, 10.0, 100.0])[:, None]
+    values, scale = quantize_heads(x)
+    assert scale.shape == (2, 3)
+    for batch in range(2):
+        for head in range(3):
+            expected, factor = quantize_tensor(x[batch, :, head])
+            assert torch.equal(values[batch, :, head].float(), expected.float())
+            assert scale[batch, head] == factor
+
+
+def test_masks_of_shapes() -> None:
+    padded = accuracy.make_inputs(replace(SHAPE, length=130, mask="padding"), device="cpu")
+    assert padded.attn_mask is not None and padded.attn_mask.shape == (1, 1, 1, 130)
+    assert padded.attn_mask[..., :30].all() and not padded.attn_mask[..., 30:].any()
+    with pytest.raises(PeerMissing, match="takes no mask"):
+        padded.without_mask()
+    each = accuracy.make_inputs(replace(SHAPE, key_length=70, mask="queries"), device="cpu")
+    assert each.attn_mask is not None and each.attn_mask.shape == (1, 1, 100, 70)
+    assert 0.4 < each.attn_mask.float().mean() < 0.6
+    assert each.q.shape == (1, 2, 100, 32) and each.k.shape == each.v.shape == (1, 2, 70, 32)
+    accuracy.make_inputs(SHAPE, device="cpu").without_mask()
+
+
+def test_the_efficient_attention_is_measured_where_there_is_a_mask() -> None:
+    (candidate,) = peers.find(["torch-efficient"]).candidates
+    masked, plain = select(["d128-n8192-padding", "d128-n8192"])
+    assert candidate.applies(masked) and not candidate.applies(plain)
+
+
+def test_sageattention_2_is_measured_with_both_granularities_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def on_hopper(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
+        called.append(options["qk_quant_gran"])
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    package = types.SimpleNamespace(sageattn=None, sageattn_qk_int8_pv_fp8_cuda_sm90=on_hopper)
+    monkeypatch.setattr(peers.importlib.metadata, "version", lambda name: "2.2.0")
+    monkeypatch.setitem(sys.modules, "sageattention", package)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    candidates = peers.find(["sageattention"]).candidates
+    assert [candidate.name for candidate in candidates] == ["sageattention 2 per thread", "sageattention 2 per warp"]
+    for candidate in candidates:
+        candidate.prepare(accuracy.make_inputs(SHAPE, device="cpu")).run()
+    assert called == ["per_thread", "per_warp"]
+
+
+def test_flash_attention_3_quantizes_in_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the package, which takes and gives tokens before heads."""
+
+    def flash_attn_func(q, k, v, *, causal, q_descale=None, k_descale=None, v_descale=None):
+        given = zip((q, k, v), (q_descale, k_descale, v_descale), strict=True)
+        q, k, v = ((x if scale is None else x.float() * scale[:, None, :, None]).transpose(1, 2) for x, scale in given)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+    package = types.SimpleNamespace(flash_attn_func=flash_attn_func, __version__="3.0")
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
+    monkeypatch.setattr(peers, "compiled_quantizer", lambda example: (quantize_heads, "eager"))
+    real_ones = torch.ones
+    monkeypatch.setattr(peers.torch, "ones", lambda *size, **_: real_ones(*size))
+    exact, fp8 = peers.find(["flash-attention-3"]).candidates
+    inputs = accuracy.make_inputs(SHAPE, device="cpu")
+    wanted = torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v)
+    call = exact.prepare(inputs)
+    torch.testing.assert_close(call.decode(call.run()), wanted)
+    assert fp8.prepare_kernel is not None
+    for prepare in (fp8.prepare, fp8.prepare_kernel):
+        call = prepare(inputs)
+        out = call.decode(call.run())
+        assert 1e-3 < (out - wanted).abs().sum() / wanted.abs().sum() < 0.1
+    inputs.q.mul_(2)  # the call quantizes what is there when it runs; the kernel has its operands already
+    changed = fp8.prepare(inputs).run()
+    assert not torch.equal(changed, call.run())
 
 
 def test_without_a_gpu_bench_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,13 +214,14 @@ def test_a_shape_that_fails_does_not_cost_the_others(
     def measure(shape: Shape, *_: object) -> ShapeResult:
         if shape.name in bad:
             raise torch.cuda.OutOfMemoryError("no memory for the inputs")
-        return ShapeResult(shape, [Speed(shape, "good", 1.0, 0.5, 0.1, 2)], {})
+        return ShapeResult(shape, [Speed(shape, "good", Rounds(1.0, 0.1), Rounds(0.5, 0.1), 0.1, 0.1, 5)], {})
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(run, "_find", lambda *_: Found([Candidate("good", "1", _sdpa)]))
     monkeypatch.setattr(run.machine, "describe", lambda: {"gpu": "none", "torch": "2", "driver": {}})
     monkeypatch.setattr(run.accuracy, "measure", lambda *_: ({}, {}))
     monkeypatch.setattr(run.speed, "measure", measure)
+    monkeypatch.setattr(run.settle, "heat", lambda seconds: None)
     path = tmp_path / "result.json"
     assert run.main(["--shapes", "d64-n1024", "flux-1024", "--json", str(path)]) == status
     document = json.loads(path.read_text(encoding="utf-8"))

@@ -10,8 +10,11 @@ import pytest
 
 from comfy_sage2.benchmark import plot, record, tables
 from comfy_sage2.benchmark.candidates import Call, Candidate
+from comfy_sage2.benchmark.page import speed_table
 from comfy_sage2.benchmark.shapes import select
 from comfy_sage2.benchmark.speed import ShapeResult, Speed
+from comfy_sage2.benchmark.sustained import Sustained
+from comfy_sage2.benchmark.timing import Rounds
 from comfy_sage2.metrics import Agreement
 
 PAPER, CAUSAL, WAN = select(["d128-n8192", "d128-n8192-causal", "wan-14b-720p"])
@@ -23,8 +26,8 @@ CANDIDATES = [
 
 def result(shape) -> ShapeResult:
     speeds = [
-        Speed(shape, "sm90 8b", call_ms=4.0, kernel_ms=3.5, extra_memory=0.51, rounds=5),
-        Speed(shape, "torch flash", call_ms=12.5, kernel_ms=None, extra_memory=0.01, rounds=5),
+        Speed(shape, "sm90 8b", Rounds(4.0, 0.02), Rounds(3.5, 0.01), cpu_ms=0.1, extra_memory=0.51, rounds=5),
+        Speed(shape, "torch flash", Rounds(12.5, 0.1), None, cpu_ms=12.4, extra_memory=0.01, rounds=5),
     ]
     return ShapeResult(shape, speeds, {"cuDNN fp8": f"OSError: {Path.home()}/lib/libcudnn.so.9: undefined symbol"})
 
@@ -36,12 +39,16 @@ def document():
             "gpu": "NVIDIA GeForce RTX 4090",
             "kernels": {"sm89": {"unavailable": f"{Path.home()}/w/a.whl is bad"}},
         },
-        settings={"dtype": "bfloat16", "seconds": 10.0},
+        settings={"seconds": 10.0, "seed": 7, "heat_seconds": 30.0},
         candidates=CANDIDATES,
         missing={"sageattention": "not installed (pip install sageattention)"},
         accuracies={"sm90 8b": {"gaussian": Agreement(0.9993, 0.0375, 9.8e-4)}},
         accuracy_failures={},
         results=[result(PAPER), result(CAUSAL), result(WAN)],
+        sustained=[
+            Sustained(WAN, "sm90 8b", "call", 125.0, 689.4, 1808.0),
+            Sustained(WAN, "torch flash", "call", 350.0, None, None),
+        ],
         kernel_problem=None,
     )
 
@@ -55,6 +62,9 @@ def test_speeds_are_recorded(document, tmp_path: Path) -> None:
     assert first["call_tflops"] == pytest.approx(1099.5, abs=0.1)
     assert first["kernel_tflops"] == pytest.approx(1256.6, abs=0.1)
     assert first["shape"]["length"] == 8192
+    assert (first["call_spread"], first["kernel_spread"]) == (0.02, 0.01)
+    assert (first["is_cpu_bound"], read["speed"][1]["is_cpu_bound"]) == (False, True)
+    assert read["sustained"][0]["tflops"] == pytest.approx(936.4, abs=0.1)
     assert read["speed"][1]["kernel_tflops"] is None
     assert read["speed"][2]["call_tflops"] == pytest.approx(1099.5 / 2, abs=0.1)
 
@@ -70,7 +80,7 @@ def test_nothing_personal_is_recorded(document) -> None:
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("/home/me/a b/x.so: no", "a b/x.so: no"),
+        ("/home/me/a b/x.so: no", "x.so: no"),
         (r"C:\Users\me\x.dll is missing", "x.dll is missing"),
         ("cannot open '/home/me/.cache/k.so'", "cannot open 'k.so'"),
         ("1,020 TFLOP/s and n/a", "1,020 TFLOP/s and n/a"),
@@ -88,6 +98,28 @@ def test_a_home_folder_with_spaces_is_cut_off(monkeypatch: pytest.MonkeyPatch) -
     assert record.without_folders("in /home/Ada Lovelace/.cache/k.so: no") == "in k.so: no"
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("[Errno 2] No such file: 'C:\\\\Users\\\\bob\\\\secret\\\\x.txt'", "[Errno 2] No such file: 'x.txt'"),
+        (r"Could not find module 'C:\Users\bob\secret\x.dll'", "Could not find module 'x.dll'"),
+        ("c:/users/BOB/models/a.whl is bad", "a.whl is bad"),
+        ("D:/Ada Lovelace/cache/k.pyd: no", "k.pyd: no"),
+        (r"\\server\Ada Lovelace\k.pyd: no", "k.pyd: no"),
+        (r"in C:\Users\bob", "in "),
+        ("3 / 4 / 5 of 1/2", "3 / 4 / 5 of 1/2"),
+    ],
+)
+def test_windows_folders_are_cut_off(monkeypatch: pytest.MonkeyPatch, text: str, kept: str) -> None:
+    monkeypatch.setattr(Path, "home", lambda: r"C:\Users\bob")
+    assert record.without_folders(text) == kept
+
+
+def test_a_home_that_is_the_root_folder_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: "/")
+    assert record.without_folders("1/2 or 3 / 4") == "1/2 or 3 / 4"
+
+
 def test_name_of_the_file_to_share() -> None:
     assert record.share_name({"gpu": "NVIDIA GeForce RTX 4090"}) == "comfy-sage2-bench-nvidia-geforce-rtx-4090.json"
 
@@ -99,12 +131,48 @@ def words(line: str) -> str:
 
 def test_speed_table() -> None:
     lines = list(tables.speed_lines(result(PAPER), {"torch flash": "a note"}))
-    assert lines[0] == "d128-n8192: B4 H32 N8192 D128"
-    assert words(lines[1]) == "kernel ms TFLOP/s x torch flash call ms TFLOP/s x torch flash extra memory"
-    assert words(lines[2]) == "sm90 8b 3.500 1257 3.57 4.000 1100 3.12 0.51"
-    assert words(lines[3]) == "torch flash - - - 12.5 352 1.00 0.01"
+    assert lines[0] == "d128-n8192: B4 H32 N8192 D128, bf16"
+    part = "TFLOP/s spread x torch flash"
+    assert words(lines[1]) == f"kernel ms {part} call ms {part} extra memory"
+    assert words(lines[2]) == "sm90 8b 3.500 1257 1% 3.57 4.000 1100 2% 3.12 0.51"
+    assert words(lines[3]) == "torch flash - - - - 12.5 352 10% 1.00 0.01"
     assert lines[4].startswith("cuDNN fp8: OSError")
     assert lines[5] == "torch flash: a note"
+    assert lines[6] == f"torch flash: {tables.CPU_BOUND} (12.400 ms a call)"
+
+
+def test_sustained_table() -> None:
+    lines = list(tables.sustained_lines([Sustained(WAN, "cuDNN fp8", "kernel", 125.0, 689.4, None)]))
+    assert words(lines[1]) == "cuDNN fp8 kernel 936 689 -"
+
+
+def test_results_are_written_as_page_and_json(document, tmp_path: Path) -> None:
+    document["machine"] |= {"torch": "2.11.0", "cudnn": 91900, "python": "3.12.3", "system": "Linux x86_64"}
+    document["machine"]["driver"] = {"driver_version": "580.159.04", "power.limit": "700.00 W"}
+    page = record.write_page(
+        document, tmp_path / "results", f"python -m comfy_sage2 bench --json {Path.home()}/a/b.json"
+    )
+    assert page.name == "attention-geforce-rtx-4090.md"
+    assert json.loads(page.with_suffix(".json").read_text(encoding="utf-8")) == document
+    text = page.read_text(encoding="utf-8")
+    assert "- Command: `python -m comfy_sage2 bench --json b.json`, which wrote this page." in text
+    assert "seed 7" in text and "power limit 700.00 W" in text and str(Path.home()) not in text
+    assert "| d128-n8192 | 1257 | 1100 | 352* |" in text
+    assert "| d128-n8192 | 1% | 2% | 10% |" in text
+    assert "| 8b | 936 | 689 | 1808 |" in text and "| FA-2 | 334 | – | – |" in text
+    assert "- sageattention: not installed (pip install sageattention)" in text
+
+
+def test_of_sage_attentions_granularities_the_faster_stands_in_the_speeds(document) -> None:
+    document["candidates"] |= {
+        f"sageattention 2 per {name}": {"version": "2.2.0", "note": ""} for name in ("thread", "warp")
+    }
+    (plain,) = [speed for speed in document["speed"] if speed["candidate"] == "torch flash"][:1]
+    for name, tflops in (("thread", 400.0), ("warp", 500.0)):
+        document["speed"].append(plain | {"candidate": f"sageattention 2 per {name}", "call_tflops": tflops})
+    header, _, row, *_ = speed_table(document)
+    assert header == "| shape | 8b kernel | 8b call | FA-2 call | Sage 2.2 call |"
+    assert row == "| d128-n8192 | 1257 | 1100 | 352* | 500* |"
 
 
 def test_accuracy_table() -> None:
@@ -127,5 +195,6 @@ def test_plot(document, tmp_path: Path, ending: str) -> None:
     if ending == "svg":
         text = path.read_text(encoding="utf-8")
         assert all(
-            f"<!-- {title} -->" in text for title in ("head_dim 128", "head_dim 128, causal", "models", "sm90 8b")
+            f"<!-- {title} -->" in text
+            for title in ("head_dim 128", "head_dim 128, causal", "models and other calls", "sm90 8b")
         )

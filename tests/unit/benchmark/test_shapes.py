@@ -14,6 +14,9 @@ def test_operations_are_those_of_two_matrix_products() -> None:
     assert shape.operations == 2 * 2 * (2 * 3 * 5 * 5 * 7)
     assert Shape("x", 2, 3, 5, 7, is_causal=True).operations == shape.operations / 2
     assert shape.qkv_bytes == 3 * 2 * (2 * 3 * 5 * 7)
+    cross = Shape("x", batch=2, heads=3, length=5, head_dim=7, key_length=11, mask="padding")
+    assert cross.operations == 2 * 2 * (2 * 3 * 5 * 11 * 7)
+    assert cross.qkv_bytes == 2 * (2 * 3 * 7) * (5 + 2 * 11)
 
 
 def test_teraflops_of_a_known_time() -> None:
@@ -37,5 +40,13 @@ def test_names_are_selected_once_and_in_order() -> None:
 
 
 def test_unknown_names_are_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"one of paper, video, quick, d128-n1024, .*got 'wan'"):
+    with pytest.raises(ValueError, match=r"one of paper, video, calls, quick, d128-n1024, .*got 'wan'"):
         shapes.select(["wan"])
+
+
+def test_other_kinds_of_calls_are_measured() -> None:
+    calls = shapes.select(["calls"])
+    assert {shape.mask for shape in calls} == {None, *shapes.MASKS}
+    assert any(shape.dtype == "fp16" for shape in calls)
+    assert any(shape.keys < shape.length for shape in calls)
+    assert str(shapes.select(["wan-14b-cross"])[0]) == "wan-14b-cross: B1 H40 N75600 Nkv512 D128, bf16"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from comfy_sage2.benchmark import speed, timing
 from comfy_sage2.benchmark.candidates import Call, Candidate
 from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.timing import Subject, iterations, time_in_rounds
+from comfy_sage2.benchmark.timing import Rounds, Subject, Visit, iterations, time_in_rounds
 
 
 class Clock:
@@ -30,14 +31,16 @@ class FakeTimer:
 
     def __init__(self, milliseconds: dict[str, float]) -> None:
         self._milliseconds = milliseconds
+        self.orders: list[str] = []
 
     def measure(self, subjects: dict[str, Subject], repeats: dict[str, int]) -> dict[str, float]:
+        self.orders.append("".join(subjects))
         return {name: self._milliseconds[name] / 2 for name in subjects}
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch):
-    """Times calls of given lengths: -> (results, order of the visits)."""
+    """Times calls of given lengths: -> (results, order of the visits, orders of the profiler's passes)."""
 
     def timed(milliseconds: dict[str, float], seconds: float):
         clock, visits = Clock(), []
@@ -50,32 +53,43 @@ def run(monkeypatch: pytest.MonkeyPatch):
 
             return Subject(Call(call), Call(call), None)
 
-        def milliseconds_of(call, repeats: int) -> float:
+        def visit(call, repeats: int) -> Visit:
             begin = clock.now
             for _ in range(repeats):
                 call()
-            return (clock.now - begin) * 1e3 / repeats
+            return Visit((clock.now - begin) * 1e3 / repeats, 0.01)
 
-        monkeypatch.setattr(timing, "milliseconds_of", milliseconds_of)
-        subjects = {name: subject(name) for name in milliseconds}
-        return time_in_rounds(subjects, seconds, FakeTimer(milliseconds), clock), visits
+        monkeypatch.setattr(timing, "visit", visit)
+        monkeypatch.setattr(timing, "heat", lambda seconds: None)
+        subjects, timer = {name: subject(name) for name in milliseconds}, FakeTimer(milliseconds)
+        return time_in_rounds(subjects, seconds, timer, random.Random(1), clock), visits, timer.orders
 
     return timed
 
 
 def test_candidates_take_turns(run) -> None:
-    results, visits = run({"a": 30.0, "b": 60.0}, seconds=0.5)
-    assert visits == ["a", "b"] * (len(visits) // 2)
-    assert results["a"].call == pytest.approx(30)
-    assert results["b"].call == pytest.approx(60)
-    assert results["b"].kernel == pytest.approx(30)
+    results, visits, _ = run({"a": 30.0, "b": 60.0}, seconds=0.7)
+    rounds = ["".join(visits[start : start + 2]) for start in range(0, len(visits), 2)]
+    assert {"".join(sorted(one)) for one in rounds} == {"ab"}
+    assert Rounds.of(results["a"].calls).median == pytest.approx(30)
+    assert Rounds.of(results["b"].calls).median == pytest.approx(60)
+    assert Rounds.of(results["b"].kernels).median == pytest.approx(30)
     # 0.09 s to learn the lengths, then rounds of 0.09 s.
-    assert len(results["a"].calls) == len(results["b"].calls) == 4
+    assert len(results["a"].calls) == len(results["b"].calls) == 6
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 2), (1000.0, 9)])
-def test_there_are_two_to_nine_rounds(run, seconds: float, rounds: int) -> None:
-    results, _ = run({"a": 30.0}, seconds)
+def test_the_order_is_drawn_anew_for_every_pass(run) -> None:
+    _, visits, profiled = run({name: 30.0 for name in "abcde"}, seconds=1000.0)
+    timed = ["".join(visits[start : start + 5]) for start in range(5, len(visits), 5)]  # the first learns the lengths
+    assert len(timed) == len(profiled) == 9
+    assert len({*timed, *profiled}) > 9  # of 18: a drawn order may come again
+    firsts = [order[0] for order in timed + profiled]
+    assert len(set(firsts)) >= 4
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 5), (1000.0, 9)])
+def test_there_are_five_to_nine_rounds(run, seconds: float, rounds: int) -> None:
+    results, _, _ = run({"a": 30.0}, seconds)
     assert len(results["a"].calls) == rounds
 
 
@@ -87,8 +101,8 @@ def test_short_calls_are_repeated() -> None:
 
 
 def test_no_result_without_rounds() -> None:
-    assert timing.Timed().call is None
-    assert timing.Timed(calls=[3.0, 1.0, 2.0]).call == 2.0
+    assert Rounds.of([]) is None
+    assert Rounds.of([3.0, 1.0, 2.0]) == Rounds(2.0, 1.0)
 
 
 def test_time_is_shared_out_by_work() -> None:
@@ -120,10 +134,10 @@ def test_what_preparing_takes_is_part_of_a_shapes_time(monkeypatch: pytest.Monke
         return Subject(call, call, None)
 
     monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=clock))
-    monkeypatch.setattr(speed, "make_inputs", lambda *_: None)
+    monkeypatch.setattr(speed, "fresh_inputs", lambda shape: None)
     monkeypatch.setattr(speed.Subject, "of", prepare)
     monkeypatch.setattr(speed, "extra_bytes", lambda run: 0)
-    monkeypatch.setattr(speed, "time_in_rounds", lambda subjects, seconds, timer: given.append(seconds) or {})
+    monkeypatch.setattr(speed, "time_in_rounds", lambda subjects, seconds, timer, rng: given.append(seconds) or {})
     candidates = [Candidate(name, "1", lambda inputs: Call(lambda: torch.empty(0))) for name in ("a", "b")]
-    speed.measure(Shape("small", 1, 1, 64, 64), candidates, torch.float32, 10.0, FakeTimer({}))
+    speed.measure(Shape("small", 1, 1, 64, 64), candidates, 10.0, FakeTimer({}), random.Random(0))
     assert given == [4.0]

@@ -241,7 +241,7 @@ def test_a_failing_measurement_does_not_end_the_sampling(
     monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", fail)
     node = calibration(limit=1e9)
     sampled(node)
-    assert node.left_out == dict.fromkeys(range(LAYERS), "measuring failed: out of memory")
+    assert node.left_out == dict.fromkeys(range(LAYERS), "[SA-408] measuring failed: out of memory")
     assert len(caplog.records) == 1
 
 
@@ -324,3 +324,29 @@ def test_first_measurement_waits_until_its_kernels_may_be_loaded(monkeypatch: py
     assert not budget.allows(first=0.25), "the next is taken to be as long as this one"
     clock.now = 3.0
     assert budget.allows(first=0.25)
+
+
+@pytest.mark.parametrize("mask", [None, torch.ones(1, 1, 64, 64, dtype=torch.bool)], ids=["no mask", "mask"])
+def test_keys_of_another_batch_are_left_out_with_the_reason(mask: torch.Tensor | None) -> None:
+    """ComfyUI's attention broadcasts them; picking entries of q's batch from them would read beyond their end."""
+    node = calibration(limit=1e9)
+    session = Session(node)
+    override = make_override(session)
+    session.begin_sampling(SIGMAS)
+    q, k, v = torch.randn(2, HEADS, 64, HEAD_DIM), *torch.randn(2, 1, HEADS, 64, HEAD_DIM).unbind(0)
+    with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        out = override(comfyui_attention, q, k, v, HEADS, mask, skip_reshape=True)
+    assert torch.equal(out, torch.full_like(q, 7.0))
+    assert (
+        node.left_out == {0: "[SA-408] measuring failed: k must have q's batch size 2, got 1"} and not node.measurements
+    )
+
+
+def test_passes_outside_of_a_sampling_are_not_measured() -> None:
+    node = calibration(limit=1e9)
+    session = Session(node)
+    override = make_override(session)
+    for _ in range(3):
+        with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+            override(comfyui_attention, *torch.randn(3, 1, 64, HEADS * HEAD_DIM).unbind(0), HEADS)
+    assert not node.measurements and not node.head_dims and session.record.summary().calls == 0

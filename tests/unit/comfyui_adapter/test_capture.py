@@ -38,6 +38,7 @@ def sampled(capture: Capture, kv_tokens: int = 10, **arguments: Any) -> list[tup
                 assert (override(comfyui_attention, q, k, v, 2, **arguments) == 7.0).all()
                 calls.append((q, k, v))
         session.end_forward(forward)
+    session.end_sampling()
     return calls
 
 
@@ -101,7 +102,7 @@ def test_a_copy_without_memory_does_not_end_the_sampling(monkeypatch: pytest.Mon
     capture = Capture(CaptureBounds())
     sampled(capture)
     with pytest.raises(
-        CaptureError, match="nothing was captured:\nLeft out: it could not be copied: not enough memory"
+        CaptureError, match=r"nothing was captured:\nLeft out: .SA-408. it could not be copied: not enough memory"
     ):
         save_capture(model_with(capture), tmp_path, "mine")
 
@@ -122,3 +123,24 @@ def test_file_names_stay_in_the_folder(name: str, tmp_path: Path) -> None:
 def test_a_model_without_the_node_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="did not go through SageAttention2 Capture"):
         save_capture(model_with(), tmp_path, "mine")
+
+
+def test_keys_of_another_batch_are_left_out_with_the_reason() -> None:
+    capture = Capture(CaptureBounds(every_layer=1, every_step=1))
+    session = Session(capture)
+    session.begin_sampling(SIGMAS)
+    q, k = torch.randn(2, 10, 64), torch.randn(1, 10, 64)
+    with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        assert (make_override(session)(comfyui_attention, q, k, k, 2) == 7.0).all()
+    assert capture.left_out == {0: "[SA-408] k must have q's batch size 2, got 1"} and not capture.recorder.samples
+
+
+def test_passes_outside_of_a_sampling_are_not_kept() -> None:
+    capture = Capture(CaptureBounds(every_layer=1, every_step=1))
+    sampled(capture)
+    kept = len(capture.recorder.samples)
+    session = Session(capture)
+    for _ in range(3):
+        with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+            make_override(session)(comfyui_attention, *torch.randn(3, 2, 10, 64).unbind(0), 2)
+    assert kept and len(capture.recorder.samples) == kept

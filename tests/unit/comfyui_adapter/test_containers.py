@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 
+from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.observe.calibration import Calibration
+from comfy_sage2.comfyui.observe.capture import Capture
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.policy.signature import Signature
 
 from .calls import ones, qkv, session_with
 
@@ -68,6 +75,55 @@ def test_containers(comfyui_module: types.ModuleType, low_precision: bool, previ
     else:
         assert torch.equal(out, torch.full((1, 64, 128), {None: 1.0, "plain": 2.0, "containers": 3.0}[previous]))
     assert all(container.tensor is None for container in held)
+
+
+@pytest.mark.parametrize("previous", [False, True], ids=["alone", "after a node"])
+@pytest.mark.parametrize(
+    "left",
+    [{"low_precision_attention": False}, {"measured": True}, {"captured": True}, {"failing": True}, {"broken": True}],
+    ids=lambda left: next(iter(left)),
+)
+def test_tensors_are_freed_while_comfyui_serves(
+    comfyui_module: types.ModuleType, monkeypatch: pytest.MonkeyPatch, left: dict[str, bool], previous: bool
+) -> None:
+    """Whoever takes a tensor out of its container is the last one to hold it."""
+
+    def attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if "failing" in left:
+            raise RuntimeError("no image for this device")
+        return torch.full_like(q, float("nan"))
+
+    if "failing" in left or "broken" in left:
+        monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", attention)
+    held = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
+    alive = [weakref.ref(container.peek()) for container in held]
+
+    def frees_one_by_one(q: Any, k: Any, v: Any, heads: int, **kwargs: Any) -> torch.Tensor:
+        for container, tensor in zip((q, k, v), alive, strict=True):
+            assert tensor() is not None
+            container.take()
+            assert tensor() is None
+        return torch.ones(1, 64, 128)
+
+    comfyui_module.optimized_attention = frees_one_by_one
+    tasks: dict[str, Any] = {
+        "measured": lambda: Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None),
+        "captured": lambda: Capture(CaptureBounds()),
+    }
+    make = tasks.get(next(iter(left)))
+    first = session_with(start_percent=1.0) if previous else None
+    before = make_override(first) if first else None
+    session = session_with(before, 1, guard=True) if make is None else Session(make(), 1, before)
+    session.begin_sampling([1.0, 0.0])
+    options = {name: value for name, value in left.items() if name == "low_precision_attention"}
+    with ExitStack() as stack:
+        for entry in (first, session):
+            if entry is not None:
+                stack.enter_context(forwards.running(entry.slot, entry.begin_forward(1.0, torch.device("cpu"), {})))
+        out = make_override(session).container_function(
+            *held, 2, **options, _inside_attn_wrapper=True, transformer_options={}
+        )
+    assert torch.equal(out, torch.ones(1, 64, 128))
 
 
 def test_containers_are_measured_and_timed(comfyui_module: types.ModuleType) -> None:

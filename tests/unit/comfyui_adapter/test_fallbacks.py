@@ -10,6 +10,7 @@ import torch
 
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.report.record import Record
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
@@ -57,7 +58,7 @@ def test_failing_backend_falls_back_and_warns_once(
     session = session_with()
     for _ in range(3):
         assert torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
-    assert reasons(session.record.summary()) == ["reference failed: no image for this device"]
+    assert reasons(session.record.summary()) == ["[SA-310] reference failed: no image for this device"]
     assert len(caplog.records) == 1
 
 
@@ -181,6 +182,15 @@ def test_sampling_resets_the_record() -> None:
     session = session_with()
     call(session, *qkv(), 2)
     session.begin_sampling(SIGMAS)
+    assert session.record.summary().calls == 0
+
+
+def test_passes_outside_of_a_sampling_are_served_and_not_recorded() -> None:
+    session = session_with(measure_quality=True)
+    session.end_sampling()
+    for _ in range(3):
+        assert not torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
+    assert session.record == Record(steps=4)
     assert session.record.summary().calls == 0
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from PIL import Image, ImageDraw
 
 from comfy_sage2.comfyui.call.forward import Schedule
 from comfy_sage2.comfyui.report.chart import HIGH_ERROR, draw_chart
+from comfy_sage2.comfyui.report.drawing import fitted, font, wrapped
 from comfy_sage2.comfyui.report.quality import measure
 from comfy_sage2.comfyui.report.record import Outcome, start_timer
 from comfy_sage2.comfyui.report.text import report, status
@@ -228,3 +232,46 @@ def test_broken_values_are_reported_and_drawn(value: float) -> None:
     colors = {color for _, color in draw_chart([session]).getcolors(maxcolors=1 << 24)}
     assert HIGH_ERROR in colors
     assert HIGH_ERROR not in {color for _, color in draw_chart([recorded()]).getcolors(maxcolors=1 << 24)}
+
+
+def test_summary_asks_for_one_median_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A median for each call would make the summary of many calls quadratic."""
+    asked = []
+    monkeypatch.setattr("comfy_sage2.comfyui.report.record.median", lambda times: asked.append(len(times)) or 1.0)
+    session = session_of()
+    session.begin_sampling([1.0, 0.0])
+    for layer in range(500):
+        for outcome in (SERVED, Outcome(reason="first step")):
+            session.record.add(layer, 0, outcome, Watch(1.0), form=("form", layer % 2))
+    assert session.record.summary().speed is not None
+    assert asked == [250, 250]
+
+
+@pytest.mark.parametrize("text", ["word " * 800, "x" * 4000], ids=["words", "one word"])
+def test_long_reasons_are_drawn_with_few_measurements(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each measurement takes time with the length of the text."""
+    asked = []
+    plain = ImageDraw.ImageDraw.textlength
+
+    def counted(self: ImageDraw.ImageDraw, text: str, **options: Any) -> float:
+        asked.append(len(text))
+        return plain(self, text, **options)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "textlength", counted)
+    session = session_of()
+    session.begin_sampling([1.0, 0.0])
+    session.record.add(0, 0, Outcome(reason=text), Watch(1.0))
+    draw_chart([session])
+    draw_chart([session_of(expected=Outcome(reason=text))])
+    assert asked and len(asked) < 150 and max(asked) <= 2001
+
+
+def test_fitted_and_wrapped_use_the_width() -> None:
+    draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    text = "a reason of many words " * 30
+    rows = wrapped(draw, text, 18, 500, 4)
+    assert len(rows) == 4 and rows[-1].endswith("…") and text.startswith(" ".join(rows[:3]))
+    for row in rows:
+        assert 400 < draw.textlength(row, font=font(18)) <= 500
+    assert fitted(draw, "short", 18, 500) == "short"
+    assert wrapped(draw, "x" * 500 + " end", 18, 100, 3)[-1] == "end"

@@ -1,0 +1,82 @@
+"""There is no derivative, and nobody gets a wrong one: every way to ask for it raises the same error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import comfy_sage2
+
+NO_GRADIENT = "comfy_sage2.attention has no gradient: call it under torch.no_grad"
+NAMES = ("q", "k", "v", "attn_mask")
+
+
+def arguments():
+    tensors = {name: torch.randn(1, 2, 20, 16) for name in "qkv"}
+    return tensors | {"attn_mask": torch.randn(20, 20)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("through", ["out", "lse"])
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+def test_backward_raises_through_each_output_for_each_input(name, through, layout):
+    tensors = arguments()
+    if layout == "BNHD":
+        tensors |= {name: tensors[name].transpose(1, 2).contiguous() for name in "qkv"}
+    expected = comfy_sage2.attention(**tensors, layout=layout, return_lse=True)
+    tensors[name].requires_grad_()
+    results = comfy_sage2.attention(**tensors, layout=layout, return_lse=True)
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.requires_grad
+        assert torch.equal(result, wanted)
+    with pytest.raises(RuntimeError, match=NO_GRADIENT):
+        results[through == "lse"].sum().backward()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_mode_raises(name):
+    tensors = arguments()
+    with forward_ad.dual_level():
+        tensors[name] = forward_ad.make_dual(tensors[name], torch.randn_like(tensors[name]))
+        with pytest.raises(RuntimeError, match=NO_GRADIENT):
+            comfy_sage2.attention(**tensors)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("transform", ["jvp", "grad", "vjp", "jacfwd", "jacrev"])
+def test_function_transforms_raise(name, transform):
+    tensors = arguments()
+    moving = tensors.pop(name)
+
+    def loss(tensor):
+        out, lse = comfy_sage2.attention(**{name: tensor}, **tensors, return_lse=True)
+        return out.sum() + lse.sum()
+
+    with pytest.raises(RuntimeError, match=NO_GRADIENT):
+        if transform == "jvp":
+            torch.func.jvp(loss, (moving,), (torch.randn_like(moving),))
+        elif transform == "vjp":
+            torch.func.vjp(loss, moving)[1](torch.ones(()))
+        else:
+            getattr(torch.func, transform)(loss)(moving)
+
+
+def test_nothing_is_recorded_where_no_gradient_is_asked_for():
+    tensors = {name: tensor.requires_grad_() for name, tensor in arguments().items()}
+    with torch.no_grad():
+        assert not comfy_sage2.attention(**tensors).requires_grad
+    with torch.inference_mode():
+        assert not comfy_sage2.attention(**tensors).requires_grad
+
+
+def test_a_compiled_call_raises_too():
+    tensors = arguments()
+    tensors["q"].requires_grad_()
+
+    def model(q):
+        return comfy_sage2.attention(q, tensors["k"], tensors["v"]) * 2
+
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="has no gradient"):
+        torch.compile(model, backend="aot_eager")(tensors["q"]).sum().backward()

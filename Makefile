@@ -7,6 +7,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.10
 VENV := .venv
 HOST_VENV := .venv-host
 WHEEL_VENV := .venv-wheels
+PLATFORMS_VENV := .venv-platforms
 MODALITIES_VENV := .venv-modalities
 RUN := $(VENV)/bin/python
 CLANG_FORMAT := $(VENV)/bin/clang-format --style=file:csrc/.clang-format
@@ -33,7 +34,9 @@ help:
 	@echo "make format         let ruff and clang-format format the code"
 	@echo "make hooks          let git run the checks of .pre-commit-config.yaml before each commit"
 	@echo "make wheels         build the kernel wheels into wheels/"
-	@echo "make wheels-verify  rebuild a kernel wheel of each architecture and compare it bit for bit"
+	@echo "make wheels-verify  rebuild the kernel wheels and compare them bit for bit"
+	@echo "make windows-tests  run the Windows wheels under wine against a recording driver"
+	@echo "make arm-tests      run the aarch64 wheels under qemu against a recording driver"
 	@echo "make clean          remove environments and build folders"
 
 environment:
@@ -110,5 +113,19 @@ wheels: wheel-environment
 wheels-verify: wheel-environment
 	$(WHEEL_VENV)/bin/python -m tools.wheels.verify_wheels
 
+platforms-environment:
+	@$(PYTHON) -m tools.environment --venv $(PLATFORMS_VENV) --requirements requirements/platforms.txt
+
+# Windows CPythons under wine, and aarch64 ones under qemu. COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
+export ZIG_GLOBAL_CACHE_DIR ?= $(CURDIR)/build/zig-cache
+
+windows-tests: platforms-environment
+	$(PLATFORMS_VENV)/bin/python -m tools.platforms.windows_python
+	$(PLATFORMS_VENV)/bin/python -m pytest -q tests/platforms -k windows
+
+arm-tests: platforms-environment
+	$(PLATFORMS_VENV)/bin/python -m tools.platforms.arm_python
+	$(PLATFORMS_VENV)/bin/python -m pytest -q tests/platforms -k arm
+
 clean:
-	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(MODALITIES_VENV) build demo-output
+	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(PLATFORMS_VENV) $(MODALITIES_VENV) build demo-output

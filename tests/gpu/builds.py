@@ -128,7 +128,11 @@ def reference(
     elif call.pv_accumulator == "fp32" and torch.cuda.get_device_capability() == (9, 0):
         options = replace(options, accumulator=ACCUMULATE_FP32)
     if name == "sm80":
-        options = replace(options, p_format=FP16, v_format=FP16)
+        # P as large as the kernels have it, and the depth of an fp16 product.
+        accumulator = options.accumulator
+        if call.pv_accumulator == "fp16":
+            accumulator = replace(accumulator, keys_per_instruction=16)
+        options = replace(options, p_format=FP16, v_format=FP16, p_maximum=448.0, accumulator=accumulator)
     return reference_attention(q, k, v, options, scale=call.scale, is_causal=call.is_causal, attn_mask=attn_mask)
 
 

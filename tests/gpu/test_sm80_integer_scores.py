@@ -50,13 +50,18 @@ class _Module:
 
 
 @lru_cache
-def _compile(padded_head_dim: int, mode: str, rotate: bool, folder: Path) -> _Module:
+def _compile(padded_head_dim: int, mode: str, rotate: bool, half_values: bool, folder: Path) -> _Module:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("nvcc is not on the PATH")
-    output = folder / f"scores_{padded_head_dim}_{mode}_{rotate:d}.cubin"
+    output = folder / f"scores_{padded_head_dim}_{mode}_{rotate:d}_{half_values:d}.cubin"
     target = "sm_{}{}".format(*torch.cuda.get_device_capability())
-    defines = [f"-DHEAD_DIM={padded_head_dim}", f"-DBITS={mode[0]}", f"-DROTATED={rotate:d}", "-DHALF_VALUES=0"]
+    defines = [
+        f"-DHEAD_DIM={padded_head_dim}",
+        f"-DBITS={mode[0]}",
+        f"-DROTATED={rotate:d}",
+        f"-DHALF_VALUES={half_values:d}",
+    ]
     options = ["-std=c++17", "--expt-relaxed-constexpr", "-I", str(CSRC)]
     subprocess.run([nvcc, "-cubin", f"-arch={target}", *options, *defines, "-o", str(output), str(SOURCE)], check=True)
     torch.zeros(1, device="cuda")  # makes torch's context current
@@ -68,10 +73,13 @@ def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cubins")
 
 
+@pytest.mark.parametrize("half_values", [False, True], ids=["e4m3_values", "half_values"])
 @pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
 @pytest.mark.parametrize("mode", ["8b", "4b"])
-def test_scores_are_those_of_the_reference(mode: str, head_dim: int, rotate: bool, cubins: Path) -> None:
+def test_scores_are_those_of_the_reference(
+    mode: str, head_dim: int, rotate: bool, half_values: bool, cubins: Path
+) -> None:
     # On the CPU, because PyTorch on CUDA divides by a constant inexactly.
     q, k = torch.randn(2, 1, 1, LENGTH, head_dim).unbind()
     if mode == "4b":
@@ -84,7 +92,7 @@ def test_scores_are_those_of_the_reference(mode: str, head_dim: int, rotate: boo
     wanted = integer_scores(prepared.q.values, prepared.k.values)[0, 0]
 
     padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
-    module = _compile(padded, mode, rotate, cubins)
+    module = _compile(padded, mode, rotate, half_values, cubins)
     q_tiles, k_tiles = (torch.full((LENGTH * padded,), 0x5A, dtype=torch.uint8, device="cuda") for _ in range(2))
     scales, q_mean = torch.empty(2 * LENGTH, device="cuda"), torch.empty(LENGTH * padded, device="cuda")
     half_q, half_k = q.half().cuda(), k.half().cuda()

@@ -73,11 +73,12 @@ def test_fault_and_what_comes_after_it(newest: ComfyServer, kind: str, place: st
     survives = place == "backend" and kind == "RuntimeError"  # ComfyUI's attention serves the call
     if kind in VALUES or survives:
         run = newest.run(prompt(guard, kind, place))
+        # A fault that happens once is gone in the second run of the pass; what the model itself gives stays.
         finite = bool(newest.latent(run, LATENT).isfinite().all())
-        # The guard answers for the backends; what ComfyUI's attention and the model give is theirs.
-        assert finite == (survives or (place == "backend" and guard))
+        assert finite == (survives or (guard and place != "model"))
         text = run.outputs[REPORT]["text"][0]
-        assert ("Taken out of use by the guard" in text) == (place == "backend" and guard and not survives)
+        assert ("the model was run again in step" in text) == (guard and place != "model" and not survives)
+        assert ("the model's own values are broken" in text) == (guard and place == "model")
     elif kind == "interrupt":
         with pytest.raises((RuntimeError, KeyError)):  # an interrupted prompt has no outputs
             newest.latent(newest.run(prompt(guard, kind, place)), LATENT)

@@ -101,7 +101,7 @@ class BrokenCrossAttention(io.ComfyNode):
 
 
 class ResultCache(io.ComfyNode):
-    """A caching pack: wraps the model's call, and answers a pass with the same input as the last by that one's result."""
+    """A caching pack: wraps the model's call, and answers a pass with the same input as the last by its result."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -7,6 +7,10 @@ why they are slow, on a machine without a usable kernel too.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+# The Python of ComfyUI's Windows portable does not look for modules beside the script that it runs.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 def unpack_kernels() -> None:
@@ -27,12 +31,16 @@ def unpack_kernels() -> None:
 
 def main() -> None:
     try:
-        from comfy_sage2 import doctor
+        from comfy_sage2 import console, doctor
     except ImportError as error:
         print(f"[comfy-sage2] run install.py with ComfyUI's own Python, {sys.executable} lacks something: {error}")
         return
-    unpack_kernels()
-    doctor.main([])
+    console.print_any_letters()
+    try:
+        unpack_kernels()
+        doctor.main([])
+    except Exception as error:  # the nodes load all the same, and the manager takes an error for a failed installation
+        print(f"[comfy-sage2] what works here could not be found out: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,18 @@
-"""`python -m comfy_sage2 <command>`."""
+"""`python -m comfy_sage2 <command>`, or `python <path of this folder> <command>`.
+
+The second form is for a Python that ignores the current folder, such as that of ComfyUI's Windows portable.
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from .command_line import run
+if not __package__:
+    # Run by its path, Python has put this folder first, where its modules would hide others of the same names.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from comfy_sage2.command_line import run
 
 COMMANDS = {
     "doctor": ("comfy_sage2.doctor", "say which attention backends can run on this machine, and why others cannot"),

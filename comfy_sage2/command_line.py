@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from .console import print_any_letters
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that answers a wrong argument with one line, and exit status 2."""
@@ -70,6 +72,7 @@ def run(program: str, commands: Mapping[str, tuple[str, str]], arguments: list[s
 
     commands: name -> (the module whose `main(arguments)` runs it, what it does).
     """
+    print_any_letters()
     width = max(map(len, commands))
     listed = "\n".join(f"  {name:<{width}} {text}" for name, (_, text) in commands.items())
     parser = Parser(

@@ -58,7 +58,11 @@ def driver_cuda() -> str:
 
     OSError says why the driver's library does not load, RuntimeError that it does not answer.
     """
-    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    if sys.platform == "win32":
+        system_folder_only = 0x800  # LOAD_LIBRARY_SEARCH_SYSTEM32
+        library = ctypes.CDLL("nvcuda.dll", winmode=system_folder_only)
+    else:
+        library = ctypes.CDLL("libcuda.so.1")
     version = ctypes.c_int()
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
         raise RuntimeError("the CUDA driver is installed but does not answer")

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <bitset>
+#include <cstring>
 #include <exception>
 #include <iterator>
 #include <new>
@@ -140,6 +141,14 @@ void bound_attention(const py::kwargs& arguments) {
   attention(call);
 }
 
+void set_error(PyObject* type, const char* text) {
+  // The driver's and the dynamic linker's words may be in any encoding.
+  PyObject* message = PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "backslashreplace");
+  if (!message) return;
+  PyErr_SetObject(type, message);
+  Py_DECREF(message);
+}
+
 // Several of these modules may be loaded at once, each with a C++ library of its own. A translator that another
 // module registered would not recognize this module's exceptions, so each translates its own.
 void translate(std::exception_ptr exception) {
@@ -148,11 +157,11 @@ void translate(std::exception_ptr exception) {
   } catch (const py::builtin_exception& error) {
     error.set_error();
   } catch (const std::invalid_argument& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
+    set_error(PyExc_ValueError, error.what());
   } catch (const std::bad_alloc& error) {
     PyErr_SetString(PyExc_MemoryError, error.what());
   } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+    set_error(PyExc_RuntimeError, error.what());
   }
 }
 
@@ -166,6 +175,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("version") = KERNEL_VERSION;
   module.attr("abi_version") = kAbiVersion;
   module.attr("toolchain") = KERNEL_TOOLCHAIN;
+  module.attr("minimum_driver") = KERNEL_MINIMUM_DRIVER;
   module.attr("minimum_driver_version") = KERNEL_MINIMUM_DRIVER_VERSION;
   module.def("add_cubin", &driver::add_cubin, py::arg("name"), py::arg("image"),
              "Make a compiled image (bytes) known under its name.");

@@ -53,7 +53,10 @@ struct LaunchConfig {
 
 #ifdef _WIN32
 constexpr const char* kLibraryName = "nvcuda.dll";
-void* open_library() { return reinterpret_cast<void*>(LoadLibraryA(kLibraryName)); }
+// From the system folder alone: a library of that name in the current folder or on the PATH is not the driver's.
+void* open_library() {
+  return reinterpret_cast<void*>(LoadLibraryExA(kLibraryName, nullptr, LOAD_LIBRARY_SEARCH_SYSTEM32));
+}
 std::string open_error() { return "error " + std::to_string(GetLastError()); }
 void* find_symbol(void* library, const char* name) {
   return reinterpret_cast<void*>(GetProcAddress(reinterpret_cast<HMODULE>(library), name));
@@ -64,6 +67,9 @@ void* open_library() { return dlopen(kLibraryName, RTLD_NOW | RTLD_LOCAL); }
 std::string open_error() { return dlerror(); }
 void* find_symbol(void* library, const char* name) { return dlsym(library, name); }
 #endif
+
+// A CUDA version of the driver in words, such as "12.8" for 12080.
+std::string cuda(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
 template <typename Signature>
 class Entry;
@@ -78,7 +84,7 @@ class Entry<CUresult(Arguments...)> {
   CUresult raw(Arguments... arguments) const {
     if (!function_) {
       throw std::runtime_error(std::string("the installed NVIDIA driver lacks ") + name_ +
-                               "; update it to version 525 or newer");
+                               "; update it to version " KERNEL_MINIMUM_DRIVER " or newer");
     }
     return function_(arguments...);
   }
@@ -140,7 +146,7 @@ class Api {
   static void* required_library() {
     if (void* library = open_library()) return library;
     throw std::runtime_error(std::string("no NVIDIA driver was found: ") + kLibraryName + " cannot be opened (" +
-                             open_error() + "); install driver 525 or newer");
+                             open_error() + "); install driver " KERNEL_MINIMUM_DRIVER " or newer");
   }
 
   explicit Api(void* library)
@@ -250,8 +256,9 @@ class KernelCache {
     if (result == kErrorInvalidImage || result == kErrorNoBinaryForGpu || result == kErrorUnsupportedVersion) {
       int found = 0;
       api.check(api.driver_get_version, &found);
-      message += "; it was compiled for " KERNEL_TARGET " with " KERNEL_TOOLCHAIN " and needs CUDA driver version " +
-                 std::to_string(KERNEL_MINIMUM_DRIVER_VERSION) + " or newer, found " + std::to_string(found);
+      message += "; it was compiled for " KERNEL_TARGET " with " KERNEL_TOOLCHAIN " and needs driver "
+                 KERNEL_MINIMUM_DRIVER ", which supports CUDA " + cuda(KERNEL_MINIMUM_DRIVER_VERSION) +
+                 ", or newer; this one supports CUDA " + cuda(found);
     }
     throw std::runtime_error(message);
   }

@@ -56,12 +56,12 @@ class Step:
 
 
 def _nvcc_release(nvcc: str) -> tuple[str, int]:
-    """nvcc's version and the oldest driver version that loads its cubins: that of the first minor release."""
+    """nvcc's version and its major number."""
     text = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
     found = re.search(r"release \d+\.\d+, V((\d+)\.\d+\.\d+)", text)
     if not found:
         raise SystemExit(f"{nvcc} --version was not understood:\n{text}")
-    return found[1], int(found[2]) * 1000
+    return found[1], int(found[2])
 
 
 def _interpreter_paths(python: str) -> tuple[str, str]:
@@ -130,13 +130,15 @@ def build(name: str, target: str | None, python: str, out: Path, jobs: int, cubi
     package.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
 
-    release, minimum_driver = _nvcc_release(nvcc)
+    release, major = _nvcc_release(nvcc)
+    driver = kernel_table.oldest_driver(architecture, major)
     macros = {
         "KERNEL_ARCHITECTURE": f'"{name}"',
         "KERNEL_TARGET": f'"{target}"',
         "KERNEL_VERSION": f'"{kernel_table.version()}"',
         "KERNEL_TOOLCHAIN": f'"nvcc {release}"',
-        "KERNEL_MINIMUM_DRIVER_VERSION": str(minimum_driver),
+        "KERNEL_MINIMUM_DRIVER": f'"{driver}"',
+        "KERNEL_MINIMUM_DRIVER_VERSION": str(kernel_table.DRIVER_CUDA_VERSIONS[driver]),
     }
     cubins = _cubin_steps(architecture, target, nvcc, package, work)
     wanted = {step.output for step in cubins}

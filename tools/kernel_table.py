@@ -10,7 +10,7 @@ An architecture is one build of a family, and one kernel distribution:
     capabilities     compute capabilities that it runs on, "major.minor"
     modes            "8b" and "4b", as it has them
     pv_accumulators  "fp32" and "fp16", likewise
-    minimum_driver   the oldest driver branch that can run it
+    minimum_driver   the oldest driver branch that can run it, one of DRIVER_CUDA_VERSIONS
     targets          GPU targets that it may be compiled for, the usual one first
     defines          preprocessor definitions for its device code and its host code: what it can do
 """
@@ -26,6 +26,8 @@ from typing import Any
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 TABLE = CSRC / "architectures.json"
 HOST_SOURCES = ("binding.cpp", "driver.cpp")
+# Driver branch -> the CUDA version that its first release supports, as the driver gives it: 1000 * major + 10 * minor.
+DRIVER_CUDA_VERSIONS = {"525": 12000, "570": 12080, "580": 13000}
 
 _FAMILY_KEYS = {"host_sources", "cubins"}
 _CUBIN_KEYS = {"source", "defines"}
@@ -65,6 +67,12 @@ class Architecture:
         if wanted not in self.targets:
             raise ValueError(f"{self.name} has the targets {', '.join(self.targets)}, got {wanted}")
         return wanted
+
+
+def oldest_driver(architecture: Architecture, compiler_major: int) -> str:
+    """The oldest driver branch for an architecture's images when a CUDA compiler of this major version makes them."""
+    of_compiler = next(branch for branch, cuda in DRIVER_CUDA_VERSIONS.items() if cuda >= compiler_major * 1000)
+    return max(architecture.minimum_driver, of_compiler, key=DRIVER_CUDA_VERSIONS.__getitem__)
 
 
 def _keys(entry: Mapping[str, Any], known: set[str], what: str, optional: frozenset[str] = frozenset()) -> None:

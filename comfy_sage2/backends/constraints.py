@@ -26,6 +26,21 @@ ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
 
 
+# What to use where no kernel of this library fits, by compute capability or its major number. "ComfyUI's own attention"
+# is what every node falls back to.
+_WITHOUT_KERNELS = {
+    (7, 5): "Turing lacks instructions that all these kernels use (cp.async, bf16): use ComfyUI's own attention",
+    (8, 7): "Jetson Orin does not run the code for 8.0: use ComfyUI's own attention",
+    10: "on these GPUs (B200, B300) the instructions of these kernels are slow: use ComfyUI's own attention",
+    11: "on these GPUs (Thor) the instructions of these kernels are slow: use ComfyUI's own attention",
+}
+
+
+def _advice(capability: tuple[int, int]) -> str:
+    advice = _WITHOUT_KERNELS.get(capability) or _WITHOUT_KERNELS.get(capability[0])
+    return f". {advice}" if advice else ""
+
+
 def capability_is(*supported: tuple[int, int]) -> Constraint:
     """The GPU's compute capability is one of `supported`."""
 
@@ -33,8 +48,10 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
         if request.capability in supported:
             return None
         names = " or ".join(f"{major}.{minor}" for major, minor in supported)
-        found = "no CUDA device" if request.capability is None else "{}.{}".format(*request.capability)
-        return f"these kernels need compute capability {names}, got {found}"
+        if request.capability is None:
+            return f"these kernels need compute capability {names}, got no CUDA device"
+        found = "{}.{}".format(*request.capability)
+        return f"these kernels need compute capability {names}, got {found}{_advice(request.capability)}"
 
     return Constraint("compute capability", check)
 

@@ -60,5 +60,5 @@ KERNELS = (
     KernelBackend("sm90", ((9, 0),), modes=("8b", "4b"), pv_accumulators=("fp32",)),
     KernelBackend("sm89", ((8, 9),), modes=("8b", "4b"), pv_accumulators=("fp32", "fp16")),
     KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b",), pv_accumulators=("fp32", "fp16")),
-    KernelBackend("sm80", ((8, 0), (8, 6), (8, 7)), modes=("8b",), pv_accumulators=("fp32",)),
+    KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b",), pv_accumulators=("fp32",)),
 )

@@ -36,7 +36,16 @@ class ReferenceBackend(Backend):
             is_causal=options.is_causal,
             attn_mask=attn_mask,
         )
-        out = empty_output(q, options.layout).copy_(result)
+        out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
         if nonfinite is not None:
             note_nonfinite(out, nonfinite)
         return out, lse if options.return_lse else None
+
+
+def _within_range(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`result` with its finite values in the range of `dtype`.
+
+    An output is a mean of V's rows and so never larger than V, but rounding P can carry it a few percent beyond.
+    """
+    limits = torch.finfo(dtype)
+    return torch.where(result.isfinite(), result.clamp(limits.min, limits.max), result)

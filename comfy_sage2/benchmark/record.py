@@ -17,14 +17,24 @@ from .sustained import Sustained
 
 FORMAT = 2
 
-# A folder in an error message may hold a user's name: of an absolute path only the last part is kept.
-_FOLDERS = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\](?:[^\s'\"/\\]+[/\\])+")
+# A folder in an error message may hold a user's name: of an absolute path only the last part is kept. Separators may be
+# of either kind, and doubled where a message quotes a path; a name in between may hold blanks, but not at its ends.
+_FOLDERS = re.compile(
+    r"""(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\]+(?:[^\s'"/\\:*?<>|](?:[^'"/\\:*?<>|\r\n]*[^\s'"/\\:*?<>|])?[/\\]+)+"""
+)
+
+
+def _home() -> re.Pattern[str]:
+    """The user's own folder in every spelling: Windows knows no case, and takes either separator."""
+    parts = [re.escape(part) for part in re.split(r"[/\\]+", str(Path.home())) if part]
+    # A home of "/" has no name to hide.
+    return re.compile(r"[/\\]*" + r"[/\\]+".join(parts) + r"(?!\w)" if parts else r"(?!)", re.IGNORECASE)
 
 
 def without_folders(value: Any) -> Any:
     """A JSON value in which the absolute paths of all texts are reduced to their last part."""
     if isinstance(value, str):
-        return _FOLDERS.sub("", value.replace(str(Path.home()), ""))
+        return _FOLDERS.sub("", _home().sub("", value))
     if isinstance(value, dict):
         return {key: without_folders(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import logging
+import sys
 import threading
 from pathlib import Path
 from types import ModuleType
 
 from . import abi, contents, manifest
 from .errors import KernelUnavailable
-from .unpack import cache_folders, place
+from .unpack import PlacedModule, cache_folders, place, remove_older, wheel_folder
 
 __all__ = ["KernelUnavailable", "ignored", "load", "prepare", "reason_unavailable"]
 
@@ -22,44 +24,47 @@ _failures: dict[str, str] = {}
 _reasons: dict[str, str | None] = {}
 _ignored: dict[str, str] = {}
 
-# The first driver branch of each CUDA major version.
-_DRIVER_BRANCHES = {12: "525", 13: "580"}
-
 
 def _import_installed(architecture: str) -> ModuleType | None:
     """The pip-installed distribution's module, or None when there is none that can be imported."""
     name = f"comfy_sage2_{architecture}"
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name:
+    except Exception as error:  # a module of that name may raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
             return None
-        failure: ImportError = error
-    except ImportError as error:
+        failure: BaseException = error
+    except SystemExit as error:
         failure = error
-    _log.warning("the installed kernel module %s cannot be imported, trying the bundled one: %s", name, failure)
+    _log.warning("the installed kernel module %s cannot be imported, trying the bundled one: %r", name, failure)
     return None
 
 
-def _unpack_bundled(architecture: str) -> tuple[Path, contents.KernelFiles]:
+def _unpack_bundled(architecture: str) -> tuple[PlacedModule, contents.KernelFiles]:
     wheel = manifest.find(architecture)
     files = contents.read(wheel.read(), wheel.path.name, architecture)
-    # The wheel's checksum in the path keeps versions and interpreters apart; its whole name would be long for Windows.
-    relative = Path(f"comfy_sage2_{architecture}-{wheel.sha256[:16]}") / files.extension_name
-    return place(relative, files.extension, cache_folders()), files
+    folder = wheel_folder(architecture, wheel.sha256)
+    folders = cache_folders()
+    placed = place(Path(folder) / files.extension_name, files.extension, folders)
+    remove_older(folder, folders)
+    return placed, files
 
 
 def _import_bundled(architecture: str) -> ModuleType:
-    path, files = _unpack_bundled(architecture)
+    placed, files = _unpack_bundled(architecture)
     name = f"comfy_sage2_{architecture}._C"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise KernelUnavailable(f"{path} is not an extension module that this Python can import")
+    loader = importlib.machinery.ExtensionFileLoader(name, placed.loadable)
+    spec = importlib.machinery.ModuleSpec(name, loader, origin=placed.loadable)
     try:
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        raise KernelUnavailable(f"the kernel module {path} cannot be imported: {error}") from error
+        loader.exec_module(module)
+    except Exception as error:
+        placed.close()
+        raise KernelUnavailable(f"the kernel module {placed.path} cannot be imported: {error}") from error
+    module.__file__ = str(placed.path)
+    # On Linux the descriptor stays open: the dynamic linker would take its number, given to another file, for this one.
+    if sys.platform == "win32":
+        placed.close()
     reason = abi.reason_against(module, architecture)
     if reason is not None:
         raise KernelUnavailable(
@@ -117,20 +122,22 @@ def prepare(architecture: str) -> Path:
 
     KernelUnavailable as for `load`.
     """
-    return _unpack_bundled(architecture)[0]
+    placed, _ = _unpack_bundled(architecture)
+    placed.close()
+    return placed.path
 
 
 def _driver_reason(module: ModuleType) -> str | None:
     try:
         found = module.driver_version()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # ValueError: the system's text about the driver is not UTF-8
         return str(error)
     needed = module.minimum_driver_version
     if found >= needed:
         return None
     return (
         f"the NVIDIA driver is too old: it supports CUDA {found // 1000}.{found % 1000 // 10}, the kernels need CUDA "
-        f"{needed // 1000}.{needed % 1000 // 10}; install driver {_DRIVER_BRANCHES[needed // 1000]} or newer"
+        f"{needed // 1000}.{needed % 1000 // 10}; install driver {module.minimum_driver} or newer"
     )
 
 

@@ -64,6 +64,12 @@ def _architecture(wheel: BundledWheel) -> str | None:
     return found["architecture"] if found else None
 
 
+def _listed(wheels: list[BundledWheel], field: int) -> str:
+    """All tags in one field of the wheels' names, in words."""
+    tags = {tag for wheel in wheels for tag in wheel.path.stem.split("-")[field].split(".")}
+    return ", ".join(sorted(tags))
+
+
 def architectures(folder: Path = WHEELS) -> tuple[str, ...]:
     """The architectures that the manifest has wheels for. KernelUnavailable as for `read_manifest`."""
     return tuple(sorted({name for wheel in read_manifest(folder) if (name := _architecture(wheel))}))
@@ -76,7 +82,7 @@ def find(architecture: str, folder: Path = WHEELS) -> BundledWheel:
     """
     try:
         from packaging.tags import sys_tags
-        from packaging.utils import parse_wheel_filename
+        from packaging.utils import InvalidWheelFilename, parse_wheel_filename
     except ImportError as error:
         raise KernelUnavailable(
             f"the Python package 'packaging' is needed to choose a kernel wheel and cannot be imported ({error}): "
@@ -91,16 +97,17 @@ def find(architecture: str, folder: Path = WHEELS) -> BundledWheel:
     rank = {tag: position for position, tag in enumerate(sys_tags())}
     best, best_rank = None, len(rank)
     for wheel in candidates:
-        tags = parse_wheel_filename(wheel.path.name)[3]
+        try:
+            tags = parse_wheel_filename(wheel.path.name)[3]
+        except InvalidWheelFilename as error:
+            raise KernelUnavailable(f"{folder / MANIFEST} is damaged: {error}; update or reinstall the pack") from error
         wheel_rank = min((rank[tag] for tag in tags if tag in rank), default=len(rank))
         if wheel_rank < best_rank:
             best, best_rank = wheel, wheel_rank
     if best is None:
-        interpreters = sorted({wheel.path.stem.split("-")[-3] for wheel in candidates})
-        platforms = sorted({wheel.path.stem.split("-")[-1] for wheel in candidates})
         raise KernelUnavailable(
             f"no bundled {architecture} kernel wheel fits {sys.implementation.name} "
             f"{sys.version_info.major}.{sys.version_info.minor} on {sysconfig.get_platform()}; there are wheels for "
-            f"{', '.join(interpreters)} on {', '.join(platforms)}"
+            f"{_listed(candidates, -3)} on {_listed(candidates, -1)}"
         )
     return best

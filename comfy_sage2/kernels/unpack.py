@@ -4,24 +4,59 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import stat
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import KernelUnavailable
 
 _PARTIAL = ".partial-"
 _ABANDONED_AFTER_SECONDS = 3600.0
+_FOLDER_MODE = 0o755
+# The folder of one wheel's module: its package and the start of its checksum.
+_WHEEL_FOLDER = re.compile(r"comfy_sage2_sm\d+-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class PlacedModule:
+    """A module on disk whose content was compared, kept open: nothing else can take its place while it is.
+
+    Where it is loaded from, `loadable`, is this very file on Linux, even when another one has got its name meanwhile.
+    Windows refuses to replace or to change a file that is open like this.
+    """
+
+    path: Path
+    descriptor: int
+
+    @property
+    def loadable(self) -> str:
+        """The path to import it by. Use it before `close`."""
+        return f"/proc/self/fd/{self.descriptor}" if os.path.exists("/proc/self/fd") else str(self.path)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def wheel_folder(architecture: str, sha256: str) -> str:
+    """The name of the folder for the modules of a wheel.
+
+    The checksum keeps versions apart; the wheel's whole name would be long for Windows.
+    """
+    return f"comfy_sage2_{architecture}-{sha256[:16]}"
 
 
 def _user_cache() -> Path | None:
-    """The user's cache folder, or None for a user without a home."""
+    """The user's cache folder, or None for a user without one."""
     variable, default = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
-    named = os.environ.get(variable)
-    if named:
-        return Path(named)
+    named = Path(os.environ.get(variable, ""))
+    # The XDG specification has relative paths ignored: they would make a folder wherever ComfyUI was started.
+    if named.is_absolute():
+        return named
     try:
         return Path.home() / default
     except RuntimeError:
@@ -29,24 +64,54 @@ def _user_cache() -> Path | None:
 
 
 def cache_folders() -> tuple[Path, ...]:
-    """Where unpacked files may lie, the preferred folder first: the pack's own, then the user's cache."""
+    """Where unpacked files may lie, the preferred folder first: the pack's own and the user's cache.
+
+    Windows cannot delete a module that is loaded, so there the pack's folder, which updates and uninstalls, comes last.
+    """
     own = Path(__file__).resolve().parent / "_unpacked"
-    user = _user_cache()
-    return (own,) if user is None else (own, user / "comfy_sage2" / "kernels")
+    cache = _user_cache()
+    if cache is None:
+        return (own,)
+    user = cache / "comfy_sage2" / "kernels"
+    return (user, own) if sys.platform == "win32" else (own, user)
 
 
-def _matches(path: Path, content: bytes) -> bool:
-    """Whether the file is there. KernelUnavailable when its content is another one."""
+def _open(path: Path) -> int:
+    """A descriptor to read the file by. OSError when it cannot be opened or is no regular file."""
+    if sys.platform == "win32":
+        import _winapi
+        import msvcrt
+
+        shared_for_reading = 1  # others may neither write to it nor replace it
+        handle = _winapi.CreateFile(str(path), _winapi.GENERIC_READ, shared_for_reading, 0, _winapi.OPEN_EXISTING, 0, 0)
+        return msvcrt.open_osfhandle(handle, os.O_RDONLY)
+    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(f"{path.name} is not a regular file")
+
+
+def _existing(path: Path, content: bytes) -> PlacedModule | None:
+    """The module that is there already. KernelUnavailable when its content is another one."""
     try:
-        found = path.read_bytes()
+        descriptor = _open(path)
     except FileNotFoundError:
-        return False
-    if found != content:
-        raise KernelUnavailable(
-            f"{path} is refused: it is not the file that the bundled wheel holds, so it was changed or damaged. "
-            f"Delete it and restart"
-        )
-    return True
+        return None
+    try:
+        # One byte more than wanted: a longer file differs too.
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            found = file.read(len(content) + 1)
+        if found != content:
+            raise KernelUnavailable(
+                f"{path} is refused: it is not the file that the bundled wheel holds, so it was changed or damaged. "
+                f"Delete it and restart"
+            )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return PlacedModule(path, descriptor)
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -58,9 +123,17 @@ def _remove_abandoned(folder: Path) -> None:
                 path.unlink()
 
 
+def _make_folders(folder: Path) -> None:
+    """Make a folder and those above it, writable by nobody but the user whatever the umask is."""
+    if folder.is_dir():
+        return
+    _make_folders(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(_FOLDER_MODE)
+
+
 def _write(path: Path, content: bytes) -> None:
     """Write the whole file or nothing: it gets its name only when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path.parent)
     descriptor, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=path.parent)
     try:
@@ -77,8 +150,27 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
-def place(relative: Path, content: bytes, folders: Sequence[Path]) -> Path:
-    """The path of a file with this content at `relative` in the first of `folders` that has it or can take it.
+def _refuse_noexec(folder: Path) -> None:
+    """OSError when the folder is on a disk that modules cannot be loaded from."""
+    if sys.platform == "linux" and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise OSError("the disk is mounted noexec")
+
+
+def _place_in(path: Path, content: bytes) -> PlacedModule:
+    """The file with this content at this path, written unless it is there. OSError when that is not possible."""
+    _make_folders(path.parent)
+    _refuse_noexec(path.parent)
+    placed = _existing(path, content)
+    if placed is None:
+        _write(path, content)
+        placed = _existing(path, content)
+    if placed is None:
+        raise OSError("it was deleted as soon as it was written")
+    return placed
+
+
+def place(relative: Path, content: bytes, folders: Sequence[Path]) -> PlacedModule:
+    """The file with this content at `relative` in the first of `folders` that has it or can take it.
 
     Safe to call from several threads and processes at once. KernelUnavailable when a file of that name has another
     content, or when no folder can take it; the message then says why for each.
@@ -87,18 +179,40 @@ def place(relative: Path, content: bytes, folders: Sequence[Path]) -> Path:
     for folder in folders:
         path = folder / relative
         try:
-            if _matches(path, content):
-                return path
-            _write(path, content)
+            return _place_in(path, content)
         except OSError as error:
             # Windows refuses to replace a module that another process has put there and loaded meanwhile.
             with contextlib.suppress(OSError):
-                if _matches(path, content):
-                    return path
+                _refuse_noexec(path.parent)
+                placed = _existing(path, content)
+                if placed is not None:
+                    return placed
             problems.append(f"{path.parent}: {error.strerror or error}")
-            continue
-        return path
     raise KernelUnavailable(
         f"the kernel module {relative.name} cannot be unpacked, {'; '.join(problems)}. Free some space or make one of "
         f"the folders writable, then restart"
     )
+
+
+def _older_folders(current: str, folders: Sequence[Path]) -> Iterator[Path]:
+    package = current.rpartition("-")[0]
+    for folder in folders:
+        for path in folder.glob(f"{package}-*"):
+            if _WHEEL_FOLDER.fullmatch(path.name) and path.name != current and not path.is_symlink():
+                yield path
+
+
+def remove_older(current: str, folders: Sequence[Path]) -> None:
+    """Remove the modules of the same architecture's other wheels, as far as that is possible.
+
+    current: the name that `wheel_folder` gives to the wheel in use. What another process still uses stays where
+    the system does not let it be deleted (Windows); the next update removes it.
+    """
+    with contextlib.suppress(OSError):
+        for folder in _older_folders(current, folders):
+            for file in folder.glob("_C.*"):
+                with contextlib.suppress(OSError):
+                    file.unlink()
+            _remove_abandoned(folder)
+            with contextlib.suppress(OSError):
+                folder.rmdir()

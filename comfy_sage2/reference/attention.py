@@ -52,7 +52,11 @@ def reference_attention(
                 scores = tile_scores(prepared, rows, keys, scale, options.groups.block_q)
                 softmax.add(mask_scores_(scores, attn_mask, is_causal, rows, keys), keys)
             outs.append(softmax.output(prepared.v_mean))
-            lses.append(softmax.log_sum_exp() + _dropped_term(q[:, :, rows], prepared, scale))
+            lse = softmax.log_sum_exp() + _dropped_term(q[:, :, rows], prepared, scale)
+            if attn_mask is not None and attn_mask.dtype != torch.bool:
+                # Where the mask's lowest number was cut to what float32 holds in units of log2.
+                lse = lse.masked_fill(softmax.is_lowest(), torch.finfo(attn_mask.dtype).min)
+            lses.append(lse)
         return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
 
 

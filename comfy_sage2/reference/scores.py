@@ -13,7 +13,7 @@ LOG2_E = math.log2(math.e)
 
 # A finite mask value stays finite in units of log2, so that a row of the lowest number of its type is a uniform row, as
 # in plain attention, and not an empty one.
-_LOWEST_MASK_TERM = torch.finfo(torch.float32).min / 2
+LOWEST_MASK_TERM = torch.finfo(torch.float32).min / 2
 
 
 def tile_scores(prepared: Prepared, rows: slice, keys: slice, scale: float, block_q: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ def mask_scores_(
             scores.masked_fill_(~part, -math.inf)
         else:
             part = part.float()
-            term = (part * LOG2_E).clamp_(min=_LOWEST_MASK_TERM)
+            term = (part * LOG2_E).clamp_(min=LOWEST_MASK_TERM)
             scores.add_(term.masked_fill_(part == -math.inf, -math.inf))
     if is_causal and keys.stop - 1 > rows.start:
         row = torch.arange(rows.start, rows.stop, device=scores.device)

@@ -8,6 +8,7 @@ import torch
 
 from ..quantize.quantizers import Quantized
 from .options import ReferenceOptions
+from .scores import LOWEST_MASK_TERM
 
 
 class OnlineSoftmax:
@@ -61,3 +62,7 @@ class OnlineSoftmax:
     def log_sum_exp(self) -> torch.Tensor:
         """Natural log of the sum of exponentials of the scores: (B, Hq, rows), -inf where nothing was attended to."""
         return ((self._maximum + self._sum.log2()) * math.log(2.0)).squeeze(3)
+
+    def is_lowest(self) -> torch.Tensor:
+        """The rows (B, Hq, rows) that attended to nothing but keys with the lowest mask value."""
+        return (self._maximum.isfinite() & (self._maximum <= LOWEST_MASK_TERM * 0.999)).squeeze(3)

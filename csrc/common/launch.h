@@ -57,7 +57,8 @@ inline Mask mask_of(const MaskView& view) {
           view.head_stride,
           view.query_stride,
           view.key_stride,
-          view.element};
+          view.element,
+          0};
 }
 
 // As it stands in the kernels' names.

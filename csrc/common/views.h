@@ -18,6 +18,7 @@ struct Mask {  // strides are 0 where the mask broadcasts
   const void* pointer;
   i64 batch_stride, head_stride, query_stride, key_stride;
   int element;
+  int padding;  // 0: named, so that a kernel's parameters are the same bytes on every platform
 };
 
 }  // namespace common

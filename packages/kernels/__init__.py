@@ -3,6 +3,7 @@
 Importing needs neither torch nor an NVIDIA driver: the driver is looked up by the first call.
 """
 
+import lzma
 from pathlib import Path
 
 from . import _C
@@ -11,6 +12,7 @@ from ._C import (
     architecture,
     attention,
     driver_version,
+    minimum_driver,
     minimum_driver_version,
     target,
     toolchain,
@@ -23,6 +25,7 @@ __all__ = [
     "architecture",
     "attention",
     "driver_version",
+    "minimum_driver",
     "minimum_driver_version",
     "target",
     "toolchain",
@@ -30,5 +33,7 @@ __all__ = [
     "workspace_bytes",
 ]
 
-for _image in sorted(Path(__file__).parent.glob("*.cubin")):
-    _C.add_cubin(_image.stem, _image.read_bytes())
+# Wheels hold their images packed, development builds as the compiler writes them.
+for _path in sorted(Path(__file__).parent.glob("*.cubin*")):
+    _image = _path.read_bytes()
+    _C.add_cubin(_path.name.partition(".")[0], lzma.decompress(_image) if _path.suffix == ".xz" else _image)

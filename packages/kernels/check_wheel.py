@@ -14,7 +14,7 @@ def main(architecture: str) -> None:
     module = importlib.import_module(f"comfy_sage2_{architecture}")
     assert module.architecture == architecture, module.architecture
     assert "torch" not in sys.modules
-    cubins = sorted(path.name for path in Path(str(module.__file__)).parent.glob("*.cubin"))
+    cubins = sorted(path.name for path in Path(str(module.__file__)).parent.glob("*.cubin.xz"))
     assert cubins, "the wheel holds no cubin"
     try:
         driver = str(module.driver_version())

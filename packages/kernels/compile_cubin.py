@@ -1,12 +1,12 @@
-"""Compile one CUDA source to a cubin with the NVRTC of the nvidia-cuda-nvrtc distribution: no CUDA toolkit needed.
+"""Compile one CUDA source to a packed cubin with the NVRTC of the nvidia-cuda-nvrtc distribution: no toolkit needed.
 
     python compile_cubin.py ROOT SOURCE OUTPUT TARGET [OPTION ...]
 
 SOURCE is named from the folder ROOT, and so are the files that it includes.
 
-CUDA's own headers come from the nvidia-cuda-runtime distribution. With CUBIN_CACHE set to a folder, an image is taken
-from there when the same compiler has made it from the same sources with the same options: the wheels of several
-interpreters share their images.
+OUTPUT is an xz file: a third of the size that a wheel's own compression gives. CUDA's own headers come from the
+nvidia-cuda-runtime distribution. With CUBIN_CACHE set to a folder, an image is taken from there when the same compiler
+has made it from the same sources with the same options: the wheels of several interpreters share their images.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
+import lzma
 import os
 import re
 import sys
@@ -31,14 +32,11 @@ def _distribution_folder(package: str) -> Path:
 
 
 def _load_nvrtc() -> ctypes.CDLL:
-    folder = _distribution_folder("nvidia.cuda_nvrtc")
-    if sys.platform == "win32":
-        os.add_dll_directory(str(folder / "bin"))
-        return ctypes.CDLL(str(folder / "bin" / "nvrtc64_120_0.dll"))
+    folder = _distribution_folder("nvidia.cuda_nvrtc") / "lib"
     # NVRTC opens its builtins by name only, so they are loaded beforehand.
-    for builtins in (folder / "lib").glob("libnvrtc-builtins.so.*"):
+    for builtins in folder.glob("libnvrtc-builtins.so.*"):
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
-    return ctypes.CDLL(str(folder / "lib" / "libnvrtc.so.12"))
+    return ctypes.CDLL(str(folder / "libnvrtc.so.12"))
 
 
 class Program:
@@ -102,16 +100,17 @@ def main(root: str, source: str, output: str, target: str, *options: str) -> Non
     # nvcc infers the execution space of lambdas and constexpr functions in device code; NVRTC has to be told.
     arguments = [f"--gpu-architecture={target}", "-std=c++17", "--device-as-default-execution-space", *options]
     cache = os.environ.get("CUBIN_CACHE")
-    cached = Path(cache) / f"{_fingerprint(Path(root), source, arguments)}.cubin" if cache else None
+    cached = Path(cache) / f"{_fingerprint(Path(root), source, arguments)}.cubin.xz" if cache else None
     if cached is not None and cached.exists():
-        image = cached.read_bytes()
+        packed = cached.read_bytes()
     else:
         includes = [Path(root), _distribution_folder("nvidia.cuda_runtime") / "include"]
         program = Program(_load_nvrtc(), Path(root), source)
         image = program.compile([*arguments, *(f"--include-path={folder}" for folder in includes)])
+        packed = lzma.compress(image, preset=9 | lzma.PRESET_EXTREME)
         if cached is not None:
-            cached.write_bytes(image)
-    Path(output).write_bytes(image)
+            cached.write_bytes(packed)
+    Path(output).write_bytes(packed)
 
 
 if __name__ == "__main__":

@@ -199,8 +199,8 @@ with ThreadPoolExecutor(8) as pool:
 def test_a_launch_is_what_was_asked_for(binding: Binding) -> None:
     binding.run("_C.attention(**full); _C.attention(**{**full, 'causal': False, 'bits': 4})")
     assert binding.calls("cuLaunchKernelEx") == [
-        "grid 132,2 block 384 shared 8000 stream 77 first 5 attribute 6",
-        "grid 132,2 block 384 shared 4000 stream 77 first 5",
+        "test_kernel grid 132,2,1 block 384,1,1 shared 8000 stream 77 attribute 6=1 parameters 0500000000000000",
+        "test_kernel grid 132,2,1 block 384,1,1 shared 4000 stream 77 parameters 0500000000000000",
     ]
     # The limit of shared memory is raised when it has to be and never lowered.
     assert binding.calls("cuFuncSetAttribute") == ["8=8000"]

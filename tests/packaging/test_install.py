@@ -69,3 +69,53 @@ def test_nothing_is_written_outside_of_the_pack_and_the_cache(pack: Plugin, tmp_
     pack.add_wheel("sm90")
     install(pack)
     assert {path.name for path in tmp_path.iterdir()} <= {"plugin", "cache"}
+
+
+def _run(pack: Plugin, *command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=pack.root.parent,
+        env={**pack.full_environment(), **environment},
+        capture_output=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def portable(pack: Plugin) -> Plugin:
+    """A pack in a folder whose name no code page of the test has."""
+    moved = pack.root.parent / "Пак 日本"
+    pack.root.rename(moved)
+    pack.root = moved
+    pack.add_wheel("sm90")
+    return pack
+
+
+# -I: like the Python of ComfyUI's Windows portable, it ignores the current folder, the script's and PYTHONPATH.
+def test_a_python_that_ignores_the_current_folder_installs(portable: Plugin) -> None:
+    process = _run(portable, "-I", str(portable.root / "install.py"))
+    assert process.returncode == 0, process.stderr
+    assert b"sm90 kernels: " in process.stdout and b"machine" in process.stdout
+
+
+def test_a_python_that_ignores_the_current_folder_runs_the_doctor_by_its_path(portable: Plugin) -> None:
+    process = _run(portable, "-I", str(portable.root / "comfy_sage2"), "doctor")
+    assert process.returncode == 1, process.stderr
+    assert process.stdout.startswith(b"comfy_sage2 ") and b"backend for each mode" in process.stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp932:strict"])
+@pytest.mark.parametrize("command", [("install.py",), ("comfy_sage2", "doctor")])
+def test_a_console_that_lacks_the_folders_letters_gets_the_verdict(
+    portable: Plugin, encoding: str, command: tuple[str, ...]
+) -> None:
+    path, *arguments = command
+    process = _run(portable, str(portable.root / path), *arguments, PYTHONIOENCODING=encoding)
+    assert process.returncode == (0 if path == "install.py" else 1), process.stderr
+    assert b"backend for each mode" in process.stdout and b"Traceback" not in process.stderr
+
+
+def test_a_doctor_that_fails_leaves_the_installation_successful(pack: Plugin) -> None:
+    pack.add_wheel("sm90")
+    (pack.root / "comfy_sage2" / "doctor.py").write_text("def main(arguments):\n    raise KeyError('broken')\n")
+    assert "could not be found out: KeyError: 'broken'" in install(pack)

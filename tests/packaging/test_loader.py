@@ -9,7 +9,7 @@ from comfy_sage2.kernels.abi import ABI_VERSION
 
 INSTALLED = """
 architecture, target, version, abi_version, toolchain = "sm90", "sm_90a", "9.9", {abi}, "a test"
-minimum_driver_version = {minimum}
+minimum_driver, minimum_driver_version = {branch!r}, {minimum}
 def driver_version():
     {driver}
 """
@@ -19,7 +19,9 @@ def install(plugin: Plugin, driver: str = "return 12080", minimum: int = 12000) 
     """Put a pure Python kernel distribution where pip would put it: on the interpreter's path."""
     package = plugin.root / "comfy_sage2" / "comfy_sage2_sm90"
     package.mkdir()
-    (package / "__init__.py").write_text(INSTALLED.format(driver=driver, minimum=minimum, abi=ABI_VERSION))
+    branch = {12000: "525", 12080: "570", 13000: "580"}[minimum]
+    text = INSTALLED.format(driver=driver, minimum=minimum, branch=branch, abi=ABI_VERSION)
+    (package / "__init__.py").write_text(text)
 
 
 def test_an_installed_distribution_comes_first(plugin: Plugin) -> None:
@@ -85,7 +87,9 @@ except loader.KernelUnavailable as error:
     [
         ("return 12000", 12000, "None"),
         ("return 11080", 12000, "supports CUDA 11.8, the kernels need CUDA 12.0; install driver 525 or newer"),
+        ("return 12040", 12080, "supports CUDA 12.4, the kernels need CUDA 12.8; install driver 570 or newer"),
         ("return 12080", 13000, "supports CUDA 12.8, the kernels need CUDA 13.0; install driver 580 or newer"),
+        ("raise UnicodeDecodeError('utf-8', b'\\xff', 0, 1, 'no text')", 12000, "no text"),
         ("raise RuntimeError('no NVIDIA driver was found')", 12000, "no NVIDIA driver was found"),
     ],
 )
@@ -101,3 +105,22 @@ def test_a_wheel_of_something_else_is_refused(plugin: Plugin) -> None:
     manifest = plugin.wheels / "SHA256SUMS"
     manifest.write_text(manifest.read_text().replace("sm89", "sm90"))
     assert f"{renamed.name} is not a wheel of sm90 kernels" in plugin.reason()
+
+
+@pytest.mark.parametrize(
+    "content", ["raise ValueError('broken')", "raise OSError('broken')", "import sys; sys.exit('broken')"]
+)
+def test_an_installed_module_that_raises_anything_is_passed_over(plugin: Plugin, content: str) -> None:
+    package = plugin.root / "comfy_sage2" / "comfy_sage2_sm90"
+    package.mkdir()
+    (package / "__init__.py").write_text(content + "\n")
+    process = plugin.start("print(loader.reason_unavailable('sm90'))")
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "comfy_sage2_sm90 cannot be imported, trying the bundled one" in errors and "broken" in errors
+    assert "SHA256SUMS cannot be read" in output
+
+
+def test_a_foreign_folder_of_the_modules_name_is_passed_over(plugin: Plugin) -> None:
+    (plugin.root / "comfy_sage2" / "comfy_sage2_sm90").mkdir()
+    assert "SHA256SUMS cannot be read" in plugin.reason()

@@ -26,6 +26,14 @@ def test_a_missing_wheel_for_this_python_is_a_reason_that_names_what_there_is(pl
     assert "cp27 on manylinux_2_17_x86_64" in reason
 
 
+def test_a_wheel_of_another_platform_is_a_reason_that_names_the_platforms(plugin: Plugin) -> None:
+    interpreters = "cp310.cp311.cp312.cp313.cp314"
+    plugin.add_wheel(tag=f"{interpreters}-{interpreters}-macosx_11_0_arm64")
+    reason = plugin.reason()
+    assert "no bundled sm90 kernel wheel fits" in reason
+    assert "cp310, cp311, cp312, cp313, cp314 on macosx_11_0_arm64" in reason
+
+
 def test_an_architecture_without_kernels_names_those_that_there_are(plugin: Plugin) -> None:
     plugin.add_wheel()
     assert "no sm75 kernels; it has kernels for sm90" in plugin.reason("sm75")
@@ -67,6 +75,12 @@ def test_a_malformed_manifest_is_refused_by_name(plugin: Plugin, line: str) -> N
     (plugin.wheels / "SHA256SUMS").write_text(line + "\n")
     reason = plugin.reason()
     assert str(plugin.wheels / "SHA256SUMS") in reason and "is damaged at" in reason
+
+
+def test_a_listed_wheel_whose_name_says_nothing_is_refused(plugin: Plugin) -> None:
+    (plugin.wheels / "SHA256SUMS").write_text("0" * 64 + "  comfy_sage2_sm90-1-2-3-4-5-6-7.whl\n")
+    reason = plugin.reason()
+    assert str(plugin.wheels / "SHA256SUMS") in reason and "is damaged" in reason
 
 
 def test_a_missing_manifest_is_named(plugin: Plugin) -> None:

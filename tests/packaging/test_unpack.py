@@ -169,3 +169,83 @@ pwd.getpwuid = getpwuid
 print(loader.prepare('sm90'))
 """
     assert Path(plugin.run(code)).is_relative_to(plugin.unpacked)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_folders_are_writable_by_the_user_alone_whatever_the_umask_is(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    path = Path(plugin.run("import os; os.umask(0); print(loader.prepare('sm90'))"))
+    made = [folder for folder in path.parents if folder.is_relative_to(plugin.unpacked)]
+    assert made and all(folder.stat().st_mode & 0o777 == 0o755 for folder in made)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX files")
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a folder"])
+def test_what_is_no_file_in_the_modules_place_is_passed_over(plugin: Plugin, make) -> None:
+    plugin.add_wheel()
+    path = Path(plugin.prepare())
+    path.unlink()
+    make(path)
+    assert Path(plugin.prepare()).is_relative_to(plugin.user_cache)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="loads by the descriptor on Linux")
+def test_the_checked_file_is_loaded_though_another_gets_its_name(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    code = """
+import os
+from kernels import unpack
+from pathlib import Path
+wheel = loader.manifest.find('sm90')
+files = loader.contents.read(wheel.read(), wheel.path.name, 'sm90')
+placed = unpack.place(Path('folder') / files.extension_name, files.extension, unpack.cache_folders())
+placed.path.with_name('other').write_bytes(b'of somebody else')
+os.replace(placed.path.with_name('other'), placed.path)
+print(Path(placed.loadable).read_bytes() == files.extension, placed.path.read_bytes())
+"""
+    assert plugin.run(code) == "True b'of somebody else'"
+
+
+def test_a_noexec_disk_is_passed_over(plugin: Plugin, mount_namespace: tuple[str, ...]) -> None:
+    plugin.add_wheel()
+    plugin.unpacked.mkdir()
+    script = f'mount -t tmpfs -o noexec tmpfs {plugin.unpacked} && "$@"'
+    path = Path(plugin.prepare((*mount_namespace, script, "sh")))
+    assert path.is_relative_to(plugin.user_cache) and path.read_bytes() == EXTENSION
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the variable of POSIX systems")
+def test_a_relative_cache_folder_is_ignored(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    plugin.environment["XDG_CACHE_HOME"] = "relative"
+    plugin.environment["HOME"] = str(plugin.user_cache)
+    folders = plugin.run("from kernels import unpack; print(*unpack.cache_folders(), sep='\\n')").splitlines()
+    assert folders == [str(plugin.unpacked), str(plugin.user_cache / ".cache" / "comfy_sage2" / "kernels")]
+
+
+def test_an_update_removes_the_modules_of_older_wheels(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    old = Path(plugin.prepare())
+    foreign = plugin.unpacked / "comfy_sage2_sm90-of-the-user" / "file"
+    foreign.parent.mkdir()
+    foreign.touch()
+    (plugin.wheels / "SHA256SUMS").unlink()
+    plugin.add_wheel(extension=EXTENSION * 2)
+    new = Path(plugin.prepare())
+    assert not old.parent.exists() and new.exists() and foreign.exists()
+
+
+def test_a_module_that_cannot_be_deleted_does_not_stop_an_update(plugin: Plugin) -> None:
+    """As on Windows, where a module that another process has loaded stays."""
+    plugin.add_wheel()
+    old = Path(plugin.prepare())
+    (plugin.wheels / "SHA256SUMS").unlink()
+    plugin.add_wheel(extension=EXTENSION * 2)
+    code = """
+from pathlib import Path
+def unlink(self, missing_ok=False):
+    raise PermissionError(13, "in use")
+Path.unlink = unlink
+print(loader.prepare('sm90'))
+"""
+    assert Path(plugin.run(code)).exists() and old.exists()

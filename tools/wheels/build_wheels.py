@@ -1,4 +1,4 @@
-"""Build the kernel wheels with cibuildwheel: one run per architecture, one wheel per CPython.
+"""Build the kernel wheels: one run of cibuildwheel per architecture, then one wheel per platform.
 
     python -m tools.wheels.build_wheels [--arch sm90 ...] [--only cp312] [--out build/wheelhouse]
 
@@ -12,40 +12,45 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from . import platform_wheels
 from .stage_package import ROOT, default_folder, kernel_table, stage
 
+BUILD = ROOT / "build"
 
-def build(architecture: str, out: Path, interpreter: str | None = None, *, reuse_cubins: bool = True) -> None:
-    """Put one architecture's wheels into the folder `out`: for every CPython, or for one tag such as "cp312".
 
-    Without `reuse_cubins` every device source is compiled, whatever earlier builds have left.
+def build(architecture: str, out: Path, interpreter: str | None = None, cubin_cache: Path | None = None) -> list[Path]:
+    """Put one architecture's wheels into the folder `out`: with the modules of every CPython, or of "cp312" alone.
+
+    `cubin_cache` holds the device images of earlier builds; by default that of all builds in this clone.
     CalledProcessError when a build or a test of a wheel fails.
     """
     tree = stage(architecture, default_folder(architecture))
     environment = {**os.environ, "CONTAINERS_CONF": str(ROOT / "tools" / "wheels" / "containers.conf")}
-    if sys.platform == "linux":
-        caches = {"ZIG_GLOBAL_CACHE_DIR": "zig-cache"} | ({"CUBIN_CACHE": "cubin-cache"} if reuse_cubins else {})
-        for variable, folder in caches.items():
-            cache = ROOT / "build" / folder
-            cache.mkdir(parents=True, exist_ok=True)
-            # cibuildwheel shows the host's files inside the container under /host.
-            environment[variable] = f"/host{cache}"
+    caches = {"ZIG_GLOBAL_CACHE_DIR": BUILD / "zig-cache", "CUBIN_CACHE": cubin_cache or BUILD / "cubin-cache"}
+    for variable, cache in caches.items():
+        cache.mkdir(parents=True, exist_ok=True)
+        # cibuildwheel shows the host's files inside the container under /host.
+        environment[variable] = f"/host{cache}"
     if interpreter is not None:
         environment["CIBW_BUILD"] = f"{interpreter}-*"
-    command = [sys.executable, "-m", "cibuildwheel", "--platform", "auto", "--output-dir", str(out), "."]
-    subprocess.run(command, cwd=tree, env=environment, check=True)
+    with tempfile.TemporaryDirectory() as parts:
+        command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--output-dir", parts, "."]
+        subprocess.run(command, cwd=tree, env=environment, check=True)
+        return platform_wheels.make(sorted(Path(parts).glob("*.whl")), out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the kernel wheels with cibuildwheel.")
     parser.add_argument("--arch", nargs="+", default=kernel_table.names(), choices=kernel_table.names())
     parser.add_argument("--only", metavar="TAG", help="one CPython, such as cp312")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "wheelhouse")
+    parser.add_argument("--out", type=Path, default=BUILD / "wheelhouse")
     arguments = parser.parse_args()
     for architecture in arguments.arch:
-        build(architecture, arguments.out.resolve(), arguments.only)
+        for wheel in build(architecture, arguments.out.resolve(), arguments.only):
+            print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,16 +25,18 @@ SOURCES = (
     ":!csrc/*.md",
     ":!csrc/.clang-format",
     "packages/kernels",
+    "tools/wheels/platform_wheels.py",
     "tools/wheels/stage_package.py",
     "tools/kernel_table.py",
 )
-MAX_FOLDER_BYTES = 25_000_000
+MAX_FOLDER_BYTES = 22_000_000
 
 README = string.Template("""\
 # Kernel wheels
 
-The compiled kernels that the pack loads by itself: it takes the wheel that fits the GPU, the Python and the platform,
-compares its SHA-256 with `SHA256SUMS` and unpacks it once. Nothing here has to be installed by hand.
+The compiled kernels that the pack loads by itself: it takes the wheel that fits the GPU and the platform, compares its
+SHA-256 with `SHA256SUMS` and unpacks the module of the running Python once. Nothing here has to be installed by hand.
+The wheels for Windows and for aarch64 were run under wine and qemu against a recording driver, not on a GPU.
 
 | wheel | for | MB |
 | --- | --- | --- |
@@ -42,8 +44,8 @@ $rows
 
 - Version $version, built from commit `$commit`.
 - Tools: $tools.
-- `make wheels` rebuilds them, `make wheels-verify` rebuilds one of each architecture and compares it bit for bit with
-  what lies here. How: `docs/releasing.md`.
+- `make wheels` rebuilds them, `make wheels-verify` rebuilds them and compares them bit for bit with what lies here.
+  How: `docs/releasing.md`.
 """)
 
 

@@ -16,7 +16,14 @@ from pathlib import Path
 from .. import kernel_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGE_FILES = ("CMakeLists.txt", "README.md", "check_wheel.py", "compile_cubin.py")
+PACKAGE_FILES = (
+    "CMakeLists.txt",
+    "README.md",
+    "check_wheel.py",
+    "compile_cubin.py",
+    "compile_modules.py",
+    "platforms.json",
+)
 
 
 def _cmake_description(architecture: kernel_table.Architecture) -> str:
@@ -25,6 +32,9 @@ def _cmake_description(architecture: kernel_table.Architecture) -> str:
         f"set(KERNEL_TARGET {architecture.target(None)})",
         f"set(HOST_SOURCES {' '.join(architecture.host_sources)})",
         f"set(HOST_DEFINES {' '.join(architecture.defines)})",
+        # NVRTC is of CUDA 12, and images of every 12.x compiler load on every 12.x driver.
+        f"set(KERNEL_MINIMUM_DRIVER {architecture.minimum_driver})",
+        f"set(KERNEL_MINIMUM_DRIVER_VERSION {kernel_table.DRIVER_CUDA_VERSIONS[architecture.minimum_driver]})",
     ]
     for cubin in architecture.cubins:
         options = [f"-D{define}" for define in cubin.defines]
@@ -49,6 +59,7 @@ def stage(name: str, out: Path) -> Path:
     for file in PACKAGE_FILES:
         shutil.copyfile(template / file, out / file)
     shutil.copyfile(ROOT / "LICENSE", out / "LICENSE")
+    shutil.copytree(template / "windows", out / "windows")
     shutil.copytree(kernel_table.CSRC, out / "csrc", ignore=shutil.ignore_patterns("*.md", ".*"))
     (out / "architecture.cmake").write_text(_cmake_description(architecture))
     project = string.Template((template / "pyproject.toml.in").read_text())

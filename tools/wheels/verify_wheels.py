@@ -1,8 +1,9 @@
-"""Rebuild one released wheel of each architecture and compare it bit for bit with the one in wheels/.
+"""Rebuild the released wheels and compare them bit for bit with those in wheels/.
 
-    python -m tools.wheels.verify_wheels [--arch sm90 ...] [--interpreter cp312]
+    python -m tools.wheels.verify_wheels [--arch sm90 ...] [--only cp312]
 
-Needs what build_wheels.py needs. Exits with 1 when a rebuilt wheel differs, and names the files in it that do.
+Needs what build_wheels.py needs. With --only the files of one CPython are rebuilt and compared, in a fifth of the time.
+Exits with 1 when something differs, and names the files that do.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from pathlib import Path
 from .build_wheels import build
 from .stage_package import kernel_table
 from .wheel_folder import WHEELS, wheels_of
+
+# They list what is in the wheel, so they differ when a wheel was built for one CPython only.
+_LISTINGS = (".dist-info/WHEEL", ".dist-info/RECORD")
 
 
 def _members(wheel: Path) -> dict[str, bytes]:
@@ -31,29 +35,43 @@ def difference(released: Path, rebuilt: Path) -> str | None:
     return f"these files differ: {', '.join(names)}" if names else "the same files, packed differently"
 
 
-def verify(architecture: str, interpreter: str, wheelhouse: Path) -> bool:
-    """Rebuild an architecture's wheel for one CPython tag, and say whether it equals the released one."""
-    build(architecture, wheelhouse, interpreter, reuse_cubins=False)
-    (rebuilt,) = wheels_of(architecture, wheelhouse)
-    released = WHEELS / rebuilt.name
-    if not released.exists():
-        print(f"{rebuilt.name}: wheels/ has no wheel of this name")
-        return False
-    found = difference(released, rebuilt)
-    print(f"{rebuilt.name}: {found or 'identical'}")
-    return found is None
+def partial_difference(released: Path, rebuilt: Path) -> str | None:
+    """How the files of `rebuilt`, which has one CPython's module, differ from the released ones; None if none does."""
+    old, new = _members(released), _members(rebuilt)
+    names = sorted(name for name in new if not name.endswith(_LISTINGS) and old.get(name) != new[name])
+    return f"these files differ: {', '.join(names)}" if names else None
+
+
+def released_wheel(architecture: str, rebuilt: Path) -> Path | None:
+    """The wheel in wheels/ for the platform of a rebuilt one."""
+    platform = rebuilt.stem.rpartition("-")[2]
+    return next((path for path in wheels_of(architecture) if path.stem.endswith(f"-{platform}")), None)
+
+
+def verify(architecture: str, interpreter: str | None, work: Path) -> bool:
+    """Rebuild an architecture's wheels, device images included, and say whether they equal the released ones."""
+    same = True
+    for rebuilt in build(architecture, work / "wheelhouse", interpreter, work / "cubin-cache"):
+        released = released_wheel(architecture, rebuilt)
+        if released is None:
+            found: str | None = "wheels/ has no wheel for this platform"
+        else:
+            found = (partial_difference if interpreter else difference)(released, rebuilt)
+        print(f"{rebuilt.name}: {found or 'identical'}", flush=True)
+        same = same and found is None
+    return same
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Rebuild released wheels and compare them bit for bit.")
     released = [name for name in kernel_table.names() if wheels_of(name)]
     parser.add_argument("--arch", nargs="+", default=released, choices=kernel_table.names())
-    parser.add_argument("--interpreter", default="cp312", metavar="TAG")
+    parser.add_argument("--only", metavar="TAG", help="one CPython, such as cp312")
     arguments = parser.parse_args()
     if not arguments.arch:
-        raise SystemExit("wheels/ holds no wheels to verify")
-    with tempfile.TemporaryDirectory() as wheelhouse:
-        results = [verify(name, arguments.interpreter, Path(wheelhouse)) for name in arguments.arch]
+        raise SystemExit(f"{WHEELS} holds no wheels to verify")
+    with tempfile.TemporaryDirectory() as work:
+        results = [verify(name, arguments.only, Path(work)) for name in arguments.arch]
     raise SystemExit(0 if all(results) else 1)
 
 

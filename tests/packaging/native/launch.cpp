@@ -19,7 +19,7 @@ void attention(const AttentionCall& call) {
   const uint32_t box[] = {64, 128};
   const TensorMap map = driver::encode_tensor_map(driver::MapElement::fp16, 2, call.q.pointer, sizes, byte_strides, box,
                                                   driver::MapSwizzle::bytes_128);
-  if (map.bytes[127] != 0xAB) throw std::runtime_error("the driver did not write the tensor map");
+  if (!map.bytes[127]) throw std::runtime_error("the driver did not write the tensor map");
   int64_t length = call.q_length;
   void* arguments[] = {&length};
   const unsigned processors = static_cast<unsigned>(driver::multiprocessor_count(call.device));

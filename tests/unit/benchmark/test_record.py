@@ -80,7 +80,7 @@ def test_nothing_personal_is_recorded(document) -> None:
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("/home/me/a b/x.so: no", "a b/x.so: no"),
+        ("/home/me/a b/x.so: no", "x.so: no"),
         (r"C:\Users\me\x.dll is missing", "x.dll is missing"),
         ("cannot open '/home/me/.cache/k.so'", "cannot open 'k.so'"),
         ("1,020 TFLOP/s and n/a", "1,020 TFLOP/s and n/a"),
@@ -96,6 +96,28 @@ def test_a_home_folder_with_spaces_is_cut_off(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", "/home/Ada Lovelace")
     monkeypatch.setenv("USERPROFILE", "/home/Ada Lovelace")
     assert record.without_folders("in /home/Ada Lovelace/.cache/k.so: no") == "in k.so: no"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("[Errno 2] No such file: 'C:\\\\Users\\\\bob\\\\secret\\\\x.txt'", "[Errno 2] No such file: 'x.txt'"),
+        (r"Could not find module 'C:\Users\bob\secret\x.dll'", "Could not find module 'x.dll'"),
+        ("c:/users/BOB/models/a.whl is bad", "a.whl is bad"),
+        ("D:/Ada Lovelace/cache/k.pyd: no", "k.pyd: no"),
+        (r"\\server\Ada Lovelace\k.pyd: no", "k.pyd: no"),
+        (r"in C:\Users\bob", "in "),
+        ("3 / 4 / 5 of 1/2", "3 / 4 / 5 of 1/2"),
+    ],
+)
+def test_windows_folders_are_cut_off(monkeypatch: pytest.MonkeyPatch, text: str, kept: str) -> None:
+    monkeypatch.setattr(Path, "home", lambda: r"C:\Users\bob")
+    assert record.without_folders(text) == kept
+
+
+def test_a_home_that_is_the_root_folder_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: "/")
+    assert record.without_folders("1/2 or 3 / 4") == "1/2 or 3 / 4"
 
 
 def test_name_of_the_file_to_share() -> None:

@@ -1,0 +1,95 @@
+"""Compile the host module `_C` with zig: for the interpreter that runs this script, and for every platform.
+
+    python compile_modules.py OUTPUT_FOLDER [-DNAME=VALUE ...] SOURCE [...]
+
+platforms.json, beside this script, says which platforms there are. Needs ziglang and pybind11. CPython's headers are
+the same on all of them, but for pyconfig.h: 64-bit Linux shares one, and windows/ holds the one of Windows.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import pybind11
+
+HERE = Path(__file__).resolve().parent
+NUMBER = f"{sys.version_info.major}{sys.version_info.minor}"
+OPTIONS = ("-std=c++17", "-O3", "-DNDEBUG", "-fvisibility=hidden", "-shared", "-s")
+_PYTHON_SYMBOL = re.compile(r"PyAPI_(FUNC|DATA)\([^)]*\)+\s*(\w+)")
+
+
+def _zig() -> Path:
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        raise SystemExit("the Python package ziglang is needed and not installed")
+    return Path(spec.origin).parent / "zig"
+
+
+def _headers(folder: Path, configuration: Path) -> Path:
+    """CPython's headers in `folder`, with this pyconfig.h."""
+    # A distribution may keep links to the headers of other packages in the folder.
+    shutil.copytree(
+        sysconfig.get_path("include"), folder, ignore=lambda _, names: [name for name in names if "linux-gnu" in name]
+    )
+    shutil.copyfile(configuration, folder / "pyconfig.h")
+    return folder
+
+
+def _import_library(zig: Path, headers: Path, folder: Path) -> Path:
+    """An import library of pythonXY.dll with every symbol that CPython's headers declare as one of its own."""
+    symbols = set()
+    for header in headers.rglob("*.h"):
+        for kind, name in _PYTHON_SYMBOL.findall(header.read_text(encoding="utf-8")):
+            symbols.add(f"{name} DATA" if kind == "DATA" else name)
+    definition = folder / "python.def"
+    definition.write_text("\n".join([f"LIBRARY python{NUMBER}.dll", "EXPORTS", *sorted(symbols)]) + "\n")
+    library = folder / "libpython.a"
+    subprocess.run([zig, "dlltool", "-m", "i386:x86-64", "-d", definition, "-l", library], check=True)
+    return library
+
+
+def _without_time(image: bytes) -> bytes:
+    """A Windows image without the time of day that the linker writes into its header."""
+    (header,) = struct.unpack_from("<I", image, 0x3C)
+    return image[: header + 8] + bytes(4) + image[header + 12 :]
+
+
+def compile_module(platform: dict[str, str], arguments: list[str]) -> bytes:
+    """The module of one platform, compiled from the sources and definitions in `arguments`."""
+    zig = _zig()
+    windows = "windows" in platform["zig_target"]
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        module = work / platform["module"].format(NUMBER)
+        configuration = HERE / "windows" / "pyconfig.h" if windows else Path(sysconfig.get_config_h_filename())
+        headers = _headers(work / "include", configuration)
+        libraries = [str(_import_library(zig, headers, work))] if windows else ["-fPIC", "-ldl"]
+        command = [
+            str(zig), "c++", "-target", platform["zig_target"], *OPTIONS,
+            # Nothing of a folder's path may get into the file, or two builds would differ.
+            f"-ffile-prefix-map={HERE}=.", f"-ffile-prefix-map={work}=.",
+            "-isystem", str(headers), "-isystem", pybind11.get_include(), "-I", str(HERE / "csrc"),
+            *arguments, *libraries, "-o", str(module),
+        ]  # fmt: skip
+        subprocess.run(command, check=True)
+        image = module.read_bytes()
+    return _without_time(image) if windows else image
+
+
+def main(output: str, *arguments: str) -> None:
+    Path(output).mkdir(parents=True, exist_ok=True)
+    for platform in json.loads((HERE / "platforms.json").read_text()).values():
+        (Path(output) / platform["module"].format(NUMBER)).write_bytes(compile_module(platform, list(arguments)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

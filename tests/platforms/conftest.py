@@ -1,0 +1,92 @@
+"""What the tests of other platforms share: the wheels under test, unpacked, and the recording driver of each platform.
+
+COMFY_SAGE2_WHEELHOUSE names the folder of the wheels; by default they are those of wheels/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tools import kernel_table
+from tools.platforms import windows_python
+from tools.platforms.foreign_python import ForeignPython
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+WHEELHOUSE = Path(os.environ.get("COMFY_SAGE2_WHEELHOUSE") or ROOT / "wheels").resolve()
+DRIVER_SOURCE = ROOT / "tests" / "packaging" / "native" / "fake_driver.cpp"
+PLATFORMS = json.loads((ROOT / "packages" / "kernels" / "platforms.json").read_text())
+NATIVE = "linux_x86_64"
+ARCHITECTURES = kernel_table.names()
+
+
+def wheel_of(architecture: str, platform: str) -> Path:
+    """The wheel under test. The test fails when there is none."""
+    tag = PLATFORMS[platform]["wheel_tag"]
+    found = sorted(WHEELHOUSE.glob(f"comfy_sage2_{architecture}-*{tag}.whl"))
+    assert len(found) == 1, f"{WHEELHOUSE} must hold one {architecture} wheel for {tag}, got {len(found)}"
+    return found[0]
+
+
+Unpack = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="session")
+def unpack(tmp_path_factory: pytest.TempPathFactory) -> Unpack:
+    """Unpacks the wheel of an architecture and a platform as pip would, and returns the folder for the Python path."""
+    root = tmp_path_factory.mktemp("unpacked")
+
+    def unpack(architecture: str, platform: str) -> Path:
+        folder = root / platform / architecture
+        if not folder.exists():
+            with zipfile.ZipFile(wheel_of(architecture, platform)) as wheel:
+                wheel.extractall(folder)
+        return folder
+
+    return unpack
+
+
+@dataclass(frozen=True)
+class Drivers:
+    """The recording driver, compiled for each platform."""
+
+    folder: Path
+
+    @contextmanager
+    def installed(self, python: ForeignPython | None, log: Path) -> Iterator[dict[str, str]]:
+        """The environment in which an interpreter (None: this one's kind) finds the driver, which writes to `log`."""
+        environment = {"FAKE_CUDA_VERSION": "12090", "FAKE_CUDA_LOG": str(log)}
+        if python is None or not python.is_windows:
+            platform = NATIVE if python is None else python.platform
+            yield {**environment, "LD_LIBRARY_PATH": str(self.folder / platform)}
+            return
+        library = windows_python.system_folder() / "nvcuda.dll"
+        shutil.copyfile(self.folder / python.platform / "nvcuda.dll", library)
+        try:
+            yield {**environment, "FAKE_CUDA_LOG": python.path(log)}
+        finally:
+            library.unlink()
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Drivers:
+    folder = tmp_path_factory.mktemp("drivers")
+    for platform, entry in PLATFORMS.items():
+        library = folder / platform / ("nvcuda.dll" if platform.startswith("win") else "libcuda.so.1")
+        library.parent.mkdir()
+        options = [] if platform.startswith("win") else ["-fPIC"]
+        command = [
+            str(windows_python.zig()), "c++", "-target", entry["zig_target"], "-std=c++17", "-O3", "-DNDEBUG",
+            "-shared", "-s", *options, "-o", str(library), str(DRIVER_SOURCE),
+        ]  # fmt: skip
+        subprocess.run(command, check=True)
+    return Drivers(folder)

@@ -1,0 +1,49 @@
+"""CPythons for aarch64: Debian's packages, run by qemu-user.
+
+    python -m tools.platforms.arm_python [--folder build/platforms]
+
+Needs qemu-aarch64 and mmdebstrap (apt-get install qemu-user mmdebstrap), and root for mmdebstrap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from . import debian
+from .foreign_python import ForeignPython
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "build" / "platforms"
+PLATFORM = "linux_aarch64"
+VERSIONS = tuple(debian.SUITES)
+
+
+def missing_tools() -> list[str]:
+    """The programs that are needed and not here."""
+    return [name for name in ("qemu-aarch64", "mmdebstrap") if shutil.which(name) is None]
+
+
+def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython:
+    """CPython of a version in VERSIONS. CalledProcessError when Debian's packages cannot be fetched."""
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    root = debian.python_root(version, "arm64", folder)
+    command = ("qemu-aarch64", "-L", str(root), str(root / "usr" / "bin" / f"python{version}"))
+    return ForeignPython(PLATFORM, version, command, {"PYTHONHOME": str(root / "usr")})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Put together CPythons for aarch64.")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    arguments = parser.parse_args()
+    for version in VERSIONS:
+        answer = interpreter(version, arguments.folder).run(
+            "-c", "import platform; print(platform.python_version(), platform.machine())"
+        )
+        print(answer.stdout.strip() or answer.stderr)
+
+
+if __name__ == "__main__":
+    main()

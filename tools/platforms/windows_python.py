@@ -1,0 +1,194 @@
+"""CPythons for Windows that wine runs, put together of published parts.
+
+    python -m tools.platforms.windows_python [--folder build/platforms]
+
+The interpreter's own libraries are python.org's, as the wheels of panda3d carry them; the standard library is that of
+a CPython of the same minor version on this machine; python.exe is five lines, compiled with zig. Needs wine
+(apt-get install wine64 wine), and pip, uv and ziglang in the Python that runs this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from . import debian
+from .foreign_python import ForeignPython
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "build" / "platforms"
+PLATFORM = "win_amd64"
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+# The one that gets torch and runs the tests of the library.
+TESTED = "3.12"
+CARRIER = "panda3d==1.10.16"
+WINE = {
+    "WINEDEBUG": "-all",
+    # No menus, no .NET and no HTML engine: wine would ask to install them.
+    "WINEDLLOVERRIDES": "winemenubuilder.exe=d;mscoree=;mshtml=",
+    # Intel's OpenMP asks wine for what it lacks.
+    "KMP_AFFINITY": "disabled",
+}
+MAIN = """\
+#include <wchar.h>
+__declspec(dllimport) int Py_Main(int, wchar_t **);
+int wmain(int argc, wchar_t **argv) { return Py_Main(argc, argv); }
+"""
+# wine 8 has no CopyFile2, which shutil takes when _winapi names it, and no WMI.
+SITE_CUSTOMIZATION = """\
+import _winapi
+if hasattr(_winapi, "CopyFile2"):
+    del _winapi.CopyFile2
+"""
+_LEFT_OUT_LIBRARIES = ("_tkinter", "_msi", "_wmi", "_test", "xx")
+_LEFT_OUT_FOLDERS = (
+    "__pycache__", "test", "tests", "idlelib", "site-packages", "dist-packages", "lib-dynload", "config-*",
+    "_sysconfigdata*", "sitecustomize.py", "*.so",
+)  # fmt: skip
+
+
+def missing_tools() -> list[str]:
+    """The programs that are needed and not here."""
+    return [name for name in ("wine",) if shutil.which(name) is None]
+
+
+def zig() -> Path:
+    """The compiler. SystemExit when ziglang is not installed."""
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"ziglang is not installed in {sys.executable}: install requirements/platforms.txt")
+    return Path(spec.origin).parent / "zig"
+
+
+def standard_library(version: str, folder: Path) -> Path | None:
+    """The standard library of a CPython of this minor version: this machine's, else Debian's, else None."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    programs = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python3"))]
+    for program in filter(None, programs):
+        command = [program, "-c", "import sysconfig; print(sysconfig.get_path('stdlib'))"]
+        answer = subprocess.run(command, capture_output=True, text=True)
+        if answer.returncode == 0:
+            return Path(answer.stdout.strip())
+    if version in debian.SUITES and debian.can_unpack():
+        return debian.python_root(version, "amd64", folder) / "usr" / "lib" / f"python{version}"
+    return None
+
+
+def _carrier(version: str, folder: Path) -> Path:
+    """The wheel that carries the interpreter's libraries, downloaded once."""
+    downloads = folder / "downloads" / version
+    if not list(downloads.glob("*.whl")):
+        command = [
+            sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
+            "--platform", PLATFORM, "--python-version", version, "--dest", str(downloads), CARRIER,
+        ]  # fmt: skip
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    (wheel,) = downloads.glob("*.whl")
+    return wheel
+
+
+def _unpack_libraries(wheel: Path, number: str, out: Path) -> None:
+    own = (f"python{number}.dll", "vcruntime140.dll", "vcruntime140_1.dll")
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            folder, _, name = member.rpartition("/")
+            if folder != "deploy_libs" or name.startswith(_LEFT_OUT_LIBRARIES) or f".cp{number}t-" in name:
+                continue
+            if name.lower() in own:
+                (out / name.lower()).write_bytes(archive.read(member))
+            elif name.endswith(".pyd") or name.startswith(("libffi", "libcrypto", "libssl", "sqlite3")):
+                (out / "DLLs" / name).write_bytes(archive.read(member))
+
+
+def _compile_program(number: str, out: Path) -> None:
+    source, definition, library = out / "main.c", out / "python.def", out / "libpython.a"
+    source.write_text(MAIN)
+    definition.write_text(f"LIBRARY python{number}.dll\nEXPORTS\nPy_Main\n")
+    subprocess.run([zig(), "dlltool", "-m", "i386:x86-64", "-d", definition, "-l", library], check=True)
+    command = [zig(), "cc", "-target", "x86_64-windows-gnu", "-municode", "-s", "-O3", "-DNDEBUG", "-o"]
+    subprocess.run([*command, out / "python.exe", source, library], check=True)
+    for file in (source, definition, library):
+        file.unlink()
+
+
+def _put_together(version: str, library: Path, out: Path, folder: Path) -> None:
+    number = version.replace(".", "")
+    (out / "DLLs").mkdir(parents=True)
+    _unpack_libraries(_carrier(version, folder), number, out)
+    shutil.copytree(library, out / "Lib", ignore=shutil.ignore_patterns(*_LEFT_OUT_FOLDERS))
+    (out / "Lib" / "site-packages").mkdir()
+    (out / "Lib" / "sitecustomize.py").write_text(SITE_CUSTOMIZATION)
+    _compile_program(number, out)
+
+
+def wine_environment(folder: Path = FOLDER) -> dict[str, str]:
+    """The environment for wine, with a system of its own in `folder` that says it is Windows 10."""
+    prefix = folder.resolve() / "wine"
+    environment = {**WINE, "WINEPREFIX": str(prefix), "WINEARCH": "win64"}
+    if not (prefix / "ready").exists():
+        shutil.rmtree(prefix, ignore_errors=True)
+        python = ForeignPython(PLATFORM, "", ("wine",), environment)
+        python.run("wineboot", "--init")
+        completed = python.run("winecfg", "-v", "win10")
+        if completed.returncode != 0:
+            raise SystemExit(f"wine does not start: {completed.stderr}")
+        (prefix / "ready").touch()
+    return environment
+
+
+def system_folder(folder: Path = FOLDER) -> Path:
+    """Where wine's Windows keeps its system libraries, the driver's among them."""
+    return folder.resolve() / "wine" / "drive_c" / "windows" / "system32"
+
+
+def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython | None:
+    """CPython of a version in VERSIONS; None when this machine has no standard library for it."""
+    folder = folder.resolve()
+    made = folder / f"windows-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not made.exists():
+        library = standard_library(version, folder)
+        if library is None:
+            return None
+        partial = folder / f".windows-{version}"
+        shutil.rmtree(partial, ignore_errors=True)
+        _put_together(version, library, partial, folder)
+        partial.rename(made)
+    return ForeignPython(PLATFORM, version, ("wine", str(made / "python.exe")), wine_environment(folder))
+
+
+def install(python: ForeignPython, requirements: Path, folder: Path = FOLDER) -> None:
+    """Install requirements for Windows into an interpreter's site-packages, once for each content of the file."""
+    site = folder.resolve() / f"windows-{python.version}" / "Lib" / "site-packages"
+    stamp = site / "requirements.txt"
+    if stamp.exists() and stamp.read_bytes() == requirements.read_bytes():
+        return
+    command = [
+        sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python-platform", "x86_64-pc-windows-msvc",
+        "--python-version", python.version, "--only-binary", ":all:", "--target", str(site), "-r", str(requirements),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    shutil.copyfile(requirements, stamp)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Put together CPythons for Windows.")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    arguments = parser.parse_args()
+    for version in VERSIONS:
+        python = interpreter(version, arguments.folder)
+        if python is None:
+            print(f"{version}: no CPython {version} on this machine to take the standard library from")
+            continue
+        answer = python.run("-c", "import platform; print(platform.python_version(), platform.machine())")
+        print(answer.stdout.strip() or answer.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -21,12 +21,13 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help environment modalities-environment wheel-environment hooks check test style contracts types lint format \
-	new-records quick-tests unit-tests modalities-tests comfyui-tests gpu-tests demo demo-baselines doctor wheels \
+	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests demo demo-baselines doctor wheels \
 	wheels-verify clean
 
 help:
 	@echo "make check          before every commit, a minute: style, import contracts and the quick unit tests"
 	@echo "make test           everything: lint; unit, packaging, modalities, ComfyUI and GPU tests"
+	@echo "make faults         a fuzz of every input, and failures put into ComfyUI; results in docs/results/reliability.md"
 	@echo "make demo           sample a video in full precision, 8b and 4b; results in demo-output/"
 	@echo "make demo-baselines the same with the attentions that the paper compares with"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
@@ -89,6 +90,14 @@ comfyui-tests: environment
 	@folders="$$($(PYTHON) -m tools.comfyui.folders)" && \
 	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders; fi
 	$(PYTEST) tests/comfyui
+
+# Both suites are also in `make test`; here they write their figures down.
+faults: environment
+	@folders="$$($(PYTHON) -m tools.comfyui.folders)" && \
+	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders; fi
+	@rm -rf build/reliability
+	$(PYTEST) -n 2 --dist loadfile tests/unit/fuzz tests/comfyui/test_faults.py
+	$(RUN) -m tools.reliability
 
 gpu-tests: environment
 	$(PYTEST) tests/gpu

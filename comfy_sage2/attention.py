@@ -120,7 +120,7 @@ def attention(
         check_nonfinite(nonfinite, q.device)
         out, lse = _checked_attention_op(*bhnd, mask, nonfinite, backend, *options.values())
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out = _WithoutGradient.apply(out.detach(), q, k, v)
+        out = _WithoutGradient.apply(out.detach(), q, k, v)  # type: ignore[no-untyped-call]
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
     return (out, lse) if options.return_lse else out

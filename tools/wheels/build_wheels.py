@@ -14,7 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .stage_package import ROOT, default_folder, kernel_table, stage
+from .. import kernel_table
+from .stage_package import ROOT, default_folder, stage
 
 
 def build(architecture: str, out: Path, interpreter: str | None = None, *, reuse_cubins: bool = True) -> None:

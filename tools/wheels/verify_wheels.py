@@ -12,8 +12,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from .. import kernel_table
 from .build_wheels import build
-from .stage_package import kernel_table
 from .wheel_folder import WHEELS, wheels_of
 
 

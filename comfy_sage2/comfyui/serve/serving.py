@@ -10,6 +10,7 @@ import torch
 
 from ... import registry
 from ...attention import explain
+from ...backends.base import AttentionRequest
 from ...options import AttentionOptions
 from ...policy.plan import FixedPlan, Place, Plan
 from ..call.attention_call import AttentionCall, Form
@@ -102,7 +103,7 @@ def probe(device: torch.device, settings: Settings) -> Outcome:
     """How ordinary calls will be served on `device`, or why none can be."""
     if settings.mode == "off":
         return OFF
-    request = registry.AttentionRequest.ordinary(device, settings.options)
+    request = AttentionRequest.ordinary(device, settings.options)
     return _picked(registry.explain(request), settings.backend, settings.options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -15,7 +16,7 @@ from . import abi, contents, manifest
 from .errors import KernelUnavailable
 from .unpack import PlacedModule, cache_folders, place, remove_older, wheel_folder
 
-__all__ = ["KernelUnavailable", "ignored", "load", "prepare", "reason_unavailable"]
+__all__ = ["KernelUnavailable", "fingerprint", "ignored", "load", "prepare", "reason_unavailable"]
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -23,6 +24,10 @@ _modules: dict[str, ModuleType] = {}
 _failures: dict[str, str] = {}
 _reasons: dict[str, str | None] = {}
 _ignored: dict[str, str] = {}
+_fingerprints: dict[str, str] = {}
+
+# Of the extension module, and of device images, which may be packed.
+_BINARY_SUFFIXES = {".so", ".pyd", ".cubin", ".xz"}
 
 
 def _import_installed(architecture: str) -> ModuleType | None:
@@ -153,3 +158,26 @@ def reason_unavailable(architecture: str) -> str | None:
             except KernelUnavailable as error:
                 _reasons[architecture] = str(error)
         return _reasons[architecture]
+
+
+def fingerprint(architecture: str) -> str:
+    """The SHA-256 that tells one build of an architecture's module from another. KernelUnavailable as for `load`.
+
+    That of the bundled wheel, as the manifest has it, or that of an installed module's files.
+    """
+    with _lock:
+        module = load(architecture)
+        if architecture not in _fingerprints:
+            installed = module.__name__ == f"comfy_sage2_{architecture}"
+            _fingerprints[architecture] = _hash_of_files(module) if installed else manifest.find(architecture).sha256
+        return _fingerprints[architecture]
+
+
+def _hash_of_files(module: ModuleType) -> str:
+    """Of the extension module and the device images beside it, by name and content."""
+    digest = hashlib.sha256()
+    folder = Path(module.__path__[0])
+    for path in sorted(path for path in folder.iterdir() if path.suffix in _BINARY_SUFFIXES):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\0".encode() + content)
+    return digest.hexdigest()

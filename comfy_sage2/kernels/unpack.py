@@ -50,7 +50,7 @@ def wheel_folder(architecture: str, sha256: str) -> str:
     return f"comfy_sage2_{architecture}-{sha256[:16]}"
 
 
-def _user_cache() -> Path | None:
+def user_cache() -> Path | None:
     """The user's cache folder, or None for a user without one."""
     variable, default = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
     named = Path(os.environ.get(variable, ""))
@@ -69,7 +69,7 @@ def cache_folders() -> tuple[Path, ...]:
     Windows cannot delete a module that is loaded, so there the pack's folder, which updates and uninstalls, comes last.
     """
     own = Path(__file__).resolve().parent / "_unpacked"
-    cache = _user_cache()
+    cache = user_cache()
     if cache is None:
         return (own,)
     user = cache / "comfy_sage2" / "kernels"

@@ -20,7 +20,8 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
 def _option(default: Any, *, choices: Collection[str] = (), argument: str | None = None, per_call: bool = False) -> Any:
     """A field of AttentionOptions.
 
-    choices: the values of a str; for the kernels a dict, with the number that stands for each value.
+    choices: the values of a str; for the kernels a dict, with the number that stands for each value, or None for one
+        that another takes the place of before the kernels are called.
     argument: the name in csrc/attention_call.h; None for what the kernels are not told.
     per_call: each call decides it, and not the user of a whole model.
     """
@@ -38,7 +39,8 @@ class AttentionOptions:
         scale: softmax scale, positive and finite in float32; None means 1/sqrt(D).
         layout: order of the dimensions of q, k, v and the output: "BHND" or "BNHD".
         return_lse: also return the log-sum-exp.
-        pv_accumulator: "fp32", or "fp16" for the faster half-precision accumulation of P V where a backend has it.
+        pv_accumulator: "fp32", or "fp16" for the half-precision accumulation of P V where a backend has it, which runs
+            at twice the rate on GeForce cards; "auto" takes the one that suits the card.
         rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`), which makes both modes more
             exact; in "4b" every token of Q then has its own scale. False: the paper's numerics.
 
@@ -53,7 +55,7 @@ class AttentionOptions:
     scale: float | None = _option(None, argument="scale", per_call=True)
     layout: str = _option("BHND", choices=("BHND", "BNHD"), per_call=True)
     return_lse: bool = _option(False, per_call=True)
-    pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16}, argument="pv_accumulator")
+    pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16, "auto": None}, argument="pv_accumulator")
     rotate: bool = _option(False, argument="rotate")
 
     def __post_init__(self) -> None:

@@ -61,7 +61,10 @@ CASES = (
         "head_dim 256, key mask, smooth V", 2, 2, 140, 200, 256, torch.float16,
         AttentionOptions(smooth_v=True, layout="BNHD"), mask="keys",
     ),
-    Case("head_dim 72, float32", 2, 2, 130, 190, 72, torch.float32, AttentionOptions(scale=0.15)),
+    Case(
+        "head_dim 72, float32, rotated", 2, 2, 130, 190, 72, torch.float32,
+        AttentionOptions(scale=0.15, rotate=True),
+    ),
     Case("infinite value", 1, 1, 64, 64, 64, torch.float16, AttentionOptions(), broken=True),
 )  # fmt: skip
 

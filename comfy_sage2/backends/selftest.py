@@ -115,8 +115,8 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant], key: dic
     if reason is None:
         return Outcome(None, calls, time.perf_counter() - started)
     reason = (
-        f"the self-test of these kernels failed on this GPU: {reason}. They are not used here; update the driver and "
-        "the pack, and report it if that does not help"
+        f"[SA-113] the self-test of these kernels failed on this GPU: {reason}. They are not used here; update the "
+        "driver and the pack, and report it if that does not help"
     )
     log.warning("SageAttention2: %s: %s", architecture, reason)
     return Outcome(reason, calls, time.perf_counter() - started)

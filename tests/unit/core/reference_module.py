@@ -53,7 +53,10 @@ class ReferenceModule:
                 _DTYPES[fields["mask_element"]],
             )
         options = AttentionOptions(
-            f"{fields['bits']}b", smooth_v=fields["smooth_v"], pv_accumulator=f"fp{fields['pv_accumulator']}"
+            f"{fields['bits']}b",
+            smooth_v=fields["smooth_v"],
+            pv_accumulator=f"fp{fields['pv_accumulator']}",
+            rotate=fields["rotate"],
         )
         result, lse = reference_attention(
             q,

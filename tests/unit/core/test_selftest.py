@@ -116,7 +116,7 @@ def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(ma
     )
     reason = backend.reason_against(request)
     assert reason is not None
-    assert reason.startswith(f"the self-test of these kernels failed on this GPU: {WRONG} (2 of 6 findings)")
+    assert reason.startswith(f"[SA-113] the self-test of these kernels failed on this GPU: {WRONG} (2 of 6 findings)")
     assert backend.reason_against(request) == reason
     assert len(machine.asked) == 1
     machine.restart()
@@ -189,5 +189,5 @@ def test_a_test_by_hand_asks_whatever_is_remembered(machine: Machine) -> None:
     assert machine.reason() is None
     assert selftest.test_now("sm90", 0, VARIANTS).text.startswith("passed: 6 calls within their bounds in ")
     machine.wrong = [WRONG]
-    assert selftest.test_now("sm90", 0, VARIANTS).text.startswith("failed: the self-test")
+    assert selftest.test_now("sm90", 0, VARIANTS).text.startswith("failed: [SA-113] the self-test")
     assert machine.reason() is not None

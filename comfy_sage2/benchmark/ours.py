@@ -87,7 +87,8 @@ def _runs_emulated(backend: Backend, request: AttentionRequest) -> bool:
         return False
     if backend.availability() is not None:
         return False
-    return loader.load(backend.name).target.removesuffix("a") == "sm_{}{}".format(*capability)
+    target: str = loader.load(backend.name).target
+    return target.removesuffix("a") == "sm_{}{}".format(*capability)
 
 
 def _emulated(backend: Backend, mode: str) -> Candidate:

@@ -113,6 +113,7 @@ class Attention {
     float scale[2];
     scales_of_rows(scale, tile);
     float x[8][4];
+    if constexpr (kHasMask && kQScales == kQueryBlock) __syncwarp();  // keeps instructions, and so registers, apart
     Terms::apply(x, scores, scale, reinterpret_cast<const float4*>(shared + kBiasAt) + lane % 4);
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
     if constexpr (kHasMask) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
@@ -140,13 +141,14 @@ class Attention {
   // Of this thread's two rows of a tile with its keys. Not zero, so that -inf times the scale stays -inf.
   __device__ __forceinline__ void scales_of_rows(float (&scale)[2], int tile) const {
     const float* q_scale = reinterpret_cast<const float*>(shared + kQScalesAt);
-    const float k_scale = reinterpret_cast<const float*>(shared + kKScalesAt)[lane % 4];
+    const float* k_scale = reinterpret_cast<const float*>(shared + kKScalesAt);
     if constexpr (kQScales == kQueryBlock) {
       const float* of_tile = q_scale + (first_tile + tile) * 16 + lane / 4;
-      scale[0] = max_nan(of_tile[0] * k_scale, kSmallestScale);
-      scale[1] = max_nan(of_tile[8] * k_scale, kSmallestScale);
+      scale[0] = max_nan(of_tile[0] * k_scale[lane % 4], kSmallestScale);
+      scale[1] = max_nan(of_tile[8] * k_scale[lane % 4], kSmallestScale);
     } else {
-      scale[0] = scale[1] = max_nan(q_scale[(first_tile + tile) / 2 * 8 + lane / 4] * k_scale, kSmallestScale);
+      scale[0] = scale[1] =
+          max_nan(q_scale[(first_tile + tile) / 2 * 8 + lane / 4] * k_scale[lane % 4], kSmallestScale);
     }
   }
 

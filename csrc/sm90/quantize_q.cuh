@@ -113,7 +113,9 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
     if constexpr (Format::kSmoothQuery) rotation.change_signs(mean);
   }
   const T* q = slice.of<T>(params.q) + lanes.channel;
-  constexpr int kPasses = kBlockM / Tile::kTokensAtOnce, kAtOnce = kPasses < 4 ? kPasses : 4;
+  constexpr int kPasses = kBlockM / Tile::kTokensAtOnce;
+  // Loads under way: fewer where four rotating blocks share the registers of an SM (sm90/quantize.cu).
+  constexpr int kAtOnce = Format::kRotated && kLanes == 16 ? 2 : kPasses < 4 ? kPasses : 4;
   const bool shifted = params.lse_shift;
   for (int base = 0; base < kPasses; base += kAtOnce) {
     Vec8<T> raw[kAtOnce];

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from comfy_sage2.text import one_line, quoted
@@ -75,19 +75,22 @@ class CaptionEncoder:
     @classmethod
     def load(cls, path: str | Path) -> CaptionEncoder:
         """Read the codes that :meth:`save` wrote."""
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            if "vocabulary" not in metadata:
-                raise CaptionError(
-                    f"{path} is not a caption code file: its metadata has no 'vocabulary'. "
-                    "Choose the captions file that belongs to the demo model."
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                if "vocabulary" not in metadata:
+                    raise CaptionError(
+                        f"{path} is not a caption code file: its metadata has no 'vocabulary'. "
+                        "Choose the captions file that belongs to the demo model."
+                    )
+                encoder = cls(
+                    _words(metadata["vocabulary"]), file.get_tensor("word_codes"), file.get_tensor("clause_codes")
                 )
-            encoder = cls(
-                _words(metadata["vocabulary"]), file.get_tensor("word_codes"), file.get_tensor("clause_codes")
-            )
-            if encoder.word_codes.shape[:1] != (len(encoder.words),) or encoder.clause_codes.shape[:1] != (3,):
-                raise CaptionError(f"{path} is broken: its tables do not have one row for each word and clause.")
-            return encoder
+                if encoder.word_codes.shape[:1] != (len(encoder.words),) or encoder.clause_codes.shape[:1] != (3,):
+                    raise CaptionError(f"{path} is broken: its tables do not have one row for each word and clause.")
+                return encoder
+        except SafetensorError as error:
+            raise CaptionError(f"{path} cannot be read as safetensors ({one_line(str(error))}).") from error
 
     def save(self, path: str | Path) -> None:
         """Write the codes as safetensors, the vocabulary in its metadata."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tools.comfyui.server import ComfyServer, Prompt
+from tools.comfyui.server import ComfyServer, Prompt, PromptRefused
 
 from .prompts import LATENT, REPORT, sage, sampling, with_report
 
@@ -153,3 +154,28 @@ def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:
     assert "Taken out of use by the guard" in text and "the model was run again in step 0;" in text, text
     unguarded = latent(server, sampling("wan", {"broken": broken, "sage": sage("broken")}))
     assert not unguarded.isfinite().any()
+
+
+def test_guard_beside_a_caching_pack(server: ComfyServer) -> None:
+    """A pass that was made again would be answered from the cache, with the broken result."""
+    broken = {"class_type": "TestBrokenCrossAttention", "inputs": {"model": ["loader", 0]}}
+    cached = {"class_type": "TestResultCache", "inputs": {"model": ["sage", 0]}}
+    prompt = sampling("wan", {"broken": broken, "sage": sage("broken", guard=True), "cached": cached})
+    assert torch.equal(
+        latent(server, prompt), latent(server, sampling("wan", {"sage": sage("loader", apply_to="self only")}))
+    )
+    text = report(server, prompt)
+    assert "Taken out of use by the guard" in text and "run again" not in text, text
+
+
+def test_a_hostile_policy_leaves_the_worker_alive(server: ComfyServer) -> None:
+    """A lone surrogate in the error of a node would end the thread that runs the prompts."""
+    document = json.loads((Path(__file__).with_name("tiny_wan_policy.json")).read_text(encoding="utf-8"))
+    for hostile in ("\ud800", "x\n[ERROR] forged line", "\x1b[31m", "W" * 3_000_000):
+        document["model"]["class"] = hostile
+        load = {"class_type": "SageAttention2LoadPolicy", "inputs": {"text": json.dumps(document), "file": ""}}
+        with pytest.raises((RuntimeError, PromptRefused), match="SA-501"):
+            server.run(sampling("wan", {"policy": load, "sage": sage("loader", policy=["policy", 0])}))
+    assert latent(server, sampling("wan", seed=43)).isfinite().all()
+    log = server.log.read_text(errors="replace")
+    assert "\n[ERROR] forged line" not in log and "\x1b[31mW" not in log

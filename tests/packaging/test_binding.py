@@ -48,6 +48,7 @@ MACROS = {
     "KERNEL_TARGET": '"sm_99a"',
     "KERNEL_VERSION": '"1.2.3"',
     "KERNEL_TOOLCHAIN": '"a test"',
+    "KERNEL_MINIMUM_DRIVER": '"525"',
     "KERNEL_MINIMUM_DRIVER_VERSION": "12000",
 }
 
@@ -224,7 +225,7 @@ def test_an_image_that_the_driver_refuses_says_what_it_needs(binding: Binding) -
     binding.environment["FAKE_CUDA_FAILING"] = "cuModuleLoadData"
     output = binding.run("attempt(_C.attention, **full)")
     assert "(cubin test_image)" in output and "compiled for sm_99a with a test" in output
-    assert output.endswith("needs CUDA driver version 12000 or newer, found 12080")
+    assert output.endswith("needs driver 525, which supports CUDA 12.0, or newer; this one supports CUDA 12.8")
 
 
 def test_a_driver_that_lacks_a_function_is_told_apart(binding: Binding, built: Path) -> None:

@@ -83,10 +83,8 @@ def _guarded(guard: Guard | None) -> list[str]:
         return []
     rows = [f"  {downgrade.text}" for downgrade in guard.downgrades]
     if guard.repeated:
-        rows.append(
-            f"  to find them, the model was run again in step {_counted(guard.repeated)}; the calls of both runs are "
-            "counted"
-        )
+        rerun = f"the model was run again in step {_counted(guard.repeated)}; the calls of both runs are counted"
+        rows.append(f"  to find them, {rerun}" if rows else f"  none: {rerun}")
     if guard.still_broken:
         rows.append(
             f"  the second run in step {_counted(guard.still_broken)} gave no finite result either; from there on each "

@@ -6,6 +6,7 @@ import json
 import sys
 
 import torch
+from comfy.model_management import InterruptProcessingException
 from comfy_api.latest import ComfyExtension, io
 
 
@@ -99,6 +100,131 @@ class BrokenCrossAttention(io.ComfyNode):
             session.attention = attention
 
 
+class ResultCache(io.ComfyNode):
+    """A caching pack: wraps the model's call, and answers a pass with the same input as the last by its result."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestResultCache",
+            category="testing",
+            inputs=[io.Model.Input("model")],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model) -> io.NodeOutput:
+        patched = model.clone()
+        kept = []
+
+        def forward(x, *args, **kwargs):
+            if not kept or not torch.equal(kept[0], x):
+                kept[:] = [x.clone(), type(diffusion_model).forward(diffusion_model, x, *args, **kwargs)]
+            return kept[1]
+
+        def wrapper(apply_model, arguments):
+            diffusion_model.forward = forward
+            try:
+                return apply_model(arguments["input"], arguments["timestep"], **arguments["c"])
+            finally:
+                del diffusion_model.forward
+
+        diffusion_model = patched.model.diffusion_model
+        patched.set_model_unet_function_wrapper(wrapper)
+        return io.NodeOutput(patched)
+
+
+class Fault(io.ComfyNode):
+    """While the model is sampled, one attention call or one pass fails in a chosen way; `number` makes each run new."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestFault",
+            category="testing",
+            inputs=[
+                io.Model.Input("model"),
+                io.String.Input("kind", default="none"),
+                io.String.Input("place", default="backend"),
+                io.Int.Input("number", default=0, min=0, max=2**31),
+            ],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model, kind, place, number) -> io.NodeOutput:
+        patched = model.clone()
+        if kind == "none":
+            return io.NodeOutput(patched)
+        fail = failure(kind, AT_CALL if place != "model" else 1)
+        if place == "backend":
+            patched.add_wrapper_with_key("outer_sample", "testing", with_backend(fail))
+        elif place == "model":
+
+            def passed(executor, *args, **kwargs):
+                return fail(executor(*args, **kwargs))
+
+            patched.add_wrapper_with_key("diffusion_model", "testing", passed)
+        else:
+            options = patched.model_options["transformer_options"]
+            before = options["optimized_attention_override"]
+
+            def override(func, *args, **kwargs):
+                return before(lambda *inner, **named: fail(func(*inner, **named)), *args, **kwargs)
+
+            options["optimized_attention_override"] = override
+        return io.NodeOutput(patched)
+
+
+AT_CALL = 5  # the second self-attention of the second step or pass
+
+
+def failure(kind, at_call):
+    """A function that gives back what it gets, but fails as `kind` says when it is called for the `at_call`-th time."""
+    errors = {
+        "RuntimeError": RuntimeError,
+        "TypeError": TypeError,
+        "KeyError": KeyError,
+        "AttributeError": AttributeError,
+        "out of memory": torch.OutOfMemoryError,
+        "interrupt": InterruptProcessingException,
+    }
+    calls = 0
+
+    def fail(out):
+        nonlocal calls
+        calls += 1
+        if calls != at_call:
+            return out
+        if kind in errors:
+            raise errors[kind](f"injected {kind}")
+        return out.clone().fill_(float(kind))
+
+    return fail
+
+
+def with_backend(fail):
+    """A wrapper of the sampling in which the pack's backends fail."""
+
+    def sample(executor, *args, **kwargs):
+        session = sys.modules["comfy_sage2.comfyui.serve.session"]
+        attention = session.attention
+
+        def failing(*args, nonfinite=None, **options):
+            out = fail(attention(*args, nonfinite=nonfinite, **options))
+            if nonfinite is not None and not out.isfinite().all():
+                nonfinite.fill_(1)
+            return out
+
+        session.attention = failing
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            session.attention = attention
+
+    return sample
+
+
 class ModelState(io.ComfyNode):
     """All that a model carries beside its weights, as text: patches, options, wrappers, callbacks, hooks."""
 
@@ -130,7 +256,7 @@ def describe(value):
 
 class SupportExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [RandomConditioning, HalvedAttention, BrokenCrossAttention, ModelState]
+        return [RandomConditioning, HalvedAttention, BrokenCrossAttention, ResultCache, Fault, ModelState]
 
 
 async def comfy_entrypoint() -> SupportExtension:

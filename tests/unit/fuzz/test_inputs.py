@@ -1,0 +1,235 @@
+"""Thousands of random texts and files into every place that takes one from outside.
+
+Each gives what it is for, or the documented error in one printable line of bearable length; nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mutations import VALUES, data, document, text
+from safetensors.torch import save
+
+from comfy_sage2.capture.recorder import FORMAT, CaptureError, load_samples
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.kernels import contents, manifest
+from comfy_sage2.kernels.errors import KernelUnavailable
+from comfy_sage2.policy.document import from_text, to_text
+from comfy_sage2.policy.files import fingerprint, load_policy, policy_path
+from comfy_sage2.policy.signature import Signature
+from comfy_sage2.text import check_file_name, one_line
+from lab.demo.captions import CaptionEncoder, CaptionError
+from tools.reliability import record
+
+pytestmark = pytest.mark.slow
+INPUTS = 10_000
+MOST_SECONDS = 25.0  # for one kind of input on a busy machine; what was tried until then is recorded
+POLICY = Path(__file__).parents[2] / "comfyui" / "tiny_wan_policy.json"
+ENTRY = {"layer": 0, "step": 1, "scale": 0.5, "is_causal": False}
+Attempt = Callable[[random.Random], None]
+
+
+def assert_harmless(message: str) -> None:
+    """A strict UTF-8 log takes the message as one line."""
+    message.encode("utf-8")
+    assert message == one_line(message), ascii(message[:300])
+    assert len(message) < 3000, (len(message), ascii(message[:300]))
+
+
+def policies(folder: Path) -> Attempt:
+    base = json.loads(POLICY.read_text(encoding="utf-8"))
+    base["layers"] = base["layers"][:2]
+    plain = json.dumps(base)
+
+    def attempt(source: random.Random) -> None:
+        given = json.dumps(document(source, base)) if source.random() < 0.8 else text(source, plain)
+        try:
+            policy = from_text(given)
+            policy.signature.require(Signature.of("WAN21", {"dim": 256}))
+        except ValueError as error:
+            assert_harmless(str(error))
+        else:
+            assert_harmless(policy.reasoning(2, 10)[0])
+            again = from_text(to_text(policy))
+            assert [[cell.options for cell in row] for row in again.cells] == [
+                [cell.options for cell in row] for row in policy.cells
+            ]
+
+    return attempt
+
+
+def policy_files(folder: Path) -> Attempt:
+    base = POLICY.read_bytes()[:600]
+    path = folder / "given.json"
+
+    def attempt(source: random.Random) -> None:
+        path.write_bytes(data(source, base))
+        assert isinstance(fingerprint(folder, "", "given"), str)
+        try:
+            load_policy(folder, "", "given")
+        except ValueError as error:
+            assert_harmless(str(error))
+
+    return attempt
+
+
+def file_names(folder: Path) -> Attempt:
+    def attempt(source: random.Random) -> None:
+        name = text(source, source.choice(("wan 2.1", "capture", "a.json")))
+        for call in (
+            lambda: policy_path(folder, name),
+            lambda: folder / check_file_name(name, ".safetensors"),
+            lambda: load_policy(folder, "", name or "x"),
+        ):
+            try:
+                path = call()
+            except ValueError as error:
+                assert_harmless(str(error))
+            else:
+                assert isinstance(path, Path) and path.resolve().parent == folder.resolve()
+        assert isinstance(fingerprint(folder, "", name), str)
+
+    return attempt
+
+
+def captures(folder: Path) -> Attempt:
+    path = folder / "capture.safetensors"
+    tensors = {f"0.{name}": torch.zeros(1, 2, 3, 4) for name in ("q", "k", "v")} | {"0.mask": torch.ones(1, 1, 3, 3)}
+
+    def attempt(source: random.Random) -> None:
+        kind = source.random()
+        metadata = {"format": FORMAT, "samples": json.dumps([ENTRY])}
+        given = dict(tensors)
+        if kind < 0.5:
+            metadata["samples"] = json.dumps(document(source, [ENTRY]))
+        elif kind < 0.6:
+            metadata["samples"] = one_line(text(source, metadata["samples"]))
+        elif kind < 0.8:
+            shape = [source.choice((0, 1, 2, 3, 5)) for _ in range(source.choice((0, 1, 3, 4, 5)))]
+            dtype = source.choice((torch.float32, torch.int64, torch.bool, torch.float8_e4m3fn))
+            given[source.choice(list(given))] = torch.zeros(shape).to(dtype)
+        content = save(given, metadata)
+        path.write_bytes(data(source, content) if kind >= 0.8 else content)
+        try:
+            samples = load_samples(path)
+        except CaptureError as error:
+            assert_harmless(str(error))
+        else:
+            assert all(sample.q.dim() == 4 and sample.layer >= 0 for sample in samples)
+
+    return attempt
+
+
+def captions(folder: Path) -> Attempt:
+    encoder = CaptionEncoder.random(0, text_dim=8)
+
+    def attempt(source: random.Random) -> None:
+        try:
+            encoder.encode(text(source, "a red ball spins over a blue plain floor"))
+        except CaptionError as error:
+            assert_harmless(str(error))
+
+    return attempt
+
+
+def caption_files(folder: Path) -> Attempt:
+    encoder = CaptionEncoder.random(0, text_dim=8)
+    tensors = {"word_codes": encoder.word_codes, "clause_codes": encoder.clause_codes}
+    path = folder / "captions.safetensors"
+
+    def attempt(source: random.Random) -> None:
+        words = document(source, list(encoder.words))
+        given = {name: tensor for name, tensor in tensors.items() if source.random() < 0.9}
+        content = save(given, {"vocabulary": json.dumps(words)})
+        path.write_bytes(data(source, content) if source.random() < 0.5 else content)
+        try:
+            CaptionEncoder.load(path).encode("a red ball")
+        except CaptionError as error:
+            assert_harmless(str(error))
+
+    return attempt
+
+
+def choices(folder: Path) -> Attempt:
+    def attempt(source: random.Random) -> None:
+        plain: dict[str, Any] = {"mode": "8b", "apply_to": "self only", "backend": "auto", "start_percent": 0.0}
+        name = source.choice(list(plain))
+        value = source.choice(VALUES)
+        if name == "start_percent":
+            value = source.choice((-1.0, 2.0, float("nan"), float("inf"), 1e308, 0.5))
+        elif isinstance(value, str):
+            value = text(source, source.choice((value, plain[name])))
+        try:
+            Settings(**{**plain, name: value})
+        except (TypeError, ValueError) as error:
+            assert_harmless(str(error))
+
+    return attempt
+
+
+def manifests(folder: Path) -> Attempt:
+    line = f"{'0' * 64}  comfy_sage2_sm90-0.1.0-cp310-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl\n"
+    path = folder / manifest.MANIFEST
+
+    def attempt(source: random.Random) -> None:
+        path.write_bytes(data(source, (line * 2).encode()))
+        with contextlib.suppress(KernelUnavailable):
+            manifest.find("sm90", folder)
+
+    return attempt
+
+
+def wheels(folder: Path) -> Attempt:
+    import io
+    import zipfile
+
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in ("comfy_sage2_sm90/_C.abi3.so", "comfy_sage2_sm90/a.cubin", "x.dist-info/RECORD"):
+            file.writestr(name, name * 20)
+    base = archive.getvalue()
+
+    def attempt(source: random.Random) -> None:
+        with contextlib.suppress(KernelUnavailable):
+            contents.read(data(source, base), "given.whl", "sm90")
+
+    return attempt
+
+
+KINDS = {
+    "policy texts": policies,
+    "policy files": policy_files,
+    "file names of policies and captures": file_names,
+    "capture files": captures,
+    "captions of the demo": captions,
+    "caption files of the demo": caption_files,
+    "choices of the node": choices,
+    "manifests of the kernel wheels": manifests,
+    "kernel wheels": wheels,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_input_ends_in_a_result_or_the_documented_error(kind: str, fresh_seed: int, tmp_path: Path) -> None:
+    attempt = KINDS[kind](tmp_path)
+    source = random.Random(fresh_seed)
+    most = int(os.environ.get("COMFY_SAGE2_FUZZ_INPUTS") or INPUTS)
+    tried, wrong, end = 0, [], time.monotonic() + MOST_SECONDS
+    while tried < most and time.monotonic() < end:
+        state = source.getstate()
+        tried += 1
+        try:
+            attempt(source)
+        except Exception as error:
+            wrong.append((tried, type(error).__name__, ascii(str(error))[:400], hash(state)))
+    record("fuzz", kind, tried, len(wrong))
+    assert not wrong, (len(wrong), wrong[:3])

@@ -17,7 +17,7 @@ from .validation import check_mask, check_nonfinite, check_tensors
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-NO_GRADIENT = "comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it"
+NO_GRADIENT = "[SA-307] comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it"
 
 
 @overload

@@ -81,5 +81,5 @@ def driver_cuda() -> str:
         library = ctypes.CDLL("libcuda.so.1")
     version = ctypes.c_int()
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
-        raise RuntimeError("the CUDA driver is installed but does not answer")
+        raise RuntimeError("[SA-101] the CUDA driver is installed but does not answer")
     return f"{version.value // 1000}.{version.value % 1000 // 10}"

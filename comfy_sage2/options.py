@@ -14,7 +14,7 @@ _LARGEST_SCALE = 3.4028234663852886e38  # of float32, in which the kernels get i
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise ValueError unless `value` is one of `choices`."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {quoted(value)}")
+        raise ValueError(f"[SA-208] {name} must be one of {', '.join(map(repr, choices))}, got {quoted(value)}")
 
 
 def _option(default: Any, *, choices: Collection[str] = (), argument: str | None = None, per_call: bool = False) -> Any:
@@ -64,21 +64,21 @@ class AttentionOptions:
         for name in _FLAGS:
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+                raise TypeError(f"[SA-208] {name} must be True or False, got {type(value).__name__}")
         if self.scale is None:
             return
         if isinstance(self.scale, bool) or not isinstance(self.scale, (int, float)):
-            raise TypeError(f"scale must be a number or None, got {type(self.scale).__name__}")
+            raise TypeError(f"[SA-205] scale must be a number or None, got {type(self.scale).__name__}")
         # The kernels take the row maximum before they scale.
         if not 0.0 < self.scale <= _LARGEST_SCALE:
-            raise ValueError(f"scale must be positive and finite in float32, got {str(self.scale)[:40]}")
+            raise ValueError(f"[SA-205] scale must be positive and finite in float32, got {str(self.scale)[:40]}")
 
     @classmethod
     def of(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:
         """`options`, or the defaults, with `choices` (field -> value) in their place; TypeError for an unknown one."""
         for name in choices:
             if name not in NAMES:
-                raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join(NAMES)}")
+                raise TypeError(f"[SA-208] unexpected keyword argument {name!r}; the options are {', '.join(NAMES)}")
         if options is None:
             return cls(**choices)
         changed = {name: value for name, value in choices.items() if value != getattr(options, name)}
@@ -90,7 +90,9 @@ class AttentionOptions:
         chosen = cls.of(options, choices)
         for option in fields(cls):
             if option.metadata["per_call"] and getattr(chosen, option.name) != option.default:
-                raise ValueError(f"{option.name} cannot be chosen for a whole model: each of its calls decides it")
+                raise ValueError(
+                    f"[SA-208] {option.name} cannot be chosen for a whole model: each of its calls decides it"
+                )
         return chosen
 
     def values(self) -> list[Any]:

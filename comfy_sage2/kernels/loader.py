@@ -65,7 +65,7 @@ def _import_bundled(architecture: str) -> ModuleType:
         loader.exec_module(module)
     except Exception as error:
         placed.close()
-        raise KernelUnavailable(f"the kernel module {placed.path} cannot be imported: {error}") from error
+        raise KernelUnavailable(f"[SA-109] the kernel module {placed.path} cannot be imported: {error}") from error
     module.__file__ = str(placed.path)
     # On Linux the descriptor stays open: the dynamic linker would take its number, given to another file, for this one.
     if sys.platform == "win32":
@@ -73,7 +73,8 @@ def _import_bundled(architecture: str) -> ModuleType:
     reason = abi.reason_against(module, architecture)
     if reason is not None:
         raise KernelUnavailable(
-            f"the bundled comfy_sage2_{architecture} ({abi.describe(module)}) is refused: {reason}; update the pack"
+            f"[SA-110] the bundled comfy_sage2_{architecture} ({abi.describe(module)}) is refused: {reason}; update "
+            "the pack"
         )
     # The device images go in from the verified wheel itself, so only the host module has to lie on disk.
     for cubin, image in files.cubins.items():
@@ -89,7 +90,7 @@ def _import(architecture: str) -> ModuleType:
         if reason is None:
             return module
         _ignored[architecture] = (
-            f"the installed comfy_sage2_{architecture} ({abi.describe(module)}) is ignored: {reason}; "
+            f"[SA-110] the installed comfy_sage2_{architecture} ({abi.describe(module)}) is ignored: {reason}; "
             f"`pip uninstall comfy-sage2-{architecture}` removes it"
         )
         _log.warning("%s", _ignored[architecture])
@@ -136,13 +137,13 @@ def _driver_reason(module: ModuleType) -> str | None:
     try:
         found = module.driver_version()
     except (RuntimeError, ValueError) as error:  # ValueError: the system's text about the driver is not UTF-8
-        return str(error)
+        return f"[SA-101] {error}"
     needed = module.minimum_driver_version
     if found >= needed:
         return None
     return (
-        f"the NVIDIA driver is too old: it supports CUDA {found // 1000}.{found % 1000 // 10}, the kernels need CUDA "
-        f"{needed // 1000}.{needed % 1000 // 10}; install driver {module.minimum_driver} or newer"
+        f"[SA-102] the NVIDIA driver is too old: it supports CUDA {found // 1000}.{found % 1000 // 10}, the kernels "
+        f"need CUDA {needed // 1000}.{needed % 1000 // 10}; install driver {module.minimum_driver} or newer"
     )
 
 

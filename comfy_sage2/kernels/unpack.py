@@ -105,8 +105,8 @@ def _existing(path: Path, content: bytes) -> PlacedModule | None:
             found = file.read(len(content) + 1)
         if found != content:
             raise KernelUnavailable(
-                f"{path} is refused: it is not the file that the bundled wheel holds, so it was changed or damaged. "
-                f"Delete it and restart"
+                f"[SA-107] {path} is refused: it is not the file that the bundled wheel holds, so it was changed or "
+                "damaged. Delete it and restart"
             )
     except BaseException:
         os.close(descriptor)
@@ -189,8 +189,8 @@ def place(relative: Path, content: bytes, folders: Sequence[Path]) -> PlacedModu
                     return placed
             problems.append(f"{path.parent}: {error.strerror or error}")
     raise KernelUnavailable(
-        f"the kernel module {relative.name} cannot be unpacked, {'; '.join(problems)}. Free some space or make one of "
-        f"the folders writable, then restart"
+        f"[SA-108] the kernel module {relative.name} cannot be unpacked, {'; '.join(problems)}. Free some space or "
+        "make one of the folders writable, then restart"
     )
 
 

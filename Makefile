@@ -9,6 +9,8 @@ HOST_VENV := .venv-host
 WHEEL_VENV := .venv-wheels
 PLATFORMS_VENV := .venv-platforms
 MODALITIES_VENV := .venv-modalities
+# Of requirements/torch-*.txt, the oldest one that is served first.
+TORCH_VERSIONS := 2.6 2.8 newest
 RUN := $(VENV)/bin/python
 CLANG_FORMAT := $(VENV)/bin/clang-format --style=file:csrc/.clang-format
 NATIVE_SOURCES = $(shell git ls-files '*.cpp' '*.cu' '*.cuh' '*.h')
@@ -21,13 +23,14 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help environment modalities-environment wheel-environment hooks check test style contracts types lint format \
-	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests demo demo-baselines doctor wheels \
-	wheels-verify clean
+	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo demo-baselines \
+	doctor wheels wheels-verify clean
 
 help:
 	@echo "make check          before every commit, a minute: style, import contracts and the quick unit tests"
 	@echo "make test           everything: lint; unit, packaging, modalities, ComfyUI and GPU tests"
 	@echo "make faults         a fuzz of every input, and failures put into ComfyUI; results in docs/results/reliability.md"
+	@echo "make torch-tests    core, compiler and ComfyUI's calls with the oldest torch and two others (gigabytes of wheels)"
 	@echo "make demo           sample a video in full precision, 8b and 4b; results in demo-output/"
 	@echo "make demo-baselines the same with the attentions that the paper compares with"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
@@ -102,6 +105,15 @@ faults: environment
 gpu-tests: environment
 	$(PYTEST) tests/gpu
 
+# Core, compiler and ComfyUI's calls with other versions of torch. Each environment may need gigabytes of wheels, which
+# pip finds in a folder that PIP_FIND_LINKS names.
+torch-tests: $(TORCH_VERSIONS:%=torch-tests-%)
+
+torch-tests-%: RUN = .venv-torch-$*/bin/python
+torch-tests-%:
+	@$(PYTHON) -m tools.environment --venv .venv-torch-$* --requirements requirements/torch-$*.txt
+	$(PYTEST) tests/unit/core tests/unit/comfyui_adapter
+
 demo: environment
 	@$(PYTHON) -m tools.run_demo --venv $(VENV) --host-venv $(HOST_VENV)
 
@@ -138,3 +150,4 @@ arm-tests: platforms-environment
 
 clean:
 	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(PLATFORMS_VENV) $(MODALITIES_VENV) build demo-output
+	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(MODALITIES_VENV) .venv-torch-* build demo-output

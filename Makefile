@@ -23,9 +23,8 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help environment modalities-environment wheel-environment hooks check test style contracts types lint format \
-	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo \
-	demo-baselines doctor wheels \
-	wheels-verify clean
+	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo demo-baselines \
+	doctor wheels wheels-verify clean
 
 help:
 	@echo "make check          before every commit, a minute: style, import contracts and the quick unit tests"

@@ -44,6 +44,13 @@ def _headers(folder: Path, configuration: Path) -> Path:
     return folder
 
 
+def _linux_configuration() -> Path:
+    """pyconfig.h of the interpreter that runs this script; Debian's own only includes the one that is meant."""
+    found = Path(sysconfig.get_config_h_filename())
+    meant = found.parent / (sysconfig.get_config_var("MULTIARCH") or "") / found.parent.name / found.name
+    return meant if meant.is_file() else found
+
+
 def _import_library(zig: Path, headers: Path, folder: Path) -> Path:
     """An import library of pythonXY.dll with every symbol that CPython's headers declare as one of its own."""
     symbols = set()
@@ -71,7 +78,7 @@ def compile_module(platform: dict[str, str], arguments: list[str]) -> bytes:
     work = HERE / "modules" / platform["zig_target"]
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    configuration = HERE / "windows" / "pyconfig.h" if windows else Path(sysconfig.get_config_h_filename())
+    configuration = HERE / "windows" / "pyconfig.h" if windows else _linux_configuration()
     headers = _headers(work / "python", configuration)
     shutil.copytree(Path(pybind11.get_include()) / "pybind11", work / "include" / "pybind11")
     libraries = [str(_import_library(zig, headers, work))] if windows else ["-fPIC", "-ldl"]

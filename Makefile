@@ -7,7 +7,10 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.10
 VENV := .venv
 HOST_VENV := .venv-host
 WHEEL_VENV := .venv-wheels
+PLATFORMS_VENV := .venv-platforms
 MODALITIES_VENV := .venv-modalities
+# Of requirements/torch-*.txt, the oldest one that is served first.
+TORCH_VERSIONS := 2.6 2.8 newest
 RUN := $(VENV)/bin/python
 CLANG_FORMAT := $(VENV)/bin/clang-format --style=file:csrc/.clang-format
 NATIVE_SOURCES = $(shell git ls-files '*.cpp' '*.cu' '*.cuh' '*.h')
@@ -20,13 +23,14 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help environment modalities-environment wheel-environment hooks check test style contracts types lint format \
-	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests demo demo-baselines doctor wheels \
-	wheels-verify clean
+	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo demo-baselines \
+	doctor wheels wheels-verify clean
 
 help:
 	@echo "make check          before every commit, a minute: style, import contracts and the quick unit tests"
 	@echo "make test           everything: lint; unit, packaging, modalities, ComfyUI and GPU tests"
 	@echo "make faults         a fuzz of every input, and failures put into ComfyUI; results in docs/results/reliability.md"
+	@echo "make torch-tests    core, compiler and ComfyUI's calls with the oldest torch and two others (gigabytes of wheels)"
 	@echo "make demo           sample a video in full precision, 8b and 4b; results in demo-output/"
 	@echo "make demo-baselines the same with the attentions that the paper compares with"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
@@ -34,7 +38,9 @@ help:
 	@echo "make format         let ruff and clang-format format the code"
 	@echo "make hooks          let git run the checks of .pre-commit-config.yaml before each commit"
 	@echo "make wheels         build the kernel wheels into wheels/"
-	@echo "make wheels-verify  rebuild a kernel wheel of each architecture and compare it bit for bit"
+	@echo "make wheels-verify  rebuild the kernel wheels and compare them bit for bit"
+	@echo "make windows-tests  run the Windows wheels under wine against a recording driver"
+	@echo "make arm-tests      run the aarch64 wheels under qemu against a recording driver"
 	@echo "make clean          remove environments and build folders"
 
 environment:
@@ -99,6 +105,15 @@ faults: environment
 gpu-tests: environment
 	$(PYTEST) tests/gpu
 
+# Core, compiler and ComfyUI's calls with other versions of torch. Each environment may need gigabytes of wheels, which
+# pip finds in a folder that PIP_FIND_LINKS names.
+torch-tests: $(TORCH_VERSIONS:%=torch-tests-%)
+
+torch-tests-%: RUN = .venv-torch-$*/bin/python
+torch-tests-%:
+	@$(PYTHON) -m tools.environment --venv .venv-torch-$* --requirements requirements/torch-$*.txt
+	$(PYTEST) tests/unit/core tests/unit/comfyui_adapter
+
 demo: environment
 	@$(PYTHON) -m tools.run_demo --venv $(VENV) --host-venv $(HOST_VENV)
 
@@ -119,5 +134,19 @@ wheels: wheel-environment
 wheels-verify: wheel-environment
 	$(WHEEL_VENV)/bin/python -m tools.wheels.verify_wheels
 
+platforms-environment:
+	@$(PYTHON) -m tools.environment --venv $(PLATFORMS_VENV) --requirements requirements/platforms.txt
+
+# Windows CPythons under wine, and aarch64 ones under qemu. COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
+export ZIG_GLOBAL_CACHE_DIR ?= $(CURDIR)/build/zig-cache
+
+windows-tests: platforms-environment
+	$(PLATFORMS_VENV)/bin/python -m tools.platforms.windows_python
+	$(PLATFORMS_VENV)/bin/python -m pytest -q tests/platforms -k windows
+
+arm-tests: platforms-environment
+	$(PLATFORMS_VENV)/bin/python -m tools.platforms.arm_python
+	$(PLATFORMS_VENV)/bin/python -m pytest -q tests/platforms -k arm
+
 clean:
-	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(MODALITIES_VENV) build demo-output
+	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(PLATFORMS_VENV) $(MODALITIES_VENV) .venv-torch-* build demo-output

@@ -17,7 +17,7 @@ from .validation import check_mask, check_nonfinite, check_tensors
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-NO_GRADIENT = "comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it"
+NO_GRADIENT = "[SA-307] comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it"
 
 
 @overload
@@ -123,7 +123,7 @@ def attention(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         with torch.no_grad():
             out, lse = _compute(bhnd, mask, nonfinite, backend, options)
-        out, lse = _WithoutGradient.apply(out, lse, *inputs)
+        out, lse = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
     else:
         out, lse = _compute(bhnd, mask, nonfinite, backend, options)
     if options.layout == "BNHD":
@@ -172,9 +172,11 @@ def _compute(
     options: AttentionOptions,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if nonfinite is None:
-        return _attention_op(*bhnd, mask, None, backend, *options.values())
-    check_nonfinite(nonfinite, bhnd[0].device)
-    return _checked_attention_op(*bhnd, mask, nonfinite, backend, *options.values())
+        out, lse = _attention_op(*bhnd, mask, None, backend, *options.values())
+    else:
+        check_nonfinite(nonfinite, bhnd[0].device)
+        out, lse = _checked_attention_op(*bhnd, mask, nonfinite, backend, *options.values())
+    return out, lse
 
 
 class _WithoutGradient(torch.autograd.Function):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from . import __version__, explain, machine, registry
+from .backends import selftest
+from .backends.kernels import KERNELS, KernelBackend
 from .kernels import abi, loader
 from .options import MODES
 
@@ -60,6 +62,19 @@ def _kernel(architecture: str) -> str:
         return f"cannot be used: {reason}"
     about = f"{abi.describe(module)}, for {module.target}"
     return f"ready: {about}" if reason is None else f"cannot be used: {reason} ({about})"
+
+
+def _self_test(backend: KernelBackend, index: int) -> str:
+    return selftest.test_now(backend.name, index, backend.variants).text
+
+
+def _self_test_lines() -> Iterator[str]:
+    """The self-test of each module that belongs to a GPU here, made now whatever is remembered of it."""
+    for device in _devices():
+        for backend in KERNELS if device.type == "cuda" else ():
+            is_for = torch.cuda.get_device_capability(device) in backend.capabilities
+            if is_for and backend.availability() is None:
+                yield _line(f"{backend.name} on {device}", _guarded(_self_test, backend, device.index))
 
 
 def _guarded(probe: Callable[..., str], *arguments: object) -> str:
@@ -127,6 +142,7 @@ def report(found: list[Verdict]) -> str:
         passed_over = loader.ignored(name)
         if passed_over is not None:
             lines.append(_line("", passed_over))
+    lines += ["self-test of the kernels", *(list(_self_test_lines()) or [_line("none", "no kernels for a GPU here")])]
     lines.append("backend for each mode (float16, head_dim 128)")
     for verdict in found:
         lines += _verdict_lines(verdict)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+_NVML_INIT_NO_GPUS = 1  # NVML_INIT_FLAG_NO_GPUS: the library alone, no GPU is woken up
+
 
 def python() -> str:
     """Python's version and the system it runs on."""
@@ -53,6 +55,20 @@ def driver_version() -> str:
     return found[0]["driver_version"] if found else "version unknown (nvidia-smi does not run)"
 
 
+def loaded_driver() -> str | None:
+    """The NVIDIA driver's version as its management library gives it, within milliseconds; None when it does not."""
+    try:
+        library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+        if library.nvmlInitWithFlags(_NVML_INIT_NO_GPUS) != 0:
+            return None
+        text = ctypes.create_string_buffer(80)
+        found = library.nvmlSystemGetDriverVersion(text, len(text)) == 0
+        library.nvmlShutdown()
+    except (OSError, AttributeError):
+        return None
+    return text.value.decode("ascii", errors="replace") if found else None
+
+
 def driver_cuda() -> str:
     """The newest CUDA that the driver supports, such as "13.0".
 
@@ -65,5 +81,5 @@ def driver_cuda() -> str:
         library = ctypes.CDLL("libcuda.so.1")
     version = ctypes.c_int()
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
-        raise RuntimeError("the CUDA driver is installed but does not answer")
+        raise RuntimeError("[SA-101] the CUDA driver is installed but does not answer")
     return f"{version.value // 1000}.{version.value % 1000 // 10}"

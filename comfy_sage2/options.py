@@ -14,13 +14,14 @@ _LARGEST_SCALE = 3.4028234663852886e38  # of float32, in which the kernels get i
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise ValueError unless `value` is one of `choices`."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {quoted(value)}")
+        raise ValueError(f"[SA-208] {name} must be one of {', '.join(map(repr, choices))}, got {quoted(value)}")
 
 
 def _option(default: Any, *, choices: Collection[str] = (), argument: str | None = None, per_call: bool = False) -> Any:
     """A field of AttentionOptions.
 
-    choices: the values of a str; for the kernels a dict, with the number that stands for each value.
+    choices: the values of a str; for the kernels a dict, with the number that stands for each value, or None for one
+        that another takes the place of before the kernels are called.
     argument: the name in csrc/attention_call.h; None for what the kernels are not told.
     per_call: each call decides it, and not the user of a whole model.
     """
@@ -38,7 +39,10 @@ class AttentionOptions:
         scale: softmax scale, positive and finite in float32; None means 1/sqrt(D).
         layout: order of the dimensions of q, k, v and the output: "BHND" or "BNHD".
         return_lse: also return the log-sum-exp.
-        pv_accumulator: "fp32", or "fp16" for the faster half-precision accumulation of P V where a backend has it.
+        pv_accumulator: "fp32", or "fp16" for the half-precision accumulation of P V where a backend has it, which runs
+            at twice the rate on GeForce cards; "auto" takes the one that suits the card.
+        rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`), which makes both modes more
+            exact; in "4b" every token of Q then has its own scale. False: the paper's numerics.
 
     Raises:
         TypeError: a value of the wrong type.
@@ -51,7 +55,8 @@ class AttentionOptions:
     scale: float | None = _option(None, argument="scale", per_call=True)
     layout: str = _option("BHND", choices=("BHND", "BNHD"), per_call=True)
     return_lse: bool = _option(False, per_call=True)
-    pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16}, argument="pv_accumulator")
+    pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16, "auto": None}, argument="pv_accumulator")
+    rotate: bool = _option(False, argument="rotate")
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -59,21 +64,21 @@ class AttentionOptions:
         for name in _FLAGS:
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+                raise TypeError(f"[SA-208] {name} must be True or False, got {type(value).__name__}")
         if self.scale is None:
             return
         if isinstance(self.scale, bool) or not isinstance(self.scale, (int, float)):
-            raise TypeError(f"scale must be a number or None, got {type(self.scale).__name__}")
+            raise TypeError(f"[SA-205] scale must be a number or None, got {type(self.scale).__name__}")
         # The kernels take the row maximum before they scale.
         if not 0.0 < self.scale <= _LARGEST_SCALE:
-            raise ValueError(f"scale must be positive and finite in float32, got {str(self.scale)[:40]}")
+            raise ValueError(f"[SA-205] scale must be positive and finite in float32, got {str(self.scale)[:40]}")
 
     @classmethod
     def of(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:
         """`options`, or the defaults, with `choices` (field -> value) in their place; TypeError for an unknown one."""
         for name in choices:
             if name not in NAMES:
-                raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join(NAMES)}")
+                raise TypeError(f"[SA-208] unexpected keyword argument {name!r}; the options are {', '.join(NAMES)}")
         if options is None:
             return cls(**choices)
         changed = {name: value for name, value in choices.items() if value != getattr(options, name)}
@@ -85,7 +90,9 @@ class AttentionOptions:
         chosen = cls.of(options, choices)
         for option in fields(cls):
             if option.metadata["per_call"] and getattr(chosen, option.name) != option.default:
-                raise ValueError(f"{option.name} cannot be chosen for a whole model: each of its calls decides it")
+                raise ValueError(
+                    f"[SA-208] {option.name} cannot be chosen for a whole model: each of its calls decides it"
+                )
         return chosen
 
     def values(self) -> list[Any]:
@@ -107,6 +114,7 @@ class ModelChoices(TypedDict, total=False):
     mode: str
     smooth_v: bool
     pv_accumulator: str
+    rotate: bool
 
 
 class CallChoices(ModelChoices, total=False):

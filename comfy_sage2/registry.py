@@ -24,7 +24,9 @@ def get(name: str) -> Backend:
     for backend in _BACKENDS:
         if backend.name == name:
             return backend
-    raise ValueError(f"backend must be one of {', '.join(repr(b.name) for b in _BACKENDS)} or None, got {name!r}")
+    raise ValueError(
+        f"[SA-208] backend must be one of {', '.join(repr(b.name) for b in _BACKENDS)} or None, got {name!r}"
+    )
 
 
 def choose(request: AttentionRequest, *, accelerated_only: bool = False) -> Backend | None:
@@ -49,12 +51,12 @@ def require(name: str | None, request: AttentionRequest) -> Backend:
         chosen = choose(request)
         if chosen is None:
             reasons = "; ".join(f"{backend}: {reason}" for backend, reason in explain(request).items())
-            raise UnsupportedError(f"no backend can run this call: {reasons}")
+            raise UnsupportedError(f"[SA-207] no backend can run this call: {reasons}")
         return chosen
     backend = get(name)
     reason = backend.reason_against(request)
     if reason is not None:
-        raise UnsupportedError(f"backend {name!r} cannot run this call: {reason}")
+        raise UnsupportedError(f"[SA-207] backend {name!r} cannot run this call: {reason}")
     return backend
 
 

@@ -21,38 +21,40 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype != q.dtype:
             raise TypeError(
-                f"{name} must have q's dtype {q.dtype}, got {tensor.dtype}; cast it with {name}.to(q.dtype)"
+                f"[SA-201] {name} must have q's dtype {q.dtype}, got {tensor.dtype}; cast it with {name}.to(q.dtype)"
             )
         if tensor.device != q.device:
-            raise ValueError(f"{name} must be on q's device {q.device}, got {tensor.device}")
+            raise ValueError(f"[SA-201] {name} must be on q's device {q.device}, got {tensor.device}")
         if tensor.shape[0] != q.shape[0]:
-            raise ValueError(f"{name} must have q's batch size {q.shape[0]}, got {tensor.shape[0]}")
+            raise ValueError(f"[SA-201] {name} must have q's batch size {q.shape[0]}, got {tensor.shape[0]}")
         if tensor.shape[3] != q.shape[3]:
-            raise ValueError(f"{name} must have q's head_dim {q.shape[3]}, got {tensor.shape[3]}")
+            raise ValueError(f"[SA-201] {name} must have q's head_dim {q.shape[3]}, got {tensor.shape[3]}")
     if v.shape != k.shape:
-        raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
+        raise ValueError(f"[SA-201] v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
     if q.shape[3] > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim must be from 1 to {MAX_HEAD_DIM}, got {q.shape[3]}")
+        raise ValueError(f"[SA-202] head_dim must be from 1 to {MAX_HEAD_DIM}, got {q.shape[3]}")
     heads = layout.index("H")
     if q.shape[heads] % k.shape[heads] != 0:
         raise ValueError(
-            f"q's head count must be a multiple of that of k and v ({k.shape[heads]}), got {q.shape[heads]} "
+            f"[SA-201] q's head count must be a multiple of that of k and v ({k.shape[heads]}), got {q.shape[heads]} "
             f"(layout {layout})"
         )
 
 
 def _check_one(name: str, tensor: torch.Tensor, layout: str) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        raise TypeError(f"[SA-201] {name} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dim() != 4:
-        raise ValueError(f"{name} must have 4 dimensions ({layout}), got {tensor.dim()}: shape {tuple(tensor.shape)}")
+        raise ValueError(
+            f"[SA-201] {name} must have 4 dimensions ({layout}), got {tensor.dim()}: shape {tuple(tensor.shape)}"
+        )
     if tensor.dtype not in DTYPES:
-        raise TypeError(f"{name} must be float16, bfloat16 or float32, got {tensor.dtype}")
+        raise TypeError(f"[SA-201] {name} must be float16, bfloat16 or float32, got {tensor.dtype}")
     if tensor.numel() == 0:
-        raise ValueError(f"{name} must not be empty, got shape {tuple(tensor.shape)} ({layout})")
+        raise ValueError(f"[SA-201] {name} must not be empty, got shape {tuple(tensor.shape)} ({layout})")
     if tensor.stride(3) != 1 and tensor.shape[3] > 1:
         raise ValueError(
-            f"{name} must be contiguous in its last dimension (stride 1), got stride {tensor.stride(3)}; "
+            f"[SA-201] {name} must be contiguous in its last dimension (stride 1), got stride {tensor.stride(3)}; "
             f"call {name}.contiguous() first"
         )
 
@@ -61,10 +63,11 @@ def check_nonfinite(flag: torch.Tensor, device: torch.device) -> None:
     """Raise unless `flag` is one int32 on `device`: TypeError for another dtype, else ValueError."""
     if not isinstance(flag, torch.Tensor) or flag.dtype != torch.int32:
         found = flag.dtype if isinstance(flag, torch.Tensor) else type(flag).__name__
-        raise TypeError(f"nonfinite must be an int32 tensor, got {found}")
+        raise TypeError(f"[SA-209] nonfinite must be an int32 tensor, got {found}")
     if flag.numel() != 1 or flag.device != device:
         raise ValueError(
-            f"nonfinite must be one element on q's device {device}, got shape {tuple(flag.shape)} on {flag.device}"
+            f"[SA-209] nonfinite must be one element on q's device {device}, got shape {tuple(flag.shape)} on "
+            f"{flag.device}"
         )
 
 
@@ -80,19 +83,20 @@ def check_mask(
     if mask is None:
         return None
     if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"attn_mask must be a torch.Tensor or None, got {type(mask).__name__}")
+        raise TypeError(f"[SA-204] attn_mask must be a torch.Tensor or None, got {type(mask).__name__}")
     if mask.dtype not in MASK_DTYPES:
         raise TypeError(
-            f"attn_mask must be bool (True = attend) or an additive float16, bfloat16 or float32, got {mask.dtype}"
+            "[SA-204] attn_mask must be bool (True = attend) or an additive float16, bfloat16 or float32, got "
+            f"{mask.dtype}"
         )
     if mask.device != device:
-        raise ValueError(f"attn_mask must be on q's device {device}, got {mask.device}")
+        raise ValueError(f"[SA-204] attn_mask must be on q's device {device}, got {mask.device}")
     if not 2 <= mask.dim() <= 4:
-        raise ValueError(f"attn_mask must have 2 to 4 dimensions, got {mask.dim()}: shape {tuple(mask.shape)}")
+        raise ValueError(f"[SA-204] attn_mask must have 2 to 4 dimensions, got {mask.dim()}: shape {tuple(mask.shape)}")
     padded = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     if any(size not in (1, wanted) for size, wanted in zip(padded, target, strict=True)):
         raise ValueError(
-            f"attn_mask must broadcast to (batch, q_heads, q_length, kv_length) = {tuple(target)}, "
+            f"[SA-204] attn_mask must broadcast to (batch, q_heads, q_length, kv_length) = {tuple(target)}, "
             f"got shape {tuple(mask.shape)}"
         )
     for _ in range(4 - mask.dim()):

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 // Rises whenever the fields of AttentionCall or their meaning change; it is the major number of csrc/VERSION.
-constexpr int kAbiVersion = 1;
+constexpr int kAbiVersion = 2;
 
 // A BHND view in whatever memory order. Strides count elements; the last dimension is contiguous.
 struct TensorView {
@@ -29,6 +29,7 @@ struct AttentionCall {
   int head_dim;
   int element;  // of q, k, v and out: 2 fp16, 3 bf16
   int bits;     // of the quantized Q and K: 8 or 4
+  bool rotate;  // Q and K, after smoothing; in 4 bits Q then has a scale for each token
   bool smooth_v, causal;
   int pv_accumulator;  // 32 or 16
   float scale;

@@ -73,6 +73,7 @@ constexpr Keyword kKeywords[] = {
     {"head_dim", set_field<&AttentionCall::head_dim>, kRequired},
     {"element", set_field<&AttentionCall::element>, kRequired},
     {"bits", set_field<&AttentionCall::bits>, kRequired},
+    {"rotate", set_field<&AttentionCall::rotate>, kRequired},
     {"smooth_v", set_field<&AttentionCall::smooth_v>, kRequired},
     {"causal", set_field<&AttentionCall::causal>, kRequired},
     {"pv_accumulator", set_field<&AttentionCall::pv_accumulator>, kRequired},

@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 
 from ..options import AttentionOptions
+from .accumulators import resolved
 
 # Device and dtype, the shapes of q and k as BHND, and the mask's shape and dtype.
 Form = tuple[torch.device, torch.dtype, torch.Size, torch.Size, tuple[torch.Size, torch.dtype] | None]
@@ -23,7 +24,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """One attention call as plain data: all that a constraint may look at."""
+    """One attention call as plain data: all that a constraint may look at. Its options leave nothing open."""
 
     device_type: str
     device_index: int | None
@@ -65,7 +66,7 @@ class AttentionRequest:
             head_dim=head_dim,
             mask_shape=None if mask is None else tuple(mask[0]),
             mask_dtype=None if mask is None else mask[1],
-            options=options,
+            options=resolved(options, device),
         )
 
     @classmethod

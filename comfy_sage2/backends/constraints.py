@@ -11,15 +11,17 @@ MAX_LENGTH = 2**31 - 256  # token indices are 32-bit in the kernels, offsets 64-
 
 def _on_cuda(request: AttentionRequest) -> str | None:
     if request.device_type == "cuda" and torch.version.hip is not None:  # which calls its devices "cuda" too
-        return f"the kernels are for NVIDIA GPUs, and this torch is built for ROCm {torch.version.hip}"
+        return f"[SA-103] the kernels are for NVIDIA GPUs, and this torch is built for ROCm {torch.version.hip}"
     if request.device_type == "cuda":
         return None
-    return f"the tensors must be on a CUDA device, got {request.device_type}"
+    return f"[SA-103] the tensors must be on a CUDA device, got {request.device_type}"
 
 
 def _length(request: AttentionRequest) -> str | None:
     longest = max(request.q_length, request.kv_length)
-    return None if longest <= MAX_LENGTH else f"the sequence must have at most {MAX_LENGTH} tokens, got {longest}"
+    return (
+        None if longest <= MAX_LENGTH else f"[SA-203] the sequence must have at most {MAX_LENGTH} tokens, got {longest}"
+    )
 
 
 ON_CUDA = Constraint("device", _on_cuda)
@@ -49,9 +51,9 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
             return None
         names = " or ".join(f"{major}.{minor}" for major, minor in supported)
         if request.capability is None:
-            return f"these kernels need compute capability {names}, got no CUDA device"
+            return f"[SA-103] these kernels need compute capability {names}, got no CUDA device"
         found = "{}.{}".format(*request.capability)
-        return f"these kernels need compute capability {names}, got {found}{_advice(request.capability)}"
+        return f"[SA-103] these kernels need compute capability {names}, got {found}{_advice(request.capability)}"
 
     return Constraint("compute capability", check)
 
@@ -63,6 +65,6 @@ def option_is(name: str, *supported: object) -> Constraint:
         value = getattr(request.options, name)
         if value in supported:
             return None
-        return f"{name} must be {' or '.join(map(str, supported))} here, got {value}"
+        return f"[SA-206] {name} must be {' or '.join(map(str, supported))} here, got {value}"
 
     return Constraint(name, check)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..kernels import loader
+from . import selftest
 from .base import AttentionRequest, Backend
 from .constraints import LENGTH, ON_CUDA, capability_is, option_is
+from .known_answers import Variant
 from .launch import launch
 
 
@@ -36,9 +38,20 @@ class KernelBackend(Backend):
             option_is("pv_accumulator", *pv_accumulators),
         )
 
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Each mode with each accumulator."""
+        return tuple(Variant(mode, accumulator) for mode in self.modes for accumulator in self.pv_accumulators)
+
     def availability(self) -> str | None:
         """See `Backend.availability`."""
         return loader.reason_unavailable(self.name)
+
+    def reason_against(self, request: AttentionRequest) -> str | None:
+        """See `Backend.reason_against`; asks the self-test last, which runs once on each GPU."""
+        return super().reason_against(request) or selftest.reason_against(
+            self.name, request.device_index, self.variants
+        )
 
     def run(
         self,
@@ -50,7 +63,11 @@ class KernelBackend(Backend):
         attn_mask: torch.Tensor | None,
         nonfinite: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Backend.run`."""
+        """See `Backend.run`. RuntimeError when the self-test had to be postponed and fails now."""
+        if selftest.is_postponed(self.name, q.device.index):
+            reason = selftest.reason_against(self.name, q.device.index, self.variants)
+            if reason is not None:
+                raise RuntimeError(reason)
         return launch(loader.load(self.name), q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
 
 
@@ -60,5 +77,5 @@ KERNELS = (
     KernelBackend("sm90", ((9, 0),), modes=("8b", "4b"), pv_accumulators=("fp32",)),
     KernelBackend("sm89", ((8, 9),), modes=("8b", "4b"), pv_accumulators=("fp32", "fp16")),
     KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b",), pv_accumulators=("fp32", "fp16")),
-    KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b",), pv_accumulators=("fp32",)),
+    KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b", "4b"), pv_accumulators=("fp32", "fp16")),
 )

@@ -69,7 +69,12 @@ def _fixed_fields(module: ModuleType, request: AttentionRequest) -> tuple[dict[s
     return common, size
 
 
-def launch(
+def workspace_bytes(module: ModuleType, request: AttentionRequest) -> int:
+    """Bytes of scratch memory that `enqueue` needs. ValueError for a call that this module cannot run."""
+    return _fixed_fields(module, request)[1]
+
+
+def enqueue(
     module: ModuleType,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -78,14 +83,20 @@ def launch(
     *,
     attn_mask: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Enqueue one attention on q's device and the current stream; arguments and results as for `Backend.run`."""
-    layout, head_dim = request.options.layout, request.head_dim
-    q, k, v = _readable(q), _readable(k), _readable(v)
-    out = empty_output(q, layout)
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    workspace: torch.Tensor,
+) -> None:
+    """Enqueue one attention on q's device and the current stream.
+
+    Args:
+        q, k, v, request, attn_mask, nonfinite: as for `Backend.run`. The kernels must be able to read q, k and v:
+            head_dim a multiple of 8, every token at a multiple of 16 bytes.
+        out: (B, Hq, Nq, D) of q's dtype in any memory order, last dimension contiguous.
+        lse: (B, Hq, Nq) float32, contiguous, when the options ask for it.
+        workspace: uint8, at least `workspace_bytes` of them.
+    """
     common, size = _fixed_fields(module, request)
-    workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
     arguments = {
         **common,
@@ -105,6 +116,25 @@ def launch(
         for name, length, stride in zip(_MASK_STRIDES, attn_mask.shape, attn_mask.stride(), strict=True):
             arguments[name] = 0 if length == 1 else stride
     module.attention(**arguments)
+
+
+def launch(
+    module: ModuleType,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    request: AttentionRequest,
+    *,
+    attn_mask: torch.Tensor | None,
+    nonfinite: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Enqueue one attention on q's device and the current stream; arguments and results as for `Backend.run`."""
+    layout, head_dim = request.options.layout, request.head_dim
+    q, k, v = _readable(q), _readable(k), _readable(v)
+    out = empty_output(q, layout)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
+    workspace = torch.empty(workspace_bytes(module, request), dtype=torch.uint8, device=q.device)
+    enqueue(module, q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, out=out, lse=lse, workspace=workspace)
     if out.shape[3] == head_dim:
         return out, lse
     return empty_output(out[..., :head_dim], layout).copy_(out[..., :head_dim]), lse

@@ -38,9 +38,10 @@ def describe() -> dict[str, Any]:
 def _cudnn() -> int | str | None:
     """cuDNN's version, or what torch says of one that it cannot use: everything else can be measured without it."""
     try:
-        return torch.backends.cudnn.version()
+        version: int | None = torch.backends.cudnn.version()
     except RuntimeError as error:
         return str(error)
+    return version
 
 
 def _driver() -> dict[str, str]:

@@ -31,7 +31,7 @@ def find(names: Iterable[str] | None, modes: Iterable[str]) -> Found:
             request = _request(Inputs(sample, sample, sample, is_causal=False), mode)
             reason = backend.reason_against(request)
             if reason is None:
-                found.candidates += [_native(backend.name, mode, smooth_v) for smooth_v in (False, True)]
+                found.candidates += [_native(request, backend.name, smooth_v) for smooth_v in (False, True)]
             elif _runs_emulated(backend, request):
                 found.candidates.append(_emulated(backend, mode))
             else:
@@ -40,13 +40,23 @@ def find(names: Iterable[str] | None, modes: Iterable[str]) -> Found:
 
 
 def _request(inputs: Inputs, mode: str) -> AttentionRequest:
-    return AttentionRequest.of(inputs.q, inputs.k, AttentionOptions(mode, is_causal=inputs.is_causal))
+    return AttentionRequest.of(inputs.q, inputs.k, _options(mode, False, inputs))
 
 
-def _native(name: str, mode: str, smooth_v: bool) -> Candidate:
+def _options(mode: str, smooth_v: bool, inputs: Inputs) -> AttentionOptions:
+    """As the node has them: with the accumulators that suit the card."""
+    return AttentionOptions(mode, smooth_v, inputs.is_causal, pv_accumulator="auto")
+
+
+def _native(sample: AttentionRequest, name: str, smooth_v: bool) -> Candidate:
+    mode = sample.options.mode
+    notes = ["FP16 accumulators"] if sample.options.pv_accumulator == "fp16" else []
+    if (name, mode) == ("sm90", "4b"):
+        notes.append("no speed claim: Hopper has no INT4 tensor cores")
+
     def prepare(inputs: Inputs) -> Call:
         def run() -> torch.Tensor:
-            options = AttentionOptions(mode, smooth_v=smooth_v, is_causal=inputs.is_causal)
+            options = _options(mode, smooth_v, inputs)
             return attention(
                 inputs.q,
                 inputs.k,
@@ -65,7 +75,7 @@ def _native(name: str, mode: str, smooth_v: bool) -> Candidate:
         prepare=prepare,
         kernel_name=_KERNEL_NAME,
         is_measured=not smooth_v,
-        note="no speed claim: Hopper has no INT4 tensor cores" if (name, mode) == ("sm90", "4b") else "",
+        note="; ".join(notes),
     )
 
 
@@ -77,7 +87,8 @@ def _runs_emulated(backend: Backend, request: AttentionRequest) -> bool:
         return False
     if backend.availability() is not None:
         return False
-    return loader.load(backend.name).target.removesuffix("a") == "sm_{}{}".format(*capability)
+    target: str = loader.load(backend.name).target
+    return target.removesuffix("a") == "sm_{}{}".format(*capability)
 
 
 def _emulated(backend: Backend, mode: str) -> Candidate:

@@ -143,8 +143,9 @@ def _flash_attention_3() -> list[Candidate]:
         return [tensor.transpose(1, 2).contiguous() for tensor in (inputs.q, inputs.k, inputs.v)]
 
     def attend(*tensors: torch.Tensor, is_causal: bool, **scales: torch.Tensor) -> torch.Tensor:
-        out = flash.flash_attn_func(*tensors, causal=is_causal, **scales)
-        return out[0] if isinstance(out, tuple) else out
+        answer = flash.flash_attn_func(*tensors, causal=is_causal, **scales)
+        out: torch.Tensor = answer[0] if isinstance(answer, tuple) else answer
+        return out
 
     def decode(out: torch.Tensor) -> torch.Tensor:
         return out.transpose(1, 2)

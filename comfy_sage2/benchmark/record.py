@@ -74,7 +74,8 @@ def build(
         "speed_failures": {result.shape.name: result.failures for result in results if result.failures},
         "kernel_times": "measured" if kernel_problem is None else kernel_problem,
     }
-    return without_folders(document)
+    result: dict[str, Any] = without_folders(document)
+    return result
 
 
 def _speed(speed: Speed) -> dict[str, Any]:

@@ -85,7 +85,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _sustained_names(options: argparse.Namespace) -> Sequence[str]:
     if options.sustained is not None:
-        return options.sustained
+        named: list[str] = options.sustained
+        return named
     chosen = {shape.name for shape in options.shapes}
     return () if options.quick else [name for name in _SUSTAINED if name in chosen]
 

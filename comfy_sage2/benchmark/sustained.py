@@ -146,7 +146,8 @@ def _repeated(subject: Subject, repeats: int) -> float:
         subject.call.run()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / repeats
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds / repeats
 
 
 def by_shape(results: Sequence[Sustained]) -> Mapping[str, list[Sustained]]:

@@ -201,6 +201,7 @@ def patch(
         backend: a name from `comfy_sage2.explain`; None takes the first accelerated one that can run, and leaves the
             call to torch when there is none.
         options, choices: as for `comfy_sage2.attention`, but for what each call decides: mode="4b", smooth_v=True.
+            Without `options`, pv_accumulator is "auto".
 
     Returns:
         The patch: a context manager whose `undo` restores the model and whose `summary` says what ran.
@@ -209,7 +210,7 @@ def patch(
         TypeError: an unknown option.
         ValueError: an unknown mode or backend, or a model without attention modules.
     """
-    chosen = AttentionOptions.of_model(options, choices)
+    chosen = AttentionOptions.of_model(options or AttentionOptions(pv_accumulator="auto"), choices)
     if backend is not None:
         registry.get(backend)
     return Patch(transformer, chosen, backend)

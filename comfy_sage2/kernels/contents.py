@@ -33,13 +33,13 @@ def _unpacked(name: str, image: bytes) -> tuple[str, bytes]:
         import lzma
     except ImportError as error:
         raise KernelUnavailable(
-            f"this Python was built without the standard module lzma ({error}), which unpacks the kernels: use another "
-            f"Python, or install liblzma's headers and build this one again"
+            f"[SA-105] this Python was built without the standard module lzma ({error}), which unpacks the kernels: "
+            "use another Python, or install liblzma's headers and build this one again"
         ) from error
     try:
         return name.removesuffix(_PACKED), lzma.decompress(image)
     except (lzma.LZMAError, EOFError) as error:
-        raise KernelUnavailable(f"{name} is damaged: {error}") from error
+        raise KernelUnavailable(f"[SA-106] {name} is damaged: {error}") from error
 
 
 def _members(wheel: bytes, wheel_name: str, package: str) -> dict[str, bytes]:
@@ -50,7 +50,7 @@ def _members(wheel: bytes, wheel_name: str, package: str) -> dict[str, bytes]:
             return {path.name: archive.read(name) for name, path in paths.items() if str(path.parent) == package}
     # What zipfile raises for a damaged file, by the place of the damage.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
-        raise KernelUnavailable(f"{wheel_name} is not a readable wheel: {error}") from error
+        raise KernelUnavailable(f"[SA-106] {wheel_name} is not a readable wheel: {error}") from error
 
 
 def read(wheel: bytes, wheel_name: str, architecture: str) -> KernelFiles:
@@ -64,13 +64,14 @@ def read(wheel: bytes, wheel_name: str, architecture: str) -> KernelFiles:
     cubins = dict(_unpacked(name, content) for name, content in members.items() if name.endswith((_PACKED, _PLAIN)))
     if not extensions or not cubins:
         raise KernelUnavailable(
-            f"{wheel_name} is not a wheel of {architecture} kernels: expected an extension module and at least one "
-            f"cubin in {package}/, got {len(extensions)} modules and {len(cubins)} cubins"
+            f"[SA-106] {wheel_name} is not a wheel of {architecture} kernels: expected an extension module and at "
+            f"least one cubin in {package}/, got {len(extensions)} modules and {len(cubins)} cubins"
         )
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         if f"_C{suffix}" in extensions:
             return KernelFiles(f"_C{suffix}", extensions[f"_C{suffix}"], cubins)
     raise KernelUnavailable(
-        f"{wheel_name} has no module for {sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor} "
+        f"[SA-104] {wheel_name} has no module for {sys.implementation.name} "
+        f"{sys.version_info.major}.{sys.version_info.minor} "
         f"on {sysconfig.get_platform()}; it has {', '.join(sorted(extensions))}: update the pack, or use another Python"
     )

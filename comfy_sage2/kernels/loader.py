@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -15,7 +16,7 @@ from . import abi, contents, manifest
 from .errors import KernelUnavailable
 from .unpack import PlacedModule, cache_folders, place, remove_older, wheel_folder
 
-__all__ = ["KernelUnavailable", "ignored", "load", "prepare", "reason_unavailable"]
+__all__ = ["KernelUnavailable", "fingerprint", "ignored", "load", "prepare", "reason_unavailable"]
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -23,6 +24,10 @@ _modules: dict[str, ModuleType] = {}
 _failures: dict[str, str] = {}
 _reasons: dict[str, str | None] = {}
 _ignored: dict[str, str] = {}
+_fingerprints: dict[str, str] = {}
+
+# Of the extension module, and of device images, which may be packed.
+_BINARY_SUFFIXES = {".so", ".pyd", ".cubin", ".xz"}
 
 
 def _import_installed(architecture: str) -> ModuleType | None:
@@ -60,7 +65,7 @@ def _import_bundled(architecture: str) -> ModuleType:
         loader.exec_module(module)
     except Exception as error:
         placed.close()
-        raise KernelUnavailable(f"the kernel module {placed.path} cannot be imported: {error}") from error
+        raise KernelUnavailable(f"[SA-109] the kernel module {placed.path} cannot be imported: {error}") from error
     module.__file__ = str(placed.path)
     # On Linux the descriptor stays open: the dynamic linker would take its number, given to another file, for this one.
     if sys.platform == "win32":
@@ -68,7 +73,8 @@ def _import_bundled(architecture: str) -> ModuleType:
     reason = abi.reason_against(module, architecture)
     if reason is not None:
         raise KernelUnavailable(
-            f"the bundled comfy_sage2_{architecture} ({abi.describe(module)}) is refused: {reason}; update the pack"
+            f"[SA-110] the bundled comfy_sage2_{architecture} ({abi.describe(module)}) is refused: {reason}; update "
+            "the pack"
         )
     # The device images go in from the verified wheel itself, so only the host module has to lie on disk.
     for cubin, image in files.cubins.items():
@@ -84,7 +90,7 @@ def _import(architecture: str) -> ModuleType:
         if reason is None:
             return module
         _ignored[architecture] = (
-            f"the installed comfy_sage2_{architecture} ({abi.describe(module)}) is ignored: {reason}; "
+            f"[SA-110] the installed comfy_sage2_{architecture} ({abi.describe(module)}) is ignored: {reason}; "
             f"`pip uninstall comfy-sage2-{architecture}` removes it"
         )
         _log.warning("%s", _ignored[architecture])
@@ -131,13 +137,13 @@ def _driver_reason(module: ModuleType) -> str | None:
     try:
         found = module.driver_version()
     except (RuntimeError, ValueError) as error:  # ValueError: the system's text about the driver is not UTF-8
-        return str(error)
+        return f"[SA-101] {error}"
     needed = module.minimum_driver_version
     if found >= needed:
         return None
     return (
-        f"the NVIDIA driver is too old: it supports CUDA {found // 1000}.{found % 1000 // 10}, the kernels need CUDA "
-        f"{needed // 1000}.{needed % 1000 // 10}; install driver {module.minimum_driver} or newer"
+        f"[SA-102] the NVIDIA driver is too old: it supports CUDA {found // 1000}.{found % 1000 // 10}, the kernels "
+        f"need CUDA {needed // 1000}.{needed % 1000 // 10}; install driver {module.minimum_driver} or newer"
     )
 
 
@@ -153,3 +159,26 @@ def reason_unavailable(architecture: str) -> str | None:
             except KernelUnavailable as error:
                 _reasons[architecture] = str(error)
         return _reasons[architecture]
+
+
+def fingerprint(architecture: str) -> str:
+    """The SHA-256 that tells one build of an architecture's module from another. KernelUnavailable as for `load`.
+
+    That of the bundled wheel, as the manifest has it, or that of an installed module's files.
+    """
+    with _lock:
+        module = load(architecture)
+        if architecture not in _fingerprints:
+            installed = module.__name__ == f"comfy_sage2_{architecture}"
+            _fingerprints[architecture] = _hash_of_files(module) if installed else manifest.find(architecture).sha256
+        return _fingerprints[architecture]
+
+
+def _hash_of_files(module: ModuleType) -> str:
+    """Of the extension module and the device images beside it, by name and content."""
+    digest = hashlib.sha256()
+    folder = Path(module.__path__[0])
+    for path in sorted(path for path in folder.iterdir() if path.suffix in _BINARY_SUFFIXES):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\0".encode() + content)
+    return digest.hexdigest()

@@ -32,13 +32,13 @@ class BundledWheel:
             content = self.path.read_bytes()
         except OSError as error:
             raise KernelUnavailable(
-                f"{self.path} cannot be read ({error.strerror}): update or reinstall the pack"
+                f"[SA-106] {self.path} cannot be read ({error.strerror}): update or reinstall the pack"
             ) from error
         found = hashlib.sha256(content).hexdigest()
         if found != self.sha256:
             raise KernelUnavailable(
-                f"{self.path} is refused: its SHA-256 is {found}, {MANIFEST} has {self.sha256}. The file was changed "
-                f"or damaged; update or reinstall the pack"
+                f"[SA-106] {self.path} is refused: its SHA-256 is {found}, {MANIFEST} has {self.sha256}. The file was "
+                "changed or damaged; update or reinstall the pack"
             )
         return content
 
@@ -49,12 +49,12 @@ def read_manifest(folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise KernelUnavailable(f"{path} cannot be read ({error}): update or reinstall the pack") from error
+        raise KernelUnavailable(f"[SA-106] {path} cannot be read ({error}): update or reinstall the pack") from error
     wheels = []
     for line in lines:
         entry = _LINE.fullmatch(line)
         if entry is None:
-            raise KernelUnavailable(f"{path} is damaged at {line!r}: update or reinstall the pack")
+            raise KernelUnavailable(f"[SA-106] {path} is damaged at {line!r}: update or reinstall the pack")
         wheels.append(BundledWheel(folder / entry["name"], entry["sha256"]))
     return tuple(wheels)
 
@@ -85,14 +85,15 @@ def find(architecture: str, folder: Path = WHEELS) -> BundledWheel:
         from packaging.utils import InvalidWheelFilename, parse_wheel_filename
     except ImportError as error:
         raise KernelUnavailable(
-            f"the Python package 'packaging' is needed to choose a kernel wheel and cannot be imported ({error}): "
-            f"install the pack's requirements.txt"
+            "[SA-105] the Python package 'packaging' is needed to choose a kernel wheel and cannot be imported "
+            f"({error}): install the pack's requirements.txt"
         ) from error
 
     candidates = [wheel for wheel in read_manifest(folder) if _architecture(wheel) == architecture]
     if not candidates:
         raise KernelUnavailable(
-            f"the pack has no {architecture} kernels; it has kernels for {', '.join(architectures(folder)) or 'none'}"
+            f"[SA-104] the pack has no {architecture} kernels; it has kernels for "
+            f"{', '.join(architectures(folder)) or 'none'}"
         )
     rank = {tag: position for position, tag in enumerate(sys_tags())}
     best, best_rank = None, len(rank)
@@ -100,13 +101,15 @@ def find(architecture: str, folder: Path = WHEELS) -> BundledWheel:
         try:
             tags = parse_wheel_filename(wheel.path.name)[3]
         except InvalidWheelFilename as error:
-            raise KernelUnavailable(f"{folder / MANIFEST} is damaged: {error}; update or reinstall the pack") from error
+            raise KernelUnavailable(
+                f"[SA-106] {folder / MANIFEST} is damaged: {error}; update or reinstall the pack"
+            ) from error
         wheel_rank = min((rank[tag] for tag in tags if tag in rank), default=len(rank))
         if wheel_rank < best_rank:
             best, best_rank = wheel, wheel_rank
     if best is None:
         raise KernelUnavailable(
-            f"no bundled {architecture} kernel wheel fits {sys.implementation.name} "
+            f"[SA-104] no bundled {architecture} kernel wheel fits {sys.implementation.name} "
             f"{sys.version_info.major}.{sys.version_info.minor} on {sysconfig.get_platform()}; there are wheels for "
             f"{_listed(candidates, -3)} on {_listed(candidates, -1)}"
         )

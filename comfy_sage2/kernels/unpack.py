@@ -50,7 +50,7 @@ def wheel_folder(architecture: str, sha256: str) -> str:
     return f"comfy_sage2_{architecture}-{sha256[:16]}"
 
 
-def _user_cache() -> Path | None:
+def user_cache() -> Path | None:
     """The user's cache folder, or None for a user without one."""
     variable, default = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
     named = Path(os.environ.get(variable, ""))
@@ -69,7 +69,7 @@ def cache_folders() -> tuple[Path, ...]:
     Windows cannot delete a module that is loaded, so there the pack's folder, which updates and uninstalls, comes last.
     """
     own = Path(__file__).resolve().parent / "_unpacked"
-    cache = _user_cache()
+    cache = user_cache()
     if cache is None:
         return (own,)
     user = cache / "comfy_sage2" / "kernels"
@@ -105,8 +105,8 @@ def _existing(path: Path, content: bytes) -> PlacedModule | None:
             found = file.read(len(content) + 1)
         if found != content:
             raise KernelUnavailable(
-                f"{path} is refused: it is not the file that the bundled wheel holds, so it was changed or damaged. "
-                f"Delete it and restart"
+                f"[SA-107] {path} is refused: it is not the file that the bundled wheel holds, so it was changed or "
+                "damaged. Delete it and restart"
             )
     except BaseException:
         os.close(descriptor)
@@ -189,8 +189,8 @@ def place(relative: Path, content: bytes, folders: Sequence[Path]) -> PlacedModu
                     return placed
             problems.append(f"{path.parent}: {error.strerror or error}")
     raise KernelUnavailable(
-        f"the kernel module {relative.name} cannot be unpacked, {'; '.join(problems)}. Free some space or make one of "
-        f"the folders writable, then restart"
+        f"[SA-108] the kernel module {relative.name} cannot be unpacked, {'; '.join(problems)}. Free some space or "
+        "make one of the folders writable, then restart"
     )
 
 

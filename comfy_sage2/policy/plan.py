@@ -78,4 +78,9 @@ def label(options: AttentionOptions | None) -> str:
     """The options in a few words for the user, such as "4b · smooth V"; None is full precision."""
     if options is None:
         return "full"
-    return options.mode + (" · smooth V" if options.smooth_v else "")
+    parts = [options.mode]
+    if options.smooth_v:
+        parts.append("smooth V")
+    if options.pv_accumulator == "fp16":
+        parts.append("FP16 accumulators")
+    return " · ".join(parts)

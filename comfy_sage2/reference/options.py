@@ -9,7 +9,7 @@ from ..quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, Accumulato
 from ..quantize.formats import NumberFormat
 from ..quantize.fp8 import E4M3
 from ..quantize.groups import ADA, GroupScheme
-from ..quantize.integer import INT4, INT8
+from ..quantize.integer import INT4, INT4_CLIPPED, INT8
 
 # With P up to 448, V up to this and 64 keys, a half-precision sum stays below 65504.
 FP16_ACCUMULATOR_V_MAXIMUM = 2.25
@@ -22,6 +22,7 @@ class ReferenceOptions:
     qk_format: INT8, INT4, or for ablations a float format.
     groups: the tokens of Q and K that share a scale, and the block sizes.
     smooth_q, smooth_k, smooth_v: sections 3.1 and 3.4.
+    rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`).
     p_format, v_format: E4M3, E5M2, INT8, FP16 or FP32.
     p_maximum, v_maximum: what P = 1 and V's channel maximum are scaled to; None is the largest of the format.
     accumulator: precision of the P V accumulator inside a key block.
@@ -36,6 +37,7 @@ class ReferenceOptions:
     smooth_q: bool = False
     smooth_k: bool = True
     smooth_v: bool = False
+    rotate: bool = False
     p_format: NumberFormat = E4M3
     v_format: NumberFormat = E4M3
     p_maximum: float | None = None
@@ -48,10 +50,15 @@ class ReferenceOptions:
 
     @classmethod
     def of(cls, options: AttentionOptions, *, groups: GroupScheme = ADA) -> ReferenceOptions:
-        """The numerics of a public call: INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b"."""
-        numerics = cls(groups=groups, smooth_v=options.smooth_v)
+        """The numerics of a public call: INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b".
+
+        Rotated INT4 is clipped, and has one scale for each token of Q whatever `groups` says of Q.
+        """
+        numerics = cls(groups=groups, smooth_v=options.smooth_v, rotate=options.rotate)
         if options.mode == "4b":
             numerics = replace(numerics, qk_format=INT4, smooth_q=True)
+        if options.mode == "4b" and options.rotate:
+            numerics = replace(numerics, qk_format=INT4_CLIPPED, groups=replace(groups, q="token"))
         if options.pv_accumulator == "fp16":
             numerics = replace(numerics, accumulator=ACCUMULATE_FP16, v_maximum=FP16_ACCUMULATOR_V_MAXIMUM)
         return numerics

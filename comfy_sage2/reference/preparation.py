@@ -1,13 +1,14 @@
-"""The pre-processing before the attention loop: smooth and quantise Q, K and V."""
+"""The pre-processing before the attention loop: smooth, rotate and quantise Q, K and V."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..quantize.groups import key_groups, query_groups
 from ..quantize.quantizers import Quantized, quantize_channels, quantize_groups
+from ..quantize.rotation import rotate, rotation_size
 from ..quantize.smoothing import smooth_blocks, smooth_tokens
 from .options import ReferenceOptions
 
@@ -16,10 +17,10 @@ from .options import ReferenceOptions
 class Prepared:
     """What the attention loop reads, all float32.
 
-    q: (B, Hq, Nq, D), scale (B, Hq, Nq, 1); k: (B, Hkv, Nkv, D), scale (B, Hkv, Nkv, 1);
-    v: (B, Hkv, Nkv, D), scale (B, Hkv, 1, D).
-    q_block_means: (B, Hq, blocks, D) with smooth Q, and k_smooth (B, Hkv, Nkv, D) before its quantisation: their
-    product is the paper's Delta S. k_mean: (B, Hkv, 1, D) with smooth K. v_mean: (B, Hkv, 1, D) with smooth V.
+    q: (B, Hq, Nq, n), scale (B, Hq, Nq, 1); k: (B, Hkv, Nkv, n), scale (B, Hkv, Nkv, 1); n is D, or with rotation
+    rotation_size(D). v: (B, Hkv, Nkv, D), scale (B, Hkv, 1, D).
+    q_block_means: (B, Hq, blocks, D) with smooth Q, and k_smooth (B, Hkv, Nkv, D) before rotation and quantisation:
+    their product is the paper's Delta S. k_mean: (B, Hkv, 1, D) with smooth K. v_mean: (B, Hkv, 1, D) with smooth V.
     """
 
     q: Quantized
@@ -41,11 +42,17 @@ def prepare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Referenc
         k, k_mean = smooth_tokens(k)
     if options.smooth_v:
         v, v_mean = smooth_tokens(v)
+    k_smooth = k
+    if options.rotate:
+        q, k = rotate(q), rotate(k)
+    q_quantized = quantize_groups(q, query_groups(q.shape[2], options.groups, q.device), options.qk_format)
+    if options.rotate:
+        q_quantized = replace(q_quantized, scale=q_quantized.scale / rotation_size(k_smooth.shape[3]))
     return Prepared(
-        q=quantize_groups(q, query_groups(q.shape[2], options.groups, q.device), options.qk_format),
+        q=q_quantized,
         k=quantize_groups(k, key_groups(k.shape[2], options.groups, k.device), options.qk_format),
         v=quantize_channels(v, options.v_format, options.v_maximum),
-        k_smooth=k,
+        k_smooth=k_smooth,
         q_block_means=q_block_means,
         k_mean=k_mean,
         v_mean=v_mean,

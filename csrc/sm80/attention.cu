@@ -22,12 +22,16 @@ constexpr int kMinBlocksPerSm = HEAD_DIM == 256 ? 1 : HEAD_DIM == 128 || HALF_VA
   ATTENTION_KERNEL(attention_4b_mask_##suffix, 4, product, true, true)
 
 #if HALF_VALUES
-KERNELS_8B(fp32, HalfFloat)
+using FloatProduct = HalfFloat;
+using HalfProduct = HalfHalf;
 #else
-KERNELS_8B(fp32, E4m3Float)
-KERNELS_8B(fp16, E4m3Half)
-#if INT4_SCORES
-KERNELS_4B(fp32, E4m3Float)
-KERNELS_4B(fp16, E4m3Half)
+using FloatProduct = E4m3Float;
+using HalfProduct = E4m3Half;
 #endif
+
+KERNELS_8B(fp32, FloatProduct)
+KERNELS_8B(fp16, HalfProduct)
+#if INT4_SCORES
+KERNELS_4B(fp32, FloatProduct)
+KERNELS_4B(fp16, HalfProduct)
 #endif

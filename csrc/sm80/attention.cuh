@@ -22,6 +22,7 @@ class Attention {
   static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits);
   static constexpr int kKBytes = key_tile_bytes(kHeadDim, kBits);
   static constexpr int kVBytes = value_tile_bytes(kHeadDim, Pv::kVBytes);
+  static constexpr int kQScales = query_scales(kBits);
   static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
@@ -49,7 +50,7 @@ class Attention {
     item.kv_slice = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
     const i64 first_tile = i64(item.kv_slice) * sizes.key_blocks;
     item.q = p.q_tiles + work * kQBytes;
-    item.q_scale = p.q_scale + work * kQueryGroups;
+    item.q_scale = p.q_scale + work * kQScales;
     item.k = p.k_tiles + first_tile * kKBytes;
     item.k_scale = p.k_scale + first_tile * kKeyGroups;
     item.v = p.v_tiles + first_tile * kVBytes;
@@ -83,7 +84,7 @@ class Attention {
 
   __device__ __forceinline__ void compute() {
     copy<kQBytes>(0, item.q);
-    copy<kQueryGroups * 4>(kQScalesAt, item.q_scale);
+    copy<kQScales * 4>(kQScalesAt, item.q_scale);
     copy_keys(0);
     output.clear();
 #pragma unroll
@@ -109,11 +110,10 @@ class Attention {
     integer_scores<kHeadDim, kBits>(
         scores, reinterpret_cast<const uint4*>(shared) + (first_tile + tile) * (kQBytes / (8 * 16)) + lane,
         reinterpret_cast<const uint4*>(shared + kKAt) + lane);
-    const float* q_scale = reinterpret_cast<const float*>(shared + kQScalesAt) + (first_tile + tile) / 2 * 8;
-    const float* k_scale = reinterpret_cast<const float*>(shared + kKScalesAt);
-    // Not zero, so that -inf times the scale stays -inf.
-    const float scale = max_nan(q_scale[lane / 4] * k_scale[lane % 4], kSmallestScale);
+    float scale[2];
+    scales_of_rows(scale, tile);
     float x[8][4];
+    if constexpr (kHasMask && kQScales == kQueryBlock) __syncwarp();  // keeps instructions, and so registers, apart
     Terms::apply(x, scores, scale, reinterpret_cast<const float4*>(shared + kBiasAt) + lane % 4);
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
     if constexpr (kHasMask) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
@@ -121,8 +121,8 @@ class Attention {
     float largest[2];
     row_maxima(largest, x);
     if constexpr (Terms::kNone) {
-      largest[0] *= scale;
-      largest[1] *= scale;
+      largest[0] *= scale[0];
+      largest[1] *= scale[1];
     }
     float factor[2];
     if (rows[tile].update(largest, factor)) output.rescale(tile, factor);
@@ -131,11 +131,25 @@ class Attention {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float base = rows[tile].base[i / 2];
-        x[j][i] = exp2_approx(Terms::kNone ? fmaf(x[j][i], scale, -base) : x[j][i] - base);
+        x[j][i] = exp2_approx(Terms::kNone ? fmaf(x[j][i], scale[i / 2], -base) : x[j][i] - base);
       }
     }
     Pv::pack(packed[tile], x);
     output.add_row_sums(tile, packed[tile]);
+  }
+
+  // Of this thread's two rows of a tile with its keys. Not zero, so that -inf times the scale stays -inf.
+  __device__ __forceinline__ void scales_of_rows(float (&scale)[2], int tile) const {
+    const float* q_scale = reinterpret_cast<const float*>(shared + kQScalesAt);
+    const float* k_scale = reinterpret_cast<const float*>(shared + kKScalesAt);
+    if constexpr (kQScales == kQueryBlock) {
+      const float* of_tile = q_scale + (first_tile + tile) * 16 + lane / 4;
+      scale[0] = max_nan(of_tile[0] * k_scale[lane % 4], kSmallestScale);
+      scale[1] = max_nan(of_tile[8] * k_scale[lane % 4], kSmallestScale);
+    } else {
+      scale[0] = scale[1] =
+          max_nan(q_scale[(first_tile + tile) / 2 * 8 + lane / 4] * k_scale[lane % 4], kSmallestScale);
+    }
   }
 
   // Of this thread's two rows of a tile, the first.

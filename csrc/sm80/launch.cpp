@@ -18,7 +18,7 @@ namespace {
 constexpr bool kInt4Scores = INT4_SCORES;  // INT4 tensor cores
 constexpr bool kHalfValues = HALF_VALUES;  // no FP8: P V in fp16
 constexpr int kValueBytes = kHalfValues ? 2 : 1;
-constexpr Features kFeatures{kInt4Scores, !kHalfValues};
+constexpr Features kFeatures{kInt4Scores, true};
 
 // The largest element of a channel of V is scaled to this. A half-precision sum over 64 keys of P <= 448 stays below
 // 65504.
@@ -103,7 +103,8 @@ class AttentionLauncher : Launcher {
     params.query_tiles = workspace_.works;
     params.key_tiles = workspace_.kv_slices * workspace_.key_blocks;
     params.scale = call_.scale;
-    launch(prepare_, "quantize_" + bits_ + "_" + element_, workspace_.quantize_grid, kQuantizeThreads, 0, params);
+    launch(prepare_, "quantize_" + bits_ + (call_.rotate ? "_rotated_" : "_") + element_, workspace_.quantize_grid,
+           kQuantizeThreads, 0, params);
   }
 
   void mask_bias() const {

@@ -31,7 +31,7 @@ struct QuantizeParams {
   Strided q, k, v;
   const float *k_mean, *v_mean, *v_scale;
   unsigned char *q_tiles, *k_tiles, *v_tiles;
-  float* q_scale;    // (q slices, query blocks, kQueryGroups): with softmax scale and log2(e)
+  float* q_scale;    // (q slices, query blocks, query_scales(bits)): with softmax scale and log2(e)
   float* k_scale;    // (slices, key blocks, kKeyGroups)
   float* q_mean;     // (q slices, query blocks, channels) when Q is smoothed
   float* lse_shift;  // (q slices, q_length): scale * q . mean(K), or null

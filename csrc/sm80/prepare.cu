@@ -18,21 +18,21 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) finish_statistics(const _
   finish_statistics<HEAD_DIM>(p);
 }
 
-#define QUANTIZE_8B(name, type)                                      \
-  extern "C" __global__ void __launch_bounds__(kQuantizeThreads)     \
-      quantize_8b_##name(const __grid_constant__ QuantizeParams p) { \
-    Quantize<HEAD_DIM, 8, type>::run(p);                             \
+#define QUANTIZE(name, type, bits, rotated)                                                                       \
+  extern "C" __global__ void __launch_bounds__(kQuantizeThreads) name(const __grid_constant__ QuantizeParams p) { \
+    Quantize<HEAD_DIM, IntegerFormat<bits, rotated>, type>::run(p);                                               \
   }
+#define QUANTIZE_8B(name, type)                \
+  QUANTIZE(quantize_8b_##name, type, 8, false) \
+  QUANTIZE(quantize_8b_rotated_##name, type, 8, true)
 FOR_EACH_ELEMENT(QUANTIZE_8B)
 
 extern "C" __global__ void mask_bias(const __grid_constant__ KeyBiasParams p) { sm80::mask_bias(p); }
 
 #if INT4_SCORES
-#define QUANTIZE_4B(name, type)                                      \
-  extern "C" __global__ void __launch_bounds__(kQuantizeThreads)     \
-      quantize_4b_##name(const __grid_constant__ QuantizeParams p) { \
-    Quantize<HEAD_DIM, 4, type>::run(p);                             \
-  }
+#define QUANTIZE_4B(name, type)                \
+  QUANTIZE(quantize_4b_##name, type, 4, false) \
+  QUANTIZE(quantize_4b_rotated_##name, type, 4, true)
 FOR_EACH_ELEMENT(QUANTIZE_4B)
 
 #define DELTA_BIAS(name, type)                                   \

@@ -1,55 +1,67 @@
-// One pass that smooths and quantizes Q, K and V into the tiles that the attention kernel reads (paper sections 3.1
-// to 3.3).
+// One pass that smooths, rotates and quantizes Q, K and V into the tiles that the attention kernel reads (paper
+// sections 3.1 to 3.3).
 #pragma once
 
+#include "common/integer_format.cuh"
+#include "common/rotation.cuh"
 #include "sm80/layout.cuh"
 #include "sm80/rows.cuh"
 #include "sm80/values.cuh"
 
 namespace sm80 {
 
-// The largest integer of the format.
-template <int kBits>
-constexpr int kLargest = kBits == 8 ? 127 : 7;
-
-template <int kBits>
+template <class Format>
 __device__ __forceinline__ int quantized(float x, float scale) {
-  return max(-kLargest<kBits>, min(kLargest<kBits>, __float2int_rn(x / scale)));
+  return max(Format::kLowest, min(Format::kHighest, __float2int_rn(x / scale)));
 }
 
-// Vec8 neighboring channels, the first in the lowest bits: two words in INT8, one in INT4.
-template <int kBits>
-__device__ __forceinline__ void pack_integers(unsigned (&words)[kBits / 4], const float (&x)[8], float scale) {
+// A thread's eight channels, the first in the lowest bits: two words in INT8, one in INT4.
+template <class Format, int kPieces>
+__device__ __forceinline__ void pack_integers(unsigned (&words)[Format::kBits / 4], const float (&x)[8], float scale) {
+  constexpr int kBits = Format::kBits;
+  float2 scales = make_float2(scale, scale);  // of the lower and the upper four
+  if constexpr (Format::kRotated) {
+    const float2 signs = Rotation<kPieces>::output_signs();
+    scales = make_float2(scale * signs.x, scale * signs.y);
+  }
 #pragma unroll
   for (int word = 0; word < kBits / 4; ++word) words[word] = 0u;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const unsigned value = static_cast<unsigned>(quantized<kBits>(x[i], scale)) & ((1u << kBits) - 1u);
+    const unsigned value =
+        static_cast<unsigned>(quantized<Format>(x[i], i < 4 ? scales.x : scales.y)) & ((1u << kBits) - 1u);
     words[i * kBits / 32] |= value << (i * kBits % 32);
   }
 }
 
+// A tile has kScales scales: one for each group, or for each row, whose group may have others.
+template <int kHeadDim, class Format>
 struct QueryTile {
-  static constexpr int kRows = kQueryBlock, kGroups = kQueryGroups;
-  static __device__ __forceinline__ int group(int row) { return row / 32 * 8 + row % 8; }
-  template <int kHeadDim, int kBits>
+  static constexpr int kRows = kQueryBlock, kScales = query_scales(Format::kBits);
+  static constexpr int kGroups = Format::kQueryPerToken ? kRows : kQueryGroups;
+  static __device__ __forceinline__ int group(int row) { return Format::kQueryPerToken ? row : row / 32 * 8 + row % 8; }
+  static __device__ __forceinline__ int group_of_scale(int index) { return kScales == kRows ? group(index) : index; }
   static __device__ __forceinline__ int offset(int row, int byte) {
-    return QkTile<kHeadDim, kBits>::query_offset(row, byte);
+    return QkTile<kHeadDim, Format::kBits>::query_offset(row, byte);
   }
 };
 
+template <int kHeadDim, class Format>
 struct KeyTile {
-  static constexpr int kRows = kKeyBlock, kGroups = kKeyGroups;
+  static constexpr int kRows = kKeyBlock, kScales = kKeyGroups, kGroups = kKeyGroups;
   static __device__ __forceinline__ int group(int row) { return row % 8 / 2; }
-  template <int kHeadDim, int kBits>
+  static __device__ __forceinline__ int group_of_scale(int index) { return index; }
   static __device__ __forceinline__ int offset(int row, int byte) {
-    return QkTile<kHeadDim, kBits>::key_offset(row, byte);
+    return QkTile<kHeadDim, Format::kBits>::key_offset(row, byte);
   }
 };
 
-template <int kHeadDim, int kBits, class T>
+template <int kHeadDim, class Format, class T>
 class Quantize {
   using Pieces = RowPieces<kHeadDim, kQuantizeThreads>;
+  using Queries = QueryTile<kHeadDim, Format>;
+  using Keys = KeyTile<kHeadDim, Format>;
+  static constexpr int kBits = Format::kBits;
   template <class Tile>
   static constexpr int kPasses = Tile::kRows / Pieces::kRowsAtOnce;
   static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits), kKBytes = key_tile_bytes(kHeadDim, kBits);
@@ -68,7 +80,7 @@ class Quantize {
   }
 
  private:
-  // One scale for each group of rows, amax / largest integer; groups without a row keep the smallest scale.
+  // One scale for each group of rows, amax / kMaximum; groups without a row keep the smallest scale.
   template <class Tile>
   static __device__ __forceinline__ void store_tile(const float (&x)[kPasses<Tile>][8], unsigned char* tile,
                                                     float* scales, float multiplier) {
@@ -87,30 +99,42 @@ class Quantize {
       if (Pieces::channel() == 0) atomicMax(&amax[Tile::group(Pieces::row() + pass * Pieces::kRowsAtOnce)], largest);
     }
     __syncthreads();
-    if (threadIdx.x < Tile::kGroups) scales[threadIdx.x] = scale_of(amax[threadIdx.x]) * multiplier;
+    if (threadIdx.x < Tile::kScales)
+      scales[threadIdx.x] = scale_of(amax[Tile::group_of_scale(threadIdx.x)]) * multiplier;
 #pragma unroll
     for (int pass = 0; pass < kPasses<Tile>; ++pass) {
       const int row = Pieces::row() + pass * Pieces::kRowsAtOnce;
       unsigned words[kBits / 4];
-      pack_integers<kBits>(words, x[pass], scale_of(amax[Tile::group(row)]));
+      pack_integers<Format, Pieces::kPieces>(words, x[pass], scale_of(amax[Tile::group(row)]));
 #pragma unroll
       for (int word = 0; word < kBits / 4; ++word) {
         const int byte = Pieces::channel() * kBits / 8 + word * 4;
-        *reinterpret_cast<unsigned*>(tile + Tile::template offset<kHeadDim, kBits>(row, byte)) = words[word];
+        *reinterpret_cast<unsigned*>(tile + Tile::offset(row, byte)) = words[word];
+      }
+    }
+  }
+  template <class Tile>
+  static __device__ __forceinline__ void rotate(float (&x)[kPasses<Tile>][8]) {
+    if constexpr (Format::kRotated) {
+      const Rotation<Pieces::kPieces> rotation;
+#pragma unroll
+      for (int pass = 0; pass < kPasses<Tile>; ++pass) {
+        rotation.change_signs(x[pass]);
+        rotation.transform(x[pass]);
       }
     }
   }
   static __device__ __forceinline__ float scale_of(int amax_bits) {
-    return max_nan(__int_as_float(amax_bits) / kLargest<kBits>, kSmallestScale);
+    return max_nan(__int_as_float(amax_bits) / Format::kMaximum, kSmallestScale);
   }
 
   static __device__ __forceinline__ void queries(const QuantizeParams& p, i64 tile) {
     const int slice = static_cast<int>(tile / p.sizes.query_blocks);
     const int first = static_cast<int>(tile - i64(slice) * p.sizes.query_blocks) * kQueryBlock;
     const T* start = slice_start<T>(p.q, slice, p.sizes.q_heads);
-    float x[kPasses<QueryTile>][8];
+    float x[kPasses<Queries>][8];
 #pragma unroll
-    for (int pass = 0; pass < kPasses<QueryTile>; ++pass) {
+    for (int pass = 0; pass < kPasses<Queries>; ++pass) {
       const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
       if (token < p.sizes.q_length) {
         load_piece(x[pass], start + token * p.q.token_stride, Pieces::channel(), p.sizes);
@@ -121,18 +145,19 @@ class Quantize {
     }
     if (p.lse_shift) store_lse_shift(p, x, slice, first);
     if (p.q_mean) smooth_queries(p, x, tile, first);
-    store_tile<QueryTile>(x, p.q_tiles + tile * kQBytes, p.q_scale + tile * kQueryGroups, p.scale * kLog2E);
+    rotate<Queries>(x);
+    const float multiplier = p.scale * kLog2E * (Format::kRotated ? Rotation<Pieces::kPieces>::kInverseSize : 1.f);
+    store_tile<Queries>(x, p.q_tiles + tile * kQBytes, p.q_scale + tile * Queries::kScales, multiplier);
   }
 
   // scale * q . mean(K): what smoothing K takes from every score of a row.
-  static __device__ __forceinline__ void store_lse_shift(const QuantizeParams& p,
-                                                         const float (&x)[kPasses<QueryTile>][8], int slice,
-                                                         int first) {
+  static __device__ __forceinline__ void store_lse_shift(const QuantizeParams& p, const float (&x)[kPasses<Queries>][8],
+                                                         int slice, int first) {
     const int batch = slice / p.sizes.q_heads, head = slice - batch * p.sizes.q_heads;
     const int kv_slice = batch * p.sizes.kv_heads + head / (p.sizes.q_heads / p.sizes.kv_heads);
     const float* k_mean = p.k_mean + i64(kv_slice) * kHeadDim + Pieces::channel();
 #pragma unroll
-    for (int pass = 0; pass < kPasses<QueryTile>; ++pass) {
+    for (int pass = 0; pass < kPasses<Queries>; ++pass) {
       float dot = 0.f;
 #pragma unroll
       for (int i = 0; i < 8; ++i) dot = fmaf(x[pass][i], k_mean[i], dot);
@@ -146,7 +171,7 @@ class Quantize {
   }
 
   // Subtracts the mean of the block's tokens and stores it for the correction (paper equation 3).
-  static __device__ __forceinline__ void smooth_queries(const QuantizeParams& p, float (&x)[kPasses<QueryTile>][8],
+  static __device__ __forceinline__ void smooth_queries(const QuantizeParams& p, float (&x)[kPasses<Queries>][8],
                                                         i64 tile, int first) {
     __shared__ float sums[Pieces::kRowsAtOnce][kHeadDim];
     __shared__ float means[kHeadDim];
@@ -154,7 +179,7 @@ class Quantize {
     for (int i = 0; i < 8; ++i) {
       float sum = 0.f;
 #pragma unroll
-      for (int pass = 0; pass < kPasses<QueryTile>; ++pass) sum += x[pass][i];
+      for (int pass = 0; pass < kPasses<Queries>; ++pass) sum += x[pass][i];
       sums[Pieces::row()][Pieces::channel() + i] = sum;
     }
     __syncthreads();
@@ -167,7 +192,7 @@ class Quantize {
     }
     __syncthreads();
 #pragma unroll
-    for (int pass = 0; pass < kPasses<QueryTile>; ++pass) {
+    for (int pass = 0; pass < kPasses<Queries>; ++pass) {
       if (Pieces::row() + pass * Pieces::kRowsAtOnce >= tokens) continue;
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[pass][i] -= means[Pieces::channel() + i];
@@ -179,9 +204,9 @@ class Quantize {
     const int first = static_cast<int>(tile - i64(slice) * p.sizes.key_blocks) * kKeyBlock;
     const T* start = slice_start<T>(p.k, slice, p.sizes.kv_heads);
     const float* mean = p.k_mean + i64(slice) * kHeadDim + Pieces::channel();
-    float x[kPasses<KeyTile>][8];
+    float x[kPasses<Keys>][8];
 #pragma unroll
-    for (int pass = 0; pass < kPasses<KeyTile>; ++pass) {
+    for (int pass = 0; pass < kPasses<Keys>; ++pass) {
       const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
       if (token < p.sizes.kv_length) {
         load_piece(x[pass], start + token * p.k.token_stride, Pieces::channel(), p.sizes);
@@ -192,7 +217,8 @@ class Quantize {
         for (int i = 0; i < 8; ++i) x[pass][i] = 0.f;
       }
     }
-    store_tile<KeyTile>(x, p.k_tiles + tile * kKBytes, p.k_scale + tile * kKeyGroups, 1.f);
+    rotate<Keys>(x);
+    store_tile<Keys>(x, p.k_tiles + tile * kKBytes, p.k_scale + tile * Keys::kScales, 1.f);
   }
 
   // Transposes V through shared memory, at most 128 channels at a time. Words: (8 channels, 16 bytes, lane).

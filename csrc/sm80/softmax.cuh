@@ -56,7 +56,7 @@ struct ScoreTerms {
   static constexpr bool kNone = !kHasBias && !kHasMask;
 
   // Scores, or without terms what becomes a score by multiplication with `scale`.
-  static __device__ __forceinline__ void apply(float (&x)[8][4], const int (&scores)[8][4], float scale,
+  static __device__ __forceinline__ void apply(float (&x)[8][4], const int (&scores)[8][4], const float (&scale)[2],
                                                const float4* bias) {
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
@@ -68,7 +68,7 @@ struct ScoreTerms {
         for (int i = 0; i < 4; ++i) {
           const float term = odd ? (i % 2 ? added.w : added.z) : (i % 2 ? added.y : added.x);
           const float score = float(scores[2 * pair + odd][i]);
-          x[2 * pair + odd][i] = kNone ? score : fmaf(score, scale, term);
+          x[2 * pair + odd][i] = kNone ? score : fmaf(score, scale[i / 2], term);
         }
       }
     }

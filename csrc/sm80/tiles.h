@@ -9,6 +9,9 @@ constexpr int kKeyBlock = 64;     // b_k: keys that share a set of K scales and 
 constexpr int kQueryGroups = 32;  // per-thread groups of a Q block: 8 for each of the c_w = 4 warps
 constexpr int kKeyGroups = 4;     // per-thread groups of a K block
 
+// Scales of a Q block: in 4 bits one for each row, which may be that of its per-thread group.
+constexpr int query_scales(int bits) { return bits == 4 ? kQueryBlock : kQueryGroups; }
+
 constexpr int kStatisticsTokens = 512;  // tokens that one block of the statistics pass sums
 constexpr int kStatistics = 3;          // sum, largest, largest of the negated
 constexpr int kDeltaBlock = 64;         // query blocks, and keys, of a tile of the smooth-Q correction
@@ -33,7 +36,7 @@ struct SharedLayout {
         bias(v + value_tile_bytes(head_dim, v_bytes)),
         k_scale(bias + kKeyBlock * 4),
         q_scale(k_scale + kKeyGroups * 4),
-        bytes(q_scale + kQueryGroups * 4) {}
+        bytes(q_scale + query_scales(bits) * 4) {}
 };
 
 }  // namespace sm80

@@ -33,6 +33,7 @@ __device__ __forceinline__ __half2 sum_e4m3(unsigned packed) {
 struct ProbabilitiesE4m3 {
   static constexpr int kSteps = 2;
   static constexpr int kWords = 1;
+  static constexpr int kVBytes = 1;
 
   // p[j]: 16 x 8 probabilities in the accumulator layout of S.
   static __device__ __forceinline__ void pack(unsigned (&packed)[kSteps][4], const float (&p)[8][4]) {
@@ -73,11 +74,16 @@ struct ProbabilitiesE4m3 {
   static __device__ __forceinline__ unsigned word(const uint4 (&v)[kWords], int step, int slot) {
     return step == 0 ? (slot == 0 ? v[0].x : v[0].y) : (slot == 0 ? v[0].z : v[0].w);
   }
+  template <class R>
+  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
+    mma_e4m3(r, p, b0, b1);
+  }
 };
 
 struct ProbabilitiesHalf {
   static constexpr int kSteps = 4;
   static constexpr int kWords = 2;
+  static constexpr int kVBytes = 2;
 
   static __device__ __forceinline__ void pack(unsigned (&packed)[kSteps][4], const float (&p)[8][4]) {
 #pragma unroll
@@ -114,44 +120,35 @@ struct ProbabilitiesHalf {
     const uint4& four = v[step / 2];
     return step % 2 == 0 ? (slot == 0 ? four.x : four.y) : (slot == 0 ? four.z : four.w);
   }
+  template <class R>
+  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
+    mma_half(r, p, b0, b1);
+  }
 };
 
-// FP8 with float accumulators: FP22 on Ada, so R of one step is added to the float32 output (two-level accumulation).
-struct E4m3Float : ProbabilitiesE4m3 {
-  static constexpr int kVBytes = 1;
+// The accumulators of R = P V of one key block in floats. E4M3 products sum to FP22 on Ada, so R of one step is added
+// to the float32 output (two-level accumulation).
+struct FloatAccumulators {
   using R = float[4];
   static __device__ __forceinline__ void clear(R& r) { r[0] = r[1] = r[2] = r[3] = 0.f; }
-  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
-    mma_e4m3(r, p, b0, b1);
-  }
   static __device__ __forceinline__ float value(const R& r, int i) { return r[i]; }
 };
 
-// FP8 with half-precision accumulators over 64 keys: twice the rate on GeForce cards. 448 * v_maximum * 64 must stay
-// below 65504.
-struct E4m3Half : ProbabilitiesE4m3 {
-  static constexpr int kVBytes = 1;
+// In halves, two a register: twice the rate on GeForce cards. 448 * v_maximum * 64 must stay below 65504.
+struct HalfAccumulators {
   using R = unsigned[2];
   static __device__ __forceinline__ void clear(R& r) { r[0] = r[1] = 0u; }
-  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
-    mma_e4m3(r, p, b0, b1);
-  }
   static __device__ __forceinline__ float value(const R& r, int i) {
     const __half2 pair = *reinterpret_cast<const __half2*>(&r[i / 2]);
     return i % 2 == 0 ? __low2float(pair) : __high2float(pair);
   }
 };
 
-// fp16 with float accumulators, for cards without FP8.
-struct HalfFloat : ProbabilitiesHalf {
-  static constexpr int kVBytes = 2;
-  using R = float[4];
-  static __device__ __forceinline__ void clear(R& r) { r[0] = r[1] = r[2] = r[3] = 0.f; }
-  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
-    mma_half(r, p, b0, b1);
-  }
-  static __device__ __forceinline__ float value(const R& r, int i) { return r[i]; }
-};
+struct E4m3Float : ProbabilitiesE4m3, FloatAccumulators {};
+struct E4m3Half : ProbabilitiesE4m3, HalfAccumulators {};
+// For cards without FP8.
+struct HalfFloat : ProbabilitiesHalf, FloatAccumulators {};
+struct HalfHalf : ProbabilitiesHalf, HalfAccumulators {};
 
 // The layout of V's tiles that this build's products share.
 #if HALF_VALUES

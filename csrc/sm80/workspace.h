@@ -36,7 +36,7 @@ struct Workspace {
     q_tiles = arena.add(works * query_tile_bytes(channels, call.bits));
     k_tiles = arena.add(kv_slices * key_blocks * key_tile_bytes(channels, call.bits));
     v_tiles = arena.add(kv_slices * key_blocks * value_tile_bytes(channels, v_bytes));
-    q_scale = arena.add(works * kQueryGroups * 4);
+    q_scale = arena.add(works * query_scales(call.bits) * 4);
     k_scale = arena.add(kv_slices * key_blocks * kKeyGroups * 4);
     k_mean = arena.add(kv_slices * channels * 4);
     v_mean = arena.add(kv_slices * channels * 4);

@@ -121,8 +121,8 @@ class AttentionLauncher : Launcher {
     params.smooth_v = call_.smooth_v;
     params.scale = call_.scale;
     params.mask = mask_of(call_.mask);
-    const std::string kernel =
-        "quantize" + std::to_string(call_.bits) + "_" + element_ + "_d" + std::to_string(head_dim_);
+    const std::string kernel = "quantize" + std::to_string(call_.bits) + (call_.rotate ? "_rotated_" : "_") + element_ +
+                               "_d" + std::to_string(head_dim_);
     launch("quantize", kernel, workspace_.quantize_grid, kQuantizeThreads, 0, params, {programmatic_});
   }
 
@@ -148,10 +148,10 @@ class AttentionLauncher : Launcher {
     const bool plain = !call_.causal && !biased(call_);
     const Tile tile = plain ? Tile::of<true>(head_dim_) : Tile::of<false>(head_dim_);
     AttentionParams params{};
-    params.q_map = map(workspace_.q_int8, call_.head_dim, call_.q_length, workspace_.q_slices, workspace_.row_bytes,
+    params.q_map = map(workspace_.q_int8, workspace_.columns, call_.q_length, workspace_.q_slices, workspace_.row_bytes,
                        tile.row_bytes, kBlockM);
-    params.k_map = map(workspace_.k_int8, call_.head_dim, call_.kv_length, workspace_.kv_slices, workspace_.row_bytes,
-                       tile.row_bytes, tile.block_n);
+    params.k_map = map(workspace_.k_int8, workspace_.columns, call_.kv_length, workspace_.kv_slices,
+                       workspace_.row_bytes, tile.row_bytes, tile.block_n);
     params.v_map = map(workspace_.v_fp8, workspace_.key_row_bytes, workspace_.v_rows, workspace_.kv_slices,
                        workspace_.key_row_bytes, tile.key_bytes, tile.head_dim);
     params.q_scale = at<float>(workspace_.q_scale);

@@ -39,8 +39,10 @@ struct AttentionParams {
   Chunk chunk;
   int q_scale_rows, k_scale_blocks;  // q_length and key blocks of 64, padded so that every tile reads whole
   int q_heads, kv_heads, q_length, kv_length, head_dim;
-  int element;  // of out
+  int element;      // of out
+  int padding[16];  // 0: named, so that a kernel's parameters are the same bytes on every platform
 };
+static_assert(sizeof(AttentionParams) == 640, "the padding fills the alignment of TensorMap");
 
 // `unused` keeps the other fields, and so the machine code, where they were.
 struct StatisticsParams {

@@ -4,6 +4,8 @@
 
 #include "common/constants.h"
 #include "common/elements.cuh"
+#include "common/integer_format.cuh"
+#include "common/rotation.cuh"
 #include "sm90/ptx.cuh"
 #include "sm90/tiles.h"
 
@@ -40,26 +42,47 @@ __device__ __forceinline__ float sum_of_token(float x) {
   return x;
 }
 
-// kIntegerMax / amax, 0 for a group of zeros or one too small to be divided by. One Newton step makes a fast quotient
-// as good as an IEEE one: bf16 values often lie halfway between two integers, and an inverse that is off would round
-// them to the wrong one.
-template <int kIntegerMax>
+// kMaximum / amax, 0 for a group of zeros or one too small to be divided by. One Newton step makes a fast quotient as
+// good as an IEEE one: bf16 values often lie halfway between two integers, and an inverse that is off would round them
+// to the wrong one.
+template <class Format>
 __device__ __forceinline__ float inverse_or_zero(float amax) {
-  const float quotient = __fdividef(float(kIntegerMax), amax);
-  const float rest = fmaf(-quotient, amax, float(kIntegerMax));
-  return amax < 1e-36f ? 0.f : fmaf(rest, quotient * (1.f / kIntegerMax), quotient);
+  const float quotient = __fdividef(Format::kMaximum, amax);
+  const float rest = fmaf(-quotient, amax, Format::kMaximum);
+  return amax < 1e-36f ? 0.f : fmaf(rest, quotient * (1.f / Format::kMaximum), quotient);
+}
+
+// For the lower and the upper four of a thread's channels.
+template <class Format, int kLanes>
+__device__ __forceinline__ float2 inverses_of(float inverse) {
+  if constexpr (Format::kRotated) {
+    const float2 signs = Rotation<kLanes>::output_signs();
+    return make_float2(inverse * signs.x, inverse * signs.y);
+  }
+  return make_float2(inverse, inverse);
 }
 
 // Rounded to the nearest integer, half to even, in the low byte of the sum. The product is rounded by itself: so a
-// value that lies halfway stays there although the inverse is rounded.
-__device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8], float inverse_scale) {
+// value that lies halfway stays there although the inverse is rounded. Rotated values do not often lie there.
+template <class Format>
+__device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8], float2 inverses) {
   constexpr float kMagic = 12582912.f;  // 1.5 * 2^23
   unsigned words[2];
 #pragma unroll
   for (int word = 0; word < 2; ++word) {
     unsigned n[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) n[i] = __float_as_uint(__fmul_rn(x[4 * word + i], inverse_scale) + kMagic);
+    for (int i = 0; i < 4; ++i) {
+      const float inverse = word ? inverses.y : inverses.x;
+      float sum;
+      if constexpr (Format::kClipped)
+        sum = fminf(fmaxf(x[4 * word + i] * inverse, Format::kLowest), Format::kHighest) + kMagic;
+      else if constexpr (Format::kRotated)
+        sum = fmaf(x[4 * word + i], inverse, kMagic);
+      else
+        sum = __fmul_rn(x[4 * word + i], inverse) + kMagic;
+      n[i] = __float_as_uint(sum);
+    }
     words[word] = __byte_perm(__byte_perm(n[0], n[1], 0x0040), __byte_perm(n[2], n[3], 0x0040), 0x5410);
   }
   *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
@@ -70,7 +93,7 @@ template <int kLanes>
 struct Lanes {
   static constexpr int kTokensAtOnce = kQuantizeThreads / kLanes;
   int channel, token;
-  bool active;  // of head_dim
+  bool active;  // the channels are below head_dim
   __device__ __forceinline__ explicit Lanes(int head_dim)
       : channel(threadIdx.x % kLanes * 8), token(threadIdx.x / kLanes), active(channel < head_dim) {}
 };

@@ -1,4 +1,5 @@
-// K: minus its mean over tokens, in the paper's per-thread groups: of 64 keys, thread t's are 8j + 2t and 8j + 2t + 1.
+// K: minus its mean over tokens, rotated if wanted, in the paper's per-thread groups: of 64 keys, thread t's are 8j +
+// 2t and 8j + 2t + 1.
 #pragma once
 
 #include "common/scores.cuh"
@@ -38,7 +39,7 @@ __device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int
   return __syncthreads_or(changed);
 }
 
-template <class T, int kLanes, int kIntegerMax>
+template <class T, int kLanes, class Format>
 __device__ __forceinline__ void quantize_k(const QuantizeParams& params, const Slice& slice, int block) {
   using Tile = Lanes<kLanes>;
   constexpr int kPasses = kScaleBlock / Tile::kTokensAtOnce;
@@ -56,15 +57,19 @@ __device__ __forceinline__ void quantize_k(const QuantizeParams& params, const S
     if (lanes.active && token < params.kv_length) raw[pass].load(k + token * params.k.token_stride);
   }
   load_or_zero(params.k_mean + i64(slice.index) * params.head_dim + lanes.channel, lanes.active, mean);
+  const Rotation<kLanes> rotation;
+  if constexpr (Format::kRotated) rotation.change_signs(mean);
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
-    const bool valid = lanes.active && token < params.kv_length;
+    if constexpr (Format::kRotated) rotation.change_signs(raw[pass]);
     raw[pass].get(values[pass]);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[pass][i] = valid ? values[pass][i] - mean[i] : 0.f;
+    for (int i = 0; i < 8; ++i) values[pass][i] -= mean[i];
+    if constexpr (Format::kRotated) rotation.transform(values[pass]);
     const float amax = amax_of_token<kLanes>(amax_of_vec8(values[pass]));
-    if (lanes.channel == 0) token_amax[pass * Tile::kTokensAtOnce + lanes.token] = amax;
+    if (lanes.channel == 0)
+      token_amax[pass * Tile::kTokensAtOnce + lanes.token] = token < params.kv_length ? amax : 0.f;
   }
   __syncthreads();
   const bool masked = block_is_masked(params.mask, slice.batch, first, params.kv_length);
@@ -75,14 +80,15 @@ __device__ __forceinline__ void quantize_k(const QuantizeParams& params, const S
     scale = max_nan(scale, max_nan(token_amax[8 * i + 2 * group], token_amax[8 * i + 2 * group + 1]));
   if (lanes.channel == 0 && lanes.token < 8 && lanes.token % 2 == 0)
     params.k_scale[(i64(slice.index) * params.k_scale_blocks + block) * kScalesPerBlock + group] =
-        scale * (masked ? -1.f / kIntegerMax : 1.f / kIntegerMax);
-  const float inverse = inverse_or_zero<kIntegerMax>(scale);
+        scale * (masked ? -1.f / Format::kMaximum : 1.f / Format::kMaximum);
+  const float2 inverses = inverses_of<Format, kLanes>(inverse_or_zero<Format>(scale));
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
-    if (lanes.active && token < params.kv_length)
-      store_int8(params.k_int8 + (i64(slice.index) * params.kv_length + token) * params.row_bytes + lanes.channel,
-                 values[pass], inverse);
+    if ((lanes.active || Format::kRotated) && token < params.kv_length)
+      store_int8<Format>(
+          params.k_int8 + (i64(slice.index) * params.kv_length + token) * params.row_bytes + lanes.channel,
+          values[pass], inverses);
   }
 }
 

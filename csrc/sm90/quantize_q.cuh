@@ -1,6 +1,6 @@
-// Q. 8 bits: per token. 4 bits: minus the mean of its 128 tokens (smooth Q), then the paper's per-thread groups: tokens
-// i, i + 8, i + 16 and i + 24 of every 32. Softmax scale and log2(e) are folded into the stored scale; the sign of the
-// softmax scale goes into the values, because the kernel takes maxima on integers.
+// Q. 8 bits: per token. 4 bits: minus the mean of its 128 tokens (smooth Q), then rotated and per token, or in the
+// paper's per-thread groups: tokens i, i + 8, i + 16 and i + 24 of every 32. Softmax scale and log2(e) are folded into
+// the stored scale.
 #pragma once
 
 #include "sm90/quantize.cuh"
@@ -18,24 +18,25 @@ __device__ __forceinline__ void store_lse_shift(const QuantizeParams& params, i6
   if (valid && threadIdx.x % kLanes == 0) params.lse_shift[token_index] = dot * params.scale;
 }
 
-__device__ __forceinline__ float folded_scale(const QuantizeParams& params, float scale) {
-  return scale * fabsf(params.scale) * kLog2E;
+// Of a group of tokens, for the largest magnitude of its values.
+template <class Format, int kLanes>
+__device__ __forceinline__ float folded_scale(const QuantizeParams& params, float amax) {
+  constexpr float kFactor = 1.f / Format::kMaximum * (Format::kRotated ? Rotation<kLanes>::kInverseSize : 1.f);
+  return amax * kFactor * params.scale * kLog2E;
 }
 
+// The mean of the block's tokens, which is also stored for the correction (paper equation 3). Threads past head_dim get
+// zeros.
 template <class T, int kLanes>
-__device__ __forceinline__ void smooth_and_quantize_q(const QuantizeParams& params, const Slice& slice, int block,
-                                                      const float (&k_mean)[8]) {
+__device__ __forceinline__ void block_mean(const QuantizeParams& params, const Slice& slice, int block,
+                                           float (&mean)[8]) {
   using Tile = Lanes<kLanes>;
-  constexpr int kIntegerMax = 7;
   __shared__ float sums[kQuantizeThreads / 32][256];
-  __shared__ float token_amax[kBlockM];
   const Tile lanes(params.head_dim);
   const int first = block * kBlockM, count = min(kBlockM, params.q_length - first);
   const T* q = slice.of<T>(params.q) + lanes.channel;
-  const i64 first_index = i64(slice.index) * params.q_length + first;
-  const float sign = params.scale < 0.f ? -1.f : 1.f;
-
-  float mean[8] = {};
+#pragma unroll
+  for (float& x : mean) x = 0.f;
   for (int local = lanes.token; local < count; local += Tile::kTokensAtOnce) {
     float values[8];
     load_or_zero(q + (first + local) * params.q.token_stride, lanes.active, values);
@@ -60,16 +61,25 @@ __device__ __forceinline__ void smooth_and_quantize_q(const QuantizeParams& para
 #pragma unroll
     for (int i = 0; i < 8; ++i) q_mean[i] = mean[i];
   }
+}
 
-  const auto load_smoothed = [&](int local, bool valid, float (&values)[8]) {
+// Q minus `mean` in the paper's per-thread groups.
+template <class T, int kLanes, class Format>
+__device__ __forceinline__ void quantize_q_per_thread(const QuantizeParams& params, const Slice& slice, int block,
+                                                      const float (&k_mean)[8], const float (&mean)[8]) {
+  using Tile = Lanes<kLanes>;
+  __shared__ float token_amax[kBlockM];
+  const Tile lanes(params.head_dim);
+  const int first = block * kBlockM, count = min(kBlockM, params.q_length - first);
+  const T* q = slice.of<T>(params.q) + lanes.channel;
+  const i64 first_index = i64(slice.index) * params.q_length + first;
+  for (int local = lanes.token; local < kBlockM; local += Tile::kTokensAtOnce) {
+    const bool valid = lanes.active && local < count;
+    float values[8];
     load_or_zero(q + (first + local) * params.q.token_stride, valid, values);
     if (params.lse_shift) store_lse_shift<kLanes>(params, first_index + local, local < count, values, k_mean);
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = valid ? values[i] - mean[i] : 0.f;
-  };
-  for (int local = lanes.token; local < kBlockM; local += Tile::kTokensAtOnce) {
-    float values[8];
-    load_smoothed(local, lanes.active && local < count, values);
     const float amax = amax_of_token<kLanes>(amax_of_vec8(values));
     if (lanes.channel == 0) token_amax[local] = amax;
   }
@@ -78,28 +88,34 @@ __device__ __forceinline__ void smooth_and_quantize_q(const QuantizeParams& para
     float values[8];
     load_or_zero(q + (first + local) * params.q.token_stride, lanes.active, values);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = lanes.active ? (values[i] - mean[i]) * sign : 0.f;
-    float scale = 0.f;
+    for (int i = 0; i < 8; ++i) values[i] = lanes.active ? values[i] - mean[i] : 0.f;
+    float amax = 0.f;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) scale = max_nan(scale, token_amax[local / 32 * 32 + local % 8 + 8 * i]);
+    for (int i = 0; i < 4; ++i) amax = max_nan(amax, token_amax[local / 32 * 32 + local % 8 + 8 * i]);
     if (lanes.channel == 0)
       params.q_scale[i64(slice.index) * params.q_scale_rows + first + local] =
-          folded_scale(params, scale * (1.f / kIntegerMax));
+          folded_scale<Format, kLanes>(params, amax);
     if (lanes.active)
-      store_int8(params.q_int8 + (first_index + local) * params.row_bytes + lanes.channel, values,
-                 inverse_or_zero<kIntegerMax>(scale));
+      store_int8<Format>(params.q_int8 + (first_index + local) * params.row_bytes + lanes.channel, values,
+                         inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax)));
   }
 }
 
-template <class T, int kLanes>
+// Q minus `mean`, with smooth Q, per token.
+template <class T, int kLanes, class Format>
 __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& params, const Slice& slice, int block,
-                                                     const float (&k_mean)[8]) {
+                                                     float (&k_mean)[8], float (&mean)[8]) {
   using Tile = Lanes<kLanes>;
-  constexpr int kIntegerMax = 127;
   const Tile lanes(params.head_dim);
+  const Rotation<kLanes> rotation;
+  if constexpr (Format::kRotated) {
+    rotation.change_signs(k_mean);
+    if constexpr (Format::kSmoothQuery) rotation.change_signs(mean);
+  }
   const T* q = slice.of<T>(params.q) + lanes.channel;
-  const float sign = params.scale < 0.f ? -1.f : 1.f;
-  constexpr int kPasses = kBlockM / Tile::kTokensAtOnce, kAtOnce = kPasses < 4 ? kPasses : 4;
+  constexpr int kPasses = kBlockM / Tile::kTokensAtOnce;
+  // Loads under way: fewer where four rotating blocks share the registers of an SM (sm90/quantize.cu).
+  constexpr int kAtOnce = Format::kRotated && kLanes == 16 ? 2 : kPasses < 4 ? kPasses : 4;
   const bool shifted = params.lse_shift;
   for (int base = 0; base < kPasses; base += kAtOnce) {
     Vec8<T> raw[kAtOnce];
@@ -115,32 +131,38 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
       const bool valid = token < params.q_length;
       const i64 index = i64(slice.index) * params.q_length + token;
       float values[8];
+      if constexpr (Format::kRotated) rotation.change_signs(raw[i]);
       raw[i].get(values);
       if (shifted) store_lse_shift<kLanes>(params, index, valid, values, k_mean);
+      if constexpr (Format::kSmoothQuery) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) values[j] -= mean[j];
+      }
+      if constexpr (Format::kRotated) rotation.transform(values);
       const float amax = amax_of_token<kLanes>(amax_of_vec8(values));
       if (valid && lanes.channel == 0)
-        params.q_scale[i64(slice.index) * params.q_scale_rows + token] =
-            folded_scale(params, amax * (1.f / kIntegerMax));
-      if (valid && lanes.active)
-        store_int8(params.q_int8 + index * params.row_bytes + lanes.channel, values,
-                   inverse_or_zero<kIntegerMax>(amax) * sign);
+        params.q_scale[i64(slice.index) * params.q_scale_rows + token] = folded_scale<Format, kLanes>(params, amax);
+      if (valid && (lanes.active || Format::kRotated))
+        store_int8<Format>(params.q_int8 + index * params.row_bytes + lanes.channel, values,
+                           inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax)));
     }
   }
 }
 
-template <class T, int kLanes, int kIntegerMax>
+template <class T, int kLanes, class Format>
 __device__ __forceinline__ void quantize_q(const QuantizeParams& params, const Slice& slice, int block) {
   const Lanes<kLanes> lanes(params.head_dim);
-  float k_mean[8] = {};
+  float k_mean[8] = {}, mean[8];
   if (params.lse_shift) {
     griddepcontrol_wait();
     const int kv_index = slice.batch * params.kv_heads + slice.head / (params.q_heads / params.kv_heads);
     load_or_zero(params.k_mean + i64(kv_index) * params.head_dim + lanes.channel, lanes.active, k_mean);
   }
-  if constexpr (kIntegerMax == 7)
-    smooth_and_quantize_q<T, kLanes>(params, slice, block, k_mean);
+  if constexpr (Format::kSmoothQuery) block_mean<T, kLanes>(params, slice, block, mean);
+  if constexpr (Format::kSmoothQuery && !Format::kQueryPerToken)
+    quantize_q_per_thread<T, kLanes, Format>(params, slice, block, k_mean, mean);
   else
-    quantize_q_per_token<T, kLanes>(params, slice, block, k_mean);
+    quantize_q_per_token<T, kLanes, Format>(params, slice, block, k_mean, mean);
 }
 
 }  // namespace sm90

@@ -12,7 +12,9 @@
 namespace sm90 {
 
 struct Workspace {
-  int64_t q_slices, kv_slices, query_tiles, k_blocks, v_blocks, row_bytes, key_row_bytes, v_rows, q_scale_rows;
+  int64_t q_slices, kv_slices, query_tiles, k_blocks, v_blocks;
+  int64_t columns, row_bytes;  // of a row of quantized Q or K, and the bytes from one to the next
+  int64_t key_row_bytes, v_rows, q_scale_rows;
   int64_t k_scale_blocks;
   Chunk chunk;  // the largest part of the work that one attention launch does
   driver::Extent quantize_grid;
@@ -27,7 +29,8 @@ struct Workspace {
     query_tiles = ceil_div(call.q_length, kBlockM);
     k_blocks = ceil_div(call.kv_length, kScaleBlock);
     v_blocks = ceil_div(call.kv_length, kVTokens);
-    row_bytes = round_up(call.head_dim, 16);
+    columns = call.rotate ? padded_head_dim(call.head_dim) : call.head_dim;
+    row_bytes = round_up(columns, 16);
     key_row_bytes = round_up(call.kv_length, 16);
     v_rows = round_up(call.head_dim, kVChannels);
     q_scale_rows = query_tiles * kBlockM;

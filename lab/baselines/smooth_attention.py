@@ -18,7 +18,8 @@ def channel_factors(q: torch.Tensor, k: torch.Tensor, alpha: float) -> torch.Ten
     q_amax = q_amax.unflatten(1, (k.shape[1], -1)).amax(dim=2)
     k_amax = k.float().abs().amax(dim=2, keepdim=True)
     tiny = torch.finfo(torch.float32).tiny
-    return (q_amax.clamp_(min=tiny) ** alpha) / (k_amax.clamp_(min=tiny) ** (1.0 - alpha))
+    result: torch.Tensor = (q_amax.clamp_(min=tiny) ** alpha) / (k_amax.clamp_(min=tiny) ** (1.0 - alpha))
+    return result
 
 
 def smooth_attention(

@@ -28,7 +28,8 @@ _STEP = re.compile(r"(\d+)/(\d+) \[")  # as the sampler's own bar stands in the 
 
 def shipped_workflow() -> Prompt:
     """The workflow in ComfyUI's API format."""
-    return json.loads(WORKFLOW.read_text(encoding="utf-8"))
+    result: Prompt = json.loads(WORKFLOW.read_text(encoding="utf-8"))
+    return result
 
 
 def shipped_job(backend: str | None) -> Job:

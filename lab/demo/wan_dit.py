@@ -74,7 +74,8 @@ class Attention(nn.Module):
         if turns is not None:
             q, k = _rotate(q, turns), _rotate(k, turns)
         out = self.attend(*(t.to(v.dtype).transpose(1, 2) for t in (q, k, v)))
-        return self.o(out.transpose(1, 2).flatten(2))
+        result: torch.Tensor = self.o(out.transpose(1, 2).flatten(2))
+        return result
 
 
 class Block(nn.Module):
@@ -112,7 +113,8 @@ class Head(nn.Module):
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         shift, scale = (self.modulation + time.unsqueeze(1)).chunk(2, dim=1)
-        return self.head(_modulated(x, shift, scale))
+        result: torch.Tensor = self.head(_modulated(x, shift, scale))
+        return result
 
 
 class WanDiT(nn.Module):
@@ -174,7 +176,8 @@ class WanDiT(nn.Module):
         for block in self.blocks:
             x = block(x, gates, text, turns)
         patches = self.head(x, time).unflatten(2, (*_PATCH, -1)).unflatten(1, (frames, height, width))
-        return patches.permute(0, 7, 1, 4, 2, 5, 3, 6).reshape(latent.shape)
+        result: torch.Tensor = patches.permute(0, 7, 1, 4, 2, 5, 3, 6).reshape(latent.shape)
+        return result
 
 
 def _sinusoid(timestep: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,8 @@ def _normalise(features: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
     """Root-mean-square normalisation over the channels, the second axis."""
     length = torch.linalg.vector_norm(features, dim=1, keepdim=True, dtype=torch.float32).clamp(min=1e-12)
     scale = features.shape[1] ** 0.5 / length
-    return features * scale.to(features.dtype) * gamma.to(features.dtype)
+    result: torch.Tensor = features * scale.to(features.dtype) * gamma.to(features.dtype)
+    return result
 
 
 class RMSNorm(nn.Module):
@@ -64,7 +65,8 @@ class NormSiLUConv(nn.Sequential):
 
 
 def _norm_silu_conv(norm: RMSNorm, conv: CausalConv3d, features: torch.Tensor) -> torch.Tensor:
-    return conv(F.silu(_normalise(features, norm.gamma)))
+    result: torch.Tensor = conv(F.silu(_normalise(features, norm.gamma)))
+    return result
 
 
 class ResidualBlock(nn.Module):
@@ -86,7 +88,8 @@ class ResidualBlock(nn.Module):
         inner = features
         for norm, conv in self._pairs:
             inner = _norm_silu_conv(norm, conv, inner)
-        return self.shortcut(features) + inner
+        result: torch.Tensor = self.shortcut(features) + inner
+        return result
 
 
 class AttentionBlock(nn.Module):
@@ -162,7 +165,8 @@ def _frames_to_batch(video: torch.Tensor) -> torch.Tensor:
 
 
 def _batch_to_frames(frames: torch.Tensor, batch: int) -> torch.Tensor:
-    return frames.unflatten(0, (batch, -1)).transpose(1, 2)
+    result: torch.Tensor = frames.unflatten(0, (batch, -1)).transpose(1, 2)
+    return result
 
 
 def _middle(channels: int) -> nn.Sequential:
@@ -188,7 +192,8 @@ class Encoder(nn.Module):
         self.head = NormSiLUConv(channels, 2 * LATENT_CHANNELS)
 
     def forward(self, video: torch.Tensor) -> torch.Tensor:
-        return self.head(self.middle(self.downsamples(self.conv1(video))))
+        result: torch.Tensor = self.head(self.middle(self.downsamples(self.conv1(video))))
+        return result
 
 
 class Decoder(nn.Module):
@@ -211,7 +216,8 @@ class Decoder(nn.Module):
         self.head = NormSiLUConv(channels, 3)
 
     def forward(self, latent: torch.Tensor) -> torch.Tensor:
-        return self.head(self.upsamples(self.middle(self.conv1(latent))))
+        result: torch.Tensor = self.head(self.upsamples(self.middle(self.conv1(latent))))
+        return result
 
 
 class WanVAE(nn.Module):
@@ -245,8 +251,10 @@ class WanVAE(nn.Module):
 
     def encode(self, video: torch.Tensor) -> torch.Tensor:
         """(batch, 3, 1 + 4 n, height, width) in [-1, 1] to the latent's mean (batch, 16, 1 + n, height/8, width/8)."""
-        return self.conv1(self.encoder(video))[:, :LATENT_CHANNELS]
+        result: torch.Tensor = self.conv1(self.encoder(video))[:, :LATENT_CHANNELS]
+        return result
 
     def decode(self, latent: torch.Tensor) -> torch.Tensor:
         """The inverse of :meth:`encode`."""
-        return self.decoder(self.conv2(latent))
+        result: torch.Tensor = self.decoder(self.conv2(latent))
+        return result

@@ -50,7 +50,10 @@ class CaptionClassifier(nn.Module):
     def forward(self, clips: torch.Tensor) -> torch.Tensor:
         """Clips from :func:`shrunk` to logits (batch, 44) in the order of :func:`targets`."""
         features = self.features(clips)
-        return self.words(torch.cat([features.mean(dim=(2, 3, 4)), features.amax(dim=(2, 3, 4))], dim=1))
+        result: torch.Tensor = self.words(
+            torch.cat([features.mean(dim=(2, 3, 4)), features.amax(dim=(2, 3, 4))], dim=1)
+        )
+        return result
 
 
 def shrunk(videos: torch.Tensor) -> torch.Tensor:

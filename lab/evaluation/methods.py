@@ -42,7 +42,7 @@ def baseline(function: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Meth
     )[0]
 
 
-def backend(name: str, mode: str, *, smooth_v: bool = False) -> Method:
+def backend(name: str, options: AttentionOptions) -> Method:
     """A backend of the public call."""
 
     def run(sample: AttentionSample) -> torch.Tensor:
@@ -50,8 +50,8 @@ def backend(name: str, mode: str, *, smooth_v: bool = False) -> Method:
             sample.q,
             sample.k,
             sample.v,
-            mode=mode,
-            smooth_v=smooth_v,
+            options=options,
+            return_lse=False,
             is_causal=sample.is_causal,
             scale=sample.scale,
             attn_mask=sample.mask,
@@ -80,6 +80,7 @@ SMOOTHING = Table(
         "Smooth K": reference(replace(UNSMOOTHED_4B, smooth_k=True)),
         "Smooth Q": reference(replace(UNSMOOTHED_4B, smooth_q=True)),
         "Smooth Q+K": reference(_4B),
+        "Smooth Q+K + rotation": reference(replace(_4B, rotate=True)),
     },
 )
 GRANULARITY = Table(
@@ -121,8 +122,13 @@ ACCUMULATOR = Table(
 )
 _ATTENTIONS = {
     "SageAttn2-8b": reference(ReferenceOptions.of(AttentionOptions("8b"), groups=ADA)),
+    "8b + rotation": reference(ReferenceOptions.of(AttentionOptions("8b", rotate=True), groups=ADA)),
     "SageAttn2-8b, Hopper's groups": reference(ReferenceOptions.of(AttentionOptions("8b"), groups=HOPPER_8B)),
+    "8b + rotation, Hopper's groups": reference(
+        ReferenceOptions.of(AttentionOptions("8b", rotate=True), groups=HOPPER_8B)
+    ),
     "SageAttn2-4b": reference(_4B),
+    "4b + rotation": reference(ReferenceOptions.of(AttentionOptions("4b", rotate=True))),
     "SageAttention1": baseline(sage_attention1),
     "FlashAttn3-fp8 (emulated)": baseline(flash_attention3_fp8),
 }
@@ -130,6 +136,13 @@ _ATTENTIONS = {
 
 def tables(backend_name: str | None) -> tuple[Table, ...]:
     """All tables; the last one, of whole attentions, also measures the kernels of a backend if one is named."""
-    kernels = {f"{mode} ({backend_name} kernel)": backend(backend_name, mode) for mode in ("8b", "4b") if backend_name}
+    kernels = {
+        f"{mode}{' + rotation' * rotate} ({backend_name} kernel)": backend(
+            backend_name, AttentionOptions(mode, rotate=rotate)
+        )
+        for mode in ("8b", "4b")
+        for rotate in (False, True)
+        if backend_name
+    }
     attentions = Table("attention", "Whole attentions as the modes and baselines define them", _ATTENTIONS | kernels)
     return (SMOOTHING, GRANULARITY, DATA_TYPE, SMOOTH_V, ACCUMULATOR, attentions)

@@ -30,7 +30,9 @@ def draw(path: Path, measured: Sequence[Measured], source: str) -> None:
         height = 0.8 / len(series)
         for index, (name, results) in enumerate(series.items()):
             places = [number + index * height for number in range(len(rows))]
-            panel.barh(places, [results[row].relative_l1 for row in rows], height, label=name)
+            panel.barh(
+                places, [results[row].relative_l1 if row in results else 0.0 for row in rows], height, label=name
+            )
         panel.set_yticks([number + 0.4 - height / 2 for number in range(len(rows))], rows)
         panel.invert_yaxis()
         panel.locator_params(axis="x", nbins=5)

@@ -44,7 +44,7 @@ def _rows(kind: str, ours: dict[str, Agreement], theirs: dict[str, Agreement] | 
     for row, accuracy in ours.items():
         cells = _cells(accuracy)
         if theirs:
-            cells += _cells(theirs[row])
+            cells += _cells(theirs[row]) if row in theirs else ["—"] * 3
         lines.append(f"| {row} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -59,10 +59,10 @@ def by_relative_l1(rows: dict[str, Agreement]) -> list[str]:
 
 
 def _order(ours: dict[str, Agreement], theirs: dict[str, Agreement] | None) -> str | None:
-    """Whether the paper's order of the averages holds here."""
+    """Whether the paper's order of the averages holds here, for the rows that the paper has."""
     if theirs is None:
         return None
-    here, there = by_relative_l1(ours), by_relative_l1(theirs)
+    here, there = by_relative_l1({row: ours[row] for row in theirs}), by_relative_l1(theirs)
     if here == there:
         return "The paper's order by relative L1 holds."
     ours_in_words, theirs_in_words = " > ".join(here), " > ".join(there)

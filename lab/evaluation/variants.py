@@ -17,9 +17,17 @@ from .methods import Method, backend, baseline, reference
 
 FULL_PRECISION = "Full precision"
 
-# The paper's attention: a row's name -> mode and whether V is smoothed.
-_MODES = {"SageAttn2-8b": ("8b", False), "SageAttn2-4b": ("4b", False)}
-_SMOOTH_V_MODES = {"SageAttn2-8b, smooth V": ("8b", True), "SageAttn2-4b, smooth V": ("4b", True)}
+# A row's name -> its attention: the paper's, and with rotated Q and K.
+_MODES = {
+    "SageAttn2-8b": AttentionOptions("8b"),
+    "SageAttn2-4b": AttentionOptions("4b"),
+    "8b + rotation": AttentionOptions("8b", rotate=True),
+    "4b + rotation": AttentionOptions("4b", rotate=True),
+}
+_SMOOTH_V_MODES = {
+    "SageAttn2-8b, smooth V": AttentionOptions("8b", smooth_v=True),
+    "SageAttn2-4b, smooth V": AttentionOptions("4b", smooth_v=True),
+}
 
 
 def variants(kernel: str | None, *, is_causal: bool = False, smooth_v: bool = False) -> dict[str, AttentionFunction]:
@@ -28,16 +36,10 @@ def variants(kernel: str | None, *, is_causal: bool = False, smooth_v: bool = Fa
     ``smooth_v`` adds the modes with smooth V, of the reference and of the kernel.
     """
     modes = _MODES | (_SMOOTH_V_MODES if smooth_v else {})
-    methods: dict[str, Method] = {
-        name: reference(ReferenceOptions.of(AttentionOptions(mode, smooth_v=smooth)))
-        for name, (mode, smooth) in modes.items()
-    }
+    methods: dict[str, Method] = {name: reference(ReferenceOptions.of(options)) for name, options in modes.items()}
     methods |= {name: baseline(function) for name, function in BASELINES.items()}
     if kernel is not None:
-        methods |= {
-            f"{name} ({kernel} kernel)": backend(kernel, mode, smooth_v=smooth)
-            for name, (mode, smooth) in modes.items()
-        }
+        methods |= {f"{name} ({kernel} kernel)": backend(kernel, options) for name, options in modes.items()}
     full = functools.partial(F.scaled_dot_product_attention, is_causal=is_causal)
     return {FULL_PRECISION: full} | {name: _as_attention(method, is_causal) for name, method in methods.items()}
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
 import logging
 import sys
@@ -30,7 +29,7 @@ from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.sampling import sessions_of
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.command_line import Parser, at_least_1, output_file
-from tools.comfyui.folders import comfyui_folder, comfyui_folders
+from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 from tools.comfyui.launch import TorchvisionOperators
 
 from ..demo import tiny_wan
@@ -123,7 +122,8 @@ def _mean_of_values(
 def _comfy_kitchen(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     from comfy.ldm.modules.attention import attention_comfy_kitchen_int8
 
-    return attention_comfy_kitchen_int8(*args, **kwargs)
+    out: torch.Tensor = attention_comfy_kitchen_int8(*args, **kwargs)
+    return out
 
 
 def attentions(patcher: Any, modes: list[str], device: torch.device) -> Iterator[tuple[str, Any]]:
@@ -201,14 +201,13 @@ def table(results: list[Measurement]) -> Iterator[str]:
         )
 
 
-def enter_comfyui(folder: Path) -> str:
-    """Make ComfyUI's packages importable, with its command line left at the defaults; returns its version."""
+def enter_comfyui(folder: Path) -> None:
+    """Make ComfyUI's packages importable, with its command line left at the defaults."""
     sys.meta_path.insert(0, TorchvisionOperators())
     sys.path.insert(0, str(folder))
     import comfy.cli_args
 
     comfy.cli_args.args.cpu = not torch.cuda.is_available()
-    return importlib.import_module("comfyui_version").__version__
 
 
 def main(arguments: list[str]) -> int:
@@ -228,7 +227,8 @@ def main(arguments: list[str]) -> int:
     folders = [options.comfyui] if options.comfyui else comfyui_folders()
     if not folders:
         parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")
-    version = enter_comfyui(folders[0].resolve())
+    folder = folders[0].resolve()
+    enter_comfyui(folder)
     logging.getLogger().setLevel(logging.WARNING)
     import comfy.model_management
 
@@ -243,6 +243,7 @@ def main(arguments: list[str]) -> int:
                 gc.collect()
                 comfy.model_management.soft_empty_cache()
     about = machine.summary(device)
+    version = ".".join(map(str, comfyui_version(folder)))
     print(f"\nComfyUI {version}, {about}\n", *table(results), sep="\n")
     if options.json:
         document = {"comfyui": version, "machine": about, "steps": [asdict(result) for result in results]}

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
-import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pybind11
@@ -67,28 +67,34 @@ def compile_module(platform: dict[str, str], arguments: list[str]) -> bytes:
     """The module of one platform, compiled from the sources and definitions in `arguments`."""
     zig = _zig()
     windows = "windows" in platform["zig_target"]
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        module = work / platform["module"].format(NUMBER)
-        configuration = HERE / "windows" / "pyconfig.h" if windows else Path(sysconfig.get_config_h_filename())
-        headers = _headers(work / "include", configuration)
-        libraries = [str(_import_library(zig, headers, work))] if windows else ["-fPIC", "-ldl"]
-        command = [
-            str(zig), "c++", "-target", platform["zig_target"], *OPTIONS,
-            # Nothing of a folder's path may get into the file, or two builds would differ.
-            f"-ffile-prefix-map={HERE}=.", f"-ffile-prefix-map={work}=.",
-            "-isystem", str(headers), "-isystem", pybind11.get_include(), "-I", str(HERE / "csrc"),
-            *arguments, *libraries, "-o", str(module),
-        ]  # fmt: skip
-        subprocess.run(command, check=True)
-        image = module.read_bytes()
+    # zig's cache knows a source again only under the same paths, and those of a build environment are drawn anew.
+    work = HERE / "modules" / platform["zig_target"]
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    configuration = HERE / "windows" / "pyconfig.h" if windows else Path(sysconfig.get_config_h_filename())
+    headers = _headers(work / "python", configuration)
+    shutil.copytree(Path(pybind11.get_include()) / "pybind11", work / "include" / "pybind11")
+    libraries = [str(_import_library(zig, headers, work))] if windows else ["-fPIC", "-ldl"]
+    module = work / platform["module"].format(NUMBER)
+    command = [
+        str(zig), "c++", "-target", platform["zig_target"], *OPTIONS,
+        # Nothing of a folder's path may get into the file, or two builds would differ.
+        f"-ffile-prefix-map={HERE}=.", f"-ffile-prefix-map={work}=.",
+        "-isystem", str(headers), "-isystem", str(work / "include"), "-I", str(HERE / "csrc"),
+        *arguments, *libraries, "-o", str(module),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    image = module.read_bytes()
     return _without_time(image) if windows else image
 
 
 def main(output: str, *arguments: str) -> None:
     Path(output).mkdir(parents=True, exist_ok=True)
-    for platform in json.loads((HERE / "platforms.json").read_text()).values():
-        (Path(output) / platform["module"].format(NUMBER)).write_bytes(compile_module(platform, list(arguments)))
+    platforms = json.loads((HERE / "platforms.json").read_text()).values()
+    with ThreadPoolExecutor() as pool:
+        modules = pool.map(lambda platform: compile_module(platform, list(arguments)), platforms)
+        for platform, module in zip(platforms, modules, strict=True):
+            (Path(output) / platform["module"].format(NUMBER)).write_bytes(module)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP16
-from comfy_sage2.quantize.groups import ADA, HOPPER_8B
+from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
@@ -105,6 +105,11 @@ def run(
         return chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
 
 
+def groups_of(name: str, mode: str) -> GroupScheme:
+    """The tokens that share a scale in these kernels."""
+    return HOPPER_8B if name == "sm90" and mode == "8b" else ADA
+
+
 def reference(
     name: str,
     q: torch.Tensor,
@@ -116,15 +121,18 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference with the numerics of these kernels: groups, steps, the sum of rounded P, the accumulator."""
     call = AttentionOptions(**choices)
-    groups = HOPPER_8B if name == "sm90" and call.mode == "8b" else ADA
-    options = replace(ReferenceOptions.of(call, groups=groups), sum_quantized_p=True)
+    options = replace(ReferenceOptions.of(call, groups=groups_of(name, call.mode)), sum_quantized_p=True)
     if name == "sm90":
         plain = call.mode == "8b" and attn_mask is None and not call.is_causal
         options = replace(options, keys_per_step=_hopper_tile(q.shape[3], plain), last_keys_first=True)
     elif call.pv_accumulator == "fp32" and torch.cuda.get_device_capability() == (9, 0):
         options = replace(options, accumulator=ACCUMULATE_FP32)
     if name == "sm80":
-        options = replace(options, p_format=FP16, v_format=FP16)
+        # P as large as the kernels have it, and the depth of an fp16 product.
+        accumulator = options.accumulator
+        if call.pv_accumulator == "fp16":
+            accumulator = replace(accumulator, keys_per_instruction=16)
+        options = replace(options, p_format=FP16, v_format=FP16, p_maximum=448.0, accumulator=accumulator)
     return reference_attention(q, k, v, options, scale=call.scale, is_causal=call.is_causal, attn_mask=attn_mask)
 
 
@@ -165,12 +173,20 @@ def relative_l1(result: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def check(
-    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mode: str, *, smooth_v: bool = False, **call: object
+    name: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mode: str,
+    *,
+    smooth_v: bool = False,
+    rotate: bool = False,
+    **call: object,
 ) -> None:
     """Output and LSE of a call (`scale`, `is_causal`, `attn_mask`) against float64 and against the reference."""
-    out, lse = run(name, q, k, v, mode=mode, smooth_v=smooth_v, return_lse=True, **call)
+    out, lse = run(name, q, k, v, mode=mode, smooth_v=smooth_v, rotate=rotate, return_lse=True, **call)
     wanted, wanted_lse = exact(q, k, v, **call)
-    same_groups, same_lse = reference(name, q, k, v, mode=mode, smooth_v=smooth_v, **call)
+    same_groups, same_lse = reference(name, q, k, v, mode=mode, smooth_v=smooth_v, rotate=rotate, **call)
     assert out.shape == q.shape
     assert out.dtype == q.dtype
     error, disagreement = relative_l1(out, wanted), relative_l1(out, same_groups.to(q.dtype))

@@ -1,5 +1,5 @@
-// The quantization and the integer product of the mma.sync kernels on their own, for one head of HEAD_DIM channels: the
-// test test_sm80_integer_scores.py compares their results with the reference bit by bit.
+// The quantization and the integer product of the mma.sync kernels on their own, for one head in the kernels of
+// HEAD_DIM: test_sm80_integer_scores.py compares their results with the reference bit by bit.
 #include "sm80/quantize.cuh"
 #include "sm80/scores.cuh"
 
@@ -8,21 +8,21 @@ using namespace sm80;
 // Grid: query tiles, then key tiles.
 extern "C" __global__ void __launch_bounds__(kQuantizeThreads)
     quantize(const __half* q, const __half* k, const float* k_mean, unsigned char* q_tiles, unsigned char* k_tiles,
-             float* scales, float* q_mean, int q_length, int kv_length) {
+             float* scales, float* q_mean, int q_length, int kv_length, int head_dim) {
   QuantizeParams p{};
-  p.q = {const_cast<__half*>(q), 0, 0, HEAD_DIM};
-  p.k = {const_cast<__half*>(k), 0, 0, HEAD_DIM};
+  p.q = {const_cast<__half*>(q), 0, 0, head_dim};
+  p.k = {const_cast<__half*>(k), 0, 0, head_dim};
   p.k_mean = k_mean;
   p.q_tiles = q_tiles;
   p.k_tiles = k_tiles;
-  p.sizes = {1, 1, q_length, kv_length, HEAD_DIM, q_length / kQueryBlock, kv_length / kKeyBlock, kHalf};
+  p.sizes = {1, 1, q_length, kv_length, head_dim, q_length / kQueryBlock, kv_length / kKeyBlock, kHalf};
   p.query_tiles = p.sizes.query_blocks;
   p.key_tiles = p.sizes.key_blocks;
   p.q_scale = scales;
-  p.k_scale = scales + p.query_tiles * kQueryGroups;
+  p.k_scale = scales + p.query_tiles * query_scales(BITS);
   p.q_mean = BITS == 4 ? q_mean : nullptr;
   p.scale = 1.f;
-  Quantize<HEAD_DIM, BITS, __half>::run(p);
+  Quantize<HEAD_DIM, IntegerFormat<BITS, ROTATED>, __half>::run(p);
 }
 
 // Grid: (tiles of 16 queries, key tiles), one warp each. scores: (q_length, kv_length).

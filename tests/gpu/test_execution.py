@@ -159,7 +159,15 @@ def test_workspace_is_bounded(name: str, tokens: int) -> None:
         for axis, size in (("batch", tokens * 40 * 128), ("head", 128), ("token", 40 * 128))
     }
     sizes = {"batch": 1, "q_heads": 40, "kv_heads": 40, "q_length": tokens, "kv_length": tokens, "head_dim": 128}
-    options = {"element": 2, "smooth_v": False, "causal": False, "pv_accumulator": 32, "scale": 0.1, "device": 0}
+    options = {
+        "element": 2,
+        "smooth_v": False,
+        "rotate": False,
+        "causal": False,
+        "pv_accumulator": 32,
+        "scale": 0.1,
+        "device": 0,
+    }
     needed = {bits: loader.load(name).workspace_bytes(**strides, **sizes, **options, bits=bits) for bits in (8, 4)}
     block_means = 40 * (tokens // 128 + 1) * 128 * 4
     assert needed[8] <= 0.55 * 6 * tokens * 40 * 128

@@ -21,14 +21,16 @@ pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
 @each_mode
 @pytest.mark.parametrize("head_dim", [40, 128, 256])
 @pytest.mark.parametrize("kind", ["plain", "causal", "mask"])
-def test_small_call(name: str, mode: str, head_dim: int, kind: str) -> None:
+@pytest.mark.parametrize("rotate", [False, True], ids=["unrotated", "rotated"])
+def test_small_call(name: str, mode: str, head_dim: int, kind: str, rotate: bool) -> None:
     # Ragged in both lengths, and more than two key tiles.
     q, k, v = (torch.randn(1, heads, length, head_dim).half() for heads, length in ((2, 201), (1, 403), (1, 403)))
     mask = torch.rand(1, 1, 201, 403) < 0.7 if kind == "mask" else None
     wanted, _ = exact(q, k, v, is_causal=kind == "causal", attn_mask=mask)
     out, lse = run(
         name, q.cuda(), k.cuda(), v.cuda(), mode=mode, is_causal=kind == "causal",
-        attn_mask=None if mask is None else mask.cuda(), smooth_v=True, return_lse=kind != "plain",
+        attn_mask=None if mask is None else mask.cuda(), smooth_v=True, rotate=rotate,
+        return_lse=kind != "plain",
     )  # fmt: skip
     assert relative_l1(out.cpu(), wanted) <= EXACT_BOUND[mode]
     assert lse is None or lse.isfinite().all()

@@ -39,7 +39,7 @@ def test_causal_with_grouped_heads(name: str, mode: str, head_dim: int) -> None:
     check(name, *random_qkv((2, 6, 700, head_dim), (2, 2, 700, head_dim), torch.bfloat16), mode, is_causal=True)
 
 
-def _fused(form: str, head_dim: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+def fused_qkv(form: str, head_dim: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """A fused projection of 2 batches, 333 tokens and 4 heads, and its q, k and v as BHND views."""
     if form == "3HD":
         fused = torch.randn(2, 333, 3, 4, head_dim, device="cuda", dtype=torch.float16)
@@ -52,7 +52,7 @@ def _fused(form: str, head_dim: int) -> tuple[torch.Tensor, tuple[torch.Tensor, 
 @pytest.mark.parametrize("form", ["3HD", "H3D"])
 @pytest.mark.parametrize("head_dim", [64, 72, 128, 256])
 def test_fused_qkv_in_either_layout(name: str, mode: str, head_dim: int, form: str) -> None:
-    fused, (q, k, v) = _fused(form, head_dim)
+    fused, (q, k, v) = fused_qkv(form, head_dim)
     before = fused.clone()
     wanted, _ = exact(q, k, v)
     for layout, order in (("BHND", (0, 1, 2, 3)), ("BNHD", (0, 2, 1, 3))):
@@ -80,7 +80,7 @@ def test_more_heads_than_a_grid_has_rows(name: str, mode: str) -> None:
     assert relative_l1(out, exact(q, k, v)[0]) <= EXACT_BOUND[mode]
 
 
-def _masks(batch: int, heads: int, q_length: int, kv_length: int) -> dict[str, torch.Tensor]:
+def masks(batch: int, heads: int, q_length: int, kv_length: int) -> dict[str, torch.Tensor]:
     def attend(*shape: int) -> torch.Tensor:
         mask = torch.rand(shape, device="cuda") < 0.7
         mask[..., 0] = True
@@ -112,11 +112,11 @@ def _masks(batch: int, heads: int, q_length: int, kv_length: int) -> dict[str, t
 def test_masks(name: str, mode: str, is_causal: bool) -> None:
     for head_dim in (64, 128, 256):
         q, k, v = random_qkv((2, 4, 190, head_dim), (2, 2, 210, head_dim))
-        for mask in _masks(2, 4, 190, 210).values():
+        for mask in masks(2, 4, 190, 210).values():
             check(name, q, k, v, mode, attn_mask=mask, is_causal=is_causal)
 
 
-def _mostly_open_masks(batch: int, kv_length: int) -> dict[str, torch.Tensor]:
+def mostly_open_masks(batch: int, kv_length: int) -> dict[str, torch.Tensor]:
     """Masks that are the same for all queries and leave most blocks of keys as they are."""
     padding = torch.ones(batch, 1, 1, kv_length, dtype=torch.bool, device="cuda")
     padding[0, ..., kv_length * 2 // 3 :] = False
@@ -138,7 +138,7 @@ def _mostly_open_masks(batch: int, kv_length: int) -> dict[str, torch.Tensor]:
 def test_masks_that_leave_blocks_open(name: str, mode: str, is_causal: bool) -> None:
     for head_dim in (64, 128, 256):
         q, k, v = random_qkv((2, 4, 333, head_dim), (2, 2, 1000, head_dim))
-        for mask in _mostly_open_masks(2, 1000).values():
+        for mask in mostly_open_masks(2, 1000).values():
             check(name, q, k, v, mode, attn_mask=mask, is_causal=is_causal)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import shutil
 import subprocess
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -47,38 +49,67 @@ class _Module:
         self._check(self._driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, pointers, None))
 
 
-def _compile(head_dim: int, bits: int, folder: Path) -> _Module:
+@lru_cache
+def _compile(padded_head_dim: int, mode: str, rotate: bool, half_values: bool, folder: Path) -> _Module:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("nvcc is not on the PATH")
-    output = folder / "scores.cubin"
+    output = folder / f"scores_{padded_head_dim}_{mode}_{rotate:d}_{half_values:d}.cubin"
     target = "sm_{}{}".format(*torch.cuda.get_device_capability())
-    defines = [f"-DHEAD_DIM={head_dim}", f"-DBITS={bits}", "-DHALF_VALUES=0"]
+    choices = {
+        "HEAD_DIM": padded_head_dim,
+        "BITS": int(mode[0]),
+        "ROTATED": int(rotate),
+        "HALF_VALUES": int(half_values),
+    }
+    defines = [f"-D{name}={value}" for name, value in choices.items()]
     options = ["-std=c++17", "--expt-relaxed-constexpr", "-I", str(CSRC)]
     subprocess.run([nvcc, "-cubin", f"-arch={target}", *options, *defines, "-o", str(output), str(SOURCE)], check=True)
     torch.zeros(1, device="cuda")  # makes torch's context current
     return _Module(output.read_bytes())
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.fixture(scope="session")
+def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cubins")
+
+
+@pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])
+@pytest.mark.parametrize(
+    ("head_dim", "half_values"),
+    [(head_dim, False) for head_dim in range(8, 257, 8)] + [(head_dim, True) for head_dim in (64, 128, 256)],
+)
 @pytest.mark.parametrize("mode", ["8b", "4b"])
-def test_scores_are_those_of_the_reference(mode: str, head_dim: int, tmp_path: Path) -> None:
-    # Multiples of 1/16 with a power of two of tokens: means are exact in float32 in whatever order they are summed. On
-    # the CPU, because PyTorch on CUDA divides by a constant inexactly.
-    q, k = (torch.randn(1, 1, LENGTH, head_dim).mul(64).round().div(16) for _ in range(2))
+def test_scores_are_those_of_the_reference(
+    mode: str, head_dim: int, half_values: bool, rotate: bool, cubins: Path
+) -> None:
+    # On the CPU, because PyTorch on CUDA divides by a constant inexactly.
+    q, k = torch.randn(2, 1, 1, LENGTH, head_dim).unbind()
+    if mode == "4b":
+        # Multiples of 1/16 with a power of two of tokens: Q's means are exact in whatever order they are summed.
+        q = q.mul(64).round().div(16)
     q[..., :6] += 10
     k[..., 2:8] -= 20
-    bits = int(mode[0])
-    prepared = prepare(q, k, k, ReferenceOptions.of(AttentionOptions(mode)))
+    q, k = q.half().float(), k.half().float()
+    prepared = prepare(q, k, k, ReferenceOptions.of(AttentionOptions(mode, rotate=rotate)))
     wanted = integer_scores(prepared.q.values, prepared.k.values)[0, 0]
 
-    module = _compile(head_dim, bits, tmp_path)
-    q_tiles, k_tiles = (torch.full((LENGTH * head_dim,), 0x5A, dtype=torch.uint8, device="cuda") for _ in range(2))
-    scales = torch.empty(LENGTH, device="cuda")
-    q_mean = torch.empty(LENGTH * head_dim, device="cuda")
-    half_q, half_k, k_mean = q.half().cuda(), k.half().cuda(), prepared.k_mean.contiguous().cuda()
+    padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+    module = _compile(padded, mode, rotate, half_values, cubins)
+    q_tiles, k_tiles = (torch.full((LENGTH * padded,), 0x5A, dtype=torch.uint8, device="cuda") for _ in range(2))
+    scales, q_mean = torch.empty(2 * LENGTH, device="cuda"), torch.empty(LENGTH * padded, device="cuda")
+    half_q, half_k = q.half().cuda(), k.half().cuda()
+    k_mean = torch.nn.functional.pad(prepared.k_mean, (0, padded - head_dim)).contiguous().cuda()
     tiles = LENGTH // 128 + LENGTH // 64
-    module.launch("quantize", (tiles, 1), 256, half_q, half_k, k_mean, q_tiles, k_tiles, scales, q_mean, LENGTH, LENGTH)
+    module.launch(
+        "quantize", (tiles, 1), 256,
+        half_q, half_k, k_mean, q_tiles, k_tiles, scales, q_mean, LENGTH, LENGTH, head_dim,
+    )  # fmt: skip
     scores = torch.full((LENGTH, LENGTH), -1, dtype=torch.int32, device="cuda")
     module.launch("scores", (LENGTH // 16, LENGTH // 64), 32, q_tiles, k_tiles, scores, LENGTH)
     assert torch.equal(scores.cpu(), wanted)
+    # The scales of Q lie first, one for each token in 4 bits and one for each group of each block of 128 in 8 bits.
+    found = scales[: LENGTH if mode == "4b" else LENGTH // 4].cpu()
+    of_tokens = prepared.q.scale[0, 0, :, 0] * math.log2(math.e)
+    expected = of_tokens if mode == "4b" else of_tokens.view(-1, 4, 8)[:, 0].flatten()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)

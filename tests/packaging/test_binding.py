@@ -29,7 +29,7 @@ sys.path.insert(0, {package!r})
 import _C
 assert 'torch' not in sys.modules
 call = dict(batch=2, q_heads=1, kv_heads=1, q_length=5, kv_length=5, head_dim=64, element=2, bits=8, smooth_v=False,
-            causal=True, pv_accumulator=32, scale=0.125, device=0, stream=77)
+            rotate=False, causal=True, pv_accumulator=32, scale=0.125, device=0, stream=77)
 for view in ("q", "k", "v", "out"):
     call.update({{f"{{view}}_batch_stride": 320, f"{{view}}_head_stride": 320, f"{{view}}_token_stride": 64}})
 full = dict(call, q_pointer=16, k_pointer=16, v_pointer=16, out_pointer=16, workspace=16, workspace_bytes=32)
@@ -48,6 +48,7 @@ MACROS = {
     "KERNEL_TARGET": '"sm_99a"',
     "KERNEL_VERSION": '"1.2.3"',
     "KERNEL_TOOLCHAIN": '"a test"',
+    "KERNEL_MINIMUM_DRIVER": '"525"',
     "KERNEL_MINIMUM_DRIVER_VERSION": "12000",
 }
 
@@ -224,7 +225,7 @@ def test_an_image_that_the_driver_refuses_says_what_it_needs(binding: Binding) -
     binding.environment["FAKE_CUDA_FAILING"] = "cuModuleLoadData"
     output = binding.run("attempt(_C.attention, **full)")
     assert "(cubin test_image)" in output and "compiled for sm_99a with a test" in output
-    assert output.endswith("needs CUDA driver version 12000 or newer, found 12080")
+    assert output.endswith("needs driver 525, which supports CUDA 12.0, or newer; this one supports CUDA 12.8")
 
 
 def test_a_driver_that_lacks_a_function_is_told_apart(binding: Binding, built: Path) -> None:

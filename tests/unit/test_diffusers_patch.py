@@ -7,7 +7,10 @@ import torch
 from diffusers import WanTransformer3DModel
 from torch.nn import functional as F
 
+from comfy_sage2.attention import attention
+from comfy_sage2.integrations import diffusers
 from comfy_sage2.integrations.diffusers import NOT_CALLED, patch
+from comfy_sage2.options import AttentionOptions
 
 LAYERS = 2
 
@@ -119,3 +122,18 @@ def test_bad_options(transformer: WanTransformer3DModel, options: dict[str, str]
 def test_model_without_attention() -> None:
     with pytest.raises(ValueError, match="no attention modules"):
         patch(torch.nn.Linear(2, 2))
+
+
+def test_accumulators_suit_the_card(transformer: WanTransformer3DModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def recording(*args: torch.Tensor, options: AttentionOptions, **kwargs: object) -> torch.Tensor:
+        seen.append(options.pv_accumulator)
+        return attention(*args, options=options, **kwargs)
+
+    monkeypatch.setattr(diffusers, "attention", recording)
+    for choices in ({}, {"pv_accumulator": "fp16"}, {"options": AttentionOptions(mode="4b")}):
+        with patch(transformer, backend="reference", **choices):
+            run(transformer)
+    calls = 2 * LAYERS
+    assert seen == ["auto"] * calls + ["fp16"] * calls + ["fp32"] * calls

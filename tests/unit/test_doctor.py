@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from comfy_sage2 import doctor, registry
+from comfy_sage2.backends import selftest
 from comfy_sage2.backends.base import Backend
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.kernels import loader
@@ -85,3 +86,25 @@ def test_each_module_is_named_with_its_abi_and_why_an_installed_one_is_ignored(
         lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
         at = next(number for number, text in enumerate(lines) if text.startswith("good") and line in text)
         assert lines[at + 1] == "the installed one is ignored: its ABI is 2"
+
+
+def test_each_module_is_tested_on_its_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = []
+
+    def test_now(architecture: str, index: int, variants: object) -> selftest.Outcome:
+        asked.append((architecture, index))
+        if index == 1:
+            raise RuntimeError("the GPU's memory does not suffice for the self-test")
+        return selftest.Outcome(None, 12, 0.04) if architecture == "sm90" else selftest.Outcome("wrong", 24, 0.1)
+
+    capabilities = {0: (9, 0), 1: (9, 0), 2: (8, 9), 3: (7, 5)}
+    monkeypatch.setattr(selftest, "test_now", test_now)
+    monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("cuda", index) for index in capabilities])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
+    monkeypatch.setattr(loader, "reason_unavailable", lambda name: None)
+    assert [line.strip() for line in doctor._self_test_lines()] == [
+        "sm90 on cuda:0    passed: 12 calls within their bounds in 40 ms",
+        "sm90 on cuda:1    unknown: RuntimeError: the GPU's memory does not suffice for the self-test",
+        "sm89 on cuda:2    failed: wrong",
+    ]
+    assert asked == [("sm90", 0), ("sm90", 1), ("sm89", 2)]

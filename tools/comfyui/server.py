@@ -114,7 +114,8 @@ class ComfyServer:
     def get_bytes(self, path: str) -> bytes:
         """The raw answer to a GET request."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=ANSWER_SECONDS) as answer:
-            return answer.read()
+            result: bytes = answer.read()
+            return result
 
     def run(self, prompt: Prompt, while_waiting: Callable[[], None] = lambda: None) -> Run:
         """Queue `prompt` and wait for it, calling `while_waiting` about twenty times a second.

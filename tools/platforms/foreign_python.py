@@ -4,9 +4,31 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
+
+
+class _Reader(threading.Thread):
+    """Collects what a stream brings."""
+
+    def __init__(self, stream: IO[bytes] | None) -> None:
+        super().__init__(daemon=True)
+        assert stream is not None
+        self._descriptor = os.dup(stream.fileno())
+        self._parts: list[bytes] = []
+        self.start()
+
+    def run(self) -> None:
+        while part := os.read(self._descriptor, 65536):
+            self._parts.append(part)
+
+    def text(self) -> str:
+        """What came until now, or a second later when the stream stays open; with the line ends of Linux."""
+        self.join(1)
+        return b"".join(self._parts).decode("utf-8", "backslashreplace").replace("\r\n", "\n")
 
 
 @dataclass(frozen=True)
@@ -38,17 +60,22 @@ class ForeignPython:
         timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         """Run the interpreter and wait for it. Its output is decoded from UTF-8 and has the line ends of Linux."""
-        completed = subprocess.run(
-            [*self.command, *arguments],
+        command = [*self.command, *arguments]
+        # wine wants pipes for all three streams, and the services that it starts keep them open after the interpreter
+        # has ended: its end is waited for, and not the end of the streams.
+        with subprocess.Popen(
+            command,
             env={**os.environ, **self.environment, **(environment or {})},
             cwd=folder,
-            # wine needs a standard input that it can wait for.
-            input="",
-            capture_output=True,
-            encoding="utf-8",
-            errors="backslashreplace",
-            timeout=timeout,
-        )
-        completed.stdout = completed.stdout.replace("\r\n", "\n")
-        completed.stderr = completed.stderr.replace("\r\n", "\n")
-        return completed
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            readers = [_Reader(process.stdout), _Reader(process.stderr)]
+            try:
+                status = process.wait(timeout)
+            except BaseException:
+                process.kill()
+                raise
+            output, errors = (reader.text() for reader in readers)
+            return subprocess.CompletedProcess(command, status, output, errors)

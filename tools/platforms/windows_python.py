@@ -111,8 +111,8 @@ def _compile_program(number: str, out: Path) -> None:
     source.write_text(MAIN)
     definition.write_text(f"LIBRARY python{number}.dll\nEXPORTS\nPy_Main\n")
     subprocess.run([zig(), "dlltool", "-m", "i386:x86-64", "-d", definition, "-l", library], check=True)
-    command = [zig(), "cc", "-target", "x86_64-windows-gnu", "-municode", "-s", "-O3", "-DNDEBUG", "-o"]
-    subprocess.run([*command, out / "python.exe", source, library], check=True)
+    command = [str(zig()), "cc", "-target", "x86_64-windows-gnu", "-municode", "-s", "-O3", "-DNDEBUG", "-o"]
+    subprocess.run([*command, str(out / "python.exe"), str(source), str(library)], check=True)
     for file in (source, definition, library):
         file.unlink()
 

@@ -15,8 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from .. import kernel_table
 from . import platform_wheels
-from .stage_package import ROOT, default_folder, kernel_table, stage
+from .stage_package import ROOT, default_folder, stage
 
 BUILD = ROOT / "build"
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import tomllib
 
-from .stage_package import ROOT, kernel_table
+from .. import kernel_table
+from .stage_package import ROOT
 from .wheel_folder import WHEELS, wheels_of
 
 SOURCES = (

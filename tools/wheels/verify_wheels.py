@@ -13,8 +13,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from .. import kernel_table
 from .build_wheels import build
-from .stage_package import kernel_table
 from .wheel_folder import WHEELS, wheels_of
 
 # They list what is in the wheel, so they differ when a wheel was built for one CPython only.

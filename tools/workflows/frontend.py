@@ -47,7 +47,8 @@ def load(browser: Chromium, workflow: dict[str, Any]) -> None:
 def unknown_nodes(browser: Chromium) -> list[str]:
     """The types of nodes in the graph that the frontend does not know."""
     known = "n => n.type in LiteGraph.registered_node_types || n.isVirtualNode"
-    return browser.evaluate(f"app.graph.nodes.filter(n => !(({known})(n))).map(n => n.type)")
+    result: list[str] = browser.evaluate(f"app.graph.nodes.filter(n => !(({known})(n))).map(n => n.type)")
+    return result
 
 
 def prompt(browser: Chromium) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class AttentionCall:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall:
         """Bind what ComfyUI passed to an override; raises TypeError when q, k, v or heads are missing."""
-        given = {**dict(zip(ARGUMENTS[:_POSITIONAL], args, strict=False)), **kwargs}
+        # Not `zip`: the compiler of torch 2.7 to 2.9 cannot trace its argument `strict`.
+        given = {**{ARGUMENTS[i]: argument for i, argument in enumerate(args[:_POSITIONAL])}, **kwargs}
         missing = [name for name in ARGUMENTS[:_NEEDED] if name not in given]
         if missing:
             raise TypeError(f"[SA-210] the attention call lacks {', '.join(missing)}; it has {', '.join(given)}")

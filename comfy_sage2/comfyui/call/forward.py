@@ -45,6 +45,10 @@ class Forward:
             be made again; else it looks at each output before the model goes on.
         head_dims: of the attention calls so far. Models call attention in the same order in every pass, so a call's
             index is a stable layer number.
+        nonfinite: None, or one int32, 0 at first, that calls on its device set when a value is NaN or infinite.
+        agreements: None, or (calls, 3) float32 that takes what is measured of the outputs of calls on its device.
+
+    The tensors are made before the pass: see `memory`.
     """
 
     session: Session
@@ -52,22 +56,35 @@ class Forward:
     transformer_options: dict[str, Any]
     check_at_end: bool = False
     head_dims: list[int] = field(default_factory=list)
-    _nonfinite: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+    nonfinite: torch.Tensor | None = None
+    agreements: torch.Tensor | None = None
+    _kept: int = 0
 
     def next_layer(self, head_dim: int) -> int:
         """The layer number of the call that begins now."""
         self.head_dims.append(head_dim)
         return len(self.head_dims) - 1
 
-    def nonfinite_flag(self, device: torch.device) -> torch.Tensor:
-        """One int32 on `device`, 0 at first, that the calls of this pass set when a value is NaN or infinite."""
-        if device not in self._nonfinite:
-            self._nonfinite[device] = torch.zeros(1, dtype=torch.int32, device=device)
-        return self._nonfinite[device]
+    def nonfinite_flag(self, device: torch.device) -> torch.Tensor | None:
+        """The flag for a call on `device`, or None when its output has to be looked at by itself."""
+        if not self.check_at_end or self.nonfinite is None or self.nonfinite.device != device:
+            return None
+        return self.nonfinite
 
     def found_nonfinite(self) -> bool:
-        """Whether a call has set a flag; waits for the device where there is one."""
-        return any(bool(flag.item()) for flag in self._nonfinite.values())
+        """Whether a call has set the flag; waits for the device."""
+        return self.nonfinite is not None and bool(self.nonfinite.item())
+
+    def keep(self, agreement: torch.Tensor) -> torch.Tensor:
+        """The values of `agreement`, (3,), where they may outlive the model's blocks.
+
+        That is the CPU, at the price of a wait, for a call on another device than the pass or beyond `agreements`.
+        """
+        kept = self.agreements
+        if kept is None or kept.device != agreement.device or self._kept == len(kept):
+            return agreement.cpu()
+        self._kept += 1
+        return kept[self._kept - 1].copy_(agreement)
 
 
 class _ThreadForwards(threading.local):

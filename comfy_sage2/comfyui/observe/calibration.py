@@ -16,6 +16,7 @@ from ...policy.plan import Place, label
 from ...policy.signature import Signature
 from ...policy.targets import TARGETS, VARIANTS, pick
 from ...text import one_line
+from ..call import memory
 from ..call.attention_call import AttentionCall
 from ..report.record import Outcome, Summary
 from ..serve.task import Task
@@ -109,7 +110,8 @@ class Calibration(Task):
             _wait_for(call.q.device)
             started = time.perf_counter()
             try:
-                found = measure_variants(call)
+                with memory.unrecorded():
+                    found = measure_variants(call)
                 earlier = self.measurements.get(key, found)
                 self.measurements[key] = {variant: worst((found[variant], earlier[variant])) for variant in found}
                 self._passes[key] += 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from ...capture.recorder import CaptureBounds, CaptureError, Recorder
 from ...policy.plan import Place
 from ...text import check_file_name, one_line
+from ..call import memory
 from ..call.attention_call import AttentionCall
 from ..report.record import Outcome
 from ..serve.task import Task
@@ -59,7 +60,8 @@ class Capture(Task):
         except (TypeError, ValueError) as error:
             return f"[SA-408] {error}"
         try:
-            self.recorder.add(q, k, v, layer=place.layer, step=place.step, scale=call.scale, mask=mask)
+            with memory.unrecorded():
+                self.recorder.add(q, k, v, layer=place.layer, step=place.step, scale=call.scale, mask=mask)
         except RuntimeError as error:  # no memory for the copy, here or on the GPU: the sampling itself must go on
             return f"[SA-408] it could not be copied: {one_line(str(error))}"
         return None

@@ -72,7 +72,14 @@ def measure_variants(call: AttentionCall) -> dict[AttentionOptions, Agreement]:
     found = {}
     for options in VARIANTS:
         out = attention(
-            sample.q, sample.k, sample.v, attn_mask=sample.mask, options=options, scale=call.scale, return_lse=False
+            sample.q,
+            sample.k,
+            sample.v,
+            attn_mask=sample.mask,
+            options=options,
+            pv_accumulator="auto",  # as in the sampling that the policy will be for
+            scale=call.scale,
+            return_lse=False,
         )
         close = [compare(*pair, torch.float32) for pair in zip(out, exact, strict=True)]
         found[options] = worst(Agreement(*values.tolist()) for values in close)

@@ -10,6 +10,7 @@ import torch
 
 from ... import registry
 from ...attention import explain
+from ...backends.accumulators import resolved
 from ...backends.base import AttentionRequest
 from ...options import AttentionOptions
 from ...policy.plan import FixedPlan, Place, Plan
@@ -78,10 +79,14 @@ class Serving(Task):
         return None if self.guard is None else self.guard.reason(place.layer)
 
     def _outcome(self, call: AttentionCall, options: AttentionOptions) -> Outcome:
-        """Who serves `call` with `options`; decided once for all calls of one form."""
+        """Who serves `call` with `options`; decided once for all calls of one form.
+
+        The outcome has the accumulators that suit the card: neither users nor plans choose them.
+        """
         key = (call.form, options)
         outcome = self._known.get(key)
         if outcome is None:
+            options = _for_card(options, call.q.device)
             outcome = self._known[key] = _picked(_explained(call, options), self.settings.backend, options)
         return outcome
 
@@ -103,8 +108,12 @@ def probe(device: torch.device, settings: Settings) -> Outcome:
     """How ordinary calls will be served on `device`, or why none can be."""
     if settings.mode == "off":
         return OFF
-    request = AttentionRequest.ordinary(device, settings.options)
-    return _picked(registry.explain(request), settings.backend, settings.options)
+    options = _for_card(settings.options, device)
+    return _picked(registry.explain(AttentionRequest.ordinary(device, options)), settings.backend, options)
+
+
+def _for_card(options: AttentionOptions, device: torch.device) -> AttentionOptions:
+    return resolved(replace(options, pv_accumulator="auto"), device)
 
 
 def call_options(call: AttentionCall, options: AttentionOptions) -> AttentionOptions:

@@ -13,6 +13,7 @@ from ...attention import attention
 from ...policy.plan import Place
 from ...text import one_line
 from ..call import forward as forwards
+from ..call import memory
 from ..call.attention_call import AttentionCall, Form
 from ..call.forward import Forward, Schedule
 from ..report import quality
@@ -27,6 +28,7 @@ Override = Callable[..., torch.Tensor]
 Fallback = Callable[[], torch.Tensor]
 T = TypeVar("T")
 OUTSIDE = Schedule((1.0, 0.0))  # a pass outside of a sampling: its only step
+_MANY_LAYERS = 512  # attention calls of a pass, before the first one has shown how many there are
 
 
 class NotFinite(ArithmeticError):
@@ -91,7 +93,12 @@ class Session:
     def begin_forward(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> Forward:
         """A forward pass at noise level `sigma` starts on `device`."""
         self.record.begin_forward(start_timer(device), device)
-        return Forward(self, self._schedule.step(sigma), transformer_options)
+        forward = Forward(self, self._schedule.step(sigma), transformer_options)
+        if self.task.guard is not None and guard.can_check(device):
+            forward.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
+        if self.task.measure_quality:
+            forward.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, device=device)
+        return forward
 
     def run_forward(self, forward: Forward, model: Callable[[], T]) -> T:
         """The result of `model`, which is the pass that began as `forward`.
@@ -151,7 +158,7 @@ class Session:
             else:
                 timer.stop()
                 self._count_for_earlier_nodes(call.head_dim)
-                agreement = self._compare(out, call) if self.task.measure_quality else None
+                agreement = self._compare(out, call, forward) if self.task.measure_quality else None
                 return Computed(call.output(out), outcome, timer, form, agreement)
         call.release()
         out = fallback()
@@ -166,18 +173,18 @@ class Session:
         assert outcome.options is not None  # a backend has options
         q, k, v = call.tensors()
         guarded = self.task.guard is not None and guard.can_check(q.device)
-        at_end = guarded and forward.check_at_end
+        flag = forward.nonfinite_flag(q.device) if guarded else None
         out = attention(
             q,
             k,
             v,
             attn_mask=call.mask_4d(),
             backend=outcome.backend,
-            nonfinite=forward.nonfinite_flag(q.device) if at_end else None,
+            nonfinite=flag,
             options=call_options(call, outcome.options),
             return_lse=False,
         )
-        if guarded and not at_end and not guard.is_finite(out):
+        if guarded and flag is None and not guard.is_finite(out):
             raise NotFinite
         return out
 
@@ -194,19 +201,21 @@ class Session:
         if self.record.lacks_comparison(form):
             timer = start_timer(device)
             try:
-                fallback()
+                with memory.unrecorded():
+                    fallback()
             except torch.cuda.OutOfMemoryError:
                 self._warn_once("the memory does not suffice to time ComfyUI's attention")
                 return
             timer.stop()
             self.record.add_comparison(form, timer)
 
-    def _compare(self, out: torch.Tensor, call: AttentionCall) -> torch.Tensor | None:
+    def _compare(self, out: torch.Tensor, call: AttentionCall, forward: Forward) -> torch.Tensor | None:
         """The agreement of `out`, in `call.layout`, with full precision; None when there is no memory for that."""
         q, k, v = call.tensors("BHND")
         out = out if call.layout == "BHND" else out.transpose(1, 2)
         try:
-            return quality.measure(out, q, k, v, scale=call.scale, mask=call.mask_4d())
+            with memory.unrecorded():
+                return forward.keep(quality.measure(out, q, k, v, scale=call.scale, mask=call.mask_4d()))
         except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
             self._warn_once("the memory does not suffice to compare every call with full precision")
             return None

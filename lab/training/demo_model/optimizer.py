@@ -55,4 +55,5 @@ def _orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
     for _ in range(_ITERATIONS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return (x if wide else x.mT).float()
+    result: torch.Tensor = (x if wide else x.mT).float()
+    return result

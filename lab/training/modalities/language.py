@@ -37,7 +37,8 @@ class LanguageModel(nn.Module):
         self.logits = nn.Linear(_DIM, SYMBOLS)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        return self.logits(self.trunk(self.symbols(text)))
+        result: torch.Tensor = self.logits(self.trunk(self.symbols(text)))
+        return result
 
 
 def corpus() -> tuple[torch.Tensor, torch.Tensor]:

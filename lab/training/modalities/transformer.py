@@ -23,7 +23,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x).unflatten(2, (3, -1, self._head_dim)).permute(2, 0, 3, 1, 4)
-        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+        result: torch.Tensor = self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+        return result
 
 
 class Block(nn.Module):
@@ -37,7 +38,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.ffn(self.norm2(x))
+        result: torch.Tensor = x + self.ffn(self.norm2(x))
+        return result
 
 
 class Trunk(nn.Module):
@@ -50,7 +52,8 @@ class Trunk(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.blocks(x + self.places[:, : x.shape[1]]))
+        result: torch.Tensor = self.norm(self.blocks(x + self.places[:, : x.shape[1]]))
+        return result
 
     def hidden_weights(self) -> list[torch.Tensor]:
         """The weight matrices of the blocks."""

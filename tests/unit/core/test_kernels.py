@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.backends import selftest
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
@@ -25,6 +26,7 @@ def _request(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
 
 
 @pytest.mark.usefixtures("installed")
@@ -50,19 +52,20 @@ def test_an_amd_gpu_is_no_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_hopper_and_ada_have_int4() -> None:
+def test_int4_where_the_tensor_cores_have_it() -> None:
     assert SM90.reason_against(_request((9, 0), mode="4b")) is None
     assert SM89.reason_against(_request((8, 9), mode="4b")) is None
     assert SM120.reason_against(_request((12, 0), mode="4b")) == "mode must be 8b here, got 4b"
-    assert SM80.reason_against(_request((8, 6), mode="4b")) == "mode must be 8b here, got 4b"
+    assert SM80.reason_against(_request((8, 0), mode="4b")) is None
+    assert SM80.reason_against(_request((8, 6), mode="4b")) is None
 
 
 @pytest.mark.usefixtures("installed")
-def test_half_accumulators_need_fp8() -> None:
-    assert SM89.reason_against(_request((8, 9), pv_accumulator="fp16")) is None
-    for backend, capability in ((SM80, (8, 0)), (SM90, (9, 0))):
-        reason = backend.reason_against(_request(capability, pv_accumulator="fp16"))
-        assert reason == "pv_accumulator must be fp32 here, got fp16"
+def test_half_accumulators_are_for_the_mma_kernels() -> None:
+    for backend, capability in ((SM89, (8, 9)), (SM80, (8, 0)), (SM80, (8, 6)), (SM120, (12, 0))):
+        assert backend.reason_against(_request(capability, pv_accumulator="fp16")) is None
+    reason = SM90.reason_against(_request((9, 0), pv_accumulator="fp16"))
+    assert reason == "pv_accumulator must be fp32 here, got fp16"
 
 
 def test_a_missing_kernel_is_the_last_reason(monkeypatch: pytest.MonkeyPatch) -> None:

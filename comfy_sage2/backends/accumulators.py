@@ -1,0 +1,44 @@
+"""Which accumulators P V takes where the caller leaves it open: pv_accumulator "auto".
+
+GeForce cards add up FP8 and fp16 products in FP32 at half the rate of FP16 (NVIDIA's architecture papers of Ampere,
+Ada and Blackwell, tables of peak rates). Data-centre cards do both at one rate, and FP32 is the paper's choice.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from ..options import AttentionOptions
+
+# Compute capabilities whose cards for desktops and laptops are named here.
+_CAPABILITIES = {(8, 6), (8, 9), (12, 0)}
+# What CUDA calls a card -> its accumulators. The first line that fits counts; where none does (L4, L40, A10): FP32.
+_CARDS = (
+    (re.compile(r"Server Edition"), "fp32"),  # RTX PRO in a data centre
+    (re.compile(r"\b(GeForce|NVIDIA RTX|Quadro RTX|TITAN)\b"), "fp16"),
+)
+
+
+def of_card(name: str, capability: tuple[int, int]) -> str:
+    """The accumulators for a card, "fp16" or "fp32"."""
+    if capability not in _CAPABILITIES:
+        return "fp32"
+    return next((accumulator for pattern, accumulator in _CARDS if pattern.search(name)), "fp32")
+
+
+@lru_cache
+def _of_device(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "fp32"
+    return of_card(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+
+
+def resolved(options: AttentionOptions, device: torch.device) -> AttentionOptions:
+    """`options` with the accumulators of `device` in the place of "auto"."""
+    if options.pv_accumulator != "auto":
+        return options
+    return replace(options, pv_accumulator=_of_device(device))

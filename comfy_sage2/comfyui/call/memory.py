@@ -1,0 +1,20 @@
+"""ComfyUI's dynamic VRAM (0.35 and later) records what the blocks of a model allocate, to lay it out in advance.
+
+It ends the process when a device tensor made inside a block outlives it. So what is kept is made before the pass, and
+work that is not part of the model goes unrecorded.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+
+def unrecorded() -> AbstractContextManager[object]:
+    """Within it nothing is recorded, where this ComfyUI records at all."""
+    try:
+        from comfy import model_prefetch
+    except ImportError:  # older than dynamic VRAM
+        return nullcontext()
+    pause = getattr(model_prefetch, "pause_malloc_graph", None)
+    paused: AbstractContextManager[object] = nullcontext() if pause is None else pause()
+    return paused

@@ -1,0 +1,205 @@
+"""Rotated Q and K: the integers themselves, every shape and mask, and what the rotation is for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.backends import launch
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.quantize.groups import ADA
+from comfy_sage2.quantize.quantizers import Quantized
+from comfy_sage2.quantize.rotation import rotate as apply_rotation
+from comfy_sage2.quantize.rotation import rotation_size
+from comfy_sage2.quantize.smoothing import smooth_blocks, smooth_tokens
+from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.reference.preparation import prepare
+
+from .builds import EXACT_BOUND, check, each_mode, exact, groups_of, random_qkv, relative_l1, run
+from .test_shapes import fused_qkv, masks, mostly_open_masks
+
+pytestmark = pytest.mark.gpu
+
+each_element = pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32], ids=["fp16", "bf16", "fp32"]
+)
+
+
+def _exact_qk(head_dim: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and K of (1, 1, tokens, head_dim), whose means are exact in float32 in whatever order they are summed.
+
+    Multiples of 1/256, a power of two of tokens; two groups of channels are large.
+    """
+    q, k = (torch.randn(1, 1, tokens, head_dim).mul(256).round().div(256) for _ in range(2))
+    q[..., :4] += 10
+    k[..., 2:8] -= 20
+    return q.half().float(), k.half().float()
+
+
+def _workspace_rows(workspace: torch.Tensor, columns: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantized Q and K of one head, (tokens, columns) float32, as csrc/sm90/workspace.h lays them out."""
+    size = tokens * columns
+    second = (size + 255) // 256 * 256
+    q, k = (workspace[start : start + size].view(torch.int8).view(tokens, columns) for start in (0, second))
+    return q.float().cpu(), k.float().cpu()
+
+
+def _in_order(rows: torch.Tensor) -> torch.Tensor:
+    """Rotated channels as the reference has them: thread l stores its 4l to 4l + 3 of either half next to another."""
+    return rows.unflatten(1, (-1, 2, 4)).transpose(1, 2).flatten(1)
+
+
+def _smoothed(x: torch.Tensor, is_query: bool, mode: str, rotate: bool) -> torch.Tensor:
+    """What is quantized: x (1, 1, tokens, D) after smoothing and rotation."""
+    if not is_query:
+        x, _ = smooth_tokens(x)
+    elif mode == "4b":
+        x, _ = smooth_blocks(x, ADA.block_q)
+    return apply_rotation(x) if rotate else x
+
+
+def _agree(found: torch.Tensor, wanted: Quantized, values: torch.Tensor, scale: torch.Tensor) -> bool:
+    """Equal but where the quotient lies so near to a half that its own rounding decides."""
+    quotient = values.double() / scale.double()
+    # The largest of a group is no tie: at 8.5 it is clamped.
+    tie = (((quotient - quotient.floor()) - 0.5).abs() < 1e-5) & (quotient.abs() < quotient.abs().amax() - 1e-3)
+    return bool((found == wanted.values[0, 0])[~tie[0, 0]].all()) and bool(tie.float().mean() < 5e-3)
+
+
+@pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])
+@pytest.mark.parametrize("mode", ["8b", "4b"])
+def test_integers_of_sm90_are_those_of_the_reference(mode: str, rotate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.Tensor] = []
+
+    def keep(*arguments: Any, **options: Any) -> torch.Tensor:
+        taken.append(torch.zeros(*arguments, **options))
+        return taken[-1]
+
+    tokens = 256
+    for head_dim in range(8, 257, 8):
+        q, k = _exact_qk(head_dim, tokens)
+        numerics = ReferenceOptions.of(AttentionOptions(mode, rotate=rotate), groups=groups_of("sm90", mode))
+        prepared = prepare(q, k, k, numerics)
+        with monkeypatch.context() as patch:
+            patch.setattr(launch.torch, "empty", keep)
+            run("sm90", q.half().cuda(), k.half().cuda(), k.half().cuda(), mode=mode, rotate=rotate)
+        workspace = taken.pop()
+        padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+        columns = padded if rotate else (head_dim + 15) // 16 * 16
+        rows = _workspace_rows(workspace, columns, tokens)
+        for found, wanted in zip(rows, (prepared.q, prepared.k), strict=True):
+            found = _in_order(found) if rotate else found[:, :head_dim]
+            smooth = _smoothed(q if wanted is prepared.q else k, wanted is prepared.q, mode, rotate)
+            scale = wanted.scale * rotation_size(head_dim) if rotate and wanted is prepared.q else wanted.scale
+            assert _agree(found, wanted, smooth, scale), f"head_dim {head_dim}"
+
+
+@each_mode
+def test_every_head_dim(name: str, mode: str) -> None:
+    for head_dim in range(8, 257, 8):
+        check(name, *random_qkv((1, 2, 200, head_dim), (1, 2, 333, head_dim)), mode, rotate=True)
+
+
+@each_mode
+@pytest.mark.parametrize("head_dim", [1, 5, 60, 77])
+def test_head_dims_that_are_padded(name: str, mode: str, head_dim: int) -> None:
+    check(name, *random_qkv((1, 2, 130, head_dim), (1, 2, 130, head_dim)), mode, rotate=True)
+
+
+@each_mode
+@each_element
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_outliers_in_every_element_type(name: str, mode: str, head_dim: int, dtype: torch.dtype) -> None:
+    """Four channels of K vary eight times as much as the others: smoothing alone cannot help there."""
+    q, k, v = random_qkv((1, 4, 1024, head_dim), (1, 2, 1024, head_dim), torch.float32)
+    k[..., [3, 17, 40, 61]] *= 8
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    wanted, _ = exact(q, k, v)
+    plain, _ = run(name, q, k, v, mode=mode)
+    rotated, _ = run(name, q, k, v, mode=mode, rotate=True)
+    assert relative_l1(rotated, wanted) < 0.8 * relative_l1(plain, wanted)
+
+
+@each_mode
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_ragged_and_unequal_lengths(name: str, mode: str, is_causal: bool) -> None:
+    lengths = (1, 7, 63, 65, 127, 129, 193, 385)
+    for index, q_length in enumerate(lengths):
+        for kv_length in (lengths[index], lengths[-1 - index], 1):
+            for head_dim in (64, 128):
+                inputs = random_qkv((2, 4, q_length, head_dim), (2, 2, kv_length, head_dim))
+                check(name, *inputs, mode, rotate=True, is_causal=is_causal)
+
+
+@each_mode
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_causal_with_grouped_heads(name: str, mode: str, head_dim: int) -> None:
+    inputs = random_qkv((2, 6, 700, head_dim), (2, 2, 700, head_dim), torch.bfloat16, outliers=True)
+    check(name, *inputs, mode, rotate=True, smooth_v=True, is_causal=True)
+
+
+@each_mode
+@pytest.mark.parametrize("form", ["3HD", "H3D"])
+@pytest.mark.parametrize("head_dim", [64, 72, 128, 256])
+def test_fused_qkv_in_either_layout(name: str, mode: str, head_dim: int, form: str) -> None:
+    fused, (q, k, v) = fused_qkv(form, head_dim)
+    before = fused.clone()
+    wanted, _ = exact(q, k, v)
+    for layout, order in (("BHND", (0, 1, 2, 3)), ("BNHD", (0, 2, 1, 3))):
+        out, _ = run(name, q, k, v, mode=mode, layout=layout, rotate=True)
+        assert out.permute(order).is_contiguous()
+        assert relative_l1(out, wanted) <= EXACT_BOUND[mode]
+    assert torch.equal(fused, before)
+
+
+@each_mode
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_masks(name: str, mode: str, is_causal: bool) -> None:
+    for head_dim in (64, 128, 256):
+        q, k, v = random_qkv((2, 4, 190, head_dim), (2, 2, 210, head_dim))
+        for mask in masks(2, 4, 190, 210).values():
+            check(name, q, k, v, mode, rotate=True, attn_mask=mask, is_causal=is_causal)
+
+
+@each_mode
+def test_masks_that_leave_blocks_open(name: str, mode: str) -> None:
+    for head_dim in (64, 128, 256):
+        q, k, v = random_qkv((2, 4, 333, head_dim), (2, 2, 1000, head_dim))
+        for mask in mostly_open_masks(2, 1000).values():
+            check(name, q, k, v, mode, rotate=True, attn_mask=mask)
+
+
+@each_mode
+@pytest.mark.parametrize("tensor", [0, 1, 2], ids=["q", "k", "v"])
+def test_nan_reaches_the_output(name: str, mode: str, tensor: int) -> None:
+    inputs = random_qkv((1, 1, 200, 64), (1, 1, 200, 64))
+    inputs[tensor][0, 0, 150, 3] = torch.nan
+    out, _ = run(name, *inputs, mode=mode, rotate=True)
+    assert out[0, 0, 150, 3].isnan()
+
+
+@each_mode
+def test_zeros_and_constants(name: str, mode: str) -> None:
+    q, k, v = random_qkv((1, 2, 200, 64), (1, 2, 200, 64))
+    for inputs in ((torch.zeros_like(q), k, v), (q, torch.zeros_like(k), v), (q, k, torch.ones_like(v))):
+        check(name, *inputs, mode, rotate=True)
+
+
+@each_mode
+def test_repeats_are_bit_equal(name: str, mode: str) -> None:
+    inputs = random_qkv((2, 4, 700, 128), (2, 2, 900, 128))
+    first, first_lse = run(name, *inputs, mode=mode, rotate=True, return_lse=True)
+    for _ in range(5):
+        out, lse = run(name, *inputs, mode=mode, rotate=True, return_lse=True)
+        assert torch.equal(out, first)
+        assert torch.equal(lse, first_lse)
+
+
+@each_mode
+def test_many_keys(name: str, mode: str) -> None:
+    q, k, v = random_qkv((1, 1, 130, 64), (1, 1, 300_000, 64))
+    out, _ = run(name, q, k, v, mode=mode, rotate=True)
+    # Each output is a mean of so many values that it is small: the bound is that of its own size.
+    assert relative_l1(out, exact(q, k, v)[0]) <= EXACT_BOUND[mode]

@@ -1,0 +1,59 @@
+"""The node takes the accumulators that suit the card, and the report names them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfy_sage2.backends import accumulators
+from comfy_sage2.comfyui.call.attention_call import AttentionCall
+from comfy_sage2.comfyui.observe.measurement import measure_variants
+from comfy_sage2.comfyui.report.text import session_report
+from comfy_sage2.comfyui.serve.serving import probe
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.options import AttentionOptions
+
+from .calls import call, qkv, session_with
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
+
+
+@pytest.mark.usefixtures("half")
+@pytest.mark.parametrize("options", [{}, {"mode": "4b"}, {"smooth_v": True}, {"mode": "auto"}], ids=str)
+def test_the_report_names_half_precision(options: dict[str, object]) -> None:
+    session = session_with(**options)
+    call(session, *qkv(), 2)
+    session.end_sampling()
+    (share,) = session.record.summary().shares
+    assert share.outcome.options is not None and share.outcome.options.pv_accumulator == "fp16"
+    assert share.outcome.label.endswith(" · FP16 accumulators")
+    assert "FP16 accumulators" in session_report(session)
+
+
+def test_single_precision_is_not_named() -> None:
+    session = session_with()
+    call(session, *qkv(), 2)
+    session.end_sampling()
+    assert [share.outcome.label for share in session.record.summary().shares] == ["reference · 8b"]
+
+
+@pytest.mark.usefixtures("half")
+def test_the_node_asks_for_what_it_will_use() -> None:
+    outcome = probe(torch.device("cpu"), Settings(backend="reference"))
+    assert outcome.options == AttentionOptions(pv_accumulator="fp16")
+
+
+def test_a_calibration_measures_what_will_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def of_device(device: torch.device) -> str:
+        asked.append(device)
+        return "fp16"
+
+    monkeypatch.setattr(accumulators, "_of_device", of_device)
+    measured = measure_variants(AttentionCall(*qkv(), 2))
+    assert asked
+    assert {options.pv_accumulator for options in measured} == {"fp32"}  # the policy's own options stay as they are

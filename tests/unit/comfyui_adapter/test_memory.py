@@ -1,0 +1,197 @@
+"""Nothing on the device that is made inside of the model's blocks outlives them: ComfyUI's dynamic VRAM forbids it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.call import memory
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.observe.calibration import Calibration
+from comfy_sage2.comfyui.report import quality
+from comfy_sage2.comfyui.serve import session as sessions
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.policy.signature import Signature
+
+from .calls import SIGMAS, ones, qkv, session_with
+
+CPU = torch.device("cpu")
+
+
+class Allocations(TorchDispatchMode):
+    """The tensors that came out of operators within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[weakref.ref[torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self._made.append(weakref.ref(tensor))
+        return out
+
+    def alive(self) -> set[int]:
+        """The memory of those that are still there."""
+        gc.collect()
+        found = (tensor() for tensor in self._made)
+        return {tensor.untyped_storage().data_ptr() for tensor in found if tensor is not None and tensor.numel()}
+
+
+def block(session: Session, calls: int = 1) -> Allocations:
+    """One block of a model with these attention calls, whose outputs it does not keep."""
+    override = make_override(session)
+    tensors = qkv()
+    with Allocations() as allocations:
+        for _ in range(calls):
+            override(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
+    return allocations
+
+
+@pytest.mark.parametrize("check_at_end", [False, True])
+def test_nothing_of_a_guarded_call_outlives_its_block(check_at_end: bool) -> None:
+    session = session_with(guard=True)
+    forward = session.begin_forward(1.0, CPU, {})
+    forward.check_at_end = check_at_end
+    assert forward.nonfinite is not None and forward.nonfinite.tolist() == [0]
+    with forwards.running(0, forward):
+        assert block(session).alive() <= {forward.nonfinite.untyped_storage().data_ptr()}
+
+
+def test_the_flag_of_the_pass_is_the_one_that_calls_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = []
+
+    def recording(q: torch.Tensor, *args: Any, nonfinite: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
+        flags.append(nonfinite)
+        return torch.zeros_like(q)
+
+    monkeypatch.setattr(sessions, "attention", recording)
+    session = session_with(guard=True)
+    forward = session.begin_forward(1.0, CPU, {})
+    forward.check_at_end = True
+    with forwards.running(0, forward):
+        block(session, calls=2)
+    assert flags[0] is flags[1] is forward.nonfinite
+    flags.clear()
+    forward.nonfinite = torch.zeros(1, dtype=torch.int32, device="meta")  # the pass runs on another device
+    with forwards.running(0, forward):
+        block(session)
+    assert flags == [None]
+
+
+def test_without_a_guard_there_is_no_flag() -> None:
+    session = session_with()
+    forward = session.begin_forward(1.0, CPU, {})
+    assert forward.nonfinite is None and forward.agreements is None
+    assert not forward.found_nonfinite()
+
+
+def test_nothing_of_a_measured_call_outlives_its_block() -> None:
+    session = session_with(measure_quality=True)
+    for sigma in SIGMAS[:2]:
+        forward = session.begin_forward(sigma, CPU, {})
+        assert forward.agreements is not None
+        with forwards.running(0, forward):
+            assert block(session, calls=3).alive() <= {forward.agreements.untyped_storage().data_ptr()}
+        session.end_forward(forward)
+        del forward
+    session.end_sampling()
+    found = session.record.summary().agreement
+    assert len(found) == 6
+    assert all(0.99 < agreement.cosine <= 1.0 for agreement in found.values())
+
+
+def test_later_passes_take_as_much_as_the_model_has_calls() -> None:
+    session = session_with(measure_quality=True)
+    with forwards.running(0, forward := session.begin_forward(1.0, CPU, {})):
+        block(session, calls=3)
+    session.end_forward(forward)
+    assert session.begin_forward(0.75, CPU, {}).agreements.shape == (3, 3)  # type: ignore[union-attr]
+
+
+def test_more_calls_than_expected_are_kept_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_MANY_LAYERS", 1)
+    session = session_with(measure_quality=True)
+    forward = session.begin_forward(1.0, CPU, {})
+    first, second = (forward.keep(torch.full((3,), value)) for value in (0.5, 0.25))
+    assert first.tolist() == [0.5] * 3 and second.tolist() == [0.25] * 3
+    assert first.untyped_storage().data_ptr() == forward.agreements.untyped_storage().data_ptr()  # type: ignore[union-attr]
+    assert second.device == CPU
+
+
+class Recorder:
+    """ComfyUI's dynamic VRAM: whether it records now, and whether it did at each look."""
+
+    def __init__(self) -> None:
+        self.records = True
+        self.seen: list[bool] = []
+
+    def look(self, *args: Any, **kwargs: Any) -> None:
+        self.seen.append(self.records)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        self.records = False
+        try:
+            yield
+        finally:
+            self.records = True
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    found = Recorder()
+    comfy, prefetch = ModuleType("comfy"), ModuleType("comfy.model_prefetch")
+    comfy.model_prefetch = prefetch  # type: ignore[attr-defined]
+    prefetch.pause_malloc_graph = found.pause  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "comfy", comfy)
+    monkeypatch.setitem(sys.modules, "comfy.model_prefetch", prefetch)
+    return found
+
+
+def test_comparisons_are_not_recorded(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = quality.measure
+
+    def looking(*args: Any, **kwargs: Any) -> torch.Tensor:
+        recorder.look()
+        return measure(*args, **kwargs)
+
+    monkeypatch.setattr(quality, "measure", looking)
+    session = session_with(measure_quality=True)
+    forward = session.begin_forward(1.0, CPU, {})
+    with forwards.running(0, forward):
+        block(session, calls=2)
+    assert recorder.seen == [False, False]
+    assert recorder.records
+
+
+def test_calibrations_are_not_recorded(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", lambda call: recorder.look() or {})
+    session = Session(Calibration(Signature("TEST", ()), 1.0, lambda done, total: None))
+    session.begin_sampling(SIGMAS)
+    forward = session.begin_forward(1.0, CPU, {})
+    with forwards.running(0, forward):
+        block(session, calls=3)
+    assert recorder.seen and not any(recorder.seen)
+
+
+def test_other_versions_of_comfyui_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found in (None, ModuleType("comfy.model_prefetch")):
+        comfy = ModuleType("comfy")
+        if found is not None:
+            comfy.model_prefetch = found  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "comfy", comfy)
+        monkeypatch.setitem(sys.modules, "comfy.model_prefetch", found)
+        with memory.unrecorded():
+            pass

@@ -1,0 +1,83 @@
+"""A stand-in for a compiled kernel module: the reference, called as the kernels are, with addresses and strides."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from comfy_sage2.backends.launch import ELEMENT_CODES
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.reference.attention import reference_attention
+from comfy_sage2.reference.options import ReferenceOptions
+
+_DTYPES = {code: dtype for dtype, code in ELEMENT_CODES.items()}
+
+
+def tensor_at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The tensor of CPU memory at this address; strides in elements."""
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = (ctypes.c_uint8 * ((last + 1) * dtype.itemsize)).from_address(pointer)
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
+
+
+class ReferenceModule:
+    """Takes the fields of csrc/attention_call.h; `change` may falsify them, and `spoil` the output."""
+
+    target = "cpu"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def workspace_bytes(self, **fields: Any) -> int:
+        return 64
+
+    def change(self, fields: dict[str, Any]) -> None:
+        """Falsify a call before it is computed."""
+
+    def spoil(self, out: torch.Tensor, fields: dict[str, Any]) -> None:
+        """Falsify an output after it was written."""
+
+    def attention(self, **fields: Any) -> None:
+        self.calls += 1
+        self.change(fields)
+        dtype = _DTYPES[fields["element"]]
+        q, k, v, out = (self._tensor(name, fields, dtype) for name in ("q", "k", "v", "out"))
+        mask = None
+        if fields["mask_element"]:
+            mask = tensor_at(
+                fields["mask_pointer"],
+                (q.shape[0], q.shape[1], q.shape[2], k.shape[2]),
+                tuple(fields[f"mask_{axis}_stride"] for axis in ("batch", "head", "query", "key")),
+                _DTYPES[fields["mask_element"]],
+            )
+        options = AttentionOptions(
+            f"{fields['bits']}b",
+            smooth_v=fields["smooth_v"],
+            pv_accumulator=f"fp{fields['pv_accumulator']}",
+            rotate=fields["rotate"],
+        )
+        result, lse = reference_attention(
+            q,
+            k,
+            v,
+            ReferenceOptions.of(options),
+            scale=fields["scale"],
+            is_causal=fields["causal"],
+            attn_mask=mask,
+        )
+        for head in range(out.shape[1]):  # one after the other: heads may lie upon each other
+            out[:, head].copy_(result[:, head])
+        if fields["lse"]:
+            tensor_at(fields["lse"], tuple(lse.shape), lse.stride(), torch.float32).copy_(lse)
+        if fields["nonfinite"] and not out.isfinite().all():
+            tensor_at(fields["nonfinite"], (1,), (1,), torch.int32).fill_(1)
+        self.spoil(out, fields)
+
+    @staticmethod
+    def _tensor(name: str, fields: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
+        side = "q" if name in ("q", "out") else "kv"
+        shape = (fields["batch"], fields[f"{side}_heads"], fields[f"{side}_length"], fields["head_dim"])
+        strides = (*(fields[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token")), 1)
+        return tensor_at(fields[f"{name}_pointer"], shape, strides, dtype)

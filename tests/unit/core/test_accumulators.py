@@ -1,0 +1,89 @@
+"""The accumulators that "auto" stands for: by card, resolved before a backend is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import comfy_sage2
+from comfy_sage2.backends import accumulators
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.launch import option_fields
+from comfy_sage2.options import AttentionOptions
+
+HALF = [
+    ("NVIDIA GeForce RTX 3060", (8, 6)),
+    ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", (8, 6)),
+    ("NVIDIA RTX A6000", (8, 6)),
+    ("NVIDIA GeForce RTX 4090", (8, 9)),
+    ("NVIDIA GeForce RTX 4060 Laptop GPU", (8, 9)),
+    ("NVIDIA RTX 6000 Ada Generation", (8, 9)),
+    ("NVIDIA GeForce RTX 5090", (12, 0)),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0)),
+]
+SINGLE = [
+    ("NVIDIA A100-SXM4-80GB", (8, 0)),
+    ("NVIDIA A10G", (8, 6)),
+    ("NVIDIA A40", (8, 6)),
+    ("Orin", (8, 7)),
+    ("NVIDIA L4", (8, 9)),
+    ("NVIDIA L40S", (8, 9)),
+    ("NVIDIA H100 80GB HBM3", (9, 0)),
+    ("NVIDIA H200", (9, 0)),
+    ("NVIDIA B200", (10, 0)),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0)),
+    ("NVIDIA GB10", (12, 1)),
+    ("NVIDIA GeForce RTX 2080 Ti", (7, 5)),
+    ("", (8, 9)),
+]
+
+
+@pytest.mark.parametrize(("name", "capability"), HALF, ids=[name for name, _ in HALF])
+def test_cards_for_desktops_take_half_precision(name: str, capability: tuple[int, int]) -> None:
+    assert accumulators.of_card(name, capability) == "fp16"
+
+
+@pytest.mark.parametrize(("name", "capability"), SINGLE, ids=[name for name, _ in SINGLE])
+def test_all_others_take_single_precision(name: str, capability: tuple[int, int]) -> None:
+    assert accumulators.of_card(name, capability) == "fp32"
+
+
+@pytest.fixture
+def geforce(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    accumulators._of_device.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA GeForce RTX {4090 + device.index}")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9) if device.index == 0 else (9, 0))
+    yield
+    accumulators._of_device.cache_clear()
+
+
+@pytest.mark.usefixtures("geforce")
+def test_each_device_has_its_own() -> None:
+    options = AttentionOptions(smooth_v=True, pv_accumulator="auto")
+    devices = [torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")]
+    found = [accumulators.resolved(options, device) for device in devices]
+    assert [one.pv_accumulator for one in found] == ["fp16", "fp32", "fp32"]
+    assert all(one.smooth_v for one in found)
+
+
+@pytest.mark.usefixtures("geforce")
+@pytest.mark.parametrize("chosen", ["fp32", "fp16"])
+def test_a_choice_stays(chosen: str) -> None:
+    options = AttentionOptions(pv_accumulator=chosen)
+    assert accumulators.resolved(options, torch.device("cuda", 0)) is options
+
+
+@pytest.mark.usefixtures("geforce")
+def test_a_request_leaves_nothing_open() -> None:
+    shape = torch.Size((1, 2, 64, 64))
+    form = (torch.device("cuda", 0), torch.float16, shape, shape, None)
+    request = AttentionRequest.of_form(form, AttentionOptions(pv_accumulator="auto"))
+    assert request.options == AttentionOptions(pv_accumulator="fp16")
+    assert option_fields(request.options)["pv_accumulator"] == 16
+
+
+def test_auto_on_the_cpu_is_the_paper(fresh_seed: int) -> None:
+    q, k, v = torch.randn(3, 1, 2, 100, 64).unbind()
+    assert torch.equal(comfy_sage2.attention(q, k, v, pv_accumulator="auto"), comfy_sage2.attention(q, k, v))

@@ -1,0 +1,169 @@
+"""The calls with known results, put to the reference in a kernel module's place and to modules with a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from reference_module import ReferenceModule, tensor_at
+
+from comfy_sage2.backends import known_answers
+from comfy_sage2.backends.known_answers import Variant, Verdict, ask
+from comfy_sage2.options import MODES
+
+EIGHT = (Variant("8b", "fp32"),)
+
+
+@pytest.fixture(autouse=True)
+def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+
+
+def put(module: ReferenceModule, variants: tuple[Variant, ...] = EIGHT) -> Verdict:
+    return ask(module, torch.device("cpu"), variants)  # type: ignore[arg-type]
+
+
+def test_every_mode_has_its_bounds() -> None:
+    assert known_answers.BOUNDS.keys() == known_answers.LSE_BOUNDS.keys() == set(MODES)
+
+
+def test_the_reference_passes_in_every_variant() -> None:
+    module = ReferenceModule()
+    variants = tuple(Variant(mode, accumulator) for mode in MODES for accumulator in ("fp32", "fp16"))
+    assert put(module, variants) == Verdict(len(known_answers.CASES) * len(variants))
+    assert module.calls == len(known_answers.CASES) * len(variants)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_bounds_are_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(known_answers, "BOUNDS", {mode: known_answers.BOUNDS[mode] * 0.6})
+    assert put(ReferenceModule(), (Variant(mode, "fp32"),)).wrong
+
+
+def test_the_random_numbers_of_the_process_stay_as_they_are() -> None:
+    before = torch.random.get_rng_state()
+    put(ReferenceModule())
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_questions_are_the_same_each_time() -> None:
+    (first, answers), (second, others) = known_answers.questions(), known_answers.questions()
+    assert torch.equal(first, second)
+    assert all(torch.equal(one.out, other.out) for one, other in zip(answers, others, strict=True))
+
+
+class Changed(ReferenceModule):
+    """A module that falsifies its calls by `fault`."""
+
+    def __init__(self, fault: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__()
+        self.change = fault  # type: ignore[method-assign]
+
+
+class Spoiled(ReferenceModule):
+    """A module that falsifies its outputs by `fault`."""
+
+    def __init__(self, fault: Callable[[torch.Tensor, dict[str, Any]], None]) -> None:
+        super().__init__()
+        self.spoil = fault  # type: ignore[method-assign]
+
+
+def test_a_wrong_softmax_scale_is_found() -> None:
+    verdict = put(Changed(lambda fields: fields.update(scale=fields["scale"] * 2.0)))
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("head_dim 64, ragged lengths (8b, FP32 accumulators): relative L1 ")
+    assert "at most 0.05 expected" in verdict.reason
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_output_of_the_wrong_sign_is_found(mode: str) -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        out.neg_()
+
+    verdict = put(Spoiled(fault), (Variant(mode, "fp32"),))
+    assert len(verdict.wrong) == len(known_answers.CASES) - 1  # the infinite value is noted all the same
+
+
+def test_wrong_strides_are_found() -> None:
+    for name in ("q_head_stride", "k_head_stride", "v_head_stride", "out_head_stride"):
+        assert put(Changed(lambda fields, name=name: fields.update({name: 0}))).wrong, name
+
+
+def test_a_mask_that_is_left_out_is_found() -> None:
+    verdict = put(Changed(lambda fields: fields.update(mask_element=0)))
+    assert [text.partition(" (")[0] for text in verdict.wrong] == [
+        "head_dim 128, mask for each query",
+        "head_dim 256, key mask, smooth V",
+    ]
+
+
+def test_causality_that_is_left_out_is_found() -> None:
+    verdict = put(Changed(lambda fields: fields.update(causal=False)))
+    assert [text.partition(" (")[0] for text in verdict.wrong] == ["head_dim 128, causal"]
+
+
+def test_one_fault_in_one_variant_is_named() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields["bits"] == 4 and fields["pv_accumulator"] == 16 and fields["head_dim"] == 256:
+            out[..., 100:] = 0.0
+
+    variants = tuple(Variant(mode, accumulator) for mode in MODES for accumulator in ("fp32", "fp16"))
+    verdict = put(Spoiled(fault), variants)
+    (wrong,) = verdict.wrong
+    assert wrong.startswith("head_dim 256, key mask, smooth V (4b, FP16 accumulators): relative L1 0.")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_found(value: float) -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        out[0, 0, 3, 5] = value
+
+    verdict = put(Spoiled(fault))
+    assert len(verdict.wrong) == len(known_answers.CASES) - 1
+
+
+def test_output_that_is_not_written_is_found() -> None:
+    class Idle(ReferenceModule):
+        def attention(self, **fields: Any) -> None:
+            pass
+
+    verdict = put(Idle())
+    assert len(verdict.wrong) == len(known_answers.CASES)
+    assert "relative L1 nan" in verdict.wrong[0]
+    assert verdict.wrong[-1].endswith("the note of NaN and infinity is 0, expected 1")
+
+
+def test_a_row_that_is_not_written_is_found() -> None:
+    class Short(ReferenceModule):
+        def attention(self, **fields: Any) -> None:
+            super().attention(**{**fields, "q_length": fields["q_length"] - 1, "lse": 0})
+
+    assert len(put(Short()).wrong) == len(known_answers.CASES) - 1
+
+
+def test_a_write_outside_of_the_output_is_found() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        # The gap behind the tokens of the first head.
+        step = fields["out_token_stride"]
+        after = fields["out_pointer"] + step * fields["q_length"] * out.dtype.itemsize
+        if fields["out_head_stride"] > step:
+            tensor_at(after, (1,), (1,), out.dtype).zero_()
+
+    assert put(Spoiled(fault)).wrong == ["a call wrote outside of its output"]
+
+
+def test_a_wrong_lse_is_found() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields["lse"]:
+            tensor_at(fields["lse"], (fields["q_length"],), (1,), torch.float32).add_(1.0)
+
+    verdict = put(Spoiled(fault))
+    assert len(verdict.wrong) == 3 and all("the LSE is" in text for text in verdict.wrong)
+
+
+def test_a_note_of_infinity_that_is_not_made_is_found() -> None:
+    (wrong,) = put(Changed(lambda fields: fields.update(nonfinite=0))).wrong
+    assert wrong.startswith("infinite value (8b") and wrong.endswith("is 0, expected 1")

@@ -1,0 +1,146 @@
+"""The file of what was found out about a GPU: whatever is in it or happens to it, nobody is troubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from comfy_sage2.findings import Findings
+
+ROOT = Path(__file__).resolve().parents[2]
+ADA = {"gpu": "NVIDIA GeForce RTX 4090", "driver": "580.65"}
+HOPPER = {"gpu": "NVIDIA H200", "driver": "580.65"}
+
+
+@pytest.fixture
+def findings(tmp_path: Path) -> Findings:
+    return Findings(tmp_path / "cache" / "findings.json")
+
+
+def test_each_gpu_keeps_its_own(findings: Findings) -> None:
+    assert findings.get(ADA) is None
+    findings.put(ADA, {"passed": True})
+    findings.put(HOPPER, {"passed": False})
+    findings.put(HOPPER, {"passed": True, "times": [1.5]})
+    assert findings.get(ADA) == {"passed": True}
+    assert findings.get(HOPPER) == {"passed": True, "times": [1.5]}
+    assert findings.get({**ADA, "driver": "581.0"}) is None
+    assert [path.name for path in findings.path.parent.iterdir()] == ["findings.json"]  # type: ignore[union-attr]
+
+
+ENTRY = {"key": ADA, "value": {"passed": True}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'{"format": 1}',
+        b'{"format": 1, "findings": {}}',
+        b'{"format": 1, "findings": [1, null, {"key": {}}, {"key": 1, "value": {}}]}',
+        json.dumps({"format": 2, "findings": [ENTRY]}).encode(),
+        json.dumps({"format": 1, "findings": [{**ENTRY, "value": "yes"}]}).encode(),
+        json.dumps({"format": 1, "findings": [{**ENTRY, "key": {**ADA, "driver": 580.65}}]}).encode(),
+        json.dumps({"format": 1, "findings": [ENTRY]}).encode().replace(b"4090", b"\xe9"),
+        json.dumps({"format": 1, "findings": [ENTRY]}).encode()[:-1],
+        b"\xff\xfe\x00" * 9,
+        b"[" * 100_000,
+        b" " * (1 << 20) + json.dumps({"format": 1, "findings": [ENTRY]}).encode(),
+    ],
+    ids=range(15),
+)
+def test_a_file_that_cannot_be_used_is_ignored_and_rewritten(findings: Findings, content: bytes) -> None:
+    assert findings.path is not None
+    findings.path.parent.mkdir()
+    findings.path.write_bytes(content)
+    assert findings.get(ADA) is None
+    findings.put(HOPPER, {"passed": True})
+    assert findings.get(HOPPER) == {"passed": True}
+
+
+def test_well_formed_entries_beside_damaged_ones_are_kept(findings: Findings) -> None:
+    assert findings.path is not None
+    findings.path.parent.mkdir()
+    findings.path.write_text(json.dumps({"format": 1, "findings": [None, ENTRY]}))
+    assert findings.get(ADA) == {"passed": True}
+
+
+def test_the_oldest_entries_go(findings: Findings) -> None:
+    for number in range(205):
+        findings.put({"gpu": str(number)}, {})
+    assert findings.get({"gpu": "4"}) is None
+    assert findings.get({"gpu": "5"}) == {}
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    findings = Findings(None)
+    findings.put(ADA, {"passed": True})
+    assert findings.get(ADA) is None
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    findings = Findings(tmp_path / "file" / "findings.json")
+    findings.put(ADA, {"passed": True})
+    assert findings.get(ADA) is None
+
+
+def test_a_folder_in_the_place_of_the_file_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "findings.json").mkdir()
+    findings = Findings(tmp_path / "findings.json")
+    findings.put(ADA, {"passed": True})
+    assert findings.get(ADA) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["findings.json"]  # nothing is left behind
+
+
+def test_a_full_disk_is_no_error(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings.put(ADA, {"passed": True})
+
+    def full(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    findings.put(HOPPER, {"passed": True})
+    assert findings.get(ADA) == {"passed": True}
+    assert findings.get(HOPPER) is None
+
+
+RACE = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("findings", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules["findings"] = module
+spec.loader.exec_module(module)
+findings = module.Findings(module.Path(sys.argv[2]))
+for turn in range(50):
+    findings.put({"process": sys.argv[3]}, {"turn": turn})
+    kept = findings.get({"process": sys.argv[3]})
+    assert kept is None or 0 <= kept["turn"] <= turn
+findings.put({"process": "all"}, {"passed": True})
+"""
+
+
+def test_eight_processes_at_once(findings: Findings) -> None:
+    source = ROOT / "comfy_sage2" / "findings.py"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, str(source), str(findings.path), str(number)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(8)
+    ]
+    for process in processes:
+        output, errors = process.communicate(timeout=120)
+        assert (process.returncode, output, errors) == (0, "", "")
+    assert findings.get({"process": "all"}) == {"passed": True}
+    assert [path.name for path in findings.path.parent.iterdir()] == ["findings.json"]  # type: ignore[union-attr]

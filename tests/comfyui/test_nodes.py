@@ -29,7 +29,8 @@ NODES = (
 
 
 def info(server: ComfyServer, node: str) -> dict[str, Any]:
-    return server.get(f"/object_info/{node}")[node]
+    result: dict[str, Any] = server.get(f"/object_info/{node}")[node]
+    return result
 
 
 def inputs(server: ComfyServer, node: str) -> dict[str, Any]:

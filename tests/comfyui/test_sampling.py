@@ -32,7 +32,8 @@ def sampled(server: ComfyServer, prompt: str) -> torch.Tensor:
 
 
 def report(server: ComfyServer, prompt: Prompt) -> str:
-    return server.run(with_report(prompt)).outputs[REPORT]["text"][0]
+    result: str = server.run(with_report(prompt)).outputs[REPORT]["text"][0]
+    return result
 
 
 @pytest.mark.parametrize("family", ["wan", "hunyuan"])
@@ -46,7 +47,8 @@ def model_state(server: ComfyServer, chain: dict[str, dict[str, Any]]) -> dict[s
     """What the model carries after the nodes of `chain`."""
     prompt = sampling("wan", chain, steps=1)
     prompt["state"] = {"class_type": "TestModelState", "inputs": {"model": [list(chain)[-1] if chain else "loader", 0]}}
-    return json.loads(server.run(prompt).outputs["state"]["text"][0])
+    result: dict[str, Any] = json.loads(server.run(prompt).outputs["state"]["text"][0])
+    return result
 
 
 @pytest.mark.parametrize("options", [{"mode": "off"}, {"backend": "auto"}, {"mode": "off", "guard": True}], ids=str)

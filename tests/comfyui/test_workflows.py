@@ -35,7 +35,8 @@ def known_inputs(server: ComfyServer, node: str) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
 
 
 def check_choice(value: Any, spec: list[Any], name: str) -> None:

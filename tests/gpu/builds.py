@@ -95,7 +95,7 @@ def run(
     attn_mask: torch.Tensor | None = None,
     nonfinite: torch.Tensor | None = None,
     **choices: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, Any]:
     """One call: q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D), a 4-D mask. Returns out and lse as `Backend.run`."""
     chosen = backend(name)
     request = AttentionRequest.of(q, k, AttentionOptions(**choices), attn_mask=attn_mask)
@@ -181,7 +181,7 @@ def check(
     *,
     smooth_v: bool = False,
     rotate: bool = False,
-    **call: object,
+    **call: Any,
 ) -> None:
     """Output and LSE of a call (`scale`, `is_causal`, `attn_mask`) against float64 and against the reference."""
     out, lse = run(name, q, k, v, mode=mode, smooth_v=smooth_v, rotate=rotate, return_lse=True, **call)

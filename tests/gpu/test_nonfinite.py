@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -40,7 +42,12 @@ def test_one_broken_row_is_noted(name: str, mode: str, dtype: torch.dtype, head_
 def test_every_kind_of_call_notes(name: str, mode: str, kind: str) -> None:
     q, k, v = random_qkv((1, 2, QUERIES, 128), (1, 2, 403, 128))
     mask = torch.rand(1, 1, QUERIES, 403, device="cuda") < 0.7 if kind == "mask" else None
-    options = {"mode": mode, "attn_mask": mask, "is_causal": kind == "causal", "smooth_v": kind == "smooth V"}
+    options: dict[str, Any] = {
+        "mode": mode,
+        "attn_mask": mask,
+        "is_causal": kind == "causal",
+        "smooth_v": kind == "smooth V",
+    }
     noted = flag()
     run(name, q, k, v, nonfinite=noted, **options)
     assert noted.item() == 0

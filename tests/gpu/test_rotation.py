@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.backends import launch
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.groups import ADA
 from comfy_sage2.quantize.quantizers import Quantized
@@ -48,7 +47,8 @@ def _workspace_rows(workspace: torch.Tensor, columns: int, tokens: int) -> tuple
 
 def _in_order(rows: torch.Tensor) -> torch.Tensor:
     """Rotated channels as the reference has them: thread l stores its 4l to 4l + 3 of either half next to another."""
-    return rows.unflatten(1, (-1, 2, 4)).transpose(1, 2).flatten(1)
+    result: torch.Tensor = rows.unflatten(1, (-1, 2, 4)).transpose(1, 2).flatten(1)
+    return result
 
 
 def _smoothed(x: torch.Tensor, is_query: bool, mode: str, rotate: bool) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_integers_of_sm90_are_those_of_the_reference(mode: str, rotate: bool, mo
         numerics = ReferenceOptions.of(AttentionOptions(mode, rotate=rotate), groups=groups_of("sm90", mode))
         prepared = prepare(q, k, k, numerics)
         with monkeypatch.context() as patch:
-            patch.setattr(launch.torch, "empty", keep)
+            patch.setattr(torch, "empty", keep)
             run("sm90", q.half().cuda(), k.half().cuda(), k.half().cuda(), mode=mode, rotate=rotate)
         workspace = taken.pop()
         padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2 import machine
 from comfy_sage2.backends import known_answers, selftest
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import loader
@@ -60,7 +61,7 @@ def test_a_pass_is_remembered_for_this_gpu_and_driver(
     chosen = backend(name)
     monkeypatch.setattr(selftest, "user_cache", lambda: tmp_path)
     monkeypatch.setattr(selftest, "_outcomes", {})
-    assert {"driver_version": selftest.machine.loaded_driver()} in selftest.machine.nvidia_smi(["driver_version"])
+    assert {"driver_version": machine.loaded_driver()} in machine.nvidia_smi(["driver_version"])
     index = torch.cuda.current_device()
     assert selftest.reason_against(name, index, chosen.variants) is None
     selftest._outcomes.clear()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ class _Module:
     def _check(result: int) -> None:
         assert result == 0, f"CUDA driver error {result}"
 
-    def launch(self, name: str, grid: tuple[int, int], threads: int, *arguments: object) -> None:
+    def launch(self, name: str, grid: tuple[int, int], threads: int, *arguments: Any) -> None:
         function = ctypes.c_void_p()
         self._check(self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, name.encode()))
         values = [
@@ -99,6 +100,7 @@ def test_scores_are_those_of_the_reference(
     q_tiles, k_tiles = (torch.full((LENGTH * padded,), 0x5A, dtype=torch.uint8, device="cuda") for _ in range(2))
     scales, q_mean = torch.empty(2 * LENGTH, device="cuda"), torch.empty(LENGTH * padded, device="cuda")
     half_q, half_k = q.half().cuda(), k.half().cuda()
+    assert prepared.k_mean is not None
     k_mean = torch.nn.functional.pad(prepared.k_mean, (0, padded - head_dim)).contiguous().cuda()
     tiles = LENGTH // 128 + LENGTH // 64
     module.launch(

@@ -28,7 +28,7 @@ def sharpened(model: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "qkv" in name:
-                value *= 3
+                value.mul_(3)
     return model.eval()
 
 

@@ -11,6 +11,7 @@ import importlib
 import itertools
 import sys
 from collections import Counter
+from typing import Any
 
 Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE = (0x7F0000000000 + index * 0x1000000000 for index in range(8))
 FP16, BF16, FP32 = 2, 3, 4
@@ -33,9 +34,9 @@ def description(
     lse: bool = False,
     pv_accumulator: int = 32,
     device: int = 0,
-) -> dict:
+) -> dict[str, Any]:
     """The fields of a call but for the pointers of q, k, v, out and the workspace."""
-    call = dict(
+    call: dict[str, Any] = dict(
         batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_length=q_length, kv_length=kv_length, head_dim=head_dim,
         element=element, bits=bits, smooth_v=smooth_v, causal=causal, pv_accumulator=pv_accumulator,
         scale=head_dim**-0.5, device=device, stream=0x1234567890,
@@ -57,7 +58,7 @@ def description(
     return call
 
 
-def all_descriptions() -> list[dict]:
+def all_descriptions() -> list[dict[str, Any]]:
     grid = itertools.product(
         (64, 72, 256), (FP16, BF16, FP32), (8, 4), (False, True), (False, True), (None, "keys", "full"),
         (False, True), (32, 16),
@@ -80,7 +81,7 @@ def all_descriptions() -> list[dict]:
     return calls
 
 
-def attempt(function, **fields) -> str:
+def attempt(function: Any, **fields: Any) -> str:
     """What a call returns or raises, as text."""
     try:
         return repr(function(**fields))
@@ -88,7 +89,7 @@ def attempt(function, **fields) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def enqueue(module, call: dict) -> str:
+def enqueue(module: Any, call: dict[str, Any]) -> str:
     size = attempt(module.workspace_bytes, **call)
     if not size.isdecimal():
         return size
@@ -103,7 +104,7 @@ def main(folder: str, architecture: str) -> None:
     for outcome, count in sorted(outcomes.items()):
         print(count, outcome)
     good = description()
-    wrong = [
+    wrong: list[dict[str, Any]] = [
         {"head_dim": 320}, {"head_dim": 3.5}, {"scale": "large"}, {"scale": None}, {"unknown": 1}, {"q_length": 2**70},
         {"q_token_stride": -(2**40)}, {"stream": 2**64 - 1}, {"bits": 7}, {"pv_accumulator": 8}, {"element": 99},
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import ContextParallelConfig, WanTransformer3DModel
@@ -35,16 +36,19 @@ def main() -> None:
         # diffusers asks which accelerator a process has: let the CPU be the one.
         torch.accelerator.device_count = lambda: 1
     torch.manual_seed(1)
-    model = WanTransformer3DModel(
-        num_attention_heads=4, attention_head_dim=128, text_dim=32, freq_dim=32, ffn_dim=64, num_layers=2
-    )
+    make: Any = WanTransformer3DModel  # neither has annotations
+    make_config: Any = ContextParallelConfig
+    model = make(num_attention_heads=4, attention_head_dim=128, text_dim=32, freq_dim=32, ffn_dim=64, num_layers=2)
     model = model.to(arguments.device).eval().requires_grad_(False)
     # 512 tokens: 128 for each of four processes, so that quantisation groups of cross-attention's queries are the same.
     latent, text = torch.randn(1, 16, 2, 32, 32), torch.randn(1, 16, 32)
 
     def run() -> torch.Tensor:
         inputs = (latent, torch.tensor([500.0]), text)
-        return model(*(tensor.to(arguments.device) for tensor in inputs), return_dict=False)[0].cpu().contiguous()
+        result: torch.Tensor = (
+            model(*(tensor.to(arguments.device) for tensor in inputs), return_dict=False)[0].cpu().contiguous()
+        )
+        return result
 
     outputs = {"full": run()}
     with patch(model, backend=arguments.backend):
@@ -52,7 +56,7 @@ def main() -> None:
     # The model's own plan but for timesteps of every token, which only Wan 2.2 5B has: diffusers 0.42.1 warns about
     # their absence through a method that its logger has only where transformers is installed.
     plan = {module: division for module, division in model._cp_plan.items() if module}
-    model.enable_parallelism(config=ContextParallelConfig(ulysses_degree=processes), cp_plan=plan)
+    model.enable_parallelism(config=make_config(ulysses_degree=processes), cp_plan=plan)
     with patch(model, backend=arguments.backend) as patched:
         outputs["divided"] = run()
     save_file(outputs, arguments.out / f"rank{rank}.safetensors")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
 from sequence_parallel.cases import Case, cases
 from sequence_parallel.launch import ENGINE_MISSING, Results, Setup, run
 
-from comfy_sage2.integrations import yunchang as adapter
 from comfy_sage2.integrations.yunchang import SequenceParallelAttention, attention_processor
 
 needs_engine = pytest.mark.skipif(importlib.util.find_spec("yunchang") is None, reason=ENGINE_MISSING)
@@ -79,7 +80,7 @@ def test_without_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(adapter.importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ModuleNotFoundError, match="pip install 'yunchang>="):
         SequenceParallelAttention(ulysses_degree=2)
 
@@ -88,7 +89,7 @@ def test_without_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [({"mode": "2b"}, "mode must be"), ({"backend": "none"}, "backend must be"), ({"pv_accumulator": "x"}, "pv_accu")],
 )
-def test_unknown_options(options: dict[str, str], message: str) -> None:
+def test_unknown_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SequenceParallelAttention(**options)
 

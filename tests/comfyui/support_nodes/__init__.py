@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import torch
 from comfy.model_management import InterruptProcessingException
@@ -52,10 +53,10 @@ class HalvedAttention(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model) -> io.NodeOutput:
+    def execute(cls, model: Any) -> io.NodeOutput:
         patched = model.clone()
 
-        def override(func, *args, **kwargs):
+        def override(func: Any, *args: Any, **kwargs: Any) -> Any:
             return 0.5 * func(*args, **kwargs)
 
         patched.model_options.setdefault("transformer_options", {})["optimized_attention_override"] = override
@@ -75,17 +76,19 @@ class BrokenCrossAttention(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model) -> io.NodeOutput:
+    def execute(cls, model: Any) -> io.NodeOutput:
         patched = model.clone()
         patched.add_wrapper_with_key("outer_sample", "testing", cls.sample)
         return io.NodeOutput(patched)
 
     @staticmethod
-    def sample(executor, *args, **kwargs):
-        session = sys.modules["comfy_sage2.comfyui.serve.session"]
+    def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        session: Any = sys.modules["comfy_sage2.comfyui.serve.session"]
         attention = session.attention
 
-        def broken(q, k, v, *, nonfinite=None, **options):
+        def broken(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, nonfinite: torch.Tensor | None = None, **options: Any
+        ) -> Any:
             out = attention(q, k, v, nonfinite=nonfinite, **options)
             if q.shape != k.shape:
                 out.fill_(float("nan"))
@@ -113,16 +116,16 @@ class ResultCache(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model) -> io.NodeOutput:
+    def execute(cls, model: Any) -> io.NodeOutput:
         patched = model.clone()
-        kept = []
+        kept: list[Any] = []
 
-        def forward(x, *args, **kwargs):
+        def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if not kept or not torch.equal(kept[0], x):
                 kept[:] = [x.clone(), type(diffusion_model).forward(diffusion_model, x, *args, **kwargs)]
             return kept[1]
 
-        def wrapper(apply_model, arguments):
+        def wrapper(apply_model: Any, arguments: Any) -> Any:
             diffusion_model.forward = forward
             try:
                 return apply_model(arguments["input"], arguments["timestep"], **arguments["c"])
@@ -152,7 +155,7 @@ class Fault(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model, kind, place, number) -> io.NodeOutput:
+    def execute(cls, model: Any, kind: str, place: str, number: int) -> io.NodeOutput:
         patched = model.clone()
         if kind == "none":
             return io.NodeOutput(patched)
@@ -161,7 +164,7 @@ class Fault(io.ComfyNode):
             patched.add_wrapper_with_key("outer_sample", "testing", with_backend(fail))
         elif place == "model":
 
-            def passed(executor, *args, **kwargs):
+            def passed(executor: Any, *args: Any, **kwargs: Any) -> Any:
                 return fail(executor(*args, **kwargs))
 
             patched.add_wrapper_with_key("diffusion_model", "testing", passed)
@@ -169,7 +172,7 @@ class Fault(io.ComfyNode):
             options = patched.model_options["transformer_options"]
             before = options["optimized_attention_override"]
 
-            def override(func, *args, **kwargs):
+            def override(func: Any, *args: Any, **kwargs: Any) -> Any:
                 return before(lambda *inner, **named: fail(func(*inner, **named)), *args, **kwargs)
 
             options["optimized_attention_override"] = override
@@ -179,7 +182,7 @@ class Fault(io.ComfyNode):
 AT_CALL = 5  # the second self-attention of the second step or pass
 
 
-def failure(kind, at_call):
+def failure(kind: str, at_call: int) -> Any:
     """A function that gives back what it gets, but fails as `kind` says when it is called for the `at_call`-th time."""
     errors = {
         "RuntimeError": RuntimeError,
@@ -191,7 +194,7 @@ def failure(kind, at_call):
     }
     calls = 0
 
-    def fail(out):
+    def fail(out: torch.Tensor) -> Any:
         nonlocal calls
         calls += 1
         if calls != at_call:
@@ -203,14 +206,14 @@ def failure(kind, at_call):
     return fail
 
 
-def with_backend(fail):
+def with_backend(fail: Any) -> Any:
     """A wrapper of the sampling in which the pack's backends fail."""
 
-    def sample(executor, *args, **kwargs):
-        session = sys.modules["comfy_sage2.comfyui.serve.session"]
+    def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        session: Any = sys.modules["comfy_sage2.comfyui.serve.session"]
         attention = session.attention
 
-        def failing(*args, nonfinite=None, **options):
+        def failing(*args: Any, nonfinite: torch.Tensor | None = None, **options: Any) -> Any:
             out = fail(attention(*args, nonfinite=nonfinite, **options))
             if nonfinite is not None and not out.isfinite().all():
                 nonfinite.fill_(1)
@@ -238,14 +241,14 @@ class ModelState(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model) -> io.NodeOutput:
+    def execute(cls, model: Any) -> io.NodeOutput:
         kept = ("patches", "object_patches", "model_options", "callbacks", "wrappers", "injections", "attachments",
                 "additional_models", "hook_patches", "forced_hooks", "weight_wrapper_patches")  # fmt: skip
         state = {name: describe(getattr(model, name)) for name in kept if hasattr(model, name)}
         return io.NodeOutput(ui={"text": [json.dumps(state, sort_keys=True)]})
 
 
-def describe(value):
+def describe(value: float) -> Any:
     """Containers as they are; of everything else the type, since addresses differ from run to run."""
     if isinstance(value, dict):
         return {str(key): describe(entry) for key, entry in value.items()}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import importlib.util
 import json
 import sys
 import types
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from comfy_sage2.benchmark import accuracy, peers, plot, run
+from comfy_sage2.benchmark import accuracy, machine, peers, run, settle, speed
 from comfy_sage2.benchmark.candidates import Call, Candidate, Found, Inputs, PeerMissing
 from comfy_sage2.benchmark.fp8 import quantize_heads, quantize_tensor
 from comfy_sage2.benchmark.shapes import Shape, select
@@ -23,9 +27,9 @@ SHAPE = Shape("small", batch=1, heads=2, length=100, head_dim=32, dtype="fp32")
 
 def test_a_missing_package_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_installed(name: str) -> str:
-        raise peers.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(peers.importlib.metadata, "version", not_installed)
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
     found = peers.find(["sageattention", "flash-attention-3", "torch-flash"])
     assert [candidate.name for candidate in found.candidates] == ["torch flash"]
     assert found.missing == {
@@ -41,8 +45,8 @@ def test_a_package_that_does_not_load_is_listed_with_the_reason(
     def fails(name: str) -> types.ModuleType:
         raise error("libcudnn.so.9: cannot open shared object file")
 
-    monkeypatch.setattr(peers.importlib.metadata, "version", lambda name: "1.0")
-    monkeypatch.setattr(peers.importlib, "import_module", fails)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
+    monkeypatch.setattr(importlib, "import_module", fails)
     found = peers.find(["cudnn-fp8"])
     assert not found.candidates
     assert found.missing == {"cudnn-fp8": "cudnn does not import: libcudnn.so.9: cannot open shared object file"}
@@ -58,7 +62,7 @@ def test_sageattention_does_not_change_the_inputs_of_others(monkeypatch: pytest.
         k -= k.mean(2, keepdim=True)  # as version 1 does
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
-    monkeypatch.setattr(peers.importlib.metadata, "version", lambda name: "1.0.6")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0.6")
     monkeypatch.setitem(sys.modules, "sageattention", types.SimpleNamespace(sageattn=sageattn))
     (candidate,) = peers.find(["sageattention"]).candidates
     inputs = accuracy.make_inputs(SHAPE, device="cpu")
@@ -155,7 +159,7 @@ def test_sageattention_2_is_measured_with_both_granularities_on_hopper(monkeypat
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
     package = types.SimpleNamespace(sageattn=None, sageattn_qk_int8_pv_fp8_cuda_sm90=on_hopper)
-    monkeypatch.setattr(peers.importlib.metadata, "version", lambda name: "2.2.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.2.0")
     monkeypatch.setitem(sys.modules, "sageattention", package)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     candidates = peers.find(["sageattention"]).candidates
@@ -168,7 +172,16 @@ def test_sageattention_2_is_measured_with_both_granularities_on_hopper(monkeypat
 def test_flash_attention_3_quantizes_in_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for the package, which takes and gives tokens before heads."""
 
-    def flash_attn_func(q, k, v, *, causal, q_descale=None, k_descale=None, v_descale=None):
+    def flash_attn_func(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        causal: bool,
+        q_descale: Any = None,
+        k_descale: Any = None,
+        v_descale: Any = None,
+    ) -> Any:
         given = zip((q, k, v), (q_descale, k_descale, v_descale), strict=True)
         q, k, v = ((x if scale is None else x.float() * scale[:, None, :, None]).transpose(1, 2) for x, scale in given)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
@@ -177,7 +190,7 @@ def test_flash_attention_3_quantizes_in_the_call(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
     monkeypatch.setattr(peers, "compiled_quantizer", lambda example: (quantize_heads, "eager"))
     real_ones = torch.ones
-    monkeypatch.setattr(peers.torch, "ones", lambda *size, **_: real_ones(*size))
+    monkeypatch.setattr(torch, "ones", lambda *size, **_: real_ones(*size))
     exact, fp8 = peers.find(["flash-attention-3"]).candidates
     inputs = accuracy.make_inputs(SHAPE, device="cpu")
     wanted = torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v)
@@ -202,7 +215,7 @@ def test_without_a_gpu_bench_says_so(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_bench_says_that_matplotlib_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert run.main(["--plot", "speed.png"]) == 1
     assert "pip install matplotlib" in capsys.readouterr().err
 
@@ -218,10 +231,10 @@ def test_a_shape_that_fails_does_not_cost_the_others(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(run, "_find", lambda *_: Found([Candidate("good", "1", _sdpa)]))
-    monkeypatch.setattr(run.machine, "describe", lambda: {"gpu": "none", "torch": "2", "driver": {}})
-    monkeypatch.setattr(run.accuracy, "measure", lambda *_: ({}, {}))
-    monkeypatch.setattr(run.speed, "measure", measure)
-    monkeypatch.setattr(run.settle, "heat", lambda seconds: None)
+    monkeypatch.setattr(machine, "describe", lambda: {"gpu": "none", "torch": "2", "driver": {}})
+    monkeypatch.setattr(accuracy, "measure", lambda *_: ({}, {}))
+    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(settle, "heat", lambda seconds: None)
     path = tmp_path / "result.json"
     assert run.main(["--shapes", "d64-n1024", "flux-1024", "--json", str(path)]) == status
     document = json.loads(path.read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ CANDIDATES = [
 ]
 
 
-def result(shape) -> ShapeResult:
+def result(shape: Any) -> ShapeResult:
     speeds = [
         Speed(shape, "sm90 8b", Rounds(4.0, 0.02), Rounds(3.5, 0.01), cpu_ms=0.1, extra_memory=0.51, rounds=5),
         Speed(shape, "torch flash", Rounds(12.5, 0.1), None, cpu_ms=12.4, extra_memory=0.01, rounds=5),
@@ -33,7 +34,7 @@ def result(shape) -> ShapeResult:
 
 
 @pytest.fixture
-def document():
+def document() -> Any:
     return record.build(
         machine={
             "gpu": "NVIDIA GeForce RTX 4090",
@@ -53,7 +54,7 @@ def document():
     )
 
 
-def test_speeds_are_recorded(document, tmp_path: Path) -> None:
+def test_speeds_are_recorded(document: Any, tmp_path: Path) -> None:
     record.write(document, tmp_path / "result.json")
     read = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert read == document
@@ -69,7 +70,7 @@ def test_speeds_are_recorded(document, tmp_path: Path) -> None:
     assert read["speed"][2]["call_tflops"] == pytest.approx(1099.5 / 2, abs=0.1)
 
 
-def test_nothing_personal_is_recorded(document) -> None:
+def test_nothing_personal_is_recorded(document: Any) -> None:
     text = json.dumps(document)
     assert str(Path.home()) not in text
     assert f"/{getpass.getuser()}/" not in text
@@ -146,7 +147,7 @@ def test_sustained_table() -> None:
     assert words(lines[1]) == "cuDNN fp8 kernel 936 689 -"
 
 
-def test_results_are_written_as_page_and_json(document, tmp_path: Path) -> None:
+def test_results_are_written_as_page_and_json(document: Any, tmp_path: Path) -> None:
     document["machine"] |= {"torch": "2.11.0", "cudnn": 91900, "python": "3.12.3", "system": "Linux x86_64"}
     document["machine"]["driver"] = {"driver_version": "580.159.04", "power.limit": "700.00 W"}
     page = record.write_page(
@@ -163,7 +164,7 @@ def test_results_are_written_as_page_and_json(document, tmp_path: Path) -> None:
     assert "- sageattention: not installed (pip install sageattention)" in text
 
 
-def test_of_sage_attentions_granularities_the_faster_stands_in_the_speeds(document) -> None:
+def test_of_sage_attentions_granularities_the_faster_stands_in_the_speeds(document: Any) -> None:
     document["candidates"] |= {
         f"sageattention 2 per {name}": {"version": "2.2.0", "note": ""} for name in ("thread", "warp")
     }
@@ -187,7 +188,7 @@ def test_columns_are_aligned() -> None:
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
-def test_plot(document, tmp_path: Path, ending: str) -> None:
+def test_plot(document: Any, tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"speed.{ending}"
     plot.draw(document, path)

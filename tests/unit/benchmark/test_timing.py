@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from comfy_sage2.benchmark import speed, timing
 from comfy_sage2.benchmark.candidates import Call, Candidate
+from comfy_sage2.benchmark.kernel_times import KernelTimer
 from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.timing import Rounds, Subject, Visit, iterations, time_in_rounds
+from comfy_sage2.benchmark.timing import Rounds, Subject, Timed, Visit, iterations, time_in_rounds
 
 
 class Clock:
@@ -24,25 +27,24 @@ class Clock:
         return self.now
 
 
-class FakeTimer:
+class FakeTimer(KernelTimer):
     """Kernels that take half of their call."""
 
-    problem = None
-
     def __init__(self, milliseconds: dict[str, float]) -> None:
+        super().__init__()
         self._milliseconds = milliseconds
         self.orders: list[str] = []
 
-    def measure(self, subjects: dict[str, Subject], repeats: dict[str, int]) -> dict[str, float]:
+    def measure(self, subjects: Mapping[str, Subject], repeats: Mapping[str, int]) -> dict[str, float]:
         self.orders.append("".join(subjects))
         return {name: self._milliseconds[name] / 2 for name in subjects}
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch):
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Times calls of given lengths: -> (results, order of the visits, orders of the profiler's passes)."""
 
-    def timed(milliseconds: dict[str, float], seconds: float):
+    def timed(milliseconds: dict[str, float], seconds: float) -> Any:
         clock, visits = Clock(), []
 
         def subject(name: str) -> Subject:
@@ -53,7 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch):
 
             return Subject(Call(call), Call(call), None)
 
-        def visit(call, repeats: int) -> Visit:
+        def visit(call: Any, repeats: int) -> Visit:
             begin = clock.now
             for _ in range(repeats):
                 call()
@@ -67,18 +69,18 @@ def run(monkeypatch: pytest.MonkeyPatch):
     return timed
 
 
-def test_candidates_take_turns(run) -> None:
+def test_candidates_take_turns(run: Any) -> None:
     results, visits, _ = run({"a": 30.0, "b": 60.0}, seconds=0.7)
     rounds = ["".join(visits[start : start + 2]) for start in range(0, len(visits), 2)]
     assert {"".join(sorted(one)) for one in rounds} == {"ab"}
-    assert Rounds.of(results["a"].calls).median == pytest.approx(30)
-    assert Rounds.of(results["b"].calls).median == pytest.approx(60)
-    assert Rounds.of(results["b"].kernels).median == pytest.approx(30)
+    for values, expected in ((results["a"].calls, 30), (results["b"].calls, 60), (results["b"].kernels, 30)):
+        rounds_of = Rounds.of(values)
+        assert rounds_of is not None and rounds_of.median == pytest.approx(expected)
     # 0.09 s to learn the lengths, then rounds of 0.09 s.
     assert len(results["a"].calls) == len(results["b"].calls) == 6
 
 
-def test_the_order_is_drawn_anew_for_every_pass(run) -> None:
+def test_the_order_is_drawn_anew_for_every_pass(run: Any) -> None:
     _, visits, profiled = run({name: 30.0 for name in "abcde"}, seconds=1000.0)
     timed = ["".join(visits[start : start + 5]) for start in range(5, len(visits), 5)]  # the first learns the lengths
     assert len(timed) == len(profiled) == 9
@@ -88,7 +90,7 @@ def test_the_order_is_drawn_anew_for_every_pass(run) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 5), (1000.0, 9)])
-def test_there_are_five_to_nine_rounds(run, seconds: float, rounds: int) -> None:
+def test_there_are_five_to_nine_rounds(run: Any, seconds: float, rounds: int) -> None:
     results, _, _ = run({"a": 30.0}, seconds)
     assert len(results["a"].calls) == rounds
 
@@ -108,7 +110,7 @@ def test_no_result_without_rounds() -> None:
 def test_time_is_shared_out_by_work() -> None:
     small, large = Shape("small", 1, 1, 1024, 64), select(["hunyuan-720p"])[0]
     clock = Clock()
-    given = {}
+    given: dict[str, list[float]] = {}
     for shape, seconds in speed.shares((small, large, small), 100.0, clock):
         given.setdefault(shape.name, []).append(seconds)
         clock.now += seconds
@@ -126,18 +128,23 @@ def test_a_late_shape_gets_what_is_left() -> None:
 
 
 def test_what_preparing_takes_is_part_of_a_shapes_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, given = Clock(), []
+    clock = Clock()
+    given: list[float] = []
 
     def prepare(*_: object) -> Subject:
         clock.now += 3.0
         call = Call(lambda: torch.empty(0))
         return Subject(call, call, None)
 
+    def time_in_rounds(subjects: Mapping[str, Subject], seconds: float, *_: object) -> dict[str, Timed]:
+        given.append(seconds)
+        return {}
+
     monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(speed, "fresh_inputs", lambda shape: None)
-    monkeypatch.setattr(speed.Subject, "of", prepare)
+    monkeypatch.setattr(Subject, "of", prepare)
     monkeypatch.setattr(speed, "extra_bytes", lambda run: 0)
-    monkeypatch.setattr(speed, "time_in_rounds", lambda subjects, seconds, timer, rng: given.append(seconds) or {})
+    monkeypatch.setattr(speed, "time_in_rounds", time_in_rounds)
     candidates = [Candidate(name, "1", lambda inputs: Call(lambda: torch.empty(0))) for name in ("a", "b")]
     speed.measure(Shape("small", 1, 1, 64, 64), candidates, 10.0, FakeTimer({}), random.Random(0))
     assert given == [4.0]

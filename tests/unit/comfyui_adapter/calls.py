@@ -19,7 +19,9 @@ REFERENCE = Outcome("reference", AttentionOptions())
 SIGMAS = [1.0, 0.75, 0.5, 0.25, 0.0]
 
 
-def ones(q, k, v, heads, mask=None, **kwargs) -> torch.Tensor:
+def ones(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
+) -> torch.Tensor:
     """ComfyUI's attention: recognizable, and as strict as ComfyUI about what must be forwarded."""
     assert kwargs["_inside_attn_wrapper"] and "transformer_options" in kwargs
     return torch.ones_like(q)

@@ -66,8 +66,8 @@ def test_masks_grouped_heads_and_both_layouts(mask_shape: tuple[int, ...] | None
     q, k, v = torch.randn(2, 8, 300, 32), torch.randn(2, 2, 90, 32), torch.randn(2, 2, 90, 32)
     mask = None if mask_shape is None else torch.rand(mask_shape) > 0.3
     one = measure_variants(AttentionCall(q, k, v, 8, mask, skip_reshape=True, enable_gqa=True))
-    flat = [t.transpose(1, 2).flatten(2) for t in (q, k, v)]
-    other = measure_variants(AttentionCall(*flat, 8, mask, enable_gqa=True))
+    q, k, v = (t.transpose(1, 2).flatten(2) for t in (q, k, v))
+    other = measure_variants(AttentionCall(q, k, v, 8, mask, enable_gqa=True))
     assert all(measured.relative_l1 < 0.3 for measured in one.values())
     for variant in VARIANTS:
         assert one[variant].relative_l1 == pytest.approx(other[variant].relative_l1, rel=1e-4)
@@ -158,7 +158,7 @@ def test_two_passes_are_measured_and_the_worse_one_kept(monkeypatch: pytest.Monk
     errors = iter([0.1, 0.2, 0.3, 0.3, 0.1, 0.2, *[0.9] * 100])
     measured = []
 
-    def measure(call: AttentionCall) -> dict:
+    def measure(call: AttentionCall) -> dict[Any, Any]:
         error = next(errors)
         measured.append(error)
         return {variant: Agreement(1.0 - error, error, 0.0) for variant in VARIANTS}
@@ -187,7 +187,7 @@ def test_measuring_stays_within_its_share_of_the_time(monkeypatch: pytest.Monkey
     """Calls of 1 s and measurements of 0.4 s: of 30 s, at most 15 % may be added."""
     clock = Clock(monkeypatch)
 
-    def measure(call: AttentionCall) -> dict:
+    def measure(call: AttentionCall) -> dict[Any, Any]:
         clock.now += 0.4
         return measure_variants(call)
 
@@ -226,7 +226,7 @@ def test_a_new_sampling_measures_afresh() -> None:
         ({"is_causal": True}, "does not know: is_causal"),
     ],
 )
-def test_what_no_mode_may_serve_is_left_out(arguments: dict, words: str) -> None:
+def test_what_no_mode_may_serve_is_left_out(arguments: dict[str, Any], words: str) -> None:
     node = calibration(limit=1e9)
     sampled(node, **arguments)
     assert node.measurements == {} and words in node.left_out[0] and words in report([Session(node)])
@@ -235,7 +235,7 @@ def test_what_no_mode_may_serve_is_left_out(arguments: dict, words: str) -> None
 def test_a_failing_measurement_does_not_end_the_sampling(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(call: AttentionCall) -> dict:
+    def fail(call: AttentionCall) -> dict[Any, Any]:
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", fail)

@@ -28,7 +28,8 @@ def comfyui_attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tenso
 def sampled(capture: Capture, kv_tokens: int = 10, **arguments: Any) -> list[tuple[torch.Tensor, ...]]:
     """One sampling; the tensors (B, N, H * D) of every call in order."""
     session = Session(capture)
-    override, calls = make_override(session), []
+    override = make_override(session)
+    calls: list[tuple[torch.Tensor, ...]] = []
     session.begin_sampling(SIGMAS)
     for sigma in SIGMAS[:-1]:
         forward = session.begin_forward(sigma, torch.device("cpu"), {})

@@ -38,34 +38,38 @@ class Container:
 
 
 @pytest.fixture
-def comfyui_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def comfyui_module(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`comfy.ldm.modules.attention` with an attention that takes tensors or containers."""
 
-    def optimized_attention(q, k, v, heads, mask=None, **kwargs):
+    def optimized_attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> Any:
         q, k, v = (t.take() if isinstance(t, Container) else t for t in (q, k, v))
         return ones(q, k, v, heads, mask, **{"transformer_options": None, **kwargs})
 
-    module = types.ModuleType("comfy.ldm.modules.attention")
+    module: Any = types.ModuleType("comfy.ldm.modules.attention")
     module.optimized_attention = optimized_attention
     module.ones = optimized_attention
     for name in ("comfy", "comfy.ldm", "comfy.ldm.modules"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules["comfy.ldm.modules"].attention = module
+    monkeypatch.setattr(sys.modules["comfy.ldm.modules"], "attention", module, raising=False)
     monkeypatch.setitem(sys.modules, "comfy.ldm.modules.attention", module)
     return module
 
 
 @pytest.mark.parametrize("previous", [None, "plain", "containers"])
 @pytest.mark.parametrize("low_precision", [True, False])
-def test_containers(comfyui_module: types.ModuleType, low_precision: bool, previous: str | None) -> None:
+def test_containers(comfyui_module: Any, low_precision: bool, previous: str | None) -> None:
     def twos(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return 2.0 * func(*args, **kwargs)
+        result: torch.Tensor = 2.0 * func(*args, **kwargs)
+        return result
 
     if previous == "containers":
-        twos.container_function = lambda *args, **kwargs: 3.0 * comfyui_module.optimized_attention(*args, **kwargs)
+        threes = lambda *args, **kwargs: 3.0 * comfyui_module.optimized_attention(*args, **kwargs)  # noqa: E731
+        setattr(twos, "container_function", threes)  # noqa: B010
     session = session_with(None if previous is None else twos)
     held = [Container(tensor) for tensor in qkv()]
-    override = make_override(session)
+    override: Any = make_override(session)
     with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
         out = override.container_function(
             *held, 2, low_precision_attention=low_precision, _inside_attn_wrapper=True, transformer_options={}
@@ -84,7 +88,7 @@ def test_containers(comfyui_module: types.ModuleType, low_precision: bool, previ
     ids=lambda left: next(iter(left)),
 )
 def test_tensors_are_freed_while_comfyui_serves(
-    comfyui_module: types.ModuleType, monkeypatch: pytest.MonkeyPatch, left: dict[str, bool], previous: bool
+    comfyui_module: Any, monkeypatch: pytest.MonkeyPatch, left: dict[str, bool], previous: bool
 ) -> None:
     """Whoever takes a tensor out of its container is the last one to hold it."""
 
@@ -120,16 +124,15 @@ def test_tensors_are_freed_while_comfyui_serves(
         for entry in (first, session):
             if entry is not None:
                 stack.enter_context(forwards.running(entry.slot, entry.begin_forward(1.0, torch.device("cpu"), {})))
-        out = make_override(session).container_function(
-            *held, 2, **options, _inside_attn_wrapper=True, transformer_options={}
-        )
+        override: Any = make_override(session)
+        out = override.container_function(*held, 2, **options, _inside_attn_wrapper=True, transformer_options={})
     assert torch.equal(out, torch.ones(1, 64, 128))
 
 
-def test_containers_are_measured_and_timed(comfyui_module: types.ModuleType) -> None:
+def test_containers_are_measured_and_timed(comfyui_module: Any) -> None:
     """Timing ComfyUI's attention takes the containers' tensors, which nobody needs any more by then."""
     session = session_with(measure_quality=True, guard=True)
-    override = make_override(session)
+    override: Any = make_override(session)
     for _ in range(3):
         held = [Container(tensor) for tensor in qkv()]
         with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
@@ -147,7 +150,9 @@ class Block(torch.nn.Module):
         self.options = {"optimized_attention_override": override}
         self.function: Any = ones
 
-    def forward(self, q, k, v, mask=None, **kwargs):
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> Any:
         override = self.options["optimized_attention_override"]
         attended = override(
             self.function, q, k, v, 2, mask, **kwargs, _inside_attn_wrapper=True, transformer_options=self.options
@@ -158,7 +163,7 @@ class Block(torch.nn.Module):
 @pytest.mark.parametrize(
     "kwargs", [{}, {"skip_reshape": True}, {"skip_reshape": True, "skip_output_reshape": True}], ids=str
 )
-def test_compiled_graph_does_not_break(comfyui_module: types.ModuleType, kwargs: dict[str, bool]) -> None:
+def test_compiled_graph_does_not_break(comfyui_module: Any, kwargs: dict[str, bool]) -> None:
     session = session_with()
     block = Block(make_override(session))
     tensors = qkv()
@@ -173,7 +178,9 @@ def test_compiled_graph_does_not_break(comfyui_module: types.ModuleType, kwargs:
 
 
 def test_compiled_training_gets_its_gradients() -> None:
-    def added(q, k, v, heads, mask=None, **kwargs) -> torch.Tensor:
+    def added(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
         return q + k + v
 
     session = session_with()
@@ -185,7 +192,7 @@ def test_compiled_training_gets_its_gradients() -> None:
     assert q.grad is not None and torch.equal(q.grad, torch.full_like(q, 2.0))
 
 
-def test_compiled_graph_decides_at_run_time(comfyui_module: types.ModuleType) -> None:
+def test_compiled_graph_decides_at_run_time(comfyui_module: Any) -> None:
     """One graph serves active and inactive steps, and outlives its node."""
     session = session_with(end_percent=0.5)
     compiled = torch.compile(Block(make_override(session)), fullgraph=True, backend="aot_eager")
@@ -200,7 +207,7 @@ def test_compiled_graph_decides_at_run_time(comfyui_module: types.ModuleType) ->
     assert [share.calls for share in session.record.summary().shares] == [1, 1]
 
 
-def test_guard_works_in_a_compiled_graph(comfyui_module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guard_works_in_a_compiled_graph(comfyui_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check runs inside of the operator, so the graph neither breaks nor freezes its answer."""
 
     def broken(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

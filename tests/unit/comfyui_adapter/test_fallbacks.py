@@ -32,7 +32,9 @@ FALLBACKS = [
 
 
 @pytest.mark.parametrize("words, tensors, arguments, options", FALLBACKS, ids=[case[0] for case in FALLBACKS])
-def test_fallback_is_counted_with_its_reason(words: str, tensors: tuple, arguments: dict, options: dict) -> None:
+def test_fallback_is_counted_with_its_reason(
+    words: str, tensors: Any, arguments: dict[str, Any], options: dict[str, Any]
+) -> None:
     session = session_with(**options)
     if options.get("backend") == "auto" and torch.cuda.is_available():
         pytest.skip("an accelerated backend may serve this call here")
@@ -101,7 +103,9 @@ def test_measuring_without_memory_leaves_the_sampling_alone(
 def test_training_gets_its_gradients() -> None:
     """Quantized attention has none: ComfyUI's training nodes sample with gradients."""
 
-    def added(q, k, v, heads, mask=None, **kwargs) -> torch.Tensor:
+    def added(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
         return q + k + v
 
     session = session_with()
@@ -122,7 +126,8 @@ def test_nan_stays_nan() -> None:
 
 def test_earlier_override_is_the_fallback() -> None:
     def twos(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return 2.0 * func(*args, **kwargs)
+        result: torch.Tensor = 2.0 * func(*args, **kwargs)
+        return result
 
     assert torch.equal(
         call(session_with(twos), *qkv(), 2, low_precision_attention=False), torch.full((1, 64, 128), 2.0)

@@ -61,7 +61,7 @@ class Breaking:
 
 def sampled(
     monkeypatch: pytest.MonkeyPatch, kernel: Breaking, func: Any, guarded: bool = True, at_end: bool = False
-) -> tuple[Session, list]:
+) -> tuple[Session, list[float]]:
     """One sampling of two steps and three layers; the mean of each call's output."""
     monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", kernel)
     session = serving(Settings(backend="reference", guard=guarded))
@@ -216,7 +216,8 @@ class Diffusion(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         outputs = [self.override(ones, *torch.randn(3, 1, 8, 32).unbind(0), 2) for _ in range(LAYERS)]
-        return x + sum(output.mean() for output in outputs)
+        result: torch.Tensor = x + sum(output.mean() for output in outputs)
+        return result
 
 
 def sampled_by_comfyui(

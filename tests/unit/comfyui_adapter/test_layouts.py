@@ -20,7 +20,16 @@ from .calls import serving
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 96, 160, 64
 
 
-def plain(q, k, v, heads, mask=None, skip_reshape=False, skip_output_reshape=False, **kwargs) -> torch.Tensor:
+def plain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None = None,
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    **kwargs: Any,
+) -> torch.Tensor:
     """Full precision attention with ComfyUI's signature."""
     call = AttentionCall.of((q, k, v, heads, mask), {**kwargs, "skip_reshape": skip_reshape})
     q, k, v = (t if skip_reshape else t.unflatten(-1, (-1, DIM)).transpose(1, 2) for t in (q, k, v))

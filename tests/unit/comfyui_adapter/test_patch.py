@@ -35,7 +35,8 @@ class Patcher:
 
     @property
     def override_options(self) -> dict[str, Any]:
-        return self.model_options["transformer_options"]
+        result: dict[str, Any] = self.model_options["transformer_options"]
+        return result
 
     def add_wrapper_with_key(self, kind: str, key: str, wrapper: Any) -> None:
         self.wrappers.setdefault((kind, key), []).append(wrapper)
@@ -46,7 +47,7 @@ class Patcher:
 
 def sampled(model: Patcher, compiled: bool) -> None:
     """Run the sampling wrappers of `model` around nothing."""
-    options = {COMPILE_OPTIONS: {}} if compiled else {}
+    options: dict[str, Any] = {COMPILE_OPTIONS: {}} if compiled else {}
 
     class Executor:
         class_obj = SimpleNamespace(model_patcher=model, model_options=options)

@@ -81,7 +81,7 @@ def test_a_computed_share_means_its_step() -> None:
 @pytest.mark.parametrize(
     "options", [{"mode": "2b"}, {"apply_to": "cross"}, {"backend": "sm90"}, {"start_percent": 0.9, "end_percent": 0.1}]
 )
-def test_settings_name_what_is_wrong(options: dict) -> None:
+def test_settings_name_what_is_wrong(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Settings(**options)
 
@@ -172,11 +172,18 @@ def test_report_says_why_nothing_ran() -> None:
     assert "No attention call reached the node" in report([waiting])
 
 
+def colors_of(image: Image.Image) -> list[tuple[int, Any]]:
+    """How often each color stands in a picture."""
+    found = image.getcolors(maxcolors=1 << 24)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("layers, steps, reasons", [(4, 3, 1), (80, 50, 2), (300, 200, 1), (20, 4, 12), (2, 1, 0)])
 def test_chart_of_any_size(layers: int, steps: int, reasons: int) -> None:
     image = draw_chart([recorded(layers, steps, reasons)])
     assert image.mode == "RGB" and image.width == 1200 and image.height < 2000
-    colors = {color for _, color in image.getcolors(maxcolors=1 << 20)}
+    colors = {color for _, color in colors_of(image)}
     assert (64, 192, 140) in colors
     assert ((240, 160, 60) in colors) == (reasons > 0)
 
@@ -213,7 +220,7 @@ def test_modes_have_the_same_colors_in_every_chart() -> None:
         session.begin_sampling([1.0, 0.0])
         for layer, mode in enumerate(modes):
             session.record.add(layer, 0, Outcome("sm89", AttentionOptions(mode=mode)), Watch(1.0))
-        colors = draw_chart([session]).crop((100, 0, 1160, 2000)).getcolors(maxcolors=1 << 20)
+        colors = colors_of(draw_chart([session]).crop((100, 0, 1160, 2000)))
         areas = {color: count for count, color in colors}
         green, blue = areas[(64, 192, 140)], areas[(70, 150, 230)]
         assert (green > blue) == (modes.count("8b") > 1)
@@ -229,15 +236,20 @@ def test_broken_values_are_reported_and_drawn(value: float) -> None:
     lines = report([session]).splitlines()
     average = next(index for index, line in enumerate(lines) if line.startswith("Against full precision"))
     assert lines[average + 1].startswith("  layer 1: cosine nan")
-    colors = {color for _, color in draw_chart([session]).getcolors(maxcolors=1 << 24)}
+    colors = {color for _, color in colors_of(draw_chart([session]))}
     assert HIGH_ERROR in colors
-    assert HIGH_ERROR not in {color for _, color in draw_chart([recorded()]).getcolors(maxcolors=1 << 24)}
+    assert HIGH_ERROR not in {color for _, color in colors_of(draw_chart([recorded()]))}
 
 
 def test_summary_asks_for_one_median_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """A median for each call would make the summary of many calls quadratic."""
-    asked = []
-    monkeypatch.setattr("comfy_sage2.comfyui.report.record.median", lambda times: asked.append(len(times)) or 1.0)
+    asked: list[int] = []
+
+    def median(times: list[float]) -> float:
+        asked.append(len(times))
+        return 1.0
+
+    monkeypatch.setattr("comfy_sage2.comfyui.report.record.median", median)
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     for layer in range(500):

@@ -7,7 +7,15 @@ import math
 import torch
 
 
-def oracle(q, k, v, *, scale=None, is_causal=False, attn_mask=None):
+def oracle(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    attn_mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Out and log-sum-exp in float64 for BHND inputs; the mask is bool or additive and broadcasts."""
     q, k, v = q.double(), k.double(), v.double()
     groups = q.shape[1] // k.shape[1]
@@ -23,14 +31,14 @@ def oracle(q, k, v, *, scale=None, is_causal=False, attn_mask=None):
     return torch.softmax(scores, -1).nan_to_num(0.0) @ v, lse
 
 
-def cosine(out, expected):
+def cosine(out: torch.Tensor, expected: torch.Tensor) -> float:
     a, b = out.double().flatten(), expected.double().flatten()
     return float(a @ b / (a.norm() * b.norm()))
 
 
-def relative_l1(out, expected):
+def relative_l1(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float((out.double() - expected.double()).abs().sum() / expected.double().abs().sum())
 
 
-def rmse(out, expected):
+def rmse(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float((out.double() - expected.double()).square().mean().sqrt())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,11 +21,11 @@ from comfy_sage2.reference.options import ReferenceOptions
 from lab.baselines.unsmoothed import UNSMOOTHED_4B
 
 
-def gaussian(length=1024, heads=4, head_dim=128):
+def gaussian(length: int = 1024, heads: int = 4, head_dim: int = 128) -> Any:
     return tuple(torch.randn(1, heads, length, head_dim) for _ in range(3))
 
 
-def with_channel_outliers(q, k, q_bias, k_bias):
+def with_channel_outliers(q: torch.Tensor, k: torch.Tensor, q_bias: float, k_bias: float) -> Any:
     """Six channels that are large in every token, as in the paper's Figure 3."""
     channels = torch.randperm(q.shape[3])[:6]
     q, k = q.clone(), k.clone()
@@ -33,40 +34,40 @@ def with_channel_outliers(q, k, q_bias, k_bias):
     return q, k
 
 
-def error(q, k, v, options):
-    return relative_l1(reference_attention(q, k, v, options)[0], oracle(q, k, v)[0])
+def error(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: ReferenceOptions) -> float:
+    return float(relative_l1(reference_attention(q, k, v, options)[0], oracle(q, k, v)[0]))
 
 
 @pytest.fixture(scope="module")
-def long_gaussian():
+def long_gaussian() -> Any:
     # Enough heads that the figure of a draw is that of all draws: with eight it varies by one hundredth.
     inputs = gaussian(4096, 16)
     # torch's own attention in float64: the oracle's score matrices would take a gigabyte here.
     return inputs, torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in inputs))
 
 
-def test_8b_criterion(long_gaussian):
+def test_8b_criterion(long_gaussian: Any) -> None:
     inputs, expected = long_gaussian
     out = comfy_sage2.attention(*inputs, mode="8b", backend="reference")
     assert cosine(out, expected) >= 0.9992
     assert relative_l1(out, expected) <= 0.039
 
 
-def test_8b_criterion_with_hopper_groups(long_gaussian):
-    inputs, expected = long_gaussian
-    out, _ = reference_attention(*inputs, ReferenceOptions.of(AttentionOptions(), groups=HOPPER_8B))
+def test_8b_criterion_with_hopper_groups(long_gaussian: Any) -> None:
+    (q, k, v), expected = long_gaussian
+    out, _ = reference_attention(q, k, v, ReferenceOptions.of(AttentionOptions(), groups=HOPPER_8B))
     assert cosine(out, expected) >= 0.9992
     assert relative_l1(out, expected) <= 0.039
 
 
-def test_4b_stays_near_its_measured_accuracy(long_gaussian):
+def test_4b_stays_near_its_measured_accuracy(long_gaussian: Any) -> None:
     inputs, expected = long_gaussian
     out = comfy_sage2.attention(*inputs, mode="4b", backend="reference")
     assert cosine(out, expected) >= 0.975
     assert relative_l1(out, expected) <= 0.22
 
 
-def test_order_of_smoothing_methods():
+def test_order_of_smoothing_methods() -> None:
     # Q's outliers are the larger, as in the paper's models: there smooth Q helps more than smooth K.
     q, k, v = gaussian()
     q, k = with_channel_outliers(q, k, q_bias=12, k_bias=8)
@@ -79,7 +80,7 @@ def test_order_of_smoothing_methods():
     assert smooth_k < 0.9 * none
 
 
-def test_order_of_granularities():
+def test_order_of_granularities() -> None:
     # Tokens of very different size: only fine groups keep the small ones.
     q, k, v = gaussian()
     k = k * torch.exp(torch.randn(1, 4, 1024, 1))
@@ -91,7 +92,7 @@ def test_order_of_granularities():
     assert token < thread < block < tensor
 
 
-def test_order_of_p_and_v_formats():
+def test_order_of_p_and_v_formats() -> None:
     # One key far above thousands of small P whose sum counts: uniform steps of 1/127 lose them all (section 3.3).
     q, k, v = gaussian(4096, 1)
     q[..., 0], k[..., 0] = 1.0, 0.0
@@ -109,7 +110,7 @@ def test_order_of_p_and_v_formats():
     assert e5m2 < 0.2 * int8
 
 
-def test_full_precision_options_are_plain_attention():
+def test_full_precision_options_are_plain_attention() -> None:
     q, k, v = gaussian(300)
     options = ReferenceOptions(
         qk_format=FP32, smooth_q=True, smooth_v=True, p_format=FP32, v_format=FP32, accumulator=ACCUMULATE_FP32
@@ -120,7 +121,7 @@ def test_full_precision_options_are_plain_attention():
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-3)
 
 
-def test_two_levels_confine_the_fp22_error():
+def test_two_levels_confine_the_fp22_error() -> None:
     q, k, v = gaussian(4096, 1)
     v = v + 8.5
     exact_pv = replace(ReferenceOptions(), qk_format=FP32, p_format=FP32, v_format=FP32)
@@ -131,7 +132,7 @@ def test_two_levels_confine_the_fp22_error():
     assert two_level < 0.5 * one_level
 
 
-def test_smooth_v_helps_biased_channels():
+def test_smooth_v_helps_biased_channels() -> None:
     q, k, v = gaussian()
     v = v + 8.5
     expected, _ = oracle(q, k, v)
@@ -140,7 +141,7 @@ def test_smooth_v_helps_biased_channels():
     assert smooth < 0.2 * plain
 
 
-def test_sum_of_quantised_p_cancels_a_bias_of_v():
+def test_sum_of_quantised_p_cancels_a_bias_of_v() -> None:
     q, k, v = gaussian()
     v = v + 8.0  # exact in E4M3 up to the noise, so what is left is the mismatch of l
     expected, _ = oracle(q, k, v)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -14,14 +16,17 @@ from comfy_sage2.quantize.groups import ADA, HOPPER_8B
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
+Numbers = npt.NDArray[np.float64]
 
-def round_e4m3(x: np.ndarray) -> np.ndarray:
+
+def round_e4m3(x: Numbers) -> Numbers:
     """Round to the nearest number with 3 mantissa bits, exponents from -6, and at most 448."""
     exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(x), 1e-30))), -6)
-    return np.clip(np.round(x / 2.0 ** (exponent - 3)) * 2.0 ** (exponent - 3), -448, 448)
+    result: Numbers = np.clip(np.round(x / 2.0 ** (exponent - 3)) * 2.0 ** (exponent - 3), -448, 448)
+    return result
 
 
-def quantize(x: np.ndarray, group_of: list[int], limit: int) -> np.ndarray:
+def quantize(x: Numbers, group_of: list[int], limit: int) -> Numbers:
     """Round each token at its group's scale; what comes back is dequantised."""
     result = np.empty_like(x)
     for group in set(group_of):
@@ -31,7 +36,18 @@ def quantize(x: np.ndarray, group_of: list[int], limit: int) -> np.ndarray:
     return result
 
 
-def algorithm1(q, k, v, *, limit, smooth_q, block_k, thread_q, step=None, last_first=False):
+def algorithm1(
+    q: Numbers,
+    k: Numbers,
+    v: Numbers,
+    *,
+    limit: int,
+    smooth_q: bool,
+    block_k: int,
+    thread_q: bool,
+    step: int | None = None,
+    last_first: bool = False,
+) -> Numbers:
     block_q, length, head_dim = 128, *q.shape
     k = k - k.mean(0)
     v_scale = np.abs(v).max(0) / 448
@@ -59,31 +75,32 @@ def algorithm1(q, k, v, *, limit, smooth_q, block_k, thread_q, step=None, last_f
 
 @pytest.mark.parametrize("length", [200, 333])
 @pytest.mark.parametrize(("mode", "groups"), [("8b", ADA), ("8b", HOPPER_8B), ("4b", ADA)])
-def test_reference_is_algorithm_1(length, mode, groups):
+def test_reference_is_algorithm_1(length: int, mode: str, groups: Any) -> None:
     q, k, v = (torch.randn(length, 32) for _ in range(3))
     q, k = q * 2 + torch.randn(32), k + 2 * torch.randn(32)
     expected = algorithm1(
-        *(x.double().numpy() for x in (q, k, v)),
+        q.double().numpy(),
+        k.double().numpy(),
+        v.double().numpy(),
         limit=127 if mode == "8b" else 7,
         smooth_q=mode == "4b",
         block_k=groups.block_k,
         thread_q=groups is ADA,
     )
-    out, _ = reference_attention(
-        *(x[None, None] for x in (q, k, v)), ReferenceOptions.of(AttentionOptions(mode), groups=groups)
-    )
+    options = ReferenceOptions.of(AttentionOptions(mode), groups=groups)
+    out, _ = reference_attention(q[None, None], k[None, None], v[None, None], options)
     assert_same_but_for_rounding(out, expected)
 
 
 @pytest.mark.parametrize("step", [128, 192])
-def test_steps_of_the_hopper_kernels(step):
+def test_steps_of_the_hopper_kernels(step: int) -> None:
     q, k, v = (torch.randn(500, 32) for _ in range(3))
     expected = algorithm1(
-        *(x.double().numpy() for x in (q, k, v)),
+        q.double().numpy(), k.double().numpy(), v.double().numpy(),
         limit=127, smooth_q=False, block_k=64, thread_q=False, step=step, last_first=True,
     )  # fmt: skip
     options = replace(ReferenceOptions.of(AttentionOptions(), groups=HOPPER_8B), keys_per_step=step)
-    tensors = tuple(x[None, None] for x in (q, k, v))
+    tensors = q[None, None], k[None, None], v[None, None]
     out, _ = reference_attention(*tensors, replace(options, last_keys_first=True))
     assert_same_but_for_rounding(out, expected)
     # P is rounded relative to the row maximum so far, so the order of the steps shows.
@@ -91,7 +108,7 @@ def test_steps_of_the_hopper_kernels(step):
     assert np.abs(other_order[0, 0].double().numpy() - expected).mean() > 4e-3 * np.abs(expected).mean()
 
 
-def assert_same_but_for_rounding(out, expected):
+def assert_same_but_for_rounding(out: torch.Tensor, expected: Numbers) -> None:
     difference = np.abs(out[0, 0].double().numpy() - expected)
     # float32 against float64 moves a few values across a rounding boundary; a wrong step would move them all.
     assert np.median(difference) < 2e-4

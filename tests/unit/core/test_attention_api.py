@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +12,22 @@ from attention_oracle import cosine, oracle, relative_l1
 import comfy_sage2
 
 
-def inputs(batch=1, q_heads=2, kv_heads=2, q_length=130, kv_length=130, head_dim=64, dtype=torch.float32):
+def inputs(
+    batch: int = 1,
+    q_heads: int = 2,
+    kv_heads: int = 2,
+    q_length: int = 130,
+    kv_length: int = 130,
+    head_dim: int = 64,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
     q = torch.randn(batch, q_heads, q_length, head_dim).to(dtype)
     k, v = (torch.randn(batch, kv_heads, kv_length, head_dim).to(dtype) for _ in range(2))
     return q, k, v
 
 
 @pytest.mark.parametrize("head_dim", [1, 3, 8, 40, 64, 72, 96, 128, 160, 255, 256])
-def test_every_head_dim(head_dim):
+def test_every_head_dim(head_dim: int) -> None:
     # Few channels average too little: one channel's mean of V can be near zero, and the error is relative to it.
     q, k, v = inputs(batch=1 if head_dim >= 32 else 64, head_dim=head_dim)
     assert relative_l1(comfy_sage2.attention(q, k, v), oracle(q, k, v)[0]) < 0.06
@@ -29,7 +38,7 @@ def test_every_head_dim(head_dim):
     ("q_length", "kv_length"), [(1, 1), (1, 300), (300, 1), (63, 65), (128, 64), (129, 63), (500, 77), (77, 500)]
 )
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_ragged_and_unequal_lengths(q_length, kv_length, is_causal):
+def test_ragged_and_unequal_lengths(q_length: int, kv_length: int, is_causal: bool) -> None:
     q, k, v = inputs(batch=2, q_length=q_length, kv_length=kv_length)
     expected, expected_lse = oracle(q, k, v, is_causal=is_causal)
     out, lse = comfy_sage2.attention(q, k, v, is_causal=is_causal, return_lse=True)
@@ -41,7 +50,7 @@ def test_ragged_and_unequal_lengths(q_length, kv_length, is_causal):
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(6, 6), (6, 3), (6, 2), (6, 1)])
 @pytest.mark.parametrize("mode", ["8b", "4b"])
-def test_grouped_query_attention_equals_repeated_heads(q_heads, kv_heads, mode):
+def test_grouped_query_attention_equals_repeated_heads(q_heads: int, kv_heads: int, mode: str) -> None:
     q, k, v = inputs(batch=2, q_heads=q_heads, kv_heads=kv_heads, kv_length=90)
     repeats = q_heads // kv_heads
     repeated = comfy_sage2.attention(
@@ -55,7 +64,7 @@ def test_grouped_query_attention_equals_repeated_heads(q_heads, kv_heads, mode):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("mode", ["8b", "4b"])
 @pytest.mark.parametrize("smooth_v", [False, True])
-def test_dtypes_modes_and_smooth_v(dtype, mode, smooth_v):
+def test_dtypes_modes_and_smooth_v(dtype: torch.dtype, mode: str, smooth_v: bool) -> None:
     q, k, v = inputs(q_length=300, kv_length=300, dtype=dtype)
     out = comfy_sage2.attention(q, k, v, mode=mode, smooth_v=smooth_v)
     assert out.dtype == dtype
@@ -63,12 +72,12 @@ def test_dtypes_modes_and_smooth_v(dtype, mode, smooth_v):
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.25, 1.0])
-def test_scale(scale):
+def test_scale(scale: float | None) -> None:
     q, k, v = inputs()
     assert relative_l1(comfy_sage2.attention(q, k, v, scale=scale), oracle(q, k, v, scale=scale)[0]) < 0.08
 
 
-def test_bnhd_is_the_same_attention_with_contiguous_bnhd_output():
+def test_bnhd_is_the_same_attention_with_contiguous_bnhd_output() -> None:
     q, k, v = inputs(batch=2, q_heads=4, kv_heads=2, kv_length=70)
     expected = comfy_sage2.attention(q, k, v)
     out = comfy_sage2.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), layout="BNHD")
@@ -77,7 +86,7 @@ def test_bnhd_is_the_same_attention_with_contiguous_bnhd_output():
     torch.testing.assert_close(out.transpose(1, 2), expected, rtol=0, atol=0)
 
 
-def test_views_of_a_fused_projection_and_unchanged_inputs():
+def test_views_of_a_fused_projection_and_unchanged_inputs() -> None:
     fused = torch.randn(2, 90, 3, 4, 64)
     before = fused.clone()
     q, k, v = fused.unbind(2)
@@ -89,14 +98,14 @@ def test_views_of_a_fused_projection_and_unchanged_inputs():
     assert torch.equal(fused, before)
 
 
-def test_expanded_batch_stride_of_zero():
+def test_expanded_batch_stride_of_zero() -> None:
     q, k, v = inputs()
     out = comfy_sage2.attention(q.expand(3, -1, -1, -1), k.expand(3, -1, -1, -1), v.expand(3, -1, -1, -1))
     torch.testing.assert_close(out[2:], comfy_sage2.attention(q, k, v))
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b"])
-def test_lse_is_of_the_unsmoothed_scores(mode):
+def test_lse_is_of_the_unsmoothed_scores(mode: str) -> None:
     q, k, v = inputs(q_heads=4, kv_heads=2, q_length=200, kv_length=150)
     k, q = k + 4.0, q + 1.0
     _, lse = comfy_sage2.attention(q, k, v, mode=mode, return_lse=True)
@@ -104,7 +113,7 @@ def test_lse_is_of_the_unsmoothed_scores(mode):
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_nan_in_gives_nan_wherever_plain_attention_has_it(name):
+def test_nan_in_gives_nan_wherever_plain_attention_has_it(name: str) -> None:
     tensors = dict(zip("qkv", inputs(), strict=True))
     tensors[name][0, 1, 7, 3] = math.nan
     plain = torch.nn.functional.scaled_dot_product_attention(*tensors.values())
@@ -114,13 +123,13 @@ def test_nan_in_gives_nan_wherever_plain_attention_has_it(name):
         assert not out[0, 0].isnan().any()
 
 
-def test_constant_and_zero_inputs():
+def test_constant_and_zero_inputs() -> None:
     q, k, v = (torch.zeros(1, 1, 70, 16) for _ in range(3))
     assert torch.equal(comfy_sage2.attention(q, k, v), torch.zeros_like(q))
     torch.testing.assert_close(comfy_sage2.attention(q + 3, k + 5, v + 2, mode="4b"), v + 2)
 
 
-def test_half_precision_accumulator():
+def test_half_precision_accumulator() -> None:
     q, k, v = inputs(q_length=300, kv_length=300)
     full = comfy_sage2.attention(q, k, v)
     half = comfy_sage2.attention(q, k, v, pv_accumulator="fp16")
@@ -129,7 +138,7 @@ def test_half_precision_accumulator():
     assert torch.isfinite(comfy_sage2.attention(q, k, v * 0 + 1e4, pv_accumulator="fp16")).all()
 
 
-def test_runs_under_no_grad_and_inference_mode():
+def test_runs_under_no_grad_and_inference_mode() -> None:
     q, k, v = inputs()
     expected = comfy_sage2.attention(q, k, v)
     with torch.no_grad():
@@ -138,7 +147,7 @@ def test_runs_under_no_grad_and_inference_mode():
         assert torch.equal(comfy_sage2.attention(q.clone(), k, v), expected)
 
 
-def test_there_is_no_silent_gradient():
+def test_there_is_no_silent_gradient() -> None:
     q, k, v = inputs(q_length=20, kv_length=20)
     out = comfy_sage2.attention(q.requires_grad_(), k, v)
     with pytest.raises(RuntimeError, match="grad"):
@@ -154,7 +163,7 @@ def test_autocast_changes_nothing() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
-def test_flag_is_set_by_one_broken_value_and_never_cleared(layout, value):
+def test_flag_is_set_by_one_broken_value_and_never_cleared(layout: str, value: float) -> None:
     q, k, v = (torch.randn(1, 20, 2, 16).half() for _ in range(3))
     flag = torch.zeros((), dtype=torch.int32)
     plain = comfy_sage2.attention(q, k, v, layout=layout)
@@ -168,7 +177,7 @@ def test_flag_is_set_by_one_broken_value_and_never_cleared(layout, value):
     assert flag.item() == 1
 
 
-def test_large_outputs_set_no_flag():
+def test_large_outputs_set_no_flag() -> None:
     """A sum of them would overflow. (Rounding of P makes the output of equal values a few percent larger than them.)"""
     q, k = (torch.randn(1, 2, 20, 16).half() for _ in range(2))
     flag = torch.zeros(1, dtype=torch.int32)

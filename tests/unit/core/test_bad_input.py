@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import comfy_sage2
 
 
-def good():
+def good() -> Any:
     return {name: torch.randn(2, 4, 10, 16) for name in "qkv"}
 
 
@@ -67,24 +68,24 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
-def test_message(case, call):
+def test_message(case: Any, call: Any) -> None:
     changes, error, message = CASES[case]
     with pytest.raises(error, match=message):
         call(**(good() | changes))
 
 
-def test_heads_are_counted_in_the_callers_layout():
+def test_heads_are_counted_in_the_callers_layout() -> None:
     q, k, v = torch.randn(1, 10, 6, 16), torch.randn(1, 10, 4, 16), torch.randn(1, 10, 4, 16)
     with pytest.raises(ValueError, match=r"multiple of that of k and v \(4\), got 6 \(layout BNHD\)"):
         comfy_sage2.attention(q, k, v, layout="BNHD")
 
 
-def test_unknown_options_are_refused():
+def test_unknown_options_are_refused() -> None:
     with pytest.raises(TypeError, match="dropout_p"):
-        comfy_sage2.attention(**good(), dropout_p=0.0)
+        comfy_sage2.attention(**{**good(), "dropout_p": 0.0})
 
 
-def test_a_head_dim_of_one_may_have_any_stride():
+def test_a_head_dim_of_one_may_have_any_stride() -> None:
     wide = torch.randn(1, 2, 10, 4)
     out = comfy_sage2.attention(wide[..., :1], wide[..., 1:2], wide[..., 2:3])
     assert out.shape == (1, 2, 10, 1)
@@ -99,6 +100,6 @@ def test_a_head_dim_of_one_may_have_any_stride():
         (torch.zeros(1, dtype=torch.int32, device="meta"), ValueError, r"on q's device cpu, got shape \(1,\) on meta"),
     ],
 )
-def test_flag_that_does_not_fit(flag, error, message):
+def test_flag_that_does_not_fit(flag: torch.Tensor, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         comfy_sage2.attention(**good(), nonfinite=flag)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from lab.baselines.unsmoothed import UNSMOOTHED_4B
 PRECISE = replace(UNSMOOTHED_4B, qk_format=FP32, p_format=FP32, v_format=FP32, accumulator=ACCUMULATE_FP32)
 
 
-def inputs(length=200, head_dim=80, q_heads=4, kv_heads=2):
+def inputs(length: int = 200, head_dim: int = 80, q_heads: int = 4, kv_heads: int = 2) -> Any:
     q = torch.randn(2, q_heads, length, head_dim)
     k, v = (torch.randn(2, kv_heads, length + 30, head_dim) for _ in range(2))
     return q, k, v
@@ -27,7 +28,7 @@ def inputs(length=200, head_dim=80, q_heads=4, kv_heads=2):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("mask_rows", [None, 1, 200])
-def test_exact_attention(is_causal, mask_rows):
+def test_exact_attention(is_causal: bool, mask_rows: int) -> None:
     q, k, v = inputs()
     mask = None if mask_rows is None else torch.rand(1, 1, mask_rows, 230) > 0.3
     out, lse = baselines.exact_attention(q, k, v, is_causal=is_causal, attn_mask=mask)
@@ -37,7 +38,7 @@ def test_exact_attention(is_causal, mask_rows):
 
 
 @pytest.mark.parametrize("head_dim", [1, 2, 64, 80, 128])
-def test_hadamard_rotation_is_orthonormal_with_entries_of_one_size(head_dim):
+def test_hadamard_rotation_is_orthonormal_with_entries_of_one_size(head_dim: int) -> None:
     rotation = random_hadamard(head_dim, seed=3)
     torch.testing.assert_close(rotation @ rotation.T, torch.eye(head_dim))
     assert rotation.abs().max() - rotation.abs().min() < 1e-6
@@ -46,13 +47,13 @@ def test_hadamard_rotation_is_orthonormal_with_entries_of_one_size(head_dim):
 
 
 @pytest.mark.parametrize("baseline", [baselines.hadamard_attention, baselines.smooth_attention])
-def test_transforms_leave_precise_attention_unchanged(baseline):
+def test_transforms_leave_precise_attention_unchanged(baseline: Any) -> None:
     q, k, v = inputs()
     out, _ = baseline(q, k, v, PRECISE)
     torch.testing.assert_close(out.double(), oracle(q, k, v)[0], rtol=1e-3, atol=1e-4)
 
 
-def test_smoothquant_factors_at_alpha_one_half_even_out_q_and_k():
+def test_smoothquant_factors_at_alpha_one_half_even_out_q_and_k() -> None:
     q, k, _ = inputs()
     q, k = q * torch.logspace(-1, 1, 80), k * torch.logspace(1, 0, 80)
     factors = channel_factors(q, k, 0.5)
@@ -60,14 +61,14 @@ def test_smoothquant_factors_at_alpha_one_half_even_out_q_and_k():
     torch.testing.assert_close(q_amax, (k * factors).abs().amax(2))
 
 
-def test_hadamard_spreads_a_single_outlier_channel():
+def test_hadamard_spreads_a_single_outlier_channel() -> None:
     q, k, v = inputs(400, 128)
     k[..., 5] *= 30
     plain = relative_l1(reference_attention(q, k, v, UNSMOOTHED_4B)[0], oracle(q, k, v)[0])
     assert relative_l1(baselines.hadamard_attention(q, k, v)[0], oracle(q, k, v)[0]) < 0.8 * plain
 
 
-def test_errors_are_those_measured_of_the_real_kernels():
+def test_errors_are_those_measured_of_the_real_kernels() -> None:
     # Measured on a Hopper card for this input: sageattention 1.0.6 relative L1 0.0132, FlashAttention-3 FP8 0.0523.
     q, k, v = (torch.randn(1, 2, 2048, 128) for _ in range(3))
     expected, _ = oracle(q, k, v)
@@ -76,7 +77,7 @@ def test_errors_are_those_measured_of_the_real_kernels():
 
 
 @pytest.mark.parametrize("baseline", [baselines.sage_attention1, baselines.flash_attention3_fp8])
-def test_masks_causal_and_scale_reach_the_algorithm(baseline):
+def test_masks_causal_and_scale_reach_the_algorithm(baseline: Any) -> None:
     q, k, v = inputs()
     mask = torch.rand(1, 1, 200, 230) > 0.2
     mask[..., 0] = True

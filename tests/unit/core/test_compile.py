@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from comfy_sage2.options import AttentionOptions
 BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 
 
-def block(q, k, v, mask, layout, return_lse):
-    result = comfy_sage2.attention(
+def block(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, layout: str, return_lse: bool
+) -> Any:
+    result: Any = comfy_sage2.attention(
         q * 1.5, k, v, mode="4b", attn_mask=mask, layout=layout, return_lse=return_lse, smooth_v=True
     )
     out, lse = result if return_lse else (result, torch.zeros(()))
@@ -23,12 +26,12 @@ def block(q, k, v, mask, layout, return_lse):
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler():
+def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("compiler", BACKENDS)
-def test_full_graph_gives_the_eager_result(compiler):
+def test_full_graph_gives_the_eager_result(compiler: Any) -> None:
     q, k, v = torch.randn(1, 70, 4, 32), torch.randn(1, 90, 2, 32), torch.randn(1, 90, 2, 32)
     mask = torch.rand(70, 90) > 0.3
     compiled = torch.compile(block, fullgraph=True, backend=compiler, dynamic=False)
@@ -36,10 +39,10 @@ def test_full_graph_gives_the_eager_result(compiler):
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_dynamic_lengths_compile_once():
+def test_dynamic_lengths_compile_once() -> None:
     compiles = []
 
-    def count(graph, _inputs):
+    def count(graph: Any, _inputs: Any) -> Any:
         compiles.append(graph)
         return graph.forward
 
@@ -51,8 +54,8 @@ def test_dynamic_lengths_compile_once():
     assert len(compiles) == 1
 
 
-def test_compiled_fused_projection_views():
-    def model(x):
+def test_compiled_fused_projection_views() -> None:
+    def model(x: torch.Tensor) -> Any:
         q, k, v = x.view(1, 50, 3, 2, 16).unbind(2)
         return comfy_sage2.attention(q, k, v, layout="BNHD").reshape(1, 50, 32)
 
@@ -61,7 +64,7 @@ def test_compiled_fused_projection_views():
     torch.testing.assert_close(compiled(x), model(x))
 
 
-def test_bad_input_is_still_refused():
+def test_bad_input_is_still_refused() -> None:
     compiled = torch.compile(comfy_sage2.attention, backend="eager")
     with pytest.raises(ValueError, match="k must have q's batch size 1, got 2"):
         compiled(torch.randn(1, 2, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16))
@@ -69,7 +72,7 @@ def test_bad_input_is_still_refused():
 
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 @pytest.mark.parametrize("return_lse", [False, True])
-def test_fake_output_agrees_with_the_real_one(layout, return_lse):
+def test_fake_output_agrees_with_the_real_one(layout: str, return_lse: bool) -> None:
     q, k, v = (torch.randn(2, 4, 30, 16).half() for _ in range(3))
     choices = AttentionOptions(is_causal=True, layout=layout, return_lse=return_lse).values()
     arguments = (q, k, v, None, None, None, *choices)
@@ -78,10 +81,10 @@ def test_fake_output_agrees_with_the_real_one(layout, return_lse):
     torch.library.opcheck(_checked_attention_op, checked, test_utils=("test_schema", "test_faketensor"))
 
 
-def test_compiled_call_notes_what_is_not_finite():
+def test_compiled_call_notes_what_is_not_finite() -> None:
     q, k, v = (torch.randn(1, 2, 30, 16) for _ in range(3))
 
-    def model(q, flag):
+    def model(q: torch.Tensor, flag: torch.Tensor) -> Any:
         return comfy_sage2.attention(q, k, v, nonfinite=flag) + 1
 
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

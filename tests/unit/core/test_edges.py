@@ -17,7 +17,9 @@ MODES = ("8b", "4b")
 @pytest.mark.parametrize("smooth_v", [False, True])
 @pytest.mark.parametrize("pv_accumulator", ["fp32", "fp16"])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_largest_half_precision_value_stays_finite(mode, smooth_v, pv_accumulator, sign):
+def test_the_largest_half_precision_value_stays_finite(
+    mode: str, smooth_v: bool, pv_accumulator: str, sign: float
+) -> None:
     q, k = (torch.randn(2, 4, 150, 64).half() for _ in range(2))
     v = torch.full_like(k, sign * 65504.0)
     flag = torch.zeros(1, dtype=torch.int32)
@@ -27,7 +29,7 @@ def test_the_largest_half_precision_value_stays_finite(mode, smooth_v, pv_accumu
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_is_not_hidden(value):
+def test_what_is_not_finite_is_not_hidden(value: float) -> None:
     q, k, v = (torch.randn(1, 2, 40, 16).half() for _ in range(3))
     v[0, 1, 5, 3] = value
     out = comfy_sage2.attention(q, k, v)
@@ -38,7 +40,7 @@ def test_what_is_not_finite_is_not_hidden(value):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("amax", [1.0e-36, 1.1e-36, 1.3e-36, 1.32e-36, 1e-35, 3e-37])
 @pytest.mark.parametrize("mode", MODES)
-def test_tiny_channels_of_v(mode, amax, dtype):
+def test_tiny_channels_of_v(mode: str, amax: float, dtype: torch.dtype) -> None:
     q, k = (torch.randn(1, 2, 150, 32).to(dtype) for _ in range(2))
     v = torch.randn(1, 2, 150, 32)
     v = (v / v.abs().amax(dim=2, keepdim=True) * amax).to(dtype)
@@ -50,7 +52,7 @@ def test_tiny_channels_of_v(mode, amax, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("distance", [7e4, 1e6])
-def test_keys_far_from_their_mean(dtype, distance):
+def test_keys_far_from_their_mean(dtype: torch.dtype, distance: float) -> None:
     """|K - mean| beyond the range of half precision, with scores of an ordinary size."""
     q = torch.randn(1, 2, 150, 32) / distance
     k, v = torch.randn(1, 2, 150, 32) * distance, torch.randn(1, 2, 150, 32)
@@ -65,7 +67,7 @@ def test_keys_far_from_their_mean(dtype, distance):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_lse_of_rows_of_the_lowest_mask_value(mode, dtype, is_causal):
+def test_lse_of_rows_of_the_lowest_mask_value(mode: str, dtype: torch.dtype, is_causal: bool) -> None:
     q, k, v = (torch.randn(2, 2, 90, 32) for _ in range(3))
     mask = torch.randn(90, 90).to(dtype)
     mask[::5] = torch.finfo(dtype).min

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -12,7 +14,7 @@ NO_GRADIENT = "comfy_sage2.attention has no gradient: call it under torch.no_gra
 NAMES = ("q", "k", "v", "attn_mask")
 
 
-def arguments():
+def arguments() -> Any:
     tensors = {name: torch.randn(1, 2, 20, 16) for name in "qkv"}
     return tensors | {"attn_mask": torch.randn(20, 20)}
 
@@ -20,7 +22,7 @@ def arguments():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("through", ["out", "lse"])
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
-def test_backward_raises_through_each_output_for_each_input(name, through, layout):
+def test_backward_raises_through_each_output_for_each_input(name: str, through: str, layout: str) -> None:
     tensors = arguments()
     if layout == "BNHD":
         tensors |= {name: tensors[name].transpose(1, 2).contiguous() for name in "qkv"}
@@ -35,7 +37,7 @@ def test_backward_raises_through_each_output_for_each_input(name, through, layou
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_forward_mode_raises(name):
+def test_forward_mode_raises(name: str) -> None:
     tensors = arguments()
     with forward_ad.dual_level():
         tensors[name] = forward_ad.make_dual(tensors[name], torch.randn_like(tensors[name]))
@@ -45,11 +47,11 @@ def test_forward_mode_raises(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transform", ["jvp", "grad", "vjp", "jacfwd", "jacrev"])
-def test_function_transforms_raise(name, transform):
+def test_function_transforms_raise(name: str, transform: str) -> None:
     tensors = arguments()
     moving = tensors.pop(name)
 
-    def loss(tensor):
+    def loss(tensor: Any) -> Any:
         out, lse = comfy_sage2.attention(**{name: tensor}, **tensors, return_lse=True)
         return out.sum() + lse.sum()
 
@@ -62,7 +64,7 @@ def test_function_transforms_raise(name, transform):
             getattr(torch.func, transform)(loss)(moving)
 
 
-def test_nothing_is_recorded_where_no_gradient_is_asked_for():
+def test_nothing_is_recorded_where_no_gradient_is_asked_for() -> None:
     tensors = {name: tensor.requires_grad_() for name, tensor in arguments().items()}
     with torch.no_grad():
         assert not comfy_sage2.attention(**tensors).requires_grad
@@ -70,11 +72,11 @@ def test_nothing_is_recorded_where_no_gradient_is_asked_for():
         assert not comfy_sage2.attention(**tensors).requires_grad
 
 
-def test_a_compiled_call_raises_too():
+def test_a_compiled_call_raises_too() -> None:
     tensors = arguments()
     tensors["q"].requires_grad_()
 
-    def model(q):
+    def model(q: torch.Tensor) -> Any:
         return comfy_sage2.attention(q, tensors["k"], tensors["v"]) * 2
 
     torch._dynamo.reset()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ def members(groups: torch.Tensor) -> set[frozenset[int]]:
     return {frozenset((groups == group).nonzero().flatten().tolist()) for group in groups.unique()}
 
 
-def test_ada_query_groups_are_rows_8_apart_within_each_warps_32():
+def test_ada_query_groups_are_rows_8_apart_within_each_warps_32() -> None:
     expected = set()
     for warp_start in range(0, 256, 32):
         for i in range(8):
@@ -35,7 +37,7 @@ def test_ada_query_groups_are_rows_8_apart_within_each_warps_32():
 
 
 @pytest.mark.parametrize(("scheme", "block"), [(ADA, 64), (HOPPER_8B, 64)])
-def test_key_groups_are_four_column_pairs_of_every_eight(scheme, block):
+def test_key_groups_are_four_column_pairs_of_every_eight(scheme: Any, block: int) -> None:
     expected = set()
     for block_start in range(0, 256, block):
         for t in range(4):
@@ -43,16 +45,16 @@ def test_key_groups_are_four_column_pairs_of_every_eight(scheme, block):
     assert members(key_groups(256, scheme)) == expected
 
 
-def test_the_papers_example_of_key_tokens():
+def test_the_papers_example_of_key_tokens() -> None:
     first = next(group for group in members(key_groups(64, ADA)) if 0 in group)
     assert first == {0, 1, 8, 9, 16, 17, 24, 25, 32, 33, 40, 41, 48, 49, 56, 57}
 
 
-def test_hopper_queries_are_per_token():
+def test_hopper_queries_are_per_token() -> None:
     assert members(query_groups(100, HOPPER_8B)) == {frozenset([token]) for token in range(100)}
 
 
-def test_token_block_and_tensor():
+def test_token_block_and_tensor() -> None:
     assert len(members(key_groups(70, PER_TOKEN))) == 70
     assert members(query_groups(300, PER_BLOCK)) == {
         frozenset(range(128)),
@@ -64,12 +66,12 @@ def test_token_block_and_tensor():
 
 
 @pytest.mark.parametrize("length", [1, 7, 31, 129, 200])
-def test_a_ragged_tail_keeps_the_pattern(length):
+def test_a_ragged_tail_keeps_the_pattern(length: int) -> None:
     assert torch.equal(query_groups(length, ADA), query_groups(256, ADA)[:length])
     assert torch.equal(key_groups(length, ADA), key_groups(256, ADA)[:length])
 
 
-def test_impossible_schemes_are_refused():
+def test_impossible_schemes_are_refused() -> None:
     with pytest.raises(ValueError, match="q must be one of token, thread, block, tensor, got 'warp'"):
         GroupScheme("x", q="warp", k="token")
     with pytest.raises(ValueError, match="block_q must be a multiple of 8 \\* warps = 32, got 48"):
@@ -80,7 +82,7 @@ def test_impossible_schemes_are_refused():
 
 @pytest.mark.parametrize(("number_format", "maximum"), [(INT8, 127), (INT4, 7), (E4M3, 448)])
 @pytest.mark.parametrize("length", [1, 50, 300])
-def test_each_group_is_scaled_to_its_own_largest_magnitude(number_format, maximum, length):
+def test_each_group_is_scaled_to_its_own_largest_magnitude(number_format: Any, maximum: int, length: int) -> None:
     x = torch.randn(2, 3, length, 24) * torch.rand(2, 3, length, 1) * 10
     groups = query_groups(length, ADA)
     quantized = quantize_groups(x, groups, number_format)
@@ -95,20 +97,20 @@ def test_each_group_is_scaled_to_its_own_largest_magnitude(number_format, maximu
         assert ((quantized.values * quantized.scale - x).abs() <= quantized.scale * 0.5001).all()
 
 
-def test_integers_round_half_to_even():
+def test_integers_round_half_to_even() -> None:
     x = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 7.0]).reshape(1, 1, 6, 1)
     values = quantize_groups(x, torch.zeros(6, dtype=torch.int64), INT4).values.flatten()
     assert values.tolist() == [0, 2, 2, 0, -2, 7]
 
 
-def test_channels_of_v_have_their_own_scales():
+def test_channels_of_v_have_their_own_scales() -> None:
     v = torch.randn(2, 3, 200, 16) * torch.logspace(-3, 3, 16)
     quantized = quantize_channels(v, E4M3)
     torch.testing.assert_close(quantized.scale, v.abs().amax(2, keepdim=True) / 448)
     assert ((quantized.values * quantized.scale - v).abs() <= v.abs() / 16 * 1.001 + quantized.scale * 2**-10).all()
 
 
-def test_integer_scores_are_exact_at_the_largest_magnitudes():
+def test_integer_scores_are_exact_at_the_largest_magnitudes() -> None:
     q = torch.full((1, 2, 40, 256), 127.0)
     k = torch.randint(-127, 128, (1, 2, 50, 256)).float()
     k[:, :, 0] = -127.0

@@ -46,7 +46,8 @@ def test_misaligned_tensors_are_copied(calls: list[dict[str, Any]], which: int) 
     tensors = [torch.randn(1, 2, 16, 64).half() for _ in range(3)]
     tensors[which] = misaligned(1, 2, 16, 64)
     assert tensors[which].is_contiguous() and tensors[which].data_ptr() % 16 != 0
-    run(calls, *tensors)
+    q, k, v = tensors
+    run(calls, q, k, v)
     for name, tensor in zip("qkv", tensors, strict=True):
         pointer = calls[0][f"{name}_pointer"]
         assert pointer % 16 == 0

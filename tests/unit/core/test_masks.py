@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -24,13 +25,13 @@ SHAPES = [
 ]
 
 
-def inputs():
+def inputs() -> Any:
     q = torch.randn(BATCH, HEADS, ROWS, 32)
     k, v = (torch.randn(BATCH, 2, KEYS, 32) for _ in range(2))
     return q, k, v
 
 
-def assert_matches(q, k, v, **options):
+def assert_matches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
     expected, expected_lse = oracle(q, k, v, **options)
     out, lse = comfy_sage2.attention(q, k, v, **options, return_lse=True)
     assert relative_l1(out, expected) < 0.05
@@ -42,23 +43,23 @@ def assert_matches(q, k, v, **options):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_bool_masks(shape, is_causal):
+def test_bool_masks(shape: Any, is_causal: bool) -> None:
     assert_matches(*inputs(), attn_mask=torch.rand(shape) > 0.4, is_causal=is_causal)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_additive_masks(shape, dtype):
+def test_additive_masks(shape: Any, dtype: torch.dtype) -> None:
     assert_matches(*inputs(), attn_mask=torch.randn(shape).to(dtype))
 
 
-def test_additive_infinity_hides_keys():
+def test_additive_infinity_hides_keys() -> None:
     mask = torch.zeros(ROWS, KEYS).masked_fill(torch.rand(ROWS, KEYS) > 0.5, -math.inf)
     assert_matches(*inputs(), attn_mask=mask)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_row_of_the_lowest_number_is_uniform(dtype):
+def test_row_of_the_lowest_number_is_uniform(dtype: torch.dtype) -> None:
     q, k, v = inputs()
     mask = torch.zeros(ROWS, KEYS, dtype=dtype)
     mask[3] = torch.finfo(dtype).min
@@ -67,7 +68,7 @@ def test_row_of_the_lowest_number_is_uniform(dtype):
 
 
 @pytest.mark.parametrize("smooth_v", [False, True])
-def test_rows_that_attend_to_nothing_are_zero(smooth_v):
+def test_rows_that_attend_to_nothing_are_zero(smooth_v: bool) -> None:
     q, k, v = inputs()
     mask = torch.rand(ROWS, KEYS) > 0.4
     mask[::7] = False
@@ -76,13 +77,13 @@ def test_rows_that_attend_to_nothing_are_zero(smooth_v):
     assert (out[:, :, ::7] == 0).all()
 
 
-def test_first_key_blocks_masked_for_all_rows():
+def test_first_key_blocks_masked_for_all_rows() -> None:
     mask = torch.ones(1, KEYS, dtype=torch.bool)
     mask[:, :100] = False
     assert_matches(*inputs(), attn_mask=mask)
 
 
-def test_a_strided_mask_is_read_by_its_strides():
+def test_a_strided_mask_is_read_by_its_strides() -> None:
     q, k, v = inputs()
     mask = (torch.rand(KEYS, ROWS) > 0.4).T
     torch.testing.assert_close(
@@ -90,7 +91,7 @@ def test_a_strided_mask_is_read_by_its_strides():
     )
 
 
-def test_the_mask_is_not_changed():
+def test_the_mask_is_not_changed() -> None:
     mask = torch.randn(1, 1, ROWS, KEYS)
     before = mask.clone()
     comfy_sage2.attention(*inputs(), attn_mask=mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ FORMATS = [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)]
 
 
 @pytest.mark.parametrize(("number_format", "dtype"), FORMATS)
-def test_every_half_precision_number_rounds_as_torch_rounds_it(number_format, dtype):
+def test_every_half_precision_number_rounds_as_torch_rounds_it(number_format: Any, dtype: torch.dtype) -> None:
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
     x = x[x.isfinite()]
     expected = x.clamp(-number_format.maximum, number_format.maximum).to(dtype).float()
@@ -22,26 +23,26 @@ def test_every_half_precision_number_rounds_as_torch_rounds_it(number_format, dt
 
 
 @pytest.mark.parametrize(("number_format", "dtype"), FORMATS)
-def test_values_between_representable_ones(number_format, dtype):
+def test_values_between_representable_ones(number_format: Any, dtype: torch.dtype) -> None:
     x = torch.randn(100_000) * torch.logspace(-8, 2, 100_000)
     assert torch.equal(number_format.round(x), x.clamp(-448, 448).to(dtype).float())
 
 
 @pytest.mark.parametrize(("number_format", "dtype"), FORMATS)
-def test_nan_stays_and_infinity_saturates(number_format, dtype):
+def test_nan_stays_and_infinity_saturates(number_format: Any, dtype: torch.dtype) -> None:
     rounded = number_format.round(torch.tensor([math.nan, math.inf, -math.inf]))
     assert rounded[0].isnan()
     assert rounded[1:].tolist() == [number_format.maximum, -number_format.maximum]
 
 
-def test_rounding_leaves_its_input_alone():
+def test_rounding_leaves_its_input_alone() -> None:
     x = torch.randn(100)
     before = x.clone()
     E4M3.round(x)
     assert torch.equal(x, before)
 
 
-def test_fp22_keeps_13_mantissa_bits_and_truncates_towards_zero():
+def test_fp22_keeps_13_mantissa_bits_and_truncates_towards_zero() -> None:
     x = torch.tensor([1 + 2**-13, 1 + 2**-14, 1 + 2**-13 + 2**-14, -(1 + 2**-13 + 2**-14), 2.0**-126, 0.0])
     expected = torch.tensor([1 + 2**-13, 1.0, 1 + 2**-13, -(1 + 2**-13), 2.0**-126, 0.0])
     assert torch.equal(truncate_to_fp22_(x.clone()), expected)
@@ -52,7 +53,7 @@ def test_fp22_keeps_13_mantissa_bits_and_truncates_towards_zero():
     assert not (cut.view(torch.int32) & 0x3FF).any()
 
 
-def test_fp22_product_loses_what_one_instruction_cannot_hold():
+def test_fp22_product_loses_what_one_instruction_cannot_hold() -> None:
     # 1 in the first instruction of 32 keys, 2^-14 in the second: gone in FP22, kept in FP32.
     p = torch.zeros(1, 1, 64)
     p[0, 0, 0], p[0, 0, 32] = 1.0, 2.0**-14
@@ -62,7 +63,7 @@ def test_fp22_product_loses_what_one_instruction_cannot_hold():
 
 
 @pytest.mark.parametrize("keys", [1, 31, 32, 33, 64, 100])
-def test_accumulators_add_to_what_is_there(keys):
+def test_accumulators_add_to_what_is_there(keys: int) -> None:
     p, v, total = torch.rand(3, 20, keys), torch.randn(3, keys, 8), torch.randn(3, 20, 8)
     exact = total.double() + p.double() @ v.double()
     largest_partial_sum = total.double().abs() + p.double() @ v.double().abs()

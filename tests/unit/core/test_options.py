@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from comfy_sage2.options import CHOICES, NAMES, AttentionOptions, CallChoices, C
 BINDING = Path(__file__).resolve().parents[3] / "csrc" / "binding.cpp"
 
 
-def test_type_checkers_know_the_same_options():
+def test_type_checkers_know_the_same_options() -> None:
     hints = get_type_hints(AttentionOptions)
     assert get_type_hints(Choices) == hints
     assert get_type_hints(CallChoices) == {name: hint for name, hint in hints.items() if name != "return_lse"}
@@ -24,13 +24,13 @@ def test_type_checkers_know_the_same_options():
     assert set(get_type_hints(ModelChoices)) == set(NAMES) - per_call
 
 
-def test_the_operators_take_every_option():
+def test_the_operators_take_every_option() -> None:
     for operator in (torch.ops.comfy_sage2.attention, torch.ops.comfy_sage2.checked_attention):
         arguments = [argument.name for argument in operator.default._schema.arguments]
         assert arguments[-len(NAMES) :] == [f"{name}_option" for name in NAMES]
 
 
-def test_the_kernels_know_what_they_are_told():
+def test_the_kernels_know_what_they_are_told() -> None:
     binding = BINDING.read_text()
     for argument in option_fields(AttentionOptions()):
         assert f'"{argument}"' in binding
@@ -39,9 +39,9 @@ def test_the_kernels_know_what_they_are_told():
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_unknown_choices_are_refused(name):
+def test_unknown_choices_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be one of .*, got 'none'"):
-        AttentionOptions(**{name: "none"})
+        replace(AttentionOptions(), **{name: "none"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_unknown_choices_are_refused(name):
     ],
 )
 @pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
-def test_wrong_values(call, choices, error, message):
+def test_wrong_values(call: Any, choices: Any, error: type[Exception], message: str) -> None:
     q = torch.randn(1, 2, 10, 16)
     with pytest.raises(error, match=message):
         call(q, q, q, **choices)
 
 
-def test_options_and_keywords_together():
+def test_options_and_keywords_together() -> None:
     q, k, v = (torch.randn(1, 2, 40, 16) for _ in range(3))
     options = AttentionOptions("4b", smooth_v=True, return_lse=True)
     out, lse = comfy_sage2.attention(q, k, v, options=options, is_causal=True)
@@ -74,13 +74,13 @@ def test_options_and_keywords_together():
     assert options == AttentionOptions("4b", smooth_v=True, return_lse=True)
 
 
-def test_values_make_the_options_again():
+def test_values_make_the_options_again() -> None:
     options = AttentionOptions("4b", True, True, 0.3, "BNHD", True, "fp16")
     assert AttentionOptions(*options.values()) == options
     assert AttentionOptions.of(options, {"mode": "8b"}) == replace(options, mode="8b")
 
 
-def test_a_model_has_no_options_of_single_calls():
+def test_a_model_has_no_options_of_single_calls() -> None:
     assert AttentionOptions.of_model(None, {"smooth_v": True}) == AttentionOptions(smooth_v=True)
     with pytest.raises(ValueError, match="is_causal cannot be chosen for a whole model"):
         AttentionOptions.of_model(AttentionOptions(is_causal=True), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from comfy_sage2.backends.base import AttentionRequest, Backend, Constraint, emp
 from comfy_sage2.options import AttentionOptions
 
 
-def small_head_dim(request):
+def small_head_dim(request: AttentionRequest) -> str | None:
     return None if request.head_dim <= 16 else f"head_dim must be at most 16, got {request.head_dim}"
 
 
-def no_mask(request):
+def no_mask(request: AttentionRequest) -> str | None:
     return None if request.mask_shape is None else f"masks are not supported, got shape {request.mask_shape}"
 
 
@@ -26,9 +27,18 @@ class Ones(Backend):
 
     name = "ones"
     accelerated = True
-    constraints = (Constraint("head_dim", small_head_dim), Constraint("mask", no_mask))
+    constraints: tuple[Constraint, ...] = (Constraint("head_dim", small_head_dim), Constraint("mask", no_mask))
 
-    def run(self, q, k, v, request, *, attn_mask, nonfinite):
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        *,
+        attn_mask: torch.Tensor | None,
+        nonfinite: torch.Tensor | None,
+    ) -> Any:
         lse = q.new_ones(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
         return empty_output(q, request.options.layout).fill_(1), lse
 
@@ -37,24 +47,29 @@ class Broken(Ones):
     name = "broken"
     constraints = ()
 
-    def availability(self):
+    def availability(self) -> Any:
         return "no kernel for this machine"
 
 
 @pytest.fixture
-def fake_backends(monkeypatch):
+def fake_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_BACKENDS", (Broken(), Ones(), registry.get("reference")))
 
 
-def tensors(head_dim=16):
+def tensors(head_dim: int = 16) -> Any:
     return tuple(torch.randn(1, 2, 10, head_dim) for _ in range(3))
 
 
-def request(head_dim=16, **choices):
-    return AttentionRequest.of(*tensors(head_dim)[:2], AttentionOptions(**choices))
+def name_of(chosen: Backend | None) -> str | None:
+    return None if chosen is None else chosen.name
 
 
-def test_a_request_describes_the_call():
+def request(head_dim: int = 16, **choices: Any) -> Any:
+    q, k, _ = tensors(head_dim)
+    return AttentionRequest.of(q, k, AttentionOptions(**choices))
+
+
+def test_a_request_describes_the_call() -> None:
     q, k = torch.randn(2, 6, 10, 16).half(), torch.randn(2, 3, 20, 16).half()
     mask = torch.ones(2, 1, 1, 20, dtype=torch.bool)
     options = AttentionOptions("4b", is_causal=True)
@@ -70,15 +85,15 @@ def test_a_request_describes_the_call():
 
 @pytest.mark.usefixtures("fake_backends")
 class TestChoice:
-    def test_first_accelerated_that_can_run(self):
-        assert registry.choose(request()).name == "ones"
+    def test_first_accelerated_that_can_run(self) -> None:
+        assert name_of(registry.choose(request())) == "ones"
         assert torch.equal(comfy_sage2.attention(*tensors()), torch.ones(1, 2, 10, 16))
 
-    def test_reference_where_no_kernel_can(self):
-        assert registry.choose(request(head_dim=32)).name == "reference"
+    def test_reference_where_no_kernel_can(self) -> None:
+        assert name_of(registry.choose(request(head_dim=32))) == "reference"
         assert registry.choose(request(head_dim=32), accelerated_only=True) is None
 
-    def test_explain_lists_every_backend_in_order(self):
+    def test_explain_lists_every_backend_in_order(self) -> None:
         q, k, v = tensors(32)
         assert list(comfy_sage2.explain(q, k, v).items()) == [
             ("broken", "no kernel for this machine"),
@@ -87,28 +102,28 @@ class TestChoice:
         ]
         assert comfy_sage2.explain(*tensors(), backend="ones") == {"ones": None}
 
-    def test_explain_looks_at_the_options(self):
+    def test_explain_looks_at_the_options(self) -> None:
         mask = torch.ones(10, 10, dtype=torch.bool)
         reasons = comfy_sage2.explain(*tensors(), attn_mask=mask)
         assert reasons["ones"] == "masks are not supported, got shape (1, 1, 10, 10)"
 
-    def test_a_named_backend_that_cannot_run_says_why(self):
+    def test_a_named_backend_that_cannot_run_says_why(self) -> None:
         with pytest.raises(comfy_sage2.UnsupportedError, match="'ones' cannot run this call: head_dim must be at most"):
             comfy_sage2.attention(*tensors(32), backend="ones")
         with pytest.raises(comfy_sage2.UnsupportedError, match="'broken' cannot run this call: no kernel"):
             comfy_sage2.attention(*tensors(), backend="broken")
 
-    def test_a_named_backend_is_used_over_the_preferred_one(self):
+    def test_a_named_backend_is_used_over_the_preferred_one(self) -> None:
         assert not torch.equal(comfy_sage2.attention(*tensors(), backend="reference"), torch.ones(1, 2, 10, 16))
 
 
-def test_no_backend_at_all_lists_every_reason(monkeypatch):
+def test_no_backend_at_all_lists_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_BACKENDS", (Broken(), Ones()))
     with pytest.raises(comfy_sage2.UnsupportedError, match=r"broken: no kernel.*; ones: head_dim must be at most 16"):
         comfy_sage2.attention(*tensors(32))
 
 
-def test_on_a_cpu_only_the_reference_runs_and_the_others_say_why():
+def test_on_a_cpu_only_the_reference_runs_and_the_others_say_why() -> None:
     reasons = comfy_sage2.explain(*tensors())
     assert reasons.pop("reference") is None
     assert all(reasons.values())

@@ -12,7 +12,7 @@ from comfy_sage2.quantize.rotation import rotate, rotation_size
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 40, 64, 72, 128, 136, 256, 300])
-def test_products_grow_by_the_size_alone(head_dim):
+def test_products_grow_by_the_size_alone(head_dim: int) -> None:
     q, k = torch.randn(2, 3, 50, head_dim, dtype=torch.float64)
     n = rotation_size(head_dim)
     product = rotate(q) @ rotate(k).transpose(1, 2)
@@ -21,11 +21,11 @@ def test_products_grow_by_the_size_alone(head_dim):
 
 
 @pytest.mark.parametrize(("head_dim", "size"), [(1, 64), (64, 64), (65, 128), (128, 128), (129, 256), (257, 512)])
-def test_sizes_are_powers_of_two_from_64(head_dim, size):
+def test_sizes_are_powers_of_two_from_64(head_dim: int, size: int) -> None:
     assert rotation_size(head_dim) == size
 
 
-def test_rotation_is_a_hadamard_matrix_with_random_signs():
+def test_rotation_is_a_hadamard_matrix_with_random_signs() -> None:
     matrix = rotate(torch.eye(256))
     assert torch.equal(matrix.abs(), torch.ones(256, 256))
     assert torch.equal(matrix @ matrix.T, 256 * torch.eye(256))
@@ -37,19 +37,19 @@ def test_rotation_is_a_hadamard_matrix_with_random_signs():
     assert 96 <= (signs > 0).sum() <= 160
 
 
-def test_narrow_vectors_repeat_their_own_transform():
+def test_narrow_vectors_repeat_their_own_transform() -> None:
     x = torch.randn(5, 16)
     rotated = rotate(x)
     assert torch.equal(rotated, rotated[:, :16].repeat(1, 4))
 
 
-def test_one_large_channel_is_spread_over_all():
+def test_one_large_channel_is_spread_over_all() -> None:
     x = torch.zeros(1, 128)
     x[0, 77] = 64.0
     assert torch.equal(rotate(x).abs(), torch.full((1, 128), 64.0))
 
 
-def test_sums_go_in_the_documented_order():
+def test_sums_go_in_the_documented_order() -> None:
     # Each stage adds and subtracts pairs in float32; another order would round differently.
     x = torch.randn(64)
     values = (x * rotate(torch.eye(64))[:, 0]).tolist()
@@ -62,14 +62,14 @@ def test_sums_go_in_the_documented_order():
     assert torch.equal(rotate(x), torch.tensor(values))
 
 
-def test_rotation_leaves_its_input_alone():
+def test_rotation_leaves_its_input_alone() -> None:
     x = torch.randn(4, 40)
     before = x.clone()
     rotate(x)
     assert torch.equal(x, before)
 
 
-def test_clipped_int4_uses_all_sixteen_integers():
+def test_clipped_int4_uses_all_sixteen_integers() -> None:
     x = torch.tensor([-8.5, -8.0, -7.6, 7.4, 7.6, 8.5, math.nan])
     rounded = INT4_CLIPPED.round(x)
     assert rounded[:6].tolist() == [-8, -8, -8, 7, 7, 7]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2 import machine as machine_facts
 from comfy_sage2.backends import known_answers, selftest
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KernelBackend
@@ -55,7 +56,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
     found = Machine(tmp_path)
     monkeypatch.setattr(selftest, "user_cache", lambda: found.folder)
-    monkeypatch.setattr(selftest.machine, "loaded_driver", lambda: found.driver)
+    monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
     monkeypatch.setattr(known_answers, "ask", found.ask)
     monkeypatch.setattr(loader, "load", lambda architecture: SimpleNamespace())
     monkeypatch.setattr(loader, "fingerprint", lambda architecture: found.module)
@@ -85,7 +86,7 @@ def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:
 def test_another_gpu_driver_or_module_is_tested(machine: Machine, change: str) -> None:
     machine.reason()
     machine.restart()
-    variants = VARIANTS
+    variants: tuple[Variant, ...] = VARIANTS
     if change == "variants":
         variants += (Variant("4b", "fp32"),)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -121,5 +122,5 @@ def test_a_broken_capture_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_charts_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "matplotlib is not installed" in (plots.reason_unavailable() or "")

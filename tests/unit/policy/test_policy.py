@@ -45,7 +45,7 @@ def small_policy(target: str = "balanced") -> Policy:
     ],
 )
 def test_the_fastest_mode_that_is_good_enough(
-    target: str, relative_l1: tuple, expected: AttentionOptions | None
+    target: str, relative_l1: tuple[float, ...], expected: AttentionOptions | None
 ) -> None:
     assert pick(errors(*relative_l1), TARGETS[target]) == expected
 
@@ -150,7 +150,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("path, value, words", BAD, ids=[words for _, _, words in BAD])
-def test_a_bad_document_is_refused_with_the_field_named(path: tuple, value: Any, words: str) -> None:
+def test_a_bad_document_is_refused_with_the_field_named(path: tuple[Any, ...], value: Any, words: str) -> None:
     with pytest.raises(ValueError) as refused:
         from_text(changed(path, value))
     assert words in str(refused.value)

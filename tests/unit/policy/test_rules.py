@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from comfy_sage2.policy.rules import FEW_KEYS, RulePlan, kept
 MIDDLE = Place(layer=15, layers=30, step=10, steps=20, q_length=4096, kv_length=4096)
 
 
-def mode(backend: str = "sm89", **changes: int | None) -> str:
+def mode(backend: str = "sm89", **changes: Any) -> str:
     return label(RulePlan("WAN21", backend).choose(replace(MIDDLE, **changes)).options)
 
 

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,9 +64,14 @@ def test_a_seed_fixes_the_pictures(fresh_seed: int) -> None:
 
 
 def test_the_answer_is_the_shape_of_the_one_largest_thing(fresh_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
+    drawn: list[tuple[Any, ...]] = []
     draw = clips.draw
-    monkeypatch.setattr(clips, "draw", lambda *arguments: drawn.append(arguments) or draw(*arguments))
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        drawn.append(arguments)
+        return draw(*arguments)
+
+    monkeypatch.setattr(clips, "draw", noted)
     _, answers = Pictures(fresh_seed, CPU).next(200)
     [(scenes, _, x, y)] = drawn
     sizes, colors, _, shapes, motions = scenes.things.unbind(2)
@@ -121,7 +127,7 @@ def test_attention_is_replaced_while_entered(fresh_seed: int) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("is_causal", True), ("attn_mask", torch.ones(8, 8).bool()), ("dropout_p", 0.1), ("scale", 2.0)]
 )
-def test_attention_that_is_not_plain_is_refused(name: str, value: object) -> None:
+def test_attention_that_is_not_plain_is_refused(name: str, value: Any) -> None:
     q = torch.randn(1, 1, 8, 16)
     with ReplacedAttention(lambda q, k, v: v), pytest.raises(ValueError, match=f"only plain attention.*{name}"):
         F.scaled_dot_product_attention(q, q, q, **{name: value})

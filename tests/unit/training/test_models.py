@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -25,12 +26,15 @@ def shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}
 
 
-def disturbed(model: torch.nn.Module) -> torch.nn.Module:
+def disturbed(model: Model) -> Model:
     """The model with weights that leave nothing zero."""
     with torch.no_grad():
         for value in model.parameters():
-            value += 0.05 * torch.randn_like(value)
+            value.add_(0.05 * torch.randn_like(value))
     return model.eval()
+
+
+Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 @pytest.fixture

@@ -37,7 +37,6 @@ README = string.Template("""\
 
 The compiled kernels that the pack loads by itself: it takes the wheel that fits the GPU and the platform, compares its
 SHA-256 with `SHA256SUMS` and unpacks the module of the running Python once. Nothing here has to be installed by hand.
-The wheels for Windows and for aarch64 were run under wine and qemu against a recording driver, not on a GPU.
 
 | wheel | for | MB |
 | --- | --- | --- |
@@ -46,7 +45,7 @@ $rows
 - Version $version, built from commit `$commit`.
 - Tools: $tools.
 - `make wheels` rebuilds them, `make wheels-verify` rebuilds them and compares them bit for bit with what lies here.
-  How: `docs/releasing.md`.
+  How: `docs/dev/releasing.md`.
 """)
 
 

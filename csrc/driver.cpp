@@ -256,9 +256,9 @@ class KernelCache {
     if (result == kErrorInvalidImage || result == kErrorNoBinaryForGpu || result == kErrorUnsupportedVersion) {
       int found = 0;
       api.check(api.driver_get_version, &found);
-      message += "; it was compiled for " KERNEL_TARGET " with " KERNEL_TOOLCHAIN " and needs driver "
-                 KERNEL_MINIMUM_DRIVER ", which supports CUDA " + cuda(KERNEL_MINIMUM_DRIVER_VERSION) +
-                 ", or newer; this one supports CUDA " + cuda(found);
+      message += "; it was compiled for " KERNEL_TARGET " with " KERNEL_TOOLCHAIN
+                 " and needs driver " KERNEL_MINIMUM_DRIVER ", which supports CUDA " +
+                 cuda(KERNEL_MINIMUM_DRIVER_VERSION) + ", or newer; this one supports CUDA " + cuda(found);
     }
     throw std::runtime_error(message);
   }

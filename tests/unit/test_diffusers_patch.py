@@ -129,11 +129,12 @@ def test_model_without_attention() -> None:
 def test_accumulators_suit_the_card(transformer: WanTransformer3DModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def recording(*args: torch.Tensor, options: AttentionOptions, **kwargs: object) -> torch.Tensor:
+    def recording(*args: Any, options: AttentionOptions, **kwargs: Any) -> Any:
         seen.append(options.pv_accumulator)
         return attention(*args, options=options, **kwargs)
 
     monkeypatch.setattr(diffusers, "attention", recording)
+    choices: dict[str, Any]
     for choices in ({}, {"pv_accumulator": "fp16"}, {"options": AttentionOptions(mode="4b")}):
         with patch(transformer, backend="reference", **choices):
             run(transformer)

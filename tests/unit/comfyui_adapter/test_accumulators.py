@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -23,7 +25,7 @@ def half(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("half")
 @pytest.mark.parametrize("options", [{}, {"mode": "4b"}, {"smooth_v": True}, {"mode": "auto"}], ids=str)
-def test_the_report_names_half_precision(options: dict[str, object]) -> None:
+def test_the_report_names_half_precision(options: dict[str, Any]) -> None:
     session = session_with(**options)
     call(session, *qkv(), 2)
     session.end_sampling()
@@ -54,6 +56,7 @@ def test_a_calibration_measures_what_will_be_used(monkeypatch: pytest.MonkeyPatc
         return "fp16"
 
     monkeypatch.setattr(accumulators, "_of_device", of_device)
-    measured = measure_variants(AttentionCall(*qkv(), 2))
+    q, k, v = qkv()
+    measured = measure_variants(AttentionCall(q, k, v, 2))
     assert asked
     assert {options.pv_accumulator for options in measured} == {"fp32"}  # the policy's own options stay as they are

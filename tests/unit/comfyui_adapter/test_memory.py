@@ -32,7 +32,7 @@ class Allocations(TorchDispatchMode):
     """The tensors that came out of operators within it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._made: list[weakref.ref[torch.Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +53,8 @@ def block(session: Session, calls: int = 1) -> Allocations:
     """One block of a model with these attention calls, whose outputs it does not keep."""
     override = make_override(session)
     tensors = qkv()
-    with Allocations() as allocations:
+    allocations = Allocations()
+    with allocations:
         for _ in range(calls):
             override(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
     return allocations
@@ -177,7 +178,11 @@ def test_comparisons_are_not_recorded(recorder: Recorder, monkeypatch: pytest.Mo
 
 
 def test_calibrations_are_not_recorded(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", lambda call: recorder.look() or {})
+    def measure(call: object) -> dict[object, object]:
+        recorder.look()
+        return {}
+
+    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", measure)
     session = Session(Calibration(Signature("TEST", ()), 1.0, lambda done, total: None))
     session.begin_sampling(SIGMAS)
     forward = session.begin_forward(1.0, CPU, {})

@@ -84,7 +84,7 @@ def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> Outc
     with _lock:
         outcome = _tested(architecture, index, variants, _key(architecture, index, variants))
         if outcome is None:
-            raise RuntimeError("the GPU's memory does not suffice for the self-test")
+            raise RuntimeError("[SA-113] the GPU's memory does not suffice for the self-test")
         _outcomes[architecture, index] = outcome
         return outcome
 

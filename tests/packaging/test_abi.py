@@ -93,7 +93,7 @@ def test_a_bundled_module_of_another_abi_is_refused(plugin: Plugin, tmp_path: Pa
     plugin.add_wheel(extension=native_module(tmp_path, "0.9.0", abi))
     reason = plugin.reason()
     assert reason == (
-        f"the bundled comfy_sage2_sm90 (version 0.9.0, ABI {abi or 'unknown'}) is refused: its ABI is "
+        f"[SA-110] the bundled comfy_sage2_sm90 (version 0.9.0, ABI {abi or 'unknown'}) is refused: its ABI is "
         f"{abi or 'unknown'}, this comfy_sage2 needs ABI {ABI_VERSION}; update the pack"
     )
 

@@ -58,7 +58,7 @@ class Capture(Task):
         try:
             q, k, v, mask = checked_tensors(call)
         except (TypeError, ValueError) as error:
-            return f"[SA-408] {error}"
+            return str(error)
         try:
             with memory.unrecorded():
                 self.recorder.add(q, k, v, layer=place.layer, step=place.step, scale=call.scale, mask=mask)

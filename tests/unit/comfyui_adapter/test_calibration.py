@@ -338,7 +338,8 @@ def test_keys_of_another_batch_are_left_out_with_the_reason(mask: torch.Tensor |
         out = override(comfyui_attention, q, k, v, HEADS, mask, skip_reshape=True)
     assert torch.equal(out, torch.full_like(q, 7.0))
     assert (
-        node.left_out == {0: "[SA-408] measuring failed: k must have q's batch size 2, got 1"} and not node.measurements
+        node.left_out == {0: "[SA-408] measuring failed: [SA-201] k must have q's batch size 2, got 1"}
+        and not node.measurements
     )
 
 

@@ -133,7 +133,7 @@ def test_keys_of_another_batch_are_left_out_with_the_reason() -> None:
     q, k = torch.randn(2, 10, 64), torch.randn(1, 10, 64)
     with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
         assert (make_override(session)(comfyui_attention, q, k, k, 2) == 7.0).all()
-    assert capture.left_out == {0: "[SA-408] k must have q's batch size 2, got 1"} and not capture.recorder.samples
+    assert capture.left_out == {0: "[SA-201] k must have q's batch size 2, got 1"} and not capture.recorder.samples
 
 
 def test_passes_outside_of_a_sampling_are_not_kept() -> None:

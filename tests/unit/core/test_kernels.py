@@ -48,14 +48,14 @@ def test_an_amd_gpu_is_no_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
     for backend, capability in ((SM120, (12, 0)), (SM90, (9, 0))):
         reason = backend.reason_against(_request(capability))
-        assert reason == "the kernels are for NVIDIA GPUs, and this torch is built for ROCm 6.4"
+        assert reason == "[SA-103] the kernels are for NVIDIA GPUs, and this torch is built for ROCm 6.4"
 
 
 @pytest.mark.usefixtures("installed")
 def test_int4_where_the_tensor_cores_have_it() -> None:
     assert SM90.reason_against(_request((9, 0), mode="4b")) is None
     assert SM89.reason_against(_request((8, 9), mode="4b")) is None
-    assert SM120.reason_against(_request((12, 0), mode="4b")) == "mode must be 8b here, got 4b"
+    assert SM120.reason_against(_request((12, 0), mode="4b")) == "[SA-206] mode must be 8b here, got 4b"
     assert SM80.reason_against(_request((8, 0), mode="4b")) is None
     assert SM80.reason_against(_request((8, 6), mode="4b")) is None
 
@@ -65,7 +65,7 @@ def test_half_accumulators_are_for_the_mma_kernels() -> None:
     for backend, capability in ((SM89, (8, 9)), (SM80, (8, 0)), (SM80, (8, 6)), (SM120, (12, 0))):
         assert backend.reason_against(_request(capability, pv_accumulator="fp16")) is None
     reason = SM90.reason_against(_request((9, 0), pv_accumulator="fp16"))
-    assert reason == "pv_accumulator must be fp32 here, got fp16"
+    assert reason == "[SA-206] pv_accumulator must be fp32 here, got fp16"
 
 
 def test_a_missing_kernel_is_the_last_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_missing_kernel_is_the_last_reason(monkeypatch: pytest.MonkeyPatch) ->
         return "no wheel"
 
     monkeypatch.setattr(loader, "reason_unavailable", unavailable)
-    assert SM89.reason_against(_request((9, 0))) == "these kernels need compute capability 8.9, got 9.0"
+    assert SM89.reason_against(_request((9, 0))) == "[SA-103] these kernels need compute capability 8.9, got 9.0"
     assert asked == []
     assert SM89.reason_against(_request((8, 9))) == "no wheel"
     assert asked == ["sm89"]

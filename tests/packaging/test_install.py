@@ -48,7 +48,7 @@ def test_a_changed_wheel_is_named_and_the_other_unpacked(pack: Plugin) -> None:
     pack.add_wheel("sm90")
     changed.write_bytes(b"")
     output = install(pack)
-    assert f"sm89 kernels: {changed} is refused" in output
+    assert f"sm89 kernels: [SA-106] {changed} is refused" in output
     assert len(pack.unpacked_files()) == 1
 
 

@@ -41,7 +41,7 @@ def test_status_0_when_one_backend_works(monkeypatch: pytest.MonkeyPatch, capsys
     lines = capsys.readouterr().out.splitlines()
     assert any("8b" in line and line.endswith(" good") for line in lines)
     assert any("broken cannot: its wheel is missing" in line for line in lines)
-    assert any("good cannot: mode must be 8b here" in line for line in lines)
+    assert any("good cannot: [SA-206] mode must be 8b here" in line for line in lines)
 
 
 def test_status_1_when_none_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,7 +109,7 @@ def test_the_command_writes_tables_data_and_charts(tmp_path: Path, samples: list
     assert "capture mine.safetensors (1 layers, 1 step)" in text
     data = json.loads((tmp_path / "capture_mine.json").read_text(encoding="utf-8"))
     assert data["samples"] == [{"layer": 0, "step": 0}]
-    assert set(data["tables"]["smoothing"]["average"]) == set(paper.AVERAGE["smoothing"])
+    assert set(data["tables"]["smoothing"]["average"]) == {*paper.AVERAGE["smoothing"], "Smooth Q+K + rotation"}
     if plots.reason_unavailable() is None:
         assert (tmp_path / "capture_mine.png").stat().st_size > 1000
 

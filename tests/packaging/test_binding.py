@@ -54,7 +54,7 @@ MACROS = {
 
 
 def compile_native(output: Path, *arguments: str) -> Path:
-    command = ["g++", "-std=c++17", "-O0", "-fPIC", "-fvisibility=hidden", "-o", str(output), *arguments]
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-o", str(output), *arguments]
     subprocess.run(command, check=True, timeout=300)
     return output
 

@@ -111,8 +111,8 @@ def test_an_older_release_is_refused_with_one_line_and_the_bundled_one_serves(pl
     output, log = run(plugin)
     assert output.startswith("1.2.3 | None | ")
     assert log == [
-        "the installed comfy_sage2_sm90 (version 0.1.0, ABI unknown) is ignored: its ABI is unknown, this comfy_sage2 "
-        f"needs ABI {ABI_VERSION}; `pip uninstall comfy-sage2-sm90` removes it"
+        "[SA-110] the installed comfy_sage2_sm90 (version 0.1.0, ABI unknown) is ignored: its ABI is unknown, this "
+        f"comfy_sage2 needs ABI {ABI_VERSION}; `pip uninstall comfy-sage2-sm90` removes it"
     ]
 
 

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "attention_call.h"
+#include "build_info.h"
 #include "driver.h"
 
 namespace py = pybind11;
@@ -170,14 +171,14 @@ void translate(std::exception_ptr exception) {
 
 PYBIND11_MODULE(_C, module) {
   py::register_local_exception_translator(translate);
-  module.doc() = "Quantized attention kernels for " KERNEL_ARCHITECTURE;
-  module.attr("architecture") = KERNEL_ARCHITECTURE;
-  module.attr("target") = KERNEL_TARGET;
-  module.attr("version") = KERNEL_VERSION;
+  module.doc() = std::string("Quantized attention kernels for ") + kBuildInfo.architecture;
+  module.attr("architecture") = kBuildInfo.architecture;
+  module.attr("target") = kBuildInfo.target;
+  module.attr("version") = kBuildInfo.version;
   module.attr("abi_version") = kAbiVersion;
-  module.attr("toolchain") = KERNEL_TOOLCHAIN;
-  module.attr("minimum_driver") = KERNEL_MINIMUM_DRIVER;
-  module.attr("minimum_driver_version") = KERNEL_MINIMUM_DRIVER_VERSION;
+  module.attr("toolchain") = kBuildInfo.toolchain;
+  module.attr("minimum_driver") = kBuildInfo.minimum_driver;
+  module.attr("minimum_driver_version") = kBuildInfo.minimum_driver_version;
   module.def("add_cubin", &driver::add_cubin, py::arg("name"), py::arg("image"),
              "Make a compiled image (bytes) known under its name.");
   module.def("driver_version", &driver::version,

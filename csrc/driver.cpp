@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "build_info.h"
+
 #ifdef _WIN32
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
@@ -83,8 +85,8 @@ class Entry<CUresult(Arguments...)> {
 
   CUresult raw(Arguments... arguments) const {
     if (!function_) {
-      throw std::runtime_error(std::string("the installed NVIDIA driver lacks ") + name_ +
-                               "; update it to version " KERNEL_MINIMUM_DRIVER " or newer");
+      throw std::runtime_error(std::string("the installed NVIDIA driver lacks ") + name_ + "; update it to version " +
+                               kBuildInfo.minimum_driver + " or newer");
     }
     return function_(arguments...);
   }
@@ -146,7 +148,7 @@ class Api {
   static void* required_library() {
     if (void* library = open_library()) return library;
     throw std::runtime_error(std::string("no NVIDIA driver was found: ") + kLibraryName + " cannot be opened (" +
-                             open_error() + "); install driver " KERNEL_MINIMUM_DRIVER " or newer");
+                             open_error() + "); install driver " + kBuildInfo.minimum_driver + " or newer");
   }
 
   explicit Api(void* library)
@@ -256,9 +258,9 @@ class KernelCache {
     if (result == kErrorInvalidImage || result == kErrorNoBinaryForGpu || result == kErrorUnsupportedVersion) {
       int found = 0;
       api.check(api.driver_get_version, &found);
-      message += "; it was compiled for " KERNEL_TARGET " with " KERNEL_TOOLCHAIN
-                 " and needs driver " KERNEL_MINIMUM_DRIVER ", which supports CUDA " +
-                 cuda(KERNEL_MINIMUM_DRIVER_VERSION) + ", or newer; this one supports CUDA " + cuda(found);
+      message += std::string("; it was compiled for ") + kBuildInfo.target + " with " + kBuildInfo.toolchain +
+                 " and needs driver " + kBuildInfo.minimum_driver + ", which supports CUDA " +
+                 cuda(kBuildInfo.minimum_driver_version) + ", or newer; this one supports CUDA " + cuda(found);
     }
     throw std::runtime_error(message);
   }

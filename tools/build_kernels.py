@@ -95,12 +95,16 @@ def _host_steps(
     objects.mkdir(exist_ok=True)
     common = ("g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden")
     steps = []
-    for source in architecture.host_sources:
+    definitions = (
+        *(f"-D{name}={value}" for name, value in macros.items()),
+        *(f"-D{define}" for define in architecture.defines),
+    )
+    sources = dict.fromkeys(kernel_table.SHARED_SOURCES, ()) | dict.fromkeys(architecture.host_sources, definitions)
+    for source, own in sources.items():
         output = objects / f"{source.replace('/', '_')}.o"
         depfile = output.with_suffix(".d")
         command = (
-            *common, *(f"-D{name}={value}" for name, value in macros.items()),
-            *(f"-D{define}" for define in architecture.defines),
+            *common, *own,
             "-isystem", include, "-isystem", pybind11.get_include(), "-I", str(kernel_table.CSRC),
             "-MD", "-MF", str(depfile), "-c", "-o", str(output), str(kernel_table.CSRC / source),
         )  # fmt: skip

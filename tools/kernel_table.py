@@ -25,7 +25,9 @@ from typing import Any
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 TABLE = CSRC / "architectures.json"
-HOST_SOURCES = ("binding.cpp", "driver.cpp")
+# Every build has them. The shared ones take no definitions: all builds compile them alike.
+SHARED_SOURCES = ("binding.cpp", "driver.cpp")
+BUILD_SOURCES = ("build_info.cpp",)
 # Driver branch -> the CUDA version that its first release supports, as the driver gives it: 1000 * major + 10 * minor.
 DRIVER_CUDA_VERSIONS = {"525": 12000, "570": 12080, "580": 13000}
 
@@ -58,7 +60,7 @@ class Architecture:
     targets: tuple[str, ...]
     defines: tuple[str, ...]  # of the host code; the cubins have them among theirs
     cubins: tuple[Cubin, ...]
-    host_sources: tuple[str, ...]
+    host_sources: tuple[str, ...]  # beside SHARED_SOURCES
 
     def target(self, wanted: str | None) -> str:
         """The target to compile for: the usual one, or the one asked for. ValueError if the table lacks it."""
@@ -122,7 +124,7 @@ def read(architecture: str) -> Architecture:
         targets=tuple(entry["targets"]),
         defines=defines,
         cubins=tuple(cubins),
-        host_sources=(*HOST_SOURCES, *family["host_sources"]),
+        host_sources=(*BUILD_SOURCES, *family["host_sources"]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from functools import lru_cache
 from math import gcd
@@ -14,6 +15,10 @@ from .base import AttentionRequest, empty_output
 
 # As in csrc/attention_call.h.
 ELEMENT_CODES = {torch.bool: 1, torch.float16: 2, torch.bfloat16: 3, torch.float32: 4}
+
+# Mask elements below half of float32's lowest number in units of log2 are cut to it; as natural logarithms:
+_MASKS_BEYOND_LOG2 = (torch.bfloat16, torch.float32)
+_LOWEST_LSE = 0.49999 * math.log(2) * torch.finfo(torch.float32).min
 
 _ALIGNMENT = 16  # bytes: the kernels read q, k and v in vectors of this size
 _CHANNEL_MULTIPLE = 8
@@ -116,6 +121,11 @@ def enqueue(
         for name, length, stride in zip(_MASK_STRIDES, attn_mask.shape, attn_mask.stride(), strict=True):
             arguments[name] = 0 if length == 1 else stride
     module.attention(**arguments)
+    if lse is not None and attn_mask is not None and attn_mask.dtype in _MASKS_BEYOND_LOG2:
+        # Rows whose keys all have the mask's lowest numbers: the kernels keep them at what float32 holds in log2.
+        assert request.mask_dtype is not None
+        cut = lse.le(_LOWEST_LSE).logical_and_(lse.ne(-torch.inf))
+        lse.masked_fill_(cut, torch.finfo(attn_mask.dtype).min)
 
 
 def launch(

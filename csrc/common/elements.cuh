@@ -119,6 +119,18 @@ __device__ __forceinline__ bool is_nonfinite_as<float>(float magnitude) {
   return !(magnitude <= 0x1.fffffep127f);
 }
 
+// The largest magnitude that a channel of V, of type T and minus `mean`, is scaled for. The rounding of P V must not
+// carry fp16's largest numbers to infinity: the last 1/256 below them is cut.
+template <class T>
+__device__ __forceinline__ float storable_amax(float amax, float) {
+  return amax;
+}
+template <>
+__device__ __forceinline__ float storable_amax<__half>(float amax, float mean) {
+  const float limit = fmaxf(65504.f - fabsf(mean), 0.f) * (1.f - 1.f / 256.f);
+  return amax > limit && amax <= 2.f * 65504.f ? limit : amax;  // keeps infinity and NaN
+}
+
 // The larger of two numbers, NaN if one of them is NaN: a NaN in a tensor has to reach the output.
 __device__ __forceinline__ float max_nan(float x, float y) {
   float larger;

@@ -24,9 +24,13 @@ __device__ __forceinline__ void mask_bias(const KeyBiasParams& p) {
       key_mask_term(p.mask, slice_offset, key_at_position(position), p.kv_length);
 }
 
+// fp16's range, and the steps by which larger numbers are brought into it: the largest float needs 14 of them.
+constexpr float kLargestHalf = 65504.f, kDownscale = 1.f / 256.f, kSmallestDownscale = 0x1p-112f;
+
 // Delta S of the paper's equation 3 for 64 query blocks and 64 keys: mean(Q_i) . (K_j - mean(K)). Smoothed K is rounded
 // to fp16; the means are split into two fp16 numbers, because an error of theirs would be common to a whole row of
-// scores. Grid: (q slices of this launch x key blocks, groups of 64 query blocks).
+// scores. Where a number is beyond fp16, all of them are scaled by a power of two and read again. Grid: (q slices of
+// this launch x key blocks, groups of 64 query blocks).
 template <int kHeadDim, class T>
 __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
   using Pieces = RowPieces<kHeadDim, kDeltaThreads>;
@@ -44,42 +48,60 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
   __shared__ __align__(16) __half keys[kKeyBlock][kHeadDim + 8];
   const T* start = slice_start<T>(p.k, kv_slice, sizes.kv_heads);
   const float* k_mean = p.k_mean + i64(kv_slice) * kHeadDim + Pieces::channel();
-  for (int row = Pieces::row(); row < kKeyBlock; row += Pieces::kRowsAtOnce) {
-    float x[8];
-    const bool exists = first_key + row < sizes.kv_length;
-    if (exists) load_piece(x, start + (first_key + row) * p.k.token_stride, Pieces::channel(), sizes);
-    uint4 packed = make_uint4(0u, 0u, 0u, 0u);
-    if (exists) {
-      packed = make_uint4(pack_half(x[0] - k_mean[0], x[1] - k_mean[1]), pack_half(x[2] - k_mean[2], x[3] - k_mean[3]),
-                          pack_half(x[4] - k_mean[4], x[5] - k_mean[5]), pack_half(x[6] - k_mean[6], x[7] - k_mean[7]));
+  float key_downscale = 1.f;
+  while (true) {
+    float largest = 0.f;
+    for (int row = Pieces::row(); row < kKeyBlock; row += Pieces::kRowsAtOnce) {
+      float x[8] = {};
+      if (first_key + row < sizes.kv_length) {
+        load_piece(x, start + (first_key + row) * p.k.token_stride, Pieces::channel(), sizes);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = (x[i] - k_mean[i]) * key_downscale;
+      }
+#pragma unroll
+      for (float value : x) largest = fmaxf(largest, fabsf(value));
+      *reinterpret_cast<uint4*>(&keys[row][Pieces::channel()]) =
+          make_uint4(pack_half(x[0], x[1]), pack_half(x[2], x[3]), pack_half(x[4], x[5]), pack_half(x[6], x[7]));
     }
-    *reinterpret_cast<uint4*>(&keys[row][Pieces::channel()]) = packed;
+    if (!__syncthreads_or(largest > kLargestHalf) || key_downscale <= kSmallestDownscale) break;
+    key_downscale *= kDownscale;
   }
-  __syncthreads();
 
   const int lane = threadIdx.x % 32;
   const int row = first_row + threadIdx.x / 32 * 16 + lane / 4;  // this thread's first row; the second is row + 8
-  float sums[8][4] = {};
+  float sums[8][4];
+  float mean_downscale = 1.f;
+  while (true) {
+    float largest = 0.f;
+#pragma unroll
+    for (float (&sum)[4] : sums) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
 #pragma unroll 2
-  for (int step = 0; step < kHeadDim / 16; ++step) {
-    unsigned high[4], low[4];
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      unsigned high[4], low[4];
 #pragma unroll
-    for (int slot = 0; slot < 4; ++slot) {
-      const int block = min(row + slot % 2 * 8, sizes.query_blocks - 1);
-      const int channel = step * 16 + slot / 2 * 8 + lane % 4 * 2;
-      const float2 mean = *reinterpret_cast<const float2*>(p.q_mean + (slice_work + block) * kHeadDim + channel);
-      high[slot] = pack_half(mean.x, mean.y);
-      const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&high[slot]));
-      low[slot] = pack_half(mean.x - rounded.x, mean.y - rounded.y);
-    }
+      for (int slot = 0; slot < 4; ++slot) {
+        const int block = min(row + slot % 2 * 8, sizes.query_blocks - 1);
+        const int channel = step * 16 + slot / 2 * 8 + lane % 4 * 2;
+        float2 mean = *reinterpret_cast<const float2*>(p.q_mean + (slice_work + block) * kHeadDim + channel);
+        mean.x *= mean_downscale;
+        mean.y *= mean_downscale;
+        largest = fmaxf(largest, fmaxf(fabsf(mean.x), fabsf(mean.y)));
+        high[slot] = pack_half(mean.x, mean.y);
+        const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&high[slot]));
+        low[slot] = pack_half(mean.x - rounded.x, mean.y - rounded.y);
+      }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const __half* key = &keys[j * 8 + lane / 4][step * 16 + lane % 4 * 2];
-      const unsigned b0 = *reinterpret_cast<const unsigned*>(key), b1 = *reinterpret_cast<const unsigned*>(key + 8);
-      mma_half(sums[j], low, b0, b1);
-      mma_half(sums[j], high, b0, b1);
+      for (int j = 0; j < 8; ++j) {
+        const __half* key = &keys[j * 8 + lane / 4][step * 16 + lane % 4 * 2];
+        const unsigned b0 = *reinterpret_cast<const unsigned*>(key), b1 = *reinterpret_cast<const unsigned*>(key + 8);
+        mma_half(sums[j], low, b0, b1);
+        mma_half(sums[j], high, b0, b1);
+      }
     }
+    if (!__any_sync(0xffffffffu, largest > kLargestHalf) || mean_downscale <= kSmallestDownscale) break;
+    mean_downscale *= kDownscale;
   }
+  const float scale = p.scale / mean_downscale / key_downscale;
 
   const i64 mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
   const i64 padded_keys = i64(sizes.key_blocks) * kKeyBlock;
@@ -99,8 +121,8 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
       const float (&odd)[4] = sums[2 * pair + 1];
       float* to = p.bias + (work - p.first_work) * padded_keys + first_key + pair * 16 + lane % 4 * 4;
       *reinterpret_cast<float4*>(to) =
-          make_float4(fmaf(even[2 * half], p.scale, terms[0]), fmaf(even[2 * half + 1], p.scale, terms[1]),
-                      fmaf(odd[2 * half], p.scale, terms[2]), fmaf(odd[2 * half + 1], p.scale, terms[3]));
+          make_float4(fmaf(even[2 * half], scale, terms[0]), fmaf(even[2 * half + 1], scale, terms[1]),
+                      fmaf(odd[2 * half], scale, terms[2]), fmaf(odd[2 * half + 1], scale, terms[3]));
     }
   }
 }

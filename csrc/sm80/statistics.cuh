@@ -74,7 +74,8 @@ __device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
     return;
   }
   const float center = p.smooth_v ? mean : 0.f;
-  const float largest = max_nan(found[1] - center, found[2] + center);
+  float largest = max_nan(found[1] - center, found[2] + center);
+  if (p.sizes.element == kHalf) largest = storable_amax<__half>(largest, center);
   p.v_mean[at] = center;
   p.v_scale[at] = max_nan(largest / p.v_maximum, kSmallestScale);
 }

@@ -24,6 +24,7 @@ struct Chunk {
   int first_tile, tiles;  // query tiles of each of these heads
 };
 
+// `padding` is named and 0, so that a kernel's parameters are the same bytes on every platform.
 struct AttentionParams {
   TensorMap q_map, k_map, v_map;  // (head_dim, q_length, batch * q_heads) and so on, bytes
   const float* q_scale;    // (batch * q_heads, q_scale_rows): of int8 Q, with softmax scale and log2(e) folded in
@@ -39,16 +40,15 @@ struct AttentionParams {
   Chunk chunk;
   int q_scale_rows, k_scale_blocks;  // q_length and key blocks of 64, padded so that every tile reads whole
   int q_heads, kv_heads, q_length, kv_length, head_dim;
-  int element;      // of out
-  int padding[16];  // 0: named, so that a kernel's parameters are the same bytes on every platform
+  int element;  // of out
+  int padding[16];
 };
 static_assert(sizeof(AttentionParams) == 640, "the padding fills the alignment of TensorMap");
 
-// `unused` keeps the other fields, and so the machine code, where they were.
 struct StatisticsParams {
   Strided k, v;
   float *k_mean, *v_mean, *v_scale, *v_inverse;  // (batch * kv_heads, head_dim)
-  int kv_heads, kv_length, head_dim, unused;
+  int kv_heads, kv_length, head_dim, padding;
   int smooth_v;
   int cluster_blocks;  // that share a head
 };
@@ -61,7 +61,7 @@ struct QuantizeParams {
   float *q_scale, *k_scale;
   float* lse_shift;  // or null
   float* q_mean;     // (batch * q_heads, query tiles, head_dim): smooth Q, 4-bit only
-  int q_heads, kv_heads, q_length, kv_length, head_dim, unused;
+  int q_heads, kv_heads, q_length, kv_length, head_dim, padding;
   int row_bytes, key_row_bytes, v_rows, q_scale_rows, k_scale_blocks;
   int q_blocks, k_blocks, v_blocks;  // blocks of the grid for each of the three, in this order, per head
   int q_slices, kv_slices;           // batch * q_heads, batch * kv_heads
@@ -75,7 +75,7 @@ struct DeltaParams {
   const float *k_mean, *q_mean;
   float* delta_s;
   Chunk chunk;
-  int q_heads, kv_heads, kv_length, head_dim, unused, query_tiles;
+  int q_heads, kv_heads, kv_length, head_dim, query_tiles;
   float scale;  // softmax scale * log2(e)
 };
 

@@ -137,9 +137,10 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
     const float v_mean = params.smooth_v ? total[kSumV] / params.kv_length : 0.f;
     params.k_mean[index] = total[kSumK] / params.kv_length;
     params.v_mean[index] = v_mean;
-    const float amax = max_nan(total[kMaxV] - v_mean, total[kMaxNegatedV] + v_mean);
+    const float amax = storable_amax<T>(max_nan(total[kMaxV] - v_mean, total[kMaxNegatedV] + v_mean), v_mean);
     params.v_scale[index] = amax / kMaxE4m3;
-    params.v_inverse[index] = amax < 1e-36f ? 0.f : kMaxE4m3 / amax;  // too small to be divided by: quantized to zeros
+    // The quotient of a smaller magnitude is infinite: such a channel is quantized to zeros.
+    params.v_inverse[index] = amax < 1.32e-36f ? 0.f : kMaxE4m3 / amax;
   }
   cluster_sync();  // no block leaves while its shared memory may be read
 }

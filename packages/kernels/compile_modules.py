@@ -1,7 +1,8 @@
 """Compile the host module `_C` with zig: for the interpreter that runs this script, and for every platform.
 
-    python compile_modules.py OUTPUT_FOLDER [-DNAME=VALUE ...] SOURCE [...]
+    python compile_modules.py OUTPUT_FOLDER [SOURCE ...] [-DNAME=VALUE ...] SOURCE [...]
 
+Definitions hold for the sources after them: zig's cache then knows those before them again in another build.
 platforms.json, beside this script, says which platforms there are. Needs ziglang and pybind11. CPython's headers are
 the same on all of them, but for pyconfig.h: 64-bit Linux shares one, and windows/ holds the one of Windows.
 """
@@ -23,7 +24,7 @@ import pybind11
 
 HERE = Path(__file__).resolve().parent
 NUMBER = f"{sys.version_info.major}{sys.version_info.minor}"
-OPTIONS = ("-std=c++17", "-O3", "-DNDEBUG", "-fvisibility=hidden", "-shared", "-s")
+OPTIONS = ("-std=c++17", "-O3", "-DNDEBUG", "-fvisibility=hidden")
 _PYTHON_SYMBOL = re.compile(r"PyAPI_(FUNC|DATA)\([^)]*\)+\s*(\w+)")
 
 
@@ -71,7 +72,7 @@ def _without_time(image: bytes) -> bytes:
 
 
 def compile_module(platform: dict[str, str], arguments: list[str]) -> bytes:
-    """The module of one platform, compiled from the sources and definitions in `arguments`."""
+    """The module of one platform, of the sources in `arguments`, with the definitions before each."""
     zig = _zig()
     windows = "windows" in platform["zig_target"]
     # zig's cache knows a source again only under the same paths, and those of a build environment are drawn anew.
@@ -81,16 +82,24 @@ def compile_module(platform: dict[str, str], arguments: list[str]) -> bytes:
     configuration = HERE / "windows" / "pyconfig.h" if windows else _linux_configuration()
     headers = _headers(work / "python", configuration)
     shutil.copytree(Path(pybind11.get_include()) / "pybind11", work / "include" / "pybind11")
-    libraries = [str(_import_library(zig, headers, work))] if windows else ["-fPIC", "-ldl"]
-    module = work / platform["module"].format(NUMBER)
-    command = [
-        str(zig), "c++", "-target", platform["zig_target"], *OPTIONS,
+    libraries = [str(_import_library(zig, headers, work))] if windows else ["-ldl"]
+    compiler = [str(zig), "c++", "-target", platform["zig_target"]]
+    options = [
+        *OPTIONS, *([] if windows else ["-fPIC"]),
         # Nothing of a folder's path may get into the file, or two builds would differ.
         f"-ffile-prefix-map={HERE}=.", f"-ffile-prefix-map={work}=.",
         "-isystem", str(headers), "-isystem", str(work / "include"), "-I", str(HERE / "csrc"),
-        *arguments, *libraries, "-o", str(module),
     ]  # fmt: skip
-    subprocess.run(command, check=True)
+    definitions: list[str] = []
+    objects: list[str] = []
+    for argument in arguments:
+        if argument.startswith("-D"):
+            definitions.append(argument)
+            continue
+        objects.append(str(work / f"{len(objects)}-{Path(argument).stem}.o"))
+        subprocess.run([*compiler, *options, *definitions, "-c", argument, "-o", objects[-1]], check=True)
+    module = work / platform["module"].format(NUMBER)
+    subprocess.run([*compiler, "-shared", "-s", *objects, *libraries, "-o", str(module)], check=True)
     image = module.read_bytes()
     return _without_time(image) if windows else image
 

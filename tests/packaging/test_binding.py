@@ -59,6 +59,14 @@ def compile_native(output: Path, *arguments: str) -> Path:
     return output
 
 
+def definitions(architecture: str) -> list[str]:
+    return [f'-DKERNEL_ARCHITECTURE="{architecture}"', *(f"-D{name}={value}" for name, value in MACROS.items())]
+
+
+def build_sources() -> list[str]:
+    return [str(CSRC / source) for source in kernel_table.BUILD_SOURCES]
+
+
 @dataclass
 class Binding:
     """The compiled module and, when `driver` is set, the folder of a fake driver."""
@@ -90,13 +98,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pybind11 = pytest.importorskip("pybind11")
     folder = tmp_path_factory.mktemp("binding")
     includes = ["-I", sysconfig.get_path("include"), "-I", pybind11.get_include(), "-I", str(CSRC)]
-    defines = [f"-D{name}={value}" for name, value in MACROS.items()]
     objects = []
-    for source in ("binding", "driver"):
-        arguments = [*includes, *defines, '-DKERNEL_ARCHITECTURE="sm99"', "-c", str(CSRC / f"{source}.cpp")]
+    for source in kernel_table.SHARED_SOURCES:
+        arguments = [*includes, "-c", str(CSRC / source)]
         objects.append(str(compile_native(folder / f"{source}.o", *arguments)))
     (folder / "package").mkdir()
-    sources = [*objects, str(NATIVE / "launch.cpp")]
+    sources = [*definitions("sm99"), *objects, *build_sources(), str(NATIVE / "launch.cpp")]
     compile_native(folder / "package" / MODULE, "-shared", "-I", str(CSRC), *sources, "-ldl")
     for name, defines in (("driver", []), ("old_driver", ["-DOLD_DRIVER"])):
         (folder / name).mkdir()
@@ -115,11 +122,10 @@ def module_of_architecture(built: Path, architecture: kernel_table.Architecture)
     """The folder of a module with the launch code of one architecture, as its wheel has it."""
     folder = built / architecture.name
     folder.mkdir()
-    objects = [str(built / "binding.o"), str(built / "driver.o")]
-    own = [str(CSRC / source) for source in architecture.host_sources if source not in kernel_table.HOST_SOURCES]
-    defines = [f"-D{define}" for define in architecture.defines]
-    name = f'-DKERNEL_ARCHITECTURE="{architecture.name}"'
-    compile_native(folder / MODULE, "-shared", "-I", str(CSRC), name, *defines, *objects, *own, "-ldl")
+    objects = [str(built / f"{source}.o") for source in kernel_table.SHARED_SOURCES]
+    own = [str(CSRC / source) for source in architecture.host_sources]
+    defines = [*definitions(architecture.name), *(f"-D{define}" for define in architecture.defines)]
+    compile_native(folder / MODULE, "-shared", "-I", str(CSRC), *defines, *objects, *own, "-ldl")
     return folder
 
 

@@ -43,7 +43,7 @@ def test_the_table_gives_cubins_and_host_sources(table: Path) -> None:
         ("a", "sm99/a.cu", ("FAST=1",)),
         ("a_wide", "sm99/a.cu", ("WIDTH=2", "FAST=1")),
     ]
-    assert architecture.host_sources == ("binding.cpp", "driver.cpp", "sm99/launch.cpp")
+    assert architecture.host_sources == ("build_info.cpp", "sm99/launch.cpp")
     assert architecture.defines == ("FAST=1",)
     assert architecture.capabilities == ((9, 9), (10, 0))
     assert (architecture.modes, architecture.pv_accumulators) == (("8b",), ("fp32", "fp16"))
@@ -88,7 +88,11 @@ def test_a_missing_key_is_refused(table: Path) -> None:
 def test_every_listed_source_is_there() -> None:
     for name in kernel_table.names():
         architecture = kernel_table.read(name)
-        for source in (*architecture.host_sources, *(cubin.source for cubin in architecture.cubins)):
+        for source in (
+            *kernel_table.SHARED_SOURCES,
+            *architecture.host_sources,
+            *(cubin.source for cubin in architecture.cubins),
+        ):
             assert (kernel_table.CSRC / source).is_file(), source
 
 
@@ -96,6 +100,8 @@ def test_a_staged_tree_describes_its_architecture_to_cmake(table: Path, tmp_path
     tree = stage_package.stage("sm99", tmp_path / "tree")
     description = (tree / "architecture.cmake").read_text().splitlines()
     assert "set(KERNEL_TARGET sm_99a)" in description
+    assert "set(SHARED_SOURCES binding.cpp driver.cpp)" in description
+    assert "set(HOST_SOURCES build_info.cpp sm99/launch.cpp)" in description
     assert "set(HOST_DEFINES FAST=1)" in description
     assert "kernel_cubin(a_wide sm99/a.cu -DWIDTH=2 -DFAST=1)" in description
     project = (tree / "pyproject.toml").read_text()

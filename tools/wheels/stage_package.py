@@ -30,6 +30,7 @@ def _cmake_description(architecture: kernel_table.Architecture) -> str:
     lines = [
         f"set(KERNEL_ARCHITECTURE {architecture.name})",
         f"set(KERNEL_TARGET {architecture.target(None)})",
+        f"set(SHARED_SOURCES {' '.join(kernel_table.SHARED_SOURCES)})",
         f"set(HOST_SOURCES {' '.join(architecture.host_sources)})",
         f"set(HOST_DEFINES {' '.join(architecture.defines)})",
         # NVRTC is of CUDA 12, and images of every 12.x compiler load on every 12.x driver.

@@ -24,13 +24,20 @@ __device__ __forceinline__ void mask_bias(const KeyBiasParams& p) {
       key_mask_term(p.mask, slice_offset, key_at_position(position), p.kv_length);
 }
 
-// fp16's range, and the steps by which larger numbers are brought into it: the largest float needs 14 of them.
-constexpr float kLargestHalf = 65504.f, kDownscale = 1.f / 256.f, kSmallestDownscale = 0x1p-112f;
+// The power of two that brings numbers of this largest magnitude (the bits of a float) to 2^12, where fp16 is exact
+// enough for those below it, too; 1 where they are in fp16's range anyway.
+__device__ __forceinline__ float half_range_factor(unsigned amax_bits) {
+  const float amax = __uint_as_float(amax_bits);
+  if (amax == 0.f || (amax >= 0x1p-10f && amax <= 65504.f)) return 1.f;
+  constexpr int kBias = 127, kWanted = 12, kLargestExponent = 254;
+  const int exponent = static_cast<int>(amax_bits >> 23) - kBias;
+  return __uint_as_float(static_cast<unsigned>(min(kWanted - exponent + kBias, kLargestExponent)) << 23);
+}
 
 // Delta S of the paper's equation 3 for 64 query blocks and 64 keys: mean(Q_i) . (K_j - mean(K)). Smoothed K is rounded
 // to fp16; the means are split into two fp16 numbers, because an error of theirs would be common to a whole row of
-// scores. Where a number is beyond fp16, all of them are scaled by a power of two and read again. Grid: (q slices of
-// this launch x key blocks, groups of 64 query blocks).
+// scores. Numbers beyond fp16's range are scaled and read again. Grid: (q slices of this launch x key blocks, groups of
+// 64 query blocks).
 template <int kHeadDim, class T>
 __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
   using Pieces = RowPieces<kHeadDim, kDeltaThreads>;
@@ -48,31 +55,40 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
   __shared__ __align__(16) __half keys[kKeyBlock][kHeadDim + 8];
   const T* start = slice_start<T>(p.k, kv_slice, sizes.kv_heads);
   const float* k_mean = p.k_mean + i64(kv_slice) * kHeadDim + Pieces::channel();
-  float key_downscale = 1.f;
-  while (true) {
-    float largest = 0.f;
+  __shared__ unsigned key_amax;  // bits of non-negative floats, a NaN above all numbers
+  if (threadIdx.x == 0) key_amax = 0u;
+  float key_factor = 1.f;
+#pragma unroll 1
+  for (bool again = true; again;) {
+    unsigned amax = 0u;
     for (int row = Pieces::row(); row < kKeyBlock; row += Pieces::kRowsAtOnce) {
       float x[8] = {};
       if (first_key + row < sizes.kv_length) {
         load_piece(x, start + (first_key + row) * p.k.token_stride, Pieces::channel(), sizes);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] = (x[i] - k_mean[i]) * key_downscale;
+        for (int i = 0; i < 8; ++i) x[i] = (x[i] - k_mean[i]) * key_factor;
       }
 #pragma unroll
-      for (float value : x) largest = fmaxf(largest, fabsf(value));
+      for (float value : x) amax = max(amax, __float_as_uint(fabsf(value)));
       *reinterpret_cast<uint4*>(&keys[row][Pieces::channel()]) =
           make_uint4(pack_half(x[0], x[1]), pack_half(x[2], x[3]), pack_half(x[4], x[5]), pack_half(x[6], x[7]));
     }
-    if (!__syncthreads_or(largest > kLargestHalf) || key_downscale <= kSmallestDownscale) break;
-    key_downscale *= kDownscale;
+    __syncthreads();
+    if (key_factor != 1.f) break;
+    amax = __reduce_max_sync(0xffffffffu, amax);
+    if (threadIdx.x % 32 == 0) atomicMax(&key_amax, amax);
+    __syncthreads();
+    key_factor = half_range_factor(key_amax);
+    again = key_factor != 1.f;
   }
 
   const int lane = threadIdx.x % 32;
   const int row = first_row + threadIdx.x / 32 * 16 + lane / 4;  // this thread's first row; the second is row + 8
   float sums[8][4];
-  float mean_downscale = 1.f;
-  while (true) {
-    float largest = 0.f;
+  float mean_factor = 1.f;
+#pragma unroll 1
+  for (bool again = true; again;) {
+    unsigned amax = 0u;
 #pragma unroll
     for (float (&sum)[4] : sums) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
 #pragma unroll 2
@@ -83,9 +99,9 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
         const int block = min(row + slot % 2 * 8, sizes.query_blocks - 1);
         const int channel = step * 16 + slot / 2 * 8 + lane % 4 * 2;
         float2 mean = *reinterpret_cast<const float2*>(p.q_mean + (slice_work + block) * kHeadDim + channel);
-        mean.x *= mean_downscale;
-        mean.y *= mean_downscale;
-        largest = fmaxf(largest, fmaxf(fabsf(mean.x), fabsf(mean.y)));
+        mean.x *= mean_factor;
+        mean.y *= mean_factor;
+        amax = max(amax, max(__float_as_uint(fabsf(mean.x)), __float_as_uint(fabsf(mean.y))));
         high[slot] = pack_half(mean.x, mean.y);
         const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&high[slot]));
         low[slot] = pack_half(mean.x - rounded.x, mean.y - rounded.y);
@@ -98,10 +114,11 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
         mma_half(sums[j], high, b0, b1);
       }
     }
-    if (!__any_sync(0xffffffffu, largest > kLargestHalf) || mean_downscale <= kSmallestDownscale) break;
-    mean_downscale *= kDownscale;
+    if (mean_factor != 1.f) break;
+    mean_factor = half_range_factor(__reduce_max_sync(0xffffffffu, amax));
+    again = mean_factor != 1.f;
   }
-  const float scale = p.scale / mean_downscale / key_downscale;
+  const float scale = p.scale / mean_factor / key_factor;
 
   const i64 mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
   const i64 padded_keys = i64(sizes.key_blocks) * kKeyBlock;

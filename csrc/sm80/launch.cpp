@@ -65,6 +65,7 @@ class AttentionLauncher : Launcher {
 
  private:
   int64_t padded_keys() const { return workspace_.key_blocks * kKeyBlock; }
+  float v_maximum() const { return call_.pv_accumulator == 16 ? kHalfAccumulatorMaximum : kE4m3Maximum; }
   int64_t mask_bias_heads() const { return mask_.head_stride == 0 ? 1 : call_.q_heads; }
 
   void statistics() const {
@@ -79,7 +80,7 @@ class AttentionLauncher : Launcher {
     params.slices = static_cast<int>(workspace_.kv_slices);
     params.chunks = static_cast<int>(workspace_.chunks);
     params.smooth_v = call_.smooth_v;
-    params.v_maximum = call_.pv_accumulator == 16 ? kHalfAccumulatorMaximum : kE4m3Maximum;
+    params.v_maximum = v_maximum();
     launch(prepare_, "partial_statistics_" + element_, workspace_.statistics_grid, kStatisticsThreads, 0, params);
     launch(prepare_, "finish_statistics", {workspace_.statistics_grid.x, 2}, head_dim_, 0, params);
   }
@@ -103,6 +104,7 @@ class AttentionLauncher : Launcher {
     params.query_tiles = workspace_.works;
     params.key_tiles = workspace_.kv_slices * workspace_.key_blocks;
     params.scale = call_.scale;
+    params.v_maximum = v_maximum();
     launch(prepare_, "quantize_" + bits_ + (call_.rotate ? "_rotated_" : "_") + element_, workspace_.quantize_grid,
            kQuantizeThreads, 0, params);
   }

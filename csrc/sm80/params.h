@@ -38,6 +38,7 @@ struct QuantizeParams {
   Sizes sizes;
   i64 query_tiles, key_tiles;  // of all slices: blocks of the grid for Q, K and again key_tiles for V, in this order
   float scale;
+  float v_maximum;  // as in StatisticsParams
 };
 
 // Rows of the key bias hold, in units of log2, what is added to the scores of each key: -inf past the last key. Keys

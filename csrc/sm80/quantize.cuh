@@ -247,7 +247,9 @@ class Quantize {
         const i64 statistic = i64(slice) * kHeadDim + base + channel;
         const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
         const auto value = [&](int key) {
-          return key < tokens ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
+          const float x = key < tokens ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
+          // What storable_amax cuts off. Comparisons keep a NaN.
+          return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
         };
         out[at] = ValueProduct::operand(value, word, lane % 4);
       }

@@ -30,6 +30,7 @@ def to_text(policy: Policy) -> str:
         "model": {"class": policy.signature.model, "config": dict(policy.signature.config)},
         "target": policy.target,
         "bounds": list(policy.bounds),
+        **({"rotate": True} if policy.rotate else {}),
     }
     rows = [
         json.dumps({"head_dim": head_dim, "cells": [_cell(cell) for cell in cells]}, allow_nan=False)
@@ -76,6 +77,9 @@ def from_text(text: str) -> Policy:
     if not isinstance(target, str) or target not in TARGETS:
         raise ValueError(f"[SA-501] target must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
     bounds = _bounds(_field(document, "bounds", "the policy"))
+    rotate = document.get("rotate", False)  # of later packs
+    if not isinstance(rotate, bool):
+        raise ValueError(f"[SA-501] rotate must be true or false, got {quoted(rotate)}")
     rows = _list(_field(document, "layers", "the policy"), "layers")
     if not rows:
         raise ValueError("[SA-501] layers must name at least one attention layer, got none")
@@ -86,6 +90,7 @@ def from_text(text: str) -> Policy:
         bounds,
         tuple(head_dim for head_dim, _ in layers),
         tuple(cells for _, cells in layers),
+        rotate,
     )
 
 

@@ -124,6 +124,15 @@ def changed(path: tuple[Any, ...], value: Any) -> str:
     return json.dumps(document)
 
 
+def test_rotation_is_written_only_where_it_was_measured() -> None:
+    """A policy without it is the text that it always was."""
+    measured = {(0, 0): errors(0.07, 0.06, 0.039, 0.038)}
+    plain, rotated = (make_policy(WAN, "fast", {0: 64}, measured, rotate=rotate) for rotate in (False, True))
+    assert "rotate" not in to_text(plain) and not from_text(to_text(plain)).rotate
+    assert from_text(to_text(rotated)).rotate and "measured with rotation" in rotated.reasoning(1, 1)[0]
+    assert all(cell.options is None or not cell.options.rotate for cell in rotated.cells[0])
+
+
 CELL = ("layers", 1, "cells", 2)
 BAD = [
     (("schema",), "other", "schema must be 'comfy_sage2.policy', got 'other'"),
@@ -138,6 +147,7 @@ BAD = [
     (("target",), ["fast"], "target must be one of 'lossless', 'balanced', 'fast', got ['fast']"),
     (("bounds",), [0, 10**400, 1], "bounds[1] must be a finite number, got an integer of 1329 bits"),
     (("bounds",), [0, "x", 1], "bounds[1] must be a finite number, got 'x'"),
+    (("rotate",), 1, "rotate must be true or false, got 1"),
     (("layers",), [], "layers must name at least one attention layer"),
     (("layers", 0), 7, "layers[0] must be a JSON object, got int"),
     (("layers", 2, "head_dim"), 0, "layers[2].head_dim must be a positive integer, got 0"),

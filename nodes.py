@@ -109,6 +109,17 @@ class SageAttention2(io.ComfyNode):
                     tooltip="A calibrated policy. It decides mode and smooth_v for each layer and step, in place of "
                     "the inputs above. A policy for another kind of model is refused.",
                 ),
+                # Last, so that the values of older workflow files, which are stored by position, stay where they are.
+                advanced(
+                    io.Boolean.Input(
+                        "rotate",
+                        default=True,
+                        optional=True,
+                        tooltip="Rotate queries and keys after smoothing: closer to full precision in every mode, for up "
+                        "to 3 % more attention time. ComfyUI turns it on in workflow files saved before it existed; "
+                        "API prompts without it keep it off.",
+                    )
+                ),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
         )
@@ -126,6 +137,7 @@ class SageAttention2(io.ComfyNode):
         measure_quality: bool,
         guard: bool = False,
         policy: Any = None,
+        rotate: bool = False,  # what an API prompt that was saved without it means
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -139,6 +151,7 @@ class SageAttention2(io.ComfyNode):
             measure_quality=measure_quality,
             guard=guard,
             policy=policy,
+            rotate=rotate,
         )
         patched = library.patch_model(model, settings)
         return io.NodeOutput(patched, ui={"text": [library.status(library.sessions_of(patched)[-1])]})

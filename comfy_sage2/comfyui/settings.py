@@ -26,6 +26,7 @@ class Settings:
         measure_quality: compare a sample of every call with full precision.
         guard: check the outputs for NaN and infinity, and compute such calls again in full precision.
         policy: decides the options of each call in place of `mode` and `smooth_v`; "off" stays off.
+        rotate: rotate Q and K after smoothing, in every mode and whatever a policy decides.
     """
 
     mode: str = "8b"
@@ -37,6 +38,7 @@ class Settings:
     measure_quality: bool = False
     guard: bool = False
     policy: Policy | None = None
+    rotate: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("mode", MODES), ("apply_to", TARGETS), ("backend", BACKENDS)):
@@ -51,8 +53,8 @@ class Settings:
     def options(self) -> AttentionOptions:
         """The options by which to ask whether a backend works here; auto and policies can do with 8 bits alone."""
         if self.policy is not None or self.mode not in BITS:
-            return AttentionOptions()
-        return AttentionOptions(mode=self.mode, smooth_v=self.smooth_v)
+            return AttentionOptions(rotate=self.rotate)
+        return AttentionOptions(mode=self.mode, smooth_v=self.smooth_v, rotate=self.rotate)
 
     def reason_for_step(self, step: int, steps: int) -> str | None:
         """Why the node is not active in `step` (from 0) of `steps`, or None when it is."""
@@ -70,6 +72,8 @@ class Settings:
         parts = [f"mode {self.mode}" if self.policy is None else f"policy ({self.policy.target})"]
         if self.smooth_v and self.policy is None and self.mode != "auto":
             parts.append("smooth V")
+        if self.rotate:
+            parts.append("rotation")
         if (self.start_percent, self.end_percent) != (0.0, 1.0):
             parts.append(f"steps {self.start_percent:.0%} to {self.end_percent:.0%}")
         if self.apply_to != "self and cross":

@@ -81,12 +81,12 @@ class Serving(Task):
     def _outcome(self, call: AttentionCall, options: AttentionOptions) -> Outcome:
         """Who serves `call` with `options`; decided once for all calls of one form.
 
-        The outcome has the accumulators that suit the card: neither users nor plans choose them.
+        The outcome has the node's rotation, and the accumulators that suit the card: plans choose neither of them.
         """
         key = (call.form, options)
         outcome = self._known.get(key)
         if outcome is None:
-            options = _for_card(options, call.q.device)
+            options = _completed(options, self.settings, call.q.device)
             outcome = self._known[key] = _picked(_explained(call, options), self.settings.backend, options)
         return outcome
 
@@ -101,19 +101,28 @@ class Serving(Task):
 
     def reasoning(self, summary: Summary) -> Sequence[str]:
         """See `Task.reasoning`."""
-        return self.plan.reasoning(summary.layers, summary.steps)
+        lines = self.plan.reasoning(summary.layers, summary.steps)
+        policy, rotate = self.settings.policy, self.settings.rotate
+        if policy is None or policy.rotate == rotate:
+            return lines
+        measured = f"the policy was measured {'with' if policy.rotate else 'without'} rotation"
+        return (
+            *lines,
+            f"{measured}, and rotate is {'on' if rotate else 'off'} here: its errors are not those measured",
+        )
 
 
 def probe(device: torch.device, settings: Settings) -> Outcome:
     """How ordinary calls will be served on `device`, or why none can be."""
     if settings.mode == "off":
         return OFF
-    options = _for_card(settings.options, device)
+    options = _completed(settings.options, settings, device)
     return _picked(registry.explain(AttentionRequest.ordinary(device, options)), settings.backend, options)
 
 
-def _for_card(options: AttentionOptions, device: torch.device) -> AttentionOptions:
-    return resolved(replace(options, pv_accumulator="auto"), device)
+def _completed(options: AttentionOptions, settings: Settings, device: torch.device) -> AttentionOptions:
+    """A plan's options with what no plan decides."""
+    return resolved(replace(options, rotate=settings.rotate, pv_accumulator="auto"), device)
 
 
 def call_options(call: AttentionCall, options: AttentionOptions) -> AttentionOptions:

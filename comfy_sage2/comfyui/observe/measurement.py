@@ -55,9 +55,10 @@ def checked_tensors(
     return q, k, v, mask
 
 
-def measure_variants(call: AttentionCall) -> dict[AttentionOptions, Agreement]:
+def measure_variants(call: AttentionCall, *, rotate: bool = False) -> dict[AttentionOptions, Agreement]:
     """The error of each variant on a sample of `call`, by the fastest backend that can run it, else the reference.
 
+    rotate: measure every variant with rotated Q and K; the variants that the errors are named by do not say so.
     Of several entries of the batch the worst one counts: an empty prompt may be easy, and say nothing about the other.
     Waits for the device. Raises the attention API's errors.
     """
@@ -77,6 +78,7 @@ def measure_variants(call: AttentionCall) -> dict[AttentionOptions, Agreement]:
             sample.v,
             attn_mask=sample.mask,
             options=options,
+            rotate=rotate,
             pv_accumulator="auto",  # as in the sampling that the policy will be for
             scale=call.scale,
             return_lse=False,

@@ -123,7 +123,14 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
 
 def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
     advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
-    assert advanced == {"backend", "measure_quality", "guard"}
+    assert advanced == {"backend", "measure_quality", "guard", "rotate"}
+
+
+@pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Calibrate"])
+def test_a_new_node_rotates(server: ComfyServer, node: str) -> None:
+    """The widget is the last one: workflow files store values by position."""
+    assert list(inputs(server, node))[-1] == "rotate"
+    assert inputs(server, node)["rotate"][1]["default"] is True
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -86,6 +86,14 @@ def test_quantized_attention_is_close_to_the_baseline(server: ComfyServer, famil
     assert cosine(plain, quantized) > BOUNDS[mode]
 
 
+def test_a_prompt_without_rotate_gives_the_latents_that_it_gave_before(server: ComfyServer) -> None:
+    earlier, plain, rotated = (
+        latent(server, sampling("wan", {"sage": sage("loader", mode="4b", **options)}))
+        for options in ({}, {"rotate": False}, {"rotate": True})
+    )
+    assert torch.equal(earlier, plain) and not torch.equal(earlier, rotated)
+
+
 def test_automatic_mode_states_its_reasons(server: ComfyServer) -> None:
     """These clips are too short for 4 bits, so the latents are those of 8b."""
     prompt = sampling("wan", {"sage": sage("loader", mode="auto")})

@@ -70,7 +70,7 @@ class Policy:
         options = self.cells[place.layer][self.part(place.step, place.steps)].options
         if options is None:
             return Choice(None, reason=IN_FULL)
-        # A kernel without 4b computes in 8 bits, which is closer to full precision.
+        # Something closer to full precision serves where a kernel lacks the mode: 8 bits for 4, else ComfyUI.
         return Choice(options, instead=AttentionOptions(smooth_v=options.smooth_v) if options.mode == "4b" else None)
 
     def check_pass(self, head_dims: Sequence[int]) -> None:
@@ -100,7 +100,7 @@ class Policy:
             f"policy: {self.target} (cosine at least {target.cosine:g}, relative L1 at most {target.relative_l1:g}), "
             f"made for {self.signature.model} with {len(self.layers)} attention layers"
             f"{', measured with rotation' if self.rotate else ''}: {shares} of all layers and "
-            "parts of the steps (8b serves 4b where the kernel has no 4b)",
+            "parts of the steps (where the kernel has no 4b, 8b serves; where it has no precise, full precision)",
         )
 
 
@@ -158,6 +158,6 @@ def _cell(measured: Mapping[AttentionOptions, Agreement], target: str) -> Cell:
 
 
 def _most_cautious(cells: list[Cell]) -> Cell:
-    """The slowest options among `cells`, without their error; full precision when there is none."""
+    """The most exact options among `cells`, without their error; full precision when there is none."""
     order: list[AttentionOptions | None] = [*VARIANTS, None]
     return Cell(max((cell.options for cell in cells), key=order.index, default=None))

@@ -17,7 +17,7 @@ from ...policy.plan import FixedPlan, Place, Plan
 from ..call.attention_call import AttentionCall, Form
 from ..report.record import Outcome, Summary
 from ..settings import Settings
-from .guard import Guard
+from .guard import PRECISE, Guard
 from .task import Task
 
 OFF = Outcome(reason="[SA-301] mode is off")
@@ -56,12 +56,22 @@ class Serving(Task):
         if reason is not None:
             return Outcome(reason=reason)
         choice = self.plan.choose(place)
-        if choice.options is None:
+        options, instead = choice.options, choice.instead
+        if options is None:
             return Outcome(reason=choice.reason)
-        outcome = self._outcome(call, choice.options)
-        if outcome.backend is None and choice.instead is not None:
-            return self._outcome(call, choice.instead)
+        if self.guard is not None and self.guard.is_precise(place.layer):
+            options, instead = replace(options, mode=PRECISE), None
+        outcome = self._outcome(call, options)
+        if outcome.backend is None and instead is not None:
+            return self._outcome(call, instead)
         return outcome
+
+    def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
+        """See `Task.more_exact`: mode precise, which has no FP8 values and so none that leave its range."""
+        if outcome.options is None or outcome.options.mode == PRECISE:
+            return None
+        found = self._outcome(call, replace(outcome.options, mode=PRECISE))
+        return None if found.backend is None else found
 
     def _reason_against(self, call: AttentionCall, place: Place) -> str | None:
         """Why the call must stay with ComfyUI whatever the options, or None."""
@@ -121,8 +131,9 @@ def probe(device: torch.device, settings: Settings) -> Outcome:
 
 
 def _completed(options: AttentionOptions, settings: Settings, device: torch.device) -> AttentionOptions:
-    """A plan's options with what no plan decides."""
-    return resolved(replace(options, rotate=settings.rotate, pv_accumulator="auto"), device)
+    """A plan's options with what no plan decides, and without a smoothing that has no effect."""
+    smooth_v = options.smooth_v and options.mode != PRECISE
+    return resolved(replace(options, smooth_v=smooth_v, rotate=settings.rotate, pv_accumulator="auto"), device)
 
 
 def call_options(call: AttentionCall, options: AttentionOptions) -> AttentionOptions:

@@ -115,7 +115,8 @@ class Calibration(Task):
                 with memory.unrecorded():
                     found = measure_variants(call, rotate=self.rotate)
                 earlier = self.measurements.get(key, found)
-                self.measurements[key] = {variant: worst((found[variant], earlier[variant])) for variant in found}
+                both = [variant for variant in found if variant in earlier]
+                self.measurements[key] = {variant: worst((found[variant], earlier[variant])) for variant in both}
                 self._passes[key] += 1
             except (TypeError, ValueError, RuntimeError) as error:  # the sampling itself must go on, memory or not
                 reason = f"[SA-408] measuring failed: {one_line(str(error))}"
@@ -143,7 +144,8 @@ class Calibration(Task):
             )
         lines = [f"SageAttention2: {self.own_headline(summary)}."]
         if self.measurements:
-            lines += [self._variant_line(options) for options in VARIANTS]
+            measured = {options for modes in self.measurements.values() for options in modes}
+            lines += [self._variant_line(options) for options in VARIANTS if options in measured]
             lines += [self._target_line(name) for name in TARGETS]
         if len(self.measurements) < self.measurable:
             lines.append(
@@ -157,7 +159,7 @@ class Calibration(Task):
         return "\n".join(lines)
 
     def _variant_line(self, options: AttentionOptions) -> str:
-        found = {place: modes[options] for place, modes in self.measurements.items()}
+        found = {place: modes[options] for place, modes in self.measurements.items() if options in modes}
         cosine = sum(measured.cosine for measured in found.values()) / len(found)
         error = sum(measured.relative_l1 for measured in found.values()) / len(found)
         (layer, part), worst = max(found.items(), key=lambda entry: entry[1].relative_l1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..options import MODES as COMPUTED
 from ..options import AttentionOptions, check_choice
 from ..policy.calibrated import Policy
 
-BITS = ("8b", "4b")
-MODES = (*BITS, "auto", "off")
+MODES = (*COMPUTED, "auto", "off")
 TARGETS = ("self and cross", "self only")
 BACKENDS = ("auto", "reference")
 
@@ -18,8 +18,8 @@ class Settings:
     """Options of one *SageAttention2* node.
 
     Attributes:
-        mode: bits of Q and K, "8b" or "4b"; "auto" mixes both by the shipped rules; "off" leaves the model as it is.
-        smooth_v: subtract V's channel means before it is quantized.
+        mode: of `AttentionOptions`; "auto" mixes "8b" and "4b" by the shipped rules; "off" leaves the model as it is.
+        smooth_v: subtract V's channel means before it is quantized, which "precise" does not.
         start_percent, end_percent: the share of the sampling steps, 0 to 1, in which the node is active.
         apply_to: "self and cross", or "self only" to leave out calls whose queries and keys differ in number.
         backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch.
@@ -52,7 +52,7 @@ class Settings:
     @property
     def options(self) -> AttentionOptions:
         """The options by which to ask whether a backend works here; auto and policies can do with 8 bits alone."""
-        if self.policy is not None or self.mode not in BITS:
+        if self.policy is not None or self.mode not in COMPUTED:
             return AttentionOptions(rotate=self.rotate)
         return AttentionOptions(mode=self.mode, smooth_v=self.smooth_v, rotate=self.rotate)
 
@@ -70,7 +70,7 @@ class Settings:
         if self.mode == "off":
             return "mode off"
         parts = [f"mode {self.mode}" if self.policy is None else f"policy ({self.policy.target})"]
-        if self.smooth_v and self.policy is None and self.mode != "auto":
+        if self.smooth_v and self.policy is None and self.mode in ("8b", "4b"):
             parts.append("smooth V")
         if self.rotate:
             parts.append("rotation")

@@ -112,7 +112,7 @@ class SageAttention2MakePolicy(io.ComfyNode):
                     "quality",
                     options=QUALITIES,
                     default="balanced",
-                    tooltip="How close each layer must be to full precision. lossless: as close as 8 bits on "
+                    tooltip="How close each layer must be to full precision. lossless: as close as 8b on "
                     "ordinary layers. balanced: as close as an average layer in 4 bits. fast: 4 bits unless they are "
                     "clearly too coarse. Changing this does not sample again.",
                 ),

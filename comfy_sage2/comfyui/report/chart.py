@@ -21,7 +21,7 @@ ROW_HEIGHT = 40
 NOTE_HEIGHT = 26
 MOST_ROWS = 7  # of the legend; rarer outcomes are summed in its last row
 # (mode, smooth_v) as in SERVED: all else is the same in all calls of a node.
-COLORED = (("8b", False), ("4b", False), ("4b", True), ("8b", True))
+COLORED = (("8b", False), ("4b", False), ("4b", True), ("8b", True), ("precise", False))
 LOW_ERROR: Color = (64, 192, 140)
 HIGH_ERROR: Color = (226, 96, 88)
 # Relative L1 that is drawn in the strongest color unless a larger one was measured.

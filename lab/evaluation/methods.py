@@ -37,6 +37,16 @@ def reference(options: ReferenceOptions) -> Method:
     )[0]
 
 
+def in_mode(options: AttentionOptions) -> Method:
+    """The reference in a mode of the public call, with 16 bits where the mode keeps the type of the tensors."""
+
+    def run(sample: AttentionSample) -> torch.Tensor:
+        dtype = torch.bfloat16 if sample.q.dtype == torch.bfloat16 else torch.float16
+        return reference(ReferenceOptions.of(options, dtype=dtype))(sample)
+
+    return run
+
+
 def baseline(function: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Method:
     """One of `lab.baselines`."""
     return lambda sample: function(
@@ -138,8 +148,8 @@ _ATTENTIONS = {
     ),
     "SageAttn2-4b": reference(_4B),
     "4b + rotation": reference(ReferenceOptions.of(AttentionOptions("4b", rotate=True))),
-    "precise": reference(ReferenceOptions.of(AttentionOptions("precise"))),
-    "precise + rotation": reference(ReferenceOptions.of(AttentionOptions("precise", rotate=True))),
+    "precise": in_mode(AttentionOptions("precise")),
+    "precise + rotation": in_mode(AttentionOptions("precise", rotate=True)),
     "SageAttention1": baseline(sage_attention1),
     "FlashAttn3-fp8 (emulated)": baseline(flash_attention3_fp8),
 }

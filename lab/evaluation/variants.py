@@ -9,11 +9,10 @@ from torch.nn import functional as F
 
 from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.reference.options import ReferenceOptions
 
 from ..baselines import BASELINES
 from ..demo.wan_dit import AttentionFunction, WanDiT
-from .methods import Method, backend, baseline, has_mode, reference
+from .methods import Method, backend, baseline, has_mode, in_mode
 
 FULL_PRECISION = "Full precision"
 
@@ -38,7 +37,7 @@ def variants(kernel: str | None, *, is_causal: bool = False, smooth_v: bool = Fa
     ``smooth_v`` adds the modes with smooth V, of the reference and of the kernel.
     """
     modes = _MODES | (_SMOOTH_V_MODES if smooth_v else {})
-    methods: dict[str, Method] = {name: reference(ReferenceOptions.of(options)) for name, options in modes.items()}
+    methods: dict[str, Method] = {name: in_mode(options) for name, options in modes.items()}
     methods |= {name: baseline(function) for name, function in BASELINES.items()}
     if kernel is not None:
         methods |= {

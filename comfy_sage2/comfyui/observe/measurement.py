@@ -66,7 +66,7 @@ def served_variants(call: AttentionCall, *, rotate: bool = False) -> tuple[Atten
     for mode in MODES:
         options = AttentionOptions(mode, pv_accumulator="auto", rotate=rotate, scale=call.scale, layout=call.layout)
         reasons = explain(*call.tensors(), attn_mask=call.mask_4d(), options=options)
-        if any(reasons[name] is None for name in fast):
+        if any(reason is None and name in fast for name, reason in reasons.items()):
             served.add(mode)
     return tuple(options for options in VARIANTS if options.mode in served) or VARIANTS
 

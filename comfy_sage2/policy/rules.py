@@ -43,7 +43,7 @@ FAMILIES = {
     ),
 }
 
-_PRECISE = "auto: precise nowhere, since it is slower than 8b; a policy takes it in the layers that need it"
+_PRECISE = "auto: precise nowhere, since 8b is no slower; a policy takes it in the layers that need it"
 EIGHT = Choice(AttentionOptions(mode="8b"))
 FOUR = Choice(AttentionOptions(mode="4b"), instead=EIGHT.options)
 

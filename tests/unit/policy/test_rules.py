@@ -56,4 +56,4 @@ def test_reasoning_names_numbers_and_evidence() -> None:
     assert "cosine 0.994 for the average layer" in RulePlan("CogVideoX", "sm89").reasoning(30, 20)[1]
     eight, precise = RulePlan("WAN21", "sm90").reasoning(30, 20)
     assert eight == "auto: 8b everywhere, since sm90 gains no time from 4 bits"
-    assert precise.startswith("auto: precise nowhere, since it is slower than 8b")
+    assert precise.startswith("auto: precise nowhere, since 8b is no slower")

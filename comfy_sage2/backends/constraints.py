@@ -24,8 +24,18 @@ def _length(request: AttentionRequest) -> str | None:
     )
 
 
+def _precise(request: AttentionRequest) -> str | None:
+    if request.options.mode != "precise":
+        return None
+    if request.dtype not in (torch.float16, torch.bfloat16):
+        return f"mode precise takes float16 and bfloat16 tensors, which it multiplies as they are, got {request.dtype}"
+    accumulator = request.options.pv_accumulator
+    return None if accumulator == "fp32" else f"pv_accumulator must be fp32 in mode precise, got {accumulator}"
+
+
 ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
+PRECISE = Constraint("precise", _precise)
 
 
 # What to use where no kernel of this library fits, by compute capability or its major number. "ComfyUI's own attention"

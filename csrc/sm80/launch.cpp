@@ -18,7 +18,7 @@ namespace {
 constexpr bool kInt4Scores = INT4_SCORES;  // INT4 tensor cores
 constexpr bool kHalfValues = HALF_VALUES;  // no FP8: P V in fp16
 constexpr int kValueBytes = kHalfValues ? 2 : 1;
-constexpr Features kFeatures{kInt4Scores, true};
+constexpr Features kFeatures{kInt4Scores, false, true};
 
 // The largest element of a channel of V is scaled to this. A half-precision sum over 64 keys of P <= 448 stays below
 // 65504.
@@ -32,7 +32,7 @@ class AttentionLauncher : Launcher {
         head_dim_(padded_head_dim(call.head_dim)),
         element_(element_name(call.element)),
         prepare_("prepare_d" + std::to_string(head_dim_)),
-        bits_(std::to_string(call.bits) + "b"),
+        bits_(std::to_string(score_bits(call.mode)) + "b"),
         mask_(mask_of(call.mask)),
         // One that broadcasts over queries becomes part of the key bias.
         mask_is_bias_(mask_.element != kNone && mask_.query_stride == 0),
@@ -53,7 +53,7 @@ class AttentionLauncher : Launcher {
   void run() const {
     statistics();
     quantize();
-    if (call_.bits == 4) return smoothed_attention();
+    if (call_.mode == k4b) return smoothed_attention();
     AttentionParams params = attention_params(0, workspace_.works);
     if (mask_is_bias_) {
       mask_bias();
@@ -98,7 +98,7 @@ class AttentionLauncher : Launcher {
     params.v_tiles = at<unsigned char>(workspace_.v_tiles);
     params.q_scale = at<float>(workspace_.q_scale);
     params.k_scale = at<float>(workspace_.k_scale);
-    params.q_mean = call_.bits == 4 ? at<float>(workspace_.q_mean) : nullptr;
+    params.q_mean = call_.mode == k4b ? at<float>(workspace_.q_mean) : nullptr;
     params.lse_shift = call_.lse ? at<float>(workspace_.lse_shift) : nullptr;
     params.sizes = sizes_;
     params.query_tiles = workspace_.works;
@@ -174,7 +174,7 @@ class AttentionLauncher : Launcher {
   void attention(AttentionParams& params, const std::string& terms) const {
     launch("attention_d" + std::to_string(head_dim_),
            "attention_" + bits_ + "_" + terms + "_fp" + std::to_string(call_.pv_accumulator), grid(params.works),
-           attention_threads(head_dim_), SharedLayout(head_dim_, call_.bits, kValueBytes).bytes, params);
+           attention_threads(head_dim_), SharedLayout(head_dim_, score_bits(call_.mode), kValueBytes).bytes, params);
   }
 
   const Workspace workspace_;

@@ -102,7 +102,7 @@ FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
     "length": lambda fields: fields.update(kv_length=fields["kv_length"] - 40),
     "unwritten_rows": lambda fields: fields.update(q_length=fields["q_length"] - 1),
     "no_flag": lambda fields: fields.update(nonfinite=0),
-    "other_mode": lambda fields: fields.update(bits=4),
+    "other_mode": lambda fields: fields.update(mode=4),
 }
 
 

@@ -112,7 +112,7 @@ def test_causality_that_is_left_out_is_found() -> None:
 
 def test_one_fault_in_one_variant_is_named() -> None:
     def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
-        if fields["bits"] == 4 and fields["pv_accumulator"] == 16 and fields["head_dim"] == 256:
+        if fields["mode"] == 4 and fields["pv_accumulator"] == 16 and fields["head_dim"] == 256:
             out[..., 100:] = 0.0
 
     variants = tuple(Variant(mode, accumulator) for mode in MODES for accumulator in ("fp32", "fp16"))

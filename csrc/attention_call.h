@@ -5,7 +5,7 @@
 #include <cstdint>
 
 // Rises whenever the fields of AttentionCall or their meaning change; it is the major number of csrc/VERSION.
-constexpr int kAbiVersion = 2;
+constexpr int kAbiVersion = 3;
 
 // A BHND view in whatever memory order. Strides count elements; the last dimension is contiguous.
 struct TensorView {

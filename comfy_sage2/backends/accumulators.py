@@ -2,6 +2,7 @@
 
 GeForce cards add up FP8 and fp16 products in FP32 at half the rate of FP16 (NVIDIA's architecture papers of Ampere,
 Ada and Blackwell, tables of peak rates). Data-centre cards do both at one rate, and FP32 is the paper's choice.
+Mode "precise" has FP32 alone: it does not scale V, which could overflow FP16 sums.
 """
 
 from __future__ import annotations
@@ -41,4 +42,4 @@ def resolved(options: AttentionOptions, device: torch.device) -> AttentionOption
     """`options` with the accumulators of `device` in the place of "auto"."""
     if options.pv_accumulator != "auto":
         return options
-    return replace(options, pv_accumulator=_of_device(device))
+    return replace(options, pv_accumulator="fp32" if options.mode == "precise" else _of_device(device))

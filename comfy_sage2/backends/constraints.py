@@ -28,9 +28,11 @@ def _precise(request: AttentionRequest) -> str | None:
     if request.options.mode != "precise":
         return None
     if request.dtype not in (torch.float16, torch.bfloat16):
-        return f"mode precise takes float16 and bfloat16 tensors, which it multiplies as they are, got {request.dtype}"
+        return f"[SA-206] mode precise takes float16 and bfloat16 tensors, got {request.dtype}"
     accumulator = request.options.pv_accumulator
-    return None if accumulator == "fp32" else f"pv_accumulator must be fp32 in mode precise, got {accumulator}"
+    if accumulator == "fp32":
+        return None
+    return f"[SA-206] pv_accumulator must be fp32 in mode precise, got {accumulator}"
 
 
 ON_CUDA = Constraint("device", _on_cuda)

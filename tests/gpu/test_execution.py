@@ -7,8 +7,9 @@ import threading
 import pytest
 import torch
 
+from comfy_sage2.backends.launch import option_fields
 from comfy_sage2.kernels import loader
-from comfy_sage2.options import CHOICES
+from comfy_sage2.options import AttentionOptions
 
 from .builds import EXACT_BOUND, backend, each_kernel, exact, random_qkv, relative_l1, run
 
@@ -162,15 +163,11 @@ def test_workspace_is_bounded(name: str, tokens: int) -> None:
     sizes = {"batch": 1, "q_heads": 40, "kv_heads": 40, "q_length": tokens, "kv_length": tokens, "head_dim": 128}
     options = {
         "element": 2,
-        "smooth_v": False,
-        "rotate": False,
-        "causal": False,
-        "pv_accumulator": 32,
         "scale": 0.1,
         "device": 0,
     }
     needed = {
-        mode: loader.load(name).workspace_bytes(**strides, **sizes, **options, mode=CHOICES["mode"][mode])
+        mode: loader.load(name).workspace_bytes(**strides, **sizes, **options, **option_fields(AttentionOptions(mode)))
         for mode in (("8b", "4b", "precise") if name == "sm90" else ("8b", "4b"))
     }
     block_means = 40 * (tokens // 128 + 1) * 128 * 4

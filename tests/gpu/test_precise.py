@@ -73,10 +73,10 @@ def test_values_shared_by_a_stride_of_zero(form: str, dtype: torch.dtype) -> Non
 def test_values_inside_a_larger_tensor(head_dim: int, dtype: torch.dtype) -> None:
     """What lies between the tokens and beyond the last channel is NaN and must not be read as V."""
     larger = torch.full((2, 150, 3, 2, head_dim + 8), torch.nan, device="cuda", dtype=dtype)
-    views = [larger[:, :, i, :, :head_dim].transpose(1, 2) for i in range(3)]
-    for view in views:
+    q, k, v = (larger[:, :, i, :, :head_dim].transpose(1, 2) for i in range(3))
+    for view in (q, k, v):
         view.copy_(torch.randn(2, 2, 150, head_dim))
-    check("sm90", *views, "precise")
+    check("sm90", q, k, v, "precise")
 
 
 def test_a_bound_on_gaussian_inputs() -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from fake_pack import ROOT
 
-from comfy_sage2.options import CHOICES
+from comfy_sage2.backends.launch import option_fields
+from comfy_sage2.options import MODES, AttentionOptions
 from tools import kernel_table
 
+MODE_CODES = {mode: option_fields(AttentionOptions(mode))["mode"] for mode in MODES}
 NATIVE = Path(__file__).resolve().parent / "native"
 CSRC = ROOT / "csrc"
 
@@ -261,7 +263,7 @@ for mode, number in {modes}.items():
             print(f"{mode} fp{accumulator}")
         except ValueError as error:
             assert "on {name}, got " in str(error) or "in mode 16 (precise), got " in str(error), error
-""".replace("{name}", architecture.name).replace("{modes}", repr(CHOICES["mode"]))
+""".replace("{name}", architecture.name).replace("{modes}", repr(MODE_CODES))
     )
     taken = {
         f"{mode} {accumulator}"
@@ -281,7 +283,7 @@ def test_a_call_of_every_mode_launches_kernels_of_the_images(
     for mode in architecture.modes:
         kernels.run(f"""
 for head_dim in (8, 64, 72, 128, 136, 256):
-    wanted = dict(full, head_dim=head_dim, mode={CHOICES["mode"][mode]}, lse=16, {mask})
+    wanted = dict(full, head_dim=head_dim, mode={MODE_CODES[mode]}, lse=16, {mask})
     wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
     assert 0 < wanted["workspace_bytes"] < 1 << 20
     _C.attention(**wanted)
@@ -336,9 +338,9 @@ sizes = (1, 127, 2**16, 2**24, 2**31 - 256, 2**31 - 1, 2**31, 2**40, 2**62, 2**6
 answers = {{"taken": 0, "refused": 0}}
 for batch, heads, q_length, kv_length in product(sizes, repeat=4):
     for mode in {architecture.modes!r}:
-        bits, in_place = (4 if mode == "4b" else 8), (mode == "precise" and {architecture.family == "sm90"!r})
+        bits, in_place = (4 if mode == "4b" else 8), (mode == "precise" and {architecture.name == "sm90"!r})
         wanted = dict(call, batch=batch, q_heads=heads, kv_heads=heads, q_length=q_length, kv_length=kv_length,
-                      head_dim=256, mode={CHOICES["mode"]}[mode], lse=1, mask_element=4)
+                      head_dim=256, mode={MODE_CODES}[mode], lse=1, mask_element=4)
         try:
             size = _C.workspace_bytes(**wanted)
         except ValueError:

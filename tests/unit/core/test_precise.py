@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import comfy_sage2
+from comfy_sage2.backends import selftest
 from comfy_sage2.backends.base import AttentionRequest
-from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.quantize.groups import ADA, HOPPER_8B
+from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
@@ -38,12 +39,12 @@ def _definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, per_token:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("groups", [ADA, HOPPER_8B], ids=lambda groups: groups.name)
-def test_reference_is_the_definition(groups, dtype):
+def test_reference_is_the_definition(groups: GroupScheme, dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(300, 32).to(dtype) for _ in range(3))
     k = k + 3 * torch.randn(32).to(dtype)
-    expected = _definition(*(x.double() for x in (q, k, v)), per_token=groups is HOPPER_8B)
+    expected = _definition(q.double(), k.double(), v.double(), per_token=groups is HOPPER_8B)
     options = ReferenceOptions.of(AttentionOptions("precise"), groups=groups, dtype=dtype)
-    out, _ = reference_attention(*(x[None, None] for x in (q, k, v)), options)
+    out, _ = reference_attention(q[None, None], k[None, None], v[None, None], options)
     difference = (out[0, 0].double() - expected).abs()
     # P is rounded at random: what is left of 2^-12 or 2^-9 after a mean over the keys. Few values of Q and K are ties.
     assert difference.median() < {torch.float16: 1e-4, torch.bfloat16: 8e-4, torch.float32: 2e-6}[dtype]
@@ -51,42 +52,40 @@ def test_reference_is_the_definition(groups, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_between_8b_and_full_precision(dtype):
+def test_between_8b_and_full_precision(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(1, 4, 1024, 64).to(dtype) for _ in range(3))
     wanted, _ = exact_attention(q, k, v)
 
     def error(mode: str) -> float:
         out = comfy_sage2.attention(q, k, v, mode=mode, backend="reference")
-        return ((out.double() - wanted).abs().sum() / wanted.abs().sum()).item()
+        return float((out.double() - wanted).abs().sum() / wanted.abs().sum())
 
     # That of 8b is nearly all from P and V in E4M3.
     assert error("precise") < 0.011
     assert error("8b") > 3 * error("precise")
 
 
-def test_smooth_v_changes_nothing():
+def test_smooth_v_changes_nothing() -> None:
     q, k, v = (torch.randn(1, 2, 100, 64) for _ in range(3))
     plain = comfy_sage2.attention(q, k, v + 5, mode="precise")
     assert torch.equal(plain, comfy_sage2.attention(q, k, v + 5, mode="precise", smooth_v=True))
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.name)
-def test_what_a_backend_lacks_is_its_reason(kernels, monkeypatch):
+def test_what_a_backend_lacks_is_its_reason(kernels: KernelBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
 
-    def reason(dtype: torch.dtype = torch.bfloat16, **choices: str) -> str | None:
-        options = AttentionOptions("precise", **choices)
+    def reason(dtype: torch.dtype = torch.bfloat16, pv_accumulator: str = "fp32") -> str | None:
+        options = AttentionOptions("precise", pv_accumulator=pv_accumulator)
         request = AttentionRequest.ordinary(torch.device("cpu"), options)
-        capability = {"sm90": (9, 0), "sm89": (8, 9), "sm120": (12, 0), "sm80": (8, 0)}[kernels.name]
         return kernels.reason_against(
-            replace(request, device_type="cuda", device_index=0, capability=capability, dtype=dtype)
+            replace(request, device_type="cuda", device_index=0, capability=kernels.capabilities[0], dtype=dtype)
         )
 
-    if kernels.name != "sm90":
-        assert str(reason()).endswith("here, got precise")
+    if "precise" not in kernels.modes:
+        assert str(reason()).startswith("[SA-206] mode must be 8b")
         return
     assert reason() is None
-    assert reason(torch.float32) == (
-        "mode precise takes float16 and bfloat16 tensors, which it multiplies as they are, got torch.float32"
-    )
-    assert reason(pv_accumulator="fp16") == "pv_accumulator must be fp32 here, got fp16"
+    assert reason(torch.float32) == ("[SA-206] mode precise takes float16 and bfloat16 tensors, got torch.float32")
+    assert str(reason(pv_accumulator="fp16")).startswith("[SA-206] pv_accumulator must be fp32 ")

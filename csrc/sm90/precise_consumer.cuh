@@ -162,6 +162,7 @@ struct PreciseConsumer {
     }
     state.sum[0] += sums[0];
     state.sum[1] += sums[1];
+    // All lanes have read the stage: a vote on what each made of it lies behind them.
     release(storage.empty(stage));
   }
 

@@ -58,8 +58,8 @@ class PreciseEpilogue {
         float largest = 0.f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float x = accumulator[16 * block + 4 * i + 2 * row] * weight_[row];
-          const float y = accumulator[16 * block + 4 * i + 2 * row + 1] * weight_[row];
+          const float x = within_range<T>(accumulator[16 * block + 4 * i + 2 * row] * weight_[row]);
+          const float y = within_range<T>(accumulator[16 * block + 4 * i + 2 * row + 1] * weight_[row]);
           largest = max_nan(largest, max_nan(fabsf(x), fabsf(y)));
           words[i] = pack_pair(x, y, T());
         }

@@ -24,7 +24,7 @@ struct ProbabilityRange<__half> {
 template <>
 struct ProbabilityRange<__nv_bfloat16> {
   static constexpr float kShift = 0.f;
-  static constexpr float kLargest = 0x1p100f;
+  static constexpr float kLargest = 0x1p64f;  // leaves P V in FP32 as much again
 };
 
 // Two rows of a thread. Scores are in units of log2; P = 2^(score + offset).

@@ -56,9 +56,10 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     statistics[kSumK][i] = 0.f;
-    if constexpr (!kWithV) continue;
-    statistics[kSumV][i] = 0.f;
-    statistics[kMaxV][i] = statistics[kMaxNegatedV][i] = -__builtin_bit_cast(float, 0x7f800000u);
+    if constexpr (kWithV) {
+      statistics[kSumV][i] = 0.f;
+      statistics[kMaxV][i] = statistics[kMaxNegatedV][i] = -__builtin_bit_cast(float, 0x7f800000u);
+    }
   }
   const auto add = [&](const Vec8<T>& k_raw, const Vec8<T>& v_raw) {
     float k_values[8], v_values[8];
@@ -67,10 +68,11 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       statistics[kSumK][i] += k_values[i];
-      if constexpr (!kWithV) continue;
-      statistics[kSumV][i] += v_values[i];
-      statistics[kMaxV][i] = max_nan(statistics[kMaxV][i], v_values[i]);
-      statistics[kMaxNegatedV][i] = max_nan(statistics[kMaxNegatedV][i], -v_values[i]);
+      if constexpr (kWithV) {
+        statistics[kSumV][i] += v_values[i];
+        statistics[kMaxV][i] = max_nan(statistics[kMaxV][i], v_values[i]);
+        statistics[kMaxNegatedV][i] = max_nan(statistics[kMaxNegatedV][i], -v_values[i]);
+      }
     }
   };
   if (channel < params.head_dim) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .accumulators import mode_has_accumulator
 from .base import AttentionRequest, Constraint
 
 MAX_LENGTH = 2**31 - 256  # token indices are 32-bit in the kernels, offsets 64-bit
@@ -25,14 +26,12 @@ def _length(request: AttentionRequest) -> str | None:
 
 
 def _precise(request: AttentionRequest) -> str | None:
-    if request.options.mode != "precise":
-        return None
-    if request.dtype not in (torch.float16, torch.bfloat16):
+    options = request.options
+    if not mode_has_accumulator(options.mode, options.pv_accumulator):
+        return f"[SA-206] pv_accumulator must be fp32 in mode {options.mode}, got {options.pv_accumulator}"
+    if options.mode == "precise" and request.dtype not in (torch.float16, torch.bfloat16):
         return f"[SA-206] mode precise takes float16 and bfloat16 tensors, got {request.dtype}"
-    accumulator = request.options.pv_accumulator
-    if accumulator == "fp32":
-        return None
-    return f"[SA-206] pv_accumulator must be fp32 in mode precise, got {accumulator}"
+    return None
 
 
 ON_CUDA = Constraint("device", _on_cuda)

@@ -6,6 +6,7 @@ import torch
 
 from ..kernels import loader
 from . import selftest
+from .accumulators import mode_has_accumulator
 from .base import AttentionRequest, Backend
 from .constraints import LENGTH, ON_CUDA, PRECISE, capability_is, option_is
 from .known_answers import Variant
@@ -44,8 +45,13 @@ class KernelBackend(Backend):
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """Each mode with each accumulator."""
-        return tuple(Variant(mode, accumulator) for mode in self.modes for accumulator in self.pv_accumulators)
+        """Each mode with each accumulator that it has."""
+        return tuple(
+            Variant(mode, accumulator)
+            for mode in self.modes
+            for accumulator in self.pv_accumulators
+            if mode_has_accumulator(mode, accumulator)
+        )
 
     def availability(self) -> str | None:
         """See `Backend.availability`."""
@@ -79,7 +85,7 @@ class KernelBackend(Backend):
 # and sm80 are compiled and their numerics compared with the reference on another GPU, neither was run on its own.
 KERNELS = (
     KernelBackend("sm90", ((9, 0),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32",)),
-    KernelBackend("sm89", ((8, 9),), modes=("8b", "4b"), pv_accumulators=("fp32", "fp16")),
-    KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b",), pv_accumulators=("fp32", "fp16")),
-    KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b", "4b"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm89", ((8, 9),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b", "precise"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
 )

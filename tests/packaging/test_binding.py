@@ -332,13 +332,14 @@ def test_a_call_that_no_kernel_can_run_is_refused_before_the_driver_is_asked(ker
 
 def test_no_size_overflows(kernels: Binding, architecture: kernel_table.Architecture) -> None:
     """The workspace holds the integers of Q and K, and V unless it is read in place; or the call is refused."""
+    precise_v_bytes = 0 if architecture.name == "sm90" else 2
     output = kernels.run(f"""
 from itertools import product
 sizes = (1, 127, 2**16, 2**24, 2**31 - 256, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
 answers = {{"taken": 0, "refused": 0}}
 for batch, heads, q_length, kv_length in product(sizes, repeat=4):
     for mode in {architecture.modes!r}:
-        bits, in_place = (4 if mode == "4b" else 8), (mode == "precise" and {architecture.name == "sm90"!r})
+        bits, v_bytes = (4 if mode == "4b" else 8), {precise_v_bytes} if mode == "precise" else 1
         wanted = dict(call, batch=batch, q_heads=heads, kv_heads=heads, q_length=q_length, kv_length=kv_length,
                       head_dim=256, mode={MODE_CODES}[mode], lse=1, mask_element=4)
         try:
@@ -347,7 +348,7 @@ for batch, heads, q_length, kv_length in product(sizes, repeat=4):
             answers["refused"] += 1
             continue
         answers["taken"] += 1
-        least = batch * heads * (q_length * bits // 8 + kv_length * (bits // 8 + (not in_place))) * 256
+        least = batch * heads * (q_length * bits // 8 + kv_length * (bits // 8 + v_bytes)) * 256
         assert least <= size < 2**63, (wanted, size, least)
 print(answers["taken"] > 50, answers["refused"] > 50)
 """)

@@ -61,8 +61,8 @@ def test_between_8b_and_full_precision(dtype: torch.dtype) -> None:
         return float((out.double() - wanted).abs().sum() / wanted.abs().sum())
 
     # That of 8b is nearly all from P and V in E4M3.
-    assert error("precise") < 0.011
-    assert error("8b") > 3 * error("precise")
+    assert error("precise") < 0.0125
+    assert error("8b") > 2.5 * error("precise")
 
 
 def test_smooth_v_changes_nothing() -> None:
@@ -83,9 +83,6 @@ def test_what_a_backend_lacks_is_its_reason(kernels: KernelBackend, monkeypatch:
             replace(request, device_type="cuda", device_index=0, capability=kernels.capabilities[0], dtype=dtype)
         )
 
-    if "precise" not in kernels.modes:
-        assert str(reason()).startswith("[SA-206] mode must be 8b")
-        return
     assert reason() is None
     assert reason(torch.float32) == ("[SA-206] mode precise takes float16 and bfloat16 tensors, got torch.float32")
     assert str(reason(pv_accumulator="fp16")).startswith("[SA-206] pv_accumulator must be fp32 ")

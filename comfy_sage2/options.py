@@ -33,15 +33,17 @@ class AttentionOptions:
     """The choices of one attention call; `attention` takes each of them by name, or all of them as `options`.
 
     Attributes:
-        mode: "8b" (Q, K in INT8, K smoothed) or "4b" (Q, K in INT4, both smoothed); SageAttention2 section 3.
-        smooth_v: subtract V's channel means before FP8 quantization and add them to the output (section 3.4).
+        mode: "8b" (Q, K in INT8, K smoothed) or "4b" (Q, K in INT4, both smoothed), SageAttention2 section 3; or
+            "precise": Q and K as in "8b", V as it is and P in its type.
+        smooth_v: subtract V's channel means before FP8 quantization and add them to the output (section 3.4). In
+            "precise" V is not quantized, and this changes nothing.
         is_causal: query i attends to keys 0..i, aligned at the top left.
         scale: softmax scale, positive and finite in float32; None means 1/sqrt(D).
         layout: order of the dimensions of q, k, v and the output: "BHND" or "BNHD".
         return_lse: also return the log-sum-exp.
         pv_accumulator: "fp32", or "fp16" for the half-precision accumulation of P V where a backend has it, which runs
             at twice the rate on GeForce cards; "auto" takes the one that suits the card.
-        rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`), which makes both modes more
+        rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`), which makes every mode more
             exact; in "4b" every token of Q then has its own scale. False: the paper's numerics.
 
     Raises:
@@ -49,7 +51,7 @@ class AttentionOptions:
         ValueError: a value that is not one of the choices; the message names the option.
     """
 
-    mode: str = _option("8b", choices={"8b": 8, "4b": 4}, argument="bits")
+    mode: str = _option("8b", choices={"8b": 8, "4b": 4, "precise": 16}, argument="mode")
     smooth_v: bool = _option(False, argument="smooth_v")
     is_causal: bool = _option(False, argument="causal", per_call=True)
     scale: float | None = _option(None, argument="scale", per_call=True)

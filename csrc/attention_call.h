@@ -5,7 +5,7 @@
 #include <cstdint>
 
 // Rises whenever the fields of AttentionCall or their meaning change; it is the major number of csrc/VERSION.
-constexpr int kAbiVersion = 2;
+constexpr int kAbiVersion = 3;
 
 // A BHND view in whatever memory order. Strides count elements; the last dimension is contiguous.
 struct TensorView {
@@ -20,6 +20,11 @@ struct MaskView {
   int element;  // 0 none, 1 bool (true = attend), 2 fp16, 3 bf16, 4 fp32 (additive)
 };
 
+// 8b and 4b: INT8 and INT4 scores, P and V in 8 bits (16 where the GPU has no FP8). Precise: INT8 scores, P and V in 16
+// bits.
+enum Mode { k4b = 4, k8b = 8, kPrecise = 16 };
+constexpr int score_bits(int mode) { return mode == k4b ? 4 : 8; }
+
 struct AttentionCall {
   TensorView q, k, v, out;
   MaskView mask;
@@ -28,7 +33,7 @@ struct AttentionCall {
   int64_t batch, q_heads, kv_heads, q_length, kv_length;
   int head_dim;
   int element;  // of q, k, v and out: 2 fp16, 3 bf16
-  int bits;     // of the quantized Q and K: 8 or 4
+  int mode;     // Mode
   bool rotate;  // Q and K, after smoothing; in 4 bits Q then has a scale for each token
   bool smooth_v, causal;
   int pv_accumulator;  // 32 or 16

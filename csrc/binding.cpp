@@ -73,7 +73,7 @@ constexpr Keyword kKeywords[] = {
     {"kv_length", set_field<&AttentionCall::kv_length>, kRequired},
     {"head_dim", set_field<&AttentionCall::head_dim>, kRequired},
     {"element", set_field<&AttentionCall::element>, kRequired},
-    {"bits", set_field<&AttentionCall::bits>, kRequired},
+    {"mode", set_field<&AttentionCall::mode>, kRequired},
     {"rotate", set_field<&AttentionCall::rotate>, kRequired},
     {"smooth_v", set_field<&AttentionCall::smooth_v>, kRequired},
     {"causal", set_field<&AttentionCall::causal>, kRequired},

@@ -2,6 +2,7 @@
 
 GeForce cards add up FP8 and fp16 products in FP32 at half the rate of FP16 (NVIDIA's architecture papers of Ampere,
 Ada and Blackwell, tables of peak rates). Data-centre cards do both at one rate, and FP32 is the paper's choice.
+Mode "precise" has FP32 alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ _CARDS = (
 )
 
 
+def mode_has_accumulator(mode: str, pv_accumulator: str) -> bool:
+    """Whether any kernels have the two together: FP16 sums are for V that is scaled to fit them."""
+    return mode != "precise" or pv_accumulator == "fp32"
+
+
 def of_card(name: str, capability: tuple[int, int]) -> str:
     """The accumulators for a card, "fp16" or "fp32"."""
     if capability not in _CAPABILITIES:
@@ -41,4 +47,5 @@ def resolved(options: AttentionOptions, device: torch.device) -> AttentionOption
     """`options` with the accumulators of `device` in the place of "auto"."""
     if options.pv_accumulator != "auto":
         return options
-    return replace(options, pv_accumulator=_of_device(device))
+    of_device = _of_device(device)
+    return replace(options, pv_accumulator=of_device if mode_has_accumulator(options.mode, of_device) else "fp32")

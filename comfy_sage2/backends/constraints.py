@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .accumulators import mode_has_accumulator
 from .base import AttentionRequest, Constraint
 
 MAX_LENGTH = 2**31 - 256  # token indices are 32-bit in the kernels, offsets 64-bit
@@ -24,8 +25,18 @@ def _length(request: AttentionRequest) -> str | None:
     )
 
 
+def _precise(request: AttentionRequest) -> str | None:
+    options = request.options
+    if not mode_has_accumulator(options.mode, options.pv_accumulator):
+        return f"[SA-206] pv_accumulator must be fp32 in mode {options.mode}, got {options.pv_accumulator}"
+    if options.mode == "precise" and request.dtype not in (torch.float16, torch.bfloat16):
+        return f"[SA-206] mode precise takes float16 and bfloat16 tensors, got {request.dtype}"
+    return None
+
+
 ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
+PRECISE = Constraint("precise", _precise)
 
 
 # What to use where no kernel of this library fits, by compute capability or its major number. "ComfyUI's own attention"

@@ -6,14 +6,18 @@ import torch
 
 from ..kernels import loader
 from . import selftest
+from .accumulators import mode_has_accumulator
 from .base import AttentionRequest, Backend
-from .constraints import LENGTH, ON_CUDA, capability_is, option_is
+from .constraints import LENGTH, ON_CUDA, PRECISE, capability_is, option_is
 from .known_answers import Variant
 from .launch import launch
 
 
 class KernelBackend(Backend):
-    """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE."""
+    """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE.
+
+    Mode "precise" takes no fp32.
+    """
 
     accelerated = True
 
@@ -36,12 +40,18 @@ class KernelBackend(Backend):
             LENGTH,
             option_is("mode", *modes),
             option_is("pv_accumulator", *pv_accumulators),
+            PRECISE,
         )
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """Each mode with each accumulator."""
-        return tuple(Variant(mode, accumulator) for mode in self.modes for accumulator in self.pv_accumulators)
+        """Each mode with each accumulator that it has."""
+        return tuple(
+            Variant(mode, accumulator)
+            for mode in self.modes
+            for accumulator in self.pv_accumulators
+            if mode_has_accumulator(mode, accumulator)
+        )
 
     def availability(self) -> str | None:
         """See `Backend.availability`."""
@@ -74,8 +84,8 @@ class KernelBackend(Backend):
 # In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120
 # and sm80 are compiled and their numerics compared with the reference on another GPU, neither was run on its own.
 KERNELS = (
-    KernelBackend("sm90", ((9, 0),), modes=("8b", "4b"), pv_accumulators=("fp32",)),
-    KernelBackend("sm89", ((8, 9),), modes=("8b", "4b"), pv_accumulators=("fp32", "fp16")),
-    KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b",), pv_accumulators=("fp32", "fp16")),
-    KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b", "4b"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm90", ((9, 0),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32",)),
+    KernelBackend("sm89", ((8, 9),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b", "precise"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
 )

@@ -15,15 +15,16 @@ import torch
 from ..options import AttentionOptions
 from ..reference.exact import exact_attention
 from .base import AttentionRequest
+from .constraints import PRECISE
 from .launch import enqueue, workspace_bytes
 
 _UNTOUCHED = 0xFF  # in every byte: NaN in all float types
 _ALIGNMENT = 256  # bytes
 _SEED = 17
 # Relative L1 error, sum |O - O'| / sum |O|, that the quantization of each mode may cost in these calls.
-BOUNDS = {"8b": 0.05, "4b": 0.24}
+BOUNDS = {"8b": 0.05, "4b": 0.24, "precise": 0.02}
 # Mean absolute error of the LSE.
-LSE_BOUNDS = {"8b": 0.006, "4b": 0.07}
+LSE_BOUNDS = {"8b": 0.006, "4b": 0.07, "precise": 0.006}
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,9 @@ def _layout_of_results(
             options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
             mask = None if question.mask is None else (question.mask.shape, question.mask.dtype)
             form = (device, case.dtype, torch.Size(question.q.shape), torch.Size(question.k.shape), mask)
+            request = AttentionRequest.of_form(form, options)
+            if PRECISE.check(request) is not None:
+                continue
             # A slot of one head and one channel for the LSE is contiguous; its gap lies behind it.
             rows = case.batch * case.q_heads * case.q_length
             lse = layout.add((1, 1, rows, 1), torch.float32, "BHND") if options.return_lse else None
@@ -259,7 +263,7 @@ def _layout_of_results(
                 _Asked(
                     question,
                     variant,
-                    AttentionRequest.of_form(form, options),
+                    request,
                     layout.add(question.q.shape, case.dtype, options.layout),
                     lse,
                     layout.add((1, 1, 1, 1), torch.int32, "BHND"),

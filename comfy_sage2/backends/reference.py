@@ -31,7 +31,7 @@ class ReferenceBackend(Backend):
             q,
             k,
             v,
-            ReferenceOptions.of(options),
+            ReferenceOptions.of(options, dtype=q.dtype),
             scale=request.scale,
             is_causal=options.is_causal,
             attn_mask=attn_mask,

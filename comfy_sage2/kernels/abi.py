@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 # kAbiVersion of csrc/attention_call.h, and the major number of csrc/VERSION.
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 
 def describe(module: ModuleType) -> str:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from ..options import AttentionOptions
-from ..quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, Accumulator
-from ..quantize.formats import NumberFormat
+from ..quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, ACCUMULATE_FP32, Accumulator
+from ..quantize.formats import BF16, FP16, FP32, NumberFormat
 from ..quantize.fp8 import E4M3
 from ..quantize.groups import ADA, GroupScheme
 from ..quantize.integer import INT4, INT4_CLIPPED, INT8
 
 # With P up to 448, V up to this and 64 keys, a half-precision sum stays below 65504.
 FP16_ACCUMULATOR_V_MAXIMUM = 2.25
+# What P is scaled to in the precise mode's FP16: below 65504 by more than the maximum of a row grows at a time.
+PRECISE_P_MAXIMUM = 64.0
+_PRECISE_P_FORMATS = {torch.float16: FP16, torch.bfloat16: BF16, torch.float32: FP32}
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class ReferenceOptions:
     groups: the tokens of Q and K that share a scale, and the block sizes.
     smooth_q, smooth_k, smooth_v: sections 3.1 and 3.4.
     rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`).
-    p_format, v_format: E4M3, E5M2, INT8, FP16 or FP32.
+    p_format, v_format: E4M3, E5M2, INT8, FP16, BF16 or FP32.
     p_maximum, v_maximum: what P = 1 and V's channel maximum are scaled to; None is the largest of the format.
     accumulator: precision of the P V accumulator inside a key block.
     two_level: add each key block's product to a float32 buffer; off, one accumulator runs over all keys.
@@ -49,12 +54,25 @@ class ReferenceOptions:
     last_keys_first: bool = False
 
     @classmethod
-    def of(cls, options: AttentionOptions, *, groups: GroupScheme = ADA) -> ReferenceOptions:
-        """The numerics of a public call: INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b".
+    def of(
+        cls, options: AttentionOptions, *, groups: GroupScheme = ADA, dtype: torch.dtype = torch.float16
+    ) -> ReferenceOptions:
+        """The numerics of a public call with tensors of `dtype`.
 
-        Rotated INT4 is clipped, and has one scale for each token of Q whatever `groups` says of Q.
+        INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b". "precise" has the scores of "8b", keeps V as
+        it is and rounds P to `dtype`; its row sum adds P before that. Rotated INT4 is clipped, and has one scale for
+        each token of Q whatever `groups` says of Q.
         """
         numerics = cls(groups=groups, smooth_v=options.smooth_v, rotate=options.rotate)
+        if options.mode == "precise":
+            numerics = replace(
+                numerics,
+                smooth_v=False,
+                p_format=_PRECISE_P_FORMATS[dtype],
+                v_format=FP32,
+                p_maximum=PRECISE_P_MAXIMUM,
+                accumulator=ACCUMULATE_FP32,
+            )
         if options.mode == "4b":
             numerics = replace(numerics, qk_format=INT4, smooth_q=True)
         if options.mode == "4b" and options.rotate:

@@ -131,6 +131,16 @@ __device__ __forceinline__ float storable_amax<__half>(float amax, float mean) {
   return amax > limit && amax <= 2.f * 65504.f ? limit : amax;  // keeps infinity and NaN
 }
 
+// A mean of elements of type T, that the rounding of its weights may have carried beyond the largest of them.
+template <class T>
+__device__ __forceinline__ float within_range(float mean) {
+  return mean;
+}
+template <>
+__device__ __forceinline__ float within_range<__half>(float mean) {
+  return fabsf(mean) <= 2.f * 65504.f ? fminf(fmaxf(mean, -65504.f), 65504.f) : mean;  // keeps infinity and NaN
+}
+
 // The larger of two numbers, NaN if one of them is NaN: a NaN in a tensor has to reach the output.
 __device__ __forceinline__ float max_nan(float x, float y) {
   float larger;

@@ -34,9 +34,9 @@ inline void require_between(const char* name, int64_t value, int64_t least, int6
   }
 }
 
-// What the kernels of a build can do beside 8 bits with FP32 accumulators.
+// What the kernels of a build can do beside mode 8b with FP32 accumulators.
 struct Features {
-  bool mode_4b, fp16_accumulator;
+  bool mode_4b, precise, fp16_accumulator;
 };
 
 inline void validate(const AttentionCall& call, Features features) {
@@ -58,8 +58,13 @@ inline void validate(const AttentionCall& call, Features features) {
   require(call.mask.element >= kNone && call.mask.element <= kFloat,
           "mask_element must be 0 (no mask), 1 (bool), 2 (fp16), 3 (bf16) or 4 (fp32), got ",
           std::to_string(call.mask.element));
-  require(call.bits == 8 || (call.bits == 4 && features.mode_4b), "bits must be 8", features.mode_4b ? " or 4" : "",
-          kHere, std::to_string(call.bits));
+  require(call.mode == k8b || (call.mode == k4b && features.mode_4b) || (call.mode == kPrecise && features.precise),
+          "mode must be 8", features.mode_4b ? ", 4 (4b)" : "", features.precise ? ", 16 (precise)" : "", kHere,
+          std::to_string(call.mode));
+  require(call.mode != kPrecise || call.element != kFloat,
+          "element must be 2 (fp16) or 3 (bf16) in mode 16 (precise), ", "got ", std::to_string(call.element));
+  require(call.mode != kPrecise || call.pv_accumulator == 32, "pv_accumulator must be 32 in mode 16 (precise), got ",
+          std::to_string(call.pv_accumulator));
   require(call.pv_accumulator == 32 || (call.pv_accumulator == 16 && features.fp16_accumulator),
           "pv_accumulator must be 32", features.fp16_accumulator ? " or 16" : "", kHere,
           std::to_string(call.pv_accumulator));

@@ -5,17 +5,24 @@
 using namespace sm80;
 
 // Blocks that one SM should hold: as many as the registers of the output allow.
-constexpr int kMinBlocksPerSm = HEAD_DIM == 256 ? 1 : HEAD_DIM == 128 || HALF_VALUES ? 2 : 3;
+template <class Pv>
+constexpr int kMinBlocksPerSm = HEAD_DIM == 256                       ? 1
+                                : HEAD_DIM == 128 || Pv::kVBytes == 2 ? 2
+                                                                      : 3;
 
-#define ATTENTION_KERNEL(name, bits, product, has_bias, has_mask)                            \
-  extern "C" __global__ void __launch_bounds__(attention_threads(HEAD_DIM), kMinBlocksPerSm) \
-      name(const __grid_constant__ AttentionParams params) {                                 \
-    Attention<HEAD_DIM, bits, product, has_bias, has_mask>::run(params);                     \
+#define ATTENTION_KERNEL(name, bits, product, has_bias, has_mask)                                     \
+  extern "C" __global__ void __launch_bounds__(attention_threads(HEAD_DIM), kMinBlocksPerSm<product>) \
+      name(const __grid_constant__ AttentionParams params) {                                          \
+    Attention<HEAD_DIM, bits, product, has_bias, has_mask>::run(params);                              \
   }
 #define KERNELS_8B(suffix, product)                                       \
   ATTENTION_KERNEL(attention_8b_plain_##suffix, 8, product, false, false) \
   ATTENTION_KERNEL(attention_8b_bias_##suffix, 8, product, true, false)   \
   ATTENTION_KERNEL(attention_8b_mask_##suffix, 8, product, false, true)
+#define KERNELS_PRECISE(suffix, T)                                                \
+  ATTENTION_KERNEL(attention_precise_plain_##suffix, 8, Precise<T>, false, false) \
+  ATTENTION_KERNEL(attention_precise_bias_##suffix, 8, Precise<T>, true, false)   \
+  ATTENTION_KERNEL(attention_precise_mask_##suffix, 8, Precise<T>, false, true)
 // Smoothed Q always brings a key bias.
 #define KERNELS_4B(suffix, product)                                     \
   ATTENTION_KERNEL(attention_4b_bias_##suffix, 4, product, true, false) \
@@ -31,6 +38,8 @@ using HalfProduct = E4m3Half;
 
 KERNELS_8B(fp32, FloatProduct)
 KERNELS_8B(fp16, HalfProduct)
+KERNELS_PRECISE(fp16, __half)
+KERNELS_PRECISE(bf16, __nv_bfloat16)
 #if INT4_SCORES
 KERNELS_4B(fp32, FloatProduct)
 KERNELS_4B(fp16, HalfProduct)

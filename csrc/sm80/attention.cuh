@@ -158,6 +158,7 @@ class Attention {
   }
 
   __device__ __forceinline__ void store() const {
+    if constexpr (!Pv::kScaled) return store_rows<typename Pv::Element>();
     switch (p.sizes.element) {
       case kHalf:
         return store_rows<__half>();
@@ -191,8 +192,11 @@ class Attention {
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n) {
       const int channel = 8 * n + 2 * (lane % 4);
-      const float2 scale = *reinterpret_cast<const float2*>(p.v_scale + i64(item.kv_slice) * kHeadDim + channel);
-      const float2 mean = *reinterpret_cast<const float2*>(p.v_mean + i64(item.kv_slice) * kHeadDim + channel);
+      float2 scale, mean;
+      if constexpr (Pv::kScaled) {
+        scale = *reinterpret_cast<const float2*>(p.v_scale + i64(item.kv_slice) * kHeadDim + channel);
+        mean = *reinterpret_cast<const float2*>(p.v_mean + i64(item.kv_slice) * kHeadDim + channel);
+      }
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -200,9 +204,15 @@ class Attention {
           const int query = first_query(tile) + 8 * row;
           if (query >= p.sizes.q_length || channel >= p.sizes.head_dim) continue;
           T* to = out + query * p.out.token_stride + channel;
-          const float x = output.value[tile][n][2 * row] * inverse[tile][row] * scale.x + attended[tile][row] * mean.x;
-          const float y =
-              output.value[tile][n][2 * row + 1] * inverse[tile][row] * scale.y + attended[tile][row] * mean.y;
+          float x = output.value[tile][n][2 * row] * inverse[tile][row];
+          float y = output.value[tile][n][2 * row + 1] * inverse[tile][row];
+          if constexpr (Pv::kScaled) {
+            x = x * scale.x + attended[tile][row] * mean.x;
+            y = y * scale.y + attended[tile][row] * mean.y;
+          } else {
+            x = within_range<T>(x);
+            y = within_range<T>(y);
+          }
           store_pair(to, x, y);
           largest = max_nan(largest, max_nan(fabsf(x), fabsf(y)));
         }

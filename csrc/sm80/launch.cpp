@@ -17,8 +17,8 @@ namespace {
 // What this build can do: csrc/architectures.json says which.
 constexpr bool kInt4Scores = INT4_SCORES;  // INT4 tensor cores
 constexpr bool kHalfValues = HALF_VALUES;  // no FP8: P V in fp16
-constexpr int kValueBytes = kHalfValues ? 2 : 1;
-constexpr Features kFeatures{kInt4Scores, true};
+constexpr int value_bytes(int mode) { return kHalfValues || mode == kPrecise ? 2 : 1; }
+constexpr Features kFeatures{kInt4Scores, true, true};
 
 // The largest element of a channel of V is scaled to this. A half-precision sum over 64 keys of P <= 448 stays below
 // 65504.
@@ -28,11 +28,13 @@ class AttentionLauncher : Launcher {
  public:
   explicit AttentionLauncher(const AttentionCall& call)
       : Launcher(call),
-        workspace_(call, kValueBytes),
+        workspace_(call, value_bytes(call.mode)),
         head_dim_(padded_head_dim(call.head_dim)),
         element_(element_name(call.element)),
         prepare_("prepare_d" + std::to_string(head_dim_)),
-        bits_(std::to_string(call.bits) + "b"),
+        mode_(call.mode == kPrecise ? "precise"
+              : call.mode == k4b    ? "4b"
+                                    : "8b"),
         mask_(mask_of(call.mask)),
         // One that broadcasts over queries becomes part of the key bias.
         mask_is_bias_(mask_.element != kNone && mask_.query_stride == 0),
@@ -53,7 +55,7 @@ class AttentionLauncher : Launcher {
   void run() const {
     statistics();
     quantize();
-    if (call_.bits == 4) return smoothed_attention();
+    if (call_.mode == k4b) return smoothed_attention();
     AttentionParams params = attention_params(0, workspace_.works);
     if (mask_is_bias_) {
       mask_bias();
@@ -81,8 +83,9 @@ class AttentionLauncher : Launcher {
     params.chunks = static_cast<int>(workspace_.chunks);
     params.smooth_v = call_.smooth_v;
     params.v_maximum = v_maximum();
-    launch(prepare_, "partial_statistics_" + element_, workspace_.statistics_grid, kStatisticsThreads, 0, params);
-    launch(prepare_, "finish_statistics", {workspace_.statistics_grid.x, 2}, head_dim_, 0, params);
+    const driver::Extent& of_k_and_v = workspace_.statistics_grid;
+    launch(prepare_, "partial_statistics_" + element_, of_k_and_v, kStatisticsThreads, 0, params);
+    launch(prepare_, "finish_statistics", {of_k_and_v.x, of_k_and_v.z}, head_dim_, 0, params);
   }
 
   void quantize() const {
@@ -98,14 +101,14 @@ class AttentionLauncher : Launcher {
     params.v_tiles = at<unsigned char>(workspace_.v_tiles);
     params.q_scale = at<float>(workspace_.q_scale);
     params.k_scale = at<float>(workspace_.k_scale);
-    params.q_mean = call_.bits == 4 ? at<float>(workspace_.q_mean) : nullptr;
+    params.q_mean = call_.mode == k4b ? at<float>(workspace_.q_mean) : nullptr;
     params.lse_shift = call_.lse ? at<float>(workspace_.lse_shift) : nullptr;
     params.sizes = sizes_;
     params.query_tiles = workspace_.works;
     params.key_tiles = workspace_.kv_slices * workspace_.key_blocks;
     params.scale = call_.scale;
     params.v_maximum = v_maximum();
-    launch(prepare_, "quantize_" + bits_ + (call_.rotate ? "_rotated_" : "_") + element_, workspace_.quantize_grid,
+    launch(prepare_, "quantize_" + mode_ + (call_.rotate ? "_rotated_" : "_") + element_, workspace_.quantize_grid,
            kQuantizeThreads, 0, params);
   }
 
@@ -170,16 +173,17 @@ class AttentionLauncher : Launcher {
   }
 
   // terms: "plain" scores, with a key "bias", or with a "mask" of their own for each query (and, in 4 bits, a bias
-  // too).
+  // too). Names end with the accumulator, or in the precise mode with the type of P and V.
   void attention(AttentionParams& params, const std::string& terms) const {
-    launch("attention_d" + std::to_string(head_dim_),
-           "attention_" + bits_ + "_" + terms + "_fp" + std::to_string(call_.pv_accumulator), grid(params.works),
-           attention_threads(head_dim_), SharedLayout(head_dim_, call_.bits, kValueBytes).bytes, params);
+    const std::string product = call_.mode == kPrecise ? element_ : "fp" + std::to_string(call_.pv_accumulator);
+    launch("attention_d" + std::to_string(head_dim_), "attention_" + mode_ + "_" + terms + "_" + product,
+           grid(params.works), attention_threads(head_dim_),
+           SharedLayout(head_dim_, score_bits(call_.mode), value_bytes(call_.mode)).bytes, params);
   }
 
   const Workspace workspace_;
   const int head_dim_;
-  const std::string element_, prepare_, bits_;
+  const std::string element_, prepare_, mode_;
   const Mask mask_;
   const bool mask_is_bias_;
   const driver::Extent mask_bias_grid_;
@@ -192,7 +196,7 @@ class AttentionLauncher : Launcher {
 
 int64_t workspace_bytes(const AttentionCall& call) {
   common::validate(call, sm80::kFeatures);
-  return sm80::Workspace(call, sm80::kValueBytes).bytes;
+  return sm80::Workspace(call, sm80::value_bytes(call.mode)).bytes;
 }
 
 void attention(const AttentionCall& call) {

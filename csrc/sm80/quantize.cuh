@@ -56,7 +56,8 @@ struct KeyTile {
   }
 };
 
-template <int kHeadDim, class Format, class T>
+// `Product`: of P V, for which V is stored.
+template <int kHeadDim, class Format, class T, class Product>
 class Quantize {
   using Pieces = RowPieces<kHeadDim, kQuantizeThreads>;
   using Queries = QueryTile<kHeadDim, Format>;
@@ -65,7 +66,7 @@ class Quantize {
   template <class Tile>
   static constexpr int kPasses = Tile::kRows / Pieces::kRowsAtOnce;
   static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits), kKBytes = key_tile_bytes(kHeadDim, kBits);
-  static constexpr int kVBytes = value_tile_bytes(kHeadDim, ValueProduct::kVBytes);
+  static constexpr int kVBytes = value_tile_bytes(kHeadDim, Product::kVBytes);
 
  public:
   static __device__ __forceinline__ void run(const QuantizeParams& p) {
@@ -242,16 +243,21 @@ class Quantize {
       __syncthreads();
       uint4* out = reinterpret_cast<uint4*>(p.v_tiles + tile * kVBytes) + base / kWidth * kWords;
       for (int at = threadIdx.x; at < kWords; at += kQuantizeThreads) {
-        const int lane = at % 32, word = at / 32 % ValueProduct::kWords;
-        const int channel = at / (32 * ValueProduct::kWords) * 8 + lane / 4;
-        const i64 statistic = i64(slice) * kHeadDim + base + channel;
-        const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
-        const auto value = [&](int key) {
-          const float x = key < tokens ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
-          // What storable_amax cuts off. Comparisons keep a NaN.
-          return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
-        };
-        out[at] = ValueProduct::operand(value, word, lane % 4);
+        const int lane = at % 32, word = at / 32 % Product::kWords;
+        const int channel = at / (32 * Product::kWords) * 8 + lane / 4;
+        if constexpr (Product::kScaled) {
+          const i64 statistic = i64(slice) * kHeadDim + base + channel;
+          const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
+          const auto value = [&](int key) {
+            const float x = key < tokens ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
+            // What storable_amax cuts off. Comparisons keep a NaN.
+            return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
+          };
+          out[at] = Product::operand(value, word, lane % 4);
+        } else {
+          const auto value = [&](int key) { return key < tokens ? to_float(shared[key][channel]) : 0.f; };
+          out[at] = Product::operand(value, word, lane % 4);
+        }
       }
     }
   }

@@ -12,7 +12,7 @@ __device__ __forceinline__ float merge(int statistic, float x, float y) {
   return statistic == 0 ? x + y : max_nan(x, y);
 }
 
-// Grid: (slices, chunks, K or V).
+// Grid: (slices, chunks, K or V). The precise mode has no V.
 template <int kHeadDim, class T>
 __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
   using Pieces = RowPieces<kHeadDim, kStatisticsThreads>;

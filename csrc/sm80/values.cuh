@@ -2,6 +2,7 @@
 // section 3.4).
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "common/e4m3.cuh"
@@ -80,7 +81,36 @@ struct ProbabilitiesE4m3 {
   }
 };
 
-struct ProbabilitiesHalf {
+template <class T>
+struct Pair16;
+template <>
+struct Pair16<__half> {
+  static __device__ __forceinline__ unsigned packed(float x0, float x1) { return pack_half(x0, x1); }
+  static __device__ __forceinline__ float2 unpacked(unsigned pair) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  }
+  template <class R>
+  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
+    mma_half(r, p, b0, b1);
+  }
+};
+template <>
+struct Pair16<__nv_bfloat16> {
+  static __device__ __forceinline__ unsigned packed(float x0, float x1) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x0, x1);
+    return *reinterpret_cast<const unsigned*>(&pair);
+  }
+  static __device__ __forceinline__ float2 unpacked(unsigned pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+  }
+  static __device__ __forceinline__ void mma(float (&r)[4], const unsigned (&p)[4], unsigned b0, unsigned b1) {
+    mma_bf16(r, p, b0, b1);
+  }
+};
+
+// The same in 16 bits. The row sum adds in FP32.
+template <class T>
+struct Probabilities16 : Pair16<T> {
   static constexpr int kSteps = 4;
   static constexpr int kWords = 2;
   static constexpr int kVBytes = 2;
@@ -91,10 +121,41 @@ struct ProbabilitiesHalf {
 #pragma unroll
       for (int slot = 0; slot < 4; ++slot) {
         const float (&tile)[4] = p[2 * step + slot / 2];
-        packed[step][slot] = pack_half(tile[slot % 2 * 2], tile[slot % 2 * 2 + 1]);
+        packed[step][slot] = Pair16<T>::packed(tile[slot % 2 * 2], tile[slot % 2 * 2 + 1]);
       }
     }
   }
+  static __device__ __forceinline__ float row_sum(const unsigned (&packed)[kSteps][4], int row) {
+    float sum = 0.f;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int slot = row; slot < 4; slot += 2) {
+        const float2 pair = Pair16<T>::unpacked(packed[step][slot]);
+        sum += pair.x + pair.y;
+      }
+    }
+    return sum;
+  }
+  // Keys 8i + 2t and 8i + 2t + 1 need no permutation.
+  template <class Value>
+  static __device__ __forceinline__ uint4 operand(const Value& value, int word, int t) {
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 32 * word + 8 * i + 2 * t;
+      words[i] = Pair16<T>::packed(value(key), value(key + 1));
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  static __device__ __forceinline__ unsigned word(const uint4 (&v)[kWords], int step, int slot) {
+    const uint4& four = v[step / 2];
+    return step % 2 == 0 ? (slot == 0 ? four.x : four.y) : (slot == 0 ? four.z : four.w);
+  }
+};
+
+// For scaled V: the row sum in halves.
+struct ProbabilitiesHalf : Probabilities16<__half> {
   static __device__ __forceinline__ float row_sum(const unsigned (&packed)[kSteps][4], int row) {
     __half2 sum = __float2half2_rn(0.f);
 #pragma unroll
@@ -104,25 +165,6 @@ struct ProbabilitiesHalf {
         sum = __hadd2(sum, *reinterpret_cast<const __half2*>(&packed[step][slot]));
     }
     return __low2float(sum) + __high2float(sum);
-  }
-  // The same in fp16: keys 8i + 2t and 8i + 2t + 1 need no permutation.
-  template <class Value>
-  static __device__ __forceinline__ uint4 operand(const Value& value, int word, int t) {
-    unsigned words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = 32 * word + 8 * i + 2 * t;
-      words[i] = pack_half(value(key), value(key + 1));
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-  }
-  static __device__ __forceinline__ unsigned word(const uint4 (&v)[kWords], int step, int slot) {
-    const uint4& four = v[step / 2];
-    return step % 2 == 0 ? (slot == 0 ? four.x : four.y) : (slot == 0 ? four.z : four.w);
-  }
-  template <class R>
-  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
-    mma_half(r, p, b0, b1);
   }
 };
 
@@ -144,13 +186,23 @@ struct HalfAccumulators {
   }
 };
 
-struct E4m3Float : ProbabilitiesE4m3, FloatAccumulators {};
-struct E4m3Half : ProbabilitiesE4m3, HalfAccumulators {};
+// V scaled, and centered if it is smoothed.
+struct ScaledValues {
+  static constexpr bool kScaled = true;
+};
+struct E4m3Float : ScaledValues, ProbabilitiesE4m3, FloatAccumulators {};
+struct E4m3Half : ScaledValues, ProbabilitiesE4m3, HalfAccumulators {};
 // For cards without FP8.
-struct HalfFloat : ProbabilitiesHalf, FloatAccumulators {};
-struct HalfHalf : ProbabilitiesHalf, HalfAccumulators {};
+struct HalfFloat : ScaledValues, ProbabilitiesHalf, FloatAccumulators {};
+struct HalfHalf : ScaledValues, ProbabilitiesHalf, HalfAccumulators {};
+// The precise mode: V as it is.
+template <class T>
+struct Precise : Probabilities16<T>, FloatAccumulators {
+  static constexpr bool kScaled = false;
+  using Element = T;
+};
 
-// The layout of V's tiles that this build's products share.
+// The layout of V's tiles that this build's products of scaled values share.
 #if HALF_VALUES
 using ValueProduct = HalfFloat;
 #else

@@ -27,23 +27,24 @@ struct Workspace {
     key_blocks = ceil_div(call.kv_length, kKeyBlock);
     chunks = ceil_div(call.kv_length, kStatisticsTokens);
     works = q_slices * query_blocks;
-    statistics_grid = grid(kv_slices, chunks, 2);
+    const int tensors = call.mode == kPrecise ? 1 : 2;  // with statistics: K, and V where it is scaled
+    statistics_grid = grid(kv_slices, chunks, tensors);
     quantize_grid = grid(works + 2 * kv_slices * key_blocks);
     const int64_t row_bytes = key_blocks * kKeyBlock * 4;
     bias_rows = call.mask.element == kNone ? 0 : q_slices;
-    if (call.bits == 4) bias_rows = std::clamp<int64_t>(kDeltaBytes / row_bytes, 1, works);
+    if (call.mode == k4b) bias_rows = std::clamp<int64_t>(kDeltaBytes / row_bytes, 1, works);
     Arena arena;
-    q_tiles = arena.add(works * query_tile_bytes(channels, call.bits));
-    k_tiles = arena.add(kv_slices * key_blocks * key_tile_bytes(channels, call.bits));
+    q_tiles = arena.add(works * query_tile_bytes(channels, score_bits(call.mode)));
+    k_tiles = arena.add(kv_slices * key_blocks * key_tile_bytes(channels, score_bits(call.mode)));
     v_tiles = arena.add(kv_slices * key_blocks * value_tile_bytes(channels, v_bytes));
-    q_scale = arena.add(works * query_scales(call.bits) * 4);
+    q_scale = arena.add(works * query_scales(score_bits(call.mode)) * 4);
     k_scale = arena.add(kv_slices * key_blocks * kKeyGroups * 4);
     k_mean = arena.add(kv_slices * channels * 4);
-    v_mean = arena.add(kv_slices * channels * 4);
-    v_scale = arena.add(kv_slices * channels * 4);
-    q_mean = arena.add(call.bits == 4 ? works * channels * 4 : 0);
+    v_mean = arena.add((tensors - 1) * kv_slices * channels * 4);
+    v_scale = arena.add((tensors - 1) * kv_slices * channels * 4);
+    q_mean = arena.add(call.mode == k4b ? works * channels * 4 : 0);
     lse_shift = arena.add(call.lse ? q_slices * call.q_length * 4 : 0);
-    partials = arena.add(2 * kv_slices * chunks * kStatistics * channels * 4);
+    partials = arena.add(tensors * kv_slices * chunks * kStatistics * channels * 4);
     bias = arena.add(bias_rows * row_bytes);
     arena.add(key_tile_bytes(channels, 8));  // the attention kernel copies one key block too many
     bytes = arena.bytes();

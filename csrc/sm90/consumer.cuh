@@ -275,7 +275,7 @@ struct Consumer {
   __device__ __forceinline__ void run() {
     const int work = params.chunk.heads * params.chunk.tiles;
     for (int index = blockIdx.x; index < work; index += gridDim.x)
-      run_tile(WorkTile::decode<kBlockN, kCausal>(params, index));
+      run_tile(WorkTile::decode<Shape, kCausal>(params, index));
   }
 };
 

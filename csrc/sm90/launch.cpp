@@ -9,30 +9,37 @@
 #include "common/constants.h"
 #include "driver.h"
 #include "sm90/params.h"
+#include "sm90/precise_tiles.h"
 #include "sm90/tiles.h"
 #include "sm90/workspace.h"
 
 namespace sm90 {
 namespace {
 
-constexpr Features kFeatures{true, false};
+constexpr Features kFeatures{true, true, false};
 constexpr int kProgrammaticLaunchVersion = 12030;  // the first driver that captures such launches in CUDA graphs
 
-bool biased(const AttentionCall& call) { return call.bits == 4 || call.mask.element != kNone; }
+bool biased(const AttentionCall& call) { return call.mode == k4b || call.mask.element != kNone; }
 
 // What a launch has to know of the tile of the kernel that it chose.
 struct Tile {
-  int head_dim, block_n, row_bytes, key_bytes, shared_bytes;
+  int head_dim, block_m, block_n, row_bytes, threads, shared_bytes;
 
   template <class Shape>
   static constexpr Tile of() {
-    return {Shape::kHeadDim, Shape::kBlockN, Shape::kRowBytes, Shape::kKeyBytes, Shape::kSharedBytes};
+    return {Shape::kHeadDim, Shape::kBlockM, Shape::kBlockN, Shape::kRowBytes, Shape::kThreads, Shape::kSharedBytes};
   }
   template <bool kPlain>
   static constexpr Tile of(int head_dim) {
     return head_dim == 64    ? of<TileShape<64, kPlain>>()
            : head_dim == 128 ? of<TileShape<128, kPlain>>()
                              : of<TileShape<256, kPlain>>();
+  }
+  template <bool kBiased>
+  static constexpr Tile precise(int head_dim) {
+    return head_dim == 64    ? of<PreciseShape<64, kBiased>>()
+           : head_dim == 128 ? of<PreciseShape<128, kBiased>>()
+                             : of<PreciseShape<256, kBiased>>();
   }
 };
 
@@ -48,7 +55,8 @@ class AttentionLauncher : Launcher {
   void run() const {
     statistics();
     quantize();
-    if (call_.bits == 8) return attention(workspace_.chunk, programmatic_);
+    if (call_.mode == kPrecise) return precise_attention();
+    if (call_.mode == k8b) return attention(workspace_.chunk, programmatic_);
     Chunk chunk = workspace_.chunk;
     for (int64_t head = 0; head < workspace_.q_slices; head += workspace_.chunk.heads) {
       chunk.first_head = static_cast<int>(head);
@@ -84,8 +92,9 @@ class AttentionLauncher : Launcher {
     params.head_dim = call_.head_dim;
     params.smooth_v = call_.smooth_v;
     params.cluster_blocks = statistics_cluster();
-    launch("statistics", "statistics_" + element_, grid(params.cluster_blocks * workspace_.kv_slices),
-           kStatisticsThreads, 0, params, {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
+    launch("statistics", (call_.mode == kPrecise ? "statistics_k_" : "statistics_") + element_,
+           grid(params.cluster_blocks * workspace_.kv_slices), kStatisticsThreads, 0, params,
+           {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
   }
 
   void quantize() const {
@@ -102,7 +111,7 @@ class AttentionLauncher : Launcher {
     params.q_scale = at<float>(workspace_.q_scale);
     params.k_scale = at<float>(workspace_.k_scale);
     params.lse_shift = call_.lse ? at<float>(workspace_.lse_shift) : nullptr;
-    params.q_mean = call_.bits == 4 ? at<float>(workspace_.q_mean) : nullptr;
+    params.q_mean = call_.mode == k4b ? at<float>(workspace_.q_mean) : nullptr;
     params.q_heads = static_cast<int>(call_.q_heads);
     params.kv_heads = static_cast<int>(call_.kv_heads);
     params.q_length = static_cast<int>(call_.q_length);
@@ -121,8 +130,8 @@ class AttentionLauncher : Launcher {
     params.smooth_v = call_.smooth_v;
     params.scale = call_.scale;
     params.mask = mask_of(call_.mask);
-    const std::string kernel = "quantize" + std::to_string(call_.bits) + (call_.rotate ? "_rotated_" : "_") + element_ +
-                               "_d" + std::to_string(head_dim_);
+    const std::string kernel = "quantize" + std::to_string(score_bits(call_.mode)) +
+                               (call_.rotate ? "_rotated_" : "_") + element_ + "_d" + std::to_string(head_dim_);
     launch("quantize", kernel, workspace_.quantize_grid, kQuantizeThreads, 0, params, {programmatic_});
   }
 
@@ -147,19 +156,35 @@ class AttentionLauncher : Launcher {
   void attention(const Chunk& chunk, bool programmatic) const {
     const bool plain = !call_.causal && !biased(call_);
     const Tile tile = plain ? Tile::of<true>(head_dim_) : Tile::of<false>(head_dim_);
-    AttentionParams params{};
-    params.q_map = map(workspace_.q_int8, workspace_.columns, call_.q_length, workspace_.q_slices, workspace_.row_bytes,
-                       tile.row_bytes, kBlockM);
-    params.k_map = map(workspace_.k_int8, workspace_.columns, call_.kv_length, workspace_.kv_slices,
-                       workspace_.row_bytes, tile.row_bytes, tile.block_n);
+    AttentionParams params = attention_params(tile, chunk);
+    const int key_bytes = tile.block_n % 128 == 0 ? 128 : 64;
     params.v_map = map(workspace_.v_fp8, workspace_.key_row_bytes, workspace_.v_rows, workspace_.kv_slices,
-                       workspace_.key_row_bytes, tile.key_bytes, tile.head_dim);
-    params.q_scale = at<float>(workspace_.q_scale);
-    params.k_scale = at<float>(workspace_.k_scale);
+                       workspace_.key_row_bytes, key_bytes, tile.head_dim);
     params.v_scale = at<float>(workspace_.v_scale);
     params.v_mean = at<float>(workspace_.v_mean);
+    params.delta_s = call_.mode == k4b ? at<float>(workspace_.delta_s) : nullptr;
+    launch_attention("attention_d" + std::to_string(head_dim_), "", tile, params, programmatic);
+  }
+
+  // The precise mode: V is read where it is.
+  void precise_attention() const {
+    const Tile tile = biased(call_) ? Tile::precise<true>(head_dim_) : Tile::precise<false>(head_dim_);
+    Chunk chunk = workspace_.chunk;
+    chunk.tiles = static_cast<int>(ceil_div(call_.q_length, tile.block_m));
+    AttentionParams params = attention_params(tile, chunk);
+    params.v_map = v_map(tile);
+    launch_attention("precise_d" + std::to_string(head_dim_), "_" + element_, tile, params, programmatic_);
+  }
+
+  AttentionParams attention_params(const Tile& tile, const Chunk& chunk) const {
+    AttentionParams params{};
+    params.q_map = map(workspace_.q_int8, workspace_.columns, call_.q_length, workspace_.q_slices, workspace_.row_bytes,
+                       tile.row_bytes, tile.block_m);
+    params.k_map = map(workspace_.k_int8, workspace_.columns, call_.kv_length, workspace_.kv_slices,
+                       workspace_.row_bytes, tile.row_bytes, tile.block_n);
+    params.q_scale = at<float>(workspace_.q_scale);
+    params.k_scale = at<float>(workspace_.k_scale);
     params.lse_shift = call_.lse ? at<float>(workspace_.lse_shift) : nullptr;
-    params.delta_s = call_.bits == 4 ? at<float>(workspace_.delta_s) : nullptr;
     params.mask = mask_of(call_.mask);
     params.out = strided(call_.out);
     params.lse = pointer<float>(call_.lse);
@@ -173,11 +198,30 @@ class AttentionLauncher : Launcher {
     params.kv_length = static_cast<int>(call_.kv_length);
     params.head_dim = call_.head_dim;
     params.element = call_.element;
-    const int64_t work = int64_t(chunk.heads) * chunk.tiles;
-    const std::string name = "attention_d" + std::to_string(head_dim_);
-    launch(name, name + (call_.causal ? "_causal" : "") + (biased(call_) ? "_biased" : ""),
-           grid(std::min<int64_t>(work, driver::multiprocessor_count(call_.device))), kThreads, tile.shared_bytes,
+    return params;
+  }
+
+  void launch_attention(const std::string& cubin, const std::string& suffix, const Tile& tile, AttentionParams& params,
+                        bool programmatic) const {
+    const int64_t work = int64_t(params.chunk.heads) * params.chunk.tiles;
+    launch(cubin, cubin + suffix + (call_.causal ? "_causal" : "") + (biased(call_) ? "_biased" : ""),
+           grid(std::min<int64_t>(work, driver::multiprocessor_count(call_.device))), tile.threads, tile.shared_bytes,
            params, {programmatic});
+  }
+
+  // V's tensor: channels, tokens, heads, batches. The stride of an axis of one element may be anything.
+  TensorMap v_map(const Tile& tile) const {
+    const auto stride = [](int64_t elements, int64_t size) {
+      constexpr int kElementBytes = 2, kSmallest = 16;
+      return static_cast<uint64_t>(size > 1 ? elements * kElementBytes : kSmallest);
+    };
+    const uint64_t sizes[] = {static_cast<uint64_t>(call_.head_dim), static_cast<uint64_t>(call_.kv_length),
+                              static_cast<uint64_t>(call_.kv_heads), static_cast<uint64_t>(call_.batch)};
+    const uint64_t strides[] = {stride(call_.v.token_stride, call_.kv_length),
+                                stride(call_.v.head_stride, call_.kv_heads), stride(call_.v.batch_stride, call_.batch)};
+    const uint32_t box[] = {kValueBox, static_cast<uint32_t>(tile.block_n), 1, 1};
+    return driver::encode_tensor_map(driver::MapElement::uint16, 4, call_.v.pointer, sizes, strides, box,
+                                     driver::MapSwizzle::bytes_128);
   }
 
   // Rows of `columns` bytes, `row_bytes` apart.

@@ -54,7 +54,7 @@ struct Producer {
     constexpr int kKBytes = Shape::kKBytes + Shape::kScaleBytes, kVBytes = Shape::kBlockN * Shape::kHeadDim;
     const int work = params.chunk.heads * params.chunk.tiles;
     for (int index = blockIdx.x; index < work; index += gridDim.x) {
-      const WorkTile tile = WorkTile::decode<Shape::kBlockN, kCausal>(params, index);
+      const WorkTile tile = WorkTile::decode<Shape, kCausal>(params, index);
       load_q(tile);
       for (int key_tile = tile.key_tiles - 1; key_tile >= -1; --key_tile) {
         const bool with_k = key_tile >= 0, with_v = key_tile + 1 < tile.key_tiles;

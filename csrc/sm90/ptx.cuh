@@ -40,6 +40,14 @@ __device__ __forceinline__ void tma_load_3d(unsigned destination, const TensorMa
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(slice)
       : "memory");
 }
+__device__ __forceinline__ void tma_load_4d(unsigned destination, const TensorMap* map, unsigned barrier, int column,
+                                            int row, int slice, int group) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(slice), "r"(group)
+      : "memory");
+}
 // Neighboring bytes: both addresses and the count are multiples of 16.
 __device__ __forceinline__ void bulk_copy_g2s(unsigned destination, const void* source, int bytes, unsigned barrier) {
   asm volatile(
@@ -50,6 +58,11 @@ __device__ __forceinline__ void bulk_copy_g2s(unsigned destination, const void* 
 __device__ __forceinline__ float ld_shared(unsigned address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ unsigned ld_shared_u32(unsigned address) {
+  unsigned x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
 }
 __device__ __forceinline__ float4 ld_shared_v4(unsigned address) {

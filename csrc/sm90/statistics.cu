@@ -31,10 +31,12 @@ __device__ __forceinline__ float load_from_block(const float* own, int block) {
   return x;
 }
 
-template <class T>
+// Without kWithV, K's mean alone: the precise mode does not quantize V.
+template <class T, bool kWithV>
 __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params) {
-  __shared__ float partial[kStatistics][kStatisticsWarps][kMaxHeadDim];
-  __shared__ float of_block[kStatistics][kMaxHeadDim];
+  constexpr int kCount = kWithV ? kStatistics : kSumK + 1;
+  __shared__ float partial[kCount][kStatisticsWarps][kMaxHeadDim];
+  __shared__ float of_block[kCount][kMaxHeadDim];
   // In this order: the quantization of Q does not wait for this kernel, but for all before it.
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
@@ -50,26 +52,31 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
   const T* v =
       static_cast<const T*>(params.v.pointer) + batch * params.v.batch_stride + head * params.v.head_stride + channel;
 
-  float statistics[kStatistics][8];
+  float statistics[kCount][8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    statistics[kSumK][i] = statistics[kSumV][i] = 0.f;
-    statistics[kMaxV][i] = statistics[kMaxNegatedV][i] = -__builtin_bit_cast(float, 0x7f800000u);
+    statistics[kSumK][i] = 0.f;
+    if constexpr (kWithV) {
+      statistics[kSumV][i] = 0.f;
+      statistics[kMaxV][i] = statistics[kMaxNegatedV][i] = -__builtin_bit_cast(float, 0x7f800000u);
+    }
   }
   const auto add = [&](const Vec8<T>& k_raw, const Vec8<T>& v_raw) {
     float k_values[8], v_values[8];
     k_raw.get(k_values);
-    v_raw.get(v_values);
+    if constexpr (kWithV) v_raw.get(v_values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       statistics[kSumK][i] += k_values[i];
-      statistics[kSumV][i] += v_values[i];
-      statistics[kMaxV][i] = max_nan(statistics[kMaxV][i], v_values[i]);
-      statistics[kMaxNegatedV][i] = max_nan(statistics[kMaxNegatedV][i], -v_values[i]);
+      if constexpr (kWithV) {
+        statistics[kSumV][i] += v_values[i];
+        statistics[kMaxV][i] = max_nan(statistics[kMaxV][i], v_values[i]);
+        statistics[kMaxNegatedV][i] = max_nan(statistics[kMaxNegatedV][i], -v_values[i]);
+      }
     }
   };
   if (channel < params.head_dim) {
-    constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // as many as the registers hold
+    constexpr int kAtOnce = (kWithV ? 8 : 16) / sizeof(T);  // as many as the registers hold
     const int step = kStatisticsThreads / lanes;
     int token = block * share + threadIdx.x / lanes;
     const T* k_token = k + token * params.k.token_stride;
@@ -78,7 +85,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
     Vec8<T> k_raw[kAtOnce], v_raw[kAtOnce];
     const auto load = [&](int i) {
       k_raw[i].load(k_token);
-      v_raw[i].load(v_token);
+      if constexpr (kWithV) v_raw[i].load(v_token);
       k_token += k_step;
       v_token += v_step;
     };
@@ -105,7 +112,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
     }
   }
 #pragma unroll
-  for (int statistic = 0; statistic < kStatistics; ++statistic) {
+  for (int statistic = 0; statistic < kCount; ++statistic) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float x = statistics[statistic][i];
@@ -118,7 +125,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
   const int own = threadIdx.x;
   if (own < params.head_dim) {
 #pragma unroll
-    for (int statistic = 0; statistic < kStatistics; ++statistic) {
+    for (int statistic = 0; statistic < kCount; ++statistic) {
       float x = partial[statistic][0][own];
       for (int warp = 1; warp < kStatisticsWarps; ++warp) x = combine(statistic, x, partial[statistic][warp][own]);
       of_block[statistic][own] = x;
@@ -126,33 +133,37 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
   }
   cluster_sync();
   if (block == 0 && own < params.head_dim) {
-    float total[kStatistics];
+    float total[kCount];
 #pragma unroll
-    for (int statistic = 0; statistic < kStatistics; ++statistic) {
+    for (int statistic = 0; statistic < kCount; ++statistic) {
       total[statistic] = of_block[statistic][own];
       for (int other = 1; other < blocks; ++other)
         total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], other));
     }
     const i64 index = i64(slice) * params.head_dim + own;
-    const float v_mean = params.smooth_v ? total[kSumV] / params.kv_length : 0.f;
     params.k_mean[index] = total[kSumK] / params.kv_length;
-    params.v_mean[index] = v_mean;
-    const float amax = storable_amax<T>(max_nan(total[kMaxV] - v_mean, total[kMaxNegatedV] + v_mean), v_mean);
-    params.v_scale[index] = amax / kMaxE4m3;
-    // The quotient of a smaller magnitude is infinite: such a channel is quantized to zeros.
-    params.v_inverse[index] = amax < 1.32e-36f ? 0.f : kMaxE4m3 / amax;
+    if constexpr (kWithV) {
+      const float v_mean = params.smooth_v ? total[kSumV] / params.kv_length : 0.f;
+      params.v_mean[index] = v_mean;
+      const float amax = storable_amax<T>(max_nan(total[kMaxV] - v_mean, total[kMaxNegatedV] + v_mean), v_mean);
+      params.v_scale[index] = amax / kMaxE4m3;
+      // The quotient of a smaller magnitude is infinite: such a channel is quantized to zeros.
+      params.v_inverse[index] = amax < 1.32e-36f ? 0.f : kMaxE4m3 / amax;
+    }
   }
   cluster_sync();  // no block leaves while its shared memory may be read
 }
 
 }  // namespace sm90
 
-#define STATISTICS_KERNEL(name, T)                                          \
+#define STATISTICS_KERNEL(name, T, with_v)                                  \
   extern "C" __global__ void __launch_bounds__(sm90::kStatisticsThreads, 2) \
       name(const __grid_constant__ sm90::StatisticsParams params) {         \
-    sm90::statistics_kernel<T>(params);                                     \
+    sm90::statistics_kernel<T, with_v>(params);                             \
   }
-STATISTICS_KERNEL(statistics_fp16, __half)
-STATISTICS_KERNEL(statistics_bf16, __nv_bfloat16)
-STATISTICS_KERNEL(statistics_fp32, float)
+STATISTICS_KERNEL(statistics_fp16, __half, true)
+STATISTICS_KERNEL(statistics_bf16, __nv_bfloat16, true)
+STATISTICS_KERNEL(statistics_fp32, float, true)
+STATISTICS_KERNEL(statistics_k_fp16, __half, false)
+STATISTICS_KERNEL(statistics_k_bf16, __nv_bfloat16, false)
 #undef STATISTICS_KERNEL

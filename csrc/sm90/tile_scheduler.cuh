@@ -1,4 +1,5 @@
-// Which work tile a block takes next: 128 query rows of one head, heads outermost so that K and V stay in L2.
+// Which work tile a block takes next: the query rows of one head that a block takes at a time, heads outermost so that
+// K and V stay in L2.
 #pragma once
 
 #include "sm90/params.h"
@@ -9,7 +10,7 @@ namespace sm90 {
 struct WorkTile {
   int head, kv_head, first_row, key_tiles, delta_row;  // head counts over batch * q_heads
 
-  template <int kBlockN, bool kCausal>
+  template <class Shape, bool kCausal>
   static __device__ __forceinline__ WorkTile decode(const AttentionParams& params, int index) {
     WorkTile tile;
     const int tiles = params.chunk.tiles;
@@ -19,9 +20,9 @@ struct WorkTile {
     tile.head = params.chunk.first_head + local_head;
     const int batch = tile.head / params.q_heads;
     tile.kv_head = batch * params.kv_heads + (tile.head - batch * params.q_heads) / (params.q_heads / params.kv_heads);
-    tile.first_row = (params.chunk.first_tile + local_tile) * kBlockM;
-    const int keys = kCausal ? min(params.kv_length, tile.first_row + kBlockM) : params.kv_length;
-    tile.key_tiles = (keys + kBlockN - 1) / kBlockN;
+    tile.first_row = (params.chunk.first_tile + local_tile) * Shape::kBlockM;
+    const int keys = kCausal ? min(params.kv_length, tile.first_row + Shape::kBlockM) : params.kv_length;
+    tile.key_tiles = (keys + Shape::kBlockN - 1) / Shape::kBlockN;
     return tile;
   }
 };

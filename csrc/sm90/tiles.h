@@ -18,6 +18,8 @@ constexpr int kScalesPerBlock = 4;
 template <int kHeadDim_, bool kPlain>
 struct TileShape {
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = sm90::kBlockM;
+  static constexpr int kThreads = sm90::kThreads;
   static constexpr int kBlockN = kHeadDim == 64 && kPlain ? kWideTileN : kTileN;
   static constexpr int kStages = kHeadDim == 256 ? 2 : 4;
   // Who says that a stage is free: a lane of each consumer warp, or every lane. compute-sanitizer's racecheck can

@@ -7,6 +7,7 @@
 #include "attention_call.h"
 #include "common/launch.h"
 #include "sm90/params.h"
+#include "sm90/precise_tiles.h"
 #include "sm90/tiles.h"
 
 namespace sm90 {
@@ -26,20 +27,21 @@ struct Workspace {
   explicit Workspace(const AttentionCall& call) {
     q_slices = call.batch * call.q_heads;
     kv_slices = call.batch * call.kv_heads;
+    const bool precise = call.mode == kPrecise;  // V is read where it is
     query_tiles = ceil_div(call.q_length, kBlockM);
     k_blocks = ceil_div(call.kv_length, kScaleBlock);
-    v_blocks = ceil_div(call.kv_length, kVTokens);
+    v_blocks = precise ? 0 : ceil_div(call.kv_length, kVTokens);
     columns = call.rotate ? padded_head_dim(call.head_dim) : call.head_dim;
     row_bytes = round_up(columns, 16);
     key_row_bytes = round_up(call.kv_length, 16);
     v_rows = round_up(call.head_dim, kVChannels);
-    q_scale_rows = query_tiles * kBlockM;
+    q_scale_rows = precise ? round_up(call.q_length, kPreciseRows) : query_tiles * kBlockM;
     // Whole tiles of 128 and of 192 keys.
     static_assert(kTileN * 3 == kWideTileN * 2, "their least common multiple is three of the smaller");
     k_scale_blocks = round_up(k_blocks, kTileN * 3 / kScaleBlock);
     quantize_grid = grid(query_tiles * q_slices + (k_blocks + v_blocks) * kv_slices);
     chunk = {0, static_cast<int>(q_slices), 0, static_cast<int>(query_tiles)};
-    if (call.bits == 4) {
+    if (call.mode == k4b) {
       const int64_t rows = std::clamp<int64_t>(kDeltaBytes / (4 * call.kv_length), 1, kMaxGridYZ * kDeltaTiles);
       if (rows >= query_tiles) {
         chunk.heads = static_cast<int>(std::min({q_slices, rows / query_tiles, kMaxGridYZ}));
@@ -51,16 +53,17 @@ struct Workspace {
     Arena arena;
     q_int8 = arena.add(q_slices * call.q_length * row_bytes);
     k_int8 = arena.add(kv_slices * call.kv_length * row_bytes);
-    v_fp8 = arena.add(kv_slices * v_rows * key_row_bytes);
+    v_fp8 = arena.add(precise ? 0 : kv_slices * v_rows * key_row_bytes);
     q_scale = arena.add(q_slices * q_scale_rows * 4);
     k_scale = arena.add(kv_slices * k_scale_blocks * kScalesPerBlock * 4);
     k_mean = arena.add(kv_slices * call.head_dim * 4);
-    v_mean = arena.add(kv_slices * call.head_dim * 4);
-    v_scale = arena.add(kv_slices * call.head_dim * 4);
-    v_inverse = arena.add(kv_slices * call.head_dim * 4);
+    const int64_t v_channels = precise ? 0 : kv_slices * call.head_dim;
+    v_mean = arena.add(v_channels * 4);
+    v_scale = arena.add(v_channels * 4);
+    v_inverse = arena.add(v_channels * 4);
     lse_shift = arena.add(call.lse ? q_slices * call.q_length * 4 : 0);
-    q_mean = arena.add(call.bits == 4 ? q_slices * query_tiles * call.head_dim * 4 : 0);
-    delta_s = arena.add(call.bits == 4 ? int64_t(chunk.heads) * chunk.tiles * call.kv_length * 4 : 0);
+    q_mean = arena.add(call.mode == k4b ? q_slices * query_tiles * call.head_dim * 4 : 0);
+    delta_s = arena.add(call.mode == k4b ? int64_t(chunk.heads) * chunk.tiles * call.kv_length * 4 : 0);
     bytes = arena.bytes();
   }
 };

@@ -7,7 +7,9 @@ import threading
 import pytest
 import torch
 
+from comfy_sage2.backends.launch import option_fields
 from comfy_sage2.kernels import loader
+from comfy_sage2.options import AttentionOptions
 
 from .builds import EXACT_BOUND, backend, each_kernel, exact, random_qkv, relative_l1, run
 
@@ -148,7 +150,7 @@ def test_300000_tokens_of_60_heads() -> None:
 @pytest.mark.parametrize("tokens", [75_600, 400_000])
 @pytest.mark.parametrize("name", ["sm90", "sm89"])
 def test_workspace_is_bounded(name: str, tokens: int) -> None:
-    """8b: 3 bytes for 6 of q, k and v in 16 bits, and scales.
+    """8b: 3 bytes for 6 of q, k and v in 16 bits, and scales. Precise: 2 on Hopper, which reads V in place, else 4.
 
     4b on top: the means of Q's blocks, and 256 MiB of smooth Q's correction, which for 75,600 tokens would be 7 GB.
     """
@@ -161,17 +163,17 @@ def test_workspace_is_bounded(name: str, tokens: int) -> None:
     sizes = {"batch": 1, "q_heads": 40, "kv_heads": 40, "q_length": tokens, "kv_length": tokens, "head_dim": 128}
     options = {
         "element": 2,
-        "smooth_v": False,
-        "rotate": False,
-        "causal": False,
-        "pv_accumulator": 32,
         "scale": 0.1,
         "device": 0,
     }
-    needed = {bits: loader.load(name).workspace_bytes(**strides, **sizes, **options, bits=bits) for bits in (8, 4)}
+    needed = {
+        mode: loader.load(name).workspace_bytes(**strides, **sizes, **options, **option_fields(AttentionOptions(mode)))
+        for mode in backend(name).modes
+    }
     block_means = 40 * (tokens // 128 + 1) * 128 * 4
-    assert needed[8] <= 0.55 * 6 * tokens * 40 * 128
-    assert needed[4] <= needed[8] + (256 << 20) + block_means
+    assert needed["8b"] <= 0.55 * 6 * tokens * 40 * 128
+    assert needed["4b"] <= needed["8b"] + (256 << 20) + block_means
+    assert needed["precise"] <= (0.35 if name == "sm90" else 0.72) * 6 * tokens * 40 * 128
 
 
 @pytest.mark.parametrize("name", ["sm90", "sm89"])

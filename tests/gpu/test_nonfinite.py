@@ -61,7 +61,9 @@ def test_every_kind_of_call_notes(name: str, mode: str, kind: str) -> None:
 def test_large_numbers_are_no_alarm(name: str, mode: str, dtype: torch.dtype) -> None:
     q, k, _ = random_qkv((1, 2, QUERIES, 64), (1, 2, 403, 64), dtype)
     noted = flag()
-    out, _ = run(name, q, k, torch.full_like(k, 60000 if dtype == torch.float16 else 1e38), mode=mode, nonfinite=noted)
+    # Without a scale of V, the sum of P V over 403 keys has to fit into FP32, as in every attention that divides last.
+    largest = 60000 if dtype == torch.float16 else 1e38 if mode != "precise" else 1e32
+    out, _ = run(name, q, k, torch.full_like(k, largest), mode=mode, nonfinite=noted)
     assert out.isfinite().all() and noted.item() == 0
 
 

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 from fake_pack import ROOT
 
+from comfy_sage2.backends.launch import option_fields
+from comfy_sage2.options import MODES, AttentionOptions
 from tools import kernel_table
 
+MODE_CODES = {mode: option_fields(AttentionOptions(mode))["mode"] for mode in MODES}
 NATIVE = Path(__file__).resolve().parent / "native"
 CSRC = ROOT / "csrc"
 
@@ -28,7 +31,7 @@ import sys
 sys.path.insert(0, {package!r})
 import _C
 assert 'torch' not in sys.modules
-call = dict(batch=2, q_heads=1, kv_heads=1, q_length=5, kv_length=5, head_dim=64, element=2, bits=8, smooth_v=False,
+call = dict(batch=2, q_heads=1, kv_heads=1, q_length=5, kv_length=5, head_dim=64, element=2, mode=8, smooth_v=False,
             rotate=False, causal=True, pv_accumulator=32, scale=0.125, device=0, stream=77)
 for view in ("q", "k", "v", "out"):
     call.update({{f"{{view}}_batch_stride": 320, f"{{view}}_head_stride": 320, f"{{view}}_token_stride": 64}})
@@ -204,7 +207,7 @@ with ThreadPoolExecutor(8) as pool:
 
 
 def test_a_launch_is_what_was_asked_for(binding: Binding) -> None:
-    binding.run("_C.attention(**full); _C.attention(**{**full, 'causal': False, 'bits': 4})")
+    binding.run("_C.attention(**full); _C.attention(**{**full, 'causal': False, 'mode': 4})")
     assert binding.calls("cuLaunchKernelEx") == [
         "test_kernel grid 132,2,1 block 384,1,1 shared 8000 stream 77 attribute 6=1 parameters 0500000000000000",
         "test_kernel grid 132,2,1 block 384,1,1 shared 4000 stream 77 parameters 0500000000000000",
@@ -253,15 +256,20 @@ def test_a_build_takes_the_modes_and_accumulators_of_the_table(
 ) -> None:
     output = kernels.run(
         """
-for bits, accumulator in ((8, 32), (8, 16), (4, 32), (4, 16)):
-    try:
-        _C.workspace_bytes(**{**call, "bits": bits, "pv_accumulator": accumulator})
-        print(f"{bits}b fp{accumulator}")
-    except ValueError as error:
-        assert "on {name}, got " in str(error), error
-""".replace("{name}", architecture.name)
+for mode, number in {modes}.items():
+    for accumulator in (32, 16):
+        try:
+            _C.workspace_bytes(**{**call, "mode": number, "pv_accumulator": accumulator})
+            print(f"{mode} fp{accumulator}")
+        except ValueError as error:
+            assert "on {name}, got " in str(error) or "in mode 16 (precise), got " in str(error), error
+""".replace("{name}", architecture.name).replace("{modes}", repr(MODE_CODES))
     )
-    taken = {f"{mode} {accumulator}" for mode in architecture.modes for accumulator in architecture.pv_accumulators}
+    taken = {
+        f"{mode} {accumulator}"
+        for mode in architecture.modes
+        for accumulator in (("fp32",) if mode == "precise" else architecture.pv_accumulators)
+    }
     assert set(output.splitlines()) == taken
 
 
@@ -275,7 +283,7 @@ def test_a_call_of_every_mode_launches_kernels_of_the_images(
     for mode in architecture.modes:
         kernels.run(f"""
 for head_dim in (8, 64, 72, 128, 136, 256):
-    wanted = dict(full, head_dim=head_dim, bits={mode[0]}, lse=16, {mask})
+    wanted = dict(full, head_dim=head_dim, mode={MODE_CODES[mode]}, lse=16, {mask})
     wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
     assert 0 < wanted["workspace_bytes"] < 1 << 20
     _C.attention(**wanted)
@@ -297,8 +305,8 @@ REFUSED = [
     ("batch=1 << 20, q_heads=1 << 20", "q_heads"),
     ("q_heads=1 << 20, q_length=1 << 30", "q_length"),
     ("kv_length=2**31 - 1", "kv_length"),
-    ("bits=0", "bits"),
-    ("bits=16", "bits"),
+    ("mode=0", "mode"),
+    ("mode=15", "mode"),
     ("pv_accumulator=0", "pv_accumulator"),
     ("element=1", "element"),
     ("mask_element=5, mask_pointer=16", "mask_element"),
@@ -323,23 +331,24 @@ def test_a_call_that_no_kernel_can_run_is_refused_before_the_driver_is_asked(ker
 
 
 def test_no_size_overflows(kernels: Binding, architecture: kernel_table.Architecture) -> None:
-    """The workspace holds at least the integers of Q, K and a byte for each element of V, or the call is refused."""
+    """The workspace holds the integers of Q and K, and V unless it is read in place; or the call is refused."""
+    precise_v_bytes = 0 if architecture.name == "sm90" else 2
     output = kernels.run(f"""
 from itertools import product
 sizes = (1, 127, 2**16, 2**24, 2**31 - 256, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
 answers = {{"taken": 0, "refused": 0}}
 for batch, heads, q_length, kv_length in product(sizes, repeat=4):
     for mode in {architecture.modes!r}:
-        bits = int(mode[0])
+        bits, v_bytes = (4 if mode == "4b" else 8), {precise_v_bytes} if mode == "precise" else 1
         wanted = dict(call, batch=batch, q_heads=heads, kv_heads=heads, q_length=q_length, kv_length=kv_length,
-                      head_dim=256, bits=bits, lse=1, mask_element=4)
+                      head_dim=256, mode={MODE_CODES}[mode], lse=1, mask_element=4)
         try:
             size = _C.workspace_bytes(**wanted)
         except ValueError:
             answers["refused"] += 1
             continue
         answers["taken"] += 1
-        least = batch * heads * (q_length * bits // 8 + kv_length * (bits // 8 + 1)) * 256
+        least = batch * heads * (q_length * bits // 8 + kv_length * (bits // 8 + v_bytes)) * 256
         assert least <= size < 2**63, (wanted, size, least)
 print(answers["taken"] > 50, answers["refused"] > 50)
 """)

@@ -27,7 +27,7 @@ def description(
     kv_length: int = 517,
     head_dim: int = 128,
     element: int = FP16,
-    bits: int = 8,
+    mode: int = 8,
     smooth_v: bool = False,
     causal: bool = False,
     mask: str | None = None,
@@ -38,7 +38,7 @@ def description(
     """The fields of a call but for the pointers of q, k, v, out and the workspace."""
     call: dict[str, Any] = dict(
         batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_length=q_length, kv_length=kv_length, head_dim=head_dim,
-        element=element, bits=bits, smooth_v=smooth_v, causal=causal, pv_accumulator=pv_accumulator,
+        element=element, mode=mode, smooth_v=smooth_v, causal=causal, pv_accumulator=pv_accumulator,
         scale=head_dim**-0.5, device=device, stream=0x1234567890,
     )  # fmt: skip
     for view, heads, length in (("q", q_heads, q_length), ("k", kv_heads, kv_length), ("v", kv_heads, kv_length),
@@ -65,18 +65,18 @@ def all_descriptions() -> list[dict[str, Any]]:
     )  # fmt: skip
     calls = [
         description(
-            batch=2, head_dim=head_dim, element=element, bits=bits, smooth_v=smooth_v, causal=causal, mask=mask,
+            batch=2, head_dim=head_dim, element=element, mode=mode, smooth_v=smooth_v, causal=causal, mask=mask,
             lse=lse, pv_accumulator=accumulator,
         )
-        for head_dim, element, bits, smooth_v, causal, mask, lse, accumulator in grid
+        for head_dim, element, mode, smooth_v, causal, mask, lse, accumulator in grid
     ]  # fmt: skip
     for q_length, kv_length, head_dim in ((1, 1, 8), (75_600, 75_600, 128), (300_000, 300_000, 64), (1024, 77, 200)):
         calls += [
             description(
                 q_heads=40, kv_heads=40, q_length=q_length, kv_length=kv_length, head_dim=head_dim, element=BF16,
-                bits=bits, lse=True, device=1,
+                mode=mode, lse=True, device=1,
             )
-            for bits in (8, 4)
+            for mode in (8, 4)
         ]  # fmt: skip
     return calls
 
@@ -106,7 +106,7 @@ def main(folder: str, architecture: str) -> None:
     good = description()
     wrong: list[dict[str, Any]] = [
         {"head_dim": 320}, {"head_dim": 3.5}, {"scale": "large"}, {"scale": None}, {"unknown": 1}, {"q_length": 2**70},
-        {"q_token_stride": -(2**40)}, {"stream": 2**64 - 1}, {"bits": 7}, {"pv_accumulator": 8}, {"element": 99},
+        {"q_token_stride": -(2**40)}, {"stream": 2**64 - 1}, {"mode": 7}, {"pv_accumulator": 8}, {"element": 99},
     ]  # fmt: skip
     for change in wrong:
         print(change, attempt(module.workspace_bytes, **{**good, **change}))

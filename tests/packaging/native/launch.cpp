@@ -23,6 +23,6 @@ void attention(const AttentionCall& call) {
   int64_t length = call.q_length;
   void* arguments[] = {&length};
   const unsigned processors = static_cast<unsigned>(driver::multiprocessor_count(call.device));
-  driver::launch(driver::kernel("test_image", "test_kernel", 1000 * call.bits), {processors, 2}, {384},
-                 1000 * call.bits, driver::stream_of(call.stream), arguments, {call.causal});
+  driver::launch(driver::kernel("test_image", "test_kernel", 1000 * call.mode), {processors, 2}, {384},
+                 1000 * call.mode, driver::stream_of(call.stream), arguments, {call.causal});
 }

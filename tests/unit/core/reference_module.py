@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.backends.launch import ELEMENT_CODES
-from comfy_sage2.options import AttentionOptions
+from comfy_sage2.backends.launch import ELEMENT_CODES, option_fields
+from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
 _DTYPES = {code: dtype for dtype, code in ELEMENT_CODES.items()}
+_MODES = {option_fields(AttentionOptions(mode))["mode"]: mode for mode in MODES}
 
 
 def tensor_at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -53,7 +54,7 @@ class ReferenceModule:
                 _DTYPES[fields["mask_element"]],
             )
         options = AttentionOptions(
-            f"{fields['bits']}b",
+            _MODES[fields["mode"]],
             smooth_v=fields["smooth_v"],
             pv_accumulator=f"fp{fields['pv_accumulator']}",
             rotate=fields["rotate"],
@@ -62,7 +63,7 @@ class ReferenceModule:
             q,
             k,
             v,
-            ReferenceOptions.of(options),
+            ReferenceOptions.of(options, dtype=dtype),
             scale=fields["scale"],
             is_causal=fields["causal"],
             attn_mask=mask,

@@ -76,6 +76,12 @@ def test_a_choice_stays(chosen: str) -> None:
 
 
 @pytest.mark.usefixtures("geforce")
+def test_precise_has_single_precision_alone() -> None:
+    options = AttentionOptions("precise", pv_accumulator="auto")
+    assert accumulators.resolved(options, torch.device("cuda", 0)).pv_accumulator == "fp32"
+
+
+@pytest.mark.usefixtures("geforce")
 def test_a_request_leaves_nothing_open() -> None:
     shape = torch.Size((1, 2, 64, 64))
     form = (torch.device("cuda", 0), torch.float16, shape, shape, None)

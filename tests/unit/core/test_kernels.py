@@ -55,7 +55,7 @@ def test_an_amd_gpu_is_no_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_int4_where_the_tensor_cores_have_it() -> None:
     assert SM90.reason_against(_request((9, 0), mode="4b")) is None
     assert SM89.reason_against(_request((8, 9), mode="4b")) is None
-    assert SM120.reason_against(_request((12, 0), mode="4b")) == "[SA-206] mode must be 8b here, got 4b"
+    assert SM120.reason_against(_request((12, 0), mode="4b")) == "[SA-206] mode must be 8b or precise here, got 4b"
     assert SM80.reason_against(_request((8, 0), mode="4b")) is None
     assert SM80.reason_against(_request((8, 6), mode="4b")) is None
 

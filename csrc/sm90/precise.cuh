@@ -1,0 +1,42 @@
+// Attention of the precise mode for Hopper: int8 scores, P and V in fp16 or bf16, FP32 accumulators. One producer
+// warpgroup streams tiles, the consumer warpgroups own 64 query rows each. The block stays on its multiprocessor and
+// walks over work tiles, heads outermost so that K and V stay in L2.
+#pragma once
+
+#include "sm90/precise_consumer.cuh"
+#include "sm90/precise_producer.cuh"
+
+namespace sm90 {
+
+template <int kHeadDim, class T, bool kCausal, bool kBiased>
+__device__ __forceinline__ void precise_kernel(const AttentionParams& params) {
+  using Shape = PreciseShape<kHeadDim, kBiased>;
+  extern __shared__ unsigned char shared[];
+  const SharedStorage<Shape> storage{(shared_address(shared) + Shape::kAlignment - 1) & ~(Shape::kAlignment - 1u)};
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&params.q_map);
+    prefetch_tma_descriptor(&params.k_map);
+    prefetch_tma_descriptor(&params.v_map);
+    for (int i = 0; i < kQBuffers; ++i) {
+      mbarrier_init(storage.q_full(i), 1);
+      mbarrier_init(storage.q_empty(i), Shape::kArrivals);
+    }
+    for (int i = 0; i < Shape::kStages; ++i) {
+      mbarrier_init(storage.full(i), 1);
+      mbarrier_init(storage.empty(i), Shape::kArrivals);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  griddepcontrol_wait();
+  fence_proxy_async_global();
+  if (threadIdx.x < 128) {
+    warpgroup_reg_dealloc<Shape::kProducerRegisters>();
+    if (threadIdx.x == 0) PreciseProducer<Shape, kCausal>{params, storage}.run();
+  } else {
+    warpgroup_reg_alloc<Shape::kConsumerRegisters>();
+    PreciseConsumer<Shape, T, kCausal, kBiased>(params, storage).run();
+  }
+}
+
+}  // namespace sm90

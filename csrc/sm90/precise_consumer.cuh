@@ -1,0 +1,234 @@
+// A consumer warpgroup of the precise mode: scores, online softmax and values of 64 query rows.
+#pragma once
+
+#include "sm90/bias.cuh"
+#include "sm90/mma_scores.cuh"
+#include "sm90/precise_epilogue.cuh"
+#include "sm90/precise_softmax.cuh"
+#include "sm90/precise_tiles.h"
+#include "sm90/shared_storage.cuh"
+#include "sm90/wgmma.cuh"
+
+namespace sm90 {
+
+template <class Shape, class T, bool kCausal, bool kBiased>
+struct PreciseConsumer {
+  static constexpr int kBlockN = Shape::kBlockN;
+  static constexpr int kScales = kBlockN / kScaleBlock;
+  static constexpr int kScoreSteps = Shape::kHeadDim / 32;  // of the reduction, in bytes of int8
+
+  const AttentionParams& params;
+  const SharedStorage<Shape>& storage;
+
+  unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
+  PreciseRowState<T> state;
+  float q_scale[2], k_scale[kScales];
+  unsigned q[kScoreSteps][4];  // A operands: Q is read from shared memory once for all keys
+  int scores[kBlockN / 2];
+  unsigned packed[kBlockN / 16][4];
+  float out[Shape::kHeadDim / 2];
+
+  __device__ __forceinline__ PreciseConsumer(const AttentionParams& params, const SharedStorage<Shape>& storage)
+      : params(params), storage(storage) {}
+
+  // Not kept in registers.
+  static __device__ __forceinline__ int consumer_thread() { return threadIdx.x - 128; }
+  static __device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, consumer_thread() / 128, 0); }
+  static __device__ __forceinline__ int lane_in_quad() { return threadIdx.x % 4; }
+  // In the work tile; the thread also holds the row 8 further.
+  static __device__ __forceinline__ int row() { return consumer_thread() / 32 * 16 + threadIdx.x % 32 / 4; }
+
+  // A work tile is decoded where it is used, so that the loop keeps none of it in registers.
+  __device__ __forceinline__ WorkTile decode_again(int index) const {
+    asm volatile("" : "+r"(index));
+    return WorkTile::decode<Shape, kCausal>(params, index);
+  }
+
+  __device__ __forceinline__ void release(unsigned empty_barrier) const {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty_barrier);
+  }
+
+  // Waits for the next stage, which the next call of `take_stage` gives.
+  __device__ __forceinline__ void wait_for_stage() const {
+    const PipelineState<Shape::kStages> stage(steps);
+    mbarrier_wait(storage.full(stage.index), stage.phase);
+  }
+  __device__ __forceinline__ int take_stage() { return steps++ % Shape::kStages; }
+
+  __device__ __forceinline__ void load_k_scale(int stage) {
+#pragma unroll
+    for (int i = 0; i < kScales; ++i)
+      k_scale[i] = ld_shared(storage.k_scale(stage) + 4 * (i * kScalesPerBlock + lane_in_quad()));
+  }
+
+  __device__ __forceinline__ void issue_scores(int stage) {
+    const u64 k = matrix_descriptor<Shape::kRowBytes>(storage.k(stage));
+    constexpr int kStepsPerBox = Shape::kRowBytes / 32;
+#pragma unroll
+    for (int step = 0; step < kScoreSteps; ++step) {
+      const int box = step / kStepsPerBox, within = (step % kStepsPerBox) * 2;
+      WgmmaS8FromRegisters<kBlockN>::issue(scores, q[step], k + box * (kBlockN * Shape::kRowBytes / 16) + within,
+                                           step > 0);
+    }
+    wgmma_commit_group();
+  }
+
+  // O += P V, accumulated by the tensor cores.
+  __device__ __forceinline__ void issue_values(int stage) {
+    const u64 v = matrix_descriptor_mn_major(storage.v(stage), Shape::kValueBoxBytes);
+#pragma unroll
+    for (int step = 0; step < kBlockN / 16; ++step)
+      Wgmma16<T, Shape::kHeadDim>::issue(out, packed[step], v + step * (16 * 128 / 16));
+    wgmma_commit_group();
+  }
+
+  // A K scale is negative where the mask may change a score of its block.
+  __device__ __forceinline__ bool is_biased() const {
+    bool biased = false;
+#pragma unroll
+    for (int i = 0; i < kScales; ++i) biased |= __float_as_int(k_scale[i]) < 0;
+    return __any_sync(0xffffffffu, biased);
+  }
+
+  // The softmax of a tile with masked keys or additive terms. Returns whether `out` has to be multiplied by `factor`.
+  template <bool kLimited>
+  __device__ __forceinline__ bool softmax_masked(int index, int key_tile, float (&sums)[2], float (&factor)[2]) {
+    const WorkTile tile = decode_again(index);
+    int limit[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      limit[i] = kCausal && kLimited ? min(params.kv_length, tile.first_row + row() + 8 * i + 1) : params.kv_length;
+    float scale[kScales], maximum[2];
+#pragma unroll
+    for (int i = 0; i < kScales; ++i) scale[i] = kBiased ? fabsf(k_scale[i]) : k_scale[i];
+    const Bias<kBiased> bias(params, tile, row());
+    bias.visit([&](const auto& term) {
+      scale_scores<kBlockN, kLimited>(scores, q_scale, scale, key_tile * kBlockN + 2 * lane_in_quad(), limit, term,
+                                      maximum);
+    });
+    const bool raised = state.raise(maximum, PreciseRowState<T>::kLag, factor);
+    exponentials_of_floats<kBlockN>(scores, state, sums);
+    return raised;
+  }
+
+  // The softmax of a whole tile. Returns whether its P are out of range because the base is too low.
+  __device__ __forceinline__ bool softmax(float (&sums)[2]) {
+    exponentials<kBlockN>(scores, state, q_scale, k_scale, sums);
+    constexpr float kLargest = ProbabilityRange<T>::kLargest;
+    return __any_sync(0xffffffffu, sums[0] > kLargest || sums[1] > kLargest);
+  }
+
+  // The same once more with a base that fits, from the scores computed anew. `stage` is still held.
+  __device__ __forceinline__ bool softmax_again(int stage, float (&sums)[2], float (&factor)[2]) {
+    constexpr int kNoLimit[2] = {1, 1};
+    float maximum[2];
+    mma_scores<Shape>(scores, q, storage.k(stage));
+    scale_scores<kBlockN, false>(scores, q_scale, k_scale, 0, kNoLimit, [](int, int) { return 0.f; }, maximum);
+    const bool raised = state.raise(maximum, 0.f, factor);
+    exponentials_of_floats<kBlockN>(scores, state, sums);
+    pack_probabilities<kBlockN, T>(scores, packed);
+    __syncwarp();  // all lanes have read the stage
+    return raised;
+  }
+
+  // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
+  // next hides the values' product.
+  __device__ __forceinline__ void step(int index, int key_tile) {
+    wait_for_stage();
+    const int stage = take_stage();
+    warpgroup_fence_operand(scores);
+    wgmma_fence();
+    issue_scores(stage);
+    warpgroup_fence_operand(out);
+    wgmma_fence();
+    issue_values(stage);
+    load_k_scale(stage);
+    wgmma_wait_group<1>();
+    warpgroup_fence_operand(scores);
+    float sums[2], factor[2];
+    bool raised = false, low = false;
+    if (kBiased && is_biased())
+      raised = softmax_masked<false>(index, key_tile, sums, factor);
+    else
+      low = softmax(sums);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(out);
+    pack_probabilities<kBlockN, T>(scores, packed);
+    // Last, so that nothing before it waits for the vote.
+    if (low) raised = softmax_again(stage, sums, factor);
+    if (raised) {
+#pragma unroll
+      for (int i = 0; i < Shape::kHeadDim / 2; ++i) out[i] *= factor[i / 2 % 2];
+    }
+    state.sum[0] += sums[0];
+    state.sum[1] += sums[1];
+    // All lanes have read the stage: a vote on what each made of it lies behind them.
+    release(storage.empty(stage));
+  }
+
+  // Stages that hold no key of this warpgroup's rows.
+  __device__ __forceinline__ void skip_stages(int count) {
+    for (int i = 0; i < count; ++i) {
+      wait_for_stage();
+      __syncwarp();  // all lanes have waited
+      release(storage.empty(take_stage()));
+    }
+  }
+
+  // Q's operands and scales; its buffer is free afterwards.
+  __device__ __forceinline__ void load_q() {
+    const PipelineState<kQBuffers> buffer(tiles++);
+    mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) q_scale[i] = ld_shared(storage.q_scale(buffer.index) + 4 * (row() + 8 * i));
+#pragma unroll
+    for (int step = 0; step < kScoreSteps; ++step)
+      load_q_operand<Shape>(q[step], storage.q(buffer.index), consumer_thread() / 32 * 16, step);
+    __syncwarp();  // all lanes have read
+    release(storage.q_empty(buffer.index));
+  }
+
+  __device__ __forceinline__ void run_tile(int index) {
+    const WorkTile tile = WorkTile::decode<Shape, kCausal>(params, index);
+    load_q();
+    const int first_row = tile.first_row + warpgroup() * 64;
+    if (first_row >= params.q_length) return skip_stages(tile.key_tiles + 1);
+    const int keys = kCausal ? min(params.kv_length, first_row + 64) : params.kv_length;
+    int key_tile = (keys + kBlockN - 1) / kBlockN - 1;
+    skip_stages(tile.key_tiles - 1 - key_tile);
+    state.reset();
+#pragma unroll
+    for (float& x : out) x = 0.f;
+    wait_for_stage();
+    const int first = take_stage();
+    load_k_scale(first);
+    warpgroup_fence_operand(scores);
+    wgmma_fence();
+    issue_scores(first);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(scores);
+    __syncwarp();  // all lanes have read their K scales
+    release(storage.empty(first));
+    float unused[2];
+    softmax_masked<true>(index, key_tile, state.sum, unused);
+    pack_probabilities<kBlockN, T>(scores, packed);
+    while (--key_tile >= 0) step(index, key_tile);
+    wait_for_stage();
+    const int final = take_stage();
+    warpgroup_fence_operand(out);
+    wgmma_fence();
+    issue_values(final);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(out);
+    release(storage.empty(final));
+    const PreciseEpilogue<T> epilogue(params, decode_again(index), row(), state);
+    epilogue.store(out);
+  }
+
+  __device__ __forceinline__ void run() {
+    const int work = params.chunk.heads * params.chunk.tiles;
+    for (int index = blockIdx.x; index < work; index += gridDim.x) run_tile(index);
+  }
+};
+
+}  // namespace sm90

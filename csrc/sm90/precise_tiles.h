@@ -1,0 +1,42 @@
+// The tiles of the precise mode's attention kernels and the layout of their shared memory. Plain data, no CUDA headers.
+#pragma once
+
+#include "sm90/tiles.h"
+
+namespace sm90 {
+
+constexpr int kPreciseRows = 384;  // a multiple of all kBlockM below: Q's scales are padded to it
+constexpr int kValueBox = 64;      // channels of V in a swizzled row of 128 bytes
+
+template <int kHeadDim_, bool kBiased>
+struct PreciseShape {
+  static constexpr int kHeadDim = kHeadDim_;
+  // Consumer warpgroups of 64 query rows: three, which hide each other's latencies, where their registers suffice.
+  static constexpr int kConsumers = kHeadDim == 64 || (kHeadDim == 128 && !kBiased) ? 3 : 2;
+  static constexpr int kBlockM = 64 * kConsumers;
+  static constexpr int kBlockN = 64;
+  static constexpr int kStages = kHeadDim == 256 ? 3 : 4;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  // Registers of a thread: together they fill the register file.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+  static constexpr int kArrivals = 4 * kConsumers;  // one lane of each consumer warp says that a stage is free
+  static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // swizzled rows of Q and K
+  static constexpr int kColumnBoxes = kHeadDim / kRowBytes;
+  static constexpr int kValueBoxes = kHeadDim / kValueBox;
+  static constexpr int kValueBoxBytes = kBlockN * kValueBox * 2;
+  static constexpr int kQBytes = kBlockM * kHeadDim;
+  static constexpr int kKBytes = kBlockN * kHeadDim;
+  static constexpr int kVBytes = kBlockN * kHeadDim * 2;
+  static constexpr int kKOffset = kQBuffers * kQBytes;
+  static constexpr int kVOffset = kKOffset + kStages * kKBytes;
+  static constexpr int kScaleBytes = kBlockN / kScaleBlock * kScalesPerBlock * 4;
+  static constexpr int kScaleOffset = kVOffset + kStages * kVBytes;
+  static constexpr int kFactorBytes = 4 * kBlockM;  // Q's scales, with Q's tile
+  static constexpr int kFactorOffset = kScaleOffset + kStages * kScaleBytes;
+  static constexpr int kBarrierOffset = kFactorOffset + kQBuffers * kFactorBytes;
+  static constexpr int kAlignment = 1024;  // of the swizzled tiles; the start is moved up to it
+  static constexpr int kSharedBytes = kBarrierOffset + 8 * 2 * (kQBuffers + kStages) + kAlignment;
+};
+
+}  // namespace sm90

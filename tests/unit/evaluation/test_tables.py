@@ -19,6 +19,8 @@ from lab.evaluation.run import main
 from lab.evaluation.structure import Structure, structure
 from lab.evaluation.synthetic import OUTLIER_RANGE, synthetic_samples
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -13,7 +13,7 @@ from comfy_sage2.comfyui.nodes.support import CATEGORY, IMPORT_ERROR, PASSED_THR
 
 # The choices are written out here: they have to be the same on every machine, or a shared workflow would be refused,
 # and they have to be there when the library cannot be imported.
-MODES = ["8b", "4b", "auto", "off"]
+MODES = ["8b", "4b", "precise", "auto", "off"]
 TARGETS = ["self and cross", "self only"]
 BACKENDS = ["auto", "reference"]
 
@@ -27,7 +27,7 @@ class SageAttention2(io.ComfyNode):
             node_id="SageAttention2",
             display_name="SageAttention2",
             category=CATEGORY,
-            description="Speeds up a model's attention: queries and keys in 8 or 4 bits, values in 8 bits, "
+            description="Speeds up a model's attention: queries and keys in 8 or 4 bits, values in 8 or 16 bits, "
             "smoothed to keep the result close to full precision.",
             search_aliases=["sage", "sage attention", "quantized attention", "int4", "int8", "speed up"],
             inputs=[
@@ -39,9 +39,10 @@ class SageAttention2(io.ComfyNode):
                     "mode",
                     options=MODES,
                     default="8b",
-                    tooltip="Bits of queries and keys. 8b: closest to full precision. "
-                    "4b: faster on GPUs with INT4 tensor cores. auto: on such a GPU 4b in the middle steps and "
-                    "layers, 8b elsewhere; the report gives the reasons. off: leaves the model as it is.",
+                    tooltip="Bits of queries and keys. 8b: close to full precision. 4b: less exact, faster on GPUs "
+                    "with INT4 tensor cores. precise: closest and slower; 8 bits, with values in 16. auto: on a GPU "
+                    "with INT4 4b in the middle steps and layers, 8b elsewhere; the report gives the reasons. "
+                    "off: leaves the model as it is.",
                 ),
                 io.Boolean.Input(
                     "smooth_v",
@@ -99,8 +100,8 @@ class SageAttention2(io.ComfyNode):
                         default=False,
                         optional=True,
                         tooltip="Detect NaN/Inf in the attention output. If one appears, the step is rerun and the "
-                        "affected layers use full precision until sampling ends; the report names them. Overhead is "
-                        "below 1 %, higher with ControlNet or other model patches.",
+                        "affected layers use precise or full precision until sampling ends; the report names them. "
+                        "Overhead is below 1 %, higher with ControlNet or other model patches.",
                     )
                 ),
                 POLICY.Input(
@@ -108,6 +109,17 @@ class SageAttention2(io.ComfyNode):
                     optional=True,
                     tooltip="A calibrated policy. It decides mode and smooth_v for each layer and step, in place of "
                     "the inputs above. A policy for another kind of model is refused.",
+                ),
+                # Last, so that the values of older workflow files, which are stored by position, stay where they are.
+                advanced(
+                    io.Boolean.Input(
+                        "rotate",
+                        default=True,
+                        optional=True,
+                        tooltip="Rotate queries and keys after smoothing: closer to full precision in every mode, for "
+                        "up to 3 % more attention time. ComfyUI turns it on in workflow files saved before it "
+                        "existed; API prompts without it keep it off.",
+                    )
                 ),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
@@ -126,6 +138,7 @@ class SageAttention2(io.ComfyNode):
         measure_quality: bool,
         guard: bool = False,
         policy: Any = None,
+        rotate: bool = False,  # what an API prompt that was saved without it means
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -139,6 +152,7 @@ class SageAttention2(io.ComfyNode):
             measure_quality=measure_quality,
             guard=guard,
             policy=policy,
+            rotate=rotate,
         )
         patched = library.patch_model(model, settings)
         return io.NodeOutput(patched, ui={"text": [library.status(library.sessions_of(patched)[-1])]})

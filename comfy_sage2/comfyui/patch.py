@@ -35,12 +35,14 @@ def patch_model(model: Any, settings: Settings) -> Any:
     return _with_task(model, task, _options(model).get(OVERRIDE))
 
 
-def calibrated_model(model: Any, cost_limit: float, progress: Progress) -> Any:
+def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotate: bool = False) -> Any:
     """A clone of `model` whose next sampling is measured.
 
     cost_limit: the share of the sampling's time, 0 to 1, that measuring may take. progress: is told how far it is.
+    rotate: measure with rotated Q and K.
     """
-    return _with_task(model, Calibration(_signature(model), cost_limit, progress), _without_ours(model))
+    calibration = Calibration(_signature(model), cost_limit, progress, rotate=rotate)
+    return _with_task(model, calibration, _without_ours(model))
 
 
 def captured_model(model: Any, bounds: CaptureBounds) -> Any:

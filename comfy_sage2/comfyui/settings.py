@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..options import MODES as COMPUTED
 from ..options import AttentionOptions, check_choice
 from ..policy.calibrated import Policy
 
-BITS = ("8b", "4b")
-MODES = (*BITS, "auto", "off")
+MODES = (*COMPUTED, "auto", "off")
 TARGETS = ("self and cross", "self only")
 BACKENDS = ("auto", "reference")
 
@@ -18,14 +18,15 @@ class Settings:
     """Options of one *SageAttention2* node.
 
     Attributes:
-        mode: bits of Q and K, "8b" or "4b"; "auto" mixes both by the shipped rules; "off" leaves the model as it is.
-        smooth_v: subtract V's channel means before it is quantized.
+        mode: of `AttentionOptions`; "auto" mixes "8b" and "4b" by the shipped rules; "off" leaves the model as it is.
+        smooth_v: subtract V's channel means before it is quantized, which "precise" does not.
         start_percent, end_percent: the share of the sampling steps, 0 to 1, in which the node is active.
         apply_to: "self and cross", or "self only" to leave out calls whose queries and keys differ in number.
         backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch.
         measure_quality: compare a sample of every call with full precision.
         guard: check the outputs for NaN and infinity, and compute such calls again in full precision.
         policy: decides the options of each call in place of `mode` and `smooth_v`; "off" stays off.
+        rotate: rotate Q and K after smoothing, in every mode and whatever a policy decides.
     """
 
     mode: str = "8b"
@@ -37,6 +38,7 @@ class Settings:
     measure_quality: bool = False
     guard: bool = False
     policy: Policy | None = None
+    rotate: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("mode", MODES), ("apply_to", TARGETS), ("backend", BACKENDS)):
@@ -50,9 +52,9 @@ class Settings:
     @property
     def options(self) -> AttentionOptions:
         """The options by which to ask whether a backend works here; auto and policies can do with 8 bits alone."""
-        if self.policy is not None or self.mode not in BITS:
-            return AttentionOptions()
-        return AttentionOptions(mode=self.mode, smooth_v=self.smooth_v)
+        if self.policy is not None or self.mode not in COMPUTED:
+            return AttentionOptions(rotate=self.rotate)
+        return AttentionOptions(mode=self.mode, smooth_v=self.smooth_v, rotate=self.rotate)
 
     def reason_for_step(self, step: int, steps: int) -> str | None:
         """Why the node is not active in `step` (from 0) of `steps`, or None when it is."""
@@ -68,8 +70,10 @@ class Settings:
         if self.mode == "off":
             return "mode off"
         parts = [f"mode {self.mode}" if self.policy is None else f"policy ({self.policy.target})"]
-        if self.smooth_v and self.policy is None and self.mode != "auto":
+        if self.smooth_v and self.policy is None and self.mode in ("8b", "4b"):
             parts.append("smooth V")
+        if self.rotate:
+            parts.append("rotation")
         if (self.start_percent, self.end_percent) != (0.0, 1.0):
             parts.append(f"steps {self.start_percent:.0%} to {self.end_percent:.0%}")
         if self.apply_to != "self and cross":

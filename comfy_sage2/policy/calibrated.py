@@ -47,6 +47,7 @@ class Policy:
         bounds: shares of the sampling steps, ascending from 0 to 1; part i is from bounds[i] to bounds[i + 1].
         layers: for each attention call of one pass its head_dim.
         cells: [layer][part].
+        rotate: whether the errors were measured with rotated Q and K. To rotate is the node's choice, not the policy's.
     """
 
     signature: Signature
@@ -54,6 +55,7 @@ class Policy:
     bounds: tuple[float, ...]
     layers: tuple[int, ...]
     cells: tuple[tuple[Cell, ...], ...]
+    rotate: bool = False
 
     def part(self, step: int, steps: int) -> int:
         """The part of the sampling to which `step` (from 0) of `steps` belongs."""
@@ -68,7 +70,7 @@ class Policy:
         options = self.cells[place.layer][self.part(place.step, place.steps)].options
         if options is None:
             return Choice(None, reason=IN_FULL)
-        # A kernel without 4b computes in 8 bits, which is closer to full precision.
+        # Something closer to full precision serves where a kernel lacks the mode: 8 bits for 4, else ComfyUI.
         return Choice(options, instead=AttentionOptions(smooth_v=options.smooth_v) if options.mode == "4b" else None)
 
     def check_pass(self, head_dims: Sequence[int]) -> None:
@@ -96,8 +98,9 @@ class Policy:
         target = TARGETS[self.target]
         return (
             f"policy: {self.target} (cosine at least {target.cosine:g}, relative L1 at most {target.relative_l1:g}), "
-            f"made for {self.signature.model} with {len(self.layers)} attention layers: {shares} of all layers and "
-            "parts of the steps (8b serves 4b where the kernel has no 4b)",
+            f"made for {self.signature.model} with {len(self.layers)} attention layers"
+            f"{', measured with rotation' if self.rotate else ''}: {shares} of all layers and "
+            "parts of the steps (where the kernel has no 4b, 8b serves; where it has no precise, full precision)",
         )
 
 
@@ -107,7 +110,14 @@ def part_of(step: int, steps: int, bounds: tuple[float, ...]) -> int:
     return min(max(sum(bound <= share for bound in bounds) - 1, 0), len(bounds) - 2)
 
 
-def make_policy(signature: Signature, target: str, head_dims: Mapping[int, int], measurements: Measurements) -> Policy:
+def make_policy(
+    signature: Signature,
+    target: str,
+    head_dims: Mapping[int, int],
+    measurements: Measurements,
+    *,
+    rotate: bool = False,
+) -> Policy:
     """The policy for `target` from what was measured.
 
     Args:
@@ -116,6 +126,7 @@ def make_policy(signature: Signature, target: str, head_dims: Mapping[int, int],
         head_dims: layer -> head_dim of every attention call of one pass.
         measurements: what was measured where. A part that was not takes the most cautious options of its layer's
             measured parts; a layer without any stays in full precision.
+        rotate: whether it was measured with rotation.
 
     Raises:
         ValueError: an unknown target, or nothing was measured.
@@ -136,7 +147,7 @@ def make_policy(signature: Signature, target: str, head_dims: Mapping[int, int],
         elsewhere = _most_cautious(list(measured.values()))
         rows.append(tuple(measured.get(part, elsewhere) for part in range(parts)))
     dims = tuple(head_dims[layer] for layer in sorted(head_dims))
-    return Policy(signature, target, BOUNDS, dims, tuple(rows))
+    return Policy(signature, target, BOUNDS, dims, tuple(rows), rotate)
 
 
 def _cell(measured: Mapping[AttentionOptions, Agreement], target: str) -> Cell:
@@ -147,6 +158,6 @@ def _cell(measured: Mapping[AttentionOptions, Agreement], target: str) -> Cell:
 
 
 def _most_cautious(cells: list[Cell]) -> Cell:
-    """The slowest options among `cells`, without their error; full precision when there is none."""
+    """The most exact options among `cells`, without their error; full precision when there is none."""
     order: list[AttentionOptions | None] = [*VARIANTS, None]
     return Cell(max((cell.options for cell in cells), key=order.index, default=None))

@@ -7,15 +7,17 @@ import sys
 from itertools import pairwise
 from typing import Any
 
-from ..options import MODES, AttentionOptions
+from ..options import AttentionOptions
 from ..text import check_line, quoted
 from .calibrated import Cell, Policy
 from .signature import Scalar, Signature
 from .targets import TARGETS
 
 SCHEMA = "comfy_sage2.policy"
-VERSION = 1
 FULL = "full"  # the mode of a cell in full precision
+# Each version of the document, and the modes that it came with. A policy is written in the first version that has its
+# modes, so that packs of that time can read it.
+MODES = {1: ("8b", "4b", FULL), 2: ("precise",)}
 LONGEST = 4_000_000  # characters; a policy for a hundred layers has some thirty thousand
 LONGEST_LINE = 200  # characters of a name or a value
 MOST_SIZES = 200  # entries of model.config
@@ -26,10 +28,11 @@ def to_text(policy: Policy) -> str:
     """The policy as JSON, one attention layer a line."""
     head = {
         "schema": SCHEMA,
-        "version": VERSION,
+        "version": _version(policy),
         "model": {"class": policy.signature.model, "config": dict(policy.signature.config)},
         "target": policy.target,
         "bounds": list(policy.bounds),
+        **({"rotate": True} if policy.rotate else {}),
     }
     rows = [
         json.dumps({"head_dim": head_dim, "cells": [_cell(cell) for cell in cells]}, allow_nan=False)
@@ -37,6 +40,11 @@ def to_text(policy: Policy) -> str:
     ]
     lines = [f" {json.dumps(name)}: {json.dumps(value, allow_nan=False)}," for name, value in head.items()]
     return "\n".join(["{", *lines, ' "layers": [', ",\n".join(f"  {row}" for row in rows), " ]", "}"]) + "\n"
+
+
+def _version(policy: Policy) -> int:
+    used = {cell.options.mode if cell.options else FULL for row in policy.cells for cell in row}
+    return max(version for version, modes in MODES.items() if used.intersection(modes))
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
@@ -64,11 +72,13 @@ def from_text(text: str) -> Policy:
             f"[SA-502] schema must be {SCHEMA!r}, got {quoted(document.get('schema'))}: this is no SageAttention2 "
             "policy"
         )
-    if document.get("version") != VERSION:
+    version = document.get("version")
+    if isinstance(version, bool) or not isinstance(version, int) or version not in MODES:
         raise ValueError(
-            f"[SA-502] version must be {VERSION}, got {quoted(document.get('version'))}: the policy was written by "
-            "another version of the pack; update the pack or calibrate again"
+            f"[SA-502] version must be {' or '.join(map(str, MODES))}, got {quoted(version)}: the policy was written "
+            "by another version of the pack; update the pack or calibrate again"
         )
+    modes = tuple(mode for since, added in MODES.items() if since <= version for mode in added)
     model = _object(_field(document, "model", "the policy"), "model")
     name = check_line("[SA-501] model.class", _field(model, "class", "model"), LONGEST_LINE)
     config = _config(_object(_field(model, "config", "model"), "model.config"))
@@ -76,16 +86,20 @@ def from_text(text: str) -> Policy:
     if not isinstance(target, str) or target not in TARGETS:
         raise ValueError(f"[SA-501] target must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
     bounds = _bounds(_field(document, "bounds", "the policy"))
+    rotate = document.get("rotate", False)  # of later packs
+    if not isinstance(rotate, bool):
+        raise ValueError(f"[SA-501] rotate must be true or false, got {quoted(rotate)}")
     rows = _list(_field(document, "layers", "the policy"), "layers")
     if not rows:
         raise ValueError("[SA-501] layers must name at least one attention layer, got none")
-    layers = [_layer(row, f"layers[{index}]", len(bounds) - 1) for index, row in enumerate(rows)]
+    layers = [_layer(row, f"layers[{index}]", len(bounds) - 1, modes) for index, row in enumerate(rows)]
     return Policy(
         Signature.of(name, config),
         target,
         bounds,
         tuple(head_dim for head_dim, _ in layers),
         tuple(cells for _, cells in layers),
+        rotate,
     )
 
 
@@ -134,7 +148,7 @@ def _bounds(value: object) -> tuple[float, ...]:
     return bounds
 
 
-def _layer(value: object, name: str, parts: int) -> tuple[int, tuple[Cell, ...]]:
+def _layer(value: object, name: str, parts: int, modes: tuple[str, ...]) -> tuple[int, tuple[Cell, ...]]:
     row = _object(value, name)
     head_dim = _field(row, "head_dim", name)
     if isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 1:
@@ -144,16 +158,14 @@ def _layer(value: object, name: str, parts: int) -> tuple[int, tuple[Cell, ...]]
         raise ValueError(
             f"[SA-501] {name}.cells must have {parts} entries, one for each part of bounds, got {len(cells)}"
         )
-    return head_dim, tuple(_read_cell(cell, f"{name}.cells[{index}]") for index, cell in enumerate(cells))
+    return head_dim, tuple(_read_cell(cell, f"{name}.cells[{index}]", modes) for index, cell in enumerate(cells))
 
 
-def _read_cell(value: object, name: str) -> Cell:
+def _read_cell(value: object, name: str, modes: tuple[str, ...]) -> Cell:
     cell = _object(value, name)
     mode, smooth_v = _field(cell, "mode", name), _field(cell, "smooth_v", name)
-    if mode not in (*MODES, FULL):
-        raise ValueError(
-            f"[SA-501] {name}.mode must be one of {', '.join(map(repr, (*MODES, FULL)))}, got {quoted(mode)}"
-        )
+    if mode not in modes:
+        raise ValueError(f"[SA-501] {name}.mode must be one of {', '.join(map(repr, modes))}, got {quoted(mode)}")
     if not isinstance(smooth_v, bool):
         raise ValueError(f"[SA-501] {name}.smooth_v must be true or false, got {quoted(smooth_v)}")
     options = None if mode == FULL else AttentionOptions(mode=mode, smooth_v=smooth_v)

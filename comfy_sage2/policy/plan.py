@@ -81,6 +81,8 @@ def label(options: AttentionOptions | None) -> str:
     parts = [options.mode]
     if options.smooth_v:
         parts.append("smooth V")
+    if options.rotate:
+        parts.append("rotation")
     if options.pv_accumulator == "fp16":
         parts.append("FP16 accumulators")
     return " · ".join(parts)

@@ -3,7 +3,7 @@
 The first steps decide what the picture will be and the last ones its detail, the first and last layers stand next to
 the model's input and output, and cross-attention is too small to save anything: these keep 8 bits. Everything else
 takes 4 bits on a GPU whose tensor cores multiply INT4. On other GPUs 4 bits cost accuracy and save nothing, and all is
-8 bits.
+8 bits. The rules leave out mode precise: where it is worth its time, a calibration finds.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ FAMILIES = {
     ),
 }
 
+_PRECISE = "auto: precise nowhere, since 8b is no slower; a policy takes it in the layers that need it"
 EIGHT = Choice(AttentionOptions(mode="8b"))
 FOUR = Choice(AttentionOptions(mode="4b"), instead=EIGHT.options)
 
@@ -73,12 +74,13 @@ class RulePlan:
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
         """See `Plan.reasoning`."""
         if self.backend not in INT4_BACKENDS:
-            return (f"auto: 8b everywhere, since {self.backend} gains no time from 4 bits",)
+            return (f"auto: 8b everywhere, since {self.backend} gains no time from 4 bits", _PRECISE)
         return (
             f"auto: 8b in the first and last {kept(steps, self.rule.steps)} of {steps} steps, in the first and last "
             f"{kept(layers, self.rule.layers)} of {layers} layers, in cross-attention and below {FEW_KEYS} keys; "
             "4b elsewhere",
             f"auto: {self.rule.evidence}",
+            _PRECISE,
         )
 
 

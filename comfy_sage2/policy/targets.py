@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from ..metrics import Agreement
 from ..options import AttentionOptions
+from .speed import fastest_first
 
-# The ways to compute a call that a calibration compares, fastest first, as on a GPU with INT4 tensor cores.
+# The ways to compute a call that a calibration compares, the most cautious last. "precise" does not quantize V: it has
+# nothing to smooth there.
 VARIANTS = (
     AttentionOptions(mode="4b"),
     AttentionOptions(mode="4b", smooth_v=True),
     AttentionOptions(mode="8b"),
     AttentionOptions(mode="8b", smooth_v=True),
+    AttentionOptions(mode="precise"),
 )
 
 
@@ -41,8 +44,9 @@ TARGETS = {
 
 
 def pick(measurements: Mapping[AttentionOptions, Agreement], target: Target) -> AttentionOptions | None:
-    """The fastest of VARIANTS that `target` allows; None, full precision, when it allows none."""
-    for options in VARIANTS:
-        if options in measurements and target.allows(measurements[options]):
-            return options
+    """The fastest of the measured variants that `target` allows; None, full precision, when it allows none."""
+    for mode in fastest_first({options.mode for options in measurements}):
+        for options in VARIANTS:
+            if options.mode == mode and options in measurements and target.allows(measurements[options]):
+                return options
     return None

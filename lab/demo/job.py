@@ -11,12 +11,13 @@ import torch
 from ..baselines import BASELINES
 
 FULL_PRECISION = "full precision"
-MODES = ("8b", "4b")
+MODES = ("8b", "4b", "precise")
 BASELINE_NOTE = "a baseline of the paper, by reference numerics"
 PURPOSES = {
     FULL_PRECISION: "the host's own attention: what the others are compared with",
-    "8b": "Q and K in INT8, P and V in FP8: closest to full precision",
+    "8b": "Q and K in INT8, P and V in FP8: close to full precision",
     "4b": "Q and K in INT4, P and V in FP8: fewer bits, for GPUs with INT4 tensor cores",
+    "precise": "Q and K in INT8, P and V in 16 bits: closest to full precision",
 } | {name: "a baseline of the paper, for comparison" for name in BASELINES}
 FPS = 8
 
@@ -27,7 +28,7 @@ Progress = Callable[[float], None]  # takes the share that is done, 0 to 1
 class Job:
     """One video to sample; each variant of the attention gets the same one.
 
-    backend: name of the attention backend for 8b and 4b; None picks the fastest that can run.
+    backend: name of the attention backend for MODES; None picks the fastest that can run.
     frames: 1 more than a multiple of 4; width and height: multiples of 16.
     """
 

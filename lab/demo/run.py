@@ -1,4 +1,4 @@
-"""`python -m lab demo`: one caption in full precision, 8b and 4b, compared; with --baselines also the paper's others.
+"""`python -m lab demo`: one caption in full precision and in each mode; with --baselines also with the paper's others.
 
 Writes an mp4 for each, a contact sheet, a table and what the attention did to the output folder. Videos of an earlier
 run are used again as long as nothing changed that made them. The model is small: it shows how close each comes to full
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,25 +43,28 @@ _BASELINES_NOTE = (
 )
 
 
-def _accelerated() -> bool:
-    """Whether an accelerated backend serves both modes on the first device."""
+def _without_kernel() -> list[str]:
+    """The modes that no accelerated backend serves on the first device."""
     found = verdicts()
-    return all(verdict.chosen for verdict in found if verdict.device == found[0].device)
+    return [verdict.mode for verdict in found if verdict.device == found[0].device and not verdict.chosen]
 
 
-def _job(model: DemoModel) -> Job:
-    # Without a kernel the reference computes the same numbers, slower than plain attention.
-    job = shipped_job(backend=None if _accelerated() else "reference")
+def _job(model: DemoModel, without_kernel: Collection[str]) -> Job:
+    job = shipped_job(backend="reference" if set(without_kernel) >= set(MODES) else None)
     return job if model.trained else replace(job, **_RANDOM_MODEL_SIZE)
 
 
-def sample(host: Host, job: Job, variants: Sequence[str]) -> Iterator[Clip]:
-    """A clip for each variant."""
+def sample(host: Host, job: Job, variants: Sequence[str], without_kernel: Collection[str]) -> Iterator[Clip]:
+    """A clip for each variant.
+
+    For the modes `without_kernel` the reference computes the same numbers, slower than plain attention.
+    """
     with ProgressBar("warming up") as progress:
         host.sample(replace(job, steps=min(job.steps, _WARM_UP_STEPS), seed=job.seed + 1), FULL_PRECISION, progress)
     for variant in variants:
         with ProgressBar(f"sampling {variant}") as progress:
-            clip = host.sample(job, variant, progress)
+            chosen = replace(job, backend="reference") if variant in without_kernel else job
+            clip = host.sample(chosen, variant, progress)
         yield clip
 
 
@@ -137,7 +140,8 @@ def _run(options: argparse.Namespace, scratch: Path) -> tuple[list[Clip], list[s
     """The clips, sampled where that is needed, and what the results are headed by."""
     with Activity("looking at this machine"):
         model = demo_model(scratch)
-        job = _job(model)
+        without_kernel = _without_kernel()
+        job = _job(model, without_kernel)
         name, sources = "diffusers (embedded host)", []
         if options.comfyui is not None:
             name, sources = f"ComfyUI at {options.comfyui}", [options.comfyui / "comfy"]
@@ -146,6 +150,8 @@ def _run(options: argparse.Namespace, scratch: Path) -> tuple[list[Clip], list[s
         )
     weights = "the trained demo model" if model.trained else "random weights: the pictures are noise"
     backend = "the fastest kernel of this GPU" if job.backend is None else f"{job.backend}, as no kernel can run here"
+    if job.backend is None and without_kernel:
+        backend += f"; the reference for {' and '.join(without_kernel)}, which it lacks"
     heading = [f"host: {name}", f"model: {weights}", f"attention backend: {backend}"]
     print("\n".join(heading), flush=True)
 
@@ -153,7 +159,7 @@ def _run(options: argparse.Namespace, scratch: Path) -> tuple[list[Clip], list[s
     missing = [variant for variant in variants if options.again or finished.get(variant) is None]
     if missing:
         with _host(options, model) as host:
-            for clip in sample(host, job, missing):
+            for clip in sample(host, job, missing, without_kernel):
                 finished.put(clip)
     if len(missing) < len(variants):
         heading.append(f"used again from an earlier run: {', '.join(v for v in variants if v not in missing)}")

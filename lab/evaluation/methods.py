@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from comfy_sage2 import registry
 from comfy_sage2.attention import attention
+from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.capture.samples import AttentionSample
-from comfy_sage2.options import AttentionOptions
+from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP22, ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP16, FP32
 from comfy_sage2.quantize.fp8 import E5M2
@@ -33,6 +35,16 @@ def reference(options: ReferenceOptions) -> Method:
     return lambda sample: reference_attention(
         sample.q, sample.k, sample.v, options, scale=sample.scale, is_causal=sample.is_causal, attn_mask=sample.mask
     )[0]
+
+
+def in_mode(options: AttentionOptions) -> Method:
+    """The reference in a mode of the public call, with 16 bits where the mode keeps the type of the tensors."""
+
+    def run(sample: AttentionSample) -> torch.Tensor:
+        dtype = torch.bfloat16 if sample.q.dtype == torch.bfloat16 else torch.float16
+        return reference(ReferenceOptions.of(options, dtype=dtype))(sample)
+
+    return run
 
 
 def baseline(function: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Method:
@@ -59,6 +71,13 @@ def backend(name: str, options: AttentionOptions) -> Method:
         )
 
     return run
+
+
+def has_mode(name: str, mode: str) -> bool:
+    """Whether the backend called `name` has `mode` on the GPUs that it is for."""
+    request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(mode))
+    constraints = registry.get(name).constraints
+    return all(constraint.check(request) is None for constraint in constraints if constraint.name == "mode")
 
 
 @dataclass(frozen=True)
@@ -129,6 +148,8 @@ _ATTENTIONS = {
     ),
     "SageAttn2-4b": reference(_4B),
     "4b + rotation": reference(ReferenceOptions.of(AttentionOptions("4b", rotate=True))),
+    "precise": in_mode(AttentionOptions("precise")),
+    "precise + rotation": in_mode(AttentionOptions("precise", rotate=True)),
     "SageAttention1": baseline(sage_attention1),
     "FlashAttn3-fp8 (emulated)": baseline(flash_attention3_fp8),
 }
@@ -140,9 +161,9 @@ def tables(backend_name: str | None) -> tuple[Table, ...]:
         f"{mode}{' + rotation' * rotate} ({backend_name} kernel)": backend(
             backend_name, AttentionOptions(mode, rotate=rotate)
         )
-        for mode in ("8b", "4b")
+        for mode in MODES
         for rotate in (False, True)
-        if backend_name
+        if backend_name and has_mode(backend_name, mode)
     }
     attentions = Table("attention", "Whole attentions as the modes and baselines define them", _ATTENTIONS | kernels)
     return (SMOOTHING, GRANULARITY, DATA_TYPE, SMOOTH_V, ACCUMULATOR, attentions)

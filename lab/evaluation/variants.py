@@ -9,11 +9,10 @@ from torch.nn import functional as F
 
 from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.reference.options import ReferenceOptions
 
 from ..baselines import BASELINES
 from ..demo.wan_dit import AttentionFunction, WanDiT
-from .methods import Method, backend, baseline, reference
+from .methods import Method, backend, baseline, has_mode, in_mode
 
 FULL_PRECISION = "Full precision"
 
@@ -23,6 +22,8 @@ _MODES = {
     "SageAttn2-4b": AttentionOptions("4b"),
     "8b + rotation": AttentionOptions("8b", rotate=True),
     "4b + rotation": AttentionOptions("4b", rotate=True),
+    "precise": AttentionOptions("precise"),
+    "precise + rotation": AttentionOptions("precise", rotate=True),
 }
 _SMOOTH_V_MODES = {
     "SageAttn2-8b, smooth V": AttentionOptions("8b", smooth_v=True),
@@ -36,10 +37,14 @@ def variants(kernel: str | None, *, is_causal: bool = False, smooth_v: bool = Fa
     ``smooth_v`` adds the modes with smooth V, of the reference and of the kernel.
     """
     modes = _MODES | (_SMOOTH_V_MODES if smooth_v else {})
-    methods: dict[str, Method] = {name: reference(ReferenceOptions.of(options)) for name, options in modes.items()}
+    methods: dict[str, Method] = {name: in_mode(options) for name, options in modes.items()}
     methods |= {name: baseline(function) for name, function in BASELINES.items()}
     if kernel is not None:
-        methods |= {f"{name} ({kernel} kernel)": backend(kernel, options) for name, options in modes.items()}
+        methods |= {
+            f"{name} ({kernel} kernel)": backend(kernel, options)
+            for name, options in modes.items()
+            if has_mode(kernel, options.mode)
+        }
     full = functools.partial(F.scaled_dot_product_attention, is_causal=is_causal)
     return {FULL_PRECISION: full} | {name: _as_attention(method, is_causal) for name, method in methods.items()}
 

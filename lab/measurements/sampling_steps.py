@@ -74,7 +74,13 @@ class Node:
         return Settings(mode=self.mode, backend=backend, guard=self.guard)
 
 
-NODES = {"off": Node("off"), "8b": Node("8b"), "4b": Node("4b"), "8b guarded": Node("8b", guard=True)}
+NODES = {
+    "off": Node("off"),
+    "8b": Node("8b"),
+    "4b": Node("4b"),
+    "precise": Node("precise"),
+    "8b guarded": Node("8b", guard=True),
+}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tools.workflows.graph import Graph, Node
 from .conftest import NO_BROWSER
 from .conversion import to_prompt
 from .installations import Installation
-from .test_workflows import UI_WORKFLOWS, read
+from .test_workflows import EARLIER, UI_WORKFLOWS, earlier_workflow, read
 
 STATUS = "app.graph.nodes.find(n => n.type === {type!r})?.widgets?.find(w => w.name === 'status')?.value"
 # Set to a folder to keep the pictures that the tests take.
@@ -77,6 +77,17 @@ def test_workflow_opens_and_becomes_the_same_prompt(server: ComfyServer, page: C
     for node in prompt.values():  # a dynamic combo's own widgets have a dot in their names
         node["inputs"] = {name: value for name, value in node["inputs"].items() if "." not in name}
     assert prompt == to_prompt(workflow, server.get("/object_info"))
+
+
+@pytest.mark.parametrize("values, missing", EARLIER, ids=["0.1.0", "without rotate"])
+def test_an_earlier_workflow_keeps_its_values_and_rotates(
+    page: Chromium, values: list[Any], missing: tuple[str, ...]
+) -> None:
+    """The frontend gives a widget that the file lacks its default."""
+    workflow, expected = earlier_workflow(values, missing)
+    frontend.load(page, workflow)
+    inputs = next(node["inputs"] for node in frontend.prompt(page).values() if node["class_type"] == "SageAttention2")
+    assert {name: inputs[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Report", "SageAttention2MakePolicy"])

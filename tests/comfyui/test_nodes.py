@@ -92,7 +92,7 @@ def test_statistics_start_afresh_when_only_the_seed_changes(server: ComfyServer)
 
 def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     choices = {name: spec[1].get("options", spec[0]) for name, spec in inputs(server, "SageAttention2").items()}
-    assert choices["mode"] == ["8b", "4b", "auto", "off"]
+    assert choices["mode"] == ["8b", "4b", "precise", "auto", "off"]
     assert choices["apply_to"] == ["self and cross", "self only"]
     assert choices["backend"] == ["auto", "reference"]
     method = inputs(server, "SageAttention2DemoBaseline")["method"]
@@ -100,7 +100,7 @@ def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("mode", ["8b", "4b", "auto", "off"])
+@pytest.mark.parametrize("mode", ["8b", "4b", "precise", "auto", "off"])
 def test_shared_workflow_is_accepted_whatever_the_machine(server: ComfyServer, mode: str, backend: str) -> None:
     """A workflow stored as JSON on a machine with kernels is accepted here, where none can run."""
     saved = json.dumps(sampling("wan", {"sage": sage("loader", mode=mode, backend=backend)}, steps=1))
@@ -110,7 +110,7 @@ def test_shared_workflow_is_accepted_whatever_the_machine(server: ComfyServer, m
 def test_an_unknown_choice_is_refused(server: ComfyServer) -> None:
     """By ComfyUI's validation, or, where an old version does not validate these choices, by the node."""
     with pytest.raises(
-        (PromptRefused, RuntimeError), match=r"value_not_in_list|mode must be one of '8b', '4b', 'auto'"
+        (PromptRefused, RuntimeError), match=r"value_not_in_list|mode must be one of '8b', '4b', 'precise', 'auto'"
     ):
         server.run(sampling("wan", {"sage": sage("loader", mode="2b")}))
 
@@ -123,7 +123,14 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
 
 def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
     advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
-    assert advanced == {"backend", "measure_quality", "guard"}
+    assert advanced == {"backend", "measure_quality", "guard", "rotate"}
+
+
+@pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Calibrate"])
+def test_a_new_node_rotates(server: ComfyServer, node: str) -> None:
+    """The widget is the last one: workflow files store values by position."""
+    assert list(inputs(server, node))[-1] == "rotate"
+    assert inputs(server, node)["rotate"][1]["default"] is True
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -14,7 +14,11 @@ from tools.comfyui.server import ComfyServer, Prompt, PromptRefused
 
 from .prompts import LATENT, REPORT, sage, sampling, with_report
 
-BOUNDS = {"8b": 0.999, "4b": 0.99}  # least cosine similarity of the final latents to those of full precision
+BOUNDS = {
+    "8b": 0.999,
+    "4b": 0.99,
+    "precise": 0.9995,
+}  # least cosine similarity of the final latents to those of full precision
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -76,7 +80,7 @@ def test_automatic_backend_passes_through_where_no_kernel_runs(server: ComfyServ
     assert "passes through unchanged" in text and len(text.splitlines()[-1]) > 40, text
 
 
-@pytest.mark.parametrize("mode", ["8b", "4b"])
+@pytest.mark.parametrize("mode", BOUNDS)
 @pytest.mark.parametrize("padded", [0, 4])
 @pytest.mark.parametrize("family", ["wan", "hunyuan"])
 def test_quantized_attention_is_close_to_the_baseline(server: ComfyServer, family: str, mode: str, padded: int) -> None:
@@ -84,6 +88,14 @@ def test_quantized_attention_is_close_to_the_baseline(server: ComfyServer, famil
     quantized = latent(server, sampling(family, {"sage": sage("loader", mode=mode)}, padded=padded))
     assert not torch.equal(plain, quantized)
     assert cosine(plain, quantized) > BOUNDS[mode]
+
+
+def test_a_prompt_without_rotate_gives_the_latents_that_it_gave_before(server: ComfyServer) -> None:
+    earlier, plain, rotated = (
+        latent(server, sampling("wan", {"sage": sage("loader", mode="4b", **options)}))
+        for options in ({}, {"rotate": False}, {"rotate": True})
+    )
+    assert torch.equal(earlier, plain) and not torch.equal(earlier, rotated)
 
 
 def test_automatic_mode_states_its_reasons(server: ComfyServer) -> None:

@@ -21,8 +21,11 @@ from .installations import REPOSITORY, Installation
 UI_WORKFLOWS = sorted((REPOSITORY / "workflows").glob("*.json"))
 API_PROMPTS = sorted((REPOSITORY / "workflows" / "api").glob("*.json"))
 MADE_WITH = (0, 33, 0)  # later versions may add inputs to core nodes
-# A workflow as version 0.1.0 of the node saved it: seven values, no guard, no policy.
-FIRST_VALUES = ["8b", False, 0, 1, "self and cross", "auto", False]
+# The node's values as earlier versions saved them, and the inputs that they did not have yet.
+EARLIER = [
+    (["4b", True, 0.1, 0.9, "self only", "reference", True], ("guard", "policy", "rotate")),
+    (["4b", True, 0.1, 0.9, "self only", "reference", True, True], ("rotate",)),
+]
 
 
 def known_inputs(server: ComfyServer, node: str) -> dict[str, Any]:
@@ -97,17 +100,28 @@ def test_the_files_are_what_their_source_makes(
     assert read(REPOSITORY / "workflows" / f"{make.__name__}.json") == graph.workflow(), stale
 
 
-def test_a_workflow_of_the_first_version_still_loads(server: ComfyServer) -> None:
-    """Inputs that came later are at the end and take their defaults."""
+def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A workflow as an earlier version saved it, and the inputs that its node has to get."""
     workflow = read(REPOSITORY / "workflows" / "wan21_text_to_video.json")
     node = next(node for node in workflow["nodes"] if node["type"] == "SageAttention2")
-    node["widgets_values"] = FIRST_VALUES
-    node["inputs"] = [entry for entry in node["inputs"] if entry["name"] not in ("guard", "policy")]
+    names = [entry["name"] for entry in node["inputs"] if "widget" in entry and entry["name"] not in missing]
+    node["widgets_values"] = values
+    node["inputs"] = [entry for entry in node["inputs"] if entry["name"] not in missing]
+    return workflow, {"guard": False, **dict(zip(names, values, strict=True)), "rotate": True}
+
+
+@pytest.mark.parametrize("values, missing", EARLIER, ids=["0.1.0", "without rotate"])
+def test_a_workflow_of_an_earlier_version_still_loads(
+    server: ComfyServer, values: list[Any], missing: tuple[str, ...]
+) -> None:
+    """Inputs that came later are at the end and take their defaults; an API prompt may lack them."""
+    workflow, expected = earlier_workflow(values, missing)
     prompt = to_prompt(workflow, server.get("/object_info"))
-    inputs = prompt[str(node["id"])]["inputs"]
-    assert (inputs["mode"], inputs["measure_quality"], inputs["guard"]) == ("8b", False, False)
+    inputs = next(node["inputs"] for node in prompt.values() if node["class_type"] == "SageAttention2")
+    assert {name: inputs[name] for name in expected} == expected
     queue(server, prompt)
-    del inputs["guard"]
+    for name in missing:
+        inputs.pop(name, None)
     queue(server, prompt)
 
 

@@ -114,7 +114,7 @@ def test_compiled(transformer: Any) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"mode": "2b"}, "mode must be one of '8b', '4b', got '2b'"), ({"backend": "fast"}, "backend must be one of")],
+    [({"mode": "2b"}, "mode must be one of '8b', '4b', "), ({"backend": "fast"}, "backend must be one of")],
 )
 def test_bad_options(transformer: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -49,6 +49,15 @@ class SageAttention2Calibrate(io.ComfyNode):
                         "measured take the most cautious mode.",
                     )
                 ),
+                advanced(
+                    io.Boolean.Input(
+                        "rotate",
+                        default=True,
+                        optional=True,
+                        tooltip="Measure with rotated queries and keys. Choose the same as on the SageAttention2 node "
+                        "that will use the policy.",
+                    )
+                ),
             ],
             outputs=[
                 io.Model.Output(
@@ -59,7 +68,7 @@ class SageAttention2Calibrate(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model: Any, cost_limit: float) -> io.NodeOutput:
+    def execute(cls, model: Any, cost_limit: float, rotate: bool = False) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
         from comfy.utils import ProgressBar
@@ -70,7 +79,8 @@ class SageAttention2Calibrate(io.ComfyNode):
             bar.update_absolute(done, max(total, 1))
 
         text = "The next sampling with this model is measured. SageAttention2 Make Policy shows the result."
-        return io.NodeOutput(library.calibrated_model(model, cost_limit / 100.0, progress), ui={"text": [text]})
+        patched = library.calibrated_model(model, cost_limit / 100.0, progress, rotate=rotate)
+        return io.NodeOutput(patched, ui={"text": [text]})
 
 
 class SageAttention2MakePolicy(io.ComfyNode):
@@ -102,7 +112,7 @@ class SageAttention2MakePolicy(io.ComfyNode):
                     "quality",
                     options=QUALITIES,
                     default="balanced",
-                    tooltip="How close each layer must be to full precision. lossless: as close as 8 bits on "
+                    tooltip="How close each layer must be to full precision. lossless: as close as 8b on "
                     "ordinary layers. balanced: as close as an average layer in 4 bits. fast: 4 bits unless they are "
                     "clearly too coarse. Changing this does not sample again.",
                 ),

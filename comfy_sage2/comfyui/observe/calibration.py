@@ -43,13 +43,15 @@ class Calibration(Task):
         measurements: (layer, part of the steps) -> the error of each variant.
         left_out: layer -> why it could not be measured.
         budget: the time for measuring in the last sampling.
+        rotate: measure with rotated Q and K.
     """
 
     title = CALIBRATING
 
-    def __init__(self, signature: Signature, cost_limit: float, progress: Progress) -> None:
+    def __init__(self, signature: Signature, cost_limit: float, progress: Progress, *, rotate: bool = False) -> None:
         """cost_limit: the share of the sampling's time, 0 to 1, that measuring may take."""
         self.signature = signature
+        self.rotate = rotate
         self._cost_limit = cost_limit
         self._progress = progress
         self._passes: Counter[tuple[int, int]] = Counter()
@@ -91,7 +93,7 @@ class Calibration(Task):
 
     def policy(self, quality: str) -> Policy:
         """The policy for the quality target of this name; ValueError when nothing was measured."""
-        return make_policy(self.signature, quality, self.head_dims, self.measurements)
+        return make_policy(self.signature, quality, self.head_dims, self.measurements, rotate=self.rotate)
 
     def _is_due(self, key: tuple[int, int]) -> bool:
         """Whether (layer, part) is due: the first time at once, again once its part is measured for all layers."""
@@ -111,9 +113,10 @@ class Calibration(Task):
             started = time.perf_counter()
             try:
                 with memory.unrecorded():
-                    found = measure_variants(call)
+                    found = measure_variants(call, rotate=self.rotate)
                 earlier = self.measurements.get(key, found)
-                self.measurements[key] = {variant: worst((found[variant], earlier[variant])) for variant in found}
+                both = [variant for variant in found if variant in earlier]
+                self.measurements[key] = {variant: worst((found[variant], earlier[variant])) for variant in both}
                 self._passes[key] += 1
             except (TypeError, ValueError, RuntimeError) as error:  # the sampling itself must go on, memory or not
                 reason = f"[SA-408] measuring failed: {one_line(str(error))}"
@@ -129,7 +132,8 @@ class Calibration(Task):
         cost = f", in {self.budget.spent:.2f} s" if found else ""
         if found and summary.seconds > 0.0:
             cost += f" ({min(self.budget.spent / summary.seconds, 1.0):.0%} of the sampling)"
-        return f"calibration measured {found} of {self.measurable} pairs of layer and part of the steps{cost}"
+        rotated = ", with rotation" if self.rotate else ""
+        return f"calibration measured {found} of {self.measurable} pairs of layer and part of the steps{rotated}{cost}"
 
     def own_report(self, summary: Summary) -> str:
         """See `Task.own_report`: the error of each variant, the shares of each target, what was left out."""
@@ -140,7 +144,8 @@ class Calibration(Task):
             )
         lines = [f"SageAttention2: {self.own_headline(summary)}."]
         if self.measurements:
-            lines += [self._variant_line(options) for options in VARIANTS]
+            measured = {options for modes in self.measurements.values() for options in modes}
+            lines += [self._variant_line(options) for options in VARIANTS if options in measured]
             lines += [self._target_line(name) for name in TARGETS]
         if len(self.measurements) < self.measurable:
             lines.append(
@@ -154,7 +159,7 @@ class Calibration(Task):
         return "\n".join(lines)
 
     def _variant_line(self, options: AttentionOptions) -> str:
-        found = {place: modes[options] for place, modes in self.measurements.items()}
+        found = {place: modes[options] for place, modes in self.measurements.items() if options in modes}
         cosine = sum(measured.cosine for measured in found.values()) / len(found)
         error = sum(measured.relative_l1 for measured in found.values()) / len(found)
         (layer, part), worst = max(found.items(), key=lambda entry: entry[1].relative_l1)

@@ -6,9 +6,10 @@ import time
 
 import torch
 
-from ...attention import attention
+from ... import registry
+from ...attention import attention, explain
 from ...metrics import Agreement, compare, worst
-from ...options import AttentionOptions
+from ...options import MODES, AttentionOptions
 from ...policy.targets import VARIANTS
 from ...validation import check_mask, check_tensors
 from ..call.attention_call import AttentionCall
@@ -55,13 +56,30 @@ def checked_tensors(
     return q, k, v, mask
 
 
-def measure_variants(call: AttentionCall) -> dict[AttentionOptions, Agreement]:
-    """The error of each variant on a sample of `call`, by the fastest backend that can run it, else the reference.
+def served_variants(call: AttentionCall, *, rotate: bool = False) -> tuple[AttentionOptions, ...]:
+    """Those of VARIANTS whose mode an accelerated backend can run on `call`; all of them where none can run any.
 
+    Raises the attention API's errors.
+    """
+    fast = {backend.name for backend in registry.backends() if backend.accelerated}
+    served = set()
+    for mode in MODES:
+        options = AttentionOptions(mode, pv_accumulator="auto", rotate=rotate, scale=call.scale, layout=call.layout)
+        reasons = explain(*call.tensors(), attn_mask=call.mask_4d(), options=options)
+        if any(reason is None and name in fast for name, reason in reasons.items()):
+            served.add(mode)
+    return tuple(options for options in VARIANTS if options.mode in served) or VARIANTS
+
+
+def measure_variants(call: AttentionCall, *, rotate: bool = False) -> dict[AttentionOptions, Agreement]:
+    """The error of each of `served_variants` on a sample of `call`, by the backend that serves it or the reference.
+
+    rotate: measure every variant with rotated Q and K; the variants that the errors are named by do not say so.
     Of several entries of the batch the worst one counts: an empty prompt may be easy, and say nothing about the other.
     Waits for the device. Raises the attention API's errors.
     """
     q, k, v, mask = checked_tensors(call)
+    variants = served_variants(call, rotate=rotate)
     rows = _block_rows(q.shape[2], q.device)
     entries = evenly(q.shape[0], BATCH, q.device)
     q, k, v = (tensor.index_select(0, entries) for tensor in (q, k, v))
@@ -70,13 +88,14 @@ def measure_variants(call: AttentionCall) -> dict[AttentionOptions, Agreement]:
     sample = Sample.of(q, k, v, mask, evenly(q.shape[1], HEADS, q.device), rows)
     exact = sample.exact(call.scale)
     found = {}
-    for options in VARIANTS:
+    for options in variants:
         out = attention(
             sample.q,
             sample.k,
             sample.v,
             attn_mask=sample.mask,
             options=options,
+            rotate=rotate,
             pv_accumulator="auto",  # as in the sampling that the policy will be for
             scale=call.scale,
             return_lse=False,

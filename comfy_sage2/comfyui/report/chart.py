@@ -20,12 +20,8 @@ MAP_HEIGHT = 340  # at most; a model of few layers gets rows of ROW_HEIGHT
 ROW_HEIGHT = 40
 NOTE_HEIGHT = 26
 MOST_ROWS = 7  # of the legend; rarer outcomes are summed in its last row
-OPTIONS_ORDER = (  # as in SERVED; further options take the colors after these
-    AttentionOptions(mode="8b"),
-    AttentionOptions(mode="4b"),
-    AttentionOptions(mode="4b", smooth_v=True),
-    AttentionOptions(mode="8b", smooth_v=True),
-)
+# (mode, smooth_v) as in SERVED: all else is the same in all calls of a node.
+COLORED = (("8b", False), ("4b", False), ("4b", True), ("8b", True), ("precise", False))
 LOW_ERROR: Color = (64, 192, 140)
 HIGH_ERROR: Color = (226, 96, 88)
 # Relative L1 that is drawn in the strongest color unless a larger one was measured.
@@ -174,11 +170,14 @@ def _colors(shares: tuple[Share, ...]) -> dict[Outcome, Color]:
     outcomes = [share.outcome for share in shares]
     left = [outcome for outcome in outcomes if outcome.backend is None]
     served = [outcome for outcome in outcomes if outcome.backend is not None]
-    others = [outcome.options for outcome in served if outcome.options not in OPTIONS_ORDER]
-    order = [*OPTIONS_ORDER, *dict.fromkeys(others)]
-    colors = {outcome: SERVED[min(order.index(outcome.options), len(SERVED) - 1)] for outcome in served}
+    colors = {outcome: _color(outcome.options) for outcome in served}
     colors.update({outcome: LEFT[min(index, len(LEFT) - 1)] for index, outcome in enumerate(left)})
     return colors
+
+
+def _color(options: AttentionOptions | None) -> Color:
+    assert options is not None  # a backend has options
+    return SERVED[COLORED.index((options.mode, options.smooth_v))]
 
 
 def _ticks(count: int, start: float, pitch: float) -> list[tuple[int, float]]:

@@ -1,5 +1,8 @@
 """The guard: a check of the outputs for NaN and infinity, and the layers that failed it.
 
+What failed is computed again in mode precise where a backend has it, and else, or when that fails too, by the attention
+that was there before the node.
+
 The backends note during a pass of the model whether a value is NaN or infinite, and the session looks once, at the end
 of the pass: waiting at each call would leave the GPU without work. If one is, the pass is made again, and in it each
 output is looked at before the model goes on, so that the call that broke is computed again. Passes that cannot be made
@@ -17,6 +20,7 @@ from ...backends.base import note_nonfinite
 
 log = logging.getLogger("comfy_sage2")
 
+PRECISE = "precise"
 RECOMPUTED = "[SA-311] guard: the result was not finite, so this call was computed again"
 DOWNGRADED = "[SA-312] guard: this layer gave a result that was not finite earlier in this sampling"
 FULL_PRECISION = "ComfyUI's attention"
@@ -39,9 +43,11 @@ class Downgrade:
     """A layer that the guard took out of use.
 
     Attributes:
-        served_by: backend and mode that gave the result.
-        recomputed_by: in words, the attention that computed the call again: FULL_PRECISION, or an earlier node's.
+        served_by: backend and mode that gave the result; both of them where a second one failed too.
+        recomputed_by: in words, who computed the call again: a backend with its mode, FULL_PRECISION, or an earlier
+            node's attention.
         is_finite: whether that gave finite values; if not, this layer's input was broken already.
+        in_precise: whether that was a backend in mode precise.
     """
 
     layer: int
@@ -49,6 +55,7 @@ class Downgrade:
     served_by: str
     recomputed_by: str
     is_finite: bool
+    in_precise: bool = False
 
     @property
     def text(self) -> str:
@@ -92,14 +99,24 @@ class Guard:
         self.trusts_repeats = False
 
     def reason(self, layer: int) -> str | None:
-        """Why `layer` has to be computed in full precision, or None."""
-        return DOWNGRADED if layer in self._downgrades else None
+        """Why `layer` has to be left to the attention that was there before, or None."""
+        found = self._downgrades.get(layer)
+        return None if found is None or found.in_precise else DOWNGRADED
+
+    def is_precise(self, layer: int) -> bool:
+        """Whether `layer` has to be computed in mode precise."""
+        found = self._downgrades.get(layer)
+        return found is not None and found.in_precise
 
     def downgrade(self, found: Downgrade) -> None:
-        """A layer gave a result that was not finite; the first one is logged."""
+        """A layer gave a result that was not finite; the first one is logged.
+
+        Of one layer the first one stays, but for one in mode precise, which a later one can replace.
+        """
         if not self._downgrades:
             log.warning("SageAttention2: guard: %s (the report lists further layers)", found.text)
-        self._downgrades.setdefault(found.layer, found)
+        if self.reason(found.layer) is None:
+            self._downgrades[found.layer] = found
 
     @property
     def repeated(self) -> tuple[int, ...]:

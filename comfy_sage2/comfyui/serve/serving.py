@@ -17,7 +17,7 @@ from ...policy.plan import FixedPlan, Place, Plan
 from ..call.attention_call import AttentionCall, Form
 from ..report.record import Outcome, Summary
 from ..settings import Settings
-from .guard import Guard
+from .guard import PRECISE, Guard
 from .task import Task
 
 OFF = Outcome(reason="[SA-301] mode is off")
@@ -56,12 +56,22 @@ class Serving(Task):
         if reason is not None:
             return Outcome(reason=reason)
         choice = self.plan.choose(place)
-        if choice.options is None:
+        options, instead = choice.options, choice.instead
+        if options is None:
             return Outcome(reason=choice.reason)
-        outcome = self._outcome(call, choice.options)
-        if outcome.backend is None and choice.instead is not None:
-            return self._outcome(call, choice.instead)
+        if self.guard is not None and self.guard.is_precise(place.layer):
+            options, instead = replace(options, mode=PRECISE), None
+        outcome = self._outcome(call, options)
+        if outcome.backend is None and instead is not None:
+            return self._outcome(call, instead)
         return outcome
+
+    def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
+        """See `Task.more_exact`: mode precise, which has no FP8 values and so none that leave its range."""
+        if outcome.options is None or outcome.options.mode == PRECISE:
+            return None
+        found = self._outcome(call, replace(outcome.options, mode=PRECISE))
+        return None if found.backend is None else found
 
     def _reason_against(self, call: AttentionCall, place: Place) -> str | None:
         """Why the call must stay with ComfyUI whatever the options, or None."""
@@ -81,12 +91,12 @@ class Serving(Task):
     def _outcome(self, call: AttentionCall, options: AttentionOptions) -> Outcome:
         """Who serves `call` with `options`; decided once for all calls of one form.
 
-        The outcome has the accumulators that suit the card: neither users nor plans choose them.
+        The outcome has the node's rotation, and the accumulators that suit the card: plans choose neither of them.
         """
         key = (call.form, options)
         outcome = self._known.get(key)
         if outcome is None:
-            options = _for_card(options, call.q.device)
+            options = _completed(options, self.settings, call.q.device)
             outcome = self._known[key] = _picked(_explained(call, options), self.settings.backend, options)
         return outcome
 
@@ -101,19 +111,29 @@ class Serving(Task):
 
     def reasoning(self, summary: Summary) -> Sequence[str]:
         """See `Task.reasoning`."""
-        return self.plan.reasoning(summary.layers, summary.steps)
+        lines = self.plan.reasoning(summary.layers, summary.steps)
+        policy, rotate = self.settings.policy, self.settings.rotate
+        if policy is None or policy.rotate == rotate:
+            return lines
+        measured = f"the policy was measured {'with' if policy.rotate else 'without'} rotation"
+        return (
+            *lines,
+            f"{measured}, and rotate is {'on' if rotate else 'off'} here: its errors are not those measured",
+        )
 
 
 def probe(device: torch.device, settings: Settings) -> Outcome:
     """How ordinary calls will be served on `device`, or why none can be."""
     if settings.mode == "off":
         return OFF
-    options = _for_card(settings.options, device)
+    options = _completed(settings.options, settings, device)
     return _picked(registry.explain(AttentionRequest.ordinary(device, options)), settings.backend, options)
 
 
-def _for_card(options: AttentionOptions, device: torch.device) -> AttentionOptions:
-    return resolved(replace(options, pv_accumulator="auto"), device)
+def _completed(options: AttentionOptions, settings: Settings, device: torch.device) -> AttentionOptions:
+    """A plan's options with what no plan decides, and without a smoothing that has no effect."""
+    smooth_v = options.smooth_v and options.mode != PRECISE
+    return resolved(replace(options, smooth_v=smooth_v, rotate=settings.rotate, pv_accumulator="auto"), device)
 
 
 def call_options(call: AttentionCall, options: AttentionOptions) -> AttentionOptions:

@@ -140,16 +140,20 @@ class Session:
     def _compute(
         self, call: AttentionCall, outcome: Outcome, place: Place, forward: Forward, fallback: Fallback
     ) -> Computed:
-        """The call by the backend of `outcome`; by `fallback` when there is none, or it fails, or the guard objects."""
+        """The call by the backend of `outcome`; by `fallback` when there is none, or it fails, or the guard objects.
+
+        Where the guard objects the task may know a more exact way, which is tried before.
+        """
         form: Form | None = call.form
         timer = start_timer(call.q.device)
-        broken_by = None
-        if outcome.backend is not None:
+        broken: list[str] = []
+        while outcome.backend is not None:
             try:
                 out = self._by_backend(call, outcome, forward)
             except NotFinite:
-                broken_by, form = outcome.label, None
-                outcome = Outcome(reason=guard.RECOMPUTED)
+                broken.append(outcome.label)
+                form = None
+                outcome = self.task.more_exact(call, outcome) or Outcome(reason=guard.RECOMPUTED)
             except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # ComfyUI frees memory and tells the user
             except (RuntimeError, ValueError) as error:
@@ -158,15 +162,24 @@ class Session:
             else:
                 timer.stop()
                 self._count_for_earlier_nodes(call.head_dim)
+                self._downgrade(place, broken, outcome.label, True, in_precise=True)
                 agreement = self._compare(out, call, forward) if self.task.measure_quality else None
                 return Computed(call.output(out), outcome, timer, form, agreement)
         call.release()
         out = fallback()
         timer.stop()
-        if broken_by is not None and self.task.guard is not None:
-            found = guard.Downgrade(place.layer, place.step, broken_by, self._fallback_name(), guard.is_finite(out))
-            self.task.guard.downgrade(found)
+        if broken:
+            self._downgrade(place, broken, self._fallback_name(), guard.is_finite(out), in_precise=False)
         return Computed(out, outcome, timer, form)
+
+    def _downgrade(
+        self, place: Place, broken: list[str], recomputed_by: str, is_finite: bool, *, in_precise: bool
+    ) -> None:
+        """Tell the guard what gave results that were not finite, if anything did, and who computed the call again."""
+        if broken and self.task.guard is not None:
+            served_by = ", then ".join(broken)
+            found = guard.Downgrade(place.layer, place.step, served_by, recomputed_by, is_finite, in_precise)
+            self.task.guard.downgrade(found)
 
     def _by_backend(self, call: AttentionCall, outcome: Outcome, forward: Forward) -> torch.Tensor:
         """The output in `call.layout`; raises NotFinite when the guard looks at each call and finds it broken."""

@@ -38,6 +38,13 @@ class Task(Protocol):
     def choose(self, call: AttentionCall, place: Place) -> Outcome:
         """How the call at `place` is to be served; an observer looks at it here, and leaves it to ComfyUI."""
 
+    def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
+        """How to compute `call` again after `outcome`, that of a backend, gave a result that is not finite.
+
+        None leaves it to the attention that was there before.
+        """
+        return None
+
     def end_pass(self, head_dims: Sequence[int], first: bool) -> None:
         """A pass with attention calls of these head_dims is through, the `first` of a sampling or a later one.
 

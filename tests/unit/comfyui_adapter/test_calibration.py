@@ -158,7 +158,7 @@ def test_two_passes_are_measured_and_the_worse_one_kept(monkeypatch: pytest.Monk
     errors = iter([0.1, 0.2, 0.3, 0.3, 0.1, 0.2, *[0.9] * 100])
     measured = []
 
-    def measure(call: AttentionCall) -> dict[Any, Any]:
+    def measure(call: AttentionCall, **options: Any) -> dict[Any, Any]:
         error = next(errors)
         measured.append(error)
         return {variant: Agreement(1.0 - error, error, 0.0) for variant in VARIANTS}
@@ -187,9 +187,9 @@ def test_measuring_stays_within_its_share_of_the_time(monkeypatch: pytest.Monkey
     """Calls of 1 s and measurements of 0.4 s: of 30 s, at most 15 % may be added."""
     clock = Clock(monkeypatch)
 
-    def measure(call: AttentionCall) -> dict[Any, Any]:
+    def measure(call: AttentionCall, **options: Any) -> dict[Any, Any]:
         clock.now += 0.4
-        return measure_variants(call)
+        return measure_variants(call, **options)
 
     monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", measure)
     node = calibration()
@@ -235,7 +235,7 @@ def test_what_no_mode_may_serve_is_left_out(arguments: dict[str, Any], words: st
 def test_a_failing_measurement_does_not_end_the_sampling(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(call: AttentionCall) -> dict[Any, Any]:
+    def fail(call: AttentionCall, **options: Any) -> dict[Any, Any]:
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", fail)

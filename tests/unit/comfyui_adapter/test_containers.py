@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.attention import attention
 from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.override import make_override
@@ -175,6 +176,17 @@ def test_compiled_graph_does_not_break(comfyui_module: Any, kwargs: dict[str, bo
     with torch.no_grad(), forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
         assert torch.equal(compiled(*tensors, mask, **kwargs), block(*tensors, mask, **kwargs))
     assert [(share.outcome.backend, share.calls) for share in session.record.summary().shares] == [("reference", 2)]
+
+
+@pytest.mark.parametrize("options", [{"mode": "4b", "rotate": True}, {"mode": "precise", "rotate": True}], ids=str)
+def test_a_compiled_graph_computes_as_the_node_says(comfyui_module: Any, options: dict[str, Any]) -> None:
+    session = session_with(**options)
+    compiled = torch.compile(Block(make_override(session)), fullgraph=True, backend="aot_eager")
+    q, k, v = qkv()
+    heads = [tensor.unflatten(-1, (2, 64)) for tensor in (q, k, v)]
+    with torch.no_grad(), forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        expected = attention(*heads, layout="BNHD", backend="reference", **options).flatten(2)
+        assert torch.equal(compiled(q, k, v), 2.0 * expected)
 
 
 def test_compiled_training_gets_its_gradients() -> None:

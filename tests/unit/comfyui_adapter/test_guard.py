@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2 import registry
+from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.report.text import report
@@ -21,6 +23,12 @@ from .calls import serving
 
 SIGMAS = [1.0, 0.5, 0.0]
 LAYERS = 3
+
+
+@pytest.fixture(autouse=True)
+def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attention is ComfyUI's, as with a kernel that lacks mode precise."""
+    monkeypatch.setattr(registry.get("reference"), "constraints", (option_is("mode", "8b", "4b"),))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -178,7 +178,7 @@ def test_comparisons_are_not_recorded(recorder: Recorder, monkeypatch: pytest.Mo
 
 
 def test_calibrations_are_not_recorded(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(call: object) -> dict[object, object]:
+    def measure(call: object, **options: Any) -> dict[object, object]:
         recorder.look()
         return {}
 

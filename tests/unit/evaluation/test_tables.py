@@ -11,13 +11,15 @@ import torch
 
 from comfy_sage2.capture.recorder import save_samples
 from comfy_sage2.capture.samples import AttentionSample
+from comfy_sage2.options import MODES
 from lab.evaluation import paper, plots
 from lab.evaluation.measurement import Measured, measure
-from lab.evaluation.methods import tables
+from lab.evaluation.methods import has_mode, tables
 from lab.evaluation.report import markdown
 from lab.evaluation.run import main
 from lab.evaluation.structure import Structure, structure
 from lab.evaluation.synthetic import OUTLIER_RANGE, synthetic_samples
+from lab.evaluation.variants import variants
 
 CPU = torch.device("cpu")
 
@@ -47,11 +49,21 @@ def test_full_precision_of_all_choices_is_the_best(measured: dict[str, Measured]
     assert attention["SageAttn2-8b"].relative_l1 < attention["SageAttn2-4b"].relative_l1
 
 
-def test_rotation_makes_both_modes_more_exact(measured: dict[str, Measured]) -> None:
+def test_rotation_makes_every_mode_more_exact(measured: dict[str, Measured]) -> None:
     attention = {row: accuracy.relative_l1 for row, accuracy in measured["attention"].average().items()}
     assert attention["8b + rotation"] < attention["SageAttn2-8b"]
     assert attention["8b + rotation, Hopper's groups"] < attention["SageAttn2-8b, Hopper's groups"]
     assert attention["4b + rotation"] < 0.9 * attention["SageAttn2-4b"]
+    assert attention["precise + rotation"] < attention["precise"] < attention["8b + rotation"]
+
+
+def test_kernels_get_rows_for_the_modes_that_they_have() -> None:
+    assert [has_mode("sm120", mode) for mode in ("8b", "4b")] == [True, False]
+    attentions = tables("reference")[-1].rows
+    assert {f"{mode}{rotation} (reference kernel)" for mode in MODES for rotation in ("", " + rotation")} <= {
+        *attentions
+    }
+    assert "4b (sm120 kernel)" not in tables("sm120")[-1].rows and "4b (sm120 kernel)" not in variants("sm120")
 
 
 def test_samples_keep_their_mask_and_their_causality() -> None:

@@ -8,21 +8,23 @@ from typing import Any
 import pytest
 
 from comfy_sage2.metrics import Agreement
-from comfy_sage2.options import AttentionOptions
+from comfy_sage2.options import MODES, AttentionOptions
+from comfy_sage2.policy import document
 from comfy_sage2.policy.calibrated import BOUNDS, IN_FULL, UNKNOWN, Policy, make_policy, part_of
 from comfy_sage2.policy.document import from_text, to_text
 from comfy_sage2.policy.plan import Choice, Place, label
 from comfy_sage2.policy.signature import Signature
+from comfy_sage2.policy.speed import fastest_first
 from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
 
-FOUR, FOUR_SMOOTH, EIGHT, EIGHT_SMOOTH = VARIANTS
+FOUR, FOUR_SMOOTH, EIGHT, EIGHT_SMOOTH, PRECISE = VARIANTS
 WAN = Signature.of("WAN21", {"dim": 1536, "num_layers": 30, "dtype": object(), "image_model": "wan2.1"})
 PARTS = len(BOUNDS) - 1
 
 
 def errors(*relative_l1: float) -> dict[AttentionOptions, Agreement]:
-    """Measurements of the four variants with these relative L1 errors and cosines that fit them."""
-    return {v: Agreement(1 - error * error / 2, error, 0.0) for v, error in zip(VARIANTS, relative_l1, strict=True)}
+    """Measurements of the first variants with these relative L1 errors and cosines that fit them."""
+    return {v: Agreement(1 - error * error / 2, error, 0.0) for v, error in zip(VARIANTS, relative_l1, strict=False)}
 
 
 def small_policy(target: str = "balanced") -> Policy:
@@ -42,6 +44,9 @@ def small_policy(target: str = "balanced") -> Policy:
         ("balanced", (0.19, 0.15, 0.04, 0.039), EIGHT),
         ("fast", (0.19, 0.15, 0.04, 0.039), FOUR),
         ("fast", (0.9, 0.8, 0.7, 0.6), None),
+        ("lossless", (0.07, 0.06, 0.09, 0.08, 0.01), PRECISE),
+        ("lossless", (0.07, 0.06, 0.04, 0.039, 0.01), EIGHT),
+        ("fast", (0.9, 0.8, 0.7, 0.6, 0.5), None),
     ],
 )
 def test_the_fastest_mode_that_is_good_enough(
@@ -113,21 +118,58 @@ def test_document_round_trip() -> None:
 
 def changed(path: tuple[Any, ...], value: Any) -> str:
     """The small policy's document with the entry at `path` replaced, or removed when `value` is ...."""
-    document = json.loads(to_text(small_policy()))
-    holder = document
+    holder = whole = json.loads(to_text(small_policy()))
     for key in path[:-1]:
         holder = holder[key]
     if value is ...:
         del holder[path[-1]]
     else:
         holder[path[-1]] = value
-    return json.dumps(document)
+    return json.dumps(whole)
+
+
+def test_precise_is_what_version_2_has() -> None:
+    """Earlier packs ask for version 1: they refuse what they cannot compute, and nothing else."""
+    measured = {(0, 0): errors(0.9, 0.8, 0.7, 0.6, 0.01), (1, 0): errors(0.01, 0.01, 0.01, 0.01, 0.01)}
+    precise = make_policy(WAN, "lossless", {0: 64, 1: 64}, measured)
+    written = json.loads(to_text(precise))
+    assert written["version"] == 2 and json.loads(to_text(small_policy()))["version"] == 1
+    again = from_text(to_text(precise))
+    assert again.cells[0][0].options == PRECISE and again.cells[1][0].options == FOUR
+    assert again.choose(Place(0, None, 0, 10, 4096, 4096)) == Choice(PRECISE), "full precision where there is none"
+    written["version"] = 1
+    with pytest.raises(ValueError, match=r"cells\[0\].mode must be one of '8b', '4b', 'full', got 'precise'"):
+        from_text(json.dumps(written))
+
+
+def test_every_mode_can_be_written_and_ordered() -> None:
+    assert {mode for modes in document.MODES.values() for mode in modes} == {*MODES, document.FULL}
+    assert set(fastest_first(MODES)) == set(MODES) == {options.mode for options in VARIANTS}
+    assert fastest_first({"precise", "8b"}) == ("8b", "precise")
+
+
+def test_what_was_not_measured_takes_precise_where_the_layer_needed_it() -> None:
+    measured = {(0, 0): errors(0.9, 0.8, 0.7, 0.6, 0.01), (0, 1): errors(0.01, 0.01, 0.01, 0.01, 0.01)}
+    cells = make_policy(WAN, "lossless", {0: 64}, measured).cells[0]
+    assert [cell.options for cell in cells] == [PRECISE, FOUR, PRECISE, PRECISE, PRECISE]
+
+
+def test_rotation_is_written_only_where_it_was_measured() -> None:
+    """A policy without it is the text that it always was."""
+    measured = {(0, 0): errors(0.07, 0.06, 0.039, 0.038)}
+    plain, rotated = (make_policy(WAN, "fast", {0: 64}, measured, rotate=rotate) for rotate in (False, True))
+    assert "rotate" not in to_text(plain) and not from_text(to_text(plain)).rotate
+    assert from_text(to_text(rotated)).rotate and "measured with rotation" in rotated.reasoning(1, 1)[0]
+    assert all(cell.options is None or not cell.options.rotate for cell in rotated.cells[0])
 
 
 CELL = ("layers", 1, "cells", 2)
 BAD = [
     (("schema",), "other", "schema must be 'comfy_sage2.policy', got 'other'"),
-    (("version",), 2, "version must be 1, got 2"),
+    (("version",), 3, "version must be 1 or 2, got 3: the policy was written by another version of the pack; update"),
+    (("version",), True, "version must be 1 or 2, got True"),
+    (("version",), [1], "version must be 1 or 2, got"),
+    (("layers", 1, "cells", 2, "mode"), "precise", "cells[2].mode must be one of '8b', '4b', 'full', got 'precise'"),
     (("model",), ..., "the policy lacks 'model'"),
     (("model",), [], "model must be a JSON object, got list"),
     (("model", "class"), 3, "model.class must be a text, got 3"),
@@ -138,6 +180,7 @@ BAD = [
     (("target",), ["fast"], "target must be one of 'lossless', 'balanced', 'fast', got ['fast']"),
     (("bounds",), [0, 10**400, 1], "bounds[1] must be a finite number, got an integer of 1329 bits"),
     (("bounds",), [0, "x", 1], "bounds[1] must be a finite number, got 'x'"),
+    (("rotate",), 1, "rotate must be true or false, got 1"),
     (("layers",), [], "layers must name at least one attention layer"),
     (("layers", 0), 7, "layers[0] must be a JSON object, got int"),
     (("layers", 2, "head_dim"), 0, "layers[2].head_dim must be a positive integer, got 0"),

@@ -49,8 +49,11 @@ def test_kept_at_each_end(count: int, share: float, ends: int) -> None:
 
 
 def test_reasoning_names_numbers_and_evidence() -> None:
-    first, evidence = RulePlan("WAN21", "sm89").reasoning(30, 20)
+    first, evidence, precise = RulePlan("WAN21", "sm89").reasoning(30, 20)
+    assert precise.startswith("auto: precise nowhere")
     assert "3 of 20 steps" in first and "3 of 30 layers" in first
     assert "no measurement of this model is shipped" in evidence
     assert "cosine 0.994 for the average layer" in RulePlan("CogVideoX", "sm89").reasoning(30, 20)[1]
-    assert RulePlan("WAN21", "sm90").reasoning(30, 20) == ("auto: 8b everywhere, since sm90 gains no time from 4 bits",)
+    eight, precise = RulePlan("WAN21", "sm90").reasoning(30, 20)
+    assert eight == "auto: 8b everywhere, since sm90 gains no time from 4 bits"
+    assert precise.startswith("auto: precise nowhere, since 8b is no slower")

@@ -1,0 +1,163 @@
+"""Mode precise: chosen by the user, by a policy and by the guard, and refused where a backend lacks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import registry
+from comfy_sage2.backends.constraints import option_is
+from comfy_sage2.comfyui.call.attention_call import AttentionCall
+from comfy_sage2.comfyui.observe.calibration import Calibration
+from comfy_sage2.comfyui.observe.measurement import measure_variants, served_variants
+from comfy_sage2.comfyui.report.chart import draw_chart
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.serve import guard
+from comfy_sage2.comfyui.serve.serving import probe
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.policy.calibrated import Cell, Policy
+from comfy_sage2.policy.signature import Signature
+from comfy_sage2.policy.targets import VARIANTS
+from comfy_sage2.reference.exact import exact_attention
+
+from .calls import SIGMAS, call, ones, qkv, serving, session_with
+
+CPU = torch.device("cpu")
+PRECISE = AttentionOptions("precise")
+
+
+class Kernel:
+    """An attention whose output is NaN in these modes, and else the number of the mode's place in `ORDER`."""
+
+    ORDER = ("4b", "8b", "precise")
+
+    def __init__(self, *broken: str) -> None:
+        self.broken = broken
+        self.asked: list[str] = []
+
+    def __call__(self, q: torch.Tensor, *args: Any, options: AttentionOptions, **kwargs: Any) -> torch.Tensor:
+        self.asked.append(options.mode)
+        value = float("nan") if options.mode in self.broken else 10.0 * (1 + self.ORDER.index(options.mode))
+        return torch.full_like(q, value)
+
+
+def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.get("reference"), "constraints", (option_is("mode", "8b", "4b"),))
+
+
+def sampled(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Session, list[float]]:
+    """One guarded call in each of two steps; the mean of each output."""
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", kernel)
+    session = session_with(guard=True, **options)
+    return session, [float(call(session, *qkv(), 2, sigma=sigma).mean()) for sigma in (1.0, 0.5)]
+
+
+@pytest.mark.parametrize("mode", ["8b", "4b"])
+def test_the_guard_takes_precise_next(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel("8b", "4b")
+    session, means = sampled(kernel, monkeypatch, mode=mode)
+    assert means == [30.0, 30.0] and kernel.asked == [mode, "precise", "precise"]
+    text = report([session])
+    assert f"in step 0 (reference · {mode}); reference · precise computed it again and serves this layer" in text
+    shares = {share.outcome.label: share.calls for share in session.record.summary().shares}
+    assert shares == {"reference · precise": 2}
+    session.begin_sampling(SIGMAS)
+    assert session.task.guard is not None and not session.task.guard.is_precise(0)
+
+
+def test_where_precise_breaks_too_comfyui_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(*Kernel.ORDER)
+    session, means = sampled(kernel, monkeypatch)
+    assert means == [1.0, 1.0] and kernel.asked == ["8b", "precise"]
+    assert "(reference · 8b, then reference · precise); ComfyUI's attention computed it again" in report([session])
+
+
+def test_a_layer_that_breaks_in_precise_later_is_left_to_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel("8b")
+    session, _ = sampled(kernel, monkeypatch)
+    kernel.broken = Kernel.ORDER
+    assert [float(call(session, *qkv(), 2, sigma=0.25).mean()) for _ in range(2)] == [1.0, 1.0]
+    assert kernel.asked == ["8b", "precise", "precise", "precise"]
+    assert "in step 3 (reference · precise); ComfyUI's attention computed it again" in report([session])
+
+
+def test_without_precise_comfyui_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_precise(monkeypatch)
+    kernel = Kernel("8b")
+    session, means = sampled(kernel, monkeypatch)
+    assert means == [1.0, 1.0] and kernel.asked == ["8b"]
+    reasons = [share.outcome.reason for share in session.record.summary().shares]
+    assert set(reasons) == {guard.RECOMPUTED, guard.DOWNGRADED}
+
+
+def test_after_precise_comes_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel("precise")
+    _, means = sampled(kernel, monkeypatch, mode="precise")
+    assert means == [1.0, 1.0] and kernel.asked == ["precise"]
+
+
+@pytest.mark.parametrize("smooth_v", [False, True])
+def test_the_node_computes_in_precise(smooth_v: bool) -> None:
+    """Its values are not quantized, so that there is nothing to smooth, and nothing to report as smoothed."""
+    settings = Settings(mode="precise", smooth_v=smooth_v, backend="reference", rotate=True)
+    assert settings.describe() == "mode precise, rotation, backend reference"
+    session = serving(settings)
+    session.begin_sampling(SIGMAS)
+    tensors = qkv()
+    out = call(session, *tensors, 2)
+    q, k, v = (tensor.unflatten(-1, (2, 64)).transpose(1, 2) for tensor in tensors)
+    exact, _ = exact_attention(q, k, v)
+    assert Agreement.of(out.unflatten(-1, (2, 64)).transpose(1, 2), exact).relative_l1 < 0.012
+    (share,) = session.record.summary().shares
+    assert share.outcome.label == "reference · precise · rotation"
+    assert (60, 200, 210) in {color for _, color in draw_chart([session]).getcolors(maxcolors=1 << 24) or ()}
+
+
+def test_a_backend_without_precise_leaves_the_call_to_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_precise(monkeypatch)
+    reason = "[SA-206] mode must be 8b or 4b here, got precise"
+    assert probe(CPU, Settings(mode="precise", backend="reference")).reason == reason
+    policy = Policy(Signature.of("WAN21", {}), "lossless", (0.0, 1.0), (64,), ((Cell(PRECISE),),))
+    session = serving(Settings(backend="reference", policy=policy), plan=policy)
+    session.begin_sampling(SIGMAS)
+    out = call(session, *qkv(), 2, func=ones)
+    assert torch.equal(out, torch.ones_like(out))
+    assert [share.outcome.reason for share in session.record.summary().shares] == [reason]
+
+
+class Accelerated:
+    """The reference in the part of a kernel that has some of the modes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modes: str) -> None:
+        without = option_is("mode", *modes)
+        monkeypatch.setattr(registry.get("reference"), "accelerated", True)
+        monkeypatch.setattr(registry.get("reference"), "constraints", (without,))
+
+
+@pytest.mark.parametrize("modes", [("8b",), ("8b", "precise"), ("8b", "4b", "precise")], ids="-".join)
+def test_a_calibration_measures_the_modes_that_are_served(
+    modes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = qkv()
+    asked = AttentionCall(q, k, v, 2)
+    assert served_variants(asked) == VARIANTS, "the reference measures where nothing accelerated runs"
+    Accelerated(monkeypatch, *modes)
+    assert {options.mode for options in measure_variants(asked)} == set(modes)
+
+
+def test_a_calibration_finds_the_layer_that_needs_precise() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 512, 64) for _ in range(3))
+    task = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate=True)
+    task.begin_sampling(1)
+    task.head_dims[0] = 64
+    task._measure(AttentionCall(q, k, v, 2, skip_reshape=True), (0, 0))
+    found = task.measurements[0, 0]
+    assert found[PRECISE].relative_l1 < 0.015 < 0.03 < found[AttentionOptions()].relative_l1
+    assert task.policy("fast").cells[0][0].options == AttentionOptions("4b")
+    assert "  precise: cosine" in task.own_report(Session(task).record.summary())

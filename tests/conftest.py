@@ -15,6 +15,9 @@ __all__ = ["pytest_terminal_summary"]  # pytest takes hooks from here
 def pytest_configure() -> None:
     # Two threads everywhere, so that timings and floating-point sums do not depend on the machine's core count.
     torch.set_num_threads(2)
+    # MKL's vector functions set themselves up in the first call of a process. Where two threads make it at once, one of
+    # them may compute its half with less accuracy. One thread makes it here.
+    torch.exp(torch.zeros(1))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -51,9 +51,11 @@ def figures() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def newest(server: ComfyServer) -> ComfyServer:
-    if not Installation(server.root).is_newest:
+def newest(installation: Installation, request: pytest.FixtureRequest) -> ComfyServer:
+    """The server, which is not started where it would only be skipped."""
+    if not installation.is_newest:
         pytest.skip("the faults are tried in the newest version")
+    server: ComfyServer = request.getfixturevalue("server")
     return server
 
 

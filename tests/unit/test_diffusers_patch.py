@@ -104,6 +104,7 @@ def test_processors_that_go_elsewhere_are_reported(transformer: Any) -> None:
     assert patched.fallbacks == {NOT_CALLED: 2 * LAYERS}
 
 
+@pytest.mark.slow
 def test_compiled(transformer: Any) -> None:
     with patch(transformer, backend="reference") as patched:
         eager = run(transformer)
@@ -126,6 +127,7 @@ def test_model_without_attention() -> None:
         patch(torch.nn.Linear(2, 2))
 
 
+@pytest.mark.slow
 def test_accumulators_suit_the_card(transformer: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 

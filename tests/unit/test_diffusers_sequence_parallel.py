@@ -9,6 +9,8 @@ import pytest
 from safetensors.torch import load_file
 from sequence_parallel.launch import start
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_divided_model_gives_the_same(processes: int, tmp_path: Path) -> None:

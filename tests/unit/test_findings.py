@@ -73,6 +73,7 @@ def test_well_formed_entries_beside_damaged_ones_are_kept(findings: Findings) ->
     assert findings.get(ADA) == {"passed": True}
 
 
+@pytest.mark.slow
 def test_the_oldest_entries_go(findings: Findings) -> None:
     for number in range(205):
         findings.put({"gpu": str(number)}, {})
@@ -128,6 +129,7 @@ findings.put({"process": "all"}, {"passed": True})
 """
 
 
+@pytest.mark.slow
 def test_eight_processes_at_once(findings: Findings) -> None:
     source = ROOT / "comfy_sage2" / "findings.py"
     processes = [

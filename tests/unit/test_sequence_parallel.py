@@ -13,6 +13,8 @@ from sequence_parallel.launch import ENGINE_MISSING, Results, Setup, run
 
 from comfy_sage2.integrations.yunchang import SequenceParallelAttention, attention_processor
 
+pytestmark = pytest.mark.slow
+
 needs_engine = pytest.mark.skipif(importlib.util.find_spec("yunchang") is None, reason=ENGINE_MISSING)
 
 SETUP = Setup(device="cpu", backend="reference", dtype="float32", tokens=504, head_dim=64)

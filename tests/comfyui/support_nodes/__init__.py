@@ -10,6 +10,10 @@ import torch
 from comfy.model_management import InterruptProcessingException
 from comfy_api.latest import ComfyExtension, io
 
+# MKL's vector functions set themselves up in the first call of a process. Where two threads make it at once, one of
+# them may compute its half less accurately, and a first sampling differs from the next one. One thread makes it here.
+torch.exp(torch.zeros(1))
+
 
 class RandomConditioning(io.ComfyNode):
     """A random text embedding; `padded` tokens at its end are masked out."""

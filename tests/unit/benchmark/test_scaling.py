@@ -29,6 +29,7 @@ def test_needs_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         main([])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("yunchang") is None, reason=ENGINE_MISSING)
 def test_two_processes(tmp_path: Path) -> None:
     file = tmp_path / "scaling.json"

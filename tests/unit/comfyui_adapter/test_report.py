@@ -179,6 +179,7 @@ def colors_of(image: Image.Image) -> list[tuple[int, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers, steps, reasons", [(4, 3, 1), (80, 50, 2), (300, 200, 1), (20, 4, 12), (2, 1, 0)])
 def test_chart_of_any_size(layers: int, steps: int, reasons: int) -> None:
     image = draw_chart([recorded(layers, steps, reasons)])

@@ -46,6 +46,7 @@ def long_gaussian() -> Any:
     return inputs, torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in inputs))
 
 
+@pytest.mark.slow
 def test_8b_criterion(long_gaussian: Any) -> None:
     inputs, expected = long_gaussian
     out = comfy_sage2.attention(*inputs, mode="8b", backend="reference")
@@ -53,6 +54,7 @@ def test_8b_criterion(long_gaussian: Any) -> None:
     assert relative_l1(out, expected) <= 0.039
 
 
+@pytest.mark.slow
 def test_8b_criterion_with_hopper_groups(long_gaussian: Any) -> None:
     (q, k, v), expected = long_gaussian
     out, _ = reference_attention(q, k, v, ReferenceOptions.of(AttentionOptions(), groups=HOPPER_8B))
@@ -60,6 +62,7 @@ def test_8b_criterion_with_hopper_groups(long_gaussian: Any) -> None:
     assert relative_l1(out, expected) <= 0.039
 
 
+@pytest.mark.slow
 def test_4b_stays_near_its_measured_accuracy(long_gaussian: Any) -> None:
     inputs, expected = long_gaussian
     out = comfy_sage2.attention(*inputs, mode="4b", backend="reference")

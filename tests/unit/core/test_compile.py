@@ -30,6 +30,7 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", BACKENDS)
 def test_full_graph_gives_the_eager_result(compiler: Any) -> None:
     q, k, v = torch.randn(1, 70, 4, 32), torch.randn(1, 90, 2, 32), torch.randn(1, 90, 2, 32)

@@ -10,6 +10,8 @@ from attention_oracle import oracle, relative_l1
 
 from comfy_sage2 import attention
 
+pytestmark = pytest.mark.slow
+
 HEAD_DIM = 64
 KEYS = 1000
 # 437 divides no quantisation group and no key block.

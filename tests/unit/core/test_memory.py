@@ -23,6 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux only")
 def test_twenty_thousand_tokens_take_no_square_matrix() -> None:
     root = Path(__file__).parents[3]

@@ -14,6 +14,7 @@ from lab.demo.scenes import random_captions
 ENCODER = CaptionEncoder.random(seed=0)
 
 
+@pytest.mark.slow
 def test_every_caption_of_the_grammar_can_be_encoded() -> None:
     for caption in random_captions(300, seed=1):
         embedding = ENCODER.encode(caption)

@@ -47,6 +47,7 @@ def test_contact_sheet_has_a_row_for_each_clip(clips: list[Clip]) -> None:
     assert colors == [(brightness,) * 3 for brightness in range(100, 100 + 10 * len(clips), 10)]
 
 
+@pytest.mark.slow
 def test_table(clips: list[Clip]) -> None:
     lines = table(clips).splitlines()
     assert lines[2] == f"| full precision | inf | 1.0000 | 1.00000 | 1.50 | {PURPOSES['full precision']} |"
@@ -54,6 +55,7 @@ def test_table(clips: list[Clip]) -> None:
     assert len(lines) == 2 + len(PURPOSES)
 
 
+@pytest.mark.slow
 def test_all_results_are_written(clips: list[Clip], tmp_path: Path) -> None:
     text = write_results(tmp_path, clips, ["host: none"])
     names = {path.name for path in tmp_path.iterdir()}
@@ -125,6 +127,7 @@ def test_finished_clips_are_used_again_only_for_the_same(tmp_path: Path) -> None
     assert FinishedClips(tmp_path, "a").get("8b") is None
 
 
+@pytest.mark.slow
 def test_the_fingerprint_changes_with_what_makes_a_clip(tmp_path: Path) -> None:
     job = Job("a red ball", 64, 64, 5, 2, 4.0, 3.0, 7, "reference")
     trained = DemoModel(TRAINED_FOLDER, trained=True)

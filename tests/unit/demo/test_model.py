@@ -16,6 +16,8 @@ from lab.demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE, DemoModel, demo_mo
 from lab.demo.tiny_wan import dit_shapes, random_weights
 from tools.comfyui.folders import reason_too_old_for_demo
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> DemoModel:

@@ -19,6 +19,8 @@ from lab.demo.wan_vae import WanVAE
 from lab.evaluation.caption_classifier import CLASSIFIER_FILE, FRAMES, SIDE, CaptionClassifier, word_accuracy
 from lab.training.demo_model import clips
 
+pytestmark = pytest.mark.slow
+
 MODEL = DemoModel(TRAINED_FOLDER, trained=True)
 SCENE = Scene((Thing("large", "red", "plain", "square", "slides"),), "checkered", "green", drifting=False)
 

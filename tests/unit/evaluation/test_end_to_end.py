@@ -22,6 +22,8 @@ from lab.evaluation.run import main
 from lab.evaluation.variants import FULL_PRECISION, use_attention, variants
 from lab.evaluation.video_quality import FeatureDistance, flicker
 
+pytestmark = pytest.mark.slow
+
 RNG = random.Random(0)
 SCENES = [random_scene(RNG) for _ in range(20)]
 

@@ -21,6 +21,8 @@ from lab.evaluation.structure import Structure, structure
 from lab.evaluation.synthetic import OUTLIER_RANGE, synthetic_samples
 from lab.evaluation.variants import variants
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

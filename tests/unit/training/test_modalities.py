@@ -21,6 +21,8 @@ from lab.training.modalities import train as command
 from lab.training.modalities.pictures import SIDE, Pictures
 from lab.training.modalities.replaced_attention import ReplacedAttention
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -21,6 +21,8 @@ from lab.training.demo_model import clips, latents
 from lab.training.demo_model.optimizer import Muon
 from lab.training.demo_model.state import Schedule, TrainingState
 
+pytestmark = pytest.mark.slow
+
 
 def shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}

@@ -92,7 +92,7 @@ def _devices() -> list[torch.device]:
 
 def _verdict(device: torch.device, mode: str) -> Verdict:
     """For the call that every kernel is made for: float16, head_dim 128, no mask."""
-    accelerated = [backend.name for backend in registry.backends() if backend.accelerated]
+    accelerated = [backend.name for backend in registry.kernels()]
     try:
         q = torch.empty(1, 8, 1024, 128, dtype=torch.float16, device=device)
     except RuntimeError as error:
@@ -136,7 +136,7 @@ def _verdict_lines(verdict: Verdict) -> Iterator[str]:
 def report(found: list[Verdict]) -> str:
     """The text that the command prints."""
     lines = [f"comfy_sage2 {__version__}", *_machine_lines(), "kernels"]
-    accelerated = [backend.name for backend in registry.backends() if backend.accelerated]
+    accelerated = [backend.name for backend in registry.kernels()]
     for name in accelerated:
         lines.append(_line(name, _guarded(_kernel, name)))
         passed_over = loader.ignored(name)

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import torch
 
-from ..options import AttentionOptions
+from ..options import EXACT, AttentionOptions
 
 # Compute capabilities whose cards for desktops and laptops are named here.
 _CAPABILITIES = {(8, 6), (8, 9), (12, 0)}
@@ -26,7 +26,7 @@ _CARDS = (
 
 def mode_has_accumulator(mode: str, pv_accumulator: str) -> bool:
     """Whether any kernels have the two together: FP16 sums are for V that is scaled to fit them."""
-    return mode != "precise" or pv_accumulator == "fp32"
+    return mode not in ("precise", EXACT) or pv_accumulator == "fp32"
 
 
 def of_card(name: str, capability: tuple[int, int]) -> str:

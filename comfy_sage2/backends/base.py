@@ -96,6 +96,10 @@ class Backend(ABC):
     accelerated: bool  # faster than plain attention: a candidate when the caller names no backend
     constraints: tuple[Constraint, ...] = ()
 
+    def is_for(self, mode: str) -> bool:
+        """Whether calls in `mode` are this backend's business; where not, nothing is said about it."""
+        return True
+
     def availability(self) -> str | None:
         """Why this backend cannot work on this machine at all (kernel, driver), or None."""
         return None

@@ -21,7 +21,7 @@ _MASKS_BEYOND_LOG2 = (torch.bfloat16, torch.float32)
 _LOWEST_LSE = 0.49999 * math.log(2) * torch.finfo(torch.float32).min
 
 _ALIGNMENT = 16  # bytes: the kernels read q, k and v in vectors of this size
-_CHANNEL_MULTIPLE = 8
+CHANNEL_MULTIPLE = 8
 _MASK_STRIDES = ("mask_batch_stride", "mask_head_stride", "mask_query_stride", "mask_key_stride")
 _STRIDES = tuple(f"{view}_{axis}_stride" for view in ("q", "k", "v", "out") for axis in ("batch", "head", "token"))
 # (option, its field there, the numbers of its values or ()), for the options that the kernels are told.
@@ -32,12 +32,12 @@ _OPTIONS = tuple(
 )
 
 
-def _readable(tensor: torch.Tensor) -> torch.Tensor:
+def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where the kernels can read it in place, else a copy.
 
     They can when head_dim is a multiple of 8 and every token starts at a multiple of 16 bytes, as in all real models.
     """
-    missing = -tensor.shape[3] % _CHANNEL_MULTIPLE
+    missing = -tensor.shape[3] % CHANNEL_MULTIPLE
     if missing:
         return torch.nn.functional.pad(tensor, (0, missing))
     # The stride of an axis of one element may be anything.
@@ -62,7 +62,7 @@ def _fixed_fields(module: ModuleType, request: AttentionRequest) -> tuple[dict[s
         "kv_heads": request.kv_heads,
         "q_length": request.q_length,
         "kv_length": request.kv_length,
-        "head_dim": request.head_dim + -request.head_dim % _CHANNEL_MULTIPLE,
+        "head_dim": request.head_dim + -request.head_dim % CHANNEL_MULTIPLE,
         "element": ELEMENT_CODES[request.dtype],
         "mask_element": 0 if request.mask_dtype is None else ELEMENT_CODES[request.mask_dtype],
         "device": -1 if request.device_index is None else request.device_index,
@@ -140,7 +140,7 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Enqueue one attention on q's device and the current stream; arguments and results as for `Backend.run`."""
     layout, head_dim = request.options.layout, request.head_dim
-    q, k, v = _readable(q), _readable(k), _readable(v)
+    q, k, v = readable(q), readable(k), readable(v)
     out = empty_output(q, layout)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
     workspace = torch.empty(workspace_bytes(module, request), dtype=torch.uint8, device=q.device)

@@ -31,7 +31,7 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": _cudnn(),
-        "kernels": {backend.name: _kernel(backend.name) for backend in registry.backends() if backend.accelerated},
+        "kernels": {backend.name: _kernel(backend.name) for backend in registry.kernels()},
     }
 
 

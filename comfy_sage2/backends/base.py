@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import torch
 
+from ..measured.times import Work
 from ..options import AttentionOptions
 from .accumulators import resolved
 
@@ -74,6 +75,21 @@ class AttentionRequest:
         """A call on `device` that every kernel serves: a reason against it is one against the machine or `options`."""
         shape = torch.Size((1, 8, 1024, 128))
         return cls.of_form((device, torch.float16, shape, shape, None), options)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        if self.device_index is None:
+            return torch.device(self.device_type)
+        return torch.device(self.device_type, self.device_index)
+
+    @property
+    def work(self) -> Work | None:
+        """The call's size, or None where the times of such calls are not known: with masks and in float32."""
+        if self.mask_shape is not None or self.dtype == torch.float32:
+            return None
+        heads = self.batch * self.q_heads
+        return Work(heads, self.q_length, self.kv_length, self.head_dim, self.options.is_causal)
 
     @property
     def scale(self) -> float:

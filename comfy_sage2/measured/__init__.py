@@ -1,0 +1,1 @@
+"""What was timed on a GPU, and what follows from it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,15 +100,18 @@ class Choices:
 
     def four_bits_pay(self) -> bool | None:
         """Whether 4 bits save enough time to give up accuracy for; None when a mode was not timed."""
-        ratio = self._four_to_eight()
+        ratio = self._mode_ratio("4b", "8b")
         return None if ratio is None else ratio * FOUR_BITS_PAY <= 1.0
 
-    def faster_mode(self) -> str | None:
-        """The faster one of "8b" and "4b", each with its faster accumulators; None within the noise."""
-        ratio = self._four_to_eight()
-        if ratio is None or self._is_noise(ratio):
-            return None
-        return "4b" if ratio < 1.0 else "8b"
+    def modes_by_speed(self, modes: Sequence[str]) -> tuple[str, ...]:
+        """`modes`, each with its faster accumulators, the fastest first; their own order decides within the noise."""
+        order: list[str] = []
+        for mode in modes:
+            place = len(order)
+            while place and self._is_clearly_faster(mode, order[place - 1]):
+                place -= 1
+            order.insert(place, mode)
+        return tuple(order)
 
     def crossover(self, candidate: Candidate, head_dim: int, heads: int) -> int | None:
         """The tokens of self-attention from which on `candidate` is no slower than any exact attention; None: never."""
@@ -146,6 +149,10 @@ class Choices:
             lines.append(text)
         return lines
 
+    def _is_clearly_faster(self, mode: str, other: str) -> bool:
+        ratio = self._mode_ratio(mode, other)
+        return ratio is not None and ratio < 1.0 and not self._is_noise(ratio)
+
     def _is_noise(self, ratio: float) -> bool:
         return 1.0 / (1.0 + self.margin) <= ratio <= 1.0 + self.margin
 
@@ -160,12 +167,13 @@ class Choices:
         found = {one: value for (one, at), value in self.times.seconds.items() if at == work and one.mode == mode}
         return min(found, key=found.__getitem__, default=None)
 
-    def _four_to_eight(self) -> float | None:
+    def _mode_ratio(self, mode: str, other: str) -> float | None:
+        """The time of a mode by that of another, over the long calls; None when one was not timed."""
         ratios = []
         for work in self._long_calls():
-            four, eight = self._fastest_of("4b", work), self._fastest_of("8b", work)
-            if four is not None and eight is not None:
-                ratios.append(self.times.seconds[four, work] / self.times.seconds[eight, work])
+            mine, others = self._fastest_of(mode, work), self._fastest_of(other, work)
+            if mine is not None and others is not None:
+                ratios.append(self.times.seconds[mine, work] / self.times.seconds[others, work])
         return _mean(ratios)
 
     def _ratio(self, candidate: _Kind, other: _Kind) -> float | None:

@@ -70,12 +70,20 @@ def prepare(device: torch.device) -> None:
             return
         _tried.add(index)
         key = _key(index)
-        kept = None if key is None else user_findings().get(key)
-        times = None if kept is None else Times.read(kept)
-        if times is None:
-            times = _measured(index, key)
+        times = _kept(key) or _measured(index, key)
         if times is not None:
             known.keep(index, Choices(times))
+
+
+def remembered(index: int) -> Choices | None:
+    """The choices for GPU `index` from an earlier measurement, or None."""
+    times = _kept(_key(index))
+    return None if times is None else Choices(times)
+
+
+def _kept(key: dict[str, str] | None) -> Times | None:
+    kept = None if key is None else user_findings().get(key)
+    return None if kept is None else Times.read(kept)
 
 
 def measure_now(index: int) -> Choices:
@@ -114,7 +122,7 @@ def rounds_on(index: int, clock: Clock) -> Rounds:
     runs: dict[tuple[Candidate, Work], Run] = {}
     for head_dim, lengths in itertools.product(_HEAD_DIMS, _LENGTHS):
         work = Work(heads, *lengths, head_dim)
-        runs |= {(candidate, work): run for candidate, run in _runs(*inputs(work)).items()}
+        runs |= {(candidate, work): run for candidate, run in candidates_for(*inputs(work)).items()}
     return time_rounds(runs, clock, random.Random(), _SECONDS)
 
 
@@ -146,7 +154,7 @@ def _inputs(device: torch.device, heads: int) -> Callable[[Work], tuple[torch.Te
     return of
 
 
-def _runs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[Candidate, Run]:
+def candidates_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[Candidate, Run]:
     """Each candidate that can run this call, ready to be timed."""
     found: dict[Candidate, Run] = {Candidate(PLAIN): partial(_plain, q, k, v)}
     for options in _OPTIONS:

@@ -8,7 +8,7 @@ from ..options import EXACT, AttentionOptions, check_choice
 from ..options import MODES as QUANTIZED
 from ..policy.calibrated import Policy
 
-MODES = (*QUANTIZED, EXACT, "auto", "off")
+MODES = (*QUANTIZED, "auto", EXACT, "off")
 TARGETS = ("self and cross", "self only")
 BACKENDS = ("auto", "reference")
 WHERE_FASTER, ALWAYS = WHEN = ("where it is faster", "always")

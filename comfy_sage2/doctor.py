@@ -16,7 +16,7 @@ from .backends import selftest
 from .backends.kernels import KERNELS, KernelBackend
 from .kernels import abi, loader
 from .measured.choices import Choices
-from .measured.prepare import measure_now, remembered
+from .measuring.prepare import measure_now, remembered
 from .options import MODES
 
 _LABEL_WIDTH = 18

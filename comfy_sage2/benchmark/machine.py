@@ -12,7 +12,7 @@ import torch
 from .. import __version__, machine, registry
 from ..kernels import loader, manifest
 from ..kernels.errors import KernelUnavailable
-from ..measured.prepare import measure_now
+from ..measuring.prepare import measure_now
 
 _DRIVER_FIELDS = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.memory")
 

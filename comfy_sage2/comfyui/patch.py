@@ -7,7 +7,7 @@ from typing import Any
 
 from ..capture.recorder import CaptureBounds, CaptureError
 from ..measured.known import choices_of
-from ..measured.prepare import prepare
+from ..measuring.prepare import prepare
 from ..policy.calibrated import Policy
 from ..policy.plan import FixedPlan, Plan
 from ..policy.rules import RulePlan

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..measured.prepare import prepare
+from ..measuring.prepare import prepare
 from .report.text import session_headline
 from .serve.session import Session, log
 

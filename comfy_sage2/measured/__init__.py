@@ -1,1 +1,1 @@
-"""What was timed on a GPU, and what follows from it."""
+"""What is known of the times of a GPU, and what follows from it."""

@@ -20,9 +20,9 @@ from comfy_sage2.comfyui.call.attention_call import AttentionCall
 from comfy_sage2.comfyui.serve.serving import Serving, probe
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
 from comfy_sage2.command_line import Parser
-from comfy_sage2.measured.prepare import candidates_for, measure_now
-from comfy_sage2.measured.rounds import GpuClock, time_rounds
 from comfy_sage2.measured.times import Candidate
+from comfy_sage2.measuring.prepare import candidates_for, measure_now
+from comfy_sage2.measuring.rounds import GpuClock, time_rounds
 from comfy_sage2.policy.plan import Place
 
 _SECONDS = 0.3  # for each call

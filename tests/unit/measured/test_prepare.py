@@ -19,7 +19,8 @@ from comfy_sage2 import registry, user_findings
 from comfy_sage2.backends import accumulators
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.kernels import loader
-from comfy_sage2.measured import known, prepare
+from comfy_sage2.measured import known
+from comfy_sage2.measuring import prepare
 from comfy_sage2.options import EXACT, AttentionOptions
 
 from .cards import CUDNN, EIGHT_HALF, FLASH, card
@@ -216,6 +217,6 @@ def on_gpu(**changes: Any) -> AttentionRequest:
 
 
 def test_importing_the_library_measures_nothing() -> None:
-    code = "import comfy_sage2, comfy_sage2.measured.prepare as p, torch; assert not p._tried; "
+    code = "import comfy_sage2, comfy_sage2.measuring.prepare as p, torch; assert not p._tried; "
     code += "q = torch.randn(1, 2, 8, 16); comfy_sage2.attention(q, q, q); assert not p._tried"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.measured.rounds import MOST_ROUNDS, time_rounds
 from comfy_sage2.measured.times import FEWEST_ROUNDS
+from comfy_sage2.measuring.rounds import MOST_ROUNDS, time_rounds
 
 
 @dataclass

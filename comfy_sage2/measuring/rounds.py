@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from .times import FEWEST_ROUNDS
+from ..measured.times import FEWEST_ROUNDS
 
 MOST_ROUNDS = 7
 _VISIT = 1.5e-4  # seconds of GPU time that a visit fills with calls of the same kind

@@ -23,12 +23,12 @@ from ..backends.base import AttentionRequest
 from ..backends.kernels import KERNELS
 from ..kernels import loader
 from ..kernels.errors import KernelUnavailable
+from ..measured import known
+from ..measured.choices import Choices
+from ..measured.times import PLAIN, Candidate, Rounds, Times, Work
 from ..options import EXACT, MODES, AttentionOptions
 from ..user_findings import user_findings
-from . import known
-from .choices import Choices
 from .rounds import Clock, GpuClock, time_rounds
-from .times import PLAIN, Candidate, Rounds, Times, Work
 
 log = logging.getLogger("comfy_sage2")
 
@@ -68,11 +68,11 @@ def prepare(device: torch.device) -> None:
     with _lock:
         if index in _tried:
             return
-        _tried.add(index)
         key = _key(index)
         times = _kept(key) or _measured(index, key)
         if times is not None:
             known.keep(index, Choices(times))
+        _tried.add(index)  # last: until then other threads wait, and leave the GPU alone
 
 
 def remembered(index: int) -> Choices | None:

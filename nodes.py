@@ -13,9 +13,10 @@ from comfy_sage2.comfyui.nodes.support import CATEGORY, IMPORT_ERROR, PASSED_THR
 
 # The choices are written out here: they have to be the same on every machine, or a shared workflow would be refused,
 # and they have to be there when the library cannot be imported.
-MODES = ["8b", "4b", "precise", "auto", "off"]
+MODES = ["8b", "4b", "precise", "auto", "exact", "off"]
 TARGETS = ["self and cross", "self only"]
 BACKENDS = ["auto", "reference"]
+WHEN = ["where it is faster", "always"]
 
 
 class SageAttention2(io.ComfyNode):
@@ -42,7 +43,7 @@ class SageAttention2(io.ComfyNode):
                     tooltip="Bits of queries and keys. 8b: close to full precision. 4b: less exact, faster on GPUs "
                     "with INT4 tensor cores. precise: closest and slower; 8 bits, with values in 16. auto: on a GPU "
                     "with INT4 4b in the middle steps and layers, 8b elsewhere; the report gives the reasons. "
-                    "off: leaves the model as it is.",
+                    "exact: quantizes nothing, takes the fastest exact attention. off: leaves the model as it is.",
                 ),
                 io.Boolean.Input(
                     "smooth_v",
@@ -121,6 +122,17 @@ class SageAttention2(io.ComfyNode):
                         "existed; API prompts without it keep it off.",
                     )
                 ),
+                advanced(
+                    io.Combo.Input(
+                        "when",
+                        options=WHEN,
+                        default="where it is faster",
+                        optional=True,
+                        tooltip="where it is faster: calls for which exact attention was measured to be the fastest on "
+                        "this GPU take it, also those in full precision; the report names it. always: quantize every "
+                        "call that can be, as API prompts without this input do.",
+                    )
+                ),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
         )
@@ -139,6 +151,7 @@ class SageAttention2(io.ComfyNode):
         guard: bool = False,
         policy: Any = None,
         rotate: bool = False,  # what an API prompt that was saved without it means
+        when: str = "always",  # likewise
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -153,6 +166,7 @@ class SageAttention2(io.ComfyNode):
             guard=guard,
             policy=policy,
             rotate=rotate,
+            when=when,
         )
         patched = library.patch_model(model, settings)
         return io.NodeOutput(patched, ui={"text": [library.status(library.sessions_of(patched)[-1])]})

@@ -11,6 +11,8 @@ from torch.autograd import forward_ad
 
 from . import registry
 from .backends.base import AttentionRequest, Backend, Form, empty_output
+from .measured.choices import Choices as MeasuredChoices
+from .measured.known import choices_of
 from .options import AttentionOptions, CallChoices, Choices
 from .validation import check_mask, check_nonfinite, check_tensors
 
@@ -204,11 +206,15 @@ _OPTIONS = ", ".join(f"{_TYPES[str(option.type)]} {option.name}_option" for opti
 
 @lru_cache(maxsize=1024)
 def _decide(
-    candidates: tuple[Backend, ...], name: str | None, values: tuple[Any, ...], form: Form
+    candidates: tuple[Backend, ...],
+    choices: MeasuredChoices | None,
+    name: str | None,
+    values: tuple[Any, ...],
+    form: Form,
 ) -> tuple[Backend, AttentionRequest]:
     """The backend that serves a form of call, and the call's description; constraints are asked once a form.
 
-    candidates: the backends of the registry, for which the answer holds.
+    candidates, choices: the backends of the registry and the device's choices, for which the answer holds.
     """
     request = AttentionRequest.of_form(form, AttentionOptions(*values))
     return registry.require(name, request), request
@@ -224,7 +230,8 @@ def _run(
     *values: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
-    chosen, request = _decide(registry.backends(), backend, values, (q.device, q.dtype, q.shape, k.shape, mask))
+    form = (q.device, q.dtype, q.shape, k.shape, mask)
+    chosen, request = _decide(registry.backends(), choices_of(q.device), backend, values, form)
     out, lse = chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 

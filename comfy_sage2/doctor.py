@@ -15,6 +15,8 @@ from . import __version__, explain, machine, registry
 from .backends import selftest
 from .backends.kernels import KERNELS, KernelBackend
 from .kernels import abi, loader
+from .measured.choices import Choices
+from .measuring.prepare import measure_now, remembered
 from .options import MODES
 
 _LABEL_WIDTH = 18
@@ -92,7 +94,7 @@ def _devices() -> list[torch.device]:
 
 def _verdict(device: torch.device, mode: str) -> Verdict:
     """For the call that every kernel is made for: float16, head_dim 128, no mask."""
-    accelerated = [backend.name for backend in registry.backends() if backend.accelerated]
+    accelerated = [backend.name for backend in registry.kernels()]
     try:
         q = torch.empty(1, 8, 1024, 128, dtype=torch.float16, device=device)
     except RuntimeError as error:
@@ -133,16 +135,29 @@ def _verdict_lines(verdict: Verdict) -> Iterator[str]:
             yield _line("", f"{name} cannot: {reason}")
 
 
-def report(found: list[Verdict]) -> str:
-    """The text that the command prints."""
+def _measured_lines(measure: Callable[[int], Choices | None]) -> Iterator[str]:
+    """The table of each GPU; `measure` gives its choices, or None where it was not measured yet."""
+
+    def table(index: int) -> str:
+        choices = measure(index)
+        return "not yet: doctor --measure does it, or the first node" if choices is None else "\n".join(choices.lines())
+
+    for device in _devices():
+        for line in _guarded(table, device.index).splitlines() if device.type == "cuda" else ():
+            yield _line(str(device), line)
+
+
+def report(found: list[Verdict], measure: Callable[[int], Choices | None]) -> str:
+    """The text that the command prints; `measure` gives the choices of a GPU."""
     lines = [f"comfy_sage2 {__version__}", *_machine_lines(), "kernels"]
-    accelerated = [backend.name for backend in registry.backends() if backend.accelerated]
+    accelerated = [backend.name for backend in registry.kernels()]
     for name in accelerated:
         lines.append(_line(name, _guarded(_kernel, name)))
         passed_over = loader.ignored(name)
         if passed_over is not None:
             lines.append(_line("", passed_over))
     lines += ["self-test of the kernels", *(list(_self_test_lines()) or [_line("none", "no kernels for a GPU here")])]
+    lines += ["measured speed", *(list(_measured_lines(measure)) or [_line("none", "no GPU here")])]
     lines.append("backend for each mode (float16, head_dim 128)")
     for verdict in found:
         lines += _verdict_lines(verdict)
@@ -151,7 +166,9 @@ def report(found: list[Verdict]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print the report; 0 when at least one accelerated backend can run, else 1."""
-    argparse.ArgumentParser(prog="python -m comfy_sage2 doctor", description=__doc__).parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m comfy_sage2 doctor", description=__doc__)
+    parser.add_argument("--measure", action="store_true", help="measure every GPU again, in about a second each")
+    measure = measure_now if parser.parse_args(arguments).measure else remembered
     found = verdicts()
-    print(report(found))
+    print(report(found, measure))
     return 0 if any(verdict.chosen for verdict in found) else 1

@@ -21,7 +21,7 @@ def _option(default: Any, *, choices: Collection[str] = (), argument: str | None
     """A field of AttentionOptions.
 
     choices: the values of a str; for the kernels a dict, with the number that stands for each value, or None for one
-        that another takes the place of before the kernels are called.
+        that never reaches the kernels.
     argument: the name in csrc/attention_call.h; None for what the kernels are not told.
     per_call: each call decides it, and not the user of a whole model.
     """
@@ -33,8 +33,9 @@ class AttentionOptions:
     """The choices of one attention call; `attention` takes each of them by name, or all of them as `options`.
 
     Attributes:
-        mode: "8b" (Q, K in INT8, K smoothed) or "4b" (Q, K in INT4, both smoothed), SageAttention2 section 3; or
-            "precise": Q and K as in "8b", V as it is and P in its type.
+        mode: "8b" (Q, K in INT8, K smoothed) or "4b" (Q, K in INT4, both smoothed), SageAttention2 section 3;
+            "precise": Q and K as in "8b", V as it is and P in its type; or "exact": nothing is quantized, and torch's
+            fastest exact attention serves the call.
         smooth_v: subtract V's channel means before FP8 quantization and add them to the output (section 3.4). In
             "precise" V is not quantized, and this changes nothing.
         is_causal: query i attends to keys 0..i, aligned at the top left.
@@ -48,10 +49,11 @@ class AttentionOptions:
 
     Raises:
         TypeError: a value of the wrong type.
-        ValueError: a value that is not one of the choices; the message names the option.
+        ValueError: a value that is not one of the choices, or an option of the quantization in mode "exact"; the
+            message names the option.
     """
 
-    mode: str = _option("8b", choices={"8b": 8, "4b": 4, "precise": 16}, argument="mode")
+    mode: str = _option("8b", choices={"8b": 8, "4b": 4, "precise": 16, "exact": None}, argument="mode")
     smooth_v: bool = _option(False, argument="smooth_v")
     is_causal: bool = _option(False, argument="causal", per_call=True)
     scale: float | None = _option(None, argument="scale", per_call=True)
@@ -67,6 +69,8 @@ class AttentionOptions:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise TypeError(f"[SA-208] {name} must be True or False, got {type(value).__name__}")
+        if self.mode == EXACT:
+            self._check_exact()
         if self.scale is None:
             return
         if isinstance(self.scale, bool) or not isinstance(self.scale, (int, float)):
@@ -74,6 +78,15 @@ class AttentionOptions:
         # The kernels take the row maximum before they scale.
         if not 0.0 < self.scale <= _LARGEST_SCALE:
             raise ValueError(f"[SA-205] scale must be positive and finite in float32, got {str(self.scale)[:40]}")
+
+    def _check_exact(self) -> None:
+        for name, expected in (("smooth_v", (False,)), ("rotate", (False,)), ("pv_accumulator", ("fp32", "auto"))):
+            value = getattr(self, name)
+            if value not in expected:
+                raise ValueError(
+                    f"[SA-208] {name} must be {' or '.join(map(repr, expected))} in mode 'exact', which quantizes "
+                    f"nothing, got {value!r}"
+                )
 
     @classmethod
     def of(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:
@@ -107,7 +120,8 @@ CHOICES: dict[str, Collection[str]] = {
     option.name: option.metadata["choices"] for option in fields(AttentionOptions) if option.metadata["choices"]
 }
 _FLAGS = tuple(option.name for option in fields(AttentionOptions) if isinstance(option.default, bool))
-MODES = tuple(CHOICES["mode"])
+EXACT = "exact"
+MODES = tuple(mode for mode in CHOICES["mode"] if mode != EXACT)  # those that quantize
 
 
 class ModelChoices(TypedDict, total=False):

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from .backends.base import AttentionRequest, Backend
+from .backends.exact import EXACT_ATTENTIONS
 from .backends.kernels import KERNELS
 from .backends.reference import ReferenceBackend
+from .measured.known import choices_of
+from .options import EXACT, MODES
 
 # In order of preference.
-_BACKENDS: tuple[Backend, ...] = (*KERNELS, ReferenceBackend())
+_BACKENDS: tuple[Backend, ...] = (*KERNELS, *EXACT_ATTENTIONS, ReferenceBackend())
 
 
 class UnsupportedError(ValueError):
     """A backend was asked for by name and cannot run this call; the message carries its reason."""
 
 
-def backends() -> tuple[Backend, ...]:
-    """All backends, the preferred one first."""
-    return _BACKENDS
+def backends(mode: str | None = None) -> tuple[Backend, ...]:
+    """All backends, or those for calls in `mode`, the preferred one first."""
+    return _BACKENDS if mode is None else tuple(backend for backend in _BACKENDS if backend.is_for(mode))
+
+
+def candidates(request: AttentionRequest) -> tuple[Backend, ...]:
+    """The backends for calls in the request's mode, the preferred one first: of exact attentions the fastest one."""
+    found = backends(request.options.mode)
+    choices = choices_of(request.device)
+    if request.options.mode != EXACT or choices is None or request.work is None:
+        return found
+    names = choices.fastest_first([backend.name for backend in found if backend.accelerated], request.work)
+    return (*map(get, names), *(backend for backend in found if not backend.accelerated))
+
+
+def kernels() -> tuple[Backend, ...]:
+    """The accelerated backends that quantize."""
+    return tuple(backend for backend in _BACKENDS if backend.accelerated and any(map(backend.is_for, MODES)))
 
 
 def get(name: str) -> Backend:
@@ -35,7 +53,7 @@ def choose(request: AttentionRequest, *, accelerated_only: bool = False) -> Back
     When none can: None with `accelerated_only`, else the first unaccelerated one that can (the reference).
     """
     for accelerated in (True,) if accelerated_only else (True, False):
-        for backend in _BACKENDS:
+        for backend in candidates(request):
             if backend.accelerated == accelerated and backend.reason_against(request) is None:
                 return backend
     return None
@@ -61,5 +79,8 @@ def require(name: str | None, request: AttentionRequest) -> Backend:
 
 
 def explain(request: AttentionRequest) -> dict[str, str | None]:
-    """Backend name -> None if it can run `request`, else the reason, in order of preference."""
-    return {backend.name: backend.reason_against(request) for backend in _BACKENDS}
+    """Backend name -> None if it can run `request`, else the reason, in order of preference.
+
+    Kernels are left out of what is said about mode "exact", and exact attentions of what is said about the others.
+    """
+    return {backend.name: backend.reason_against(request) for backend in candidates(request)}

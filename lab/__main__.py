@@ -11,6 +11,7 @@ COMMANDS = {
     "eval": ("lab.evaluation.run", "measure how close quantized attention is to full precision"),
     "steps": ("lab.measurements.sampling_steps", "measure seconds a sampling step of Wan 2.1 in ComfyUI"),
     "guard": ("lab.measurements.guard", "measure what the guard and a calibration cost"),
+    "choices": ("lab.measurements.choices", "compare what the node chooses by its measurement with what is fastest"),
     "train-demo-model": ("lab.training.demo_model.train", "train the demo model"),
     "train-modalities": ("lab.training.modalities.train", "train a language model and a classifier, and compare"),
 }

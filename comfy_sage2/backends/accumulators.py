@@ -13,7 +13,8 @@ from functools import lru_cache
 
 import torch
 
-from ..options import AttentionOptions
+from ..measured.known import choices_of
+from ..options import EXACT, AttentionOptions
 
 # Compute capabilities whose cards for desktops and laptops are named here.
 _CAPABILITIES = {(8, 6), (8, 9), (12, 0)}
@@ -26,7 +27,7 @@ _CARDS = (
 
 def mode_has_accumulator(mode: str, pv_accumulator: str) -> bool:
     """Whether any kernels have the two together: FP16 sums are for V that is scaled to fit them."""
-    return mode != "precise" or pv_accumulator == "fp32"
+    return mode not in ("precise", EXACT) or pv_accumulator == "fp32"
 
 
 def of_card(name: str, capability: tuple[int, int]) -> str:
@@ -44,8 +45,10 @@ def _of_device(device: torch.device) -> str:
 
 
 def resolved(options: AttentionOptions, device: torch.device) -> AttentionOptions:
-    """`options` with the accumulators of `device` in the place of "auto"."""
+    """`options` with the accumulators of `device` in the place of "auto": by its times where they decide it."""
     if options.pv_accumulator != "auto":
         return options
-    of_device = _of_device(device)
-    return replace(options, pv_accumulator=of_device if mode_has_accumulator(options.mode, of_device) else "fp32")
+    choices = choices_of(device)
+    measured = None if choices is None else choices.accumulator(options.mode)
+    wanted = measured or _of_device(device)
+    return replace(options, pv_accumulator=wanted if mode_has_accumulator(options.mode, wanted) else "fp32")

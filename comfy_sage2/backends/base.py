@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import torch
 
+from ..measured.times import Work
 from ..options import AttentionOptions
 from .accumulators import resolved
 
@@ -76,6 +77,21 @@ class AttentionRequest:
         return cls.of_form((device, torch.float16, shape, shape, None), options)
 
     @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        if self.device_index is None:
+            return torch.device(self.device_type)
+        return torch.device(self.device_type, self.device_index)
+
+    @property
+    def work(self) -> Work | None:
+        """The call's size, or None where the times of such calls are not known: with masks and in float32."""
+        if self.mask_shape is not None or self.dtype == torch.float32:
+            return None
+        heads = self.batch * self.q_heads
+        return Work(heads, self.q_length, self.kv_length, self.head_dim, self.options.is_causal)
+
+    @property
     def scale(self) -> float:
         """The softmax scale, 1/sqrt(head_dim) unless `options` has one."""
         return 1.0 / math.sqrt(self.head_dim) if self.options.scale is None else self.options.scale
@@ -95,6 +111,10 @@ class Backend(ABC):
     name: str
     accelerated: bool  # faster than plain attention: a candidate when the caller names no backend
     constraints: tuple[Constraint, ...] = ()
+
+    def is_for(self, mode: str) -> bool:
+        """Whether calls in `mode` are this backend's business; where not, nothing is said about it."""
+        return True
 
     def availability(self) -> str | None:
         """Why this backend cannot work on this machine at all (kernel, driver), or None."""

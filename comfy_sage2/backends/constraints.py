@@ -69,6 +69,18 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
     return Constraint("compute capability", check)
 
 
+def capability_from(*least: int) -> Constraint:
+    """The GPU's compute capability is `least` or higher."""
+
+    def check(request: AttentionRequest) -> str | None:
+        if request.capability is not None and request.capability >= least:
+            return None
+        found = "no CUDA device" if request.capability is None else "{}.{}".format(*request.capability)
+        return "[SA-103] compute capability {}.{} or higher is needed here, got {}".format(*least, found)
+
+    return Constraint("compute capability", check)
+
+
 def option_is(name: str, *supported: object) -> Constraint:
     """The option called `name` has one of the values `supported`."""
 

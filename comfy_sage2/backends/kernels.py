@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..kernels import loader
+from ..options import EXACT
 from . import selftest
 from .accumulators import mode_has_accumulator
 from .base import AttentionRequest, Backend
@@ -52,6 +53,10 @@ class KernelBackend(Backend):
             for accumulator in self.pv_accumulators
             if mode_has_accumulator(mode, accumulator)
         )
+
+    def is_for(self, mode: str) -> bool:
+        """See `Backend.is_for`."""
+        return mode != EXACT
 
     def availability(self) -> str | None:
         """See `Backend.availability`."""

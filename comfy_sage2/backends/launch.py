@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache, partial
 from math import gcd
 from types import ModuleType
 
@@ -20,8 +21,9 @@ ELEMENT_CODES = {torch.bool: 1, torch.float16: 2, torch.bfloat16: 3, torch.float
 _MASKS_BEYOND_LOG2 = (torch.bfloat16, torch.float32)
 _LOWEST_LSE = 0.49999 * math.log(2) * torch.finfo(torch.float32).min
 
+WORKSPACE_BOUND = 512 << 20  # bytes
 _ALIGNMENT = 16  # bytes: the kernels read q, k and v in vectors of this size
-_CHANNEL_MULTIPLE = 8
+CHANNEL_MULTIPLE = 8
 _MASK_STRIDES = ("mask_batch_stride", "mask_head_stride", "mask_query_stride", "mask_key_stride")
 _STRIDES = tuple(f"{view}_{axis}_stride" for view in ("q", "k", "v", "out") for axis in ("batch", "head", "token"))
 # (option, its field there, the numbers of its values or ()), for the options that the kernels are told.
@@ -32,12 +34,12 @@ _OPTIONS = tuple(
 )
 
 
-def _readable(tensor: torch.Tensor) -> torch.Tensor:
+def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where the kernels can read it in place, else a copy.
 
     They can when head_dim is a multiple of 8 and every token starts at a multiple of 16 bytes, as in all real models.
     """
-    missing = -tensor.shape[3] % _CHANNEL_MULTIPLE
+    missing = -tensor.shape[3] % CHANNEL_MULTIPLE
     if missing:
         return torch.nn.functional.pad(tensor, (0, missing))
     # The stride of an axis of one element may be anything.
@@ -62,7 +64,7 @@ def _fixed_fields(module: ModuleType, request: AttentionRequest) -> tuple[dict[s
         "kv_heads": request.kv_heads,
         "q_length": request.q_length,
         "kv_length": request.kv_length,
-        "head_dim": request.head_dim + -request.head_dim % _CHANNEL_MULTIPLE,
+        "head_dim": request.head_dim + -request.head_dim % CHANNEL_MULTIPLE,
         "element": ELEMENT_CODES[request.dtype],
         "mask_element": 0 if request.mask_dtype is None else ELEMENT_CODES[request.mask_dtype],
         "device": -1 if request.device_index is None else request.device_index,
@@ -77,6 +79,66 @@ def _fixed_fields(module: ModuleType, request: AttentionRequest) -> tuple[dict[s
 def workspace_bytes(module: ModuleType, request: AttentionRequest) -> int:
     """Bytes of scratch memory that `enqueue` needs. ValueError for a call that this module cannot run."""
     return _fixed_fields(module, request)[1]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A part of a call that is computed by itself: some of its batch, and some heads of k and v with those of q."""
+
+    batch: slice
+    kv_heads: slice
+    q_heads: slice
+    request: AttentionRequest
+
+    @classmethod
+    def of(cls, request: AttentionRequest, batch: range, kv_heads: range) -> _Chunk:
+        group = request.q_heads // request.kv_heads
+        q_heads = slice(kv_heads.start * group, kv_heads.stop * group)
+        part = replace(request, batch=len(batch), q_heads=len(kv_heads) * group, kv_heads=len(kv_heads))
+        return cls(slice(batch.start, batch.stop), slice(kv_heads.start, kv_heads.stop), q_heads, part)
+
+    def of_q(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This part of a tensor (B, Hq, …)."""
+        return tensor[self.batch, self.q_heads]
+
+    def of_kv(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This part of a tensor (B, Hkv, …)."""
+        return tensor[self.batch, self.kv_heads]
+
+    def of_mask(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """This part of a 4-D mask that may broadcast."""
+        if mask is None:
+            return None
+        mask = mask if mask.shape[0] == 1 else mask[self.batch]
+        return mask if mask.shape[1] == 1 else mask[:, self.q_heads]
+
+
+@lru_cache(maxsize=256)
+def _chunks(module: ModuleType, request: AttentionRequest, bound: int) -> tuple[_Chunk, ...]:
+    """The parts in which to compute a call, each with at most `bound` bytes of workspace where possible.
+
+    Heads are computed alike whatever others are in a call. Where an entry of the batch has to be divided each part has
+    one entry, since the LSE's heads lie one after another.
+    """
+    batch, kv_heads = range(request.batch), range(request.kv_heads)
+
+    def fits(entries: int, heads: int) -> bool:
+        part = _Chunk.of(request, batch[:entries], kv_heads[:heads]).request
+        return workspace_bytes(module, part) <= bound
+
+    entries = _most(request.batch, lambda count: fits(count, request.kv_heads))
+    heads = request.kv_heads if fits(entries, request.kv_heads) else _most(request.kv_heads, lambda n: fits(1, n))
+    return tuple(
+        _Chunk.of(request, batch[first : first + entries], kv_heads[start : start + heads])
+        for first in range(0, request.batch, entries)
+        for start in range(0, request.kv_heads, heads)
+    )
+
+
+def _most(count: int, fits: Callable[[int], bool]) -> int:
+    """The size of the fewest about equal parts of `count` that fit; 1 where none does."""
+    parts = next((parts for parts in range(1, count + 1) if fits(-(-count // parts))), count)
+    return -(-count // parts)
 
 
 def enqueue(
@@ -138,13 +200,31 @@ def launch(
     attn_mask: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Enqueue one attention on q's device and the current stream; arguments and results as for `Backend.run`."""
+    """Enqueue one attention on q's device and the current stream; arguments and results as for `Backend.run`.
+
+    A call that would need a larger workspace than WORKSPACE_BOUND is computed in parts, which share one.
+    """
     layout, head_dim = request.options.layout, request.head_dim
-    q, k, v = _readable(q), _readable(k), _readable(v)
+    q, k, v = readable(q), readable(k), readable(v)
     out = empty_output(q, layout)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
-    workspace = torch.empty(workspace_bytes(module, request), dtype=torch.uint8, device=q.device)
-    enqueue(module, q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, out=out, lse=lse, workspace=workspace)
+    chunks = _chunks(module, request, WORKSPACE_BOUND)
+    size = max(workspace_bytes(module, chunk.request) for chunk in chunks)
+    workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+    enqueue_part = partial(enqueue, module, nonfinite=nonfinite, workspace=workspace)
+    if len(chunks) == 1:  # without the views' time on the CPU
+        enqueue_part(q, k, v, request, attn_mask=attn_mask, out=out, lse=lse)
+    else:
+        for chunk in chunks:
+            enqueue_part(
+                chunk.of_q(q),
+                chunk.of_kv(k),
+                chunk.of_kv(v),
+                chunk.request,
+                attn_mask=chunk.of_mask(attn_mask),
+                out=chunk.of_q(out),
+                lse=None if lse is None else chunk.of_q(lse),
+            )
     if out.shape[3] == head_dim:
         return out, lse
     return empty_output(out[..., :head_dim], layout).copy_(out[..., :head_dim]), lse

@@ -1,10 +1,12 @@
-"""The paper's algorithm in plain PyTorch, on any device; slower than plain attention, meant to be compared with."""
+"""The paper's algorithm, and exact attention, in plain PyTorch on any device: slow, and meant to be compared with."""
 
 from __future__ import annotations
 
 import torch
 
+from ..options import EXACT
 from ..reference.attention import reference_attention
+from ..reference.exact import exact_attention
 from ..reference.options import ReferenceOptions
 from .base import AttentionRequest, Backend, empty_output, note_nonfinite
 
@@ -27,15 +29,20 @@ class ReferenceBackend(Backend):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
         options = request.options
-        result, lse = reference_attention(
-            q,
-            k,
-            v,
-            ReferenceOptions.of(options, dtype=q.dtype),
-            scale=request.scale,
-            is_causal=options.is_causal,
-            attn_mask=attn_mask,
-        )
+        if options.mode == EXACT:
+            result, lse = exact_attention(
+                q, k, v, scale=request.scale, is_causal=options.is_causal, attn_mask=attn_mask, dtype=torch.float32
+            )
+        else:
+            result, lse = reference_attention(
+                q,
+                k,
+                v,
+                ReferenceOptions.of(options, dtype=q.dtype),
+                scale=request.scale,
+                is_causal=options.is_causal,
+                attn_mask=attn_mask,
+            )
         out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
         if nonfinite is not None:
             note_nonfinite(out, nonfinite)

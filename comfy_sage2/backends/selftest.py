@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from .. import machine
-from ..findings import Findings
 from ..kernels import loader
-from ..kernels.unpack import user_cache
 from ..text import one_line
+from ..user_findings import user_findings
 from . import known_answers
 from .known_answers import Variant
 
@@ -92,7 +91,7 @@ def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> Outc
 def _outcome(architecture: str, index: int, variants: Sequence[Variant]) -> Outcome | None:
     """The outcome that is remembered, or that of a test; None when the test could not be made."""
     key = _key(architecture, index, variants)
-    kept = None if key is None else _findings().get(key)
+    kept = None if key is None else user_findings().get(key)
     if kept is not None and kept.get("passed") is True:
         return Outcome(None, 0, 0.0)
     return _tested(architecture, index, variants, key)
@@ -111,7 +110,7 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant], key: dic
         calls, reason = 0, one_line(str(error))
     _postponed.discard((architecture, index))
     if key is not None:
-        _findings().put(key, {"passed": reason is None})
+        user_findings().put(key, {"passed": reason is None})
     if reason is None:
         return Outcome(None, calls, time.perf_counter() - started)
     reason = (
@@ -120,11 +119,6 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant], key: dic
     )
     log.warning("SageAttention2: %s: %s", architecture, reason)
     return Outcome(reason, calls, time.perf_counter() - started)
-
-
-def _findings() -> Findings:
-    folder = user_cache()
-    return Findings(None if folder is None else folder / "comfy_sage2" / "findings.json")
 
 
 def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str, str] | None:

@@ -12,6 +12,7 @@ import torch
 from .. import __version__, machine, registry
 from ..kernels import loader, manifest
 from ..kernels.errors import KernelUnavailable
+from ..measuring.prepare import measure_now
 
 _DRIVER_FIELDS = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.memory")
 
@@ -31,8 +32,18 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": _cudnn(),
-        "kernels": {backend.name: _kernel(backend.name) for backend in registry.backends() if backend.accelerated},
+        "measured": _measured(),
+        "kernels": {backend.name: _kernel(backend.name) for backend in registry.kernels()},
     }
+
+
+def _measured() -> dict[str, Any]:
+    """The times from which the nodes choose, measured now, and what follows from them; or why there are none."""
+    try:
+        choices = measure_now(torch.cuda.current_device())
+    except RuntimeError as error:
+        return {"unavailable": str(error)}
+    return {**choices.times.document(), "table": choices.lines()}
 
 
 def _cudnn() -> int | str | None:

@@ -23,8 +23,8 @@ def find(names: Iterable[str] | None, modes: Iterable[str]) -> Found:
     wanted = None if names is None else [registry.get(name).name for name in names]
     sample = torch.empty(1, 8, 1024, 128, dtype=torch.bfloat16, device="cuda")
     found = Found()
-    for backend in registry.backends():
-        if not backend.accelerated or (wanted is not None and backend.name not in wanted):
+    for backend in registry.kernels():
+        if wanted is not None and backend.name not in wanted:
             continue
         for mode in modes:
             label = f"{backend.name} {mode}"

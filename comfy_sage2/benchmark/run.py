@@ -32,7 +32,7 @@ _SUSTAINED = ("wan-1.3b-480p", "wan-14b-720p", "d64-n8192")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    accelerated = [backend.name for backend in registry.backends() if backend.accelerated]
+    accelerated = [backend.name for backend in registry.kernels()]
     parser = Parser(
         prog="python -m comfy_sage2 bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

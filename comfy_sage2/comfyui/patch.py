@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..capture.recorder import CaptureBounds, CaptureError
+from ..measured.known import choices_of
+from ..measuring.prepare import prepare
 from ..policy.calibrated import Policy
 from ..policy.plan import FixedPlan, Plan
 from ..policy.rules import RulePlan
@@ -30,9 +32,13 @@ def patch_model(model: Any, settings: Settings) -> Any:
     the node. It keeps the wrapper of the sampling, so that a model compiled with the override is compiled anew and the
     report can say why nothing ran. Raises ValueError when the settings' policy does not fit the model.
     """
+    if settings.mode != "off":
+        prepare(model.load_device)
     expected = probe(model.load_device, settings)
-    task = Serving(settings, expected, _plan(settings, expected.backend or "", model))
-    return _with_task(model, task, _options(model).get(OVERRIDE))
+    plan = _plan(settings, expected.backend or "", model)
+    previous = _options(model).get(OVERRIDE)
+    task = Serving(settings, expected, plan, device=model.load_device, is_first=previous is None)
+    return _with_task(model, task, previous)
 
 
 def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotate: bool = False) -> Any:
@@ -41,7 +47,9 @@ def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotat
     cost_limit: the share of the sampling's time, 0 to 1, that measuring may take. progress: is told how far it is.
     rotate: measure with rotated Q and K.
     """
-    calibration = Calibration(_signature(model), cost_limit, progress, rotate=rotate)
+    prepare(model.load_device)
+    choices = choices_of(model.load_device)
+    calibration = Calibration(_signature(model), cost_limit, progress, rotate=rotate, choices=choices)
     return _with_task(model, calibration, _without_ours(model))
 
 
@@ -112,5 +120,6 @@ def _plan(settings: Settings, backend: str, model: Any) -> Plan:
         settings.policy.signature.require(_signature(model))
         return settings.policy
     if settings.mode == "auto":
-        return RulePlan(type(model.model).__name__, backend)
+        choices = choices_of(model.load_device)
+        return RulePlan(type(model.model).__name__, backend, None if choices is None else choices.four_bits_pay())
     return FixedPlan(settings.options)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..measuring.prepare import prepare
 from .report.text import session_headline
 from .serve.session import Session, log
 
@@ -58,6 +59,7 @@ def forward_wrapper(session: Session) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         options = {} if transformer_options is None else transformer_options
+        prepare(x.device)  # of several GPUs the node knew one
         forward = session.begin_forward(float(t.flatten()[0]), x.device, options)
         guard = session.task.guard
         forward.check_at_end = (

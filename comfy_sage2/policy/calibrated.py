@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..measured.choices import Choices
 from ..metrics import Agreement
 from ..options import AttentionOptions
 from ..text import quoted
@@ -117,6 +118,7 @@ def make_policy(
     measurements: Measurements,
     *,
     rotate: bool = False,
+    choices: Choices | None = None,
 ) -> Policy:
     """The policy for `target` from what was measured.
 
@@ -127,6 +129,7 @@ def make_policy(
         measurements: what was measured where. A part that was not takes the most cautious options of its layer's
             measured parts; a layer without any stays in full precision.
         rotate: whether it was measured with rotation.
+        choices: by the times of the GPU that it is made on; None takes the shipped order of speed.
 
     Raises:
         ValueError: an unknown target, or nothing was measured.
@@ -142,7 +145,9 @@ def make_policy(
     rows = []
     for layer in sorted(head_dims):
         measured = {
-            part: _cell(measurements[layer, part], target) for part in range(parts) if (layer, part) in measurements
+            part: _cell(measurements[layer, part], target, choices)
+            for part in range(parts)
+            if (layer, part) in measurements
         }
         elsewhere = _most_cautious(list(measured.values()))
         rows.append(tuple(measured.get(part, elsewhere) for part in range(parts)))
@@ -150,8 +155,8 @@ def make_policy(
     return Policy(signature, target, BOUNDS, dims, tuple(rows), rotate)
 
 
-def _cell(measured: Mapping[AttentionOptions, Agreement], target: str) -> Cell:
-    options = pick(measured, TARGETS[target])
+def _cell(measured: Mapping[AttentionOptions, Agreement], target: str, choices: Choices | None) -> Cell:
+    options = pick(measured, TARGETS[target], choices)
     if options is None:
         return Cell(None)
     return Cell(options, measured[options].cosine, measured[options].relative_l1)

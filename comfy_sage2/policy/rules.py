@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from ..options import AttentionOptions
 from .plan import Choice, Place
 
-# The backends whose 4-bit product runs much faster than their 8-bit one. The reference stands for such a GPU, so that
-# what `auto` does there can be looked at anywhere. sm80 is left out: with P V in fp16, INT4 saves 17 to 20 % there by
-# the data sheets of an A100 and an RTX 3090, too little for what 4 bits cost.
+# Before anything is measured: the backends whose 4-bit product runs much faster than their 8-bit one. The reference
+# stands for such a GPU, so that what `auto` does there can be looked at anywhere. sm80 is left out: with P V in fp16,
+# INT4 saves 17 to 20 % there by the data sheets of an A100 and an RTX 3090, too little for what 4 bits cost.
 INT4_BACKENDS = ("sm89", "reference")
 # Below this many keys the attention is a small part of a layer, and smoothing Q costs more than 4 bits save.
 FEW_KEYS = 1024
@@ -50,10 +50,18 @@ FOUR = Choice(AttentionOptions(mode="4b"), instead=EIGHT.options)
 
 @dataclass(frozen=True)
 class RulePlan:
-    """The rules at work on a model of class `family` with `backend`."""
+    """The rules at work on a model of class `family` with `backend`.
+
+    four_bits_pay: whether 4 bits were measured to save enough time on this card; None without a measurement.
+    """
 
     family: str
     backend: str
+    four_bits_pay: bool | None = None
+
+    @property
+    def _mixes(self) -> bool:
+        return self.backend in INT4_BACKENDS if self.four_bits_pay is None else self.four_bits_pay
 
     @property
     def rule(self) -> Rule:
@@ -62,7 +70,7 @@ class RulePlan:
 
     def choose(self, place: Place) -> Choice:
         """See `Plan.choose`."""
-        if self.backend not in INT4_BACKENDS or place.q_length != place.kv_length or place.kv_length < FEW_KEYS:
+        if not self._mixes or place.q_length != place.kv_length or place.kv_length < FEW_KEYS:
             return EIGHT
         if place.layers is None or _at_an_end(place.step, place.steps, self.rule.steps):
             return EIGHT
@@ -73,8 +81,9 @@ class RulePlan:
 
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
         """See `Plan.reasoning`."""
-        if self.backend not in INT4_BACKENDS:
-            return (f"auto: 8b everywhere, since {self.backend} gains no time from 4 bits", _PRECISE)
+        if not self._mixes:
+            little = "no time" if self.four_bits_pay is None else "too little time, as measured on this card,"
+            return (f"auto: 8b everywhere, since {self.backend} gains {little} from 4 bits", _PRECISE)
         return (
             f"auto: 8b in the first and last {kept(steps, self.rule.steps)} of {steps} steps, in the first and last "
             f"{kept(layers, self.rule.layers)} of {layers} layers, in cross-attention and below {FEW_KEYS} keys; "

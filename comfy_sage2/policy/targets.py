@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..measured.choices import Choices
 from ..metrics import Agreement
 from ..options import AttentionOptions
 from .speed import fastest_first
@@ -43,9 +44,14 @@ TARGETS = {
 }
 
 
-def pick(measurements: Mapping[AttentionOptions, Agreement], target: Target) -> AttentionOptions | None:
-    """The fastest of the measured variants that `target` allows; None, full precision, when it allows none."""
-    for mode in fastest_first({options.mode for options in measurements}):
+def pick(
+    measurements: Mapping[AttentionOptions, Agreement], target: Target, choices: Choices | None = None
+) -> AttentionOptions | None:
+    """The fastest of the measured variants that `target` allows; None, full precision, when it allows none.
+
+    choices: by the times of a GPU.
+    """
+    for mode in fastest_first({options.mode for options in measurements}, choices):
         for options in VARIANTS:
             if options.mode == mode and options in measurements and target.allows(measurements[options]):
                 return options

@@ -104,7 +104,7 @@ def _kernel(name: str, device: torch.device, parser: Parser) -> str | None:
         return None
     reasons = registry.explain(AttentionRequest.ordinary(device, AttentionOptions()))
     if name == "auto":
-        usable = (b.name for b in registry.backends() if b.accelerated and reasons[b.name] is None)
+        usable = (b.name for b in registry.kernels() if reasons[b.name] is None)
         return next(usable, None)
     if reasons[name] is not None:
         parser.error(f"argument --backend: {name} cannot run here: {reasons[name]}")

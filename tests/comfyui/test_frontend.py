@@ -79,7 +79,7 @@ def test_workflow_opens_and_becomes_the_same_prompt(server: ComfyServer, page: C
     assert prompt == to_prompt(workflow, server.get("/object_info"))
 
 
-@pytest.mark.parametrize("values, missing", EARLIER, ids=["0.1.0", "without rotate"])
+@pytest.mark.parametrize("values, missing", EARLIER, ids=["0.1.0", "without rotate", "without when"])
 def test_an_earlier_workflow_keeps_its_values_and_rotates(
     page: Chromium, values: list[Any], missing: tuple[str, ...]
 ) -> None:

@@ -92,7 +92,8 @@ def test_statistics_start_afresh_when_only_the_seed_changes(server: ComfyServer)
 
 def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     choices = {name: spec[1].get("options", spec[0]) for name, spec in inputs(server, "SageAttention2").items()}
-    assert choices["mode"] == ["8b", "4b", "precise", "auto", "off"]
+    assert choices["mode"] == ["8b", "4b", "precise", "auto", "exact", "off"]
+    assert choices["when"] == ["where it is faster", "always"]
     assert choices["apply_to"] == ["self and cross", "self only"]
     assert choices["backend"] == ["auto", "reference"]
     method = inputs(server, "SageAttention2DemoBaseline")["method"]
@@ -100,7 +101,7 @@ def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("mode", ["8b", "4b", "precise", "auto", "off"])
+@pytest.mark.parametrize("mode", ["8b", "4b", "precise", "auto", "exact", "off"])
 def test_shared_workflow_is_accepted_whatever_the_machine(server: ComfyServer, mode: str, backend: str) -> None:
     """A workflow stored as JSON on a machine with kernels is accepted here, where none can run."""
     saved = json.dumps(sampling("wan", {"sage": sage("loader", mode=mode, backend=backend)}, steps=1))
@@ -123,14 +124,19 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
 
 def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
     advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
-    assert advanced == {"backend", "measure_quality", "guard", "rotate"}
+    assert advanced == {"backend", "measure_quality", "guard", "rotate", "when"}
 
 
 @pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Calibrate"])
 def test_a_new_node_rotates(server: ComfyServer, node: str) -> None:
-    """The widget is the last one: workflow files store values by position."""
-    assert list(inputs(server, node))[-1] == "rotate"
     assert inputs(server, node)["rotate"][1]["default"] is True
+
+
+def test_inputs_that_came_later_are_the_last_ones(server: ComfyServer) -> None:
+    """Workflow files store values by position."""
+    assert list(inputs(server, "SageAttention2"))[-4:] == ["guard", "policy", "rotate", "when"]
+    assert list(inputs(server, "SageAttention2Calibrate"))[-1] == "rotate"
+    assert inputs(server, "SageAttention2")["when"][1]["default"] == "where it is faster"
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -23,8 +23,9 @@ API_PROMPTS = sorted((REPOSITORY / "workflows" / "api").glob("*.json"))
 MADE_WITH = (0, 33, 0)  # later versions may add inputs to core nodes
 # The node's values as earlier versions saved them, and the inputs that they did not have yet.
 EARLIER = [
-    (["4b", True, 0.1, 0.9, "self only", "reference", True], ("guard", "policy", "rotate")),
-    (["4b", True, 0.1, 0.9, "self only", "reference", True, True], ("rotate",)),
+    (["4b", True, 0.1, 0.9, "self only", "reference", True], ("guard", "policy", "rotate", "when")),
+    (["4b", True, 0.1, 0.9, "self only", "reference", True, True], ("rotate", "when")),
+    (["4b", True, 0.1, 0.9, "self only", "reference", True, True, True], ("when",)),
 ]
 
 
@@ -107,10 +108,11 @@ def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[
     names = [entry["name"] for entry in node["inputs"] if "widget" in entry and entry["name"] not in missing]
     node["widgets_values"] = values
     node["inputs"] = [entry for entry in node["inputs"] if entry["name"] not in missing]
-    return workflow, {"guard": False, **dict(zip(names, values, strict=True)), "rotate": True}
+    given = dict(zip(names, values, strict=True))
+    return workflow, {"guard": False, "rotate": True, "when": "where it is faster", **given}
 
 
-@pytest.mark.parametrize("values, missing", EARLIER, ids=["0.1.0", "without rotate"])
+@pytest.mark.parametrize("values, missing", EARLIER, ids=["0.1.0", "without rotate", "without when"])
 def test_a_workflow_of_an_earlier_version_still_loads(
     server: ComfyServer, values: list[Any], missing: tuple[str, ...]
 ) -> None:

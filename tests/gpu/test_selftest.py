@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import machine
+from comfy_sage2 import machine, user_findings
 from comfy_sage2.backends import known_answers, selftest
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import loader
@@ -61,7 +61,7 @@ def test_a_pass_is_remembered_for_this_gpu_and_driver(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     chosen = backend(name)
-    monkeypatch.setattr(selftest, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(user_findings, "user_cache", lambda: tmp_path)
     monkeypatch.setattr(selftest, "_outcomes", {})
     assert {"driver_version": machine.loaded_driver()} in machine.nvidia_smi(["driver_version"])
     index = torch.cuda.current_device()
@@ -195,7 +195,7 @@ def test_it_is_postponed_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
     if name is None:
         pytest.skip("no kernel module for this GPU")
     chosen, index = backend(name), torch.cuda.current_device()
-    monkeypatch.setattr(selftest, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(user_findings, "user_cache", lambda: tmp_path)
     monkeypatch.setattr(selftest, "_outcomes", {})
     x = torch.zeros(8, device="cuda")
     graph = torch.cuda.CUDAGraph()

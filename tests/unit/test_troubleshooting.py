@@ -15,7 +15,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIBRARY = REPOSITORY / "comfy_sage2"
-FOLDERS = ("backends", "comfyui", "kernels", "policy")
+FOLDERS = ("backends", "comfyui", "kernels", "measured", "measuring", "policy")
 # The command lines' errors are argparse's, and `__init__` has Python's own AttributeError.
 OTHERS = {"__init__.py", "__main__.py", "command_line.py"}
 MODULES = [

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ...measured.choices import Choices
 from ...metrics import Agreement, worst
 from ...options import AttentionOptions
 from ...policy.calibrated import BOUNDS, Policy, make_policy, part_of
@@ -44,14 +45,24 @@ class Calibration(Task):
         left_out: layer -> why it could not be measured.
         budget: the time for measuring in the last sampling.
         rotate: measure with rotated Q and K.
+        choices: by the times of the GPU.
     """
 
     title = CALIBRATING
 
-    def __init__(self, signature: Signature, cost_limit: float, progress: Progress, *, rotate: bool = False) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        cost_limit: float,
+        progress: Progress,
+        *,
+        rotate: bool = False,
+        choices: Choices | None = None,
+    ) -> None:
         """cost_limit: the share of the sampling's time, 0 to 1, that measuring may take."""
         self.signature = signature
         self.rotate = rotate
+        self.choices = choices
         self._cost_limit = cost_limit
         self._progress = progress
         self._passes: Counter[tuple[int, int]] = Counter()
@@ -93,7 +104,9 @@ class Calibration(Task):
 
     def policy(self, quality: str) -> Policy:
         """The policy for the quality target of this name; ValueError when nothing was measured."""
-        return make_policy(self.signature, quality, self.head_dims, self.measurements, rotate=self.rotate)
+        return make_policy(
+            self.signature, quality, self.head_dims, self.measurements, rotate=self.rotate, choices=self.choices
+        )
 
     def _is_due(self, key: tuple[int, int]) -> bool:
         """Whether (layer, part) is due: the first time at once, again once its part is measured for all layers."""
@@ -170,7 +183,7 @@ class Calibration(Task):
         )
 
     def _target_line(self, name: str) -> str:
-        counts = Counter(label(pick(modes, TARGETS[name])) for modes in self.measurements.values())
+        counts = Counter(label(pick(modes, TARGETS[name], self.choices)) for modes in self.measurements.values())
         shares = ", ".join(f"{mode} {count / counts.total():.0%}" for mode, count in counts.most_common())
         return f"  quality {name}: {shares}"
 

@@ -6,7 +6,7 @@ import math
 
 from PIL import Image, ImageDraw
 
-from ...options import AttentionOptions
+from ...options import EXACT, AttentionOptions
 from ..serve.session import Session
 from .drawing import BACKGROUND, EMPTY, FAINT, LEFT, PANEL, SERVED, TEXT, Color, blend, fitted, font, wrapped
 from .record import Outcome, Share, Summary
@@ -177,7 +177,7 @@ def _colors(shares: tuple[Share, ...]) -> dict[Outcome, Color]:
 
 def _color(options: AttentionOptions | None) -> Color:
     assert options is not None  # a backend has options
-    return SERVED[COLORED.index((options.mode, options.smooth_v))]
+    return SERVED[-1] if options.mode == EXACT else SERVED[COLORED.index((options.mode, options.smooth_v))]
 
 
 def _ticks(count: int, start: float, pitch: float) -> list[tuple[int, float]]:

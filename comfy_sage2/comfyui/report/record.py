@@ -67,7 +67,10 @@ def start_timer(device: torch.device) -> Timer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one attention call is served: by a backend with these options, or by ComfyUI's attention for a reason."""
+    """How one attention call is served: by a backend with these options, or by ComfyUI's attention for a reason.
+
+    A backend has a reason too where an exact attention takes the place of what the user chose.
+    """
 
     backend: str | None = None
     options: AttentionOptions | None = None
@@ -76,7 +79,10 @@ class Outcome:
     @property
     def label(self) -> str:
         """In words for the user."""
-        return self.reason or "" if self.backend is None else f"{self.backend} · {label(self.options)}"
+        if self.backend is None:
+            return self.reason or ""
+        served = f"{self.backend} · {label(self.options)}"
+        return served if self.reason is None else f"{served} ({self.reason})"
 
 
 @dataclass(frozen=True)

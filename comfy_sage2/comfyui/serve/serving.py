@@ -12,15 +12,18 @@ from ... import registry
 from ...attention import explain
 from ...backends.accumulators import resolved
 from ...backends.base import AttentionRequest
-from ...options import AttentionOptions
+from ...measured.known import choices_of
+from ...measured.times import PLAIN, Candidate
+from ...options import EXACT, AttentionOptions
 from ...policy.plan import FixedPlan, Place, Plan
 from ..call.attention_call import AttentionCall, Form
 from ..report.record import Outcome, Summary
-from ..settings import Settings
+from ..settings import WHERE_FASTER, Settings
 from .guard import LESS_EXACT, PRECISE, Guard
 from .task import Task
 
 OFF = Outcome(reason="[SA-301] mode is off")
+EXACT_IS_FASTER = "[SA-314] exact attention was measured to be faster here"
 
 
 class Serving(Task):
@@ -30,9 +33,19 @@ class Serving(Task):
         settings: the node's options.
         expected: how ordinary calls are served on this machine.
         plan: decides the options of each call.
+        device: where the model is sampled, or None.
+        is_first: no other attention was on the model before, which would serve the calls that this node leaves.
     """
 
-    def __init__(self, settings: Settings, expected: Outcome, plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        expected: Outcome,
+        plan: Plan | None = None,
+        *,
+        device: torch.device | None = None,
+        is_first: bool = True,
+    ) -> None:
         """Without a `plan` the settings' options are taken for every call."""
         self.settings = settings
         self.expected = expected
@@ -44,6 +57,9 @@ class Serving(Task):
         self.traced_as = settings
         self._outside: list[str | None] = []  # for each step, why the node is not active in it
         self._known: dict[tuple[Form, AttentionOptions], Outcome] = {}
+        self._exact: dict[Form, str | None] = {}
+        self.device = device
+        self.is_first = is_first
 
     def begin_sampling(self, steps: int) -> None:
         """See `Task.begin_sampling`."""
@@ -54,11 +70,11 @@ class Serving(Task):
         """See `Task.choose`."""
         reason = self._reason_against(call, place)
         if reason is not None:
-            return Outcome(reason=reason)
+            return self._in_full_precision(call, reason)
         choice = self.plan.choose(place)
         options, instead = choice.options, choice.instead
         if options is None:
-            return Outcome(reason=choice.reason)
+            return self._in_full_precision(call, choice.reason)
         if self.guard is not None and self.guard.is_precise(place.layer):
             options, instead = replace(options, mode=PRECISE), None
         outcome = self._outcome(call, options)
@@ -72,6 +88,19 @@ class Serving(Task):
             return None
         found = self._outcome(call, replace(outcome.options, mode=PRECISE))
         return found if found.options is not None and found.options.mode == PRECISE else None
+
+    def _in_full_precision(self, call: AttentionCall, reason: str) -> Outcome:
+        """Who serves a call that is not to be quantized: an exact attention where that is faster than ComfyUI's."""
+        if not self._prefers_exact or not self.is_first or call.reason_against_quantizing is not None:
+            return Outcome(reason=reason)
+        if call.form not in self._exact:
+            self._exact[call.form] = _faster_exact(call, Candidate(PLAIN))
+        backend = self._exact[call.form]
+        return Outcome(reason=reason) if backend is None else Outcome(backend, AttentionOptions(EXACT), reason)
+
+    @property
+    def _prefers_exact(self) -> bool:
+        return self.settings.when == WHERE_FASTER and self.settings.backend == "auto"
 
     def _reason_against(self, call: AttentionCall, place: Place) -> str | None:
         """Why the call must stay with ComfyUI whatever the options, or None."""
@@ -97,7 +126,12 @@ class Serving(Task):
         outcome = self._known.get(key)
         if outcome is None:
             options = _completed(options, self.settings, call.q.device)
-            outcome = self._known[key] = _picked(_explained(call, options), self.settings.backend, options)
+            outcome = _picked(_explained(call, options), self.settings.backend, options)
+            if outcome.backend is not None and options.mode != EXACT and self._prefers_exact:
+                quantized = Candidate(outcome.backend, options.mode, options.pv_accumulator)
+                exact = _faster_exact(call, quantized)
+                outcome = outcome if exact is None else Outcome(exact, AttentionOptions(EXACT), EXACT_IS_FASTER)
+            self._known[key] = outcome
         return outcome
 
     def end_pass(self, head_dims: Sequence[int], first: bool) -> None:
@@ -111,7 +145,7 @@ class Serving(Task):
 
     def reasoning(self, summary: Summary) -> Sequence[str]:
         """See `Task.reasoning`."""
-        lines = self.plan.reasoning(summary.layers, summary.steps)
+        lines = (*self.plan.reasoning(summary.layers, summary.steps), *self._measured())
         policy, rotate = self.settings.policy, self.settings.rotate
         if policy is None or policy.rotate == rotate:
             return lines
@@ -120,6 +154,10 @@ class Serving(Task):
             *lines,
             f"{measured}, and rotate is {'on' if rotate else 'off'} here: its errors are not those measured",
         )
+
+    def _measured(self) -> list[str]:
+        choices = None if self.device is None else choices_of(self.device)
+        return [] if choices is None else [f"measured on this card: {line}" for line in choices.lines()]
 
 
 def probe(device: torch.device, settings: Settings) -> Outcome:
@@ -132,6 +170,8 @@ def probe(device: torch.device, settings: Settings) -> Outcome:
 
 def _completed(options: AttentionOptions, settings: Settings, device: torch.device) -> AttentionOptions:
     """A plan's options with what no plan decides, and without a smoothing that has no effect."""
+    if options.mode == EXACT:
+        return options
     smooth_v = options.smooth_v and options.mode != PRECISE
     return resolved(replace(options, smooth_v=smooth_v, rotate=settings.rotate, pv_accumulator="auto"), device)
 
@@ -154,12 +194,27 @@ def _explained(call: AttentionCall, options: AttentionOptions) -> dict[str, str 
         return str(error)
 
 
+def _faster_exact(call: AttentionCall, other: Candidate) -> str | None:
+    """The fastest exact attention that can serve `call`, where it was measured to be faster than `other`."""
+    choices = choices_of(call.q.device)
+    if choices is None:
+        return None
+    outcome = _picked(_explained(call, AttentionOptions(EXACT)), "auto", AttentionOptions(EXACT))
+    if outcome.backend is None:
+        return None
+    q, k, _ = call.tensors("BHND")
+    work = AttentionRequest.of(q, k, AttentionOptions(EXACT), attn_mask=call.mask_4d()).work
+    if work is None or not choices.is_faster(Candidate(outcome.backend), other, work):
+        return None
+    return outcome.backend
+
+
 def _picked(explained: dict[str, str | None] | str, backend: str, options: AttentionOptions) -> Outcome:
     """The first candidate of `backend`, the user's choice, that has no reason against it."""
     if isinstance(explained, str):
         return Outcome(reason=explained)
     if backend == "auto":
-        candidates = {b.name: explained[b.name] for b in registry.backends() if b.accelerated and b.name in explained}
+        candidates = {name: reason for name, reason in explained.items() if registry.get(name).accelerated}
     else:
         candidates = {backend: explained[backend]}
     for name, reason in candidates.items():

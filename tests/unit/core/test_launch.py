@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.backends import launch as launch_module
 from comfy_sage2.backends.base import AttentionRequest, empty_output
 from comfy_sage2.backends.launch import launch
 from comfy_sage2.options import AttentionOptions
@@ -71,3 +72,82 @@ def test_output_has_the_strides_that_its_fake_promises(calls: list[dict[str, Any
     assert out.shape == q.shape
     assert out.stride() == empty_output(q, layout).stride()
     assert calls[0]["head_dim"] == (24 if head_dim == 20 else 64)
+
+
+BYTES_A_HEAD = 1000
+
+
+class Chunked:
+    """A module whose workspace grows with the heads, and that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def workspace_bytes(self, **fields: Any) -> int:
+        return int(BYTES_A_HEAD * fields["batch"] * fields["q_heads"])
+
+    def attention(self, **fields: Any) -> None:
+        self.calls.append(fields)
+
+
+def chunked(
+    monkeypatch: pytest.MonkeyPatch, heads_at_once: int, batch: int, q_heads: int, kv_heads: int, mask: Any, layout: str
+) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """The calls of one attention whose workspace is bound to `heads_at_once` heads of q, and its tensors."""
+    monkeypatch.setattr(launch_module, "WORKSPACE_BOUND", heads_at_once * BYTES_A_HEAD + 1)
+    module = Chunked()
+    q, k, v = (torch.randn(batch, 40, heads, 64).half().transpose(1, 2) for heads in (q_heads, kv_heads, kv_heads))
+    attn_mask = None if mask is None else torch.ones(*mask, dtype=torch.bool)
+    options = AttentionOptions(layout=layout, return_lse=True)
+    request = AttentionRequest.of(q, k, options, attn_mask=attn_mask)
+    out, lse = launch(module, q, k, v, request, attn_mask=attn_mask, nonfinite=None)  # type: ignore[arg-type]
+    tensors = {"q": q, "k": k, "v": v, "out": out}
+    if lse is not None:
+        tensors["lse"] = lse
+    if attn_mask is not None:
+        tensors["mask"] = attn_mask
+    return module.calls, tensors
+
+
+@pytest.mark.usefixtures("calls")  # for its stream
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize(
+    "mask", [None, (1, 1, 1, 40), (3, 1, 40, 40), (1, 8, 40, 40), (3, 8, 1, 40), (1, 1, 40, 1)], ids=str
+)
+@pytest.mark.parametrize(
+    ("heads_at_once", "kv_heads", "parts"),
+    [
+        (24, 8, [(3, 8)]),
+        (17, 8, [(2, 8), (1, 8)]),
+        (8, 4, [(1, 8)] * 3),
+        (7, 4, [(1, 4), (1, 4)] * 3),
+        (3, 8, [(1, 3), (1, 3), (1, 2)] * 3),
+        (1, 2, [(1, 4), (1, 4)] * 3),  # a head of k with its heads of q is the least
+    ],
+    ids=str,
+)
+def test_large_calls_are_computed_in_parts(
+    monkeypatch: pytest.MonkeyPatch, heads_at_once: int, kv_heads: int, parts: list[Any], mask: Any, layout: str
+) -> None:
+    found, tensors = chunked(monkeypatch, heads_at_once, 3, 8, kv_heads, mask, layout)
+    assert [(call["batch"], call["q_heads"]) for call in found] == parts
+    group = 8 // kv_heads
+    entry = head = 0
+    for call in found:
+        assert call["kv_heads"] * group == call["q_heads"]
+        for name, heads in (("q", head), ("k", head // group), ("v", head // group), ("out", head)):
+            assert call[f"{name}_pointer"] == tensors[name][entry, heads].data_ptr()
+            steps = [call[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token")]
+            assert steps == list(tensors[name].stride()[:3])
+        assert call["lse"] == tensors["lse"][entry, head].data_ptr()
+        if mask is not None:
+            place = tensors["mask"][entry if mask[0] > 1 else 0, head if mask[1] > 1 else 0]
+            assert call["mask_pointer"] == place.data_ptr()
+            assert call["mask_head_stride"] == (0 if mask[1] == 1 else tensors["mask"].stride(1))
+        assert call["workspace"] == found[0]["workspace"]
+        head += call["q_heads"]
+        if head == 8:
+            entry, head = entry + call["batch"], 0
+    assert (entry, head) == (3, 0)
+    most = BYTES_A_HEAD * max(heads_at_once, group)
+    assert all(call["workspace_bytes"] <= most for call in found)

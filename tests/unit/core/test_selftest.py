@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from comfy_sage2 import machine as machine_facts
+from comfy_sage2 import user_findings
 from comfy_sage2.backends import known_answers, selftest
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KernelBackend
@@ -55,7 +56,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
     found = Machine(tmp_path)
-    monkeypatch.setattr(selftest, "user_cache", lambda: found.folder)
+    monkeypatch.setattr(user_findings, "user_cache", lambda: found.folder)
     monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
     monkeypatch.setattr(known_answers, "ask", found.ask)
     monkeypatch.setattr(loader, "load", lambda architecture: SimpleNamespace())

@@ -1,0 +1,230 @@
+"""Torch's exact attentions as backends of mode "exact". They round in 16 bits as ComfyUI's attention does.
+
+They are called as operators of their own: `torch.nn.attention.sdpa_kernel` sets flags of the whole process, and
+ComfyUI drives each GPU from its own thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from ..options import EXACT
+from .base import AttentionRequest, Backend, Constraint, empty_output, note_nonfinite
+from .constraints import LENGTH, ON_CUDA, capability_from, option_is
+from .launch import readable
+
+_BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
+
+# q, k, v padded to what the operator reads, the mask as an additive bias or None, and the call's description -> the
+# output, and the LSE when the options ask for it, of at least as many rows as q.
+Compute = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, AttentionRequest],
+    tuple[torch.Tensor, torch.Tensor | None],
+]
+
+
+class ExactAttention(Backend):
+    """One of torch's fused attentions."""
+
+    accelerated = True
+
+    def __init__(
+        self,
+        name: str,
+        compute: Compute,
+        availability: Callable[[], str | None],
+        *constraints: Constraint,
+    ) -> None:
+        """constraints: what the operator needs beyond a CUDA device."""
+        self.name = name
+        self._compute = compute
+        self._availability = availability
+        self.constraints = (ON_CUDA, option_is("mode", EXACT), LENGTH, _ONE_KIND_OF_MASK, *constraints)
+
+    def is_for(self, mode: str) -> bool:
+        """See `Backend.is_for`."""
+        return mode == EXACT
+
+    def availability(self) -> str | None:
+        """See `Backend.availability`."""
+        return self._availability()
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        *,
+        attn_mask: torch.Tensor | None,
+        nonfinite: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `Backend.run`."""
+        bias = None if attn_mask is None else _bias(attn_mask, q.dtype, request.kv_length)
+        out, lse = self._compute(readable(q), readable(k), readable(v), bias, request)
+        out = out[..., : request.head_dim]
+        if lse is not None:
+            lse = lse.reshape(*q.shape[:2], -1)[..., : request.q_length].contiguous()
+        if attn_mask is not None:
+            closed = _closed_rows(attn_mask)
+            out.masked_fill_(closed[..., None], 0.0)
+            if lse is not None:
+                lse.masked_fill_(closed, -math.inf)
+        dense = out.transpose(1, 2) if request.options.layout == "BNHD" else out
+        if not dense.is_contiguous():
+            out = empty_output(q, request.options.layout).copy_(out)
+        if nonfinite is not None:
+            note_nonfinite(out, nonfinite)
+        return out, lse
+
+
+def _bias(mask: torch.Tensor, dtype: torch.dtype, kv_length: int) -> torch.Tensor:
+    """The mask (…, Nkv | 1) as an additive bias (…, Nkv) of `dtype`, whose rows are aligned."""
+    size = (*mask.shape[:3], kv_length)
+    missing = -kv_length % _BIAS_MULTIPLE
+    bias = torch.zeros((*size[:3], kv_length + missing), dtype=dtype, device=mask.device)[..., :kv_length]
+    if mask.dtype == torch.bool:
+        return bias.masked_fill_(mask.logical_not(), -math.inf)
+    return bias.copy_(mask)
+
+
+def _closed_rows(mask: torch.Tensor) -> torch.Tensor:
+    """(B | 1, H | 1, Nq | 1) bool: the queries that attend to nothing."""
+    attended = mask if mask.dtype == torch.bool else mask > -math.inf
+    return attended.any(dim=3).logical_not()
+
+
+def _flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    found = torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, request.options.is_causal, scale=request.scale
+    )
+    return found[0], found[1] if request.options.return_lse else None
+
+
+def _efficient(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if bias is not None:
+        bias = bias.expand(request.batch, request.q_heads, request.q_length, request.kv_length)
+    options = request.options
+    found = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias, options.return_lse, 0.0, options.is_causal, scale=request.scale
+    )
+    return found[0], found[1] if options.return_lse else None
+
+
+def _cudnn(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    options = request.options
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, bias, options.return_lse, 0.0, options.is_causal, False, scale=request.scale
+    )
+    return found[0], found[1] if options.return_lse else None
+
+
+def _one_kind_of_mask(request: AttentionRequest) -> str | None:
+    if request.mask_shape is None:
+        return None
+    if request.options.is_causal:
+        return "[SA-206] torch's exact attentions take a mask or is_causal, got both"
+    if request.mask_dtype not in (torch.bool, request.dtype):
+        return f"[SA-206] torch's exact attentions take a mask of bool or {request.dtype}, got {request.mask_dtype}"
+    return None
+
+
+def _no_mask(request: AttentionRequest) -> str | None:
+    return None if request.mask_shape is None else "[SA-206] torch's flash attention takes no mask"
+
+
+def _square_if_causal(request: AttentionRequest) -> str | None:
+    if not request.options.is_causal or request.q_length == request.kv_length:
+        return None
+    lengths = f"{request.q_length} and {request.kv_length}"
+    return f"[SA-206] is_causal needs as many keys as queries here, got {lengths}"
+
+
+def _in_16_bits(request: AttentionRequest) -> str | None:
+    if request.dtype in (torch.float16, torch.bfloat16):
+        return None
+    return f"[SA-206] the dtype must be float16 or bfloat16 here, got {request.dtype}"
+
+
+def _equal_heads(request: AttentionRequest) -> str | None:
+    if request.q_heads == request.kv_heads:
+        return None
+    return f"[SA-206] q and k must have equally many heads here, got {request.q_heads} and {request.kv_heads}"
+
+
+def _at_most_128_channels(request: AttentionRequest) -> str | None:
+    return None if request.head_dim <= 128 else f"[SA-206] head_dim must be at most 128 here, got {request.head_dim}"
+
+
+def _several_tokens(request: AttentionRequest) -> str | None:
+    """cuDNN has no graph for a single query or key."""
+    if min(request.q_length, request.kv_length) > 1:
+        return None
+    return "[SA-206] cuDNN's attention needs more than one query and key"
+
+
+@lru_cache
+def _flash_availability() -> str | None:
+    if torch.backends.cuda.is_flash_attention_available():
+        return None
+    return "[SA-112] this torch is built without flash attention"
+
+
+@lru_cache
+def _cudnn_availability() -> str | None:
+    operator = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", None)
+    if operator is None or not any(found.name == "attn_bias" for found in operator.default._schema.arguments):
+        return f"[SA-112] cuDNN's attention needs torch 2.5 or newer, got {torch.__version__}"
+    try:
+        version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    except RuntimeError as error:
+        return f"[SA-112] cuDNN cannot be used: {error}"
+    if version is not None and version >= 90000:
+        return None
+    return f"[SA-112] cuDNN 9 is needed for its attention, got {version or 'none'}"
+
+
+def _always() -> str | None:
+    return None
+
+
+_ONE_KIND_OF_MASK = Constraint("mask", _one_kind_of_mask)
+_SQUARE_IF_CAUSAL = Constraint("causal", _square_if_causal)
+_IN_16_BITS = Constraint("dtype", _in_16_bits)
+_EQUAL_HEADS = Constraint("heads", _equal_heads)
+_AMPERE = capability_from(8, 0)
+
+# In the order that suits most cards before anything is measured.
+EXACT_ATTENTIONS = (
+    ExactAttention(
+        "torch-cudnn",
+        _cudnn,
+        _cudnn_availability,
+        _AMPERE,
+        _IN_16_BITS,
+        Constraint("head_dim", _at_most_128_channels),
+        Constraint("tokens", _several_tokens),
+        _EQUAL_HEADS,
+        _SQUARE_IF_CAUSAL,
+    ),
+    ExactAttention(
+        "torch-flash",
+        _flash,
+        _flash_availability,
+        _AMPERE,
+        _IN_16_BITS,
+        Constraint("no mask", _no_mask),
+        _SQUARE_IF_CAUSAL,
+    ),
+    ExactAttention("torch-efficient", _efficient, _always, _AMPERE, _EQUAL_HEADS),
+)

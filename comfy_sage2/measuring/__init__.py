@@ -1,0 +1,1 @@
+"""Timing the attentions on a GPU."""

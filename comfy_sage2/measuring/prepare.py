@@ -1,0 +1,198 @@
+"""Finding out the times of a GPU: remembered from an earlier process, or measured now.
+
+Nothing else may run on the GPU meanwhile: the nodes ask before a pass of the model, never within one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from .. import machine, registry
+from ..backends.base import AttentionRequest
+from ..backends.kernels import KERNELS
+from ..kernels import loader
+from ..kernels.errors import KernelUnavailable
+from ..measured import known
+from ..measured.choices import Choices
+from ..measured.times import PLAIN, Candidate, Rounds, Times, Work
+from ..options import EXACT, MODES, AttentionOptions
+from ..user_findings import user_findings
+from .rounds import Clock, GpuClock, time_rounds
+
+log = logging.getLogger("comfy_sage2")
+
+# Rises when what is timed changes: the calls, or how.
+FORMAT_VERSION = 1
+
+_SECONDS = 0.3  # of the rounds; the calls before them load kernels
+_FREE_BYTES = 1 << 30  # with less the model needs it
+_HEAD_DIMS = (64, 128)
+# Tokens of q and of k: a call that a GPU's start-up dominates, one of the products, one of the quantization.
+_LENGTHS = ((1024, 1024), (4096, 4096), (8192, 512))
+_DTYPE = torch.bfloat16
+_HEADS = ((96, 16), (48, 8), (0, 4))  # from so many multiprocessors on
+_OPTIONS = (
+    *(AttentionOptions(mode, layout="BNHD", pv_accumulator=sums) for mode in MODES for sums in ("fp32", "fp16")),
+    AttentionOptions(EXACT, layout="BNHD"),
+)
+_COMFYUI_ORDER = [
+    SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
+]  # fmt: skip
+# torch from 2.6 on; before, ComfyUI takes torch's own order.
+_BY_PRIORITY = {"set_priority": True} if "set_priority" in signature(sdpa_kernel).parameters else {}
+
+Run = Callable[[], object]
+
+_lock = threading.RLock()
+_tried: set[int] = set()
+
+
+def prepare(device: torch.device) -> None:
+    """Find out the times of `device` once in this process; without success the shipped defaults stay."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index in _tried or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        return
+    with _lock:
+        if index in _tried:
+            return
+        key = _key(index)
+        times = _kept(key) or _measured(index, key)
+        if times is not None:
+            known.keep(index, Choices(times))
+        _tried.add(index)  # last: until then other threads wait, and leave the GPU alone
+
+
+def remembered(index: int) -> Choices | None:
+    """The choices for GPU `index` from an earlier measurement, or None."""
+    times = _kept(_key(index))
+    return None if times is None else Choices(times)
+
+
+def _kept(key: dict[str, str] | None) -> Times | None:
+    kept = None if key is None else user_findings().get(key)
+    return None if kept is None else Times.read(kept)
+
+
+def measure_now(index: int) -> Choices:
+    """Measure GPU `index` whatever is remembered of it. RuntimeError when that is not possible now, and why."""
+    with _lock:
+        _tried.add(index)
+        if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
+            raise RuntimeError("[SA-114] less than 1 GiB of the GPU's memory is free: nothing was measured")
+        times = _measured(index, _key(index))
+        if times is None:
+            raise RuntimeError("[SA-114] the times varied too much: another process may be using the GPU")
+        choices = Choices(times)
+        known.keep(index, choices)
+        return choices
+
+
+def _measured(index: int, key: dict[str, str] | None) -> Times | None:
+    """The times of GPU `index`, remembered under `key`; None without the memory, or when they cannot be trusted."""
+    if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
+        return None
+    try:
+        with torch.cuda.device(index), torch.no_grad():
+            times = Times.of(rounds_on(index, GpuClock()))
+    except RuntimeError as error:  # out of memory is one too
+        log.debug("SageAttention2: GPU %d was not measured: %s", index, error)
+        return None
+    if times is not None and key is not None:
+        user_findings().put(key, times.document())
+    return times
+
+
+def rounds_on(index: int, clock: Clock) -> Rounds:
+    """Seconds of every candidate on GPU `index`, which must be the current device."""
+    heads = heads_for(torch.cuda.get_device_properties(index).multi_processor_count)
+    inputs = _inputs(torch.device("cuda", index), heads)
+    runs: dict[tuple[Candidate, Work], Run] = {}
+    for head_dim, lengths in itertools.product(_HEAD_DIMS, _LENGTHS):
+        work = Work(heads, *lengths, head_dim)
+        runs |= {(candidate, work): run for candidate, run in candidates_for(*inputs(work)).items()}
+    return time_rounds(runs, clock, random.Random(), _SECONDS)
+
+
+def heads_for(multiprocessors: int) -> int:
+    """Heads of each call, so that small cards are done as soon as large ones."""
+    return next(heads for least, heads in _HEADS if multiprocessors >= least)
+
+
+def _inputs(device: torch.device, heads: int) -> Callable[[Work], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """A function from the size of a call to its q, k and v, (1, heads, tokens, head_dim) in ComfyUI's memory order.
+
+    All calls read the same memory.
+    """
+    generator = torch.Generator(device).manual_seed(17)
+
+    def random_values(tokens: int) -> torch.Tensor:
+        size = tokens * heads * max(_HEAD_DIMS)
+        return torch.randn(size, dtype=_DTYPE, device=device, generator=generator)
+
+    q, k, v = (random_values(max(pair[side] for pair in _LENGTHS)) for side in (0, 1, 1))
+
+    def of(work: Work) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        def view(values: torch.Tensor, tokens: int) -> torch.Tensor:
+            shape = (1, tokens, work.heads, work.head_dim)
+            return values[: math.prod(shape)].view(shape).transpose(1, 2)
+
+        return view(q, work.q_length), view(k, work.kv_length), view(v, work.kv_length)
+
+    return of
+
+
+def candidates_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[Candidate, Run]:
+    """Each candidate that can run this call, ready to be timed."""
+    found: dict[Candidate, Run] = {Candidate(PLAIN): partial(_plain, q, k, v)}
+    for options in _OPTIONS:
+        request = AttentionRequest.of(q, k, options)
+        for backend in registry.backends(options.mode):
+            if backend.accelerated and backend.reason_against(request) is None:
+                run = partial(backend.run, q, k, v, request, attn_mask=None, nonfinite=None)
+                found[Candidate(backend.name, options.mode, options.pv_accumulator)] = run
+    return found
+
+
+def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """As ComfyUI calls it, in its order of preference."""
+    with sdpa_kernel(_COMFYUI_ORDER, **_BY_PRIORITY):
+        out = scaled_dot_product_attention(q, k, v)
+    return out.transpose(1, 2).flatten(2)
+
+
+def _key(index: int) -> dict[str, str] | None:
+    """What times hold for; None when the driver does not tell its version: then nothing is remembered."""
+    driver = machine.loaded_driver()
+    if driver is None:
+        return None
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    modules = [backend.name for backend in KERNELS if capability in backend.capabilities]
+    return {
+        "test": f"times, format {FORMAT_VERSION}",
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "driver": driver,
+        "torch": torch.__version__,
+        "module": ", ".join(map(_fingerprint, modules)),
+    }
+
+
+def _fingerprint(architecture: str) -> str:
+    try:
+        return loader.fingerprint(architecture)
+    except KernelUnavailable:
+        return "none"

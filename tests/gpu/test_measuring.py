@@ -1,0 +1,77 @@
+"""Measuring a real GPU: what it needs, and that a candidate that becomes twelve times as slow loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import user_findings
+from comfy_sage2.measured import known
+from comfy_sage2.measured.choices import Choices
+from comfy_sage2.measured.times import Candidate, Work
+from comfy_sage2.measuring import prepare
+
+pytestmark = pytest.mark.gpu
+
+MEBIBYTE = 1 << 20
+LONG = Work(16, 4096, 4096, 128)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(user_findings, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(prepare, "_tried", set())
+    monkeypatch.setattr(known, "_choices", {})
+    yield
+
+
+def measured() -> Choices:
+    try:
+        return prepare.measure_now(torch.cuda.current_device())
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+def test_it_needs_little_memory_and_leaves_none() -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    measured()
+    assert torch.cuda.max_memory_allocated() - before <= 220 * MEBIBYTE
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_it_leaves_random_numbers_alone() -> None:
+    state = torch.cuda.get_rng_state()
+    measured()
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+def test_another_process_reads_what_was_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured()
+    monkeypatch.setattr(known, "_choices", {})
+    monkeypatch.setattr(prepare, "_tried", set())
+    monkeypatch.setattr(prepare, "_measured", lambda *arguments: pytest.fail("it was measured again"))
+    device = torch.device("cuda", torch.cuda.current_device())
+    prepare.prepare(device)
+    read = known.choices_of(device)
+    assert read is not None and read.times == found.times and read.lines() == found.lines()
+
+
+def test_a_slower_candidate_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = {one for one, _ in measured().times.seconds if one.backend.startswith("torch-")}
+    assert len(exact) >= 2
+    fastest = measured().fastest_first([one.backend for one in exact], LONG)[0]
+    candidates_for = prepare.candidates_for
+
+    def slowed(*tensors: torch.Tensor) -> dict[Candidate, Any]:
+        runs = candidates_for(*tensors)
+        run = runs[Candidate(fastest)]
+        return {**runs, Candidate(fastest): lambda: [run() for _ in range(12)]}
+
+    monkeypatch.setattr(prepare, "candidates_for", slowed)
+    assert measured().fastest_first([one.backend for one in exact], LONG)[0] != fastest

@@ -1,0 +1,216 @@
+"""Exact attention: as a mode, and in the place of calls for which it was measured to be faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import registry
+from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
+from comfy_sage2.comfyui.report.record import Outcome
+from comfy_sage2.comfyui.report.text import session_report
+from comfy_sage2.comfyui.serve.serving import EXACT_IS_FASTER, Serving
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER, Settings
+from comfy_sage2.measured.choices import Choices
+from comfy_sage2.measured.times import PLAIN, Candidate, Times, Work
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.policy.calibrated import IN_FULL, Cell, Policy
+from comfy_sage2.policy.rules import RulePlan
+from comfy_sage2.policy.signature import Signature
+from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
+
+from .calls import SIGMAS, call, ones
+
+FULL = "comfyui"
+
+
+class Constant(Backend):
+    """An accelerated backend whose output tells who served."""
+
+    accelerated = True
+
+    def __init__(self, name: str, value: float, *modes: str) -> None:
+        self.name = name
+        self._value = value
+        self._modes = modes
+
+    def is_for(self, mode: str) -> bool:
+        return mode in self._modes
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest, **rest: Any) -> Any:
+        if rest["nonfinite"] is not None:
+            rest["nonfinite"].fill_(1)
+        return empty_output(q, request.options.layout).fill_(self._value), None
+
+
+QUANTIZED, CUDNN, FLASH = (
+    Constant("sm90", 2.0, *MODES),
+    Constant("torch-cudnn", 3.0, EXACT),
+    Constant("torch-flash", 4.0, EXACT),
+)
+WHO = {1.0: FULL, 2.0: "sm90", 3.0: "torch-cudnn", 4.0: "torch-flash"}
+
+
+def times(**seconds: float) -> Choices:
+    """A card on which a pair takes this long: quantized, cudnn, flash, plain."""
+    names = {
+        "quantized": Candidate("sm90", "8b"), "cudnn": Candidate("torch-cudnn"), "flash": Candidate("torch-flash"),
+        "plain": Candidate(PLAIN),
+    }  # fmt: skip
+    works = [Work(16, n, n, 64) for n in (1024, 4096)]
+    return Choices(Times({(names[name], w): value * w.pairs for name, value in seconds.items() for w in works}, 0.0))
+
+
+QUANTIZED_WINS = times(quantized=1.0, cudnn=2.0, flash=3.0, plain=3.0)
+EXACT_WINS = times(quantized=2.5, cudnn=2.0, flash=3.0, plain=3.0)
+FLASH_WINS = times(quantized=2.5, cudnn=2.0, flash=1.0, plain=3.0)
+DEFAULT_WINS = times(quantized=1.0, cudnn=3.0, flash=3.0, plain=3.0)
+
+
+@pytest.fixture(autouse=True)
+def backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_BACKENDS", (QUANTIZED, CUDNN, FLASH, registry.get("reference")))
+
+
+def on_card(monkeypatch: pytest.MonkeyPatch, choices: Choices | None) -> None:
+    for module in ("comfy_sage2.comfyui.serve.serving", "comfy_sage2.registry"):
+        monkeypatch.setattr(f"{module}.choices_of", lambda device: choices)
+
+
+def session_of(is_first: bool = True, **settings: Any) -> Session:
+    task = Serving(Settings(**settings), Outcome("sm90", AttentionOptions()), settings.get("policy"), is_first=is_first)
+    session = Session(task)
+    session.begin_sampling(SIGMAS)
+    return session
+
+
+def half(length: int = 64, keys: int | None = None) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(1, n, 128).half() for n in (length, keys or length, keys or length))
+
+
+def who(session: Session, *tensors: torch.Tensor, **options: Any) -> str:
+    return WHO[call(session, *(tensors or half()), 2, **options).unique().item()]
+
+
+@pytest.mark.parametrize(
+    ("choices", "when", "served"),
+    [
+        (QUANTIZED_WINS, WHERE_FASTER, "sm90"),
+        (EXACT_WINS, WHERE_FASTER, "torch-cudnn"),
+        (FLASH_WINS, WHERE_FASTER, "torch-flash"),
+        (EXACT_WINS, ALWAYS, "sm90"),
+        (None, WHERE_FASTER, "sm90"),
+    ],
+)
+def test_quantized_unless_exact_is_faster(
+    monkeypatch: pytest.MonkeyPatch, choices: Choices | None, when: str, served: str
+) -> None:
+    on_card(monkeypatch, choices)
+    session = session_of(when=when)
+    assert who(session) == served
+    (share,) = session.record.summary().shares
+    assert share.outcome.backend == served
+    assert share.outcome.reason == (EXACT_IS_FASTER if served.startswith("torch") else None)
+    if served.startswith("torch"):
+        assert f"{served} · exact ({EXACT_IS_FASTER}): 1 calls" in session_report(session)
+
+
+LATE: dict[str, Any] = {"start_percent": 0.5}
+CROSS = {"apply_to": "self only"}
+POLICY = Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64,), ((Cell(None),),))
+
+
+@pytest.mark.parametrize("settings", [LATE, CROSS, {"policy": POLICY}], ids=["steps", "cross", "policy"])
+@pytest.mark.parametrize(
+    ("choices", "when", "is_first", "served"),
+    [
+        (QUANTIZED_WINS, WHERE_FASTER, True, "torch-cudnn"),
+        (DEFAULT_WINS, WHERE_FASTER, True, FULL),  # as fast as ComfyUI's: nothing is changed for nothing
+        (QUANTIZED_WINS, WHERE_FASTER, False, FULL),  # an earlier node serves them
+        (QUANTIZED_WINS, ALWAYS, True, FULL),
+        (None, WHERE_FASTER, True, FULL),
+    ],
+)
+def test_calls_in_full_precision_take_the_fastest_exact_attention(
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    choices: Choices | None,
+    when: str,
+    is_first: bool,
+    served: str,
+) -> None:
+    on_card(monkeypatch, choices)
+    session = session_of(is_first, when=when, **settings)
+    assert who(session, *half(64, 80 if settings is CROSS else None)) == served
+    (share,) = session.record.summary().shares
+    assert share.outcome.reason is not None  # why it was not quantized
+    if settings.get("policy") is not None:
+        assert share.outcome.reason == IN_FULL
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options"),
+    [
+        (half(), {"low_precision_attention": False}),
+        (half(), {"something_new": 1}),
+        (half(), {"mask": torch.ones(64, 64, dtype=torch.bool)}),
+        (tuple(x.float() for x in half()), {}),
+        (tuple(torch.randn(1, 64, 512).half() for _ in range(3)), {}),  # head_dim 256
+    ],
+    ids=["forbidden", "unknown", "mask", "float32", "head_dim"],
+)
+def test_what_was_not_timed_stays_with_comfyui(
+    monkeypatch: pytest.MonkeyPatch, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]
+) -> None:
+    def plain(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.ones_like(q)
+
+    on_card(monkeypatch, EXACT_WINS)
+    assert who(session_of(when=WHERE_FASTER, **LATE), *tensors, func=plain, **options) == FULL
+
+
+def test_mode_exact_takes_the_fastest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for choices, served in ((None, "torch-cudnn"), (FLASH_WINS, "torch-flash"), (EXACT_WINS, "torch-cudnn")):
+        on_card(monkeypatch, choices)
+        # Options of the quantization have no meaning there.
+        session = session_of(mode=EXACT, smooth_v=True, rotate=True)
+        assert who(session) == served
+        assert session.task.title == "mode exact"
+        assert [share.outcome.label for share in session.record.summary().shares] == [f"{served} · exact"]
+
+
+def test_exact_attention_is_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its NaN would be the model's own; nothing could compute the call better."""
+    on_card(monkeypatch, EXACT_WINS)
+    session = session_of(when=WHERE_FASTER, guard=True)
+    assert who(session) == "torch-cudnn"
+    assert session.task.guard is not None and session.task.guard.downgrades == ()
+
+
+def test_the_report_shows_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_card(monkeypatch, EXACT_WINS)
+    task = Serving(Settings(), Outcome("sm90", AttentionOptions()), device=torch.device("cpu"))
+    session = Session(task)
+    session.begin_sampling(SIGMAS)
+    call(session, *half(), 2, func=ones)
+    assert "measured on this card: head_dim 64, 4096 tokens, TFLOP/s: 8b 0, torch-cudnn 0" in session_report(session)
+
+
+def test_automatic_mode_follows_the_measurement() -> None:
+    assert RulePlan("WAN21", "sm90", None).reasoning(30, 20)[0].endswith("sm90 gains no time from 4 bits")
+    assert "4b elsewhere" in RulePlan("WAN21", "sm80", four_bits_pay=True).reasoning(30, 20)[0]
+    reason, *_ = RulePlan("WAN21", "sm89", four_bits_pay=False).reasoning(30, 20)
+    assert reason == "auto: 8b everywhere, since sm89 gains too little time, as measured on this card, from 4 bits"
+
+
+def test_a_policy_prefers_the_mode_that_is_faster_here() -> None:
+    measured = dict.fromkeys(VARIANTS, Agreement(1.0, 0.0, 0.0))
+    for seconds, mode in ((0.5, "4b"), (1.0, "4b"), (2.0, "8b")):
+        works = [Work(16, 4096, 4096, 64)]
+        times = {(Candidate("sm89", one), w): s for one, s in (("8b", 1.0), ("4b", seconds)) for w in works}
+        chosen = pick(measured, TARGETS["fast"], Choices(Times(times, 0.0)))
+        assert chosen is not None and chosen.mode == mode

@@ -1,0 +1,167 @@
+"""Torch's exact attentions as backends: what they are asked, what becomes of their results, what they refuse."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import comfy_sage2
+from comfy_sage2 import registry
+from comfy_sage2.backends import accumulators
+from comfy_sage2.backends.base import AttentionRequest, empty_output
+from comfy_sage2.backends.exact import EXACT_ATTENTIONS, ExactAttention
+from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.reference.exact import exact_attention
+
+OPTIONS = AttentionOptions(EXACT)
+NAMES = ("torch-cudnn", "torch-flash", "torch-efficient")
+
+
+def on_gpu(
+    q_heads: int = 4, kv_heads: int = 4, lengths: tuple[int, int] = (64, 64), head_dim: int = 64, **changes: Any
+) -> AttentionRequest:
+    """A call on a Hopper GPU that all three serve, with `changes`."""
+    options = {name: changes.pop(name) for name in ("is_causal", "return_lse") if name in changes}
+    described = AttentionRequest.ordinary(torch.device("cpu"), replace(OPTIONS, **options))
+    return replace(
+        described,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        q_length=lengths[0],
+        kv_length=lengths[1],
+        head_dim=head_dim,
+        **{"device_type": "cuda", "device_index": 0, "capability": (9, 0), **changes},
+    )
+
+
+def refusing(request: AttentionRequest) -> dict[str, str]:
+    """The constraints' reasons by backend, whatever this torch was built with."""
+    found = {}
+    for backend in EXACT_ATTENTIONS:
+        reasons = [reason for one in backend.constraints if (reason := one.check(request)) is not None]
+        if reasons:
+            found[backend.name] = reasons[0]
+    return found
+
+
+def test_an_ordinary_call_is_refused_by_none() -> None:
+    assert tuple(backend.name for backend in EXACT_ATTENTIONS) == NAMES
+    assert refusing(on_gpu()) == {}
+    assert refusing(on_gpu(return_lse=True)) == {}
+    assert refusing(on_gpu(is_causal=True)) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "names", "words"),
+    [
+        ({"device_type": "cpu", "capability": None}, NAMES, "must be on a CUDA device, got cpu"),
+        ({"capability": (7, 5)}, NAMES, "compute capability 8.0 or higher is needed here, got 7.5"),
+        ({"dtype": torch.float32}, NAMES[:2], "must be float16 or bfloat16 here, got torch.float32"),
+        ({"head_dim": 160}, NAMES[:1], "head_dim must be at most 128 here, got 160"),
+        ({"lengths": (1, 64)}, NAMES[:1], "more than one query and key"),
+        ({"lengths": (64, 80), "is_causal": True}, NAMES[:2], "as many keys as queries here, got 64 and 80"),
+        ({"kv_heads": 2}, (NAMES[0], NAMES[2]), "equally many heads here, got 4 and 2"),
+        ({"mask_shape": (1, 1, 1, 64), "mask_dtype": torch.bool}, NAMES[1:2], "takes no mask"),
+        ({"mask_shape": (1, 1, 1, 64), "mask_dtype": torch.bool, "is_causal": True}, NAMES, "got both"),
+        ({"mask_shape": (1, 1, 1, 64), "mask_dtype": torch.float32}, NAMES, "a mask of bool or torch.float16, got"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(changes: dict[str, Any], names: tuple[str, ...], words: str) -> None:
+    found = refusing(on_gpu(**changes))
+    assert tuple(found) == names
+    assert all(words in reason for reason in found.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_they_say_nothing_about_quantized_calls(mode: str) -> None:
+    q = torch.randn(1, 2, 10, 16)
+    assert not set(NAMES) & set(comfy_sage2.explain(q, q, q, mode=mode))
+    assert set(comfy_sage2.explain(q, q, q, mode=EXACT)) == {*NAMES, "reference"}
+    assert not set(NAMES) & {backend.name for backend in registry.kernels()}
+
+
+@pytest.mark.parametrize("option", [{"smooth_v": True}, {"rotate": True}, {"pv_accumulator": "fp16"}], ids=str)
+def test_options_of_the_quantization_are_refused(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(ValueError, match=f"{name} must be .* in mode 'exact', which quantizes nothing, got"):
+        AttentionOptions(EXACT, **option)
+
+
+def test_open_accumulators_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
+    assert accumulators.resolved(AttentionOptions(EXACT, pv_accumulator="auto"), torch.device("cpu")) == OPTIONS
+
+
+def test_the_reference_serves_it_anywhere(fresh_seed: int) -> None:
+    q, k, v = torch.randn(2, 4, 33, 20), torch.randn(2, 2, 47, 20), torch.randn(2, 2, 47, 20)
+    mask = torch.rand(2, 1, 33, 47) > 0.3
+    mask[:, :, 5] = False
+    out, lse = comfy_sage2.attention(q, k, v, attn_mask=mask, mode=EXACT, return_lse=True)
+    expected, expected_lse = exact_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
+
+
+def stand_in(asked: list[dict[str, Any]], bnhd: bool) -> Any:
+    """An operator that is right on the rows that attend to something, and NaN on the others, in its own strides."""
+
+    def compute(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        asked.append({"q": q, "k": k, "v": v, "bias": bias})
+        result, lse = exact_attention(
+            q, k, v, scale=request.scale, is_causal=request.options.is_causal, attn_mask=bias, dtype=torch.float32
+        )
+        result = result.masked_fill(lse.isneginf()[..., None], math.nan)
+        out = empty_output(q, "BNHD" if bnhd else "BHND").copy_(result)
+        padded = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=math.nan)
+        return out, padded if request.options.return_lse else None
+
+    return compute
+
+
+@pytest.mark.parametrize("bnhd", [False, True])
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 45), (2, 3, 37, 45), (1, 1, 37, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_results_keep_the_promises_of_the_api(
+    bnhd: bool, layout: str, shape: tuple[int, ...], dtype: torch.dtype, fresh_seed: int
+) -> None:
+    asked: list[dict[str, Any]] = []
+    backend = ExactAttention("stand-in", stand_in(asked, bnhd), lambda: None)
+    q, k, v = torch.randn(2, 3, 37, 20), torch.randn(2, 3, 45, 20), torch.randn(2, 3, 45, 20)
+    allowed = torch.rand(shape) > 0.2
+    if shape[2] > 1:
+        allowed[:, :, 7] = False
+    mask = allowed if dtype == torch.bool else torch.randn(shape).masked_fill(~allowed, -math.inf)
+    options = replace(OPTIONS, layout=layout, return_lse=True)
+    request = AttentionRequest.of(q, k, options, attn_mask=mask)
+    flag = torch.zeros(1, dtype=torch.int32)
+    before = mask.clone()
+    out, lse = backend.run(q, k, v, request, attn_mask=mask, nonfinite=flag)
+    expected, expected_lse = exact_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    assert lse is not None
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
+    assert torch.equal(mask, before) and not flag.item()
+    assert out.stride() == empty_output(q, layout).stride()
+    (call,) = asked
+    assert call["q"].shape[3] == 24  # operators read channels in vectors
+    bias = call["bias"]
+    assert bias.dtype == q.dtype and bias.shape == (*shape[:3], 45)
+    assert bias.stride(3) == 1 and bias.stride(2) % 16 == 0
+
+
+def test_nonfinite_values_are_noted() -> None:
+    q = torch.randn(1, 2, 16, 8)
+    v = q.clone()
+    v[0, 1, 3, 5] = math.inf
+    flag = torch.zeros(1, dtype=torch.int32)
+    backend = ExactAttention("stand-in", stand_in([], False), lambda: None)
+    backend.run(q, q, v, AttentionRequest.of(q, q, OPTIONS), attn_mask=None, nonfinite=flag)
+    assert flag.item() == 1

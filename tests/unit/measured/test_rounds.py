@@ -1,0 +1,77 @@
+"""Timing in rounds, with a clock that knows how long each call takes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from comfy_sage2.measured.times import FEWEST_ROUNDS
+from comfy_sage2.measuring.rounds import MOST_ROUNDS, time_rounds
+
+
+@dataclass
+class FakeClock:
+    """Calls take what they return; time passes only in them."""
+
+    passed: float = 0.0
+    visits: list[tuple[str, int]] = field(default_factory=list)
+
+    def visit(self, run: Callable[[], Any], calls: int) -> float:
+        name, seconds = run()  # as `runs` makes them
+        self.visits.append((name, calls))
+        self.passed += seconds * calls
+        return float(seconds)
+
+    def now(self) -> float:
+        return self.passed
+
+
+def runs(**seconds: float) -> dict[str, Callable[[], Any]]:
+    return {name: (lambda name=name, value=value: (name, value)) for name, value in seconds.items()}  # type: ignore[misc]
+
+
+def test_every_call_has_its_turn_in_every_round() -> None:
+    clock = FakeClock()
+    found = time_rounds(runs(short=2e-5, middle=7e-5, long=2e-3), clock, random.Random(0), seconds=10.0)
+    assert found == {"short": [2e-5] * MOST_ROUNDS, "middle": [7e-5] * MOST_ROUNDS, "long": [2e-3] * MOST_ROUNDS}
+    timed = clock.visits[6:]
+    assert {name: {calls for one, calls in timed if one == name} for name in found} == {
+        "short": {4}, "middle": {2}, "long": {1}
+    }  # fmt: skip
+    orders = {tuple(name for name, _ in timed[start : start + 3]) for start in range(0, len(timed), 3)}
+    assert len(orders) > 1 and all(sorted(order) == sorted(found) for order in orders)
+
+
+def test_no_more_rounds_than_the_time_allows() -> None:
+    clock = FakeClock()
+    found = time_rounds(runs(one=0.02, other=0.04), clock, random.Random(0), seconds=0.3)
+    assert len(found["one"]) == len(found["other"]) == 5
+    assert clock.passed - 2 * 0.06 <= 0.3
+    found = time_rounds(runs(one=5.0), FakeClock(), random.Random(0), seconds=0.3)
+    assert len(found["one"]) == FEWEST_ROUNDS
+
+
+def test_a_call_that_cannot_run_is_left_out() -> None:
+    def broken() -> object:
+        raise RuntimeError("no kernel image")
+
+    clock = FakeClock()
+    found = time_rounds({"broken": broken, **runs(good=1e-3)}, clock, random.Random(0), seconds=0.3)
+    assert list(found) == ["good"]
+    assert Counter(name for name, _ in clock.visits)["good"] == MOST_ROUNDS + 2
+
+
+def test_without_memory_nothing_is_timed() -> None:
+    def large() -> object:
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    try:
+        time_rounds({**runs(good=1e-3), "large": large}, FakeClock(), random.Random(0), seconds=0.3)
+    except torch.cuda.OutOfMemoryError:
+        return
+    raise AssertionError("the caller was not told")

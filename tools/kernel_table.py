@@ -8,7 +8,7 @@ An architecture is one build of a family, and one kernel distribution:
     family           whose sources it compiles
     hardware         the GPUs it is for, in words; says so when it was never run on them
     capabilities     compute capabilities that it runs on, "major.minor"
-    modes            "8b" and "4b", as it has them
+    modes            "8b", "4b" and "precise", as it has them
     pv_accumulators  "fp32" and "fp16", likewise
     minimum_driver   the oldest driver branch that can run it, one of DRIVER_CUDA_VERSIONS
     targets          GPU targets that it may be compiled for, the usual one first

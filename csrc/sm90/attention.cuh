@@ -31,20 +31,7 @@ __device__ __forceinline__ void attention_kernel(const AttentionParams& params) 
   const unsigned start = (shared_address(shared) + Shape::kAlignment - 1) & ~(Shape::kAlignment - 1u);
   unsigned char* aligned = shared + (start - shared_address(shared));
   const SharedStorage<Shape> storage{start};
-  if (threadIdx.x == 0) {
-    prefetch_tma_descriptor(&params.q_map);
-    prefetch_tma_descriptor(&params.k_map);
-    prefetch_tma_descriptor(&params.v_map);
-    for (int i = 0; i < kQBuffers; ++i) {
-      mbarrier_init(storage.q_full(i), 1);
-      mbarrier_init(storage.q_empty(i), Shape::kArrivals);
-    }
-    for (int i = 0; i < Shape::kStages; ++i) {
-      mbarrier_init(storage.full(i), 1);
-      mbarrier_init(storage.empty(i), Shape::kArrivals);
-    }
-    fence_barrier_init();
-  }
+  if (threadIdx.x == 0) begin_pipelines(params, storage);
   write_row_of_ones<Shape>(aligned);
   __syncthreads();
   griddepcontrol_wait();

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "sm90/precise_consumer.cuh"
-#include "sm90/precise_producer.cuh"
+#include "sm90/producer.cuh"
 
 namespace sm90 {
 
@@ -13,26 +13,13 @@ __device__ __forceinline__ void precise_kernel(const AttentionParams& params) {
   using Shape = PreciseShape<kHeadDim, kBiased>;
   extern __shared__ unsigned char shared[];
   const SharedStorage<Shape> storage{(shared_address(shared) + Shape::kAlignment - 1) & ~(Shape::kAlignment - 1u)};
-  if (threadIdx.x == 0) {
-    prefetch_tma_descriptor(&params.q_map);
-    prefetch_tma_descriptor(&params.k_map);
-    prefetch_tma_descriptor(&params.v_map);
-    for (int i = 0; i < kQBuffers; ++i) {
-      mbarrier_init(storage.q_full(i), 1);
-      mbarrier_init(storage.q_empty(i), Shape::kArrivals);
-    }
-    for (int i = 0; i < Shape::kStages; ++i) {
-      mbarrier_init(storage.full(i), 1);
-      mbarrier_init(storage.empty(i), Shape::kArrivals);
-    }
-    fence_barrier_init();
-  }
+  if (threadIdx.x == 0) begin_pipelines(params, storage);
   __syncthreads();
   griddepcontrol_wait();
   fence_proxy_async_global();
   if (threadIdx.x < 128) {
     warpgroup_reg_dealloc<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) PreciseProducer<Shape, kCausal>{params, storage}.run();
+    if (threadIdx.x == 0) Producer<Shape, kCausal>{params, storage}.run();
   } else {
     warpgroup_reg_alloc<Shape::kConsumerRegisters>();
     PreciseConsumer<Shape, T, kCausal, kBiased>(params, storage).run();

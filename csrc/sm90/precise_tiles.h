@@ -11,6 +11,7 @@ constexpr int kValueBox = 64;      // channels of V in a swizzled row of 128 byt
 template <int kHeadDim_, bool kBiased>
 struct PreciseShape {
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr bool kScaledValues = false;
   // Consumer warpgroups of 64 query rows: three, which hide each other's latencies, where their registers suffice.
   static constexpr int kConsumers = kHeadDim == 64 || (kHeadDim == 128 && !kBiased) ? 3 : 2;
   static constexpr int kBlockM = 64 * kConsumers;
@@ -27,7 +28,7 @@ struct PreciseShape {
   static constexpr int kValueBoxBytes = kBlockN * kValueBox * 2;
   static constexpr int kQBytes = kBlockM * kHeadDim;
   static constexpr int kKBytes = kBlockN * kHeadDim;
-  static constexpr int kVBytes = kBlockN * kHeadDim * 2;
+  static constexpr int kVBytes = kBlockN * kHeadDim * 2, kCopiedVBytes = kVBytes;
   static constexpr int kKOffset = kQBuffers * kQBytes;
   static constexpr int kVOffset = kKOffset + kStages * kKBytes;
   static constexpr int kScaleBytes = kBlockN / kScaleBlock * kScalesPerBlock * 4;

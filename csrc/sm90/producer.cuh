@@ -1,11 +1,30 @@
-// The producer warpgroup of the attention kernel: one thread streams Q, K and V^T tiles into shared memory with TMA.
+// The producer warpgroup of the attention kernels: one thread streams int8 Q and K tiles into shared memory with TMA,
+// and V^T in E4M3 or, in the precise mode, V from the caller's tensor as it is.
 #pragma once
 
+#include "sm90/precise_tiles.h"
 #include "sm90/ptx.cuh"
 #include "sm90/shared_storage.cuh"
 #include "sm90/tile_scheduler.cuh"
 
 namespace sm90 {
+
+// For one thread of the block. The others may use the barriers after the next __syncthreads.
+template <class Shape>
+__device__ __forceinline__ void begin_pipelines(const AttentionParams& params, const SharedStorage<Shape>& storage) {
+  prefetch_tma_descriptor(&params.q_map);
+  prefetch_tma_descriptor(&params.k_map);
+  prefetch_tma_descriptor(&params.v_map);
+  for (int i = 0; i < kQBuffers; ++i) {
+    mbarrier_init(storage.q_full(i), 1);
+    mbarrier_init(storage.q_empty(i), Shape::kArrivals);
+  }
+  for (int i = 0; i < Shape::kStages; ++i) {
+    mbarrier_init(storage.full(i), 1);
+    mbarrier_init(storage.empty(i), Shape::kArrivals);
+  }
+  fence_barrier_init();
+}
 
 // A stage holds the K tile of one step and the V tile of the step before: the consumers multiply those two at the same
 // time. So a work tile of n key tiles takes n + 1 stages, the first without V, the last without K. Keys come from the
@@ -19,17 +38,19 @@ struct Producer {
   __device__ __forceinline__ void load_q(const WorkTile& tile) {
     const PipelineState<kQBuffers> state(tiles++);
     const unsigned full = storage.q_full(state.index);
-    const int channel_bytes = params.head_dim * 4;
+    const int channel_bytes = Shape::kScaledValues ? params.head_dim * 4 : 0;
     const i64 channels = i64(tile.kv_head) * params.head_dim;
     mbarrier_wait(storage.q_empty(state.index), state.phase ^ 1);
-    arrive_and_expect_tx(full, Shape::kQBytes + 4 * kBlockM + 2 * channel_bytes);
+    arrive_and_expect_tx(full, Shape::kQBytes + 4 * Shape::kBlockM + 2 * channel_bytes);
     bulk_copy_g2s(storage.q_scale(state.index), params.q_scale + i64(tile.head) * params.q_scale_rows + tile.first_row,
-                  4 * kBlockM, full);
-    bulk_copy_g2s(storage.v_scale(state.index), params.v_scale + channels, channel_bytes, full);
-    bulk_copy_g2s(storage.v_mean(state.index), params.v_mean + channels, channel_bytes, full);
+                  4 * Shape::kBlockM, full);
+    if constexpr (Shape::kScaledValues) {
+      bulk_copy_g2s(storage.v_scale(state.index), params.v_scale + channels, channel_bytes, full);
+      bulk_copy_g2s(storage.v_mean(state.index), params.v_mean + channels, channel_bytes, full);
+    }
 #pragma unroll
     for (int box = 0; box < Shape::kColumnBoxes; ++box)
-      tma_load_3d(storage.q(state.index) + box * kBlockM * Shape::kRowBytes, &params.q_map, full,
+      tma_load_3d(storage.q(state.index) + box * Shape::kBlockM * Shape::kRowBytes, &params.q_map, full,
                   box * Shape::kRowBytes, tile.first_row, tile.head);
   }
 
@@ -44,14 +65,22 @@ struct Producer {
   }
 
   __device__ __forceinline__ void load_v(const WorkTile& tile, int key_tile, int stage) {
+    if constexpr (Shape::kScaledValues) {
 #pragma unroll
-    for (int box = 0; box < Shape::kKeyBoxes; ++box)
-      tma_load_3d(storage.v(stage) + box * Shape::kVRows * Shape::kKeyBytes, &params.v_map, storage.full(stage),
-                  key_tile * Shape::kBlockN + box * Shape::kKeyBytes, 0, tile.kv_head);
+      for (int box = 0; box < Shape::kKeyBoxes; ++box)
+        tma_load_3d(storage.v(stage) + box * Shape::kVRows * Shape::kKeyBytes, &params.v_map, storage.full(stage),
+                    key_tile * Shape::kBlockN + box * Shape::kKeyBytes, 0, tile.kv_head);
+    } else {
+      const int batch = tile.kv_head / params.kv_heads, head = tile.kv_head - batch * params.kv_heads;
+#pragma unroll
+      for (int box = 0; box < Shape::kValueBoxes; ++box)
+        tma_load_4d(storage.v(stage) + box * Shape::kValueBoxBytes, &params.v_map, storage.full(stage), box * kValueBox,
+                    key_tile * Shape::kBlockN, head, batch);
+    }
   }
 
   __device__ __forceinline__ void run() {
-    constexpr int kKBytes = Shape::kKBytes + Shape::kScaleBytes, kVBytes = Shape::kBlockN * Shape::kHeadDim;
+    constexpr int kKBytes = Shape::kKBytes + Shape::kScaleBytes, kVBytes = Shape::kCopiedVBytes;
     const int work = params.chunk.heads * params.chunk.tiles;
     for (int index = blockIdx.x; index < work; index += gridDim.x) {
       const WorkTile tile = WorkTile::decode<Shape, kCausal>(params, index);

@@ -18,6 +18,7 @@ constexpr int kScalesPerBlock = 4;
 template <int kHeadDim_, bool kPlain>
 struct TileShape {
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr bool kScaledValues = true;  // E4M3, transposed
   static constexpr int kBlockM = sm90::kBlockM;
   static constexpr int kThreads = sm90::kThreads;
   static constexpr int kBlockN = kHeadDim == 64 && kPlain ? kWideTileN : kTileN;
@@ -35,6 +36,7 @@ struct TileShape {
   static constexpr int kQBytes = kBlockM * kHeadDim;
   static constexpr int kKBytes = kBlockN * kHeadDim;
   static constexpr int kVBytes = kBlockN * kVRows;
+  static constexpr int kCopiedVBytes = kBlockN * kHeadDim;  // without the rows of ones
   static constexpr int kKOffset = kQBuffers * kQBytes;
   static constexpr int kVOffset = kKOffset + kStages * kKBytes;
   static constexpr int kScaleBytes = kBlockN / kScaleBlock * kScalesPerBlock * 4;

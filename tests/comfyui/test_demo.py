@@ -77,3 +77,6 @@ def test_variants_use_the_node(comfyui: ComfyHost, full: Clip) -> None:
     assert not torch.equal(quantized.latent, full.latent)
     # 28.7 dB on one CPU and above 30 on another: with 4 bits and three steps, how a CPU rounds decides that much.
     assert psnr(quantized.frames, full.frames) > 24
+    precise = comfyui.sample(JOB, "precise", shares.append)
+    assert "reference · precise · rotation: 36 calls" in precise.note
+    assert psnr(precise.frames, full.frames) > psnr(quantized.frames, full.frames)

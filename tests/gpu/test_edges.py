@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ def test_the_largest_half_precision_value_stays_finite(
         v = torch.full_like(v, sign * 65504.0)
         v[:, 2:] *= torch.rand_like(v[:, 2:])
         flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-        choices = {"mode": mode, "smooth_v": smooth_v, "pv_accumulator": accumulator}
+        choices: dict[str, Any] = {"mode": mode, "smooth_v": smooth_v, "pv_accumulator": accumulator}
         out, _ = run(name, q, k, v, nonfinite=flag, **choices)
         assert out.isfinite().all() and flag.item() == 0
         assert relative_l1(out, exact(q, k, v)[0]) < 0.05

@@ -60,7 +60,7 @@ def description(
 
 def all_descriptions() -> list[dict[str, Any]]:
     grid = itertools.product(
-        (64, 72, 256), (FP16, BF16, FP32), (8, 4), (False, True), (False, True), (None, "keys", "full"),
+        (64, 72, 256), (FP16, BF16, FP32), (8, 4, 16), (False, True), (False, True), (None, "keys", "full"),
         (False, True), (32, 16),
     )  # fmt: skip
     calls = [
@@ -76,7 +76,7 @@ def all_descriptions() -> list[dict[str, Any]]:
                 q_heads=40, kv_heads=40, q_length=q_length, kv_length=kv_length, head_dim=head_dim, element=BF16,
                 mode=mode, lse=True, device=1,
             )
-            for mode in (8, 4)
+            for mode in (8, 4, 16)
         ]  # fmt: skip
     return calls
 

@@ -20,7 +20,7 @@ from ...backends.base import note_nonfinite
 
 log = logging.getLogger("comfy_sage2")
 
-PRECISE = "precise"
+PRECISE, LESS_EXACT = "precise", ("8b", "4b")
 RECOMPUTED = "[SA-311] guard: the result was not finite, so this call was computed again"
 DOWNGRADED = "[SA-312] guard: this layer gave a result that was not finite earlier in this sampling"
 FULL_PRECISION = "ComfyUI's attention"

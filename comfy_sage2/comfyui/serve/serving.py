@@ -17,7 +17,7 @@ from ...policy.plan import FixedPlan, Place, Plan
 from ..call.attention_call import AttentionCall, Form
 from ..report.record import Outcome, Summary
 from ..settings import Settings
-from .guard import PRECISE, Guard
+from .guard import LESS_EXACT, PRECISE, Guard
 from .task import Task
 
 OFF = Outcome(reason="[SA-301] mode is off")
@@ -68,10 +68,10 @@ class Serving(Task):
 
     def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
         """See `Task.more_exact`: mode precise, which has no FP8 values and so none that leave its range."""
-        if outcome.options is None or outcome.options.mode == PRECISE:
+        if outcome.options is None or outcome.options.mode not in LESS_EXACT:
             return None
         found = self._outcome(call, replace(outcome.options, mode=PRECISE))
-        return None if found.backend is None else found
+        return found if found.options is not None and found.options.mode == PRECISE else None
 
     def _reason_against(self, call: AttentionCall, place: Place) -> str | None:
         """Why the call must stay with ComfyUI whatever the options, or None."""

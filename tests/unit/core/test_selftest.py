@@ -131,12 +131,12 @@ def test_constraints_come_first(machine: Machine) -> None:
     assert machine.asked == []
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no kernel\x1b[31m image"), ValueError("bits must be 8, got 4")])
+@pytest.mark.parametrize("error", [RuntimeError("no kernel\x1b[31m image"), ValueError("mode must be 8, got 4")])
 def test_a_module_that_raises_is_not_used(machine: Machine, error: Exception) -> None:
     machine.error = error
     reason = machine.reason()
     assert reason is not None
-    assert ("no kernel\\x1b[31m image" if isinstance(error, RuntimeError) else "bits must be 8, got 4") in reason
+    assert ("no kernel\\x1b[31m image" if isinstance(error, RuntimeError) else "mode must be 8, got 4") in reason
 
 
 def test_without_memory_it_is_tested_later(machine: Machine) -> None:

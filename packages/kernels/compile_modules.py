@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import struct
@@ -33,6 +34,17 @@ def _zig() -> Path:
     if spec is None or spec.origin is None:
         raise SystemExit("the Python package ziglang is needed and not installed")
     return Path(spec.origin).parent / "zig"
+
+
+def _fix_library_path(zig: Path) -> None:
+    """Let zig read its own library under a path that is the same in every build environment.
+
+    zig's cache knows a source again only under the same path, and compiling the C++ library takes a minute a platform.
+    """
+    link = HERE / "zig-library"
+    link.unlink(missing_ok=True)
+    link.symlink_to(zig.parent / "lib", target_is_directory=True)
+    os.environ["ZIG_LIB_DIR"] = str(link)
 
 
 def _headers(folder: Path, configuration: Path) -> Path:
@@ -75,7 +87,6 @@ def compile_module(platform: dict[str, str], arguments: list[str]) -> bytes:
     """The module of one platform, of the sources in `arguments`, with the definitions before each."""
     zig = _zig()
     windows = "windows" in platform["zig_target"]
-    # zig's cache knows a source again only under the same paths, and those of a build environment are drawn anew.
     work = HERE / "modules" / platform["zig_target"]
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -106,6 +117,7 @@ def compile_module(platform: dict[str, str], arguments: list[str]) -> bytes:
 
 def main(output: str, *arguments: str) -> None:
     Path(output).mkdir(parents=True, exist_ok=True)
+    _fix_library_path(_zig())
     platforms = json.loads((HERE / "platforms.json").read_text()).values()
     with ThreadPoolExecutor() as pool:
         modules = pool.map(lambda platform: compile_module(platform, list(arguments)), platforms)

@@ -41,7 +41,7 @@ class Part:
     def read(cls, path: Path) -> Part:
         """ValueError when the name is not that of a wheel for one CPython."""
         fields = path.stem.split("-")
-        if len(fields) != 5 or fields[2] != fields[3]:
+        if len(fields) != 5 or fields[2] != fields[3] or not fields[2].removeprefix("cp").isdigit():
             raise ValueError(f"{path.name} is not the name of a wheel for one CPython")
         with zipfile.ZipFile(path) as archive:
             files = {item.filename: archive.read(item) for item in archive.infolist() if not item.is_dir()}

@@ -46,8 +46,9 @@ def test_reference_is_the_definition(groups: GroupScheme, dtype: torch.dtype) ->
     options = ReferenceOptions.of(AttentionOptions("precise"), groups=groups, dtype=dtype)
     out, _ = reference_attention(q[None, None], k[None, None], v[None, None], options)
     difference = (out[0, 0].double() - expected).abs()
-    # P is rounded at random: what is left of 2^-12 or 2^-9 after a mean over the keys. Few values of Q and K are ties.
-    assert difference.median() < {torch.float16: 1e-4, torch.bfloat16: 8e-4, torch.float32: 2e-6}[dtype]
+    # P is rounded at random: what is left of 2^-12 or 2^-9 after a mean over the keys. A value of K that is a tie moves
+    # every row a little.
+    assert difference.median() < {torch.float16: 1e-4, torch.bfloat16: 8e-4, torch.float32: 2e-5}[dtype]
     assert difference.mean() < 1e-3 * expected.abs().mean() + difference.median()
 
 

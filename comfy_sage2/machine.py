@@ -42,7 +42,9 @@ def nvidia_smi(fields: Sequence[str]) -> list[dict[str, str]]:
     """
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
+        answer = subprocess.run(
+            command, check=True, capture_output=True, encoding="utf-8", errors="backslashreplace", timeout=20
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]

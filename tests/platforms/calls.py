@@ -28,6 +28,7 @@ def description(
     head_dim: int = 128,
     element: int = FP16,
     mode: int = 8,
+    rotate: bool = False,
     smooth_v: bool = False,
     causal: bool = False,
     mask: str | None = None,
@@ -38,8 +39,8 @@ def description(
     """The fields of a call but for the pointers of q, k, v, out and the workspace."""
     call: dict[str, Any] = dict(
         batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_length=q_length, kv_length=kv_length, head_dim=head_dim,
-        element=element, mode=mode, smooth_v=smooth_v, causal=causal, pv_accumulator=pv_accumulator,
-        scale=head_dim**-0.5, device=device, stream=0x1234567890,
+        element=element, mode=mode, rotate=rotate, smooth_v=smooth_v, causal=causal,
+        pv_accumulator=pv_accumulator, scale=head_dim**-0.5, device=device, stream=0x1234567890,
     )  # fmt: skip
     for view, heads, length in (("q", q_heads, q_length), ("k", kv_heads, kv_length), ("v", kv_heads, kv_length),
                                 ("out", q_heads, q_length)):  # fmt: skip
@@ -65,8 +66,8 @@ def all_descriptions() -> list[dict[str, Any]]:
     )  # fmt: skip
     calls = [
         description(
-            batch=2, head_dim=head_dim, element=element, mode=mode, smooth_v=smooth_v, causal=causal, mask=mask,
-            lse=lse, pv_accumulator=accumulator,
+            batch=2, head_dim=head_dim, element=element, mode=mode, rotate=smooth_v != lse, smooth_v=smooth_v,
+            causal=causal, mask=mask, lse=lse, pv_accumulator=accumulator,
         )
         for head_dim, element, mode, smooth_v, causal, mask, lse, accumulator in grid
     ]  # fmt: skip

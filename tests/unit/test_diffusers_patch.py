@@ -14,6 +14,8 @@ from comfy_sage2.integrations import diffusers
 from comfy_sage2.integrations.diffusers import NOT_CALLED, patch
 from comfy_sage2.options import AttentionOptions
 
+pytestmark = pytest.mark.slow
+
 LAYERS = 2
 
 
@@ -104,7 +106,6 @@ def test_processors_that_go_elsewhere_are_reported(transformer: Any) -> None:
     assert patched.fallbacks == {NOT_CALLED: 2 * LAYERS}
 
 
-@pytest.mark.slow
 def test_compiled(transformer: Any) -> None:
     with patch(transformer, backend="reference") as patched:
         eager = run(transformer)
@@ -127,7 +128,6 @@ def test_model_without_attention() -> None:
         patch(torch.nn.Linear(2, 2))
 
 
-@pytest.mark.slow
 def test_accumulators_suit_the_card(transformer: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 

@@ -17,6 +17,8 @@ from comfy_sage2.comfyui.settings import Settings
 
 from .calls import serving
 
+pytestmark = pytest.mark.slow
+
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 96, 160, 64
 
 

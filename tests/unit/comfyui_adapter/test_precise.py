@@ -150,6 +150,7 @@ def test_a_calibration_measures_the_modes_that_are_served(
     assert {options.mode for options in measure_variants(asked)} == set(modes)
 
 
+@pytest.mark.slow
 def test_a_calibration_finds_the_layer_that_needs_precise() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 512, 64) for _ in range(3))

@@ -82,6 +82,7 @@ def test_a_compiled_model_is_compiled_anew() -> None:
     assert plain != rotated
 
 
+@pytest.mark.slow
 def test_a_calibration_measures_with_rotation() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 256, 64), torch.randn(1, 2, 256, 64), torch.randn(1, 2, 256, 64)

@@ -20,6 +20,8 @@ from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 from lab.baselines.unsmoothed import UNSMOOTHED_4B
 
+pytestmark = pytest.mark.slow
+
 
 def gaussian(length: int = 1024, heads: int = 4, head_dim: int = 128) -> Any:
     return tuple(torch.randn(1, heads, length, head_dim) for _ in range(3))
@@ -46,7 +48,6 @@ def long_gaussian() -> Any:
     return inputs, torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in inputs))
 
 
-@pytest.mark.slow
 def test_8b_criterion(long_gaussian: Any) -> None:
     inputs, expected = long_gaussian
     out = comfy_sage2.attention(*inputs, mode="8b", backend="reference")
@@ -54,7 +55,6 @@ def test_8b_criterion(long_gaussian: Any) -> None:
     assert relative_l1(out, expected) <= 0.039
 
 
-@pytest.mark.slow
 def test_8b_criterion_with_hopper_groups(long_gaussian: Any) -> None:
     (q, k, v), expected = long_gaussian
     out, _ = reference_attention(q, k, v, ReferenceOptions.of(AttentionOptions(), groups=HOPPER_8B))
@@ -62,7 +62,6 @@ def test_8b_criterion_with_hopper_groups(long_gaussian: Any) -> None:
     assert relative_l1(out, expected) <= 0.039
 
 
-@pytest.mark.slow
 def test_4b_stays_near_its_measured_accuracy(long_gaussian: Any) -> None:
     inputs, expected = long_gaussian
     out = comfy_sage2.attention(*inputs, mode="4b", backend="reference")

@@ -26,6 +26,7 @@ def inputs(
     return q, k, v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [1, 3, 8, 40, 64, 72, 96, 128, 160, 255, 256])
 def test_every_head_dim(head_dim: int) -> None:
     # Few channels average too little: one channel's mean of V can be near zero, and the error is relative to it.

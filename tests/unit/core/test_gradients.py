@@ -72,6 +72,7 @@ def test_nothing_is_recorded_where_no_gradient_is_asked_for() -> None:
         assert not comfy_sage2.attention(**tensors).requires_grad
 
 
+@pytest.mark.slow
 def test_a_compiled_call_raises_too() -> None:
     tensors = arguments()
     tensors["q"].requires_grad_()

@@ -15,6 +15,8 @@ from comfy_sage2.backends import known_answers
 from comfy_sage2.backends.known_answers import Variant, Verdict, ask
 from comfy_sage2.options import MODES
 
+pytestmark = pytest.mark.slow
+
 EIGHT = (Variant("8b", "fp32"),)
 
 
@@ -94,7 +96,6 @@ def without_step(name: str, fields: dict[str, Any]) -> None:
     fields[name] = 0
 
 
-@pytest.mark.slow
 def test_wrong_strides_are_found() -> None:
     for name in ("q_head_stride", "k_head_stride", "v_head_stride", "out_head_stride"):
         assert put(Changed(partial(without_step, name))).wrong, name
@@ -113,7 +114,6 @@ def test_causality_that_is_left_out_is_found() -> None:
     assert [text.partition(" (")[0] for text in verdict.wrong] == ["head_dim 128, causal"]
 
 
-@pytest.mark.slow
 def test_one_fault_in_one_variant_is_named() -> None:
     def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
         if fields["mode"] == 4 and fields["pv_accumulator"] == 16 and fields["head_dim"] == 256:
@@ -173,7 +173,6 @@ def test_a_wrong_lse_is_found() -> None:
     assert len(verdict.wrong) == 3 and all("the LSE is" in text for text in verdict.wrong)
 
 
-@pytest.mark.slow
 def test_a_note_of_infinity_that_is_not_made_is_found() -> None:
     (wrong,) = put(Changed(lambda fields: fields.update(nonfinite=0))).wrong
     assert wrong.startswith("infinite value (8b") and wrong.endswith("is 0, expected 1")

@@ -11,6 +11,8 @@ from attention_oracle import oracle, relative_l1
 
 import comfy_sage2
 
+pytestmark = pytest.mark.slow
+
 BATCH, HEADS, ROWS, KEYS = 2, 4, 150, 140
 SHAPES = [
     (ROWS, KEYS),

@@ -10,6 +10,8 @@ import torch
 from lab.demo.scenes import MOTIONS, PATTERNS, SHAPES, SURFACES, Scene, Thing
 from lab.training.demo_model import clips
 
+pytestmark = pytest.mark.slow
+
 FRAMES, SIDE = 5, 48
 
 

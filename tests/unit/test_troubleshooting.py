@@ -109,8 +109,9 @@ def given_constants() -> set[str]:
     found = set()
     for module in MODULES:
         tree = parsed(module)
+        raised = raised_texts(tree)
         for node in ast.walk(tree):
-            for expression in told(node, raised_texts(tree), set()):
+            for expression in told(node, raised, set()):
                 parts = [expression.body, expression.orelse] if isinstance(expression, ast.IfExp) else [expression]
                 names = {getattr(part, "id", "") or getattr(part, "attr", "") for part in parts}
                 found |= {name for name in names if name.isupper()}

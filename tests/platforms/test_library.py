@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -76,7 +77,6 @@ def test_windows_install_unpacks_the_kernels_and_doctor_speaks(portable: Foreign
         (line,) = (line for line in output.splitlines() if f"{name} kernels: " in line)
         assert line.endswith(".pyd"), output
     assert "on Windows AMD64" in output
-    assert list((pack / "comfy_sage2" / "kernels" / "_unpacked").rglob("*.pyd"))
 
 
 def test_windows_doctor_by_the_path_of_its_folder(
@@ -84,7 +84,7 @@ def test_windows_doctor_by_the_path_of_its_folder(
 ) -> None:
     """The documented command. With a driver, every kernel module is ready."""
     status, output = _said(portable, portable.path(pack / "comfy_sage2"), "doctor")
-    assert status == 1 and "no NVIDIA driver was found" in output, output
+    assert status == 1 and re.search("NVIDIA driver +not found", output), output
     with drivers.installed(portable, tmp_path / "log") as environment:
         _, output = _said(portable, portable.path(pack / "comfy_sage2"), "doctor", environment=environment)
     for name in ARCHITECTURES:

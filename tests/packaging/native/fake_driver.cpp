@@ -83,7 +83,8 @@ Value read(const char* address) {
   return value;
 }
 
-// The bytes of a kernel's parameters: the largest end of those that its section .nv.info.<kernel> lists.
+// The bytes of a kernel's one parameter, as its section .nv.info.<kernel> gives them. Its offset is one in the constant
+// bank and has nothing to do with the bytes in the launching program.
 int parameter_bytes(const char* info, const char* end) {
   constexpr unsigned char kHasSize = 4, kParameterInfo = 0x17;
   int bytes = 0;
@@ -94,8 +95,7 @@ int parameter_bytes(const char* info, const char* end) {
       continue;
     }
     if (attribute == kParameterInfo) {
-      const int last = read<uint16_t>(info + 10) + static_cast<int>(read<uint32_t>(info + 12) >> 18);
-      if (last > bytes) bytes = last;
+      bytes = static_cast<int>(read<uint32_t>(info + 12) >> 18);
     }
     info += 4 + read<uint16_t>(info + 2);
   }

@@ -48,6 +48,11 @@ class Plugin:
     def user_cache(self) -> Path:
         return self.root.parent / "cache"
 
+    @property
+    def preferred(self) -> Path:
+        """Where modules are unpacked when every folder can be written: on Windows in the user's cache."""
+        return self.user_cache / "comfy_sage2" / "kernels" if sys.platform == "win32" else self.unpacked
+
     def add_wheel(
         self, architecture: str = "sm90", tag: str | None = None, extension: bytes = EXTENSION, version: str = "0.1.0"
     ) -> Path:
@@ -59,7 +64,7 @@ class Plugin:
             archive.writestr(f"{package}/_C.so" if sys.platform != "win32" else f"{package}/_C.pyd", extension)
             archive.writestr(f"{package}/{architecture}_attention.cubin", b"a device image")
             archive.writestr(f"{package}-{version}.dist-info/METADATA", f"Name: {package}\n")
-        with (self.wheels / "SHA256SUMS").open("a") as manifest:
+        with (self.wheels / "SHA256SUMS").open("a", newline="\n") as manifest:
             manifest.write(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
         return path
 

@@ -63,7 +63,7 @@ with ThreadPoolExecutor(8) as pool:
 def test_a_module_that_cannot_be_imported_gives_the_import_error_itself(plugin: Plugin) -> None:
     plugin.add_wheel()
     reason = plugin.reason()
-    assert "cannot be imported: " in reason and str(plugin.unpacked) in reason
+    assert "cannot be imported: " in reason and str(plugin.preferred) in reason
 
 
 def test_a_failure_is_kept_so_that_asking_again_costs_nothing(plugin: Plugin) -> None:

@@ -13,10 +13,10 @@ from fake_pack import EXTENSION, Plugin
 PROCESSES = 8
 
 
-def test_the_module_is_unpacked_once_into_the_pack(plugin: Plugin) -> None:
+def test_the_module_is_unpacked_once_into_the_preferred_folder(plugin: Plugin) -> None:
     plugin.add_wheel()
     path = Path(plugin.prepare())
-    assert path.is_relative_to(plugin.unpacked) and path.read_bytes() == EXTENSION
+    assert path.is_relative_to(plugin.preferred) and path.read_bytes() == EXTENSION
     made = path.stat().st_mtime_ns
     assert plugin.prepare() == str(path) and path.stat().st_mtime_ns == made
     assert plugin.unpacked_files() == [path]
@@ -226,7 +226,7 @@ def test_a_relative_cache_folder_is_ignored(plugin: Plugin) -> None:
 def test_an_update_removes_the_modules_of_older_wheels(plugin: Plugin) -> None:
     plugin.add_wheel()
     old = Path(plugin.prepare())
-    foreign = plugin.unpacked / "comfy_sage2_sm90-of-the-user" / "file"
+    foreign = plugin.preferred / "comfy_sage2_sm90-of-the-user" / "file"
     foreign.parent.mkdir()
     foreign.touch()
     (plugin.wheels / "SHA256SUMS").unlink()

@@ -17,8 +17,8 @@ from .conftest import ARCHITECTURES, ROOT, Drivers
 SECONDS = 1800
 # Letters of two scripts and a blank, as in users' folders.
 FOLDER = "Пакет узлов/comfy-sage2"
-# Tests of what wine or this Windows lacks skip themselves. Left out: what needs safetensors or matplotlib, whose modules
-# ask wine 8 for functions that it does not have.
+# Tests of what wine or this Windows lacks skip themselves. Left out: what needs safetensors or matplotlib, which ask
+# wine 8 for functions that it does not have.
 SUITES = {
     "packaging": ("tests/packaging", "-m", "not slow"),
     "core": ("tests/unit/core/test_options.py", "tests/unit/core/test_registry.py", "tests/unit/core/test_launch.py",

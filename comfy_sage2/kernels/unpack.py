@@ -36,7 +36,9 @@ class PlacedModule:
     @property
     def loadable(self) -> str:
         """The path to import it by. Use it before `close`."""
-        return f"/proc/self/fd/{self.descriptor}" if os.path.exists("/proc/self/fd") else str(self.path)
+        # Under wine a Windows program sees the folder too, and cannot load from there.
+        by_descriptor = sys.platform == "linux" and os.path.exists("/proc/self/fd")
+        return f"/proc/self/fd/{self.descriptor}" if by_descriptor else str(self.path)
 
     def close(self) -> None:
         os.close(self.descriptor)

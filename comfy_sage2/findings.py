@@ -6,15 +6,14 @@ is kept, and nobody is told.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .files import replace_text
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class Findings:
         others = [entry for entry in self._entries() if entry["key"] != dict(key)]
         entries = [*others, {"key": dict(key), "value": dict(value)}][-_MOST_ENTRIES:]
         try:
-            _replace(self.path, json.dumps({"format": _FORMAT, "findings": entries}, indent=1) + "\n")
+            replace_text(self.path, json.dumps({"format": _FORMAT, "findings": entries}, indent=1) + "\n")
         except OSError as error:
             log.debug("%s cannot be written: %s", self.path, error)
 
@@ -75,17 +74,3 @@ def _is_entry(entry: object) -> bool:
         and isinstance(entry["value"], dict)
         and all(isinstance(text, str) and len(text) <= _LONGEST for pair in key.items() for text in pair)
     )
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write the whole file or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=".partial-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise

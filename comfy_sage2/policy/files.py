@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
+from ..files import replace_text
 from ..text import check_file_name
 from .calibrated import Policy
 from .document import LONGEST, from_text, to_text
@@ -26,17 +25,7 @@ def policy_path(folder: Path, name: str) -> Path:
 def save_policy(policy: Policy, folder: Path, name: str) -> Path:
     """Write `policy` as `name` in `folder`, over an earlier one of that name; the file appears all at once."""
     path = policy_path(folder, name)
-    folder.mkdir(parents=True, exist_ok=True)
-    # A fresh file of an unpredictable name: nobody can have put a link in its place.
-    handle, unfinished = tempfile.mkstemp(".tmp", path.stem, folder)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(to_text(policy))
-        os.chmod(unfinished, 0o644)
-        os.replace(unfinished, path)
-    except BaseException:
-        os.unlink(unfinished)
-        raise
+    replace_text(path, to_text(policy), 0o644)
     return path
 
 

@@ -115,12 +115,14 @@ def test_a_full_disk_is_no_error(findings: Findings, monkeypatch: pytest.MonkeyP
 
 
 RACE = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("findings", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-sys.modules["findings"] = module
-spec.loader.exec_module(module)
-findings = module.Findings(module.Path(sys.argv[2]))
+import sys
+from pathlib import Path
+from types import ModuleType
+# The package without its own __init__, which imports torch.
+package = sys.modules["comfy_sage2"] = ModuleType("comfy_sage2")
+package.__path__ = [sys.argv[1]]
+from comfy_sage2.findings import Findings
+findings = Findings(Path(sys.argv[2]))
 for turn in range(50):
     findings.put({"process": sys.argv[3]}, {"turn": turn})
     kept = findings.get({"process": sys.argv[3]})
@@ -131,7 +133,7 @@ findings.put({"process": "all"}, {"passed": True})
 
 @pytest.mark.slow
 def test_eight_processes_at_once(findings: Findings) -> None:
-    source = ROOT / "comfy_sage2" / "findings.py"
+    source = ROOT / "comfy_sage2"
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", RACE, str(source), str(findings.path), str(number)],

@@ -10,6 +10,7 @@ import reprlib
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # A plain name: no separator, no drive, no leading dot, nothing that a shell or a file system reads as something else.
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
+_MOST_OF_AN_ERROR = 800  # characters; CUDA's longest texts have some 600
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 80  # characters
 
@@ -24,6 +25,17 @@ def quoted(value: object) -> str:
 def one_line(text: str) -> str:
     """`text` with everything escaped that could break a line of a log or change what a terminal shows."""
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def error_text(error: BaseException) -> str:
+    """What an error of another library says, in one line: it may quote a file, a model or a driver at any length."""
+    text = str(error)
+    return one_line(text if len(text) <= _MOST_OF_AN_ERROR else text[:_MOST_OF_AN_ERROR] + "…")
+
+
+def capitalized(text: str) -> str:
+    """`text` with a capital at its beginning; the rest stays as it is."""
+    return text[:1].upper() + text[1:]
 
 
 def check_line(name: str, value: object, longest: int) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from .. import machine
 from ..kernels import loader
-from ..text import one_line
+from ..text import error_text
 from ..user_findings import user_findings
 from . import known_answers
 from .known_answers import Variant
@@ -107,7 +107,7 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant], key: dic
     except torch.cuda.OutOfMemoryError:  # tested when there is more
         return None
     except (RuntimeError, ValueError) as error:
-        calls, reason = 0, one_line(str(error))
+        calls, reason = 0, error_text(error)
     _postponed.discard((architecture, index))
     if key is not None:
         user_findings().put(key, {"passed": reason is None})

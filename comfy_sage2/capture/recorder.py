@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..text import quoted
+from ..text import error_text, one_line, quoted
 from ..validation import check_mask, check_tensors
 from .samples import AttentionSample
 
@@ -135,12 +135,13 @@ def save_samples(path: str | Path, samples: list[AttentionSample]) -> None:
 
 def load_samples(path: str | Path) -> list[AttentionSample]:
     """Read a capture file. CaptureError, with what to do, when it is something else; OSError when it cannot be read."""
+    shown = one_line(str(path))
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise CaptureError(
-                    f"{path} is no capture: its metadata has format {quoted(metadata.get('format'))}, expected "
+                    f"{shown} is no capture: its metadata has format {quoted(metadata.get('format'))}, expected "
                     f"{FORMAT!r}. Choose a file that the SageAttention2 Capture node or `eval --save-capture` wrote."
                 )
             names = set(file.keys())
@@ -150,9 +151,11 @@ def load_samples(path: str | Path) -> list[AttentionSample]:
                 samples.append(_sample(tensors, described, f"samples[{number}]"))
             return samples
     except SafetensorError as error:
-        raise CaptureError(f"{path} cannot be read as safetensors ({error}). Choose a capture file.") from error
+        raise CaptureError(
+            f"{shown} cannot be read as safetensors ({error_text(error)}). Choose a capture file."
+        ) from error
     except _Broken as error:
-        raise CaptureError(f"{path} is a broken capture: {error}. Capture again.") from error
+        raise CaptureError(f"{shown} is a broken capture: {error}. Capture again.") from error
 
 
 class _Broken(Exception):

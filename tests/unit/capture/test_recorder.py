@@ -88,6 +88,18 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_samples(tmp_path / "nowhere.safetensors")
 
 
+@pytest.mark.parametrize(
+    "dtype", ["\x1b[31m\nforged", "\u202egnp.exe", "A" * 5000], ids=["escape", "reordered", "long"]
+)
+def test_what_safetensors_says_of_a_file_is_one_harmless_line(tmp_path: Path, dtype: str) -> None:
+    header = json.dumps({"a": {"dtype": dtype, "shape": [0], "data_offsets": [0, 0]}}, ensure_ascii=False).encode()
+    path = tmp_path / "forged\nname.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CaptureError, match=r"cannot be read as safetensors .*unknown variant") as refused:
+        load_samples(path)
+    assert len(str(refused.value)) < 1200 and str(refused.value).isprintable()
+
+
 ENTRY = {"layer": 0, "step": 0, "scale": None, "is_causal": False}
 BROKEN = {
     "missing": None,

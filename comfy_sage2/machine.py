@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 _NVML_INIT_NO_GPUS = 1  # NVML_INIT_FLAG_NO_GPUS: the library alone, no GPU is woken up
+_SYSTEM_FOLDER_ONLY = 0x800  # LOAD_LIBRARY_SEARCH_SYSTEM32
 
 
 def python() -> str:
@@ -57,10 +58,15 @@ def driver_version() -> str:
     return found[0]["driver_version"] if found else "version unknown (nvidia-smi does not run)"
 
 
+def _driver_library(windows: str, linux: str) -> ctypes.CDLL:
+    """A library of the driver, on Windows not one of its name that lies somewhere else. OSError when it is missing."""
+    return ctypes.CDLL(windows, winmode=_SYSTEM_FOLDER_ONLY) if sys.platform == "win32" else ctypes.CDLL(linux)
+
+
 def loaded_driver() -> str | None:
     """The NVIDIA driver's version as its management library gives it, within milliseconds; None when it does not."""
     try:
-        library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+        library = _driver_library("nvml.dll", "libnvidia-ml.so.1")
         if library.nvmlInitWithFlags(_NVML_INIT_NO_GPUS) != 0:
             return None
         text = ctypes.create_string_buffer(80)
@@ -76,11 +82,7 @@ def driver_cuda() -> str:
 
     OSError says why the driver's library does not load, RuntimeError that it does not answer.
     """
-    if sys.platform == "win32":
-        system_folder_only = 0x800  # LOAD_LIBRARY_SEARCH_SYSTEM32
-        library = ctypes.CDLL("nvcuda.dll", winmode=system_folder_only)
-    else:
-        library = ctypes.CDLL("libcuda.so.1")
+    library = _driver_library("nvcuda.dll", "libcuda.so.1")
     version = ctypes.c_int()
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
         raise RuntimeError("[SA-101] the CUDA driver is installed but does not answer")

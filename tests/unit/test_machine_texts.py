@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -9,11 +10,11 @@ import pytest
 
 from comfy_sage2 import machine
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands in for nvidia-smi")
-
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if sys.platform == "win32":
+        pytest.skip("a shell script stands in for nvidia-smi")
     program = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     return program
@@ -40,3 +41,19 @@ def test_lines_of_another_form_are_left_out(nvidia_smi: Path) -> None:
     answer(nvidia_smi, b"an unexpected, line\n\n580.1\n")
     assert machine.nvidia_smi(["driver_version"]) == [{"driver_version": "580.1"}]
     assert machine.driver_version() == "580.1"
+
+
+def test_windows_takes_the_driver_from_the_system_folder_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def library(name: str, winmode: int | None = None) -> None:
+        asked.append((name, winmode))
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert machine.loaded_driver() is None
+    with pytest.raises(OSError, match=r"nvcuda\.dll"):
+        machine.driver_cuda()
+    search_system32 = 0x800
+    assert asked == [("nvml.dll", search_system32), ("nvcuda.dll", search_system32)]

@@ -53,6 +53,8 @@ class Findings:
         if self.path is None:
             return []
         try:
+            if not self.path.is_file():  # reading a pipe would wait for its writer
+                return []
             with self.path.open("rb") as file:
                 content = file.read(_MOST_BYTES + 1)
             document = json.loads(content) if len(content) <= _MOST_BYTES else None

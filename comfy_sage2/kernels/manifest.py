@@ -19,6 +19,13 @@ _LINE = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<name>[A-Za-z0-9_.+-]+\.whl)")
 _DISTRIBUTION = re.compile(r"comfy[-_]sage2[-_](?P<architecture>sm\d+)")
 
 
+def _read(path: Path) -> bytes:
+    """The file's bytes. OSError when it cannot be read, or is a pipe or a device, which may never end."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a regular file")
+    return path.read_bytes()
+
+
 @dataclass(frozen=True)
 class BundledWheel:
     """A wheel of the manifest, with the checksum that it must have."""
@@ -29,10 +36,10 @@ class BundledWheel:
     def read(self) -> bytes:
         """The wheel's bytes. KernelUnavailable when it is missing or is not the wheel that was released."""
         try:
-            content = self.path.read_bytes()
+            content = _read(self.path)
         except OSError as error:
             raise KernelUnavailable(
-                f"[SA-106] {self.path} cannot be read ({error.strerror}): update or reinstall the pack"
+                f"[SA-106] {self.path} cannot be read ({error.strerror or error}): update or reinstall the pack"
             ) from error
         found = hashlib.sha256(content).hexdigest()
         if found != self.sha256:
@@ -47,7 +54,7 @@ def read_manifest(folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
     """The wheels that `folder`'s manifest lists. KernelUnavailable when it is missing or malformed."""
     path = folder / MANIFEST
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = _read(path).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise KernelUnavailable(f"[SA-106] {path} cannot be read ({error}): update or reinstall the pack") from error
     wheels = []

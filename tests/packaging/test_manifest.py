@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from fake_pack import Plugin, fitting_tag
 
@@ -81,6 +84,18 @@ def test_a_listed_wheel_whose_name_says_nothing_is_refused(plugin: Plugin) -> No
     (plugin.wheels / "SHA256SUMS").write_text("0" * 64 + "  comfy_sage2_sm90-1-2-3-4-5-6-7.whl\n")
     reason = plugin.reason()
     assert str(plugin.wheels / "SHA256SUMS") in reason and "is damaged" in reason
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a system without pipes that have names")
+@pytest.mark.parametrize("make", ["mkfifo", "ln -s /dev/zero", "mkdir"])
+@pytest.mark.parametrize("of", ["wheel", "manifest"])
+def test_what_is_no_file_is_named_and_not_read_for_ever(plugin: Plugin, make: str, of: str) -> None:
+    path = plugin.add_wheel()
+    if of == "manifest":
+        path = plugin.wheels / "SHA256SUMS"
+    path.unlink()
+    subprocess.run([*make.split(), path], check=True)
+    assert f"{path} cannot be read (it is not a regular file)" in plugin.reason()
 
 
 def test_a_missing_manifest_is_named(plugin: Plugin) -> None:

@@ -33,6 +33,17 @@ def test_each_gpu_keeps_its_own(findings: Findings) -> None:
     assert [path.name for path in findings.path.parent.iterdir()] == ["findings.json"]  # type: ignore[union-attr]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_files_place_is_not_waited_for(findings: Findings) -> None:
+    assert findings.path is not None
+    findings.path.parent.mkdir()
+    os.mkfifo(findings.path)
+    assert findings.get(ADA) is None
+    findings.put(ADA, {"passed": True})
+    assert findings.get(ADA) == {"passed": True}
+
+
 ENTRY = {"key": ADA, "value": {"passed": True}}
 
 

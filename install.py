@@ -7,6 +7,7 @@ why they are slow, on a machine without a usable kernel too.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 # The Python of ComfyUI's Windows portable does not look for modules beside the script that it runs.
@@ -15,32 +16,37 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 def unpack_kernels() -> None:
     """Unpack the wheel of each bundled architecture now, so that the first prompt does not have to."""
+    from comfy_sage2.console import say
     from comfy_sage2.kernels import loader, manifest
 
     try:
         architectures = manifest.architectures()
     except loader.KernelUnavailable as error:
-        print(f"[comfy-sage2] no bundled kernels: {error}")
+        say(f"[comfy-sage2] no bundled kernels: {error}")
         return
     for architecture in architectures:
         try:
-            print(f"[comfy-sage2] {architecture} kernels: {loader.prepare(architecture)}")
+            say(f"[comfy-sage2] {architecture} kernels: {loader.prepare(architecture)}")
         except loader.KernelUnavailable as error:
-            print(f"[comfy-sage2] {architecture} kernels: {error}")
+            say(f"[comfy-sage2] {architecture} kernels: {error}")
 
 
 def main() -> None:
+    say: Callable[[str], None] = print
+    # The nodes load whatever is raised here, and the manager takes an error for a failed installation.
     try:
-        from comfy_sage2 import console, doctor
-    except ImportError as error:
-        print(f"[comfy-sage2] run install.py with ComfyUI's own Python, {sys.executable} lacks something: {error}")
-        return
-    console.print_any_letters()
-    try:
+        from comfy_sage2 import console
+
+        say = console.say
+        console.print_any_letters()
+        from comfy_sage2 import doctor
+
         unpack_kernels()
         doctor.main([])
-    except Exception as error:  # the nodes load all the same, and the manager takes an error for a failed installation
-        print(f"[comfy-sage2] what works here could not be found out: {type(error).__name__}: {error}")
+    except ImportError as error:
+        say(f"[comfy-sage2] run install.py with ComfyUI's own Python, {sys.executable} lacks something: {error}")
+    except Exception as error:
+        say(f"[comfy-sage2] what works here could not be found out: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -86,13 +86,15 @@ def run(program: str, commands: Mapping[str, tuple[str, str]], arguments: list[s
     # Imported only when asked for: the doctor has to work where the requirements of the others are missing.
     try:
         module = importlib.import_module(commands[chosen][0])
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in ("comfy_sage2", "lab", "tools"):
+    except (ImportError, OSError) as error:  # OSError: a torch on Windows whose own libraries cannot be loaded
+        lacking = error.name if isinstance(error, ImportError) else None
+        if lacking is not None and lacking.partition(".")[0] in ("comfy_sage2", "lab", "tools"):
             raise
-        print(
-            f"{chosen} needs {error.name}, which {sys.executable} does not have; run it with ComfyUI's own Python",
-            file=sys.stderr,
-        )
+        if lacking is not None and isinstance(error, ModuleNotFoundError):
+            text = f"{chosen} needs {lacking}, which {sys.executable} does not have; run it with ComfyUI's own Python"
+        else:
+            text = f"{chosen} cannot start, something in {sys.executable} is broken: {type(error).__name__}: {error}"
+        print(text, file=sys.stderr)
         return 1
     status: int = module.main(arguments[1:])
     return status

@@ -1,8 +1,9 @@
-"""Printing where the console cannot show every letter."""
+"""Printing where the console cannot show every letter, or nothing at all."""
 
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 
@@ -14,3 +15,14 @@ def print_any_letters() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def say(text: str) -> None:
+    """Print `text` where somebody listens: a closed pipe or a full disk does not change what a command answers."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        # Python writes the rest once more when it ends, and would end with an error.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from fake_pack import EXTENSION, ROOT, Plugin
-
-
-@pytest.fixture
-def pack(plugin: Plugin) -> Plugin:
-    """A copy of the whole library and install.py."""
-    shutil.copyfile(ROOT / "install.py", plugin.root / "install.py")
-    shutil.copytree(
-        ROOT / "comfy_sage2",
-        plugin.root / "comfy_sage2",
-        ignore=shutil.ignore_patterns("_unpacked", "__pycache__"),
-        dirs_exist_ok=True,
-    )
-    return plugin
+from fake_pack import EXTENSION, Plugin
 
 
 def install(pack: Plugin) -> str:
@@ -113,6 +99,33 @@ def test_a_console_that_lacks_the_folders_letters_gets_the_verdict(
     process = _run(portable, str(portable.root / path), *arguments, PYTHONIOENCODING=encoding)
     assert process.returncode == (0 if path == "install.py" else 1), process.stderr
     assert b"backend for each mode" in process.stdout and b"Traceback" not in process.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="descriptors are closed by a shell")
+@pytest.mark.parametrize("console", ["| true", "> /dev/full", ">&-", ">&- 2>&-"])
+@pytest.mark.parametrize(("command", "status"), [("install.py", 0), ("comfy_sage2 doctor", 1)])
+def test_a_console_that_takes_nothing_does_not_change_the_exit_code(
+    pack: Plugin, console: str, command: str, status: int
+) -> None:
+    pack.add_wheel("sm90")
+    script = f"set -o pipefail; {sys.executable} {command} {console}"
+    process = subprocess.run(
+        ["bash", "-c", script], cwd=pack.root, env=pack.full_environment(), capture_output=True, timeout=120
+    )
+    assert (process.returncode, process.stderr) == (status, b"")
+
+
+@pytest.mark.parametrize("error", ["OSError('WinError 126: c10.dll')", "ImportError('libcudart.so: no such file')"])
+def test_a_torch_that_cannot_be_loaded_is_named(pack: Plugin, error: str) -> None:
+    blocked = pack.root.parent / "blocked" / "torch.py"
+    blocked.parent.mkdir()
+    blocked.write_text(f"raise {error}\n")
+    pack.environment["PYTHONPATH"] = str(blocked.parent)
+    words = error.split("'")[1]
+    assert words in install(pack).splitlines()[-1]
+    process = _run(pack, str(pack.root / "comfy_sage2"), "doctor")
+    assert process.returncode == 1 and b"Traceback" not in process.stderr
+    assert b"doctor cannot start, something in " in process.stderr and words.encode() in process.stderr
 
 
 def test_a_doctor_that_fails_leaves_the_installation_successful(pack: Plugin) -> None:

@@ -62,6 +62,7 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "--shapes", "wan"], "--shapes: shape must be one of paper"),
         (["bench", "--seconds", "0"], "--seconds: expected a number above 0, got '0'"),
         (["bench", "--json", "no/such/folder/a.json"], "--json: expected a file in a folder that exists"),
+        (["doctor", "--fast"], "unrecognized arguments: --fast"),
         (["bench", "--fast"], "unrecognized arguments: --fast"),
         (["bench", "--plot", "speed.txt"], "--plot: expected a file that ends in .png, .svg or .pdf, got 'speed.txt'"),
     ],
@@ -84,6 +85,12 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
         (["eval", "--device", "toaster"], "--device: torch cannot use 'toaster' here"),
         (["eval", "--capture", "nowhere"], "--capture: expected a file, and there is none at 'nowhere'"),
         (["eval", "--only", "capture"], "--only: capture needs a file, named with --capture"),
+        (["eval", "--model", "nowhere"], "is missing; name the folder of the trained demo model"),
+        (
+            ["eval", "--only", "synthetic", "--save-capture", "a.safetensors"],
+            "--save-capture: the demo model's tensors",
+        ),
+        (["eval", "--end-to-end", "--save-capture", "a.safetensors"], "--save-capture: the demo model's tensors"),
         (["eval", "--only", "demo", "--model", "nowhere"], "is missing; name the folder of the trained demo model"),
         (["eval", "--backend", "sm42"], "--backend: invalid choice: 'sm42'"),
         (

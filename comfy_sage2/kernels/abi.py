@@ -6,6 +6,8 @@ from types import ModuleType
 
 # kAbiVersion of csrc/attention_call.h, and the major number of csrc/VERSION.
 ABI_VERSION = 3
+# What is asked of a module before its first call.
+_MEMBERS = ("driver_version", "minimum_driver_version", "target")
 
 
 def describe(module: ModuleType) -> str:
@@ -21,4 +23,5 @@ def reason_against(module: ModuleType, architecture: str) -> str | None:
     abi = getattr(module, "abi_version", None)
     if abi != ABI_VERSION:
         return f"its ABI is {'unknown' if abi is None else abi}, this comfy_sage2 needs ABI {ABI_VERSION}"
-    return None
+    missing = [member for member in _MEMBERS if not hasattr(module, member)]
+    return f"it lacks {', '.join(missing)}" if missing else None

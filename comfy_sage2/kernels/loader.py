@@ -34,7 +34,9 @@ def _import_installed(architecture: str) -> ModuleType | None:
     """The pip-installed distribution's module, or None when there is none that can be imported."""
     name = f"comfy_sage2_{architecture}"
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+        abi.reason_against(module, architecture)  # looks at attributes, which a foreign module may answer with an error
+        return module
     except Exception as error:  # a module of that name may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             return None

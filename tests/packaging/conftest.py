@@ -24,6 +24,19 @@ def plugin(tmp_path: Path) -> Plugin:
     return made
 
 
+@pytest.fixture
+def pack(plugin: Plugin) -> Plugin:
+    """A copy of the whole library and install.py."""
+    shutil.copyfile(ROOT / "install.py", plugin.root / "install.py")
+    shutil.copytree(
+        ROOT / "comfy_sage2",
+        plugin.root / "comfy_sage2",
+        ignore=shutil.ignore_patterns("_unpacked", "__pycache__"),
+        dirs_exist_ok=True,
+    )
+    return plugin
+
+
 @pytest.fixture(scope="session")
 def mount_namespace() -> tuple[str, ...]:
     """A command prefix that runs a shell which may mount file systems that nobody else sees, or a skip."""

@@ -62,8 +62,12 @@ def install(plugin: Plugin, text: str) -> None:
             "it is not a module of sm90 kernels",
         ),
         ("", "it is not a module of sm90 kernels"),
+        (
+            f"architecture, version, abi_version = 'sm90', '3.0.0', {ABI_VERSION}",
+            "it lacks driver_version, minimum_driver_version, target",
+        ),
     ],
-    ids=["older", "newer", "other architecture", "foreign"],
+    ids=["older", "newer", "other architecture", "foreign", "incomplete"],
 )
 def test_an_installed_module_of_another_abi_gives_way_to_the_bundled_one(
     plugin: Plugin, tmp_path: Path, installed: str, reason: str

@@ -108,7 +108,13 @@ def test_a_wheel_of_something_else_is_refused(plugin: Plugin) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["raise ValueError('broken')", "raise OSError('broken')", "import sys; sys.exit('broken')"]
+    "content",
+    [
+        "raise ValueError('broken')",
+        "raise OSError('broken')",
+        "import sys; sys.exit('broken')",
+        "def __getattr__(name): raise ValueError('broken')",
+    ],
 )
 def test_an_installed_module_that_raises_anything_is_passed_over(plugin: Plugin, content: str) -> None:
     package = plugin.root / "comfy_sage2" / "comfy_sage2_sm90"

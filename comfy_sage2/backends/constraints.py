@@ -10,12 +10,19 @@ from .base import AttentionRequest, Constraint
 MAX_LENGTH = 2**31 - 256  # token indices are 32-bit in the kernels, offsets 64-bit
 
 
+# What to use without kernels. ComfyUI's own attention is what every node falls back to.
+_OWN = "use ComfyUI's own attention"
+_OWN_OR_KITCHEN = f"{_OWN} or comfy-kitchen's INT8 (--use-ck-attention)"
+_EXACT_OR_OWN = "use mode exact or ComfyUI's own attention"
+
+
 def _on_cuda(request: AttentionRequest) -> str | None:
     if request.device_type == "cuda" and torch.version.hip is not None:  # which calls its devices "cuda" too
-        return f"[SA-103] the kernels are for NVIDIA GPUs, and this torch is built for ROCm {torch.version.hip}"
+        found = f"this torch is built for ROCm {torch.version.hip}"
+        return f"[SA-103] the kernels are for NVIDIA GPUs, and {found}: {_OWN_OR_KITCHEN}"
     if request.device_type == "cuda":
         return None
-    return f"[SA-103] the tensors must be on a CUDA device, got {request.device_type}"
+    return f"[SA-103] the tensors must be on a CUDA device, got {request.device_type}: elsewhere {_OWN}"
 
 
 def _length(request: AttentionRequest) -> str | None:
@@ -39,19 +46,23 @@ LENGTH = Constraint("length", _length)
 PRECISE = Constraint("precise", _precise)
 
 
-# What to use where no kernel of this library fits, by compute capability or its major number. "ComfyUI's own attention"
-# is what every node falls back to.
-_WITHOUT_KERNELS = {
-    (7, 5): "Turing lacks instructions that all these kernels use (cp.async, bf16): use ComfyUI's own attention",
-    (8, 7): "Jetson Orin does not run the code for 8.0: use ComfyUI's own attention",
-    10: "on these GPUs (B200, B300) the instructions of these kernels are slow: use ComfyUI's own attention",
-    11: "on these GPUs (Thor) the instructions of these kernels are slow: use ComfyUI's own attention",
+# Why a GPU has no kernels here and what to use on it, by compute capability or its major number; the first and the last
+# of these numbers stand for those beyond them too.
+_FIRST, _LAST = 7, 13
+_WITHOUT_KERNELS: dict[tuple[int, int] | int, str] = {
+    (7, 5): f"Turing lacks instructions that all of them use (cp.async, bf16): {_OWN_OR_KITCHEN}",
+    (8, 7): f"Jetson Orin does not run the code for 8.0: {_EXACT_OR_OWN}",
+    _FIRST: f"GPUs before Ampere lack instructions that all of them use: {_OWN}",
+    10: f"their instructions are slow on these GPUs (B200, B300): {_EXACT_OR_OWN}",
+    11: f"their instructions are slow on these GPUs (Thor): {_EXACT_OR_OWN}",
+    _LAST: f"this GPU is newer than this version of the pack: update it, or {_EXACT_OR_OWN}",
 }
 
 
-def _advice(capability: tuple[int, int]) -> str:
-    advice = _WITHOUT_KERNELS.get(capability) or _WITHOUT_KERNELS.get(capability[0])
-    return f". {advice}" if advice else ""
+def _without_kernels(capability: tuple[int, int]) -> str | None:
+    """Why there are no kernels for a GPU and what to use on it; None where there are, or nothing is known of it."""
+    major = min(max(capability[0], _FIRST), _LAST)
+    return _WITHOUT_KERNELS.get(capability) or _WITHOUT_KERNELS.get(major)
 
 
 def capability_is(*supported: tuple[int, int]) -> Constraint:
@@ -64,7 +75,10 @@ def capability_is(*supported: tuple[int, int]) -> Constraint:
         if request.capability is None:
             return f"[SA-103] these kernels need compute capability {names}, got no CUDA device"
         found = "{}.{}".format(*request.capability)
-        return f"[SA-103] these kernels need compute capability {names}, got {found}{_advice(request.capability)}"
+        reason = _without_kernels(request.capability)
+        if reason is not None:  # in the same words for every kernel module, so that a list of reasons has them once
+            return f"[SA-103] there are no kernels for compute capability {found}: {reason}"
+        return f"[SA-103] these kernels need compute capability {names}, got {found}"
 
     return Constraint("compute capability", check)
 

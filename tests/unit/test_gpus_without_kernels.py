@@ -1,0 +1,91 @@
+"""Who has no kernels here is told what to use: by `explain`, by doctor, and once by the node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from comfy_sage2 import doctor, explain, registry
+from comfy_sage2.backends import base, selftest
+from comfy_sage2.comfyui.serve.serving import probe
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.kernels import loader
+
+GPU = torch.device("cuda", 0)
+OWN = "use ComfyUI's own attention"
+KITCHEN = f"{OWN} or comfy-kitchen's INT8 (--use-ck-attention)"
+EXACT = "use mode exact or ComfyUI's own attention"
+WITHOUT = {
+    (6, 1): ("GPUs before Ampere lack instructions", OWN),
+    (7, 0): ("GPUs before Ampere lack instructions", OWN),
+    (7, 5): ("Turing lacks instructions", KITCHEN),
+    (8, 7): ("Jetson Orin does not run the code for 8.0", EXACT),
+    (10, 0): ("slow on these GPUs (B200, B300)", EXACT),
+    (10, 3): ("slow on these GPUs (B200, B300)", EXACT),
+    (11, 0): ("slow on these GPUs (Thor)", EXACT),
+    (13, 0): ("newer than this version of the pack: update it", EXACT),
+}
+KERNELS = [backend.name for backend in registry.kernels()]
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """A GPU of this compute capability, for which every kernel module would load."""
+    capability: tuple[int, int] = request.param
+    monkeypatch.setattr(base, "_capability", lambda device: capability)
+    monkeypatch.setattr(doctor, "_devices", lambda: [GPU])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of the test {capability}")
+    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
+    with FakeTensorMode():
+        yield capability
+
+
+def _reasons() -> dict[str, str | None]:
+    q = torch.empty(1, 8, 1024, 128, dtype=torch.float16, device=GPU)
+    found = explain(q, q, q)
+    return {name: found[name] for name in KERNELS}
+
+
+@pytest.mark.parametrize("gpu", WITHOUT, indirect=True, ids="{0[0]}.{0[1]}".format)
+def test_a_gpu_without_kernels(gpu: tuple[int, int], capsys: pytest.CaptureFixture[str]) -> None:
+    why, instead = WITHOUT[gpu]
+    (reason,) = set(_reasons().values())
+    assert reason is not None
+    assert reason.startswith("[SA-103] there are no kernels for compute capability {}.{}: ".format(*gpu))
+    assert why in reason and reason.endswith(f": {instead}" if "update it" not in why else f", or {instead}")
+    assert doctor.main([]) == 1
+    printed = capsys.readouterr().out
+    assert f"{', '.join(KERNELS)} cannot: {reason}\n" in printed
+    assert probe(GPU, Settings()).reason == reason
+
+
+@pytest.mark.parametrize("gpu", [(12, 1)], indirect=True, ids=["12.1"])
+def test_12_1_runs_the_code_of_12_0(gpu: tuple[int, int], capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = _reasons()
+    assert reasons.pop("sm120") is None
+    assert all(str(reason).endswith(", got 12.1") for reason in reasons.values())
+    assert doctor.main([]) == 0
+    assert "sm120" in capsys.readouterr().out
+    assert probe(GPU, Settings()).backend == "sm120"
+
+
+@pytest.mark.parametrize("gpu", [(12, 0), (9, 0)], indirect=True, ids=["as 12.0", "as 9.0"])
+def test_an_amd_gpu(gpu: tuple[int, int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """ROCm's torch calls its devices "cuda", with capabilities that NVIDIA's GPUs have too."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    (reason,) = set(_reasons().values())
+    assert reason is not None and "for NVIDIA GPUs" in reason and reason.endswith(f": {KITCHEN}")
+    assert doctor.main([]) == 1 and f"{', '.join(KERNELS)} cannot: {reason}\n" in capsys.readouterr().out
+    assert probe(GPU, Settings()).reason == reason
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("cpu")])
+    reason = probe(torch.device("cpu"), Settings()).reason
+    assert reason == f"[SA-103] the tensors must be on a CUDA device, got cpu: elsewhere {OWN}"
+    assert doctor.main([]) == 1 and f"{', '.join(KERNELS)} cannot: {reason}\n" in capsys.readouterr().out

@@ -135,7 +135,7 @@ class Choices:
         """The table in words: speeds of the longest call of each head_dim, and the crossovers."""
         lines = []
         for head_dim in self._head_dims:
-            work = max((one for _, one in self.times.seconds if one.head_dim == head_dim), key=lambda one: one.pairs)
+            work = self._long_call(head_dim)
             speeds = [
                 f"{_named(one)} {work.teraflops(seconds):.0f}"
                 for (one, at), seconds in self.times.seconds.items()
@@ -170,7 +170,7 @@ class Choices:
     def _mode_ratio(self, mode: str, other: str) -> float | None:
         """The time of a mode by that of another, over the long calls; None when one was not timed."""
         ratios = []
-        for work in self._long_calls():
+        for work in map(self._long_call, self._head_dims):
             mine, others = self._fastest_of(mode, work), self._fastest_of(other, work)
             if mine is not None and others is not None:
                 ratios.append(self.times.seconds[mine, work] / self.times.seconds[others, work])
@@ -179,7 +179,7 @@ class Choices:
     def _ratio(self, candidate: _Kind, other: _Kind) -> float | None:
         """The time of one kind by that of the other, over the long calls; None when one was not timed."""
         found, ratios = self.times.seconds.items(), []
-        for work in self._long_calls():
+        for work in map(self._long_call, self._head_dims):
             mine, others = (
                 next(
                     (value for (one, at), value in found if at == work and kind == (one.mode, one.pv_accumulator)), None
@@ -190,13 +190,10 @@ class Choices:
                 ratios.append(mine / others)
         return _mean(ratios)
 
-    def _long_calls(self) -> list[Work]:
-        """Of each head_dim the call with the most pairs, which says most about the products."""
-        works = {work for _, work in self.times.seconds}
-        return [
-            max((work for work in works if work.head_dim == head_dim), key=lambda work: work.pairs)
-            for head_dim in self._head_dims
-        ]
+    def _long_call(self, head_dim: int) -> Work:
+        """The call with the most pairs, of those the one with the fewest tokens: it says most about the products."""
+        works = (work for _, work in self.times.seconds if work.head_dim == head_dim)
+        return max(works, key=lambda work: (work.pairs, -work.tokens))
 
 
 def _mean(ratios: list[float]) -> float | None:

@@ -52,10 +52,11 @@ class GpuClock:
 def time_rounds(
     runs: Mapping[Key, Callable[[], object]], clock: Clock, rng: random.Random, seconds: float
 ) -> dict[Key, list[float]]:
-    """The seconds of each call in each round: 3 to 7 rounds, as many as `seconds` allow.
+    """The seconds of each call in each round: 3 to 7 rounds, as many as `seconds` allow with what comes before.
 
     A first visit that is not counted loads and compiles; a call that raises RuntimeError in it is left out.
     """
+    start = clock.now()
     calls: dict[Key, int] = {}
     for key, run in runs.items():
         try:
@@ -73,7 +74,7 @@ def time_rounds(
         rng.shuffle(order)
         for key in order:
             found[key].append(clock.visit(runs[key], calls[key]))
-        passed = clock.now() - begin
-        if finished >= FEWEST_ROUNDS and passed * (finished + 1) / finished > seconds:
+        now = clock.now()
+        if finished >= FEWEST_ROUNDS and now - start + (now - begin) / finished > seconds:
             break
     return found

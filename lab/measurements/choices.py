@@ -48,7 +48,8 @@ def _call(sizes: tuple[int, int, int, int, int]) -> AttentionCall:
 
 
 def _chosen(serving: Serving, call: AttentionCall) -> Candidate:
-    outcome = serving.choose(call, Place(0, None, 0, 1, *call.lengths))
+    q_length, kv_length = call.lengths
+    outcome = serving.choose(call, Place(0, None, 0, 1, kv_length, is_self=q_length == kv_length))
     assert outcome.backend is not None and outcome.options is not None, outcome.reason
     return Candidate(outcome.backend, outcome.options.mode, outcome.options.pv_accumulator)
 

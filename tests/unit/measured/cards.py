@@ -10,7 +10,7 @@ from comfy_sage2.measured.times import PLAIN, Candidate, Work
 EIGHT, EIGHT_HALF = Candidate("sm89", "8b", "fp32"), Candidate("sm89", "8b", "fp16")
 FOUR, FOUR_HALF = Candidate("sm89", "4b", "fp32"), Candidate("sm89", "4b", "fp16")
 FLASH, CUDNN, OWN = Candidate("torch-flash"), Candidate("torch-cudnn"), Candidate(PLAIN)
-WORKS = [Work(16, n, m, d) for d in (64, 128) for n, m in ((1024, 1024), (4096, 4096), (8192, 512))]
+WORKS = [Work(16, n, m, d) for d in (64, 128) for n, m in ((1024, 1024), (4096, 4096), (32768, 512))]
 # TFLOP/s of the products, and microseconds for each 1000 tokens of a head, on a card like an RTX 4090.
 CARD = {
     EIGHT: (300, 0.5), EIGHT_HALF: (440, 0.5), FOUR: (340, 0.7), FOUR_HALF: (560, 0.7),

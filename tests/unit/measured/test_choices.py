@@ -139,6 +139,57 @@ def test_the_table_in_words() -> None:
         assert words in lines[1]
 
 
+# As of an H200: TFLOP/s of the products, microseconds of each tile of 128 queries beside them, those of a call's start,
+# and bytes for each channel of a query and of a key that a call moves before the attention.
+TILES = {EIGHT: (1080, 2.4, 14.0, 3, 8), CUDNN: (690, 1.35, 8.0, 0, 0), FLASH: (360, 1.2, 6.0, 0, 0)}
+MULTIPROCESSORS, BYTES_A_SECOND, CACHE = 132, 3.6e12, 50e6
+
+
+def seconds_in_tiles(candidate: Candidate, work: Work) -> float:
+    """A call as GPUs compute it: whole waves of tiles; what fits into the cache is moved twice as fast."""
+    rate, beside, start, of_query, of_key = TILES[candidate]
+    waves = math.ceil(work.heads * math.ceil(work.q_length / 128) / MULTIPROCESSORS)
+    products = math.ceil(work.kv_length / 128) * 4 * 128 * 128 * work.head_dim / (rate * 1e12 / MULTIPROCESSORS)
+    channels = work.heads * work.head_dim
+    moved = channels * (work.q_length * of_query + work.kv_length * of_key) / BYTES_A_SECOND
+    cached = 2 * channels * work.q_length < CACHE
+    return start * 1e-6 + waves * (beside * 1e-6 + products) + moved * (0.5 if cached else 1.0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.01])
+@pytest.mark.parametrize(
+    "sizes",
+    [(40, 8192, 512), (40, 75600, 512), (40, 75600, 257), (12, 32760, 512), (40, 32760, 512), (20, 4608, 1024)],
+    ids=str,
+)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_cross_attention_takes_the_fastest_one(head_dim: int, sizes: tuple[int, int, int], noise: float) -> None:
+    """With few keys the quantization of many queries decides, and how fast these come from memory."""
+    rng = random.Random(1)
+    timed = {
+        (one, work): seconds_in_tiles(one, work) * math.exp(rng.gauss(0.0, noise / 2))
+        for one in TILES
+        for work in WORKS
+    }
+    found = Choices(Times(timed, noise))
+    work = Work(*sizes, head_dim)
+    name = found.fastest_first([CUDNN.backend, FLASH.backend], work)[0]
+    chosen = Candidate(name) if found.is_faster(Candidate(name), EIGHT, work) else EIGHT
+    times = {one: seconds_in_tiles(one, work) for one in TILES}
+    assert times[chosen] <= 1.02 * min(times.values()), (chosen, times)
+
+
+def test_the_long_call_is_the_square_one() -> None:
+    """Cross-attention with as many pairs says less about the products."""
+    times = card(slower={})
+    square, long = Work(16, 4096, 4096, 128), Work(16, 32768, 512, 128)
+    assert square.pairs == long.pairs
+    for order in (1, -1):
+        found = Choices(Times(dict(list(times.items())[::order]), 0.0))
+        assert all("4096 tokens" in line for line in found.lines())
+        assert found.four_bits_pay() is False
+
+
 def rounds(count: int = 5, noise: float = 0.01, seed: int = 0) -> dict[Any, list[float]]:
     rng = random.Random(seed)
     return {key: [value * math.exp(rng.gauss(0.0, noise)) for _ in range(count)] for key, value in card().items()}

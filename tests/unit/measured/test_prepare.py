@@ -23,7 +23,12 @@ from comfy_sage2.measured import known
 from comfy_sage2.measuring import prepare
 from comfy_sage2.options import EXACT, AttentionOptions
 
-from .cards import CUDNN, EIGHT_HALF, FLASH, card
+from .cards import CUDNN, EIGHT_HALF, FLASH, WORKS, card
+
+
+def test_the_made_up_cards_are_asked_what_real_ones_are() -> None:
+    assert {(work.q_length, work.kv_length) for work in WORKS} == set(prepare._LENGTHS)
+    assert {work.head_dim for work in WORKS} == set(prepare._HEAD_DIMS)
 
 
 @dataclass

@@ -49,9 +49,9 @@ def test_every_call_has_its_turn_in_every_round() -> None:
 
 def test_no_more_rounds_than_the_time_allows() -> None:
     clock = FakeClock()
-    found = time_rounds(runs(one=0.02, other=0.04), clock, random.Random(0), seconds=0.3)
+    found = time_rounds(runs(one=0.02, other=0.04), clock, random.Random(0), seconds=0.43)
     assert len(found["one"]) == len(found["other"]) == 5
-    assert clock.passed - 2 * 0.06 <= 0.3
+    assert clock.passed <= 0.43
     found = time_rounds(runs(one=5.0), FakeClock(), random.Random(0), seconds=0.3)
     assert len(found["one"]) == FEWEST_ROUNDS
 

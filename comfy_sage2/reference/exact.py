@@ -22,8 +22,10 @@ def exact_attention(
     """Plain attention computed and returned in `dtype`; rows that attend to nothing are 0 with an LSE of -inf."""
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     repeats = q.shape[1] // k.shape[1]
-    k = k.to(dtype).repeat_interleave(repeats, dim=1).transpose(2, 3)
-    v = v.to(dtype).repeat_interleave(repeats, dim=1)
+    k, v = k.to(dtype), v.to(dtype)
+    if repeats > 1:
+        k, v = (tensor.repeat_interleave(repeats, dim=1) for tensor in (k, v))
+    k = k.transpose(2, 3)
     key = torch.arange(k.shape[3], device=q.device)
     step = max(_TILE_SCORES // (q.shape[0] * q.shape[1] * k.shape[3]), 1)
     outs, lses = [], []

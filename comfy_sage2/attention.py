@@ -201,7 +201,7 @@ class _WithoutGradient(torch.autograd.Function):
 _LIBRARY = torch.library.Library("comfy_sage2", "FRAGMENT")
 _TYPES = {"bool": "bool", "int": "int", "float": "float", "float | None": "float?", "str": "str"}
 # Not by their own names: the compiler passes arguments by name next to one of its own that is called "mode".
-_OPTIONS = ", ".join(f"{_TYPES[str(option.type)]} {option.name}_option" for option in fields(AttentionOptions))
+OPTIONS_SCHEMA = ", ".join(f"{_TYPES[str(option.type)]} {option.name}_option" for option in fields(AttentionOptions))
 
 
 @lru_cache(maxsize=1024)
@@ -252,8 +252,8 @@ def _fake(
 def _define(name: str, nonfinite: str) -> Any:
     """The operator comfy_sage2::`name` with this type of `nonfinite`, for both the device and the compiler."""
     _LIBRARY.define(
-        f"{name}(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, {nonfinite} nonfinite, str? backend, {_OPTIONS}) "
-        "-> (Tensor, Tensor)",
+        f"{name}(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, {nonfinite} nonfinite, str? backend, "
+        f"{OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
         tags=torch.Tag.pt2_compliant_tag,
     )
     _LIBRARY.impl(name, _run, "CompositeExplicitAutograd")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..measured.choices import Choices
 from ..metrics import Agreement
 from ..options import AttentionOptions
 from ..text import quoted
-from .plan import Choice, Place, label
+from .plan import Choice, Layer, Place, by_number, label
 from .signature import Signature
 from .targets import TARGETS, VARIANTS, pick
 
@@ -20,7 +21,7 @@ BOUNDS = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
 Measurements = Mapping[tuple[int, int], Mapping[AttentionOptions, Agreement]]  # (layer, part) -> error of each variant
 
 IN_FULL = "[SA-304] the policy keeps this layer in full precision here"
-UNKNOWN = "[SA-305] this pass makes more attention calls than the first one, and the policy does not know them"
+UNKNOWN = "[SA-305] this pass makes an attention call that the first one did not, and the policy does not know it"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Policy:
         layers: for each attention call of one pass its head_dim.
         cells: [layer][part].
         rotate: whether the errors were measured with rotated Q and K. To rotate is the node's choice, not the policy's.
+        names: of the layers, each once; () where the model names none: then they count by their order.
     """
 
     signature: Signature
@@ -57,6 +59,7 @@ class Policy:
     layers: tuple[int, ...]
     cells: tuple[tuple[Cell, ...], ...]
     rotate: bool = False
+    names: tuple[str, ...] = ()
 
     def part(self, step: int, steps: int) -> int:
         """The part of the sampling to which `step` (from 0) of `steps` belongs."""
@@ -64,26 +67,44 @@ class Policy:
 
     def choose(self, place: Place) -> Choice:
         """See `Plan.choose`; a first pass with a layer that the policy does not know raises ValueError."""
-        if place.layer >= len(self.cells):
+        row = self._rows.get(place.name) if self.names else place.layer if place.layer < len(self.cells) else None
+        if row is None:
             if place.layers is None:
-                raise ValueError(self._other_layers(f"at least {place.layer + 1}"))
+                raise ValueError(self._unknown(place))
             return Choice(None, reason=UNKNOWN)  # too late to refuse the model
-        options = self.cells[place.layer][self.part(place.step, place.steps)].options
+        options = self.cells[row][self.part(place.step, place.steps)].options
         if options is None:
             return Choice(None, reason=IN_FULL)
         # Something closer to full precision serves where a kernel lacks the mode: 8 bits for 4, else ComfyUI.
         return Choice(options, instead=AttentionOptions(smooth_v=options.smooth_v) if options.mode == "4b" else None)
 
-    def check_pass(self, head_dims: Sequence[int]) -> None:
-        """See `Plan.check_pass`."""
-        if len(head_dims) != len(self.layers):
-            raise ValueError(self._other_layers(str(len(head_dims))))
-        for layer, (known, found) in enumerate(zip(self.layers, head_dims, strict=True)):
-            if known != found:
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        """Name -> layer; a number where no layer has its name: a compiled model does not say its blocks."""
+        rows = {by_number(layer): layer for layer in range(len(self.layers))}
+        return rows | {name: layer for layer, name in enumerate(self.names)}
+
+    def check_pass(self, calls: Sequence[Layer]) -> None:
+        """See `Plan.check_pass`. A pass may lack layers that have names."""
+        named = bool(self.names) and any(call.name in self.names for call in calls)
+        if named:
+            unknown = [call.name for call in calls if call.name not in self.names]
+            if unknown:
+                raise ValueError(self._other_layers(f"{quoted(unknown[0])} too, which it does not know"))
+        elif len(calls) != len(self.layers):
+            raise ValueError(self._other_layers(str(len(calls))))
+        for layer, call in enumerate(calls):
+            known = self.layers[self._rows[call.name] if named else layer]
+            if known != call.head_dim:
                 raise ValueError(
-                    f"[SA-503] the policy does not fit this model: attention layer {layer} has head_dim {known} in the "
-                    f"policy and {found} in the model; calibrate this model"
+                    f"[SA-503] the policy does not fit this model: attention layer {quoted(call.name)} has head_dim "
+                    f"{known} in the policy and {call.head_dim} in the model; calibrate this model"
                 )
+
+    def _unknown(self, place: Place) -> str:
+        return self._other_layers(
+            f"{quoted(place.name)} too, which it does not know" if self.names else f"at least {place.layer + 1}"
+        )
 
     def _other_layers(self, found: str) -> str:
         return (
@@ -91,17 +112,27 @@ class Policy:
             f"and the model made {found}; calibrate the model with the same patches as it is sampled with"
         )
 
-    def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
-        """See `Plan.reasoning`."""
-        cells = [cell for row in self.cells for cell in row]
-        counts = Counter(label(cell.options) for cell in cells)
-        shares = ", ".join(f"{name} {count / len(cells):.0%}" for name, count in sorted(counts.items()))
+    @property
+    def shares(self) -> str:
+        """The shares of the modes among all layers and parts of the steps, such as "4b 43%, 8b 57%"."""
+        counts = Counter(label(cell.options) for row in self.cells for cell in row)
+        return ", ".join(f"{name} {count / counts.total():.0%}" for name, count in sorted(counts.items()))
+
+    @property
+    def description(self) -> str:
+        """What it was made for."""
         target = TARGETS[self.target]
         return (
             f"policy: {self.target} (cosine at least {target.cosine:g}, relative L1 at most {target.relative_l1:g}), "
             f"made for {self.signature.model} with {len(self.layers)} attention layers"
-            f"{', measured with rotation' if self.rotate else ''}: {shares} of all layers and "
-            "parts of the steps (where the kernel has no 4b, 8b serves; where it has no precise, full precision)",
+            f"{', measured with rotation' if self.rotate else ''}"
+        )
+
+    def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
+        """See `Plan.reasoning`."""
+        return (
+            f"{self.description}: {self.shares} of all layers and parts of the steps (where the kernel has no 4b, 8b "
+            "serves; where it has no precise, full precision)",
         )
 
 
@@ -119,6 +150,7 @@ def make_policy(
     *,
     rotate: bool = False,
     choices: Choices | None = None,
+    names: Mapping[int, str] | None = None,
 ) -> Policy:
     """The policy for `target` from what was measured.
 
@@ -130,6 +162,7 @@ def make_policy(
             measured parts; a layer without any stays in full precision.
         rotate: whether it was measured with rotation.
         choices: by the times of the GPU that it is made on; None takes the shipped order of speed.
+        names: of the layers; None, or names that are numbers alone, give a policy that goes by their order.
 
     Raises:
         ValueError: an unknown target, or nothing was measured.
@@ -152,7 +185,10 @@ def make_policy(
         elsewhere = _most_cautious(list(measured.values()))
         rows.append(tuple(measured.get(part, elsewhere) for part in range(parts)))
     dims = tuple(head_dims[layer] for layer in sorted(head_dims))
-    return Policy(signature, target, BOUNDS, dims, tuple(rows), rotate)
+    given = () if names is None else tuple(names[layer] for layer in sorted(head_dims))
+    if given == tuple(map(by_number, range(len(given)))):
+        given = ()
+    return Policy(signature, target, BOUNDS, dims, tuple(rows), rotate, given)
 
 
 def _cell(measured: Mapping[AttentionOptions, Agreement], target: str, choices: Choices | None) -> Cell:

@@ -15,11 +15,13 @@ from .targets import TARGETS
 
 SCHEMA = "comfy_sage2.policy"
 FULL = "full"  # the mode of a cell in full precision
-# Each version of the document, and the modes that it came with. A policy is written in the first version that has its
-# modes, so that packs of that time can read it.
-MODES = {1: ("8b", "4b", FULL), 2: ("precise",)}
+# Each version of the document, and the modes that it came with. A policy is written in the first version that has what
+# it holds, so that packs of that time can read it.
+MODES: dict[int, tuple[str, ...]] = {1: ("8b", "4b", FULL), 2: ("precise",), 3: ()}
+NAMED = 3  # from this version on layers may have names
 LONGEST = 4_000_000  # characters; a policy for a hundred layers has some thirty thousand
 LONGEST_LINE = 200  # characters of a name or a value
+LONGEST_NAME = 80  # characters of a layer's name
 MOST_SIZES = 200  # entries of model.config
 _LARGEST = sys.float_info.max
 
@@ -34,15 +36,18 @@ def to_text(policy: Policy) -> str:
         "bounds": list(policy.bounds),
         **({"rotate": True} if policy.rotate else {}),
     }
+    names = [{"name": name} for name in policy.names] or [{}] * len(policy.layers)
     rows = [
-        json.dumps({"head_dim": head_dim, "cells": [_cell(cell) for cell in cells]}, allow_nan=False)
-        for head_dim, cells in zip(policy.layers, policy.cells, strict=True)
+        json.dumps({**name, "head_dim": head_dim, "cells": [_cell(cell) for cell in cells]}, allow_nan=False)
+        for name, head_dim, cells in zip(names, policy.layers, policy.cells, strict=True)
     ]
     lines = [f" {json.dumps(name)}: {json.dumps(value, allow_nan=False)}," for name, value in head.items()]
     return "\n".join(["{", *lines, ' "layers": [', ",\n".join(f"  {row}" for row in rows), " ]", "}"]) + "\n"
 
 
 def _version(policy: Policy) -> int:
+    if policy.names:
+        return NAMED
     used = {cell.options.mode if cell.options else FULL for row in policy.cells for cell in row}
     return max(version for version, modes in MODES.items() if used.intersection(modes))
 
@@ -75,8 +80,8 @@ def from_text(text: str) -> Policy:
     version = document.get("version")
     if isinstance(version, bool) or not isinstance(version, int) or version not in MODES:
         raise ValueError(
-            f"[SA-502] version must be {' or '.join(map(str, MODES))}, got {quoted(version)}: the policy was written "
-            "by another version of the pack; update the pack or calibrate again"
+            f"[SA-502] version must be one of {', '.join(map(str, MODES))}, got {quoted(version)}: the policy was "
+            "written by another version of the pack; update the pack or calibrate again"
         )
     modes = tuple(mode for since, added in MODES.items() if since <= version for mode in added)
     model = _object(_field(document, "model", "the policy"), "model")
@@ -100,7 +105,21 @@ def from_text(text: str) -> Policy:
         tuple(head_dim for head_dim, _ in layers),
         tuple(cells for _, cells in layers),
         rotate,
+        _names(rows) if version >= NAMED else (),
     )
+
+
+def _names(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    names: dict[str, int] = {}
+    for index, row in enumerate(rows):
+        field = f"layers[{index}]"
+        name = check_line(f"[SA-501] {field}.name", _field(row, "name", field), LONGEST_NAME)
+        if name in names:
+            raise ValueError(
+                f"[SA-501] {field}.name must differ from that of layers[{names[name]}], got {quoted(name)}"
+            )
+        names[name] = index
+    return tuple(names)
 
 
 def _object(value: object, name: str) -> dict[str, Any]:

@@ -9,23 +9,39 @@ from typing import Protocol
 from ..options import AttentionOptions
 
 
+def by_number(number: int) -> str:
+    """The name of a call of which the model does not say in which block it is."""
+    return f"call {number}"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention call of a pass: "block 7 self", or, where the model names no blocks, its number as "call 12"."""
+
+    name: str
+    head_dim: int
+
+
 @dataclass(frozen=True)
 class Place:
     """Where in a sampling an attention call stands.
 
     Attributes:
-        layer: the call's index within one pass of the model, from 0.
+        layer: the number of the call's name, from 0, in the order in which the names of a sampling first came.
         layers: calls of one pass; None during the first pass, when the number is not known yet.
         step, steps: sampling step from 0, and the number of steps.
-        q_length, kv_length: tokens.
+        kv_length: tokens of k and v.
+        name: as in `Layer`.
+        is_self: whether q and k come from the same tokens.
     """
 
     layer: int
     layers: int | None
     step: int
     steps: int
-    q_length: int
     kv_length: int
+    name: str = ""
+    is_self: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,8 +65,8 @@ class Plan(Protocol):
     def choose(self, place: Place) -> Choice:
         """The options of the call at `place`; the same for the same place."""
 
-    def check_pass(self, head_dims: Sequence[int]) -> None:
-        """Raise ValueError when a pass with attention calls of these head_dims is not of the plan's kind of model."""
+    def check_pass(self, calls: Sequence[Layer]) -> None:
+        """Raise ValueError when a pass with these attention calls is not of the plan's kind of model."""
 
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
         """Why it decides so, in lines for the report, for a model of `layers` and a sampling of `steps`."""
@@ -66,7 +82,7 @@ class FixedPlan:
         """See `Plan.choose`."""
         return Choice(self.options)
 
-    def check_pass(self, head_dims: Sequence[int]) -> None:
+    def check_pass(self, calls: Sequence[Layer]) -> None:
         """See `Plan.check_pass`; it fits every model."""
 
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..options import AttentionOptions
-from .plan import Choice, Place
+from .plan import Choice, Layer, Place
 
 # Before anything is measured: the backends whose 4-bit product runs much faster than their 8-bit one. The reference
 # stands for such a GPU, so that what `auto` does there can be looked at anywhere. sm80 is left out: with P V in fp16,
@@ -70,13 +70,13 @@ class RulePlan:
 
     def choose(self, place: Place) -> Choice:
         """See `Plan.choose`."""
-        if not self._mixes or place.q_length != place.kv_length or place.kv_length < FEW_KEYS:
+        if not self._mixes or not place.is_self or place.kv_length < FEW_KEYS:
             return EIGHT
         if place.layers is None or _at_an_end(place.step, place.steps, self.rule.steps):
             return EIGHT
         return EIGHT if _at_an_end(place.layer, place.layers, self.rule.layers) else FOUR
 
-    def check_pass(self, head_dims: Sequence[int]) -> None:
+    def check_pass(self, calls: Sequence[Layer]) -> None:
         """See `Plan.check_pass`; the rules serve every model."""
 
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.policy import document
 from comfy_sage2.policy.calibrated import BOUNDS, IN_FULL, UNKNOWN, Policy, make_policy, part_of
 from comfy_sage2.policy.document import from_text, to_text
-from comfy_sage2.policy.plan import Choice, Place, label
+from comfy_sage2.policy.plan import Choice, Layer, Place, by_number, label
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.speed import fastest_first
 from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
@@ -25,6 +26,11 @@ PARTS = len(BOUNDS) - 1
 def errors(*relative_l1: float) -> dict[AttentionOptions, Agreement]:
     """Measurements of the first variants with these relative L1 errors and cosines that fit them."""
     return {v: Agreement(1 - error * error / 2, error, 0.0) for v, error in zip(VARIANTS, relative_l1, strict=False)}
+
+
+def calls(*head_dims: int) -> list[Layer]:
+    """A pass of a model that does not say its blocks."""
+    return [Layer(by_number(number), head_dim) for number, head_dim in enumerate(head_dims)]
 
 
 def small_policy(target: str = "balanced") -> Policy:
@@ -87,7 +93,7 @@ def test_choices() -> None:
     policy = small_policy()
 
     def choice(layer: int, step: int) -> Any:
-        return policy.choose(Place(layer, None, step, 10, 4096, 4096))
+        return policy.choose(Place(layer, None, step, 10, 4096))
 
     assert (choice(0, 5).options, choice(1, 5).options, choice(2, 5).options) == (EIGHT, FOUR, None)
     assert choice(1, 5).instead == EIGHT and choice(0, 5).instead is None
@@ -95,16 +101,85 @@ def test_choices() -> None:
     with pytest.raises(ValueError, match=r"for 3 attention calls in one pass, and the model made at least 8"):
         choice(7, 0)
     # Once a pass has fitted, a longer one (of another conditioning) does not end the sampling.
-    assert policy.choose(Place(7, 3, 5, 10, 4096, 4096)) == Choice(None, reason=UNKNOWN)
+    assert policy.choose(Place(7, 3, 5, 10, 4096)) == Choice(None, reason=UNKNOWN)
 
 
 def test_a_pass_of_another_model_is_refused() -> None:
     policy = small_policy()
-    policy.check_pass([128, 128, 64])
+    policy.check_pass(calls(128, 128, 64))
     with pytest.raises(ValueError, match="for 3 attention calls in one pass, and the model made 2"):
-        policy.check_pass([128, 128])
-    with pytest.raises(ValueError, match="attention layer 1 has head_dim 128 in the policy and 96 in the model"):
-        policy.check_pass([128, 96, 64])
+        policy.check_pass(calls(128, 128))
+    with pytest.raises(ValueError, match="attention layer 'call 1' has head_dim 128 in the policy and 96 in the model"):
+        policy.check_pass(calls(128, 96, 64))
+
+
+NAMES = ("block 0 self", "block 0 cross", "block 1 self")
+
+
+def named_policy() -> Policy:
+    """The small policy for a model that says its blocks."""
+    return replace(small_policy(), names=NAMES)
+
+
+def test_a_policy_with_names_goes_by_them() -> None:
+    """Whatever number the call has in this pass, and also after a pass that left blocks out."""
+    policy = named_policy()
+
+    def options(name: str, layer: int, layers: int | None = None) -> AttentionOptions | None:
+        return policy.choose(Place(layer, layers, 5, 10, 4096, name)).options
+
+    assert [options(name, layer) for layer, name in enumerate(NAMES)] == [EIGHT, FOUR, None]
+    assert [options("block 0 cross", 0), options("block 1 self", 1)] == [FOUR, None]
+    with pytest.raises(ValueError, match="for 3 attention calls in one pass, and the model made 'block 7 self' too"):
+        options("block 7 self", 0)
+    assert policy.choose(Place(0, 3, 5, 10, 4096, "block 7 self")) == Choice(None, reason=UNKNOWN)
+
+
+def test_a_pass_may_leave_out_what_has_a_name() -> None:
+    policy = named_policy()
+    policy.check_pass([Layer(name, head_dim) for name, head_dim in zip(NAMES, (128, 128, 64), strict=True)])
+    policy.check_pass([Layer("block 1 self", 64)])
+    with pytest.raises(ValueError, match="attention layer 'block 1 self' has head_dim 64 in the policy and 96 in the"):
+        policy.check_pass([Layer("block 1 self", 96)])
+    with pytest.raises(ValueError, match="and the model made 'call 0' too, which it does not know"):
+        policy.check_pass([Layer("call 0", 128), Layer("block 1 self", 64)])
+
+
+def test_a_compiled_model_says_no_blocks_and_goes_by_order() -> None:
+    policy = named_policy()
+    assert policy.choose(Place(1, None, 5, 10, 4096, "call 1")).options == FOUR
+    policy.check_pass(calls(128, 128, 64))
+    with pytest.raises(ValueError, match="for 3 attention calls in one pass, and the model made 2"):
+        policy.check_pass(calls(128, 128))
+
+
+def test_names_are_what_version_3_has() -> None:
+    """Packs that go by the order alone refuse it: they would give cells to other layers."""
+    written = json.loads(to_text(named_policy()))
+    assert written["version"] == 3 and [row["name"] for row in written["layers"]] == list(NAMES)
+    assert from_text(json.dumps(written)).names == NAMES
+    measured = {(0, 0): errors(0.07, 0.06, 0.039, 0.038)}
+    for names in (None, {0: "call 0", 1: "call 1"}):
+        assert make_policy(WAN, "fast", {0: 64, 1: 64}, measured, names=names).names == ()
+    assert make_policy(WAN, "fast", {0: 64, 1: 64}, measured, names={1: "b", 0: "a"}).names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("block 0 self", "layers[1].name must differ from that of layers[0], got 'block 0 self'"),
+        (7, "layers[1].name must be a text, got 7"),
+        ("x" * 81, "layers[1].name must have at most 80 characters, got 81"),
+        ("block\x1b[2J", "layers[1].name must be printable text without control characters"),
+        ("\ud800", "layers[1].name must be printable text without control characters or surrogates"),
+    ],
+)
+def test_bad_names_are_refused(name: object, words: str) -> None:
+    written = json.loads(to_text(named_policy()))
+    written["layers"][1]["name"] = name
+    with pytest.raises(ValueError) as refused:
+        from_text(json.dumps(written))
+    assert words in str(refused.value)
 
 
 def test_document_round_trip() -> None:
@@ -136,7 +211,7 @@ def test_precise_is_what_version_2_has() -> None:
     assert written["version"] == 2 and json.loads(to_text(small_policy()))["version"] == 1
     again = from_text(to_text(precise))
     assert again.cells[0][0].options == PRECISE and again.cells[1][0].options == FOUR
-    assert again.choose(Place(0, None, 0, 10, 4096, 4096)) == Choice(PRECISE), "full precision where there is none"
+    assert again.choose(Place(0, None, 0, 10, 4096)) == Choice(PRECISE), "full precision where there is none"
     written["version"] = 1
     with pytest.raises(ValueError, match=r"cells\[0\].mode must be one of '8b', '4b', 'full', got 'precise'"):
         from_text(json.dumps(written))
@@ -166,9 +241,10 @@ def test_rotation_is_written_only_where_it_was_measured() -> None:
 CELL = ("layers", 1, "cells", 2)
 BAD = [
     (("schema",), "other", "schema must be 'comfy_sage2.policy', got 'other'"),
-    (("version",), 3, "version must be 1 or 2, got 3: the policy was written by another version of the pack; update"),
-    (("version",), True, "version must be 1 or 2, got True"),
-    (("version",), [1], "version must be 1 or 2, got"),
+    (("version",), 4, "version must be one of 1, 2, 3, got 4: the policy was written by another version of the pack;"),
+    (("version",), True, "version must be one of 1, 2, 3, got True"),
+    (("version",), [1], "version must be one of 1, 2, 3, got"),
+    (("version",), 3, "layers[0] lacks 'name'"),
     (("layers", 1, "cells", 2, "mode"), "precise", "cells[2].mode must be one of '8b', '4b', 'full', got 'precise'"),
     (("model",), ..., "the policy lacks 'model'"),
     (("model",), [], "model must be a JSON object, got list"),

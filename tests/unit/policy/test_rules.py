@@ -10,7 +10,7 @@ import pytest
 from comfy_sage2.policy.plan import Place, label
 from comfy_sage2.policy.rules import FEW_KEYS, RulePlan, kept
 
-MIDDLE = Place(layer=15, layers=30, step=10, steps=20, q_length=4096, kv_length=4096)
+MIDDLE = Place(layer=15, layers=30, step=10, steps=20, kv_length=4096)
 
 
 def mode(backend: str = "sm89", **changes: Any) -> str:
@@ -35,8 +35,8 @@ def test_few_steps(steps: int, middle: int) -> None:
 
 
 def test_what_saves_nothing_keeps_8_bits() -> None:
-    assert mode(kv_length=512) == "8b"  # cross-attention
-    assert mode(q_length=FEW_KEYS - 1, kv_length=FEW_KEYS - 1) == "8b"
+    assert mode(is_self=False) == "8b"
+    assert mode(kv_length=FEW_KEYS - 1) == "8b"
 
 
 def test_an_unknown_number_of_layers_is_no_reason_for_4_bits() -> None:

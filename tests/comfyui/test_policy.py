@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from comfy_sage2.policy.document import from_text
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.policy.calibrated import Cell
+from comfy_sage2.policy.document import from_text, to_text
 from comfy_sage2.policy.plan import label
 from comfy_sage2.policy.rules import FAMILIES
 from tools.comfyui.server import ComfyServer, Prompt
@@ -55,6 +58,7 @@ def test_calibrate_then_render(server: ComfyServer) -> None:
 
     shown = run.outputs["made"]
     assert "measured" in shown["text"][0] and "Saved as tiny" in shown["text"][0], shown["text"]
+    assert "SA-409" not in shown["text"][0], "ComfyUI's own attention is full precision"
     policy = from_text(shown["policy"][0])
     assert policy.signature.model == "WAN21" and policy.layers == (128,) * 4 and policy.target == "fast"
     assert any(cell.cosine is not None for row in policy.cells for cell in row)
@@ -126,3 +130,22 @@ def test_families_of_the_rules_are_classes_of_comfyui(installation: Installation
     classes = (installation.root / "comfy" / "model_base.py").read_text(encoding="utf-8")
     if installation.is_newest:  # older ones lack the newer models
         assert all(f"class {family}(" in classes for family in FAMILIES)
+
+
+def test_a_policy_keeps_its_layers_where_a_guider_skips_some(server: ComfyServer) -> None:
+    """Skip-layer guidance makes a second pass without some blocks: their cells must not go to the next ones."""
+    policy = from_text(server.run(calibration()).outputs["made"]["policy"][0])
+    if not policy.names:
+        pytest.skip("this ComfyUI's models do not say their blocks")
+    assert policy.names == ("block 0 self", "block 0 cross", "block 1 self", "block 1 cross")
+    modes = ("8b", "8b", "4b", "precise")  # one for each layer, in all steps
+    cells = tuple((Cell(AttentionOptions(mode)),) * (len(policy.bounds) - 1) for mode in modes)
+    chain = loaded("loader", text=to_text(replace(policy, cells=cells)))
+    skip = {"double_layers": "0", "single_layers": "", "scale": 3.0, "start_percent": 0.0, "end_percent": 1.0}
+    inputs = {"model": ["sage", 0], **skip, "rescaling_scale": 0.0}
+    chain["skip"] = {"class_type": "SkipLayerGuidanceDiT", "inputs": inputs}
+    report = server.run(with_report(sampling("wan", chain, steps=2))).outputs[REPORT]["text"][0]
+    # In each step both prompts go through both blocks at once, and one of them through block 1 alone.
+    assert "12 of 12 attention calls served (100%), 2 steps, 4 attention layers" in report, report
+    for mode, calls in (("8b", 4), ("4b", 4), ("precise", 4)):
+        assert f"  reference · {mode}: {calls} calls" in report, report

@@ -1,8 +1,9 @@
-"""The forward pass of the model that this thread is in: its step, and how many attention calls it has made."""
+"""The forward pass of the model that this thread is in: its step, and which attention calls it has made."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...policy.plan import Layer, by_number
+
 if TYPE_CHECKING:
+    from ..serve.fidelity import Probe
     from ..serve.session import Session
 
 
@@ -43,9 +47,9 @@ class Forward:
         transformer_options: ComfyUI's options of this pass.
         check_at_end: the guard looks at the outputs of all calls together at the end of the pass, because the pass can
             be made again; else it looks at each output before the model goes on.
-        head_dims: of the attention calls so far. Models call attention in the same order in every pass, so a call's
-            index is a stable layer number.
+        calls: the attention calls so far.
         nonfinite: None, or one int32, 0 at first, that calls on its device set when a value is NaN or infinite.
+        probe: the sample that the guard compares with exact attention, or None.
         agreements: None, or (calls, 3) float32 that takes what is measured of the outputs of calls on its device.
 
     The tensors are made before the pass: see `memory`.
@@ -55,15 +59,40 @@ class Forward:
     step: int
     transformer_options: dict[str, Any]
     check_at_end: bool = False
-    head_dims: list[int] = field(default_factory=list)
+    calls: list[Layer] = field(default_factory=list)
     nonfinite: torch.Tensor | None = None
+    probe: Probe | None = None
     agreements: torch.Tensor | None = None
     _kept: int = 0
+    _named: Counter[str] = field(default_factory=Counter)
+    _kind: str = ""
 
-    def next_layer(self, head_dim: int) -> int:
-        """The layer number of the call that begins now."""
-        self.head_dims.append(head_dim)
-        return len(self.head_dims) - 1
+    def next_call(self, head_dim: int, block: str | None, is_self: bool) -> str:
+        """The name of the call that begins now; `block` makes it, if the model says so.
+
+        A name is the same in every pass: models call attention in the same order. Calls of blocks do not count among
+        the others, so that a pass in which some blocks are left out keeps the names.
+        """
+        return self._count("" if block is None else f"{block} {'self' if is_self else 'cross'}", head_dim)
+
+    def count_too(self, other: Forward) -> str:
+        """Count the call that `other`, the same pass of another node, counted last; its name."""
+        return self._count(other._kind, other.calls[-1].head_dim)
+
+    def _count(self, kind: str, head_dim: int) -> str:
+        number = self._named[kind]
+        self._named[kind] += 1
+        self._kind = kind
+        name = f"{kind} {number + 1}" if kind and number else kind or by_number(number)
+        self.calls.append(Layer(name, head_dim))
+        return name
+
+    def restart(self) -> None:
+        """The pass is made again: its calls are counted from the first layer on."""
+        self.calls.clear()
+        self._named.clear()
+        if self.probe is not None:
+            self.probe.restart()
 
     def nonfinite_flag(self, device: torch.device) -> torch.Tensor | None:
         """The flag for a call on `device`, or None when its output has to be looked at by itself."""
@@ -112,7 +141,7 @@ def running(slot: int, forward: Forward) -> Iterator[None]:
 def restart() -> None:
     """The pass that this thread is in is made again: every node counts its calls from the first layer on."""
     for forward in _running.by_slot.values():
-        forward.head_dims.clear()
+        forward.restart()
 
 
 def current(slot: int) -> Forward | None:

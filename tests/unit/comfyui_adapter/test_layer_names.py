@@ -1,0 +1,207 @@
+"""What calls are called, which calls are self-attention, and what follows from both, without ComfyUI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.call.attention_call import AttentionCall
+from comfy_sage2.comfyui.call.facts import block_of, has_cross_attention, is_self_attention
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.policy.calibrated import make_policy
+from comfy_sage2.policy.signature import Signature
+
+from .calls import SIGMAS, ones, qkv, reasons, serving, session_with
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "options, name",
+    [
+        ({}, None),
+        ({"block_index": 7}, "block 7"),
+        ({"block_index": 7, "block_type": "double"}, "block 7"),
+        ({"block_index": 7, "block_type": "single"}, "single block 7"),
+        ({"block": ("input", 4), "block_index": 0}, "input 4 block 0"),
+        ({"block": ("middle", 0)}, "middle 0"),
+        ({"block_index": "7"}, None),
+        ({"block_index": 1, "block_type": "\x1b[2J" + "x" * 99}, "\\x1b[2J" + "x" * 16 + " block 1"),
+    ],
+)
+def test_blocks(options: dict[str, Any], name: str | None) -> None:
+    assert block_of(options) == name
+
+
+def attend(session: Session, options: list[dict[str, Any]], keys: list[int] | None = None, sigma: float = 1.0) -> None:
+    """A pass with one call of 64 queries for each of the options that the model sets."""
+    override = make_override(session)
+    with forwards.running(session.slot, forward := session.begin_forward(sigma, CPU, {})):
+        for number, entry in enumerate(options):
+            q, k, v = qkv(64, keys[number] if keys else 64)
+            override(ones, q, k, v, 4, _inside_attn_wrapper=True, transformer_options=entry)
+    session.end_forward(forward)
+
+
+def blocks(*numbers: int) -> list[dict[str, Any]]:
+    return [{"block_index": number, "block_type": "double"} for number in numbers]
+
+
+def test_names_of_a_pass() -> None:
+    """Calls without a block count among themselves; several calls of a kind in a block are numbered."""
+    session = session_with()
+    attend(session, [{}, {}, *blocks(0, 0, 0, 1), {}], keys=[64, 64, 64, 32, 16, 64, 64])
+    names = [session.record.layer_name(layer) for layer in range(7)]
+    assert names == ["call 0", "call 1", "block 0 self", "block 0 cross", "block 0 cross 2", "block 1 self", "call 2"]
+    assert session.record.layer_name(7) == "call 7"
+    assert session.record.summary().names == tuple(names)
+
+
+def test_a_pass_that_leaves_blocks_out_keeps_the_numbers() -> None:
+    session = session_with()
+    for numbers in ((0, 1, 2, 3), (0, 3), (0, 1, 2, 3, 4)):
+        attend(session, blocks(*numbers))
+    summary = session.record.summary()
+    assert summary.layers == 5 and summary.calls == 11
+    session.begin_sampling(SIGMAS)
+    attend(session, blocks(1))
+    assert session.record.layer_name(0) == "block 1 self", "each sampling begins anew"
+
+
+def test_a_pass_that_is_made_again_has_the_same_names() -> None:
+    session = session_with()
+    with forwards.running(0, forward := session.begin_forward(1.0, CPU, {})):
+        for _ in range(2):
+            forwards.restart()
+            override = make_override(session)
+            override(ones, *qkv(), 4, _inside_attn_wrapper=True, transformer_options={"block_index": 0})
+    assert [call.name for call in forward.calls] == ["block 0 self"] and session.record.summary().layers == 1
+
+
+def test_an_earlier_node_names_calls_that_it_does_not_see_alike() -> None:
+    first = session_with(start_percent=0.5)
+    second = serving(Settings(backend="reference", apply_to="self only"), 1, make_override(first))
+    second.begin_sampling(SIGMAS)
+    with forwards.running(0, forward := first.begin_forward(1.0, CPU, {})):
+        attend(second, blocks(0, 0, 1, 1), keys=[64, 32, 64, 32])
+    names = ["block 0 self", "block 0 cross", "block 1 self", "block 1 cross"]
+    assert [call.name for call in forward.calls] == names
+    assert [first.record.layer_name(layer) for layer in range(4)] == names
+
+
+def test_a_policy_binds_to_names() -> None:
+    """Cells do not shift in passes that leave blocks out."""
+    exact, coarse = Agreement(1.0, 0.0, 0.0), Agreement(0.5, 0.5, 0.5)
+    four, eight = AttentionOptions("4b"), AttentionOptions("8b")
+    measured = {
+        (layer, 0): {four: exact if layer == 3 else coarse, eight: exact if layer in (1, 3) else coarse}
+        for layer in range(4)
+    }
+    names = {layer: f"block {layer} self" for layer in range(4)}
+    policy = make_policy(Signature.of("WAN21", {}), "balanced", dict.fromkeys(range(4), 32), measured, names=names)
+    session = serving(Settings(backend="reference", policy=policy), plan=policy)
+    session.begin_sampling(SIGMAS)
+    attend(session, blocks(0, 1, 2, 3))
+    attend(session, blocks(1, 3), sigma=0.75)
+    found = {
+        place: outcome.options and outcome.options.mode for place, outcome in session.record.summary().cells.items()
+    }
+    assert found == {(0, 0): None, (1, 0): "8b", (2, 0): None, (3, 0): "4b", (1, 1): "8b", (3, 1): "4b"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_policy_tells_where_a_model_without_names_leaves_calls_out(named: bool) -> None:
+    measured = {(layer, 0): {AttentionOptions("8b"): Agreement(1.0, 0.0, 0.0)} for layer in range(3)}
+    names = {layer: f"block {layer} self" if named else f"call {layer}" for layer in range(3)}
+    policy = make_policy(Signature.of("LTXV", {}), "fast", dict.fromkeys(range(3), 32), measured, names=names)
+    session = serving(Settings(backend="reference", policy=policy), plan=policy)
+    session.begin_sampling(SIGMAS)
+    for numbers in ((0, 1, 2), (0, 2), (0, 1, 2)):
+        attend(session, blocks(*numbers) if named else [{}] * len(numbers))
+    session.end_sampling()
+    assert ("1 of the passes made fewer attention calls than the first" in report([session])) == (not named)
+    session.begin_sampling(SIGMAS)
+    attend(session, blocks(0, 1, 2) if named else [{}] * 3)
+    assert "fewer attention calls" not in report([session]), "each sampling begins anew"
+
+
+def test_the_report_calls_layers_by_their_names() -> None:
+    session = session_with(measure_quality=True)
+    attend(session, blocks(4))
+    assert "  block 4 self: cosine" in report([session])
+
+
+def call_of(q: torch.Tensor, k: torch.Tensor, **options: Any) -> AttentionCall:
+    return AttentionCall(q, k, k, 4, **options)
+
+
+def test_as_many_tokens_or_more_queries() -> None:
+    q = torch.randn(2, 64, 128)
+    assert is_self_attention(call_of(q, torch.randn(2, 64, 128)), {})
+    assert not is_self_attention(call_of(q, torch.randn(2, 32, 128)), {}, cross_attends=False)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_part_of_the_queries(batch: int, heads_first: bool, copied: bool) -> None:
+    """LTX's guides and HiDream-O1's generated part attend to all tokens, Wan Animate 2's frames to more than those."""
+    whole = torch.randn(batch, 4, 64, 32).transpose(1, 2) if copied else torch.randn(batch, 64, 4, 32)
+    part = whole[:, 16:48]
+
+    def found(keys: int) -> bool:
+        k = torch.randn(batch, keys, 4, 32)
+        if heads_first:
+            return is_self_attention(call_of(part.transpose(1, 2), k.transpose(1, 2), skip_reshape=True), {})
+        return is_self_attention(call_of(part.flatten(2), k.flatten(2)), {})
+
+    if copied and not heads_first:  # flattened, which copies: nothing tells that it is a part
+        assert not found(64)
+    else:
+        assert found(64) and found(80)
+        assert not found(48), "queries in chunks, for memory, and fewer keys than there are queries"
+
+
+def test_fused_projections_are_no_parts() -> None:
+    q, k, v = torch.randn(1, 64, 3 * 128).chunk(3, dim=-1)
+    assert is_self_attention(AttentionCall(q, k, v, 4), {})
+    assert not is_self_attention(call_of(q, torch.randn(1, 100, 128)), {})
+
+
+def test_keys_of_earlier_frames() -> None:
+    """Wan's autoregressive sampling keeps keys, and says where."""
+    cache = torch.randn(1, 96, 4, 32)
+    q, k = torch.randn(1, 32, 128), cache[:, :64].view(1, 64, 128)
+    state = {"ar_state": {"start_frame": 0, "kv_caches": [{"k": torch.randn(1, 96, 4, 32)}, {"k": cache}]}}
+    assert is_self_attention(call_of(q, k), state)
+    assert not is_self_attention(call_of(q, k.clone()), state) and not is_self_attention(call_of(q, k), {})
+    assert not is_self_attention(call_of(q, k), {"ar_state": {"kv_caches": [None]}})
+
+
+def test_a_model_without_cross_attention() -> None:
+    """HiDream-O1 keeps the prompt's keys from pass to pass."""
+    q, k = torch.randn(1, 32, 128), torch.randn(1, 64, 128)
+    assert is_self_attention(call_of(q, k), {}, cross_attends=False) and not is_self_attention(call_of(q, k), {})
+    named, classed = torch.nn.Module(), torch.nn.Module()
+    named.attn2 = torch.nn.Linear(1, 1)
+    classed.text = type("MultiHeadCrossAttention", (torch.nn.Module,), {})()
+    assert has_cross_attention(named) and has_cross_attention(classed)
+    assert not has_cross_attention(torch.nn.Sequential(torch.nn.Linear(1, 1)))
+
+
+def test_self_only_serves_parts_of_the_queries() -> None:
+    session = session_with(apply_to="self only")
+    part, (_, k, v) = torch.randn(1, 64, 128)[:, :16], qkv(64)
+    override = make_override(session)
+    with forwards.running(0, session.begin_forward(1.0, CPU, {})):
+        for q in (part, torch.randn(1, 16, 128)):
+            override(ones, q, k, v, 4, _inside_attn_wrapper=True, transformer_options={})
+    assert reasons(session.record.summary()) == ["[SA-303] cross-attention, and apply_to is 'self only'"]

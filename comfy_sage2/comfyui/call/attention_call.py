@@ -118,15 +118,10 @@ class AttentionCall:
         return self.q.shape[-1] if self.skip_reshape else self.q.shape[-1] // self.heads
 
     @property
-    def is_self_attention(self) -> bool:
-        """Whether q and k have equally many tokens; joint text and video attention counts as self-attention."""
-        q_length, kv_length = self.lengths
-        return q_length == kv_length
-
-    @property
     def needs_gradient(self) -> bool:
         """Whether ComfyUI trains: a gradient is asked for, and quantized attention has none."""
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (self.q, self.k, self.v))
+        tensors = (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
     @property
     def reason_against_quantizing(self) -> str | None:
@@ -159,17 +154,8 @@ class AttentionCall:
             raise ValueError(
                 f"[SA-210] the last dimension of q must be a multiple of heads ({self.heads}), got {self.q.shape[-1]}"
             )
-        for name, tensor in (("k", self.k), ("v", self.v)):
-            if tensor.shape[-1] % head_dim:
-                raise ValueError(
-                    f"[SA-210] the last dimension of {name} must be a multiple of head_dim ({head_dim}), "
-                    f"got {tensor.shape[-1]}"
-                )
-        return (
-            self.q.unflatten(-1, (self.heads, head_dim)),
-            self.k.unflatten(-1, (self.k.shape[-1] // head_dim, head_dim)),
-            self.v.unflatten(-1, (self.v.shape[-1] // head_dim, head_dim)),
-        )
+        q = self.q.unflatten(-1, (self.heads, head_dim))
+        return q, _heads_of("k", self.k, head_dim), _heads_of("v", self.v, head_dim)
 
     def mask_4d(self) -> torch.Tensor | None:
         """The mask with batch and head dimensions added as ComfyUI does: (…) -> (B | 1, H | 1, Nq | 1, Nkv | 1).
@@ -190,6 +176,19 @@ class AttentionCall:
         if self.skip_output_reshape:
             return (self.q.shape[0], self.heads, q_length, self.head_dim)
         return (self.q.shape[0], q_length, self.heads * self.head_dim)
+
+
+def _heads_of(name: str, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """k or v as (B, N, H, D). Some models, Stable Diffusion 3 among them, pass it so, beside q as (B, N, H * D)."""
+    if tensor.ndim == 4 and tensor.shape[-1] == head_dim:
+        return tensor
+    if tensor.ndim != 3 or tensor.shape[-1] % head_dim:
+        raise ValueError(
+            f"[SA-210] {name} must be (B, N, H * {head_dim}) or (B, N, H, {head_dim}), as q's head_dim is {head_dim}, "
+            f"got shape {tuple(tensor.shape)}"
+        )
+    split: torch.Tensor = tensor.unflatten(-1, (tensor.shape[-1] // head_dim, head_dim))
+    return split
 
 
 ARGUMENTS = tuple(field.name for field in fields(AttentionCall) if field.name != "unknown")

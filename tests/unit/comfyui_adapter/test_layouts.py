@@ -88,6 +88,32 @@ def test_layouts_and_dtypes(skip: bool, skip_output: bool, positional: bool, dty
     check(q, k, v, *heads, **named, skip_reshape=skip, skip_output_reshape=skip_output)
 
 
+@pytest.mark.parametrize("skip_output", [True, False])
+@pytest.mark.parametrize("split", ["v", "k", "k and v"])
+def test_keys_and_values_with_their_heads_apart(split: str, skip_output: bool) -> None:
+    """Stable Diffusion 3 passes q and k as (B, N, H * D), and v as a strided (B, N, H, D)."""
+    q, k, v = tensors()
+    expected = plain(q, k, v, HEADS, skip_reshape=True, skip_output_reshape=skip_output)
+    given = [flattened(q), flattened(k), flattened(v)]
+    for number, tensor in ((1, k), (2, v)):
+        if "qkv"[number] in split.split(" and "):
+            given[number] = tensor.transpose(1, 2)
+    out, shares = served(refuse, *given, HEADS, settings=Settings(backend="reference"), skip_output_reshape=skip_output)
+    assert out.shape == expected.shape
+    assert torch.nn.functional.cosine_similarity(out.flatten(), expected.flatten(), dim=0) > 0.998
+    assert [share.outcome.backend for share in shares] == ["reference"]
+
+
+def test_heads_of_another_size_are_left_to_comfyui() -> None:
+    q, k, v = (flattened(tensor) for tensor in tensors())
+    wrong = v.unflatten(-1, (-1, DIM // 2))
+    out, shares = served(lambda *args, **kwargs: q, q, k, wrong, HEADS, settings=Settings(backend="reference"))
+    assert out is q
+    [reason] = [share.outcome.reason for share in shares]
+    assert reason is not None and "[SA-210] v must be (B, N, H * 64) or (B, N, H, 64)" in reason
+    assert f"got shape ({BATCH}, {KEYS}, {2 * HEADS}, {DIM // 2})" in reason
+
+
 MASKS = {
     "2-D": (QUERIES, KEYS),
     "2-D keys only": (1, KEYS),

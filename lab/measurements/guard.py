@@ -3,15 +3,19 @@
     python -m lab guard
 
 Each layer projects to Q, K and V, attends through the node's override, and projects back, in bf16, so that the GPU has
-work before and after each attention call as in a model. Needs a GPU that an accelerated backend supports.
+work before and after each attention call as in a model. Off, values, values and fidelity, and values looked at after
+each call take turns in an order drawn anew each round. A sample is one layer's in each pass: where the stand-in has
+fewer layers than the model, its share is that much larger here. Needs a GPU that an accelerated backend supports.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import random
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +26,28 @@ from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.observe.calibration import Calibration
 from comfy_sage2.comfyui.serve.serving import Serving, probe
 from comfy_sage2.comfyui.serve.session import Override, Session
-from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.comfyui.settings import FIDELITY, VALUES, Settings
 from comfy_sage2.command_line import Parser
 from comfy_sage2.policy.signature import Signature
+
+STEPS = 2  # of a sampling in a round
+OFF = "off"
+
+
+@dataclass(frozen=True)
+class Level:
+    """Settings of the node, and whether the guard looks once a pass, as where a pass can be repeated."""
+
+    settings: dict[str, Any]
+    at_end: bool = True
+
+
+LEVELS = {
+    OFF: Level({}),
+    VALUES: Level({"guard": True}),
+    FIDELITY: Level({"guard": True, "guard_level": FIDELITY}),
+    f"{VALUES}, at each call": Level({"guard": True}, at_end=False),
+}
 
 
 @dataclass(frozen=True)
@@ -45,9 +68,9 @@ class Shape:
 
 SHAPES = (
     Shape("Flux, 1024 x 1024", 4608, 24, layers=57, rounds=200),
-    Shape("Wan 2.1 1.3B, 480p", 32760, 12, layers=30, rounds=10),
-    Shape("Wan 2.2 14B, 480p", 32760, 40, layers=8, rounds=10),
-    Shape("Wan 2.2 14B, 720p", 75600, 40, layers=8, rounds=5),
+    Shape("Wan 2.1 1.3B, 480p", 32760, 12, layers=30, rounds=30),
+    Shape("Wan 2.2 14B, 480p", 32760, 40, layers=8, rounds=30),
+    Shape("Wan 2.2 14B, 720p", 75600, 40, layers=8, rounds=8),
 )
 
 
@@ -92,11 +115,12 @@ class Model:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; 0 when everything was measured, 1 when that is not possible here."""
+    """Run the command; 0 when everything was measured."""
     parser = Parser(
         prog="python -m lab guard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="part of a shape's name, such as flux")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which the levels take turns")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit("guard needs a CUDA device, and torch finds none")
@@ -104,46 +128,60 @@ def main(arguments: list[str]) -> int:
     expected = probe(device, Settings())
     if expected.reason is not None:
         raise SystemExit(f"no accelerated backend: {expected.reason}")
-    print(f"{machine.summary(device)}, {expected.backend}, bf16")
-    print(
-        "| attention of | layers | a call, ms | guard once a pass, of the call | guard at each call | "
-        "calibration of 20 steps, of the sampling |"
-    )
-    print("| --- | --- | --- | --- | --- | --- |")
+    print(f"{machine.summary(device)}, {expected.backend}, bf16; in brackets what lies between with 95 % probability")
+    names = " | ".join(name for name in LEVELS if name != OFF)
+    print(f"| attention of | layers | a call, ms | {names} | calibration of 20 steps, of the sampling |")
+    print("| --- " * (len(LEVELS) + 3) + "|")
+    rng = random.Random(options.seed)
     for shape in [shape for shape in SHAPES if options.only.lower() in shape.name.lower()]:
         with torch.no_grad():
-            plain, guarded = (Session(Serving(Settings(guard=guard), expected)) for guard in (False, True))
-            print(row(Model(shape, device), plain, guarded))
+            sessions = {name: Session(Serving(Settings(**level.settings), expected)) for name, level in LEVELS.items()}
+            print(row(Model(shape, device), sessions, rng), flush=True)
     return 0
 
 
-def row(model: Model, plain: Session, guarded: Session) -> str:
-    """One line of the table."""
+def row(model: Model, sessions: Mapping[str, Session], rng: random.Random) -> str:
+    """One line of the table: what each level adds to a step, as a share of the time of its attention calls."""
     layers = model.shape.layers
-    for session in (plain, guarded):
-        model.sample(session, 1)
-    at_end = extra_seconds(model, plain, guarded, at_end=True)
-    each = extra_seconds(model, plain, guarded, at_end=False)
-    call = plain.record.summary().attention_seconds / (2 * layers)
+    seconds = in_turns(model, sessions, rng)
+    for name, session in sessions.items():
+        check_serves(name, session)
+    call = sessions[OFF].record.summary().attention_seconds / (STEPS * layers)
+    costs = " | ".join(
+        share([mine - off for mine, off in zip(seconds[name], seconds[OFF], strict=True)], layers * call)
+        for name in sessions
+        if name != OFF
+    )
     calibration = Calibration(Signature.of("", {}), 0.15, lambda done, total: None)
     whole = model.sample(Session(calibration), 20) * 20
     found = (
         f"{calibration.budget.spent / whole:.1%}, {len(calibration.measurements)} of {calibration.measurable} measured"
     )
-    costs = f"{share(at_end, layers * call)} | {share(each, layers * call)}"
     return f"| {model.shape.name} | {layers} | {call * 1e3:.2f} | {costs} | {found} |"
 
 
-def extra_seconds(model: Model, plain: Session, guarded: Session, at_end: bool) -> list[float]:
-    """What the guard adds to a step of two, a figure for each round, in which both are sampled once."""
-    extra = []
-    for number in range(model.shape.rounds):
-        seconds = {}
-        # Each comes after itself as often as after the other, whose heat or idle time it would inherit.
-        for session in (plain, guarded) if number % 2 else (guarded, plain):
-            seconds[session is guarded] = model.sample(session, 2, at_end)
-        extra.append(seconds[True] - seconds[False])
-    return extra
+def in_turns(model: Model, sessions: Mapping[str, Session], rng: random.Random) -> dict[str, list[float]]:
+    """Seconds a step of each session in each round, in an order drawn anew; each inherits the others' heat alike."""
+    for name, session in sessions.items():
+        model.sample(session, 1, LEVELS[name].at_end)
+    seconds: dict[str, list[float]] = {name: [] for name in sessions}
+    order = list(sessions)
+    for _ in range(model.shape.rounds):
+        rng.shuffle(order)
+        for name in order:
+            seconds[name].append(model.sample(sessions[name], STEPS, LEVELS[name].at_end))
+    return seconds
+
+
+def check_serves(name: str, session: Session) -> None:
+    """Raise SystemExit where not every call was served, or the guard took a layer elsewhere: its cost is not this."""
+    guard = session.task.guard
+    texts = [] if guard is None else [found.text for found in guard.downgrades]
+    if guard is not None and guard.fidelity is not None:
+        texts += [found.text for found in guard.fidelity.findings]
+    texts += [part.outcome.label for part in session.record.summary().shares if part.outcome.backend is None]
+    if texts:
+        raise SystemExit(f"{name}: not every call was served as it should be: {'; '.join(texts)}")
 
 
 def share(extra: list[float], of: float) -> str:

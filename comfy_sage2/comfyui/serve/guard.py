@@ -17,10 +17,12 @@ from dataclasses import dataclass
 import torch
 
 from ...backends.base import note_nonfinite
+from .fidelity import LEFT, Fidelity
 
 log = logging.getLogger("comfy_sage2")
 
-PRECISE, LESS_EXACT = "precise", ("8b", "4b")
+MORE_EXACT = ("4b", "8b", "precise")  # from left to right
+PRECISE = MORE_EXACT[-1]
 RECOMPUTED = "[SA-311] guard: the result was not finite, so this call was computed again"
 DOWNGRADED = "[SA-312] guard: this layer gave a result that was not finite earlier in this sampling"
 FULL_PRECISION = "ComfyUI's attention"
@@ -43,6 +45,7 @@ class Downgrade:
     """A layer that the guard took out of use.
 
     Attributes:
+        name: of the layer.
         served_by: backend and mode that gave the result; both of them where a second one failed too.
         recomputed_by: in words, who computed the call again: a backend with its mode, FULL_PRECISION, or an earlier
             node's attention.
@@ -51,6 +54,7 @@ class Downgrade:
     """
 
     layer: int
+    name: str
     step: int
     served_by: str
     recomputed_by: str
@@ -60,7 +64,7 @@ class Downgrade:
     @property
     def text(self) -> str:
         """In words for the user."""
-        text = f"layer {self.layer} gave a result that was not finite in step {self.step} ({self.served_by})"
+        text = f"{self.name} gave a result that was not finite in step {self.step} ({self.served_by})"
         if self.is_finite:
             return f"{text}; {self.recomputed_by} computed it again and serves this layer from there on"
         text = f"[SA-313] {text}; {self.recomputed_by} gave no finite values either"
@@ -71,15 +75,19 @@ class Guard:
     """The downgraded layers of one sampling; several threads may report to it.
 
     Attributes:
+        fidelity: the second level, or None where values alone are checked.
         trusts_repeats: False once a repeated pass came out broken although each of its calls was looked at: something
             else in the model answers from what it kept, so no pass of this sampling is repeated any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fidelity: Fidelity | None = None) -> None:
+        self.fidelity = fidelity
         self.reset()
 
     def reset(self) -> None:
         """A sampling starts: every layer is trusted again."""
+        if self.fidelity is not None:
+            self.fidelity.reset()
         self._downgrades: dict[int, Downgrade] = {}
         self._repeated: list[int] = []
         self._still_broken: list[int] = []
@@ -101,12 +109,16 @@ class Guard:
     def reason(self, layer: int) -> str | None:
         """Why `layer` has to be left to the attention that was there before, or None."""
         found = self._downgrades.get(layer)
-        return None if found is None or found.in_precise else DOWNGRADED
+        if found is not None and not found.in_precise:
+            return DOWNGRADED
+        return LEFT if self.fidelity is not None and self.fidelity.is_left(layer) else None
 
-    def is_precise(self, layer: int) -> bool:
-        """Whether `layer` has to be computed in mode precise."""
+    def mode(self, layer: int) -> str | None:
+        """The least exact mode in which `layer` may be computed, or None where every mode is as good."""
         found = self._downgrades.get(layer)
-        return found is not None and found.in_precise
+        if found is not None and found.in_precise:
+            return PRECISE
+        return None if self.fidelity is None else self.fidelity.mode(layer)
 
     def downgrade(self, found: Downgrade) -> None:
         """A layer gave a result that was not finite; the first one is logged.
@@ -115,7 +127,8 @@ class Guard:
         """
         if not self._downgrades:
             log.warning("SageAttention2: guard: %s (the report lists further layers)", found.text)
-        if self.reason(found.layer) is None:
+        known = self._downgrades.get(found.layer)
+        if known is None or known.in_precise:
             self._downgrades[found.layer] = found
 
     @property

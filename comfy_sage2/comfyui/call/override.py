@@ -29,7 +29,10 @@ def make_override(session: Session) -> Override:
 
         running = forward.current(slot)
         # Outside of a forward pass of the sampler there is no step and no layer: the call is not this node's.
-        return fallback() if running is None else session.attend(AttentionCall.of(args, kwargs), running, fallback)
+        if running is None:
+            return fallback()
+        options = kwargs.get("transformer_options")
+        return session.attend(AttentionCall.of(args, kwargs), running, fallback, options)
 
     def container_function(*args: Any, **kwargs: Any) -> torch.Tensor:
         """Called by ComfyUI 0.31 and later when q, k and v come in containers that give their tensor away once."""
@@ -48,7 +51,7 @@ def make_override(session: Session) -> Override:
             return override(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
         # The call alone refers to the tensors, and the session releases it before `fallback`.
         call = AttentionCall.of((*(container.peek() for container in containers), *rest), kwargs)
-        out = session.attend(call, running, fallback)
+        out = session.attend(call, running, fallback, kwargs.get("transformer_options"))
         for container in containers:
             container.tensor = None  # consumed, as the caller expects, whoever served the call
         return out

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
 import torch
 
-from ...metrics import Agreement, average
+from ...metrics import Agreement
 from ...options import AttentionOptions
-from ...policy.plan import label
+from ...policy.plan import by_number, label
 
 Form = tuple[object, ...]
 Place = tuple[int, int]  # layer and step
@@ -70,11 +70,13 @@ class Outcome:
     """How one attention call is served: by a backend with these options, or by ComfyUI's attention for a reason.
 
     A backend has a reason too where an exact attention takes the place of what the user chose.
+    by: who served a call that no backend did, in words; None is ComfyUI's attention.
     """
 
     backend: str | None = None
     options: AttentionOptions | None = None
     reason: str | None = None
+    by: str | None = None
 
     @property
     def label(self) -> str:
@@ -120,7 +122,7 @@ class Summary:
 
     Attributes:
         steps: sampling steps.
-        layers: attention calls of the longest forward pass; a call's index within its forward is its layer.
+        layers: attention calls of different names; a call's layer is the number of its name.
         seconds: from the first forward pass to the end of sampling.
         shares: one entry for each distinct outcome, the most frequent first, backends before ComfyUI's attention.
         cells: (layer, step) -> the outcome of the last such call.
@@ -128,6 +130,9 @@ class Summary:
         speed: the backends' calls beside ComfyUI's attention on the same form, or None with nothing to compare.
         devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
             `speed`, to be set beside `seconds`, are those of one of them on average.
+        names: of the layers, by their numbers.
+        passes: forward passes of the model.
+        silent_passes: those that made no attention call that could be seen.
     """
 
     steps: int
@@ -138,6 +143,13 @@ class Summary:
     agreement: Mapping[Place, Agreement]
     speed: Speed | None = None
     devices: int = 1
+    names: tuple[str, ...] = ()
+    passes: int = 0
+    silent_passes: int = 0
+
+    def layer_name(self, layer: int) -> str:
+        """As `plan.Layer` has it."""
+        return _name(self.names, layer)
 
     @property
     def calls(self) -> int:
@@ -146,6 +158,10 @@ class Summary:
     @property
     def attention_seconds(self) -> float:
         return sum(share.seconds for share in self.shares) / self.devices
+
+
+def _name(names: tuple[str, ...], layer: int) -> str:
+    return names[layer] if layer < len(names) else by_number(layer)
 
 
 @dataclass
@@ -161,6 +177,8 @@ class Record:
     _comparisons: list[tuple[Form, Timer]] = field(default_factory=list)
     _cells: dict[Place, Outcome] = field(default_factory=dict)
     _agreement: dict[Place, list[torch.Tensor]] = field(default_factory=dict)
+    _layers: dict[str, int] = field(default_factory=dict, compare=False)  # name -> number
+    _passes: list[int] = field(default_factory=list)  # attention calls of each
     _whole: Timer | None = None
     _devices: set[Hashable] = field(default_factory=set)
 
@@ -175,8 +193,20 @@ class Record:
             self._comparisons.clear()
             self._cells.clear()
             self._agreement.clear()
+            self._layers.clear()
+            self._passes.clear()
             self._devices.clear()
             self._whole = None
+
+    def layer(self, name: str) -> int:
+        """The number of the calls of this name: from 0, in the order in which the names first came."""
+        with self._lock:
+            return self._layers.setdefault(name, len(self._layers))
+
+    def layer_name(self, layer: int) -> str:
+        """The name of the calls with this number, as `plan.Layer` has it."""
+        with self._lock:
+            return _name(tuple(self._layers), layer)
 
     def begin_forward(self, timer: Timer, device: Hashable = None) -> None:
         """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""
@@ -186,6 +216,12 @@ class Record:
             self._devices.add(device)
             if self._whole is None:
                 self._whole = timer
+
+    def end_forward(self, calls: int) -> None:
+        """A pass with so many attention calls is through."""
+        with self._lock:
+            if self._samplings:
+                self._passes.append(calls)
 
     def end_sampling(self) -> None:
         """Stop the measurement of the whole sampling."""
@@ -213,6 +249,7 @@ class Record:
             if not self._samplings:
                 return
             self._calls[outcome] += 1
+            form = form if outcome.by is None else None  # the time says nothing about ComfyUI's attention
             self._times.append((outcome, form, timer))
             if form is not None:
                 self._forms[form, outcome.backend is None] += 1
@@ -237,6 +274,7 @@ class Record:
             calls, times, comparisons = Counter(self._calls), list(self._times), list(self._comparisons)
             cells, agreement = dict(self._cells), {place: list(found) for place, found in self._agreement.items()}
             whole, devices, steps = self._whole, max(len(self._devices), 1), self.steps
+            names, passes = tuple(self._layers), tuple(self._passes)
         seconds: defaultdict[Outcome, float] = defaultdict(float)
         served: list[tuple[Form, float]] = []
         comfyui = [(form, timer.seconds()) for form, timer in comparisons]
@@ -253,12 +291,27 @@ class Record:
             seconds=0.0 if whole is None else whole.seconds(),
             shares=tuple(shares),
             cells=cells,
-            agreement={
-                place: average([Agreement(*values.tolist()) for values in found]) for place, found in agreement.items()
-            },
+            agreement=_averages(agreement),
+            names=names,
+            passes=len(passes),
+            silent_passes=passes.count(0),
             speed=compared(served, comfyui, devices),
             devices=devices,
         )
+
+
+def _averages(measured: Mapping[Place, Sequence[torch.Tensor]]) -> dict[Place, Agreement]:
+    """Place -> the average of what was measured there; reads the values of each device at once."""
+    by_device: defaultdict[torch.device, list[tuple[int, torch.Tensor]]] = defaultdict(list)
+    for number, found in enumerate(measured.values()):
+        for value in found:
+            by_device[value.device].append((number, value))
+    sums = torch.zeros(len(measured), 3, dtype=torch.float64)
+    for entries in by_device.values():
+        numbers, values = zip(*entries, strict=True)
+        sums.index_add_(0, torch.tensor(numbers), torch.stack(values).to("cpu", torch.float64))
+    counts = torch.tensor([len(found) for found in measured.values()])
+    return {place: Agreement(*row) for place, row in zip(measured, (sums / counts[:, None]).tolist(), strict=True)}
 
 
 def compared(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -12,14 +12,14 @@ import torch
 from ...attention import attention
 from ...options import EXACT
 from ...policy.plan import Place
-from ...text import one_line
+from ...text import error_text
+from ..call import facts, memory, packs
 from ..call import forward as forwards
-from ..call import memory
 from ..call.attention_call import AttentionCall, Form
 from ..call.forward import Forward, Schedule
 from ..report import quality
 from ..report.record import Outcome, Record, Timer, start_timer
-from . import guard
+from . import fidelity, guard
 from .serving import call_options
 from .task import Task
 
@@ -28,6 +28,7 @@ log = logging.getLogger("comfy_sage2")
 Override = Callable[..., torch.Tensor]
 Fallback = Callable[[], torch.Tensor]
 T = TypeVar("T")
+TAKEN = "[SA-316] an attention node behind this one, or a pack that took over for this step, took the call"
 OUTSIDE = Schedule((1.0, 0.0))  # a pass outside of a sampling: its only step
 _MANY_LAYERS = 512  # attention calls of a pass, before the first one has shown how many there are
 
@@ -65,6 +66,10 @@ class Session:
         record: of the last sampling.
         layers: attention calls of one pass; None until the first pass of a sampling is through.
         can_repeat: whether the guard may have a pass of this sampling made again, as far as the model tells.
+        cross_attends: whether the model has cross-attention.
+        model: ComfyUI's class of the model that was sampled last.
+        prompt: the run of ComfyUI's queue in which that was, or None outside of one.
+        tell: takes what the node has to say after a sampling.
     """
 
     def __init__(self, task: Task, slot: int = 0, previous: Override | None = None) -> None:
@@ -74,16 +79,22 @@ class Session:
         self.record = Record()
         self.layers: int | None = None
         self.can_repeat = True
+        self.cross_attends = True
+        self.model = ""
+        self.prompt: str | None = None
+        self.tell: Callable[[str], None] = lambda text: None
         self._schedule = OUTSIDE
         self._reported: set[str] = set()
+        self._watcher: tuple[Override, Override] | None = None
 
-    def begin_sampling(self, sigmas: Sequence[float], can_repeat: bool = True) -> None:
-        """A sampling over these noise levels starts."""
+    def begin_sampling(self, sigmas: Sequence[float], *, can_repeat: bool = True, cross_attends: bool = True) -> None:
+        """A sampling over these noise levels starts; see the attributes."""
         self._schedule = Schedule(sigmas)
         self.record.begin_sampling(self._schedule.steps)
         self.task.begin_sampling(self._schedule.steps)
         self.layers = None
         self.can_repeat = can_repeat
+        self.cross_attends = cross_attends
 
     def end_sampling(self) -> None:
         """The sampling that began last is over."""
@@ -97,6 +108,8 @@ class Session:
         forward = Forward(self, self._schedule.step(sigma), transformer_options)
         if self.task.guard is not None and guard.can_check(device):
             forward.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
+            if self.task.guard.fidelity is not None:
+                forward.probe = self.task.guard.fidelity.begin(device)
         if self.task.measure_quality:
             forward.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, device=device)
         return forward
@@ -121,22 +134,60 @@ class Session:
 
     def end_forward(self, forward: Forward) -> None:
         """The pass is through; raises ValueError when the task is for another kind of model."""
-        if forward.head_dims:
-            self.task.end_pass(forward.head_dims, first=self.layers is None)
+        if forward.probe is not None:
+            forward.probe.finish(forward.step)
+        self.record.end_forward(len(forward.calls))
+        if forward.calls:
+            self.task.end_pass(forward.calls, first=self.layers is None)
             if self.layers is None:
-                self.layers = len(forward.head_dims)
+                self.layers = len(forward.calls)
 
-    def attend(self, call: AttentionCall, forward: Forward, fallback: Fallback) -> torch.Tensor:
-        """The output of `call` as the caller expects it: from a backend, or else from `fallback`."""
-        place = self._place(call, forward)
+    def attend(
+        self, call: AttentionCall, forward: Forward, fallback: Fallback, options: Mapping[str, Any] | None = None
+    ) -> torch.Tensor:
+        """The output of `call` as the caller expects it: from a backend, or else from `fallback`.
+
+        options: ComfyUI's `transformer_options` as the model has set them for this call; None in a compiled model,
+            which sets them when it is traced.
+        """
+        options = options or {}
+        place = self._place(call, forward, options)
         outcome = self.task.choose(call, place)
         computed = self._compute(call, outcome, place, forward, fallback)
         self._record(computed, place, fallback)
         return computed.out
 
-    def _place(self, call: AttentionCall, forward: Forward) -> Place:
-        layer = forward.next_layer(call.head_dim)
-        return Place(layer, self.layers, forward.step, self._schedule.steps, *call.lengths)
+    def watcher(self, taken_by: Override, make: Callable[[], Override]) -> Override:
+        """What `make` gives for `taken_by`; the same for the same, as compiled code may have it among its guards."""
+        if self._watcher is None or self._watcher[0] is not taken_by:
+            self._watcher = taken_by, make()
+        return self._watcher[1]
+
+    def watch(
+        self,
+        call: AttentionCall,
+        forward: Forward,
+        run: Fallback,
+        owner: str,
+        options: Mapping[str, Any] | None = None,
+    ) -> torch.Tensor:
+        """The output of `run`, another pack's attention on `call`, which counts as its unless it comes back here."""
+        seen, device, head_dim = len(forward.calls), call.q.device, call.head_dim
+        is_self = facts.is_self_attention(call, options or {}, self.cross_attends)
+        call.release()
+        timer = start_timer(device)
+        out = run()
+        timer.stop()
+        if len(forward.calls) == seen:
+            name = forward.next_call(head_dim, facts.block_of(options or {}), is_self)
+            self.record.add(self.record.layer(name), forward.step, Outcome(reason=TAKEN, by=owner), timer)
+        return out
+
+    def _place(self, call: AttentionCall, forward: Forward, options: Mapping[str, Any]) -> Place:
+        is_self = facts.is_self_attention(call, options, self.cross_attends)
+        name = forward.next_call(call.head_dim, facts.block_of(options), is_self)
+        layer, (_, kv_length) = self.record.layer(name), call.lengths
+        return Place(layer, self.layers, forward.step, self._schedule.steps, kv_length, name, is_self)
 
     def _compute(
         self, call: AttentionCall, outcome: Outcome, place: Place, forward: Forward, fallback: Fallback
@@ -158,20 +209,21 @@ class Session:
             except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # ComfyUI frees memory and tells the user
             except (RuntimeError, ValueError) as error:
-                outcome = Outcome(reason=f"[SA-310] {outcome.backend} failed: {one_line(str(error))}")
+                outcome = Outcome(reason=f"[SA-310] {outcome.backend} failed: {error_text(error)}")
                 self._warn_once(f"{outcome.reason}; ComfyUI's attention serves this call")
             else:
                 timer.stop()
-                self._count_for_earlier_nodes(call.head_dim)
+                self._count_for_earlier_nodes(forward)
                 self._downgrade(place, broken, outcome.label, True, in_precise=True)
                 agreement = self._compare(out, call, forward) if self.task.measure_quality else None
+                self._sample(out, call, outcome, place, forward)
                 return Computed(call.output(out), outcome, timer, form, agreement)
         call.release()
         out = fallback()
         timer.stop()
         if broken:
             self._downgrade(place, broken, self._fallback_name(), guard.is_finite(out), in_precise=False)
-        return Computed(out, outcome, timer, form)
+        return Computed(out, replace(outcome, by=self._previous_owner()), timer, form)
 
     def _downgrade(
         self, place: Place, broken: list[str], recomputed_by: str, is_finite: bool, *, in_precise: bool
@@ -179,7 +231,9 @@ class Session:
         """Tell the guard what gave results that were not finite, if anything did, and who computed the call again."""
         if broken and self.task.guard is not None:
             served_by = ", then ".join(broken)
-            found = guard.Downgrade(place.layer, place.step, served_by, recomputed_by, is_finite, in_precise)
+            found = guard.Downgrade(
+                place.layer, place.name, place.step, served_by, recomputed_by, is_finite, in_precise
+            )
             self.task.guard.downgrade(found)
 
     def _by_backend(self, call: AttentionCall, outcome: Outcome, forward: Forward) -> torch.Tensor:
@@ -227,32 +281,74 @@ class Session:
 
     def _compare(self, out: torch.Tensor, call: AttentionCall, forward: Forward) -> torch.Tensor | None:
         """The agreement of `out`, in `call.layout`, with full precision; None when there is no memory for that."""
-        q, k, v = call.tensors("BHND")
-        out = out if call.layout == "BHND" else out.transpose(1, 2)
         try:
             with memory.unrecorded():
-                return forward.keep(quality.measure(out, q, k, v, scale=call.scale, mask=call.mask_4d()))
+                tensors = (_bhnd(out, call), *call.tensors("BHND"))
+                return forward.keep(quality.measure(*tensors, scale=call.scale, mask=call.mask_4d()))
         except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
             self._warn_once("the memory does not suffice to compare every call with full precision")
             return None
 
-    def _count_for_earlier_nodes(self, head_dim: int) -> None:
-        """Advance the layer counter of earlier nodes too: they never see this call, but number every call alike."""
+    def _sample(self, out: torch.Tensor, call: AttentionCall, outcome: Outcome, place: Place, forward: Forward) -> None:
+        """Compare a few rows of `out`, in `call.layout`, with exact attention where it is this layer's turn."""
+        probe = forward.probe
+        assert outcome.options is not None  # a backend has options
+        if probe is None or outcome.options.mode == EXACT or not probe.wants(place.layer):
+            return
+        if not guard.can_check(out.device):
+            return
+        better = self.task.next_exact(call, outcome)
+        served = fidelity.Served(
+            place.name,
+            outcome.options.mode,
+            outcome.label,
+            None if better is None or better.options is None else better.options.mode,
+            self._left_to() if better is None else better.label,
+        )
+        try:
+            with memory.unrecorded():
+                figures = fidelity.measure(
+                    _bhnd(out, call),
+                    *call.tensors("BHND"),
+                    scale=call.scale,
+                    mask=call.mask_4d(),
+                    number=probe.number,
+                )
+                probe.take(place.layer, served, figures)
+        except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
+            self._warn_once("the memory does not suffice for the guard to compare a sample with exact attention")
+
+    def _count_for_earlier_nodes(self, told: Forward) -> None:
+        """Tell earlier nodes of the call that `told` knows: they never see it, but number every call alike."""
         session = getattr(self.previous, "session", None)
         while session is not None:
             forward = forwards.current(session.slot)
             if forward is not None:
-                forward.next_layer(head_dim)
+                session.record.layer(forward.count_too(told))
             session = getattr(session.previous, "session", None)
 
-    def _fallback_name(self) -> str:
+    def _previous_owner(self) -> str | None:
+        """Whose attention serves what this node leaves, in words; None is ComfyUI's."""
         if self.previous is None:
-            return guard.FULL_PRECISION
-        ours = hasattr(self.previous, "session")
-        return "the SageAttention2 node before this one" if ours else "the attention of another node"
+            return None
+        if hasattr(self.previous, "session"):
+            return "the SageAttention2 node before this one"
+        return packs.owner_of(self.previous)
+
+    def _fallback_name(self) -> str:
+        return self._previous_owner() or guard.FULL_PRECISION
+
+    def _left_to(self) -> str:
+        """Who serves a layer that the guard leaves; without an earlier node it may be an exact attention."""
+        return "full precision" if self.previous is None else self._fallback_name()
 
     def _warn_once(self, text: str) -> None:
         """Failures go to the log, each text once; expected fallbacks stand in the report only."""
         if text not in self._reported:
             self._reported.add(text)
             log.warning("SageAttention2: %s", text)
+
+
+def _bhnd(out: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    """`out`, which is in the call's layout, as (B, H, N, D)."""
+    return out if call.layout == "BHND" else out.transpose(1, 2)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from ...policy.plan import Place
+import torch
+
+from ...policy.plan import Layer, Place
 from ..call.attention_call import AttentionCall
 from ..report.record import Outcome, Summary
 from .guard import Guard
@@ -16,6 +18,7 @@ class Task(Protocol):
 
     Attributes:
         title: what the node does, in one line.
+        notes: what was decided in place of the user's choice, and why.
         idle_reason: why the node leaves the model as it is, or None when it is at work.
         guard: checks the outputs of backends; None where none is to be checked.
         measure_quality: compare the outputs of backends with full precision.
@@ -23,13 +26,22 @@ class Task(Protocol):
     """
 
     title: str
+    notes: tuple[str, ...] = ()
     idle_reason: str | None = None
     guard: Guard | None = None
     measure_quality: bool = False
     traced_as: object = None
 
+    def look_at(self, model: Any, noise: torch.Tensor, sigmas: Sequence[float]) -> None:
+        """Before a sampling of `model` (ComfyUI's ModelPatcher), from `noise`, over these noise levels."""
+        return None
+
     def begin_sampling(self, steps: int) -> None:
         """A sampling of `steps` steps starts."""
+
+    def complete_sampling(self) -> None:
+        """The sampling came to its end without an error; `end_sampling` follows."""
+        return None
 
     def end_sampling(self) -> None:
         """The sampling is over; passes of the model that come now belong to none."""
@@ -45,8 +57,15 @@ class Task(Protocol):
         """
         return None
 
-    def end_pass(self, head_dims: Sequence[int], first: bool) -> None:
-        """A pass with attention calls of these head_dims is through, the `first` of a sampling or a later one.
+    def next_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
+        """How `call` is served in the next mode more exact than that of `outcome`, which came from a backend.
+
+        None leaves it to the attention that was there before.
+        """
+        return None
+
+    def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
+        """A pass with these attention calls is through, the `first` of a sampling or a later one.
 
         Raises ValueError when the model is not of the kind that the node was set up for.
         """

@@ -130,6 +130,21 @@ def test_tensors_are_freed_while_comfyui_serves(
     assert torch.equal(out, torch.ones(1, 64, 128))
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"guard": True, "guard_level": "values and fidelity"}, {"measure_quality": True}], ids=str
+)
+def test_tensors_are_freed_when_a_backend_has_served(comfyui_module: Any, options: dict[str, Any]) -> None:
+    """Before the model goes on; a pass that still runs keeps none of them."""
+    session = session_with(**options)
+    override: Any = make_override(session)
+    held = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
+    alive = [weakref.ref(container.peek()) for container in held]
+    with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
+        assert [tensor() for tensor in alive] == [None] * 3
+    assert session.record.summary().shares[0].outcome.backend == "reference"
+
+
 def test_containers_are_measured_and_timed(comfyui_module: Any) -> None:
     """Timing ComfyUI's attention takes the containers' tensors, which nobody needs any more by then."""
     session = session_with(measure_quality=True, guard=True)
@@ -236,3 +251,20 @@ def test_guard_works_in_a_compiled_graph(comfyui_module: Any, monkeypatch: pytes
             assert torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
     assert session.task.guard is not None
     assert [downgrade.step for downgrade in session.task.guard.downgrades] == [1]
+
+
+@pytest.mark.parametrize("form", ["containers", "compiled"])
+def test_samples_of_healthy_calls_are_near_exact_attention(comfyui_module: Any, form: str) -> None:
+    session = session_with(guard=True, guard_level="values and fidelity", rotate=True)
+    override: Any = make_override(session)
+    forward = session.begin_forward(1.0, torch.device("cpu"), {})
+    with torch.no_grad(), forwards.running(0, forward):
+        if form == "compiled":
+            torch.compile(Block(override), fullgraph=True, backend="aot_eager")(*qkv())
+        else:
+            held = [Container(tensor) for tensor in qkv()]
+            override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
+    session.end_forward(forward)
+    assert session.task.guard is not None and session.task.guard.fidelity is not None
+    (line,) = session.task.guard.fidelity.summary
+    assert line.startswith("Guard: 1 samples of 1 layers compared with exact attention, lowest cosine 0.999")

@@ -118,6 +118,18 @@ def test_training_gets_its_gradients() -> None:
     assert [share.outcome.backend for share in session.record.summary().shares] == ["reference", None]
 
 
+def test_a_mask_that_is_trained_gets_its_gradient() -> None:
+    def added(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        assert mask is not None
+        return q + mask.sum()
+
+    mask = torch.zeros(64, 64, requires_grad=True)
+    call(session_with(), *qkv(), 2, mask, func=added).sum().backward()
+    assert mask.grad is not None and mask.grad.ne(0.0).all()
+
+
 def test_nan_stays_nan() -> None:
     q, k, v = qkv()
     q[0, 3, 5] = float("nan")

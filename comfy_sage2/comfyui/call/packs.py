@@ -1,0 +1,45 @@
+"""Whose an attention function is: ComfyUI's, or that of another pack."""
+
+from __future__ import annotations
+
+import re
+
+from ...text import one_line
+from .attention_call import comfyui_attention
+
+_LONGEST = 60  # characters of a pack's name
+_CORE = ("comfy", "comfy_extras", "nodes")
+# ComfyUI's attention functions that quantize nothing, by their names.
+_EXACT = ("basic", "sub_quad", "split", "xformers", "pytorch", "flash")
+
+
+def owner_of(function: object) -> str:
+    """Whose attention `function` is, in words: the folder of a pack in custom_nodes, or ComfyUI's node."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    module = getattr(function, "__module__", None) or type(function).__module__
+    parts = re.split(r"[./\\]", str(module))
+    if "custom_nodes" in parts[:-1]:
+        return one_line(parts[parts.index("custom_nodes") + 1][:_LONGEST])
+    if parts[0] not in _CORE:
+        return one_line(parts[0][:_LONGEST])
+    chosen = _chosen(function)
+    return "ComfyUI's attention node" if chosen is None else f"ComfyUI's attention node ({chosen})"
+
+
+def inexact(function: object) -> str | None:
+    """Whose attention `function` is, unless it is known to quantize nothing: then None. None is ComfyUI's own."""
+    if function is None:
+        name = one_line(str(getattr(comfyui_attention(), "__name__", ""))[:_LONGEST])
+        return None if name.removeprefix("attention_") in _EXACT else f"ComfyUI's {name}"
+    chosen = _chosen(function)
+    return None if chosen is not None and chosen.removeprefix("attention_") in _EXACT else owner_of(function)
+
+
+def _chosen(function: object) -> str | None:
+    """The attention function that ComfyUI's *Model Attention Backend* has put behind `function`, by its name."""
+    module = str(getattr(function, "__module__", ""))
+    if module.partition(".")[0] not in _CORE:
+        return None
+    held = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
+    names = (str(getattr(entry, "__name__", "")) for entry in held)
+    return next((one_line(name[:_LONGEST]) for name in names if name.startswith("attention")), None)

@@ -1,0 +1,257 @@
+"""Other packs' attention behind, before or in the place of this node's, without ComfyUI."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.call import packs
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.call.packs import inexact, owner_of
+from comfy_sage2.comfyui.call.watcher import OVERRIDE, watching
+from comfy_sage2.comfyui.observe.calibration import Calibration
+from comfy_sage2.comfyui.report.record import Summary
+from comfy_sage2.comfyui.report.text import report, session_headline, status
+from comfy_sage2.comfyui.report.verdict import verdict
+from comfy_sage2.comfyui.serve.session import Override, Session
+from comfy_sage2.policy.signature import Signature
+
+from .calls import SIGMAS, ones, qkv, session_with
+
+CPU = torch.device("cpu")
+
+
+def halved(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return 0.5 * func(*args, **kwargs)
+
+
+halved.__module__ = "/somewhere/custom_nodes/ComfyUI-Other.nodes.attention"
+
+
+def core(name: str, module: str = "comfy.model_patcher") -> Override:
+    """As ComfyUI's *Model Attention Backend* makes it of an attention function of this name."""
+
+    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return ones(*args, **kwargs)
+
+    def override(_: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return attention(*args, **kwargs)
+
+    attention.__name__, override.__module__ = name, module
+    return override
+
+
+@pytest.mark.parametrize(
+    "function, owner",
+    [
+        (halved, "ComfyUI-Other"),
+        (partial(halved), "ComfyUI-Other"),
+        (core("attention_sage"), "ComfyUI's attention node (attention_sage)"),
+        (core("x", "comfy_extras.nodes_model_advanced"), "ComfyUI's attention node"),
+        (core("x", "otherpack.module"), "otherpack"),
+        (core("x", "a/custom_nodes/\x1b[2J" + "x" * 99), "\\x1b[2J" + "x" * 56),
+        (torch.nn.Identity(), "torch"),
+    ],
+)
+def test_owners(function: Any, owner: str) -> None:
+    assert owner_of(function) == owner
+
+
+@pytest.mark.parametrize("name", ["basic", "sub_quad", "split", "xformers", "pytorch", "flash"])
+def test_attention_that_quantizes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inexact(core(f"attention_{name}")) is None
+    own = core("x")
+    own.__name__ = f"attention_{name}"
+    monkeypatch.setattr(packs, "comfyui_attention", lambda: own)
+    assert inexact(None) is None
+
+
+def test_attention_that_may_quantize(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inexact(core("attention_sage")) == "ComfyUI's attention node (attention_sage)"
+    assert inexact(halved) == "ComfyUI-Other"
+    own = core("x")
+    own.__name__ = "attention_comfy_kitchen_int8"
+    monkeypatch.setattr(packs, "comfyui_attention", lambda: own)
+    assert inexact(None) == "ComfyUI's attention_comfy_kitchen_int8"
+
+
+def sampled(session: Session, override: Override | None, passes: int = 1, calls: int = 3) -> None:
+    """Passes of a model that asks the override which stands in its options."""
+    for _ in range(passes):
+        options: dict[str, Any] = {} if override is None else {OVERRIDE: override}
+        forward = session.begin_forward(1.0, CPU, options)
+
+        def model(options: dict[str, Any] = options) -> None:
+            for number in range(calls):
+                given = {"transformer_options": {**options, "block_index": number}, "_inside_attn_wrapper": True}
+                options[OVERRIDE](ones, *qkv(), 4, **given)
+
+        with watching(session, options):
+            session.run_forward(forward, model)
+        assert options.get(OVERRIDE) is override, "as it was"
+
+
+def summary_of(session: Session) -> Summary:
+    session.end_sampling()
+    return session.record.summary()
+
+
+def test_a_node_behind_is_named_and_its_calls_count() -> None:
+    session = session_with()
+    sampled(session, halved, passes=2)
+    found = summary_of(session)
+    assert (found.calls, found.passes, found.layers) == (6, 2, 3) and found.layer_name(2) == "block 2 self"
+    text = report([session])
+    assert "0 of 6 attention calls served (0%), 4 steps, 3 attention layers." in text
+    assert "Left to ComfyUI-Other\n  6 calls" in text and "[SA-316]" in text
+    assert verdict(found) == "not faster: ComfyUI-Other served every call"
+    assert session_headline(session) == "0 of 6 attention calls served (0%), 4 steps; ComfyUI-Other took 6"
+
+
+def test_a_pack_that_takes_over_for_some_steps() -> None:
+    session = session_with()
+    sampled(session, make_override(session), calls=4)
+    sampled(session, halved, passes=2, calls=4)
+    summary_of(session)
+    text = report([session])
+    assert "4 of 12 attention calls served (33%)" in text and "Left to ComfyUI-Other\n  8 calls" in text
+
+
+def test_what_comes_back_counts_once() -> None:
+    """Sparse attention hands its dense calls to the override that was there before."""
+    session = session_with()
+    before, number = make_override(session), iter(range(100))
+
+    def sparse(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return before(func, *args, **kwargs) if next(number) % 3 == 0 else func(*args, **kwargs)
+
+    sampled(session, sparse, passes=2)
+    found = summary_of(session)
+    assert {share.outcome.backend: share.calls for share in found.shares} == {"reference": 2, None: 4}
+    assert found.layers == 3
+
+
+def test_a_pack_before_serves_what_is_left_and_is_named() -> None:
+    session = session_with(previous=halved, start_percent=0.5)
+    sampled(session, make_override(session))
+    found = summary_of(session)
+    assert [share.outcome.by for share in found.shares] == ["ComfyUI-Other"]
+    assert "Left to ComfyUI-Other" in report([session]) and found.speed is None
+
+
+def test_two_nodes_learn_of_the_same_calls() -> None:
+    first = session_with()
+    second = session_with(previous=make_override(first), slot=1)
+    options = {OVERRIDE: halved}
+    with (
+        watching(first, options),
+        forwards.running(0, first.begin_forward(1.0, CPU, options)),
+        watching(second, options),
+        forwards.running(1, second.begin_forward(1.0, CPU, options)),
+    ):
+        options[OVERRIDE](ones, *qkv(), 4, _inside_attn_wrapper=True, transformer_options=options)
+    for session in (first, second):
+        assert [share.outcome.by for share in session.record.summary().shares] == ["ComfyUI-Other"]
+
+
+def test_the_same_function_stands_in_the_options_in_every_pass() -> None:
+    """A compiled model may have it among its guards."""
+    session, found = session_with(), []
+    for _ in range(2):
+        options: dict[str, Any] = {OVERRIDE: halved}
+        with watching(session, options):
+            found.append(options[OVERRIDE])
+    assert found[0] is found[1] is not halved
+
+
+def test_containers_are_passed_on_and_freed() -> None:
+    class Container:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor: torch.Tensor | None = tensor
+
+        def peek(self) -> torch.Tensor:
+            assert self.tensor is not None
+            return self.tensor
+
+        def take(self) -> torch.Tensor:
+            tensor, self.tensor = self.peek(), None
+            return tensor
+
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def other(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise AssertionError("it takes containers")
+
+    def container_function(q: Container, k: Container, v: Container, heads: int, **kwargs: Any) -> torch.Tensor:
+        held.extend(weakref.ref(container.peek()) for container in (q, k, v))
+        shape = q.take().shape
+        del k.tensor, v.tensor
+        gc.collect()
+        assert not any(ref() is not None for ref in held), "nobody else refers to them"
+        return torch.zeros(shape)
+
+    other.container_function = container_function  # type: ignore[attr-defined]
+    session, options = session_with(), {OVERRIDE: other}
+    containers = tuple(map(Container, qkv()))
+    with watching(session, options), forwards.running(0, session.begin_forward(1.0, CPU, options)):
+        out = options[OVERRIDE].container_function(*containers, 4, transformer_options=options)  # type: ignore[attr-defined]
+    assert not out.any() and session.record.summary().calls == 1
+    with watching(session, plain := {OVERRIDE: halved}):
+        assert not hasattr(plain[OVERRIDE], "container_function")
+
+
+def test_a_model_that_never_asks_is_named() -> None:
+    session = session_with()
+    session.model = "ErnieImage"
+    sampled(session, make_override(session), passes=4, calls=0)
+    assert summary_of(session).silent_passes == 4
+    text = report([session])
+    assert "[SA-317] ErnieImage was run 4 times and never asked the node" in text
+    assert "[SA-317]" in session_headline(session)
+    assert "othing was sampled yet" in report([session_with()])
+
+
+def test_passes_that_ask_for_nothing_are_told() -> None:
+    session = session_with()
+    for calls in (3, 0, 0):
+        sampled(session, make_override(session), calls=calls)
+    summary_of(session)
+    assert "3 of 3 attention calls served (100%), 4 steps; 2 of 3 passes asked for none" in report([session])
+
+
+def test_an_earlier_run_is_told_as_that() -> None:
+    session = session_with()
+    sampled(session, make_override(session))
+    session.end_sampling()
+    session.prompt = "one"
+    assert "From an earlier run" in report([session], "two")
+    assert "From an earlier run" not in report([session], "one") + report([session], None)
+
+
+def test_a_calibration_says_whose_sampling_it_measures() -> None:
+    task = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, sampled_by="ComfyUI-Other")
+    session = Session(task, 0, halved)
+    assert "[SA-409] ComfyUI-Other computes the sampling, and may quantize" in status(session)
+    session.begin_sampling(SIGMAS)
+    sampled(session, make_override(session))
+    session.end_sampling()
+    assert "[SA-409] ComfyUI-Other" in report([session])
+    exact = Session(Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None))
+    assert "SA-409" not in status(exact)
+
+
+def test_a_calibration_with_another_pack_behind_it_names_that() -> None:
+    session = Session(Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None))
+    session.begin_sampling(SIGMAS)
+    sampled(session, halved)
+    session.end_sampling()
+    assert "nothing was measured: ComfyUI-Other took 3 calls" in report([session])
+    session.begin_sampling(SIGMAS)
+    sampled(session, make_override(session), calls=0)
+    assert "never asked the node (SA-317)" in report([session])

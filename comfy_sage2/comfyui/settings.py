@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from ..options import EXACT, AttentionOptions, check_choice
 from ..options import MODES as QUANTIZED
 from ..policy.calibrated import Policy
+from ..text import quoted
 
 MODES = (*QUANTIZED, "auto", EXACT, "off")
 TARGETS = ("self and cross", "self only")
-BACKENDS = ("auto", "reference")
+AUTO, REFERENCE, AUTO_OR_REFERENCE = BACKENDS = ("auto", "reference", "auto or reference")
+VALUES, FIDELITY = GUARD_LEVELS = ("values", "values and fidelity")
 WHERE_FASTER, ALWAYS = WHEN = ("where it is faster", "always")
+
+_CHOICES = {"mode": MODES, "apply_to": TARGETS, "backend": BACKENDS, "when": WHEN, "guard_level": GUARD_LEVELS}
+
+
+def reason_against_steps(start_percent: float, end_percent: float) -> str | None:
+    """Why the node cannot be active from one share of the steps to the other, or None when it can."""
+    if 0.0 <= start_percent <= end_percent <= 1.0:
+        return None
+    return (
+        "[SA-402] start_percent must not be above end_percent, and both must be from 0 to 1; got "
+        f"{start_percent:g} and {end_percent:g}"
+    )
 
 
 @dataclass(frozen=True)
@@ -23,13 +38,17 @@ class Settings:
         smooth_v: subtract V's channel means before it is quantized, which "precise" and "exact" do not.
         start_percent, end_percent: the share of the sampling steps, 0 to 1, in which the node is active.
         apply_to: "self and cross", or "self only" to leave out calls whose queries and keys differ in number.
-        backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch.
+        backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch; "auto or
+            reference" the latter only where no accelerated backend can run.
         measure_quality: compare a sample of every call with full precision.
-        guard: check the outputs for NaN and infinity, and compute such calls again in full precision.
+        guard: check the outputs, and compute layers that fail more exactly.
         policy: decides the options of each call in place of `mode` and `smooth_v`; "off" stays off.
         rotate: rotate Q and K after smoothing, in every mode and whatever a policy decides.
         when: "always", or "where it is faster": then calls for which an exact attention was measured to be the fastest
             are served by it, also those that the other settings leave in full precision.
+        guard_level: what the guard checks: "values" for NaN and infinity; "values and fidelity" also compares a sample
+            of each pass with exact attention.
+        notes: what was decided in place of the user's choice, and why, for the node, the report and the log.
     """
 
     mode: str = "8b"
@@ -43,15 +62,33 @@ class Settings:
     policy: Policy | None = None
     rotate: bool = False
     when: str = ALWAYS
+    guard_level: str = VALUES
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_workflow(cls, **values: Any) -> Settings:
+        """Settings of these values; for a mode or backend that is unknown the default, and a note that names it.
+
+        A workflow may have been saved by another version of the pack. Raises ValueError for other values.
+        """
+        notes = []
+        defaults = {field.name: field.default for field in fields(cls)}
+        for name in ("mode", "backend"):
+            allowed, value = _CHOICES[name], values.get(name, defaults[name])
+            if value not in allowed:
+                values[name] = defaults[name]
+                notes.append(
+                    f"[SA-401] {name} {quoted(value)} of this workflow is unknown; {defaults[name]} is used. Choose "
+                    f"one of {', '.join(allowed)}"
+                )
+        return cls(**values, notes=tuple(notes))
 
     def __post_init__(self) -> None:
-        for name, allowed in (("mode", MODES), ("apply_to", TARGETS), ("backend", BACKENDS), ("when", WHEN)):
+        for name, allowed in _CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
-        if not 0.0 <= self.start_percent <= self.end_percent <= 1.0:
-            raise ValueError(
-                "[SA-402] start_percent and end_percent must satisfy 0 <= start <= end <= 1, "
-                f"got {self.start_percent} and {self.end_percent}"
-            )
+        reason = reason_against_steps(self.start_percent, self.end_percent)
+        if reason is not None:
+            raise ValueError(reason)
 
     @property
     def options(self) -> AttentionOptions:
@@ -87,7 +124,7 @@ class Settings:
         if self.when == WHERE_FASTER and self.options.mode != EXACT:
             parts.append(self.when)
         if self.guard:
-            parts.append("guarded")
-        if self.backend != "auto":
+            parts.append("guarded" if self.guard_level == VALUES else f"guarded ({self.guard_level})")
+        if self.backend != AUTO:
             parts.append(f"backend {self.backend}")
         return ", ".join(parts)

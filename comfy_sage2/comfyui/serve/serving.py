@@ -15,11 +15,12 @@ from ...backends.base import AttentionRequest
 from ...measured.known import choices_of
 from ...measured.times import PLAIN, Candidate
 from ...options import EXACT, AttentionOptions
-from ...policy.plan import FixedPlan, Place, Plan
+from ...policy.plan import FixedPlan, Layer, Place, Plan, by_number
 from ..call.attention_call import AttentionCall, Form
 from ..report.record import Outcome, Summary
-from ..settings import WHERE_FASTER, Settings
-from .guard import LESS_EXACT, PRECISE, Guard
+from ..settings import AUTO, AUTO_OR_REFERENCE, FIDELITY, REFERENCE, WHERE_FASTER, Settings
+from .fidelity import Fidelity
+from .guard import MORE_EXACT, PRECISE, Guard
 from .task import Task
 
 OFF = Outcome(reason="[SA-301] mode is off")
@@ -51,10 +52,12 @@ class Serving(Task):
         self.expected = expected
         self.plan = plan or FixedPlan(settings.options)
         self.title = settings.describe()
+        self.notes = settings.notes
         self.idle_reason = expected.reason
-        self.guard = Guard() if settings.guard else None
+        self.guard = Guard(Fidelity() if settings.guard_level == FIDELITY else None) if settings.guard else None
         self.measure_quality = settings.measure_quality
         self.traced_as = settings
+        self._first_calls = self._shorter = 0  # calls of the first pass, and passes with fewer
         self._outside: list[str | None] = []  # for each step, why the node is not active in it
         self._known: dict[tuple[Form, AttentionOptions], Outcome] = {}
         self._exact: dict[Form, str | None] = {}
@@ -63,6 +66,7 @@ class Serving(Task):
 
     def begin_sampling(self, steps: int) -> None:
         """See `Task.begin_sampling`."""
+        self._first_calls = self._shorter = 0
         if self.guard is not None:
             self.guard.reset()
 
@@ -75,8 +79,9 @@ class Serving(Task):
         options, instead = choice.options, choice.instead
         if options is None:
             return self._in_full_precision(call, choice.reason)
-        if self.guard is not None and self.guard.is_precise(place.layer):
-            options, instead = replace(options, mode=PRECISE), None
+        least = None if self.guard is None else self.guard.mode(place.layer)
+        if least is not None and options.mode in _less_exact(least):
+            options, instead = replace(options, mode=least), None
         outcome = self._outcome(call, options)
         if outcome.backend is None and instead is not None:
             return self._outcome(call, instead)
@@ -84,10 +89,20 @@ class Serving(Task):
 
     def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
         """See `Task.more_exact`: mode precise, which has no FP8 values and so none that leave its range."""
-        if outcome.options is None or outcome.options.mode not in LESS_EXACT:
-            return None
-        found = self._outcome(call, replace(outcome.options, mode=PRECISE))
-        return found if found.options is not None and found.options.mode == PRECISE else None
+        return self._in_modes(call, outcome, (PRECISE,))
+
+    def next_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
+        """See `Task.next_exact`."""
+        return self._in_modes(call, outcome, MORE_EXACT)
+
+    def _in_modes(self, call: AttentionCall, outcome: Outcome, modes: Sequence[str]) -> Outcome | None:
+        """Who serves `call` in the first of `modes` that is more exact than `outcome`'s and that a backend has."""
+        for mode in modes:
+            if outcome.options is not None and outcome.options.mode in _less_exact(mode):
+                found = self._outcome(call, replace(outcome.options, mode=mode))
+                if found.options is not None and found.options.mode == mode:
+                    return found
+        return None
 
     def _in_full_precision(self, call: AttentionCall, reason: str) -> Outcome:
         """Who serves a call that is not to be quantized: an exact attention where that is faster than ComfyUI's."""
@@ -100,7 +115,7 @@ class Serving(Task):
 
     @property
     def _prefers_exact(self) -> bool:
-        return self.settings.when == WHERE_FASTER and self.settings.backend == "auto"
+        return self.settings.when == WHERE_FASTER and self.settings.backend == AUTO
 
     def _reason_against(self, call: AttentionCall, place: Place) -> str | None:
         """Why the call must stay with ComfyUI whatever the options, or None."""
@@ -113,7 +128,7 @@ class Serving(Task):
         refused = call.reason_against_quantizing
         if refused is not None:
             return refused
-        if self.settings.apply_to == "self only" and place.q_length != place.kv_length:
+        if self.settings.apply_to == "self only" and not place.is_self:
             return "[SA-303] cross-attention, and apply_to is 'self only'"
         return None if self.guard is None else self.guard.reason(place.layer)
 
@@ -134,10 +149,13 @@ class Serving(Task):
             self._known[key] = outcome
         return outcome
 
-    def end_pass(self, head_dims: Sequence[int], first: bool) -> None:
+    def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
         """See `Task.end_pass`."""
         if first:
-            self.plan.check_pass(head_dims)
+            self.plan.check_pass(calls)
+            self._first_calls = len(calls)
+        elif len(calls) < self._first_calls and all(call.name == by_number(n) for n, call in enumerate(calls)):
+            self._shorter += 1
 
     def status(self) -> str:
         """See `Task.status`."""
@@ -147,6 +165,12 @@ class Serving(Task):
         """See `Task.reasoning`."""
         lines = (*self.plan.reasoning(summary.layers, summary.steps), *self._measured())
         policy, rotate = self.settings.policy, self.settings.rotate
+        if policy is not None and self._shorter:
+            lines = (
+                *lines,
+                f"{self._shorter} of the passes made fewer attention calls than the first, and the model does not say "
+                "which blocks it left out: the policy's choices may have gone to other layers there",
+            )
         if policy is None or policy.rotate == rotate:
             return lines
         measured = f"the policy was measured {'with' if policy.rotate else 'without'} rotation"
@@ -158,6 +182,22 @@ class Serving(Task):
     def _measured(self) -> list[str]:
         choices = None if self.device is None else choices_of(self.device)
         return [] if choices is None else [f"measured on this card: {line}" for line in choices.lines()]
+
+
+def _less_exact(mode: str) -> tuple[str, ...]:
+    return MORE_EXACT[: MORE_EXACT.index(mode)]
+
+
+def with_backend(device: torch.device, settings: Settings) -> Settings:
+    """`settings` with "auto or reference" decided: "reference", and a note, where "auto" serves nothing on `device`."""
+    if settings.backend != AUTO_OR_REFERENCE:
+        return settings
+    automatic = replace(settings, backend=AUTO)
+    reason = probe(device, automatic).reason
+    if settings.mode == "off" or reason is None:
+        return automatic
+    note = f"{reason}: the reference serves in a kernel's place, with the same numerics and slower than ComfyUI"
+    return replace(settings, backend=REFERENCE, notes=(*settings.notes, note))
 
 
 def probe(device: torch.device, settings: Settings) -> Outcome:
@@ -199,7 +239,7 @@ def _faster_exact(call: AttentionCall, other: Candidate) -> str | None:
     choices = choices_of(call.q.device)
     if choices is None:
         return None
-    outcome = _picked(_explained(call, AttentionOptions(EXACT)), "auto", AttentionOptions(EXACT))
+    outcome = _picked(_explained(call, AttentionOptions(EXACT)), AUTO, AttentionOptions(EXACT))
     if outcome.backend is None:
         return None
     q, k, _ = call.tensors("BHND")
@@ -213,7 +253,7 @@ def _picked(explained: dict[str, str | None] | str, backend: str, options: Atten
     """The first candidate of `backend`, the user's choice, that has no reason against it."""
     if isinstance(explained, str):
         return Outcome(reason=explained)
-    if backend == "auto":
+    if backend == AUTO:
         candidates = {name: reason for name, reason in explained.items() if registry.get(name).accelerated}
     else:
         candidates = {backend: explained[backend]}

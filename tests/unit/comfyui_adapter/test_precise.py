@@ -12,7 +12,7 @@ from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.call.attention_call import AttentionCall
 from comfy_sage2.comfyui.observe.calibration import Calibration
 from comfy_sage2.comfyui.observe.measurement import measure_variants, served_variants
-from comfy_sage2.comfyui.report.chart import draw_chart
+from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_chart
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.serve import guard
 from comfy_sage2.comfyui.serve.serving import probe
@@ -67,7 +67,7 @@ def test_the_guard_takes_precise_next(mode: str, monkeypatch: pytest.MonkeyPatch
     shares = {share.outcome.label: share.calls for share in session.record.summary().shares}
     assert shares == {"reference · precise": 2}
     session.begin_sampling(SIGMAS)
-    assert session.task.guard is not None and not session.task.guard.is_precise(0)
+    assert session.task.guard is not None and session.task.guard.mode(0) is None
 
 
 def test_where_precise_breaks_too_comfyui_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,9 @@ def test_the_node_computes_in_precise(smooth_v: bool) -> None:
     assert Agreement.of(out.unflatten(-1, (2, 64)).transpose(1, 2), exact).relative_l1 < 0.012
     (share,) = session.record.summary().shares
     assert share.outcome.label == "reference · precise · rotation"
-    assert (60, 200, 210) in {color for _, color in draw_chart([session]).getcolors(maxcolors=1 << 24) or ()}
+    assert MODE_COLORS["precise", False] in {
+        color for _, color in draw_chart([session]).getcolors(maxcolors=1 << 24) or ()
+    }
 
 
 def test_a_backend_without_precise_leaves_the_call_to_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +158,7 @@ def test_a_calibration_finds_the_layer_that_needs_precise() -> None:
     q, k, v = (torch.randn(1, 2, 512, 64) for _ in range(3))
     task = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate=True)
     task.begin_sampling(1)
-    task.head_dims[0] = 64
+    task.head_dims[0], task.names[0] = 64, "call 0"
     task._measure(AttentionCall(q, k, v, 2, skip_reshape=True), (0, 0))
     found = task.measurements[0, 0]
     assert found[PRECISE].relative_l1 < 0.015 < 0.03 < found[AttentionOptions()].relative_l1

@@ -13,7 +13,7 @@ from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.call.attention_call import AttentionCall
 from comfy_sage2.comfyui.observe.calibration import Calibration
 from comfy_sage2.comfyui.observe.measurement import measure_variants
-from comfy_sage2.comfyui.report.chart import draw_chart
+from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_chart
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.serve.serving import probe
 from comfy_sage2.comfyui.settings import Settings
@@ -105,7 +105,7 @@ def test_a_calibration_measures_with_rotation() -> None:
             task = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate=rotate)
             task.begin_sampling(1)
             task._measure(whole, (0, 0))
-            task.head_dims[0] = 64
+            task.head_dims[0], task.names[0] = 64, "call 0"
             assert task.policy("fast").rotate == rotate
     assert asked == [False, True]
 
@@ -125,4 +125,4 @@ def test_the_chart_draws_a_mode_in_its_color() -> None:
         session = session_with(mode="4b", rotate=rotate)
         call(session, *qkv(), 2)
         colors = {color for _, color in draw_chart([session]).getcolors(maxcolors=1 << 24) or ()}
-        assert (70, 150, 230) in colors and (64, 192, 140) not in colors
+        assert MODE_COLORS["4b", False] in colors and MODE_COLORS["8b", False] not in colors

@@ -1,0 +1,79 @@
+"""Choices that a workflow brings along: unknown ones, ones that this machine decides, and steps that cannot be."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.patch import patch_model
+from comfy_sage2.comfyui.report.record import Outcome
+from comfy_sage2.comfyui.report.text import status
+from comfy_sage2.comfyui.sampling import sessions_of
+from comfy_sage2.comfyui.serve import serving
+from comfy_sage2.comfyui.settings import BACKENDS, MODES, Settings, reason_against_steps
+
+from .test_patch import Patcher
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("value", ["2b", "", None, 8, ["8b"], {"8b": 1}, "x" * 10**6, "\ud800\u202e\x00\n"])
+@pytest.mark.parametrize(("name", "default"), [("mode", "8b"), ("backend", "auto")])
+def test_unknown_choice_gives_way_to_the_default_and_is_named(name: str, default: str, value: object) -> None:
+    settings = Settings.of_workflow(**{name: value})
+    assert replace(settings, notes=()) == Settings()
+    (note,) = settings.notes
+    assert note.startswith(f"[SA-401] {name} ") and f"{default} is used" in note
+    assert note.isprintable() and len(note) < 250
+    assert note.encode()
+
+
+def test_known_choices_are_taken_without_a_word() -> None:
+    for mode in MODES:
+        for backend in BACKENDS:
+            assert Settings.of_workflow(mode=mode, backend=backend) == Settings(mode=mode, backend=backend)
+
+
+def test_other_unknown_choices_are_errors() -> None:
+    with pytest.raises(ValueError, match="apply_to must be one of"):
+        Settings.of_workflow(apply_to="cross only")
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(0.6, 0.4), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 1.0), (0.0, float("nan"))]
+)
+def test_steps_that_cannot_be(start: float, end: float) -> None:
+    assert str(reason_against_steps(start, end)).startswith("[SA-402] start_percent must not be above end_percent")
+    with pytest.raises(ValueError, match="SA-402"):
+        Settings(start_percent=start, end_percent=end)
+
+
+def test_steps_that_can_be() -> None:
+    assert [reason_against_steps(*range_) for range_ in ((0.0, 1.0), (0.5, 0.5), (1.0, 1.0))] == [None] * 3
+
+
+@pytest.mark.parametrize("mode", ["8b", "4b", "precise", "auto"])
+def test_reference_serves_where_no_kernel_can(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "comfy_sage2"):
+        model = patch_model(Patcher(), Settings(mode=mode, backend="auto or reference"))
+    (session,) = sessions_of(model)
+    assert session.task.idle_reason is None
+    first, note = status(session).splitlines()
+    assert first.startswith("reference serves the attention")
+    assert note.startswith("[SA-1") and "the reference serves in a kernel's place" in note
+    assert [record.getMessage() for record in caplog.records] == [f"SageAttention2: {note}"]
+
+
+def test_kernel_serves_where_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with backend auto: no call of it goes to the reference."""
+    monkeypatch.setattr(serving, "probe", lambda device, settings: Outcome("sm90", settings.options))
+    decided = serving.with_backend(CPU, Settings(backend="auto or reference"))
+    assert decided == Settings(backend="auto")
+
+
+def test_switched_off_it_stays_off() -> None:
+    model = patch_model(Patcher(), Settings(mode="off", backend="auto or reference"))
+    assert status(sessions_of(model)[0]) == "The model passes through unchanged: [SA-301] mode is off."

@@ -1,186 +1,213 @@
-"""The record of a sampling as a picture: shares of calls and time, and a map of layers and steps."""
+"""The record of a sampling as pictures: a card for the node, readable at 400 pixels, and a chart with all of it."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from ...options import EXACT, AttentionOptions
+from ...options import EXACT
+from ...text import capitalized
 from ..serve.session import Session
-from .drawing import BACKGROUND, EMPTY, FAINT, LEFT, PANEL, SERVED, TEXT, Color, blend, fitted, font, wrapped
-from .record import Outcome, Share, Summary
-from .text import NOT_PATCHED, headline, status, time_lines
+from . import heatmap
+from .colors import BROKEN, FAINT, LEFT, SERVED, TEXT, Color
+from .drawing import Sheet
+from .record import Outcome, Place, Share, Summary
+from .text import NOT_PATCHED, first_line, headline, status, time_lines
+from .verdict import worst_place
 
-WIDTH = 1200
-MARGIN = 36
-TITLE_SIZE, HEADING_SIZE, TEXT_SIZE, SMALL_SIZE = 30, 20, 18, 15
-BAR_HEIGHT = 34
-MAP_HEIGHT = 340  # at most; a model of few layers gets rows of ROW_HEIGHT
-ROW_HEIGHT = 40
-NOTE_HEIGHT = 26
-MOST_ROWS = 7  # of the legend; rarer outcomes are summed in its last row
-# (mode, smooth_v) as in SERVED: all else is the same in all calls of a node.
-COLORED = (("8b", False), ("4b", False), ("4b", True), ("8b", True), ("precise", False))
-LOW_ERROR: Color = (64, 192, 140)
-HIGH_ERROR: Color = (226, 96, 88)
-# Relative L1 that is drawn in the strongest color unless a larger one was measured.
-ERROR_SCALE = 0.1
+# By mode and smooth_v: all else is the same in all calls of a node.
+_COLORED = (("8b", False), ("4b", False), ("4b", True), ("8b", True), ("precise", False), (EXACT, False))
+MODE_COLORS = dict(zip(_COLORED, SERVED, strict=True))
+
+
+@dataclass(frozen=True)
+class Style:
+    """Sizes in pixels. A node of 400 pixels shows the card at half of them.
+
+    Attributes:
+        legend_rows: rarer outcomes are summed in the last one.
+        map_height: at most; a model of few layers gets rows of `row_height`.
+    """
+
+    width: int
+    margin: int
+    headline: int
+    text: int
+    small: int
+    bar_height: int
+    legend_rows: int
+    map_height: int
+    row_height: int
+
+
+CARD = Style(800, 24, 42, 28, 26, 52, 4, 260, 40)
+CHART = Style(1200, 36, 44, 20, 16, 34, 7, 600, 36)
+
+
+def draw_card(sessions: list[Session]) -> Image.Image:
+    """An RGB picture for the report node, of the last node that was at work: the outcome, the shares, one map."""
+    shown = _shown(sessions)
+    if isinstance(shown, Image.Image):
+        return shown
+    session, summary = shown
+    drawing = _Drawing(session, summary, CARD)
+    drawing.head(2)
+    drawing.shares("")
+    if summary.agreement:
+        drawing.errors()
+    elif all(share.outcome.backend is None for share in summary.shares):
+        drawing.sheet.paragraph(f"Why: {summary.shares[0].outcome.label}", CARD.text, FAINT, 5)
+    else:
+        drawing.served()
+    return drawing.sheet.finished()
 
 
 def draw_chart(sessions: list[Session]) -> Image.Image:
-    """An RGB picture, 1200 pixels wide, about the last node that was at work, or a card that says why there is none."""
+    """An RGB picture, 1200 pixels wide, with all there is to see of the last node that was at work."""
+    shown = _shown(sessions)
+    if isinstance(shown, Image.Image):
+        return shown
+    session, summary = shown
+    drawing = _Drawing(session, summary, CHART)
+    drawing.head(1)
+    drawing.shares("Attention calls")
+    drawing.times()
+    for note in (*session.task.reasoning(summary), *time_lines(summary)):
+        drawing.sheet.paragraph(note, CHART.text, FAINT, 3)
+    drawing.served()
+    if summary.agreement:
+        drawing.errors()
+    return drawing.sheet.finished()
+
+
+def _shown(sessions: list[Session]) -> tuple[Session, Summary] | Image.Image:
+    """The last session at work with what it recorded, or a message where there is nothing to draw."""
     at_work = [session for session in sessions if session.task.idle_reason is None]
     if not at_work:
-        return _card(status(sessions[-1]) if sessions else NOT_PATCHED)
-    task, summary = at_work[-1].task, at_work[-1].record.summary()
-    own = task.own_headline(summary)
-    if own is not None:
-        return _card(own)
-    subtitle = f"{task.title}  ·  {headline(summary)}"
-    if not summary.calls:
-        return _card(subtitle)
-    return _Chart(summary, subtitle, [*task.reasoning(summary), *time_lines(summary)]).image
+        return _message("Not at work", status(sessions[-1]) if sessions else NOT_PATCHED)
+    session = at_work[-1]
+    summary = session.record.summary()
+    if session.task.own_headline(summary) is not None or not summary.calls:
+        return _message(first_line(session, summary), session.task.title)
+    return session, summary
 
 
-def _card(text: str) -> Image.Image:
-    """A picture with a title and a message only."""
-    image = Image.new("RGB", (WIDTH, 260), BACKGROUND)
-    draw = ImageDraw.Draw(image)
-    draw.text((MARGIN, MARGIN - 6), "SageAttention2", fill=TEXT, font=font(TITLE_SIZE))
-    for row, line in enumerate(wrapped(draw, text, TEXT_SIZE, WIDTH - 2 * MARGIN, 6)):
-        draw.text((MARGIN, MARGIN + 50 + row * 26), line, fill=FAINT, font=font(TEXT_SIZE))
-    return image
+def _message(title: str, text: str) -> Image.Image:
+    sheet = Sheet(CARD.width, CARD.margin)
+    sheet.paragraph(capitalized(title), CARD.headline, lines=3)
+    sheet.paragraph(text, CARD.text, FAINT, 8)
+    return sheet.finished()
 
 
-class _Chart:
-    """Draws one summary from top to bottom; `top` is where the next part begins."""
+class _Drawing:
+    """The parts of a picture of one sampling, each drawn below the one before."""
 
-    def __init__(self, summary: Summary, subtitle: str, notes: list[str]) -> None:
-        self.summary = summary
-        measuring = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-        self.notes = [line for note in notes for line in wrapped(measuring, note, TEXT_SIZE, WIDTH - 2 * MARGIN, 3)]
-        self.rows = self._legend_rows()
+    def __init__(self, session: Session, summary: Summary, style: Style) -> None:
+        self.session, self.summary, self.style = session, summary, style
+        self.sheet = Sheet(style.width, style.margin)
         self.colors = _colors(summary.shares)
-        self.map_height = min(MAP_HEIGHT, ROW_HEIGHT * summary.layers)
-        maps = 2 if summary.agreement else 1
-        height = 130 + 3 * (BAR_HEIGHT + 44) + len(self.rows) * 30 + maps * (self.map_height + 84) + MARGIN
-        height += len(self.notes) * NOTE_HEIGHT
-        self.image = Image.new("RGB", (WIDTH, height), BACKGROUND)
-        self.draw = ImageDraw.Draw(self.image)
-        self.top = MARGIN - 6
-        self._title(subtitle)
-        colors = self.colors
-        self._bar("Attention calls", [(colors[share.outcome], float(share.calls)) for share in summary.shares])
-        self._bar("Attention time", [(colors[share.outcome], share.seconds) for share in summary.shares])
-        rest = max(summary.seconds - summary.attention_seconds, 0.0)
-        self._bar("Sampling: attention and the rest", [(TEXT, summary.attention_seconds), (FAINT, rest)])
-        self._legend()
-        self._notes()
-        self._map(
-            "What served each layer and step",
-            {place: self.colors[outcome] for place, outcome in summary.cells.items()},
+
+    def head(self, lines: int) -> None:
+        """Speed and closeness in large letters; below how much was served, and by what settings."""
+        style = self.style
+        self.sheet.paragraph(first_line(self.session, self.summary), style.headline, lines=lines)
+        self.sheet.paragraph(headline(self.summary), style.text)
+        self.sheet.paragraph(self.session.task.title, style.small, FAINT)
+
+    def shares(self, heading: str) -> None:
+        """The shares of the calls, and what each color means."""
+        style, summary = self.style, self.summary
+        if heading:
+            self.sheet.paragraph(heading, style.text)
+        self.sheet.bar(
+            [(self.colors[share.outcome], float(share.calls)) for share in summary.shares], style.bar_height, style.text
         )
-        if summary.agreement:
-            self._error_map()
+        self.sheet.legend(self._legend_rows(), style.small)
 
-    def _text(self, x: float, y: float, text: str, size: int, color: Color = TEXT, anchor: str = "la") -> None:
-        self.draw.text((x, y), text, fill=color, font=font(size), anchor=anchor)
+    def times(self) -> None:
+        """The shares of the attention's time, and the attention's share of the sampling."""
+        style, summary, rest = self.style, self.summary, self.summary.seconds - self.summary.attention_seconds
+        for heading, parts in (
+            ("Attention time", [(self.colors[share.outcome], share.seconds) for share in summary.shares]),
+            ("Sampling: attention and the rest", [(TEXT, summary.attention_seconds), (FAINT, max(rest, 0.0))]),
+        ):
+            self.sheet.paragraph(heading, style.text)
+            self.sheet.bar(parts, style.bar_height, style.text)
 
-    def _title(self, subtitle: str) -> None:
-        self._text(MARGIN, self.top, "SageAttention2", TITLE_SIZE)
-        self._text(MARGIN, self.top + 44, fitted(self.draw, subtitle, TEXT_SIZE, WIDTH - 2 * MARGIN), TEXT_SIZE, FAINT)
-        self.top += 96
-
-    def _bar(self, heading: str, parts: list[tuple[Color, float]]) -> None:
-        """A bar over the whole width, divided as `parts` are."""
-        self._text(MARGIN, self.top, heading, HEADING_SIZE)
-        top, whole = self.top + 32, sum(size for _, size in parts)
-        left = float(MARGIN)
-        self.draw.rectangle((MARGIN, top, WIDTH - MARGIN, top + BAR_HEIGHT), fill=EMPTY)
-        for color, size in parts:
-            width = (WIDTH - 2 * MARGIN) * (size / whole if whole else 0.0)
-            self.draw.rectangle((left, top, left + width, top + BAR_HEIGHT), fill=color)
-            if width > 60:
-                self._text(left + width / 2, top + BAR_HEIGHT / 2, f"{size / whole:.0%}", TEXT_SIZE, BACKGROUND, "mm")
-            left += width
-        self.top = top + BAR_HEIGHT + 12
-
-    def _legend_rows(self) -> list[tuple[Outcome, str]]:
-        shares = self.summary.shares
-        shown = shares if len(shares) <= MOST_ROWS else shares[: MOST_ROWS - 1]
-        rows = [
-            (share.outcome, f"{share.calls} calls, {share.seconds:.2f} s   {share.outcome.label}") for share in shown
-        ]
+    def _legend_rows(self) -> Iterable[tuple[Color, str]]:
+        shares, most = self.summary.shares, self.style.legend_rows
+        shown = shares if len(shares) <= most else shares[: most - 1]
+        for share in shown:
+            label = share.outcome.label
+            if share.outcome.backend is None:
+                label = f"left to ComfyUI's attention: {label}"
+            yield self.colors[share.outcome], f"{share.calls} calls, {share.seconds:.2f} s: {label}"
         rest = shares[len(shown) :]
         if rest:
-            rows.append(
-                (
-                    rest[0].outcome,
-                    f"{sum(share.calls for share in rest)} calls   {len(rest)} rarer reasons, named in the text",
-                )
-            )
-        return rows
+            calls = sum(share.calls for share in rest)
+            yield self.colors[rest[0].outcome], f"{calls} calls: {len(rest)} rarer reasons, named in the text"
 
-    def _legend(self) -> None:
-        self.top += 8
-        for outcome, text in self.rows:
-            self.draw.rectangle((MARGIN, self.top + 3, MARGIN + 16, self.top + 19), fill=self.colors[outcome])
-            self._text(MARGIN + 28, self.top, fitted(self.draw, text, TEXT_SIZE, WIDTH - 2 * MARGIN - 28), TEXT_SIZE)
-            self.top += 30
-        self.top += 16
+    def served(self) -> None:
+        """A map of what served each layer and step."""
 
-    def _notes(self) -> None:
-        for line in self.notes:
-            self._text(MARGIN, self.top, line, TEXT_SIZE, FAINT)
-            self.top += NOTE_HEIGHT
-        self.top += 12
+        def draw(width: int, height: int) -> Image.Image:
+            return heatmap.served_map(self.summary, self.colors, width, height)
 
-    def _map(self, heading: str, colors: dict[tuple[int, int], Color]) -> None:
-        """Layers from top to bottom, steps from left to right, one colored cell each."""
-        self._text(MARGIN, self.top, heading, HEADING_SIZE)
-        left, top = MARGIN + 62, self.top + 34
-        width, height = WIDTH - MARGIN - left, self.map_height
-        self.draw.rectangle((left, top, left + width, top + height), fill=PANEL)
-        cell_width, cell_height = width / self.summary.steps, height / max(self.summary.layers, 1)
-        # A gap between the cells while they are large enough to show one.
-        gap = 1 if min(cell_width, cell_height) >= 5 else 0
-        for (layer, step), color in colors.items():
-            x, y = left + step * cell_width, top + layer * cell_height
-            self.draw.rectangle((x, y, max(x + cell_width - 1 - gap, x), max(y + cell_height - 1 - gap, y)), fill=color)
-        for number, place in _ticks(self.summary.layers, top, cell_height):
-            self._text(left - 10, place, str(number), SMALL_SIZE, FAINT, "rm")
-        for number, place in _ticks(self.summary.steps, left, cell_width):
-            self._text(place, top + height + 6, str(number), SMALL_SIZE, FAINT, "ma")
-        self._text(MARGIN, top - 2, "layer", SMALL_SIZE, FAINT)
-        self._text(WIDTH - MARGIN, top + height + 24, "step", SMALL_SIZE, FAINT, "ra")
-        self.top = top + height + 50
+        self._map("What served each layer (down) and step (across)", draw, None)
 
-    def _error_map(self) -> None:
-        errors = {place: found.relative_l1 for place, found in self.summary.agreement.items()}
-        scale = max([ERROR_SCALE, *filter(math.isfinite, errors.values())])
-        # NaN and infinity take the strongest color.
-        shares = {place: error / scale if math.isfinite(error) else 1.0 for place, error in errors.items()}
-        colors = {place: blend(LOW_ERROR, HIGH_ERROR, share) for place, share in shares.items()}
-        self._map(f"Relative L1 against full precision (green 0, red {scale:.2g})", colors)
+    def errors(self) -> None:
+        """A map of the errors with its color bar; the largest error is framed and named."""
+
+        def draw(width: int, height: int) -> Image.Image:
+            return heatmap.error_map(self.summary, width, height)
+
+        place = worst_place(self.summary)
+        assert place is not None  # something was measured
+        self._map("Error of each layer (down) and step (across)", draw, place)
+        style, sheet, found = self.style, self.sheet, self.summary.agreement[place]
+        sheet.paste(heatmap.color_bar(sheet.inner, style.small), style.margin)
+        sheet.top += style.small + 8
+        sheet.captions("0: full precision", f"{heatmap.error_scale(self.summary):.2g} relative L1", style.small)
+        if heatmap.has_broken(self.summary):
+            sheet.legend([(BROKEN, "NaN or infinity")], style.small)
+        worst = f"{self.summary.layer_name(place[0])}, step {place[1]}"
+        values = f"cosine {found.cosine:.4f}, relative L1 {found.relative_l1:.3f}"
+        sheet.paragraph(f"Framed, the worst: {worst}: {values}", style.small, lines=2)
+
+    def _map(self, heading: str, draw: Callable[[int, int], Image.Image], framed: Place | None) -> None:
+        """Layers from top to bottom, steps from left to right, one colored cell each, with numbers at both."""
+        style, sheet, summary = self.style, self.sheet, self.summary
+        sheet.paragraph(heading, style.text)
+        left = style.margin + 3 * style.small
+        width, height = style.width - style.margin - left, min(style.map_height, style.row_height * summary.layers)
+        sheet.paste(draw(width, height), left)
+        if framed is not None:
+            box = heatmap.cell_box(summary, framed, width, height)
+            sheet.frame((left + box[0], sheet.top + box[1], left + box[2], sheet.top + box[3]))
+        bottom = sheet.top + height
+        for number, place in _ticks(summary.layers, sheet.top, height, 2 * style.small):
+            sheet.text(left - style.small // 2, place, str(number), style.small, FAINT, "rm")
+        for number, place in _ticks(summary.steps, left, width, 3 * style.small):
+            sheet.text(place, bottom + 6, str(number), style.small, FAINT, "ma")
+        sheet.top = bottom + 2 * style.small
 
 
 def _colors(shares: tuple[Share, ...]) -> dict[Outcome, Color]:
     """A color for every outcome: that of its mode, the same in every chart, or one for each reason."""
     outcomes = [share.outcome for share in shares]
     left = [outcome for outcome in outcomes if outcome.backend is None]
-    served = [outcome for outcome in outcomes if outcome.backend is not None]
-    colors = {outcome: _color(outcome.options) for outcome in served}
-    colors.update({outcome: LEFT[min(index, len(LEFT) - 1)] for index, outcome in enumerate(left)})
+    colors = {outcome: LEFT[min(index, len(LEFT) - 1)] for index, outcome in enumerate(left)}
+    for outcome in outcomes:
+        if outcome.backend is not None:
+            assert outcome.options is not None  # a backend has options
+            colors[outcome] = MODE_COLORS[outcome.options.mode, outcome.options.smooth_v]
     return colors
 
 
-def _color(options: AttentionOptions | None) -> Color:
-    assert options is not None  # a backend has options
-    return SERVED[-1] if options.mode == EXACT else SERVED[COLORED.index((options.mode, options.smooth_v))]
-
-
-def _ticks(count: int, start: float, pitch: float) -> list[tuple[int, float]]:
-    """At most eleven of the numbers 0 .. count - 1, evenly, with the pixel of each cell's middle."""
-    stride = max(1, -(-count // 10))
-    return [(number, start + (number + 0.5) * pitch) for number in range(0, count, stride)]
+def _ticks(count: int, start: float, length: float, pitch: float) -> list[tuple[int, float]]:
+    """Some of the numbers 0 .. count - 1, evenly and at least `pitch` pixels apart, with the pixel of each."""
+    count = max(count, 1)
+    stride = max(1, -(-count // max(int(length / pitch), 1)))
+    return [(number, start + (number + 0.5) * length / count) for number in range(0, count, stride)]

@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from ...metrics import Agreement, average
-from ..serve.guard import Guard
+from ...drop_in.serving import calls as sage_calls
+from ...metrics import average
+from ...text import capitalized
+from ..serve.guard import FULL_PRECISION, Guard
 from ..serve.session import Session
+from ..serve.task import Task
 from .record import Summary
+from .verdict import NO_CALL, compared_speed, layer_means, sampling_ratio, times, verdict
 
 NOT_PATCHED = (
     "[SA-403] This model did not go through a SageAttention2 node: connect the node's model output, or a model made "
     "from it."
+)
+EARLIER = (
+    "From an earlier run: in this one the sampler did not sample with this model (its result was cached, or it takes "
+    "another model)."
 )
 WORST_LAYERS = 3
 
@@ -21,39 +29,70 @@ def headline(summary: Summary) -> str:
     """How much was served, in one line."""
     served = sum(share.calls for share in summary.shares if share.outcome.backend is not None)
     if summary.calls == 0:
-        return "no attention call reached the node"
-    return f"{served} of {summary.calls} attention calls served ({served / summary.calls:.0%}), {summary.steps} steps"
+        return NO_CALL
+    steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
+    silent = f"; {summary.silent_passes} of {summary.passes} passes asked for none" if summary.silent_passes else ""
+    return f"{served} of {summary.calls} attention calls served ({served / summary.calls:.0%}), {steps}{silent}"
 
 
 def status(session: Session) -> str:
     """What the node itself shows: what will serve the attention, or why nothing of ours does."""
-    if session.task.idle_reason is not None:
-        return f"The model passes through unchanged: {session.task.idle_reason}."
-    return session.task.status()
+    return "\n".join((_status(session.task), *session.task.notes))
+
+
+def _status(task: Task) -> str:
+    return task.status() if task.idle_reason is None else f"The model passes through unchanged: {task.idle_reason}."
+
+
+def first_line(session: Session, summary: Summary) -> str:
+    """What matters most of a sampling by a node at work."""
+    return capitalized(session.task.own_headline(summary) or verdict(summary))
 
 
 def session_headline(session: Session) -> str:
     """What a sampling did, in one line."""
+    if session.task.idle_reason is not None:
+        return status(session)
     summary = session.record.summary()
-    return session.task.own_headline(summary) or headline(summary)
+    found = session.task.own_headline(summary) or _why_nothing(session, summary) or headline(summary)
+    others: Counter[str] = Counter()
+    for share in summary.shares:
+        if share.outcome.by is not None:
+            others[share.outcome.by] += share.calls
+    return "; ".join((found, *(f"{owner} took {calls}" for owner, calls in others.items())))
 
 
-def session_report(session: Session) -> str:
-    """The report of one node: what ran, what fell back and why, how long, how close to full precision."""
+def _why_nothing(session: Session, summary: Summary) -> str | None:
+    """Why no attention call was seen, or None where one was."""
+    if summary.calls:
+        return None
+    if not summary.passes:
+        return "[SA-404] nothing was sampled yet: connect 'samples' or 'images', so that the report waits for it"
+    return (
+        f"[SA-317] {session.model} was run {summary.passes} times and never asked the node: its code calls attention "
+        "without ComfyUI's hook, or another pack has put functions of its own into the model"
+    )
+
+
+def session_report(session: Session, prompt: str | None = None) -> str:
+    """The report of one node: what ran, what fell back and why, how long, how close to full precision.
+
+    prompt: the run of ComfyUI's queue that asks; what an earlier one recorded is told as that.
+    """
     summary = session.record.summary()
+    lines = []
+    if summary.passes and None not in (prompt, session.prompt) and prompt != session.prompt:
+        lines.append(EARLIER)
     own = session.task.own_report(summary)
     if own is not None:
-        return own
-    lines = [f"SageAttention2: {session.task.title}"]
+        return "\n".join((*lines, own))
+    title = f"SageAttention2: {session.task.title}"
     if session.task.idle_reason is not None:
-        lines.append(status(session))
-        return "\n".join(lines)
-    if summary.calls == 0:
-        lines.append(
-            "No attention call reached the node. Either nothing was sampled yet (connect 'samples' or 'images' so "
-            "that the report waits for it), or another node placed after this one replaced its attention."
-        )
-        return "\n".join(lines)
+        return "\n".join(("Not at work", title, status(session)))
+    lines += [first_line(session, summary), title, *session.task.notes]
+    nothing = _why_nothing(session, summary)
+    if nothing is not None:
+        return "\n".join((*lines, f"{capitalized(nothing)}."))
     lines.append(headline(summary) + f", {summary.layers} attention layers.")
     lines += session.task.reasoning(summary)
     lines += _served(summary) + _fallbacks(summary) + _guarded(session.task.guard)
@@ -61,9 +100,14 @@ def session_report(session: Session) -> str:
     return "\n".join(lines)
 
 
-def report(sessions: list[Session]) -> str:
-    """The reports of all nodes that a model went through, the last node (the one asked first) first."""
-    return "\n\n".join(session_report(session) for session in reversed(sessions)) if sessions else NOT_PATCHED
+def report(sessions: list[Session], prompt: str | None = None) -> str:
+    """The reports of all nodes that a model went through, the last node (the one asked first) first.
+
+    Behind them what other packs had served through `sageattention`.
+    """
+    parts = [session_report(session, prompt) for session in reversed(sessions)] or [NOT_PATCHED]
+    others = sage_calls.lines()
+    return "\n\n".join([*parts, "\n".join(others)] if others else parts)
 
 
 def _served(summary: Summary) -> list[str]:
@@ -73,15 +117,21 @@ def _served(summary: Summary) -> list[str]:
 
 
 def _fallbacks(summary: Summary) -> list[str]:
-    left = [share for share in summary.shares if share.outcome.backend is None]
-    rows = [f"  {share.calls} calls, {share.seconds:.2f} s: {share.outcome.label}" for share in left]
-    return ["Left to ComfyUI's attention"] + rows if rows else []
+    rows: dict[str, list[str]] = {}
+    for share in summary.shares:
+        if share.outcome.backend is None:
+            heading = f"Left to {share.outcome.by or FULL_PRECISION}"
+            row = f"  {share.calls} calls, {share.seconds:.2f} s: {share.outcome.label}"
+            rows.setdefault(heading, [heading]).append(row)
+    return [row for group in rows.values() for row in group]
 
 
 def _guarded(guard: Guard | None) -> list[str]:
     if guard is None:
         return []
     rows = [f"  {downgrade.text}" for downgrade in guard.downgrades]
+    if guard.fidelity is not None:
+        rows += [f"  {finding.text}" for finding in guard.fidelity.findings]
     if guard.repeated:
         rerun = f"the model was run again in step {_counted(guard.repeated)}; the calls of both runs are counted"
         rows.append(f"  to find them, {rerun}" if rows else f"  none: {rerun}")
@@ -90,7 +140,8 @@ def _guarded(guard: Guard | None) -> list[str]:
             f"  the second run in step {_counted(guard.still_broken)} gave no finite result either; from there on each "
             "call was checked instead, since another part of the model seems to keep results from run to run"
         )
-    return ["Taken out of use by the guard", *rows] if rows else []
+    lines = ["Taken out of use by the guard", *rows] if rows else []
+    return lines if guard.fidelity is None else lines + guard.fidelity.summary
 
 
 def _counted(steps: tuple[int, ...]) -> str:
@@ -111,13 +162,13 @@ def time_lines(summary: Summary) -> list[str]:
         lines.append(
             f"Time {'saved' if saved >= 0.0 else 'lost'}: {abs(saved):.2f} s, over {summary.speed.calls} calls whose "
             "time with ComfyUI's attention is known too "
-            f"(attention {ratio:.2f} times as fast, the sampling {(whole + saved) / whole:.2f} times)."
+            f"(attention {compared_speed(ratio)}, sampling {compared_speed(sampling_ratio(summary) or 1.0)})."
         )
     share = (attention + saved) / (whole + saved)
     if share < 0.995:
         lines.append(
             f"Forecast: {basis}, attention is {share:.0%} of a step; no attention, however fast, makes the sampling "
-            f"more than {1.0 / (1.0 - share):.2f} times as fast."
+            f"more than {times(1.0 / (1.0 - share))} faster."
         )
     return lines
 
@@ -125,13 +176,13 @@ def time_lines(summary: Summary) -> list[str]:
 def _agreement(summary: Summary) -> list[str]:
     if not summary.agreement:
         return []
-    by_layer: dict[int, list[Agreement]] = {}
-    for (layer, _), found in summary.agreement.items():
-        by_layer.setdefault(layer, []).append(found)
-    means = {layer: average(found) for layer, found in by_layer.items()}
-    whole = average(list(means.values()))
+    means = layer_means(summary)
+    whole = average(means.values())
     worst = sorted(means, key=lambda layer: (not math.isnan(means[layer].cosine), means[layer].cosine))[:WORST_LAYERS]
     return [
         f"Against full precision (sampled): cosine {whole.cosine:.5f}, relative L1 {whole.relative_l1:.4f} on average",
-        *(f"  layer {n}: cosine {means[n].cosine:.5f}, relative L1 {means[n].relative_l1:.4f}" for n in worst),
+        *(
+            f"  {summary.layer_name(n)}: cosine {means[n].cosine:.5f}, relative L1 {means[n].relative_l1:.4f}"
+            for n in worst
+        ),
     ]

@@ -9,7 +9,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from comfy_sage2.comfyui.call.forward import Schedule
-from comfy_sage2.comfyui.report.chart import HIGH_ERROR, draw_chart
+from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_card, draw_chart
+from comfy_sage2.comfyui.report.colors import BROKEN, LEFT
 from comfy_sage2.comfyui.report.drawing import fitted, font, wrapped
 from comfy_sage2.comfyui.report.quality import measure
 from comfy_sage2.comfyui.report.record import Outcome, start_timer
@@ -22,10 +23,10 @@ from comfy_sage2.options import AttentionOptions
 from .calls import serving
 
 CPU = torch.device("cpu")
-SERVED = Outcome("sm90", AttentionOptions())
+BY_KERNEL = Outcome("sm90", AttentionOptions())
 
 
-def session_of(settings: Settings | None = None, expected: Outcome = SERVED) -> Session:
+def session_of(settings: Settings | None = None, expected: Outcome = BY_KERNEL) -> Session:
     return serving(settings or Settings(), expected=expected)
 
 
@@ -37,7 +38,7 @@ def recorded(layers: int = 6, steps: int = 5, reasons: int = 1, ended: bool = Tr
     for step in range(steps):
         for layer in range(layers):
             left = layer >= layers - reasons
-            outcome = Outcome(reason=f"reason {layer}") if left else SERVED
+            outcome = Outcome(reason=f"reason {layer}") if left else BY_KERNEL
             watch = start_timer(CPU)
             watch.stop()
             agreement = None if left else torch.tensor([0.999 - 0.001 * layer, 0.01 * (layer + 1), 0.1])
@@ -90,7 +91,7 @@ def test_report_counts_and_names_the_worst_layers() -> None:
     text = report([recorded()])
     assert "25 of 30 attention calls served (83%), 5 steps, 6 attention layers." in text
     assert "sm90 · 8b: 25 calls" in text and "5 calls" in text and "reason 5" in text
-    assert text.index("layer 4: cosine 0.99500") < text.index("layer 3: cosine 0.99600")
+    assert text.index("call 4: cosine 0.99500") < text.index("call 3: cosine 0.99600")
 
 
 class Watch:
@@ -112,7 +113,7 @@ def timed(comfyui: tuple[float, ...], sample: float | None = None) -> Session:
     session.begin_sampling([1.0, 0.0])
     session.record.begin_forward(Watch(10.0))
     for layer in range(4):
-        session.record.add(layer, 0, SERVED, Watch(1.0), form=("long",))
+        session.record.add(layer, 0, BY_KERNEL, Watch(1.0), form=("long",))
         if sample is not None and session.record.lacks_comparison(("long",)):
             session.record.add_comparison(("long",), Watch(sample))
     for seconds in comfyui:
@@ -130,21 +131,21 @@ def test_time_saved_is_what_comfyui_takes_for_the_same_calls(session: Session) -
     assert speed is not None and (speed.calls, speed.comfyui_seconds, speed.seconds) == (4, 8.0, 4.0)
     text = report([session])
     assert "Time saved: 4.00 s, over 4 calls" in text
-    assert "attention 2.00 times as fast, the sampling 1.40 times" in text
+    assert "attention 2.0x faster, sampling 1.4x faster" in text
 
 
 def test_forecast_is_amdahls_law() -> None:
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     session.record.begin_forward(Watch(10.0))
-    session.record.add(0, 0, SERVED, Watch(6.0), form=("a",))
+    session.record.add(0, 0, BY_KERNEL, Watch(6.0), form=("a",))
     text = report([session])
     assert "10.00 s of sampling, 6.00 s (60%) of it attention" in text and "Time saved" not in text
-    assert "as it ran, attention is 60% of a step" in text and "more than 2.50 times as fast" in text
+    assert "as it ran, attention is 60% of a step" in text and "more than 2.5x faster" in text
     # In full precision the attention would have taken 10 of 14 s.
     session.record.add_comparison(("a",), Watch(10.0))
     text = report([session])
-    assert "with ComfyUI's attention, attention is 71% of a step" in text and "than 3.50 times as fast" in text
+    assert "with ComfyUI's attention, attention is 71% of a step" in text and "than 3.5x faster" in text
 
 
 def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
@@ -153,11 +154,11 @@ def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
     session.begin_sampling([1.0, 0.0])
     for gpu in range(2):
         session.record.begin_forward(Watch(10.0), gpu)
-        session.record.add(0, 0, SERVED, Watch(8.0), form=("a", gpu))
+        session.record.add(0, 0, BY_KERNEL, Watch(8.0), form=("a", gpu))
         session.record.add_comparison(("a", gpu), Watch(16.0))
     text = report([session])
     assert "10.00 s of sampling, 8.00 s (80%) of it attention, on average over 2 GPUs." in text
-    assert "Time saved: 8.00 s" in text and "the sampling 1.80 times" in text
+    assert "Time saved: 8.00 s" in text and "sampling 1.8x faster" in text
     assert "sm90 · 8b: 2 calls, 16.00 s" in text
     session.begin_sampling([1.0, 0.0])
     session.record.begin_forward(Watch(10.0), 0)
@@ -182,11 +183,13 @@ def colors_of(image: Image.Image) -> list[tuple[int, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("layers, steps, reasons", [(4, 3, 1), (80, 50, 2), (300, 200, 1), (20, 4, 12), (2, 1, 0)])
 def test_chart_of_any_size(layers: int, steps: int, reasons: int) -> None:
-    image = draw_chart([recorded(layers, steps, reasons)])
-    assert image.mode == "RGB" and image.width == 1200 and image.height < 2000
-    colors = {color for _, color in colors_of(image)}
-    assert (64, 192, 140) in colors
-    assert ((240, 160, 60) in colors) == (reasons > 0)
+    session = recorded(layers, steps, reasons)
+    for draw, width in ((draw_chart, 1200), (draw_card, 800)):
+        image = draw([session])
+        assert image.mode == "RGB" and image.width == width and image.height < 2 * width
+        colors = {color for _, color in colors_of(image)}
+        assert MODE_COLORS["8b", False] in colors
+        assert (LEFT[0] in colors) == (reasons > 0)
 
 
 def test_chart_of_nothing_is_a_message() -> None:
@@ -195,7 +198,7 @@ def test_chart_of_nothing_is_a_message() -> None:
         [session_of(expected=Outcome(reason="no kernel " * 60))],
         [session_of()],
     ):
-        assert draw_chart(sessions).width == 1200
+        assert draw_chart(sessions).size == draw_card(sessions).size == (800, draw_card(sessions).height)
 
 
 def test_quality_of_a_long_call_is_sampled_and_exact() -> None:
@@ -223,23 +226,24 @@ def test_modes_have_the_same_colors_in_every_chart() -> None:
             session.record.add(layer, 0, Outcome("sm89", AttentionOptions(mode=mode)), Watch(1.0))
         colors = colors_of(draw_chart([session]).crop((100, 0, 1160, 2000)))
         areas = {color: count for count, color in colors}
-        green, blue = areas[(64, 192, 140)], areas[(70, 150, 230)]
-        assert (green > blue) == (modes.count("8b") > 1)
+        eight, four = areas[MODE_COLORS["8b", False]], areas[MODE_COLORS["4b", False]]
+        assert (eight > four) == (modes.count("8b") > 1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_broken_values_are_reported_and_drawn(value: float) -> None:
-    """They are what the report is asked about most: it names their layer first, and the chart shows it in red."""
+    """They are what the report is asked about most: it names their layer first, and the chart shows it in white."""
     session = recorded(layers=6, ended=False)
     watch = start_timer(CPU)
     watch.stop()
-    session.record.add(1, 2, SERVED, watch, agreement=torch.tensor([float("nan"), value, value]))
+    session.record.add(1, 2, BY_KERNEL, watch, agreement=torch.tensor([float("nan"), value, value]))
     lines = report([session]).splitlines()
     average = next(index for index, line in enumerate(lines) if line.startswith("Against full precision"))
-    assert lines[average + 1].startswith("  layer 1: cosine nan")
+    assert lines[average + 1].startswith("  call 1: cosine nan")
     colors = {color for _, color in colors_of(draw_chart([session]))}
-    assert HIGH_ERROR in colors
-    assert HIGH_ERROR not in {color for _, color in colors_of(draw_chart([recorded()]))}
+    assert BROKEN in colors
+    assert BROKEN not in {color for _, color in colors_of(draw_chart([recorded()]))}
+    assert lines[0].endswith("with NaN or infinity in the result")
 
 
 def test_summary_asks_for_one_median_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +258,7 @@ def test_summary_asks_for_one_median_a_form(monkeypatch: pytest.MonkeyPatch) -> 
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     for layer in range(500):
-        for outcome in (SERVED, Outcome(reason="first step")):
+        for outcome in (BY_KERNEL, Outcome(reason="first step")):
             session.record.add(layer, 0, outcome, Watch(1.0), form=("form", layer % 2))
     assert session.record.summary().speed is not None
     assert asked == [250, 250]

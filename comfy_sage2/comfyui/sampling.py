@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from ..measuring.prepare import prepare
-from .report.text import session_headline
+from .call.facts import has_cross_attention
+from .call.watcher import watching
+from .report.text import session_headline, status
 from .serve.session import Session, log
 
 # ComfyUI's names, written out so that this module loads without it.
@@ -33,16 +35,36 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
     ) -> Any:
         guider = executor.class_obj
         _drop_stale_compilation(guider.model_patcher, guider.model_options)
-        session.begin_sampling(sigmas.tolist(), _model_keeps_nothing(guider.model_patcher, guider.model_options))
+        session.task.look_at(guider.model_patcher, noise, sigmas.tolist())
+        diffusion_model = getattr(guider.model_patcher.model, DIFFUSION_MODEL, None)
+        session.model, session.prompt = type(guider.model_patcher.model).__name__, running_prompt()
+        session.begin_sampling(
+            sigmas.tolist(),
+            can_repeat=_model_keeps_nothing(guider.model_patcher, guider.model_options),
+            cross_attends=not isinstance(diffusion_model, torch.nn.Module) or has_cross_attention(diffusion_model),
+        )
         try:
-            return executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
+            out = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
+            session.task.complete_sampling()
+            return out
         finally:
             session.end_sampling()
-            if session.task.idle_reason is None:
-                log.info("SageAttention2: %s", session_headline(session))
+            found = session_headline(session)
+            log.info("SageAttention2: %s", found)
+            session.tell(status(session) if session.task.idle_reason else f"{status(session)}\nLast sampling: {found}")
 
     wrapper.session = session  # type: ignore[attr-defined]
     return wrapper
+
+
+def running_prompt() -> str | None:
+    """The run of ComfyUI's queue that this thread is in, by its number; None outside of one."""
+    try:
+        from comfy_execution.utils import get_executing_context
+    except ImportError:  # a program that uses ComfyUI's parts alone
+        return None
+    context = get_executing_context()
+    return None if context is None else str(context.prompt_id)
 
 
 def forward_wrapper(session: Session) -> Callable[..., Any]:
@@ -70,7 +92,10 @@ def forward_wrapper(session: Session) -> Callable[..., Any]:
             # Where every output is compared with full precision, broken ones must not be among them.
             and not session.task.measure_quality
         )
-        return session.run_forward(forward, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs))
+        with watching(session, options):
+            return session.run_forward(
+                forward, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
+            )
 
     return wrapper
 
@@ -92,8 +117,11 @@ def _model_keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
 
 
 def _is_hooked(module: torch.nn.Module) -> bool:
-    """Whether a function was put on this very module: its forward replaced, or a hook around it."""
-    return "forward" in vars(module) or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+    """Whether a function was put on this very module: in a method's place, such as its forward, or a hook around it."""
+    replaced = any(
+        callable(value) and callable(getattr(type(module), name, None)) for name, value in vars(module).items()
+    )
+    return replaced or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
 
 
 def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:

@@ -142,6 +142,22 @@ def test_an_earlier_override_serves_what_the_node_leaves_out(server: ComfyServer
     assert cosine(serving, latent(server, sampling("wan"))) > BOUNDS["8b"] > cosine(serving, alone)
 
 
+def test_the_guard_takes_layers_that_are_off_to_a_more_exact_mode(server: ComfyServer) -> None:
+    """What a wrong sign costs ends with the pass that finds it a second time; healthy layers stay as they are."""
+    level = {"guard": True, "guard_level": "values and fidelity"}
+    healthy = {"sage": sage("loader", **level)}
+    assert torch.equal(
+        latent(server, sampling("wan", healthy)), latent(server, sampling("wan", {"sage": sage("loader")}))
+    )
+    text = report(server, sampling("wan", healthy))
+    assert "compared with exact attention, lowest cosine 0.9" in text and "Taken out of use" not in text, text
+    broken = {"class_type": "TestBrokenCrossAttention", "inputs": {"model": ["loader", 0], "kind": "negated"}}
+    text = report(server, sampling("wan", {"broken": broken, "sage": sage("broken", **level)}, steps=10))
+    assert text.count("(reference · 8b); reference · precise serves this layer from there on") == 2, text
+    assert "had cosine -0.9" in text and "reference · precise:" in text, text
+    assert "to exact attention in steps" in server.log.read_text(errors="replace")
+
+
 def test_step_range_and_attention_kind(server: ComfyServer) -> None:
     options = {"start_percent": 0.25, "end_percent": 0.75, "apply_to": "self only"}
     text = report(server, sampling("wan", {"sage": sage("loader", **options)}, steps=4))

@@ -52,6 +52,7 @@ def import_library() -> None:
 
 def nodes_of_this_copy() -> list[type[io.ComfyNode]]:
     """The nodes, once the library can be imported."""
+    from comfy_sage2.comfyui.nodes.auto_policy import SageAttention2AutoPolicy
     from comfy_sage2.comfyui.nodes.capture import SageAttention2Capture, SageAttention2SaveCapture
     from comfy_sage2.comfyui.nodes.policy import (
         SageAttention2Calibrate,
@@ -64,6 +65,7 @@ def nodes_of_this_copy() -> list[type[io.ComfyNode]]:
     nodes: list[type[io.ComfyNode]] = [
         SageAttention2,
         SageAttention2Report,
+        SageAttention2AutoPolicy,
         SageAttention2Calibrate,
         SageAttention2MakePolicy,
         SageAttention2LoadPolicy,
@@ -93,6 +95,14 @@ else:
 
 class SageAttention2Extension(ComfyExtension):
     """Lists the nodes of this pack."""
+
+    async def on_load(self) -> None:
+        """Called by ComfyUI before it asks for the nodes."""
+        if OTHER is None:
+            from comfy_sage2.comfyui.nodes.support import library
+
+            if library is not None:
+                library.add_route()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

@@ -3,23 +3,34 @@
 from ..capture.recorder import CaptureBounds
 from ..policy.document import to_text
 from ..policy.files import fingerprint, load_policy, save_policy
-from .patch import calibrated_model, captured_model, patch_model, policy_of, save_capture
-from .report.chart import draw_chart
+from .board import add_route, board
+from .patch import auto_model, calibrated_model, captured_model, patch_model, policy_of, policy_text, save_capture
+from .report.chart import draw_card, draw_chart
 from .report.text import report, status
-from .sampling import sessions_of
-from .settings import Settings
+from .sampling import running_prompt, sessions_of
+from .serve.auto_policy import calibrations
+from .settings import WHERE_FASTER, Settings, reason_against_steps
 
 __all__ = [
     "CaptureBounds",
     "Settings",
+    "WHERE_FASTER",
+    "add_route",
+    "auto_model",
+    "board",
     "calibrated_model",
+    "calibrations",
     "captured_model",
+    "draw_card",
     "draw_chart",
     "fingerprint",
     "load_policy",
     "patch_model",
     "policy_of",
+    "policy_text",
+    "reason_against_steps",
     "report",
+    "running_prompt",
     "save_capture",
     "save_policy",
     "sessions_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,25 @@ from ..capture.recorder import CaptureBounds, CaptureError
 from ..measured.known import choices_of
 from ..measuring.prepare import prepare
 from ..policy.calibrated import Policy
+from ..policy.document import from_text
 from ..policy.plan import FixedPlan, Plan
 from ..policy.rules import RulePlan
-from ..policy.signature import Signature
 from .call.override import make_override
+from .call.packs import inexact
+from .call.watcher import OVERRIDE
 from .observe.calibration import Calibration, Progress
 from .observe.capture import Capture
+from .observe.subject import signature_of
 from .report.text import session_report
 from .sampling import APPLY_MODEL, OUTER_SAMPLE, WRAPPER_KEY, forward_wrapper, sampling_wrapper, sessions_of
-from .serve.serving import Serving, probe
-from .serve.session import Override, Session
+from .serve.auto_policy import AutoPolicy
+from .serve.serving import Serving, probe, with_backend
+from .serve.session import Override, Session, log
 from .serve.task import Task
 from .settings import Settings
 
-OVERRIDE = "optimized_attention_override"
+# That an automatic calibration may take of a sampling that is over in no time: it is made once.
+LEAST_SECONDS = 2.0
 
 
 def patch_model(model: Any, settings: Settings) -> Any:
@@ -34,6 +40,7 @@ def patch_model(model: Any, settings: Settings) -> Any:
     """
     if settings.mode != "off":
         prepare(model.load_device)
+    settings = _settled(model, settings)
     expected = probe(model.load_device, settings)
     plan = _plan(settings, expected.backend or "", model)
     previous = _options(model).get(OVERRIDE)
@@ -48,9 +55,48 @@ def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotat
     rotate: measure with rotated Q and K.
     """
     prepare(model.load_device)
-    choices = choices_of(model.load_device)
-    calibration = Calibration(_signature(model), cost_limit, progress, rotate=rotate, choices=choices)
-    return _with_task(model, calibration, _without_ours(model))
+    previous = _without_ours(model)
+    return _with_task(model, _calibration(model, previous, cost_limit, progress, rotate), previous)
+
+
+def auto_model(
+    model: Any,
+    settings: Settings,
+    *,
+    node: str,
+    quality: str,
+    kept: str,
+    cost_limit: float,
+    progress: Progress,
+) -> Any:
+    """A clone of `model` that is measured in its first sampling, and served by the policy for `quality` afterwards.
+
+    settings: its `policy` is not read. node: the node's id. kept: a policy as JSON, taken in place of what is measured
+    while it fits, or "". cost_limit, progress: as in `calibrated_model`. Raises ValueError when `kept` is no policy.
+    """
+    prepare(model.load_device)
+    settings = _settled(model, settings)
+    expected = probe(model.load_device, settings)
+    signature, previous = signature_of(model), _without_ours(model)
+    policy = from_text(kept) if kept.strip() else None
+
+    def serve(policy: Policy | None) -> Serving:
+        chosen = replace(settings, policy=policy)
+        return Serving(chosen, expected, policy, device=model.load_device, is_first=previous is None)
+
+    def calibrate() -> Calibration:
+        return _calibration(model, previous, cost_limit, progress, settings.rotate, LEAST_SECONDS)
+
+    task = AutoPolicy(node, signature, quality, policy, serve, calibrate, (settings.rotate, cost_limit))
+    return _with_task(model, task, previous)
+
+
+def policy_text(model: Any) -> str:
+    """The policy that the *Auto Policy* node which `model` went through last would keep, as JSON, or ""."""
+    for session in reversed(sessions_of(model)):
+        if isinstance(session.task, AutoPolicy):
+            return session.task.policy_text()
+    return ""
 
 
 def captured_model(model: Any, bounds: CaptureBounds) -> Any:
@@ -66,7 +112,7 @@ def policy_of(model: Any, quality: str) -> tuple[Policy, str]:
     for session in reversed(sessions_of(model)):
         if isinstance(session.task, Calibration):
             policy = session.task.policy(quality)
-            return policy, "\n".join((session_report(session), *policy.reasoning(0, 0)))
+            return policy, f"{session_report(session)}\n{policy.description}"
     raise ValueError("[SA-403] this model was not calibrated: connect the model output of SageAttention2 Calibrate")
 
 
@@ -81,6 +127,28 @@ def save_capture(model: Any, folder: Path, name: str) -> str:
     raise CaptureError(
         "[SA-403] this model did not go through SageAttention2 Capture. Connect its output to this node."
     )
+
+
+def _calibration(
+    model: Any, previous: Override | None, cost_limit: float, progress: Progress, rotate: bool, least: float = 0.0
+) -> Calibration:
+    return Calibration(
+        signature_of(model),
+        cost_limit,
+        progress,
+        rotate=rotate,
+        choices=choices_of(model.load_device),
+        sampled_by=inexact(previous),
+        least_seconds=least,
+    )
+
+
+def _settled(model: Any, settings: Settings) -> Settings:
+    """`settings` with the backend that `model`'s device has; what was changed in them is logged."""
+    settings = with_backend(model.load_device, settings)
+    for note in settings.notes:
+        log.warning("SageAttention2: %s", note)
+    return settings
 
 
 def _with_task(model: Any, task: Task, previous: Override | None) -> Any:
@@ -107,17 +175,13 @@ def _without_ours(model: Any) -> Override | None:
     return previous
 
 
-def _signature(model: Any) -> Signature:
-    return Signature.of(type(model.model).__name__, model.model.model_config.unet_config)
-
-
 def _plan(settings: Settings, backend: str, model: Any) -> Plan:
     """The plan of a node at work with `backend` on `model`.
 
     Raises ValueError, naming the differences, when the settings' policy was made for another kind of model.
     """
     if settings.policy is not None and settings.mode != "off":
-        settings.policy.signature.require(_signature(model))
+        settings.policy.signature.require(signature_of(model))
         return settings.policy
     if settings.mode == "auto":
         choices = choices_of(model.load_device)

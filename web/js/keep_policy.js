@@ -1,28 +1,102 @@
-// A button on SageAttention2 Make Policy: keeps the policy it made in the workflow, as text in a Load Policy node.
+// A button that keeps a policy in the workflow: on Auto Policy in its own input, on Make Policy in a Load Policy node
+// that takes the place of Make Policy's output.
 import { app } from "../../../scripts/app.js";
 
+const AUTO = "SageAttention2AutoPolicy";
 const MAKER = "SageAttention2MakePolicy";
 const KEEPER = "SageAttention2LoadPolicy";
+const USER = "SageAttention2";
+const POLICY = "policy"; // the user's input, the maker's output, the text input of Auto Policy
 const BUTTON = "Keep in this workflow";
 const DISTANCE = 40;
 
-function keep(maker) {
-  const text = maker.madePolicy;
+function say(severity, text) {
+  const toast = app.extensionManager?.toast;
+  if (toast) toast.add({ severity, summary: "SageAttention2", detail: text, life: 6000 });
+  else if (severity !== "success") alert(text);
+}
+
+function setText(node, name, text) {
+  const widget = node.widgets.find((found) => found.name === name);
+  widget.value = text;
+  widget.callback?.(text);
+}
+
+function covers(left, top, width, height, node) {
+  const [x, y, w, h] = node.getBounding();
+  return left < x + w && x < left + width && top < y + h && y < top + height;
+}
+
+// Beside `maker`, as far down as no other node is in the way.
+function freePlace(graph, maker, [width, height]) {
+  const left = maker.pos[0] + maker.size[0] + DISTANCE;
+  const title = LiteGraph.NODE_TITLE_HEIGHT;
+  let top = maker.pos[1];
+  for (let tries = 0; tries <= graph.nodes.length; tries++) {
+    const around = [left - DISTANCE / 2, top - title, width + DISTANCE, height + title + DISTANCE];
+    const blocks = graph.nodes.filter((node) => covers(...around, node));
+    if (blocks.length === 0) break;
+    top = Math.max(...blocks.map((node) => node.pos[1] + node.size[1])) + title + DISTANCE;
+  }
+  return [left, top];
+}
+
+// The SageAttention2 nodes that the maker's policy feeds; without any the only one that could take it.
+function usersOf(graph, maker) {
+  const links = maker.outputs.find((output) => output.name === POLICY)?.links ?? [];
+  const fed = links.map((id) => {
+    const link = graph.getLink?.(id) ?? graph.links[id];
+    return [graph.getNodeById(link.target_id), link.target_slot];
+  });
+  if (fed.length > 0) return fed;
+  const open = graph.nodes
+    .filter((node) => node.type === USER)
+    .map((node) => [node, node.inputs.findIndex((input) => input.name === POLICY)])
+    .filter(([node, slot]) => slot >= 0 && node.inputs[slot].link == null);
+  return open.length === 1 ? open : [];
+}
+
+function keepInOwnNode(maker, text) {
+  const graph = maker.graph ?? app.graph; // the maker may be inside of a subgraph
+  let keeper = graph.getNodeById(maker.policyKeeper);
+  if (keeper?.type !== KEEPER) {
+    keeper = LiteGraph.createNode(KEEPER);
+    graph.add(keeper);
+    keeper.pos = freePlace(graph, maker, keeper.size);
+    maker.policyKeeper = keeper.id;
+  }
+  setText(keeper, "text", text);
+  const users = usersOf(graph, maker);
+  for (const [user, slot] of users) keeper.connect(0, user, slot);
+  app.canvas.selectNodes?.([keeper]);
+  const kept = keeper.outputs[0].links?.length > 0;
+  say(
+    kept ? "success" : "warn",
+    kept
+      ? "The policy is in a Load Policy node, which feeds SageAttention2. The calibration can be muted now."
+      : "The policy is in a Load Policy node: connect it to SageAttention2.",
+  );
+}
+
+function keep(node) {
+  const text = node.madePolicy;
   if (!text) {
-    alert("There is no policy yet: run the workflow first.");
+    say("warn", "There is no policy yet: run the workflow first.");
     return;
   }
-  const keeper = LiteGraph.createNode(KEEPER);
-  keeper.pos = [maker.pos[0] + maker.size[0] + DISTANCE, maker.pos[1]];
-  (maker.graph ?? app.graph).add(keeper); // the maker may be inside of a subgraph
-  keeper.widgets.find((widget) => widget.name === "text").value = text;
-  maker.setDirtyCanvas(true, true);
+  if (node.comfyClass === AUTO) {
+    setText(node, POLICY, text);
+    say("success", "The policy is in this node now. Save the workflow to keep it.");
+  } else {
+    keepInOwnNode(node, text);
+  }
+  (node.graph ?? app.graph).setDirtyCanvas(true, true);
 }
 
 app.registerExtension({
   name: "comfy_sage2.keep_policy",
   beforeRegisterNodeDef(nodeType, nodeData) {
-    if (nodeData.name !== MAKER) return;
+    if (nodeData.name !== MAKER && nodeData.name !== AUTO) return;
     const { onNodeCreated, onExecuted } = nodeType.prototype;
     nodeType.prototype.onNodeCreated = function () {
       onNodeCreated?.call(this);
@@ -32,7 +106,7 @@ app.registerExtension({
     };
     nodeType.prototype.onExecuted = function (message) {
       onExecuted?.call(this, message);
-      this.madePolicy = message.policy?.[0];
+      this.madePolicy = message?.policy?.[0];
     };
   },
 });

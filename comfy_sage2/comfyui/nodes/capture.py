@@ -25,7 +25,8 @@ class SageAttention2Capture(io.ComfyNode):
             category=CATEGORY,
             description="The next sampling runs in full precision and keeps q, k and v of some self-attention calls. "
             "SageAttention2 Save Capture writes them to a file.",
-            search_aliases=["sage capture", "record attention", "save qkv"],
+            search_aliases=["record attention", "save qkv"],
+            is_dev_only=True,
             inputs=[
                 io.Model.Input("model", tooltip="The diffusion model. It stays as it is; the output is a copy."),
                 io.Int.Input(
@@ -90,7 +91,8 @@ class SageAttention2SaveCapture(io.ComfyNode):
             category=CATEGORY,
             description="After sampling with SageAttention2 Capture: writes q, k and v to a safetensors file, "
             "for python -m lab eval --capture.",
-            search_aliases=["sage capture", "save qkv"],
+            search_aliases=["save qkv"],
+            is_dev_only=True,
             is_output_node=True,
             inputs=[
                 io.Model.Input("model", tooltip="SageAttention2 Capture's output, or a model made from it."),

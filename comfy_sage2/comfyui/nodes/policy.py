@@ -9,9 +9,18 @@ import folder_paths
 from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
 
-from .support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, POLICY, advanced, library, schema
+from .support import (
+    CATEGORY,
+    IMPORT_ERROR,
+    PASSED_THROUGH,
+    POLICY,
+    QUALITIES,
+    advanced,
+    library,
+    schema,
+    shown_progress,
+)
 
-QUALITIES = ["lossless", "balanced", "fast"]  # the same on every machine, as in nodes.py
 FILE_TOOLTIP = "in ComfyUI's folder user/comfy_sage2/policies, without .json."
 
 
@@ -71,16 +80,9 @@ class SageAttention2Calibrate(io.ComfyNode):
     def execute(cls, model: Any, cost_limit: float, rotate: bool = False) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
-        from comfy.utils import ProgressBar
-
-        bar = ProgressBar(1, node_id=cls.hidden.unique_id)
-
-        def progress(done: int, total: int) -> None:
-            bar.update_absolute(done, max(total, 1))
-
-        text = "The next sampling with this model is measured. SageAttention2 Make Policy shows the result."
+        progress = shown_progress(cls.hidden.unique_id)
         patched = library.calibrated_model(model, cost_limit / 100.0, progress, rotate=rotate)
-        return io.NodeOutput(patched, ui={"text": [text]})
+        return io.NodeOutput(patched, ui={"text": [library.status(library.sessions_of(patched)[-1])]})
 
 
 class SageAttention2MakePolicy(io.ComfyNode):

@@ -13,10 +13,10 @@ from ...measured.choices import Choices
 from ...metrics import Agreement, worst
 from ...options import AttentionOptions
 from ...policy.calibrated import BOUNDS, Policy, make_policy, part_of
-from ...policy.plan import Place, label
+from ...policy.plan import Layer, Place, label
 from ...policy.signature import Signature
-from ...policy.targets import TARGETS, VARIANTS, pick
-from ...text import one_line
+from ...policy.targets import TARGETS, VARIANTS
+from ...text import error_text
 from ..call import memory
 from ..call.attention_call import AttentionCall
 from ..report.record import Outcome, Summary
@@ -30,7 +30,8 @@ log = logging.getLogger("comfy_sage2")
 PASSES = 2
 # Seconds of the first measurement on a GPU, where kernels are loaded for it; about 0.1 to 0.2 on an H200.
 LOADING = 0.25
-CALIBRATING = "calibration: sampled in full precision"
+CALIBRATING = "calibration: this node quantizes nothing"
+NEXT_IS_MEASURED = "The next sampling with this model is measured. SageAttention2 Make Policy shows the result."
 
 Progress = Callable[[int, int], None]  # takes how many places are measured and how many there are
 
@@ -41,11 +42,13 @@ class Calibration(Task):
     Attributes:
         signature: of the model.
         head_dims: layer -> head_dim of the calls of the last sampling.
+        names: layer -> name of them.
         measurements: (layer, part of the steps) -> the error of each variant.
         left_out: layer -> why it could not be measured.
         budget: the time for measuring in the last sampling.
         rotate: measure with rotated Q and K.
         choices: by the times of the GPU.
+        sampled_by: whose attention samples, where that is not known to be full precision.
     """
 
     title = CALIBRATING
@@ -58,12 +61,20 @@ class Calibration(Task):
         *,
         rotate: bool = False,
         choices: Choices | None = None,
+        sampled_by: str | None = None,
+        least_seconds: float = 0.0,
     ) -> None:
-        """cost_limit: the share of the sampling's time, 0 to 1, that measuring may take."""
+        """
+        Args:
+            cost_limit: the share of the sampling's time, 0 to 1, that measuring may take.
+            least_seconds: that it may take however short the sampling is.
+        """
+        self.sampled_by = sampled_by
         self.signature = signature
         self.rotate = rotate
         self.choices = choices
         self._cost_limit = cost_limit
+        self._least_seconds = least_seconds
         self._progress = progress
         self._passes: Counter[tuple[int, int]] = Counter()
         self.begin_sampling(1)
@@ -72,9 +83,10 @@ class Calibration(Task):
     def begin_sampling(self, steps: int) -> None:
         """See `Task.begin_sampling`; what an earlier sampling measured is forgotten."""
         self.head_dims: dict[int, int] = {}
+        self.names: dict[int, str] = {}
         self.measurements: dict[tuple[int, int], dict[AttentionOptions, Agreement]] = {}
         self.left_out: dict[int, str] = {}
-        self.budget = Budget(self._cost_limit)
+        self.budget = Budget(self._cost_limit, self._least_seconds)
         self._passes.clear()
         self._steps = steps
         self._sampling = True
@@ -86,13 +98,14 @@ class Calibration(Task):
     def choose(self, call: AttentionCall, place: Place) -> Outcome:
         """See `Task.choose`; measures the modes on a sample of `call` when its turn has come."""
         if self._sampling:
+            self.names.setdefault(place.layer, place.name)
             self.head_dims.setdefault(place.layer, call.head_dim)
             key = (place.layer, part_of(place.step, place.steps, BOUNDS))
             if self._is_due(key) and self.budget.allows(LOADING if call.q.device.type == "cuda" else 0.0):
                 self._measure(call, key)
         return Outcome(reason=f"[SA-309] {CALIBRATING}")
 
-    def end_pass(self, head_dims: Sequence[int], first: bool) -> None:
+    def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
         """See `Task.end_pass`."""
         self._progress(len(self.measurements), self.measurable)
 
@@ -105,7 +118,13 @@ class Calibration(Task):
     def policy(self, quality: str) -> Policy:
         """The policy for the quality target of this name; ValueError when nothing was measured."""
         return make_policy(
-            self.signature, quality, self.head_dims, self.measurements, rotate=self.rotate, choices=self.choices
+            self.signature,
+            quality,
+            self.head_dims,
+            self.measurements,
+            rotate=self.rotate,
+            choices=self.choices,
+            names=self.names,
         )
 
     def _is_due(self, key: tuple[int, int]) -> bool:
@@ -132,12 +151,24 @@ class Calibration(Task):
                 self.measurements[key] = {variant: worst((found[variant], earlier[variant])) for variant in both}
                 self._passes[key] += 1
             except (TypeError, ValueError, RuntimeError) as error:  # the sampling itself must go on, memory or not
-                reason = f"[SA-408] measuring failed: {one_line(str(error))}"
+                reason = f"[SA-408] measuring failed: {error_text(error)}"
                 if reason not in tuple(self.left_out.values()):  # one line a reason; the report counts the layers
-                    log.warning("SageAttention2: calibration: layer %d is left out: %s", key[0], reason)
+                    log.warning("SageAttention2: calibration: %s is left out: %s", self.names[key[0]], reason)
             self.budget.add(time.perf_counter() - started)
         if reason is not None:
             self.left_out[key[0]] = reason
+
+    def status(self) -> str:
+        """See `Task.status`."""
+        return " ".join((NEXT_IS_MEASURED, *self._not_exact()))
+
+    def _not_exact(self) -> list[str]:
+        if self.sampled_by is None:
+            return []
+        return [
+            f"[SA-409] {self.sampled_by} computes the sampling, and may quantize: the errors are measured on what it "
+            "gives, not on full precision."
+        ]
 
     def own_headline(self, summary: Summary) -> str:
         """See `Task.own_headline`: how much was measured, at what cost."""
@@ -150,12 +181,23 @@ class Calibration(Task):
 
     def own_report(self, summary: Summary) -> str:
         """See `Task.own_report`: the error of each variant, the shares of each target, what was left out."""
+        others = [share for share in summary.shares if share.outcome.by is not None]
+        if not self.head_dims and others:
+            return (
+                f"SageAttention2: [SA-404] nothing was measured: {others[0].outcome.by} took {others[0].calls} calls. "
+                "Put SageAttention2 Calibrate behind that node, or take that node away."
+            )
+        if not self.head_dims and summary.passes:
+            return (
+                f"SageAttention2: [SA-404] nothing was measured: the model was run {summary.passes} times and never "
+                "asked the node (SA-317)."
+            )
         if not self.head_dims:
             return (
                 "SageAttention2: [SA-404] nothing was sampled for the calibration yet. Connect the sampler's output to "
                 "'samples', so that this waits for it."
             )
-        lines = [f"SageAttention2: {self.own_headline(summary)}."]
+        lines = [f"SageAttention2: {self.own_headline(summary)}.", *self._not_exact()]
         if self.measurements:
             measured = {options for modes in self.measurements.values() for options in modes}
             lines += [self._variant_line(options) for options in VARIANTS if options in measured]
@@ -179,13 +221,11 @@ class Calibration(Task):
         return (
             f"  {label(options)}: cosine {cosine:.5f}, relative L1 {error:.4f} on average; at worst "
             f"{worst.cosine:.5f}, {worst.relative_l1:.4f} "
-            f"(layer {layer}, steps {BOUNDS[part]:.0%} to {BOUNDS[part + 1]:.0%})"
+            f"({self.names[layer]}, steps {BOUNDS[part]:.0%} to {BOUNDS[part + 1]:.0%})"
         )
 
     def _target_line(self, name: str) -> str:
-        counts = Counter(label(pick(modes, TARGETS[name], self.choices)) for modes in self.measurements.values())
-        shares = ", ".join(f"{mode} {count / counts.total():.0%}" for mode, count in counts.most_common())
-        return f"  quality {name}: {shares}"
+        return f"  quality {name}: {self.policy(name).shares}"
 
 
 def _wait_for(device: torch.device) -> None:

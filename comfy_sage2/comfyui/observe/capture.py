@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ...capture.recorder import CaptureBounds, CaptureError, Recorder
 from ...policy.plan import Place
-from ...text import check_file_name, one_line
+from ...text import check_file_name, error_text
 from ..call import memory
 from ..call.attention_call import AttentionCall
-from ..report.record import Outcome
+from ..report.record import Outcome, Summary
 from ..serve.task import Task
 from .measurement import checked_tensors
 
@@ -45,11 +45,15 @@ class Capture(Task):
 
     def choose(self, call: AttentionCall, place: Place) -> Outcome:
         """See `Task.choose`; keeps `call` if it is one of those to keep."""
-        if self._sampling and call.is_self_attention and self.recorder.wants(place.layer, place.step):
+        if self._sampling and place.is_self and self.recorder.wants(place.layer, place.step):
             reason = self._keep(call, place)
             if reason is not None:
                 self.left_out[place.layer] = reason
         return Outcome(reason=f"[SA-309] {CAPTURING}")
+
+    def own_headline(self, summary: Summary) -> str:
+        """See `Task.own_headline`."""
+        return f"{CAPTURING}, and {len(self.recorder.samples)} attention calls kept"
 
     def _keep(self, call: AttentionCall, place: Place) -> str | None:
         """Keep `call`, or say why it cannot be kept."""
@@ -63,7 +67,7 @@ class Capture(Task):
             with memory.unrecorded():
                 self.recorder.add(q, k, v, layer=place.layer, step=place.step, scale=call.scale, mask=mask)
         except RuntimeError as error:  # no memory for the copy, here or on the GPU: the sampling itself must go on
-            return f"[SA-408] it could not be copied: {one_line(str(error))}"
+            return f"[SA-408] it could not be copied: {error_text(error)}"
         return None
 
     def save(self, folder: Path, name: str) -> str:

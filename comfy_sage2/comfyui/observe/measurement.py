@@ -24,10 +24,11 @@ BLOCK_ROWS = 128
 
 
 class Budget:
-    """Keeps the time spent on measuring below a share of the time that has passed."""
+    """Keeps the time spent on measuring below a share of the time that has passed, or below `least` seconds."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, least: float = 0.0) -> None:
         self.share = share
+        self.least = least
         self.spent = 0.0
         self._latest = 0.0
         self._started = time.perf_counter()
@@ -35,7 +36,8 @@ class Budget:
     def allows(self, first: float = 0.0) -> bool:
         """Whether one more measurement stays within the share: as long as the latest, or `first` seconds."""
         expected = self._latest if self.spent > 0.0 else first
-        return self.spent + expected <= self.share * (time.perf_counter() - self._started)
+        most = max(self.share * (time.perf_counter() - self._started), self.least)
+        return self.spent + expected <= most
 
     def add(self, seconds: float) -> None:
         """A measurement took so long."""

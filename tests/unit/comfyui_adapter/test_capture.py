@@ -111,8 +111,10 @@ def test_a_copy_without_memory_does_not_end_the_sampling(monkeypatch: pytest.Mon
 def test_the_report_says_that_it_captures() -> None:
     capture = Capture(CaptureBounds())
     sampled(capture)
-    text = report([Session(capture)])
-    assert text.startswith(f"SageAttention2: {CAPTURING}") and "mode" not in text
+    first, title, *rest = report([Session(capture)]).splitlines()
+    kept = len(capture.recorder.samples)
+    assert kept and first.lower() == f"{CAPTURING}, and {kept} attention calls kept"
+    assert title == f"SageAttention2: {CAPTURING}" and "mode" not in " ".join(rest)
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/etc/x", ".hidden"])

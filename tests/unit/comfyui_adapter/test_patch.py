@@ -11,7 +11,8 @@ import torch
 
 from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.patch import OVERRIDE, calibrated_model, captured_model, patch_model
+from comfy_sage2.comfyui.call.watcher import OVERRIDE
+from comfy_sage2.comfyui.patch import calibrated_model, captured_model, patch_model
 from comfy_sage2.comfyui.sampling import COMPILE_OPTIONS, OUTER_SAMPLE, WRAPPER_KEY, sessions_of
 from comfy_sage2.comfyui.settings import Settings
 

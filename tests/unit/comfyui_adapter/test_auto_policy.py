@@ -1,0 +1,244 @@
+"""The automatic policy without ComfyUI: what counts as another model, and what it does when a sampling begins."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.observe import subject
+from comfy_sage2.comfyui.observe.calibration import Calibration
+from comfy_sage2.comfyui.observe.measurement import Budget
+from comfy_sage2.comfyui.observe.subject import Subject
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.serve import auto_policy
+from comfy_sage2.comfyui.serve.auto_policy import AutoPolicy, Calibrations
+from comfy_sage2.comfyui.serve.serving import Serving
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.policy.calibrated import Policy
+from comfy_sage2.policy.document import from_text
+from comfy_sage2.policy.signature import Signature
+
+from .calls import REFERENCE, ones, qkv
+
+SIGMAS = [1.0, 0.75, 0.5, 0.25, 0.0]
+SHAPE = (1, 16, 3, 32, 32)
+SETTINGS = (True, 0.3)
+SIGNATURE = Signature.of("SimpleNamespace", {"num_layers": 2})
+
+
+class Adapter:
+    """As ComfyUI's adapters of LoRA: tensors in `weights`."""
+
+    def __init__(self, scale: float) -> None:
+        self.weights = (torch.full((4, 8), scale), torch.ones(8, 4), 1.0, None)
+
+
+def patcher(seed: int = 0, scale: float | None = None, strength: float = 1.0, layers: int = 2) -> Any:
+    """A stand-in for ComfyUI's ModelPatcher around a small model, with a LoRA where `scale` is given."""
+    torch.manual_seed(seed)
+    diffusion_model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    config = SimpleNamespace(unet_config={"num_layers": layers})
+    model = SimpleNamespace(diffusion_model=diffusion_model, model_config=config)
+    patches = {} if scale is None else {"diffusion_model.0.weight": [(strength, Adapter(scale), 1.0, None, None)]}
+    return SimpleNamespace(model=model, patches=patches, backup={})
+
+
+def of(model: Any, shape: tuple[int, ...] = SHAPE, sigmas: list[float] = SIGMAS) -> Subject:
+    return Subject.of(model, shape, sigmas, SETTINGS)
+
+
+def test_the_same_model_loaded_twice_is_the_same() -> None:
+    assert of(patcher(scale=0.5)) == of(patcher(scale=0.5))
+    assert of(patcher(), (4, *SHAPE[1:])) == of(patcher())  # a batch
+    assert of(patcher(), sigmas=[1.0 - step / 30 for step in range(31)]) == of(
+        patcher(), sigmas=[1.0 - step / 20 for step in range(21)]
+    )
+
+
+@pytest.mark.parametrize(
+    "other, words",
+    [
+        (of(patcher(seed=1, scale=0.5)), "the model's weights"),
+        (of(patcher(scale=0.5, layers=3)), "the kind of model"),
+        (of(patcher()), "its LoRAs"),
+        (of(patcher(scale=0.25)), "its LoRAs"),
+        (of(patcher(scale=0.5, strength=0.8)), "its LoRAs"),
+        (of(patcher(scale=0.5), (1, 16, 3, 32, 40)), "the size"),
+        (of(patcher(scale=0.5), sigmas=[0.5, 0.4, 0.3, 0.15, 0.0]), "the noise levels"),
+        (of(patcher(scale=0.5), sigmas=[1.0, 0.0]), "the number of steps"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_counts_as_another_sampling(other: Subject, words: str) -> None:
+    mine = of(patcher(scale=0.5))
+    assert mine != other and other.changes(mine) == words
+
+
+def test_a_lora_that_was_patched_in_place_is_no_other_model() -> None:
+    """ComfyUI changes the weights of the model that all its clones share, and keeps what they were."""
+    plain, patched = patcher(), patcher()
+    layer = patched.model.diffusion_model[0]
+    patched.backup = {"diffusion_model.0.weight": SimpleNamespace(weight=layer.weight.detach().clone())}
+    with torch.no_grad():
+        layer.weight += 1.0
+    assert of(patched) == of(plain)
+
+
+def test_models_without_readable_weights_are_never_taken_for_each_other() -> None:
+    models = [patcher(), patcher()]
+    for model in models:
+        model.model.diffusion_model.to("meta")
+    assert of(models[0]) != of(models[1])
+    assert of(models[0]) == of(models[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.int8, torch.bool])
+def test_weights_of_every_type_are_read(dtype: torch.dtype) -> None:
+    parts = list(subject._tensor(torch.ones(3, 5).to(dtype)))
+    assert parts[1:] == [1.0] * 4
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Calibrations:
+    """The calibrations of a process that just started."""
+    fresh = Calibrations()
+    monkeypatch.setattr(auto_policy, "calibrations", fresh)
+    return fresh
+
+
+class Node:
+    """A node with its session, and what it told."""
+
+    def __init__(self, name: str = "7", quality: str = "fast", kept: Policy | None = None, cost: float = 5.0) -> None:
+        settings = Settings(backend="reference")
+
+        def serve(policy: Policy | None) -> Serving:
+            return Serving(replace(settings, policy=policy), REFERENCE, policy)
+
+        def calibrate() -> Calibration:
+            return Calibration(SIGNATURE, cost, lambda done, total: None)
+
+        self.task = AutoPolicy(name, SIGNATURE, quality, kept, serve, calibrate, SETTINGS)
+        self.session = Session(self.task)
+
+    def sample(self, model: Any, calls: int = 2, *, completes: bool = True, shape: tuple[int, ...] = SHAPE) -> str:
+        """One sampling, as `sampling_wrapper` runs it; the report on it."""
+        override = make_override(self.session)
+        self.task.look_at(model, torch.empty(shape), SIGMAS)
+        self.session.begin_sampling(SIGMAS)
+        for sigma in SIGMAS[:-1]:
+            forward = self.session.begin_forward(sigma, torch.device("cpu"), {})
+            with forwards.running(0, forward):
+                for _ in range(calls):
+                    override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
+            self.session.end_forward(forward)
+        if completes:
+            self.task.complete_sampling()
+        self.session.end_sampling()
+        return report([self.session])
+
+
+MEASURED, RENDERED = "calibration measured", "auto policy: by the policy"
+
+
+def test_the_second_sampling_renders(known: Calibrations) -> None:
+    node = Node()
+    assert "next sampling is in full precision" in node.task.status() and known.made("7") == 0
+    assert MEASURED in node.sample(patcher()) and node.session.record.summary().shares[0].outcome.backend is None
+    assert known.made("7") == known.made(None) == 1
+    text = node.sample(patcher())
+    assert RENDERED in text and "policy: fast" in text and MEASURED not in text
+    assert node.session.record.summary().shares[0].outcome.backend == "reference"
+    assert "Renders by the policy measured in an earlier run" in node.task.status() and known.made("7") == 1
+    assert from_text(node.task.policy_text()).target == "fast"
+    # A node made anew, as after a change of its inputs, knows what was measured.
+    assert "Renders by the policies" in Node().task.status()
+    assert RENDERED in Node(quality="lossless").sample(patcher())
+
+
+@pytest.mark.parametrize(
+    "other, words", [(patcher(scale=0.1), "its LoRAs"), (patcher(seed=9), "the model's weights")], ids=["LoRA", "model"]
+)
+def test_another_model_is_measured_anew_and_the_log_says_why(
+    known: Calibrations, caplog: pytest.LogCaptureFixture, other: Any, words: str
+) -> None:
+    node = Node()
+    node.sample(patcher())
+    with caplog.at_level(logging.INFO, "comfy_sage2"):
+        assert MEASURED in node.sample(other)
+    assert f"since the last calibration changed: {words}" in caplog.text
+    assert RENDERED in node.sample(other) and RENDERED in node.sample(patcher())  # both are known now
+
+
+def test_a_sampling_that_was_stopped_counts_for_nothing(known: Calibrations) -> None:
+    node = Node()
+    assert "did not come to its end" in node.sample(patcher(), completes=False)
+    assert known.made("7") == 0 and "did not come to its end" in node.task.status()
+    assert MEASURED in node.sample(patcher()) and "From the next run on" in node.task.status()
+    assert RENDERED in node.sample(patcher())
+
+
+def test_without_attention_calls_the_next_sampling_tries_again(
+    known: Calibrations, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node()
+    node.sample(patcher(), calls=0)
+    assert known.made("7") == 0 and "SA-404" in caplog.text and "SA-404" in node.task.status()
+
+
+def test_a_policy_that_does_not_fit_is_replaced_in_the_same_sampling(
+    known: Calibrations, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A ControlNet or an adapter adds attention calls: the rest of the sampling is measured, and nothing fails."""
+    node = Node()
+    node.sample(patcher(), calls=2)
+    with caplog.at_level(logging.INFO, "comfy_sage2"):
+        assert MEASURED in node.sample(patcher(), calls=3)
+    assert "SA-503" in caplog.text
+    assert RENDERED in node.sample(patcher(), calls=3)
+    kept = from_text(node.task.policy_text())
+    assert MEASURED in Node("8", kept=kept).sample(patcher(seed=3), calls=5)
+
+
+def test_a_kept_policy_is_taken_while_the_kind_of_model_fits(
+    known: Calibrations, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Node()
+    first.sample(patcher())
+    kept = from_text(first.task.policy_text())
+    node = Node("8", quality="lossless", kept=kept)
+    assert "kept in this workflow" in node.sample(patcher(seed=5), shape=(1, 4, 8, 8))
+    with caplog.at_level(logging.INFO, "comfy_sage2"):
+        assert MEASURED in node.sample(patcher(layers=3))
+    assert "num_layers is 2 in the policy and 3 in the model" in caplog.text
+    assert first.task.policy_text() != "" and from_text(node.task.policy_text()) == kept
+
+
+def test_nodes_of_one_id_in_two_workflows_do_not_offer_each_others_policy(known: Calibrations) -> None:
+    node = Node()
+    node.sample(patcher(layers=3))  # the node's own signature has 2
+    assert node.task.policy_text() == "" and "next sampling is in full precision" in Node().task.status()
+
+
+def test_only_so_many_calibrations_are_kept() -> None:
+    known = Calibrations()
+    subjects = [of(patcher(), (1, 4, 8, number)) for number in range(auto_policy.MOST_KEPT + 1)]
+    for found in subjects:
+        known.add("1", found, Calibration(SIGNATURE, 1.0, lambda done, total: None))
+    assert known.find(subjects[0]) is None and all(known.find(found) is not None for found in subjects[1:])
+
+
+def test_a_short_sampling_may_measure_for_some_seconds() -> None:
+    """A share of a moment would be less than the first measurement takes, and nothing would ever be measured."""
+    assert not Budget(0.3).allows(0.25) and Budget(0.3, least=2.0).allows(0.25)
+    budget = Budget(0.3, least=2.0)
+    budget.add(1.5)
+    assert not budget.allows()

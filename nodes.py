@@ -8,15 +8,24 @@ import numpy as np
 import torch
 from comfy_api.latest import io, ui
 from comfy_execution.graph_utils import ExecutionBlocker
+from PIL import Image
 
-from comfy_sage2.comfyui.nodes.support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, POLICY, advanced, library, schema
+from comfy_sage2.comfyui.nodes.support import (
+    BACKENDS,
+    CATEGORY,
+    IMPORT_ERROR,
+    PASSED_THROUGH,
+    POLICY,
+    advanced,
+    library,
+    schema,
+)
 
-# The choices are written out here: they have to be the same on every machine, or a shared workflow would be refused,
-# and they have to be there when the library cannot be imported.
+# As in support.py: the same on every machine.
 MODES = ["8b", "4b", "precise", "auto", "exact", "off"]
 TARGETS = ["self and cross", "self only"]
-BACKENDS = ["auto", "reference"]
 WHEN = ["where it is faster", "always"]
+GUARD_LEVELS = ["values", "values and fidelity"]
 
 
 class SageAttention2(io.ComfyNode):
@@ -30,7 +39,19 @@ class SageAttention2(io.ComfyNode):
             category=CATEGORY,
             description="Speeds up a model's attention: queries and keys in 8 or 4 bits, values in 8 or 16 bits, "
             "smoothed to keep the result close to full precision.",
-            search_aliases=["sage", "sage attention", "quantized attention", "int4", "int8", "speed up"],
+            hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
+            search_aliases=[
+                "patch sage",
+                "sage",
+                "sage attention",
+                "sageattn",
+                "patch sage attention",
+                "patch sageattention kj",
+                "quantized attention",
+                "int4 int8 attention",
+                "faster attention",
+                "speed up",
+            ],
             inputs=[
                 io.Model.Input(
                     "model",
@@ -83,7 +104,7 @@ class SageAttention2(io.ComfyNode):
                         default="auto",
                         tooltip="auto: the fastest kernel for this GPU; without one the model passes through "
                         "unchanged. reference: the same numerics in plain PyTorch on any device, for comparisons; "
-                        "slower than ComfyUI's attention.",
+                        "slower than ComfyUI's attention. auto or reference: the reference where no kernel can run.",
                     )
                 ),
                 advanced(
@@ -98,11 +119,12 @@ class SageAttention2(io.ComfyNode):
                 advanced(
                     io.Boolean.Input(
                         "guard",
-                        default=False,
+                        default=True,
                         optional=True,
                         tooltip="Detect NaN/Inf in the attention output. If one appears, the step is rerun and the "
                         "affected layers use precise or full precision until sampling ends; the report names them. "
-                        "Overhead is below 1 %, higher with ControlNet or other model patches.",
+                        "Overhead is below 1 %, higher with ControlNet or other model patches. API prompts without "
+                        "it keep it off.",
                     )
                 ),
                 POLICY.Input(
@@ -133,9 +155,34 @@ class SageAttention2(io.ComfyNode):
                         "call that can be, as API prompts without this input do.",
                     )
                 ),
+                advanced(
+                    io.Combo.Input(
+                        "guard_level",
+                        options=GUARD_LEVELS,
+                        default="values",
+                        optional=True,
+                        tooltip="What the guard checks. values: NaN and Inf. values and fidelity: in each pass of the "
+                        "model also a sample of one layer, against exact attention; a layer that is too far off in "
+                        "two passes goes to the next more exact mode until sampling ends, and the report names it.",
+                    )
+                ),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
         )
+
+    @classmethod
+    def validate_inputs(
+        cls, mode: Any = None, backend: Any = None, start_percent: Any = None, end_percent: Any = None
+    ) -> bool | str:
+        """Before the run; ComfyUI checks no value of the inputs named here, and gives None for what is not known yet.
+
+        An unknown mode or backend is no reason to refuse: the node takes its default and says so.
+        """
+        if IMPORT_ERROR is not None:
+            return True
+        start = start_percent if isinstance(start_percent, (int, float)) else 0.0
+        end = end_percent if isinstance(end_percent, (int, float)) else 1.0
+        return library.reason_against_steps(start, end) or True
 
     @classmethod
     def execute(
@@ -148,14 +195,15 @@ class SageAttention2(io.ComfyNode):
         apply_to: str,
         backend: str,
         measure_quality: bool,
-        guard: bool = False,
+        guard: bool = False,  # what an API prompt that was saved without it means, here and below
         policy: Any = None,
-        rotate: bool = False,  # what an API prompt that was saved without it means
-        when: str = "always",  # likewise
+        rotate: bool = False,
+        when: str = "always",
+        guard_level: str = "values",
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
-        settings = library.Settings(
+        settings = library.Settings.of_workflow(
             mode=mode,
             smooth_v=smooth_v,
             start_percent=start_percent,
@@ -167,9 +215,14 @@ class SageAttention2(io.ComfyNode):
             policy=policy,
             rotate=rotate,
             when=when,
+            guard_level=guard_level,
         )
         patched = library.patch_model(model, settings)
-        return io.NodeOutput(patched, ui={"text": [library.status(library.sessions_of(patched)[-1])]})
+        session = library.sessions_of(patched)[-1]
+        session.tell = library.board.teller("SageAttention2", cls.hidden.unique_id, cls.hidden.extra_pnginfo)
+        text = library.status(session)
+        session.tell(text)
+        return io.NodeOutput(patched, ui={"text": [text]})
 
 
 class SageAttention2Report(io.ComfyNode):
@@ -183,6 +236,7 @@ class SageAttention2Report(io.ComfyNode):
             category=CATEGORY,
             description="After sampling: which attention ran, how often and how long, which calls were left to "
             "ComfyUI's attention and why, and how close the result was to full precision.",
+            hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
             search_aliases=["sage report", "attention statistics", "is sage attention on"],
             is_output_node=True,
             inputs=[
@@ -204,7 +258,7 @@ class SageAttention2Report(io.ComfyNode):
                 io.Latent.Output(display_name="samples", tooltip="The samples, unchanged."),
                 io.Image.Output(display_name="images", tooltip="The images, unchanged."),
                 io.String.Output(display_name="text", tooltip="The report as text."),
-                io.Image.Output(display_name="chart", tooltip="The report as an image."),
+                io.Image.Output(display_name="chart", tooltip="The whole report as an image."),
             ],
         )
 
@@ -214,7 +268,14 @@ class SageAttention2Report(io.ComfyNode):
         if IMPORT_ERROR is not None:
             return io.NodeOutput(*passed, PASSED_THROUGH, ExecutionBlocker(None), ui={"text": [PASSED_THROUGH]})
         sessions = library.sessions_of(model)
-        text = library.report(sessions)
-        chart = torch.from_numpy(np.asarray(library.draw_chart(sessions), dtype=np.float32) / 255.0)[None]
-        picture = ui.PreviewImage(chart, cls=cls).as_dict()
-        return io.NodeOutput(*passed, text, chart, ui={**picture, "text": [text]})
+        text = library.report(sessions, library.running_prompt())
+        library.board.teller("SageAttention2Report", cls.hidden.unique_id, cls.hidden.extra_pnginfo)(text)
+        card, chart = (as_image(draw(sessions)) for draw in (library.draw_card, library.draw_chart))
+        shown = ui.PreviewImage(card, cls=cls).as_dict()
+        whole = ui.PreviewImage(chart, cls=cls).as_dict()["images"]  # for the button that opens it
+        return io.NodeOutput(*passed, text, chart, ui={**shown, "chart": whole, "text": [text]})
+
+
+def as_image(picture: Image.Image) -> torch.Tensor:
+    """A picture as ComfyUI has them: (1, height, width, 3), float32 from 0 to 1."""
+    return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255.0)[None]

@@ -11,6 +11,7 @@ from lab.demo.tiny_wan import dit_shapes, write_checkpoint
 from tools.comfyui.server import ComfyServer
 from tools.workflows.chromium import find_chromium
 
+from . import packs
 from .hunyuan import hunyuan_shapes
 from .installations import REPOSITORY, Installation, comfyui_python, installations
 from .placeholders import write_placeholders
@@ -34,6 +35,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     browser = find_chromium()
     line = f"Frontend: tested in {browser}" if browser else f"*** FRONTEND NOT TESTED: {NO_BROWSER.upper()} ***"
     terminalreporter.write_line(line)
+    for pack in packs.PACKS:
+        reason = packs.reason_missing(pack)
+        line = f"{pack}: tested" if reason is None else f"*** STACKS NOT TESTED: {reason.upper()} ***"
+        terminalreporter.write_line(line)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -28,7 +28,8 @@ def _inputs(node: dict[str, Any], definition: dict[str, Any], links: dict[int, l
     sections = definition["input"]
     for name, spec in {**sections.get("required", {}), **sections.get("optional", {})}.items():
         options = spec[1] if len(spec) > 1 else {}
-        if (isinstance(spec[0], list) or spec[0] in WIDGETS) and not options.get("forceInput"):
+        kind = options.get("widgetType", spec[0])
+        if (isinstance(kind, list) or kind in WIDGETS) and not options.get("forceInput"):
             value = next(values, options.get("default"))
             if any(map(options.get, ("control_after_generate", "image_upload", "video_upload"))):
                 next(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -18,11 +19,17 @@ from tools.workflows.graph import Graph, Node
 
 from .conftest import NO_BROWSER
 from .conversion import to_prompt
-from .installations import Installation
+from .installations import REPOSITORY, Installation
 from .test_workflows import EARLIER, UI_WORKFLOWS, earlier_workflow, read
 
 STATUS = "app.graph.nodes.find(n => n.type === {type!r})?.widgets?.find(w => w.name === 'status')?.value"
-# Set to a folder to keep the pictures that the tests take.
+STORE = "document.getElementById('vue-app').__vue_app__.config.globalProperties.$pinia._s.get({name!r})"
+# The names that the frontend's node search lists, best first.
+SEARCH = STORE.format(name="nodeDef") + ".nodeSearchService.searchNode({query!r}).map(n => n.name)"
+LANGUAGES = STORE.format(name="setting") + ".settingsById['Comfy.Locale'].options.map(o => o.value)"
+SET_LANGUAGE = "app.extensionManager.setting.set('Comfy.Locale', {language!r}).then(() => true)"
+TITLE = "LiteGraph.registered_node_types.SageAttention2Report.title"
+# Set to a folder to keep the pictures that the tests take: web/docs/images has those of the nodes.
 PICTURES = os.environ.get("COMFY_SAGE2_PICTURES")
 
 
@@ -55,6 +62,15 @@ def shown(page: Chromium, kind: str) -> str:
     return page.evaluate(STATUS.format(type=kind)) or ""
 
 
+def natural_width(page: Chromium, address: str) -> int:
+    """The width of the picture at an address."""
+    width: int = page.evaluate(
+        "new Promise((done, failed) => { const i = new Image(); i.onload = () => done(i.naturalWidth);"
+        f" i.onerror = failed; i.src = {address!r}; }})"
+    )
+    return width
+
+
 def tiny(g: Graph, model: Node, column: int) -> tuple[Node, Node]:
     """Sample the tiny Wan model: the model that is sampled, and the sampler."""
     shift = g.node("ModelSamplingSD3", column, model=model[0], shift=3.0)
@@ -67,19 +83,33 @@ def tiny(g: Graph, model: Node, column: int) -> tuple[Node, Node]:
     return shift, sampler
 
 
+@pytest.fixture(params=["canvas", "Nodes 2.0"])
+def design(page: Chromium, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each design of the nodes in turn."""
+    frontend.choose_design(page, vue=request.param == "Nodes 2.0")
+    yield request.param
+    frontend.choose_design(page, vue=False)
+
+
 @pytest.mark.parametrize("path", UI_WORKFLOWS, ids=lambda path: path.stem)
-def test_workflow_opens_and_becomes_the_same_prompt(server: ComfyServer, page: Chromium, path: Path) -> None:
-    """That prompt is accepted by the server: test_workflows sends it."""
+def test_workflow_opens_and_becomes_the_same_prompt(
+    server: ComfyServer, page: Chromium, design: str, path: Path
+) -> None:
+    """No node is red. That prompt is accepted by the server: test_workflows sends it."""
     workflow = read(path)
     frontend.load(page, workflow)
     assert frontend.unknown_nodes(page) == []
+    assert frontend.red_nodes(page) == []
+    if design == "Nodes 2.0":
+        page.wait_for(f"document.querySelectorAll('[data-node-id]').length === {len(workflow['nodes'])}")
+    keep_picture(page, f"{path.stem} {design}", ())
     prompt = frontend.prompt(page)
     for node in prompt.values():  # a dynamic combo's own widgets have a dot in their names
         node["inputs"] = {name: value for name, value in node["inputs"].items() if "." not in name}
     assert prompt == to_prompt(workflow, server.get("/object_info"))
 
 
-@pytest.mark.parametrize("values, missing", EARLIER, ids=["0.1.0", "without rotate", "without when"])
+@pytest.mark.parametrize("values, missing", EARLIER)
 def test_an_earlier_workflow_keeps_its_values_and_rotates(
     page: Chromium, values: list[Any], missing: tuple[str, ...]
 ) -> None:
@@ -96,10 +126,30 @@ def test_help_page_shows_its_picture(server: ComfyServer, page: Chromium, node: 
     text = server.get_bytes(f"/extensions/comfy_sage2/docs/{node}.md").decode()
     assert f"(images/{node}.png)" in text
     address = f"/extensions/comfy_sage2/docs/images/{node}.png"
-    loaded = (
-        f"new Promise(done => {{ const i = new Image(); i.onload = () => done(i.naturalWidth); i.src = {address!r}; }})"
-    )
-    assert page.evaluate(loaded) > 300
+    assert natural_width(page, address) > 300
+
+
+@pytest.mark.parametrize("query", ["sage", "sageattention", "sage attention", "patch sage", "patch sage attention"])
+def test_the_search_finds_the_node_first_and_no_nodes_for_developers(page: Chromium, query: str) -> None:
+    found: list[str] = page.evaluate(SEARCH.format(query=query))
+    assert found[0] == "SageAttention2", found[:5]
+    assert not {"SageAttention2Capture", "SageAttention2SaveCapture"} & set(found)
+    assert not any(name.startswith("SageAttention2Demo") for name in found)
+
+
+def test_every_translation_is_in_a_language_of_the_frontend(page: Chromium) -> None:
+    languages = {path.name for path in (REPOSITORY / "locales").iterdir()}
+    assert languages < set(page.evaluate(LANGUAGES))
+
+
+def test_nodes_speak_the_users_language(server: ComfyServer, page: Chromium) -> None:
+    english = page.evaluate(TITLE)
+    translated = read(REPOSITORY / "locales" / "ja" / "nodeDefs.json")["SageAttention2Report"]["display_name"]
+    assert translated != english
+    for language, title in (("ja", translated), ("en", english)):
+        page.evaluate(SET_LANGUAGE.format(language=language))
+        frontend.open_frontend(page, f"http://127.0.0.1:{server.port}/")
+        assert page.evaluate(TITLE) == title
 
 
 def test_report_is_shown_in_the_graph(server: ComfyServer, page: Chromium) -> None:
@@ -114,33 +164,118 @@ def test_report_is_shown_in_the_graph(server: ComfyServer, page: Chromium) -> No
     assert "reference · 8b" in text and "Forecast" in text and "outside start_percent" in text, text
     assert "reference serves the attention" in shown(page, "SageAttention2")
     images = "app.graph.nodes.find(n => n.type === 'SageAttention2Report').imgs"
-    page.wait_for(f"{images}?.length === 1 && {images}[0].naturalWidth === 1200")
-    keep_picture(page, "report_node", ("SageAttention2Report",))
-    keep_picture(page, "sageattention2_node", ("SageAttention2",))
+    page.wait_for(f"{images}?.length === 1 && {images}[0].naturalWidth === 800")
+    opened = page.evaluate(
+        "(() => { const open = window.open; let address; window.open = a => { address = a; };"
+        " app.graph.nodes.find(n => n.type === 'SageAttention2Report').widgets"
+        ".find(w => w.name === 'Show the full chart').callback(); window.open = open; return address; })()"
+    )
+    assert natural_width(page, opened) == 1200
+    keep_picture(page, "SageAttention2Report", ("SageAttention2Report",))
+    keep_picture(page, "SageAttention2", ("SageAttention2",))
     # What is shown belongs neither to the workflow nor to the prompt.
     saved = page.evaluate("JSON.stringify(app.graph.serialize())")
     assert "outside start_percent" not in saved
     assert all("status" not in node["inputs"] for node in frontend.prompt(page).values())
 
 
-def test_a_calibrated_policy_is_kept_in_the_workflow(server: ComfyServer, page: Chromium) -> None:
+def test_the_node_tells_what_the_sampling_did_and_after_a_reload_too(server: ComfyServer, page: Chromium) -> None:
+    """Behind it another pack's attention takes all calls, which the node cannot know before the sampling."""
+    g = Graph(server.get("/object_info"))
+    unet = g.node("UNETLoader", 0, unet_name="tiny_wan.safetensors")
+    sage = g.node("SageAttention2", 0, model=unet[0], backend="reference")
+    halved = g.node("TestHalvedAttention", 1, model=sage[0])
+    model, sampler = tiny(g, halved, 3)
+    g.node("SageAttention2Report", 4, model=model[0], samples=sampler[0])
+    workflow = {**g.workflow(), "id": "0d0c5b1e-0000-4000-8000-000000004711"}
+    frontend.load(page, workflow)
+    told = f"{STATUS.format(type='SageAttention2')}?.includes('0 of 20 attention calls served')"
+    frontend.run(page, told)
+    assert "test_support took 20" in shown(page, "SageAttention2")
+    frontend.open_frontend(page, f"http://127.0.0.1:{server.port}/")
+    frontend.load(page, workflow)
+    page.wait_for(told, 30)
+    assert "Not faster: test_support served every call" in shown(page, "SageAttention2Report")
+    frontend.load(page, {**workflow, "id": "0d0c5b1e-0000-4000-8000-000000004712"})
+    assert shown(page, "SageAttention2") == "", "another workflow's node of the same number has said nothing"
+
+
+BUTTON = "app.graph.nodes.find(n => n.type === {type!r}).widgets.find(w => w.name === 'Keep in this workflow')"
+
+
+def overlapping(page: Chromium) -> list[str]:
+    """The pairs of nodes that lie on top of each other."""
+    boxes = {
+        f"{kind} {number}": box
+        for number, kind, box in page.evaluate("app.graph.nodes.map(n => [n.id, n.type, [...n.getBounding()]])")
+    }
+    return [
+        f"{a} and {b}"
+        for a, b in itertools.combinations(boxes, 2)
+        if all(
+            boxes[a][axis] < boxes[b][axis] + boxes[b][axis + 2]
+            and boxes[b][axis] < boxes[a][axis] + boxes[a][axis + 2]
+            for axis in (0, 1)
+        )
+    ]
+
+
+def test_a_calibrated_policy_is_kept_where_it_works(server: ComfyServer, page: Chromium, design: str) -> None:
+    """Kept twice: the second time the first node takes the new text."""
     g = Graph(server.get("/object_info"))
     unet = g.node("UNETLoader", 0, unet_name="tiny_wan.safetensors")
     calibrate = g.node("SageAttention2Calibrate", 0, model=unet[0], cost_limit=500.0)
     model, sampler = tiny(g, calibrate, 2)
-    g.node("SageAttention2MakePolicy", 3, model=model[0], samples=sampler[0], quality="fast")
+    made = g.node("SageAttention2MakePolicy", 3, model=model[0], samples=sampler[0], quality="fast")
+    g.node("SageAttention2", 4, model=unet[0], policy=made[0], backend="reference")
+    g.node("SaveLatent", 4, samples=sampler[0])
     frontend.load(page, g.workflow())
+    before = overlapping(page)
     frontend.run(page, f"{STATUS.format(type='SageAttention2MakePolicy')}?.includes('policy: fast')")
     assert "measured" in shown(page, "SageAttention2MakePolicy")
-    keep_picture(page, "make_policy_node", ("SageAttention2MakePolicy",))
-    button = (
-        "app.graph.nodes.find(n => n.type === 'SageAttention2MakePolicy')"
-        ".widgets.find(w => w.name === 'Keep in this workflow')"
-    )
-    page.evaluate(f"{button}.callback()")
-    saved = json.loads(page.evaluate("JSON.stringify(app.graph.serialize())"))
-    frontend.load(page, saved)
-    loaded = [node for node in frontend.prompt(page).values() if node["class_type"] == "SageAttention2LoadPolicy"]
-    assert len(loaded) == 1
-    policy = from_text(loaded[0]["inputs"]["text"])
+    for kind in ("SageAttention2Calibrate", "SageAttention2MakePolicy"):
+        keep_picture(page, kind, (kind,))
+    for _ in range(2):
+        page.evaluate(f"{BUTTON.format(type='SageAttention2MakePolicy')}.callback()")
+    keep_picture(page, "SageAttention2LoadPolicy", ("SageAttention2LoadPolicy",))
+    keep_picture(page, f"kept_by_make_policy {design}", ())
+    assert [pair for pair in overlapping(page) if "LoadPolicy" in pair and pair not in before] == []
+    frontend.load(page, json.loads(page.evaluate("JSON.stringify(app.graph.serialize())")))
+    prompt = frontend.prompt(page)
+    ((number, loaded),) = [item for item in prompt.items() if item[1]["class_type"] == "SageAttention2LoadPolicy"]
+    policy = from_text(loaded["inputs"]["text"])
     assert policy.signature.model == "WAN21" and policy.target == "fast"
+    (user,) = [node for node in prompt.values() if node["class_type"] == "SageAttention2"]
+    assert user["inputs"]["policy"] == [number, 0]
+
+
+def test_auto_policy_in_three_clicks(server: ComfyServer, page: Chromium, design: str) -> None:
+    """Run, run, keep: the node tells what it does meanwhile, and then holds the policy itself."""
+    g = Graph(server.get("/object_info"))
+    unet = g.node("UNETLoader", 0, unet_name="tiny_wan.safetensors")
+    limit = 120.0 + len(design)  # each design measures for itself
+    auto = g.node("SageAttention2AutoPolicy", 0, model=unet[0], quality="fast", cost_limit=limit, backend="reference")
+    model, sampler = tiny(g, auto, 2)
+    g.node("SageAttention2Report", 3, model=model[0], samples=sampler[0])
+    frontend.load(page, g.workflow())
+    node, report = (STATUS.format(type=f"SageAttention2{kind}") for kind in ("AutoPolicy", "Report"))
+    frontend.run(page, f"{report}?.includes('calibration measured')")
+    page.wait_for(f"{node}?.startsWith('Measured. From the next run on')")
+    frontend.run(page, f"{report}?.includes('policy: fast')")
+    page.wait_for(f"{node}?.startsWith('Renders by the policy measured in an earlier run')")
+    page.evaluate(f"{BUTTON.format(type='SageAttention2AutoPolicy')}.callback()")
+    keep_picture(page, "SageAttention2AutoPolicy", ("SageAttention2AutoPolicy",))
+    frontend.load(page, json.loads(page.evaluate("JSON.stringify(app.graph.serialize())")))
+    (kept,) = [n for n in frontend.prompt(page).values() if n["class_type"] == "SageAttention2AutoPolicy"]
+    assert from_text(kept["inputs"]["policy"]).target == "fast"
+    assert "status" not in kept["inputs"]
+    frontend.run(page, f"{report}?.includes('kept in this workflow')")
+
+
+def test_the_packs_setting_is_kept_where_the_next_start_reads_it(server: ComfyServer, page: Chromium) -> None:
+    setting = "app.extensionManager.setting"
+    assert page.evaluate(f"{setting}.get('comfy_sage2.sageattention')") is False
+    kept = server.base / "user" / "default" / "comfy.settings.json"
+    for value in (True, False):
+        page.evaluate(f"{setting}.set('comfy_sage2.sageattention', {json.dumps(value)}).then(() => true)")
+        assert json.loads(kept.read_text(encoding="utf-8"))["comfy_sage2.sageattention"] is value

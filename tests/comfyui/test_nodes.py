@@ -1,4 +1,4 @@
-"""The nodes in the graph: what the report delivers, caching, shared workflows, help and translations."""
+"""The nodes in the graph: what the report delivers, caching, shared workflows and help."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from lab.baselines import BASELINES
 from tools.comfyui.server import ComfyServer, PromptRefused
 
 from .installations import REPOSITORY
-from .prompts import LATENT, REPORT, sage, sampling, with_report
+from .prompts import DEFAULTS, LATENT, REPORT, sage, sampling, with_report
 
 NODES = (
     "SageAttention2",
     "SageAttention2Report",
+    "SageAttention2AutoPolicy",
     "SageAttention2Calibrate",
     "SageAttention2MakePolicy",
     "SageAttention2LoadPolicy",
@@ -47,9 +48,12 @@ def test_report_text_and_chart_arrive(server: ComfyServer) -> None:
     run = server.run(with_report(sampling("wan", {"sage": sage("loader", measure_quality=True)}, seed=7)))
     text = run.outputs[REPORT]["text"][0]
     assert "reference · 8b" in text and "cosine 0.99" in text, text
-    chart = picture(server, run.outputs[REPORT]["images"][0])
-    assert chart.width == 1200
-    assert len(chart.convert("RGB").getcolors(maxcolors=1 << 20) or ()) > 20
+    assert text.splitlines()[0].endswith("as close"), text
+    for name, width in (("images", 800), ("chart", 1200)):
+        (shown,) = run.outputs[REPORT][name]
+        image = picture(server, shown)
+        assert image.width == width
+        assert len(image.convert("RGB").getcolors(maxcolors=1 << 20) or ()) > 20
     assert "reference serves the attention" in run.outputs["sage"]["text"][0]
 
 
@@ -86,7 +90,7 @@ def test_second_run_comes_from_the_cache(server: ComfyServer) -> None:
 def test_statistics_start_afresh_when_only_the_seed_changes(server: ComfyServer) -> None:
     chain = {"sage": sage("loader")}
     texts = [server.run(with_report(sampling("wan", chain, seed=seed))).outputs[REPORT]["text"][0] for seed in (11, 12)]
-    counts = [text.splitlines()[1] for text in texts]
+    counts = [text.splitlines()[2] for text in texts]
     assert counts[0] == counts[1], texts
 
 
@@ -94,13 +98,14 @@ def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     choices = {name: spec[1].get("options", spec[0]) for name, spec in inputs(server, "SageAttention2").items()}
     assert choices["mode"] == ["8b", "4b", "precise", "auto", "exact", "off"]
     assert choices["when"] == ["where it is faster", "always"]
+    assert choices["guard_level"] == ["values", "values and fidelity"]
     assert choices["apply_to"] == ["self and cross", "self only"]
-    assert choices["backend"] == ["auto", "reference"]
+    assert choices["backend"] == ["auto", "reference", "auto or reference"]
     method = inputs(server, "SageAttention2DemoBaseline")["method"]
     assert method[1].get("options", method[0]) == list(BASELINES)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "auto or reference"])
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise", "auto", "exact", "off"])
 def test_shared_workflow_is_accepted_whatever_the_machine(server: ComfyServer, mode: str, backend: str) -> None:
     """A workflow stored as JSON on a machine with kernels is accepted here, where none can run."""
@@ -108,12 +113,52 @@ def test_shared_workflow_is_accepted_whatever_the_machine(server: ComfyServer, m
     server.run(json.loads(saved))
 
 
-def test_an_unknown_choice_is_refused(server: ComfyServer) -> None:
-    """By ComfyUI's validation, or, where an old version does not validate these choices, by the node."""
-    with pytest.raises(
-        (PromptRefused, RuntimeError), match=r"value_not_in_list|mode must be one of '8b', '4b', 'precise', 'auto'"
-    ):
-        server.run(sampling("wan", {"sage": sage("loader", mode="2b")}))
+@pytest.mark.parametrize(
+    ("name", "value", "shown", "default"),
+    [
+        ("mode", "2b", "mode '2b'", "8b"),
+        ("mode", "8b\n\x1b[31mbroken\ud800" + "x" * 500, r"mode '8b\n\x1b[31mbroken", "8b"),
+        ("mode", {"8b": 1}, "mode {'8b': 1}", "8b"),
+        ("backend", "sm_of_tomorrow", "backend 'sm_of_tomorrow'", "auto"),
+    ],
+    ids=["mode", "hostile mode", "no text", "backend"],
+)
+def test_an_unknown_choice_gives_way_to_the_default(
+    server: ComfyServer, name: str, value: Any, shown: str, default: str
+) -> None:
+    """On the node, in the report and in the log, each in one line."""
+    run = server.run(with_report(sampling("wan", {"sage": sage("loader", **{name: value})}, steps=1)))
+    report = run.outputs[REPORT]["text"][0]
+    for text in (run.outputs["sage"]["text"][0], report, server.log.read_text(errors="replace")):
+        line = [line for line in text.splitlines() if "SA-401" in line][-1]
+        assert f"[SA-401] {shown}" in line and f"is unknown; {default} is used" in line and len(line) < 250, line
+    assert f"mode {DEFAULTS['mode']}" in report
+
+
+@pytest.mark.parametrize(("first", "last"), [(0.9, 0.1), (-0.5, 1.0), (0.0, 1.5), (float("nan"), 1.0)])
+def test_steps_that_cannot_be_are_refused_before_the_run(server: ComfyServer, first: float, last: float) -> None:
+    chain = {"sage": sage("loader", start_percent=first, end_percent=last)}
+    with pytest.raises(PromptRefused, match=r"\[SA-402\] start_percent must not be above end_percent.*got \S+ and"):
+        server.run(sampling("wan", chain))
+
+
+def test_a_share_of_the_steps_that_another_node_gives_is_accepted(server: ComfyServer) -> None:
+    """Its value is unknown before the run; that of the other input is still checked then, by the node."""
+    prompt = sampling("wan", {"sage": sage("loader", end_percent=0.4)}, steps=1)
+    prompt["share"] = {"class_type": "PrimitiveFloat", "inputs": {"value": 0.25}}
+    prompt["sage"]["inputs"]["start_percent"] = ["share", 0]
+    server.run(prompt)
+    prompt["share"]["inputs"]["value"] = 0.75
+    with pytest.raises(RuntimeError, match="SA-402"):
+        server.run(prompt)
+
+
+def test_the_reference_serves_where_no_kernel_can_if_asked_for(server: ComfyServer) -> None:
+    run = server.run(with_report(sampling("wan", {"sage": sage("loader", backend="auto or reference")}, steps=1)))
+    shown = run.outputs["sage"]["text"][0].splitlines()
+    assert shown[0].startswith("reference serves the attention")
+    assert "SA-10" in shown[1] and "the reference serves in a kernel's place" in shown[1]
+    assert "reference · 8b" in run.outputs[REPORT]["text"][0]
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -124,7 +169,12 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
 
 def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
     advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
-    assert advanced == {"backend", "measure_quality", "guard", "rotate", "when"}
+    assert advanced == {"backend", "measure_quality", "guard", "rotate", "when", "guard_level"}
+
+
+def test_a_new_node_is_guarded(server: ComfyServer) -> None:
+    assert inputs(server, "SageAttention2")["guard"][1]["default"] is True
+    assert inputs(server, "SageAttention2")["guard_level"][1]["default"] == "values"
 
 
 @pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Calibrate"])
@@ -134,7 +184,8 @@ def test_a_new_node_rotates(server: ComfyServer, node: str) -> None:
 
 def test_inputs_that_came_later_are_the_last_ones(server: ComfyServer) -> None:
     """Workflow files store values by position."""
-    assert list(inputs(server, "SageAttention2"))[-4:] == ["guard", "policy", "rotate", "when"]
+    later = ["guard", "policy", "rotate", "when", "guard_level"]
+    assert list(inputs(server, "SageAttention2"))[-len(later) :] == later
     assert list(inputs(server, "SageAttention2Calibrate"))[-1] == "rotate"
     assert inputs(server, "SageAttention2")["when"][1]["default"] == "where it is faster"
 
@@ -143,15 +194,6 @@ def test_inputs_that_came_later_are_the_last_ones(server: ComfyServer) -> None:
 def test_help_page_names_every_input(server: ComfyServer, node: str) -> None:
     page = server.get_bytes(f"/extensions/comfy_sage2/docs/{node}.md").decode()
     assert all(f"`{name}`" in page for name in inputs(server, node))
-
-
-@pytest.mark.parametrize("node", NODES)
-def test_translations_match_the_schema(server: ComfyServer, node: str) -> None:
-    """The schema's own texts are English; every other language translates all of them."""
-    for language in sorted(entry.name for entry in (REPOSITORY / "locales").iterdir()):
-        translated = server.get("/i18n")[language]["nodeDefs"][node]
-        assert set(translated["inputs"]) == set(inputs(server, node))
-        assert len(translated["outputs"]) == len(info(server, node)["output"])
 
 
 def test_web_extension_is_served(server: ComfyServer) -> None:

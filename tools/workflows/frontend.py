@@ -51,6 +51,29 @@ def unknown_nodes(browser: Chromium) -> list[str]:
     return result
 
 
+def choose_design(browser: Chromium, vue: bool) -> None:
+    """Draw nodes by Vue ("Nodes 2.0"), or on the canvas."""
+    browser.evaluate(f"app.extensionManager.setting.set('Comfy.VueNodes.Enabled', {json.dumps(vue)}).then(() => true)")
+
+
+def red_nodes(browser: Chromium) -> list[str]:
+    """The types of nodes that the frontend marks as wrong."""
+    result: list[str] = browser.evaluate("app.graph.nodes.filter(n => n.has_errors).map(n => n.type)")
+    return result
+
+
+def missing_models(browser: Chromium, names: set[str], seconds: float = 60.0) -> list[dict[str, Any]]:
+    """What the frontend lists as missing models of the graph: nodeType, widgetName, name, directory, url, …
+
+    It looks for them after a graph was loaded: waits until files of these names are listed.
+    """
+    state = "document.querySelector('#vue-app').__vue_app__.config.globalProperties.$pinia.state.value"
+    listed = f"({state}.missingModel.missingModelCandidates ?? [])"
+    browser.wait_for(f"{json.dumps(sorted(names))}.every(name => {listed}.some(model => model.name === name))", seconds)
+    result: list[dict[str, Any]] = json.loads(browser.evaluate(f"JSON.stringify({listed})"))
+    return result
+
+
 def prompt(browser: Chromium) -> dict[str, Any]:
     """The graph as the frontend would send it to the server, without its notes for people."""
     output = browser.evaluate("app.graphToPrompt().then(p => p.output)")

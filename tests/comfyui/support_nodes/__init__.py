@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import Any
 
 import torch
 from comfy.model_management import InterruptProcessingException
 from comfy_api.latest import ComfyExtension, io
+
+from .sparse import SparseAttention
+from .wan_wrapper import WanWrapperOnCpu
 
 # MKL's vector functions set themselves up in the first call of a process. Where two threads make it at once, one of
 # them may compute its half less accurately, and a first sampling differs from the next one. One thread makes it here.
@@ -67,26 +71,67 @@ class HalvedAttention(io.ComfyNode):
         return io.NodeOutput(patched)
 
 
+class TakenOver(io.ComfyNode):
+    """A pack that puts its own attention into the place of every other in each second pass of the model.
+
+    hidden: nobody is asked, as in models that call attention without ComfyUI's hook.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestTakenOver",
+            category="testing",
+            inputs=[io.Model.Input("model"), io.Boolean.Input("hidden", default=False)],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, hidden: bool) -> io.NodeOutput:
+        patched, passes = model.clone(), 0
+
+        def override(func: Any, *args: Any, **kwargs: Any) -> Any:
+            return func(*args, **kwargs)
+
+        def wrapper(apply_model: Any, arguments: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            conditions = dict(arguments["c"])
+            options = dict(conditions["transformer_options"])
+            if hidden:
+                del options["optimized_attention_override"]
+            elif passes % 2 == 0:
+                options["optimized_attention_override"] = override
+            conditions["transformer_options"] = options
+            return apply_model(arguments["input"], arguments["timestep"], **conditions)
+
+        patched.set_model_unet_function_wrapper(wrapper)
+        return io.NodeOutput(patched)
+
+
 class BrokenCrossAttention(io.ComfyNode):
-    """While the model is sampled, the pack's quantized cross-attention gives NaN, as a kernel that overflows would."""
+    """While the model is sampled, the pack's quantized cross-attention gives NaN, as a kernel that overflows would.
+
+    Or, with `kind` "negated", its output in mode 8b has the wrong sign.
+    """
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="TestBrokenCrossAttention",
             category="testing",
-            inputs=[io.Model.Input("model")],
+            inputs=[io.Model.Input("model"), io.String.Input("kind", default="nan", optional=True)],
             outputs=[io.Model.Output()],
         )
 
     @classmethod
-    def execute(cls, model: Any) -> io.NodeOutput:
+    def execute(cls, model: Any, kind: str = "nan") -> io.NodeOutput:
         patched = model.clone()
-        patched.add_wrapper_with_key("outer_sample", "testing", cls.sample)
+        patched.add_wrapper_with_key("outer_sample", "testing", partial(cls.sample, kind))
         return io.NodeOutput(patched)
 
     @staticmethod
-    def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    def sample(kind: str, executor: Any, *args: Any, **kwargs: Any) -> Any:
         session: Any = sys.modules["comfy_sage2.comfyui.serve.session"]
         attention = session.attention
 
@@ -94,6 +139,8 @@ class BrokenCrossAttention(io.ComfyNode):
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, nonfinite: torch.Tensor | None = None, **options: Any
         ) -> Any:
             out = attention(q, k, v, nonfinite=nonfinite, **options)
+            if q.shape != k.shape and kind == "negated":
+                return -out if options["options"].mode == "8b" else out
             if q.shape != k.shape:
                 out.fill_(float("nan"))
                 if nonfinite is not None:
@@ -263,7 +310,17 @@ def describe(value: float) -> Any:
 
 class SupportExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [RandomConditioning, HalvedAttention, BrokenCrossAttention, ResultCache, Fault, ModelState]
+        return [
+            RandomConditioning,
+            HalvedAttention,
+            TakenOver,
+            BrokenCrossAttention,
+            ResultCache,
+            Fault,
+            ModelState,
+            SparseAttention,
+            WanWrapperOnCpu,
+        ]
 
 
 async def comfy_entrypoint() -> SupportExtension:

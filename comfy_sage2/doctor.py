@@ -1,11 +1,13 @@
 """`python -m comfy_sage2 doctor`: what this machine has, which backend each mode would use, and why others cannot run.
 
+The last line is the verdict.
+
 Needs nothing beyond the standard library and torch. Exit status 0 when an accelerated backend can run, else 1.
 """
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +16,9 @@ import torch
 from . import __version__, explain, machine, registry
 from .backends import selftest
 from .backends.kernels import KERNELS, KernelBackend
+from .command_line import Parser
+from .console import say
+from .drop_in import offer
 from .kernels import abi, loader
 from .measured.choices import Choices
 from .measuring.prepare import measure_now, remembered
@@ -130,9 +135,29 @@ def _verdict_lines(verdict: Verdict) -> Iterator[str]:
     yield _line(
         where, chosen or "no accelerated backend: the nodes pass the model through, `attention` uses the reference"
     )
+    by_reason: dict[str, list[str]] = {}
     for name, reason in verdict.reasons.items():
         if reason is not None:
-            yield _line("", f"{name} cannot: {reason}")
+            by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
+        yield _line("", f"{', '.join(names)} cannot: {reason}")
+
+
+def conclusion(found: list[Verdict]) -> str:
+    """All in one line: who serves which modes on each device, or why nobody does."""
+    parts = []
+    for device in dict.fromkeys(verdict.device for verdict in found):
+        own = [verdict for verdict in found if verdict.device == device]
+        served: dict[str, list[str]] = {}
+        for verdict in own:
+            if verdict.chosen is not None:
+                served.setdefault(verdict.chosen, []).append(verdict.mode)
+        parts += [f"{backend} serves {', '.join(modes)} on {device}" for backend, modes in served.items()]
+        if not served:
+            reasons = (reason for verdict in own for reason in verdict.reasons.values() if reason is not None)
+            why = next(reasons, "this installation has no kernels")
+            parts.append(f"no kernel can run on {device}, and models pass through unchanged: {why}")
+    return f"verdict: {'; '.join(parts)}"
 
 
 def _measured_lines(measure: Callable[[int], Choices | None]) -> Iterator[str]:
@@ -147,6 +172,16 @@ def _measured_lines(measure: Callable[[int], Choices | None]) -> Iterator[str]:
             yield _line(str(device), line)
 
 
+def _other_packs() -> str:
+    """Who serves packs that import `sageattention`."""
+    if importlib.util.find_spec(offer.NAME) is not None:
+        return f"the {offer.NAME} that is installed in this Python serves them"
+    backend, reason = offer.serving()
+    if backend is None:
+        return f"no {offer.NAME} is installed, and this pack cannot take its place: {reason}"
+    return f"{backend}, when ComfyUI is started with --use-sage-attention or the pack's setting is on"
+
+
 def report(found: list[Verdict], measure: Callable[[int], Choices | None]) -> str:
     """The text that the command prints; `measure` gives the choices of a GPU."""
     lines = [f"comfy_sage2 {__version__}", *_machine_lines(), "kernels"]
@@ -158,17 +193,19 @@ def report(found: list[Verdict], measure: Callable[[int], Choices | None]) -> st
             lines.append(_line("", passed_over))
     lines += ["self-test of the kernels", *(list(_self_test_lines()) or [_line("none", "no kernels for a GPU here")])]
     lines += ["measured speed", *(list(_measured_lines(measure)) or [_line("none", "no GPU here")])]
+    lines += [f"packs that import {offer.NAME}", _line("served by", _guarded(_other_packs))]
     lines.append("backend for each mode (float16, head_dim 128)")
     for verdict in found:
         lines += _verdict_lines(verdict)
+    lines.append(conclusion(found))
     return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> int:
     """Print the report; 0 when at least one accelerated backend can run, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m comfy_sage2 doctor", description=__doc__)
+    parser = Parser(prog="python -m comfy_sage2 doctor", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="measure every GPU again, in about a second each")
     measure = measure_now if parser.parse_args(arguments).measure else remembered
     found = verdicts()
-    print(report(found, measure))
+    say(report(found, measure))
     return 0 if any(verdict.chosen for verdict in found) else 1

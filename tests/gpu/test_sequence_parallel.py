@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file
 from sequence_parallel.cases import Case, cases
 from sequence_parallel.launch import ENGINE_MISSING, Results, Setup, run, start
+from sequence_parallel.sage_worker import sage_cases
 
 from comfy_sage2 import explain
+from comfy_sage2.drop_in import offer
 
 pytestmark = pytest.mark.gpu
 
@@ -93,3 +95,23 @@ def test_a_model_divided_by_diffusers(processes: int, backend: str, tmp_path: Pa
         assert counts == {"calls": {backend: 4}, "fallbacks": {}}
         quantisation = (outputs["undivided"] - outputs["full"]).abs().mean()
         assert (outputs["divided"] - outputs["undivided"]).abs().mean() < 0.5 * quantisation
+
+
+@needs_engine
+@pytest.mark.parametrize("processes", [2, 4])
+def test_yunchangs_sage_attentions(
+    processes: int, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Raylight calls; Ray hands its workers PYTHONPATH too."""
+    need_gpus(processes)
+    if importlib.util.find_spec(offer.NAME) is not None:
+        pytest.skip("a sageattention is installed, which stays in its place")
+    monkeypatch.setenv("PYTHONPATH", str(offer.PATH), prepend=":")
+    sizes = [f"--tokens={TOKENS}", f"--head-dim={HEAD_DIM}", "--dtype=bfloat16"]
+    start(processes, "sequence_parallel.sage_worker", ["--device=cuda", *sizes, f"--out={tmp_path}"])
+    parts = [load_file(tmp_path / f"rank{rank}.safetensors") for rank in range(processes)]
+    for _, case in sage_cases(processes):
+        out = torch.cat([part[case.name] for part in parts], 2).cuda()
+        qkv = case.inputs("cuda", torch.bfloat16, TOKENS, HEAD_DIM)
+        noise = relative_l1(case.undivided(qkv, backend), case.exact(qkv))
+        assert relative_l1(out, case.exact(qkv)) < 1.2 * noise, case.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import pytest
@@ -42,18 +44,53 @@ def test_status_0_when_one_backend_works(monkeypatch: pytest.MonkeyPatch, capsys
     assert any("8b" in line and line.endswith(" good") for line in lines)
     assert any("broken cannot: its wheel is missing" in line for line in lines)
     assert any("good cannot: [SA-206] mode must be 8b here" in line for line in lines)
+    assert lines[-1] == "verdict: good serves 8b on cpu"
 
 
 def test_status_1_when_none_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    install(monkeypatch, Accelerated("broken", works=False))
+    install(monkeypatch, Accelerated("broken", works=False), Accelerated("also", works=False))
     assert doctor.main([]) == 1
-    assert "no accelerated backend" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "no accelerated backend" in shown and "broken, also cannot: its wheel is missing" in shown
+    assert shown.splitlines()[-1] == (
+        "verdict: no kernel can run on cpu, and models pass through unchanged: its wheel is missing"
+    )
+
+
+def test_the_verdict_names_every_device() -> None:
+    found = [
+        doctor.Verdict("cuda:0", "8b", {"a": None, "b": "no"}),
+        doctor.Verdict("cuda:0", "4b", {"a": "no", "b": None}),
+        doctor.Verdict("cuda:0", "precise", {"a": None, "b": None}),
+        doctor.Verdict("cuda:1", "8b", {"a": "too old", "b": "no"}),
+    ]
+    assert doctor.conclusion(found) == (
+        "verdict: a serves 8b, precise on cuda:0; b serves 4b on cuda:0; "
+        "no kernel can run on cuda:1, and models pass through unchanged: too old"
+    )
 
 
 def test_the_reference_does_not_count(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     install(monkeypatch)
     assert doctor.main([]) == 1
     assert torch.__version__ in capsys.readouterr().out
+
+
+def line_about_other_packs(capsys: pytest.CaptureFixture[str]) -> str:
+    doctor.main([])
+    return next(line for line in capsys.readouterr().out.splitlines() if "served by" in line)
+
+
+def test_it_says_who_serves_packs_that_import_sageattention(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    install(monkeypatch, Accelerated("broken", works=False))
+    assert "this pack cannot take its place: its wheel is missing" in line_about_other_packs(capsys)
+    install(monkeypatch, Accelerated("good", works=True))
+    assert "good, when ComfyUI is started with --use-sage-attention" in line_about_other_packs(capsys)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
+    assert "is installed in this Python serves them" in line_about_other_packs(capsys)
 
 
 def test_a_failing_probe_does_not_hide_the_rest(

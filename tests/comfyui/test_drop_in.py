@@ -1,0 +1,89 @@
+"""The module `sageattention` of this pack in a real ComfyUI, and ComfyUI's own flag that asks for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from comfy_sage2.drop_in import offer
+from tools.comfyui.server import ComfyServer
+from tools.stacks import record
+
+from .installations import REPOSITORY, Installation
+from .prompts import LATENT, sage, sampling
+
+FLAG = "--use-sage-attention"
+OFFERED = "packs that import sageattention are served by this pack (reference)"
+
+
+@pytest.fixture(scope="module")
+def flagged(root: Path, start: Callable[..., ComfyServer], patient_threads: None) -> Iterator[ComfyServer]:
+    """A ComfyUI with its flag; no `sageattention` is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(offer.BACKEND_VARIABLE, offer.REFERENCE)
+        with start(root, REPOSITORY, FLAG) as server:
+            yield server
+
+
+@pytest.mark.parametrize("family", ["wan", "hunyuan"])
+@pytest.mark.parametrize("padded", [0, 4])
+def test_the_flag_gives_the_latents_of_the_node(
+    flagged: ComfyServer, server: ComfyServer, installation: Installation, family: str, padded: int
+) -> None:
+    """With masks too, where HunyuanVideo's text is padded."""
+    node = {"sage": sage("loader", rotate=True)}
+    wanted = server.latent(server.run(sampling(family, node, padded=padded)), LATENT)
+    plain = server.latent(server.run(sampling(family, padded=padded)), LATENT)
+    found = flagged.latent(flagged.run(sampling(family, padded=padded)), LATENT)
+    assert not torch.equal(wanted, plain)
+    assert torch.equal(found, wanted)
+    log = flagged.log.read_text(errors="replace")
+    assert "Using sage attention" in log and log.count(OFFERED) == 1
+    assert "Error running sage attention" not in log
+    stack = f"ComfyUI's `{FLAG}`, {family}" + ", masked text" * bool(padded)
+    record(stack, installation.name, "bit-identical to the node's", [OFFERED])
+
+
+def test_the_node_works_beside_the_flag(flagged: ComfyServer, server: ComfyServer) -> None:
+    chain = {"sage": sage("loader", mode="4b")}
+    assert torch.equal(
+        flagged.latent(flagged.run(sampling("wan", chain)), LATENT),
+        server.latent(server.run(sampling("wan", chain)), LATENT),
+    )
+
+
+def test_without_kernels_the_flag_ends_comfyui_and_the_log_says_why(
+    installation: Installation, start: Callable[..., ComfyServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(offer.BACKEND_VARIABLE, raising=False)
+    server = start(installation.root, REPOSITORY, FLAG)
+    with pytest.raises(RuntimeError, match="ended while starting"), server:
+        pass
+    log = server.log.read_text(errors="replace")
+    reason, error = log.index("[SA-601]"), log.index("package must be installed first")
+    assert reason < error and "[SA-103]" in log
+    said = ["[SA-601] and the reason, then ComfyUI's own error; ComfyUI ends"]
+    record(f"ComfyUI's `{FLAG}` without kernels", installation.name, "none", said)
+
+
+def test_neither_flag_nor_setting_changes_nothing(server: ComfyServer) -> None:
+    log = server.log.read_text(errors="replace")
+    assert "sageattention" not in log
+    assert "/extensions/comfy_sage2/js/settings.js" in server.get("/extensions")
+
+
+def test_the_setting_survives_a_damaged_file(
+    root: Path, start: Callable[..., ComfyServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(offer.BACKEND_VARIABLE, offer.REFERENCE)
+    server = start(root, REPOSITORY)
+    settings = server.base / "user" / "default" / "comfy.settings.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(json.dumps({"comfy_sage2.sageattention": True})[:-1], encoding="utf-8")
+    with server:
+        log = server.log.read_text(errors="replace")
+    assert "ComfyUI's settings cannot be read" in log and OFFERED not in log

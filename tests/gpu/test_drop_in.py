@@ -1,0 +1,64 @@
+"""The module `sageattention` of this pack on a GPU: served by the kernels that it offers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import attention
+from comfy_sage2.drop_in import functions as typed
+from comfy_sage2.drop_in import offer, serving
+
+pytestmark = pytest.mark.gpu
+
+functions: Any = typed  # the result is a tensor, or two
+
+
+@pytest.fixture(autouse=True)
+def backend(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv(offer.BACKEND_VARIABLE, raising=False)
+    monkeypatch.setattr(serving, "calls", serving.Calls())
+    found, reason = offer.serving()
+    if found is None:
+        pytest.skip(f"no kernels for this GPU: {reason}")
+    return found
+
+
+def qkv(layout: str, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    shape = (2, 8, 1000, 128) if layout == "HND" else (2, 1000, 8, 128)
+    return [torch.randn(shape, dtype=dtype, device="cuda") for _ in range(3)]
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("sageattn", "8b"),
+        ("sageattn_qk_int8_pv_fp8_cuda", "8b"),
+        ("sageattn_qk_int8_pv_fp8_cuda_sm90", "8b"),
+        ("sageattn_qk_int8_pv_fp16_cuda", "precise"),
+        ("sageattn_qk_int8_pv_fp16_triton", "precise"),
+    ],
+)
+def test_kernels_serve(backend: str, fresh_seed: int, name: str, mode: str, layout: str) -> None:
+    q, k, v = qkv(layout)
+    out, lse = getattr(functions, name)(q, k, v, tensor_layout=layout, return_lse=True)
+    wanted = attention(q, k, v, mode="exact", layout="BHND" if layout == "HND" else "BNHD", return_lse=True)
+    assert (out - wanted[0]).abs().sum() < 0.06 * wanted[0].abs().sum()
+    assert (lse - wanted[1]).abs().max() < 0.1
+    assert serving.calls.lines() == [f"Calls of sageattention since the start: 1 by {backend}, {mode}"]
+
+
+def test_what_no_kernel_serves_is_torchs(fresh_seed: int) -> None:
+    q, k, v = (torch.randn(1, 2, 64, 288, dtype=torch.float16, device="cuda") for _ in range(3))
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(functions.sageattn(q, k, v), wanted)
+    assert "SA-202" in serving.calls.lines()[1]
+
+
+def test_a_compiled_call_does_not_break_the_graph(fresh_seed: int) -> None:
+    q, k, v = qkv("NHD")
+    compiled = torch.compile(lambda *t: functions.sageattn(*t, tensor_layout="NHD", smooth_k=False), fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), functions.sageattn(q, k, v, tensor_layout="NHD"))

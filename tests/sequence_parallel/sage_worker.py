@@ -1,0 +1,75 @@
+"""One process of a test: yunchang's AttnType.SAGE_*, as Raylight calls it, with this library as `sageattention`.
+
+    python -m torch.distributed.run --nproc-per-node P -m sequence_parallel.sage_worker --device cpu …
+
+PYTHONPATH holds comfy_sage2/drop_in/path. Each process writes its part of every output to rank<i>.safetensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import distributed
+
+from .cases import SCALE, Case
+
+# yunchang's name of an attention -> the mode in which it is served.
+MODES = {
+    "SAGE_AUTO": "8b",
+    "SAGE_FP8": "8b",
+    "SAGE_FP8_SM90": "8b",
+    "SAGE_FP16": "precise",
+    "SAGE_FP16_TRITON": "precise",
+}
+
+
+def sage_cases(processes: int) -> list[tuple[str, Case]]:
+    """Every attention divided by Ulysses and by a ring: yunchang's name, and the case that it computes."""
+    listed = []
+    for name, mode in MODES.items():
+        options = {"mode": mode, "rotate": True}
+        listed.append((name, Case(f"{name} Ulysses", processes, processes, 1, options)))
+        listed.append((name, Case(f"{name} ring", processes, 1, processes, options)))
+    listed.append(
+        ("SAGE_AUTO", Case("causal", processes, 1, processes, {"mode": "8b", "rotate": True}, is_causal=True))
+    )
+    return listed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--head-dim", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
+    rank, processes = distributed.get_rank(), distributed.get_world_size()
+    if arguments.device == "cuda":
+        torch.cuda.set_device(rank)
+    yunchang = importlib.import_module("yunchang")
+    kinds = importlib.import_module("yunchang.kernels").AttnType
+
+    outputs = {}
+    for name, case in sage_cases(processes):
+        yunchang.set_seq_parallel_pg(case.ulysses, case.ring, rank, processes)
+        attend = yunchang.LongContextAttention(attn_type=kinds[name])
+        dtype = getattr(torch, arguments.dtype)
+        whole = case.inputs(arguments.device, dtype, arguments.tokens, arguments.head_dim)
+        parts = [tensor.chunk(processes, 2)[rank].transpose(1, 2).contiguous() for tensor in whole]
+        with torch.no_grad():
+            out = attend(*parts, softmax_scale=SCALE, causal=case.is_causal)
+        outputs[case.name] = out.transpose(1, 2).cpu().contiguous()
+    save_file(outputs, arguments.out / f"rank{rank}.safetensors")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -67,6 +67,28 @@ class KernelTimer:
 
     def measure(self, subjects: Mapping[str, Subject], repeats: Mapping[str, int]) -> dict[str, float]:
         """Milliseconds of the attention kernels of each subject's kernel call; nothing for those without a record."""
+        times = {}
+        for name, kernels in self._kernels(subjects, repeats).items():
+            milliseconds = attention_milliseconds(kernels, subjects[name].kernel_name)
+            if milliseconds is not None:
+                times[name] = milliseconds / repeats[name]
+        return times
+
+    def passes(
+        self, subjects: Mapping[str, Subject], repeats: Mapping[str, int], names: Mapping[str, str]
+    ) -> dict[str, dict[str, float]]:
+        """Subject -> pass -> milliseconds a call, for the passes that it has; `names`: pass -> part of kernel names."""
+        return {
+            subject: {
+                one: milliseconds / repeats[subject]
+                for one, kernel_name in names.items()
+                if (milliseconds := attention_milliseconds(kernels, kernel_name)) is not None
+            }
+            for subject, kernels in self._kernels(subjects, repeats).items()
+        }
+
+    def _kernels(self, subjects: Mapping[str, Subject], repeats: Mapping[str, int]) -> dict[str, list[KernelRecord]]:
+        """The kernels that each subject's kernel call runs, `repeats` times; nothing where the profiler fails."""
         if self.problem is not None:
             return {}
         torch.cuda.synchronize()
@@ -87,12 +109,7 @@ class KernelTimer:
                 f"the profiler recorded {len(parts)} of {len(subjects)} candidates (is CUPTI permitted here?)"
             )
             return {}
-        times = {}
-        for (name, subject), kernels in zip(subjects.items(), parts, strict=True):
-            milliseconds = attention_milliseconds(kernels, subject.kernel_name)
-            if milliseconds is not None:
-                times[name] = milliseconds / repeats[name]
-        return times
+        return dict(zip(subjects, parts, strict=True))
 
 
 def _records(profiler: profile) -> list[KernelRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -14,8 +15,6 @@ from ..options import AttentionOptions
 from .candidates import Call, Candidate, Found, Inputs
 
 EMULATED = "emulated INT4, no speed claim"
-# The names of the attention kernels begin so; those of the statistics and quantization passes do not.
-_KERNEL_NAME = "attention_"
 
 
 def find(names: Iterable[str] | None, modes: Iterable[str]) -> Found:
@@ -40,12 +39,9 @@ def find(names: Iterable[str] | None, modes: Iterable[str]) -> Found:
 
 
 def _request(inputs: Inputs, mode: str) -> AttentionRequest:
-    return AttentionRequest.of(inputs.q, inputs.k, _options(mode, False, inputs))
-
-
-def _options(mode: str, smooth_v: bool, inputs: Inputs) -> AttentionOptions:
-    """As the node has them: with the accumulators that suit the card."""
-    return AttentionOptions(mode, smooth_v, inputs.is_causal, pv_accumulator="auto")
+    """As the node has it: with the accumulators that suit the card."""
+    options = AttentionOptions(mode, is_causal=inputs.is_causal, pv_accumulator="auto")
+    return AttentionRequest.of(inputs.q, inputs.k, options)
 
 
 def _native(sample: AttentionRequest, name: str, smooth_v: bool) -> Candidate:
@@ -53,30 +49,36 @@ def _native(sample: AttentionRequest, name: str, smooth_v: bool) -> Candidate:
     notes = ["FP16 accumulators"] if sample.options.pv_accumulator == "fp16" else []
     if (name, mode) == ("sm90", "4b"):
         notes.append("no speed claim: Hopper has no INT4 tensor cores")
+    label = f"{name} {mode}" + (" smooth_v" if smooth_v else "")
+    options = AttentionOptions(mode, smooth_v, pv_accumulator="auto")
+    return replace(candidate(label, name, options), is_measured=not smooth_v, note="; ".join(notes))
+
+
+def candidate(label: str, name: str, options: AttentionOptions) -> Candidate:
+    """The backend called `name` with `options` on causal and other inputs, as the candidate `label`."""
 
     def prepare(inputs: Inputs) -> Call:
+        chosen = replace(options, is_causal=inputs.is_causal)
+
         def run() -> torch.Tensor:
-            options = _options(mode, smooth_v, inputs)
             return attention(
                 inputs.q,
                 inputs.k,
                 inputs.v,
                 attn_mask=inputs.attn_mask,
                 backend=name,
-                options=options,
+                options=chosen,
                 return_lse=False,
             )
 
         return Call(run)
 
-    return Candidate(
-        name=f"{name} {mode}" + (" smooth_v" if smooth_v else ""),
-        version=__version__,
-        prepare=prepare,
-        kernel_name=_KERNEL_NAME,
-        is_measured=not smooth_v,
-        note="; ".join(notes),
-    )
+    return Candidate(label, __version__, prepare, kernel_name=attention_kernels(name, options.mode))
+
+
+def attention_kernels(name: str, mode: str) -> str:
+    """How the names of a backend's attention kernels begin; those of the passes before them begin otherwise."""
+    return "precise_" if (name, mode) == ("sm90", "precise") else "attention_"
 
 
 def _runs_emulated(backend: Backend, request: AttentionRequest) -> bool:
@@ -101,6 +103,5 @@ def _emulated(backend: Backend, mode: str) -> Candidate:
 
         return Call(run)
 
-    return Candidate(
-        name=f"{backend.name} {mode}", version=__version__, prepare=prepare, kernel_name=_KERNEL_NAME, note=EMULATED
-    )
+    kernels = attention_kernels(backend.name, mode)
+    return Candidate(f"{backend.name} {mode}", __version__, prepare, kernel_name=kernels, note=EMULATED)

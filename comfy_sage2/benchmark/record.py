@@ -11,11 +11,12 @@ from typing import Any
 
 from ..metrics import Agreement
 from . import page
+from .ablations import Ablation
 from .candidates import Candidate
 from .speed import ShapeResult, Speed
 from .sustained import Sustained
 
-FORMAT = 2
+FORMAT = 3
 
 # A folder in an error message may hold a user's name: of an absolute path only the last part is kept. Separators may be
 # of either kind, and doubled where a message quotes a path; a name in between may hold blanks, but not at its ends.
@@ -52,6 +53,7 @@ def build(
     accuracy_failures: dict[str, str],
     results: list[ShapeResult],
     sustained: list[Sustained],
+    ablations: list[Ablation],
     kernel_problem: str | None,
 ) -> dict[str, Any]:
     """The document, of plain values only.
@@ -71,6 +73,7 @@ def build(
         "accuracy_failures": accuracy_failures,
         "speed": [_speed(speed) for result in results for speed in result.speeds],
         "sustained": [_sustained(result) for result in sustained],
+        "ablations": [asdict(result) for result in ablations],
         "speed_failures": {result.shape.name: result.failures for result in results if result.failures},
         "kernel_times": "measured" if kernel_problem is None else kernel_problem,
     }

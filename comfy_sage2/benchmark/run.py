@@ -21,13 +21,14 @@ import torch
 from .. import registry
 from ..command_line import Parser, above_0, output_file, output_folder
 from ..options import MODES
-from . import accuracy, machine, ours, peers, plot, record, settle, shapes, speed, sustained, tables
+from . import ablations, accuracy, machine, ours, peers, plot, record, settle, shapes, speed, sustained, tables
 from .candidates import Candidate, Found
 from .kernel_times import KernelTimer
 
 _ALL_SHAPES = ("paper", "video", "calls")
 _SECONDS, _QUICK_SECONDS = 270.0, 25.0
 _HEAT_SECONDS, _QUICK_HEAT_SECONDS = 30.0, 5.0
+_ABLATION_SECONDS = 15.0
 _SUSTAINED = ("wan-1.3b-480p", "wan-14b-720p", "d64-n8192")
 
 
@@ -55,6 +56,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         metavar="NAME",
         help=f"shapes on which each runs alone for 2 seconds (default: {', '.join(_SUSTAINED)}; --quick: none)",
     )
+    parser.add_argument(
+        "--ablations",
+        nargs="*",
+        metavar="NAME",
+        help="also measure what each part of the method costs, on these shapes "
+        f"(default: {', '.join(ablations.SHAPES)}); --share does so without being asked",
+    )
     parser.add_argument("--seconds", type=above_0, help=f"time for the speeds, about (default: {_SECONDS:.0f})")
     parser.add_argument("--seed", type=int, help="of the order of turns (default: another one in every run)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the result as JSON")
@@ -80,7 +88,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         options.sustained = shapes.select(_sustained_names(options))
     except ValueError as error:
         parser.error(f"argument --sustained: {error}")
+    try:
+        options.ablations = shapes.select(_ablation_names(options))
+    except ValueError as error:
+        parser.error(f"argument --ablations: {error}")
     return options
+
+
+def _ablation_names(options: argparse.Namespace) -> Sequence[str]:
+    if options.ablations:
+        named: list[str] = options.ablations
+        return named
+    asked = options.ablations is not None or options.share
+    return ablations.SHAPES[:1] if asked and options.quick else ablations.SHAPES if asked else ()
 
 
 def _sustained_names(options: argparse.Namespace) -> Sequence[str]:
@@ -171,6 +191,7 @@ def _measure(options: argparse.Namespace, found: Found) -> dict[str, Any]:
         accuracy_failures=accuracy_failures,
         results=results,
         sustained=_sustained(options.sustained, measured, rng),
+        ablations=_ablations(options, kernel_timer, rng),
         kernel_problem=kernel_timer.problem,
     )
 
@@ -211,6 +232,21 @@ def _sustained(
                 found, failures = [], {"all candidates": f"{type(error).__name__}: {error}"}
             results += found
             lines = [*tables.sustained_lines(found), *(f"{name}: {reason}" for name, reason in failures.items())]
+            print("\n".join(lines), flush=True)
+    return results
+
+
+def _ablations(options: argparse.Namespace, kernel_timer: KernelTimer, rng: random.Random) -> list[ablations.Ablation]:
+    results: list[ablations.Ablation] = []
+    for shape in options.ablations:
+        for backend in ablations.backends(options.backends):
+            print(f"\n{shape}: what each part costs", flush=True)
+            try:
+                found, failures = ablations.measure(shape, backend, _ABLATION_SECONDS, kernel_timer, rng)
+            except RuntimeError as error:  # as for the speeds
+                found, failures = [], {"all variants": f"{type(error).__name__}: {error}"}
+            results += found
+            lines = [*tables.ablation_lines(found), *(f"{name}: {reason}" for name, reason in failures.items())]
             print("\n".join(lines), flush=True)
     return results
 

@@ -44,7 +44,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--output", type=output_folder, default=Path("eval-output"), help="folder for tables, JSON and charts"
     )
-    parser.add_argument("--model", type=Path, default=TRAINED_FOLDER, help="folder of the demo model")
+    parser.add_argument("--model", type=Path, help="folder of the demo model (default: the one of this repository)")
     parser.add_argument("--capture", type=existing_file, nargs="+", default=[], help="captures of your own workflow")
     parser.add_argument("--save-capture", type=output_file, help="keep the demo model's tensors as a capture")
     parser.add_argument(
@@ -116,7 +116,14 @@ def _check(options: argparse.Namespace, parser: Parser) -> None:
     wanted = options.only or []
     if "capture" in wanted and not options.capture:
         parser.error("argument --only: capture needs a file, named with --capture")
-    if options.end_to_end or "demo" in wanted:
+    uses_model = options.end_to_end or "demo" in (wanted or ["demo"])
+    if options.save_capture is not None and (options.end_to_end or not uses_model):
+        parser.error(
+            "argument --save-capture: the demo model's tensors are not made here; leave out --only or add demo"
+        )
+    named = options.model is not None
+    options.model = options.model or TRAINED_FOLDER
+    if uses_model and (named or options.end_to_end or wanted):
         model = DemoModel(options.model, trained=True)
         files = [model.dit, model.captions]
         if options.end_to_end:

@@ -1,4 +1,4 @@
-"""A plain pre-norm transformer whose attention can be replaced: the trunk of the language model."""
+"""A plain pre-norm transformer whose attention can be replaced: the trunk of the models trained here."""
 
 from __future__ import annotations
 
@@ -43,16 +43,21 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Adds places to embedded tokens (batch, tokens, dim) and runs them through the blocks and a last norm."""
+    """Adds places to embedded tokens (batch, tokens, dim) and runs them through the blocks and a last norm.
 
-    def __init__(self, tokens: int, dim: int, layers: int, head_dim: int, attend: AttentionFunction):
+    ``tokens``: the most that there can be; None for a model without places, which takes any number.
+    """
+
+    def __init__(self, tokens: int | None, dim: int, layers: int, head_dim: int, attend: AttentionFunction):
         super().__init__()
-        self.places = nn.Parameter(0.02 * torch.randn(1, tokens, dim))
+        self.places = None if tokens is None else nn.Parameter(0.02 * torch.randn(1, tokens, dim))
         self.blocks = nn.Sequential(*(Block(dim, head_dim, attend) for _ in range(layers)))
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.norm(self.blocks(x + self.places[:, : x.shape[1]]))
+        if self.places is not None:
+            x = x + self.places[:, : x.shape[1]]
+        result: torch.Tensor = self.norm(self.blocks(x))
         return result
 
     def hidden_weights(self) -> list[torch.Tensor]:

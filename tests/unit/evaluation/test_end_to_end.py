@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from lab.demo.captions import CaptionEncoder
-from lab.demo.model import DIT_FILE, demo_model
+from lab.demo.model import DemoModel, demo_model
 from lab.demo.sampler import denoise, pixels, starting_noise
 from lab.demo.scenes import random_scene
 from lab.demo.wan_dit import WanDiT
@@ -84,7 +84,7 @@ def test_pixels_of_a_video() -> None:
 
 
 def test_the_feature_distance_grows_with_damage(model: Path) -> None:
-    distance = FeatureDistance(WanVAE.load(model / "demo_wan21_vae_fp16.safetensors"))
+    distance = FeatureDistance(WanVAE.load(DemoModel(model, trained=False).vae))
     video = torch.rand(3, 5, 32, 32) * 2 - 1
     noise = torch.randn_like(video)
     assert len(distance.features(video)) == 4
@@ -94,8 +94,8 @@ def test_the_feature_distance_grows_with_damage(model: Path) -> None:
 
 
 def test_variants_replace_every_attention(model: Path) -> None:
-    dit = WanDiT.load(model / "demo_wan21_t2v_fp16.safetensors")
-    encoder = CaptionEncoder.load(model / "demo_captions.safetensors")
+    dit = WanDiT.load(DemoModel(model, trained=False).dit)
+    encoder = CaptionEncoder.load(DemoModel(model, trained=False).captions)
     noise = starting_noise(0, width=64, height=64, frames=5)
     outs = {}
     for name, attend in variants(None).items():
@@ -108,8 +108,8 @@ def test_variants_replace_every_attention(model: Path) -> None:
 
 
 def test_capture_takes_every_layer_of_some_steps(model: Path) -> None:
-    dit = WanDiT.load(model / "demo_wan21_t2v_fp16.safetensors")
-    encoder = CaptionEncoder.load(model / "demo_captions.safetensors")
+    dit = WanDiT.load(DemoModel(model, trained=False).dit)
+    encoder = CaptionEncoder.load(DemoModel(model, trained=False).captions)
     samples = demo_samples(dit, encoder, seed=0, steps=4, every_step=2, side=64, frames=5)
     assert [(sample.layer, sample.step) for sample in samples] == [(0, 1), (1, 1), (0, 3), (1, 3)]
     assert samples[0].q.shape == (1, 2, 2 * 4 * 4, 128)
@@ -131,4 +131,4 @@ def test_a_missing_model_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as finished:
         main(["--end-to-end", "--model", str(tmp_path / "no"), "--output", str(tmp_path)])
     assert finished.value.code == 2
-    assert f"{tmp_path / 'no' / DIT_FILE} is missing" in capsys.readouterr().err
+    assert f"{DemoModel(tmp_path / 'no', trained=True).dit} is missing" in capsys.readouterr().err

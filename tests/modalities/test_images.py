@@ -15,7 +15,7 @@ if importlib.util.find_spec("timm") is None:
     pytest.skip("NOT TESTED HERE, timm is missing: run `make modalities-tests`", allow_module_level=True)
 
 from lab.evaluation.variants import FULL_PRECISION, variants
-from lab.training.modalities import images, language
+from lab.training.modalities import images, language, melodies
 from lab.training.modalities import train as command
 from lab.training.modalities.pictures import Pictures
 from lab.training.modalities.replaced_attention import ReplacedAttention
@@ -96,19 +96,22 @@ def test_training_moves_every_weight_matrix(fresh_seed: int, monkeypatch: pytest
 def test_the_command_measures_every_attention(fresh_seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language, "train", lambda *_: sharpened(language.LanguageModel()))
     monkeypatch.setattr(images, "train", lambda *_: sharpened(images.classifier()))
-    options = ["--device", "cpu", "--kernel", "reference", "--pieces", "1", "--pictures", "4"]
+    monkeypatch.setattr(melodies, "train", lambda *_: sharpened(melodies.Transcriber()))
+    options = ["--device", "cpu", "--kernel", "reference", "--pieces", "1", "--pictures", "4", "--clips", "1"]
     assert command.main(["--output", str(tmp_path), *options]) == 0
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert list(results) == list(variants("reference", smooth_v=True))
     table = (tmp_path / "results.md").read_text(encoding="utf-8")
     for name, found in results.items():
-        spoken, seen = found["language"], found["images"]
+        spoken, seen, heard = found["language"], found["images"], found["melodies"]
         texts = f"{spoken['perplexity']:.4f} | {spoken['accuracy']:.2%} | {seen['loss']:.4f} | {seen['accuracy']:.2%}"
+        texts += f" | {heard['loss']:.4f} | {heard['errors']:.2%}"
         assert f"| {name} | {texts} |\n" in table
-    # Every attention has its own numbers, in both models: none was measured in the place of another.
+    # Every attention has its own numbers, in every model: none was measured in the place of another.
     full, reference = results.pop(FULL_PRECISION), results["SageAttn2-8b"]
     for name, found in results.items():
         assert found["language"]["perplexity"] != full["language"]["perplexity"], name
         assert found["images"]["loss"] != full["images"]["loss"], name
+        assert found["melodies"]["loss"] != full["melodies"]["loss"], name
     assert results["SageAttn2-8b (reference kernel)"] == reference
     assert results["SageAttn2-8b, smooth V"] != reference

@@ -1,4 +1,4 @@
-"""Trains a language model and an image classifier for minutes, and measures them with every attention.
+"""Trains a language model, an image classifier and a transcriber of melodies, and measures every attention in them.
 
     python -m lab train-modalities --output build/modalities
 
@@ -18,7 +18,7 @@ from comfy_sage2 import machine
 from comfy_sage2.command_line import Parser, above_0, at_least_1, output_folder
 
 from ...evaluation.variants import variants
-from . import language
+from . import language, melodies
 
 # requirements/modalities.txt says why the project's first environment has no timm.
 _TIMM_MISSING = """{name} is missing: the image classifier is timm's, which needs torchvision. Either
@@ -37,15 +37,17 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--language-seconds", type=above_0, default=60)
     parser.add_argument("--images-seconds", type=above_0, default=30)
+    parser.add_argument("--melodies-seconds", type=above_0, default=60)
     parser.add_argument("--pieces", type=at_least_1, default=128, help="of the test text, 1,024 symbols each")
     parser.add_argument("--pictures", type=at_least_1, default=2048, help="to test on")
+    parser.add_argument("--clips", type=at_least_1, default=512, help="of melodies to test on")
     parser.add_argument("--kernel", help="a kernel backend to measure beside the reference, for example sm90")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 
 
 def main(command_line: list[str]) -> int:
-    """Run the command; 0 when both models were trained and measured."""
+    """Run the command; 0 when all models were trained and measured."""
     arguments = _parse(command_line)
     try:
         from . import images
@@ -60,24 +62,28 @@ def main(command_line: list[str]) -> int:
     print(f"corpus: {len(text)} symbols to train on, {len(test)} to test on", flush=True)
     speaker = language.train(text, arguments.language_seconds, arguments.seed, device)
     viewer = images.train(arguments.images_seconds, arguments.seed, device)
+    listener = melodies.train(arguments.melodies_seconds, arguments.seed, device)
     causal = variants(arguments.kernel, is_causal=True, smooth_v=True)
     results = {
         name: {
             "language": language.measure(speaker, test, arguments.pieces, causal[name]),
             "images": images.measure(viewer, arguments.pictures, arguments.seed + 1, attend),
+            "melodies": melodies.measure(listener, arguments.clips, arguments.seed + 1, attend),
         }
         for name, attend in variants(arguments.kernel, smooth_v=True).items()
     }
+    seconds = (arguments.language_seconds, arguments.images_seconds, arguments.melodies_seconds)
     lines = [
-        f"Machine: {machine.summary(device)}. "
-        f"Training: {arguments.language_seconds:.0f} s and {arguments.images_seconds:.0f} s.",
+        f"Machine: {machine.summary(device)}. Training: {', '.join(f'{one:.0f} s' for one in seconds)}.",
         "",
-        "| Attention | Perplexity | Next-symbol accuracy | Image loss | Image accuracy |",
-        "| --- | --- | --- | --- | --- |",
+        "| Attention | Perplexity | Next-symbol accuracy | Image loss | Image accuracy | Melody loss | Note errors |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, found in results.items():
         spoken = f"{found['language']['perplexity']:.4f} | {found['language']['accuracy']:.2%}"
-        lines.append(f"| {name} | {spoken} | {found['images']['loss']:.4f} | {found['images']['accuracy']:.2%} |")
+        seen = f"{found['images']['loss']:.4f} | {found['images']['accuracy']:.2%}"
+        heard = f"{found['melodies']['loss']:.4f} | {found['melodies']['errors']:.2%}"
+        lines.append(f"| {name} | {spoken} | {seen} | {heard} |")
     print("\n".join(lines))
     (arguments.output / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (arguments.output / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,7 @@ from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_versi
 from tools.comfyui.launch import TorchvisionOperators
 
 from ..demo import tiny_wan
+from .overrides import attention_for_nothing, peers, with_override
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TEXT_TOKENS, TEXT_CHANNELS = 512, 4096
@@ -112,35 +113,14 @@ def load(model: Model, dtype: torch.dtype, device: torch.device) -> Any:
     return patcher
 
 
-def with_override(patcher: Any, override: Callable[..., torch.Tensor]) -> Any:
-    patched = patcher.clone()
-    patched.model_options.setdefault("transformer_options", {})["optimized_attention_override"] = override
-    return patched
-
-
-def _mean_of_values(
-    func: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **kwargs: Any
-) -> torch.Tensor:
-    """What is left of a step when attention costs nothing: Wan's tensors are (B, N, H D)."""
-    return v.mean(1, keepdim=True).expand(-1, q.shape[1], -1)
-
-
-def _comfy_kitchen(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    from comfy.ldm.modules.attention import attention_comfy_kitchen_int8
-
-    out: torch.Tensor = attention_comfy_kitchen_int8(*args, **kwargs)
-    return out
-
-
 def attentions(patcher: Any, modes: list[str], device: torch.device) -> Iterator[tuple[str, Any]]:
     """Name and model of each attention; says which are left out."""
-    import comfy.ldm.modules.attention as comfyui_attention
-
     yield DEFAULT, patcher.clone()
-    if getattr(comfyui_attention, "COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE", False):
-        yield "comfy-kitchen int8", with_override(patcher, _comfy_kitchen)
-    else:
-        print("comfy-kitchen int8: left out, its INT8 attention is not available here")
+    others, missing = peers()
+    for name, reason in missing.items():
+        print(f"{name}: left out, {reason}")
+    for name, override in others.items():
+        yield name, with_override(patcher, override)
     for mode in modes:
         patched = patch_model(patcher, NODES[mode].on(device))
         idle_reason = sessions_of(patched)[-1].task.idle_reason
@@ -148,7 +128,7 @@ def attentions(patcher: Any, modes: list[str], device: torch.device) -> Iterator
             yield f"SageAttention2 node {mode}", patched
         else:
             print(f"SageAttention2 node {mode}: left out, {idle_reason}")
-    yield NOTHING, with_override(patcher, _mean_of_values)
+    yield NOTHING, with_override(patcher, attention_for_nothing)
 
 
 def seconds_of_steps(patcher: Any, model: Model, steps: int, device: torch.device) -> list[float]:
@@ -207,13 +187,13 @@ def table(results: list[Measurement]) -> Iterator[str]:
         )
 
 
-def enter_comfyui(folder: Path) -> None:
-    """Make ComfyUI's packages importable, with its command line left at the defaults."""
+def enter_comfyui(folder: Path, *, cpu: bool = False) -> None:
+    """Make ComfyUI's packages importable, with its command line left at the defaults. cpu: leave GPUs alone."""
     sys.meta_path.insert(0, TorchvisionOperators())
     sys.path.insert(0, str(folder))
     import comfy.cli_args
 
-    comfy.cli_args.args.cpu = not torch.cuda.is_available()
+    comfy.cli_args.args.cpu = cpu or not torch.cuda.is_available()
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,130 @@
+"""Models of the declared shapes with random weights, made by ComfyUI's classes; and sampling with them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from .declared import Family, Shape
+
+TINY_STEPS = 2
+
+
+def unlike_detected(family: Family) -> str:
+    """How ComfyUI's detection, which looks at the names and sizes of the weights, differs from the real shape; or "".
+
+    RuntimeError when this ComfyUI has no such model class.
+    """
+    import comfy.model_detection
+    import comfy.supported_models
+
+    if not hasattr(comfy.supported_models, family.model):
+        raise RuntimeError(f"this ComfyUI has no model class {family.model}")
+    weights = _model(family, family.real, torch.bfloat16, torch.device("meta")).diffusion_model.state_dict()
+    found = comfy.model_detection.model_config_from_unet(weights, "")
+    if type(found).__name__ != family.model:
+        return f"it takes the weights for {type(found).__name__}"
+    stated = family.real.config
+    unlike = [name for name in stated.keys() & found.unet_config if stated[name] != found.unet_config[name]]
+    return ", ".join(f"{name} {found.unet_config[name]}, not {stated[name]}" for name in unlike)
+
+
+def _model(family: Family, shape: Shape, dtype: torch.dtype, device: torch.device) -> Any:
+    import comfy.supported_models
+
+    config = getattr(comfy.supported_models, family.model)(dict(shape.config))
+    config.set_inference_dtype(dtype, None, device=device)
+    return config.get_model({}, "", device=device)
+
+
+def load(family: Family, shape: Shape, dtype: torch.dtype, device: torch.device) -> Any:
+    """ComfyUI's ModelPatcher of a model with random weights on `device`, drawn anew but alike in each run."""
+    import comfy.model_patcher
+
+    model = _model(family, shape, dtype, device)
+    fill(model.diffusion_model, torch.Generator(device).manual_seed(0))
+    model.diffusion_model.eval().requires_grad_(False)
+    return comfy.model_patcher.ModelPatcher(model, load_device=device, offload_device=device)
+
+
+def fill(module: torch.nn.Module, generator: torch.Generator) -> None:
+    """Random weights of a size that keeps activations alike from layer to layer; norms near one.
+
+    ComfyUI makes parameters and buffers without values.
+    """
+    for name, values in module.named_parameters():
+        if values.ndim > 1:
+            inputs = values.numel() // values.shape[0]
+            values.data.normal_(0.0, inputs**-0.5, generator=generator)
+        elif name.endswith("bias"):
+            values.data.normal_(0.0, 0.02, generator=generator)
+        else:
+            values.data.normal_(1.0, 0.1, generator=generator)
+    for name, buffer in module.named_buffers():
+        if name.endswith("inv_freq"):  # of MiniMax H3's positions
+            buffer.copy_(10000.0 ** -(torch.arange(buffer.numel(), device=buffer.device) / buffer.numel()))
+
+
+def latent(shape: Shape) -> Any:
+    """An empty latent as ComfyUI's nodes make it."""
+    import comfy.nested_tensor
+
+    streams = [torch.zeros(sizes) for sizes in shape.latents]
+    return streams[0] if len(streams) == 1 else comfy.nested_tensor.NestedTensor(streams)
+
+
+def conditioning(family: Family, shape: Shape) -> list[Any]:
+    """A random text, and what else the family's nodes put into a conditioning."""
+    generator = torch.Generator().manual_seed(1)
+    tokens, channels = shape.text
+    options: dict[str, Any] = dict(family.options)
+    options |= {name: torch.randn(sizes, generator=generator) for name, sizes in shape.more.items()}
+    if shape.padded:
+        mask = torch.ones(1, tokens, dtype=torch.long)
+        mask[:, tokens - shape.padded :] = 0
+        options["attention_mask"] = mask
+    if family.edits:
+        options["reference_latents"] = [torch.randn(shape.latents[0], generator=generator)]
+    return [[torch.randn(1, tokens, channels, generator=generator), options]]
+
+
+def sample(patcher: Any, family: Family, shape: Shape, steps: int) -> tuple[torch.Tensor, list[float]]:
+    """Sample (cfg 1, Euler): the final latents, all streams in one row; the seconds of all steps but the first."""
+    import comfy.sample
+
+    empty = latent(shape)
+    text = conditioning(family, shape)
+    device = patcher.load_device
+    ends: list[float] = []
+
+    def step_ended(*_: Any) -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        ends.append(time.perf_counter())
+
+    done = comfy.sample.sample(
+        patcher, comfy.sample.prepare_noise(empty, 0), steps, 1.0, "euler", "simple", text, text, empty,
+        callback=step_ended, disable_pbar=True, seed=0,
+    )  # fmt: skip
+    streams = done.unbind() if getattr(done, "is_nested", False) else [done]
+    flat = torch.cat([stream.float().flatten().cpu() for stream in streams])
+    return flat, [end - begin for begin, end in pairwise(ends)]
+
+
+def seconds_in_rounds(
+    candidates: Mapping[str, Any], family: Family, shape: Shape, rounds: int, seed: int = 0
+) -> dict[str, list[float]]:
+    """Seconds a step of each candidate (name -> ModelPatcher), in an order drawn anew in every round."""
+    for candidate in candidates.values():  # a first sampling loads kernels
+        sample(candidate, family, shape, 1)
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    drawn = random.Random(seed)
+    for _ in range(rounds):
+        for name in drawn.sample(list(candidates), len(candidates)):
+            seconds[name] += sample(candidates[name], family, shape, family.steps + 1)[1]
+    return seconds

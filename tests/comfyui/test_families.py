@@ -1,0 +1,185 @@
+"""The families that people run, as tiny models of ComfyUI's own classes: each attention call is accounted for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tools.comfyui.server import ComfyServer, Prompt
+
+from .installations import REPOSITORY, Installation, comfyui_python
+from .prompts import LATENT, REPORT, sage
+
+# Attention calls of a step of the tiny models, by what their blocks are said to have.
+CALLS = {
+    "MiniMax H3": 2,  # blocks
+    "LTX-2": 2 * 6,
+    "Wan 2.2 14B, text to video": 2 * 2,
+    "Wan 2.2 14B, image to video": 2 * 2,
+    "HunyuanVideo 1.5": 2 + 2,  # the text's refiner runs in each step
+    "Z-Image": 2 + 2 + 2,  # refiners of text and picture
+    "Qwen-Image": 2,
+    "Qwen-Image-Edit": 2,
+    "Krea 2": 2 + 2 + 2,  # over the layers of the text encoder, and over its tokens
+    "Flux.2": 1 + 2,
+}
+# The paper's models likewise, by attention calls of a step.
+PAPER = {
+    "CogVideoX-2B, 480p": 2,
+    "CogVideoX1.5-5B, 768p": 2,
+    "HunyuanVideo, 720p, 129 frames": 2 + 1 + 1,  # the text's refiner runs in each step
+    "Mochi, 480p, 163 frames": 1,
+    "Flux.1, 1024 x 1024": 1 + 1,
+    "Stable Diffusion 3.5 large, 1024 x 1024": 2,
+}
+MASKED = {"HunyuanVideo 1.5", "Qwen-Image", "Qwen-Image-Edit"}
+BEFORE = {"MiniMax H3", "LTX-2"}  # attend once to the text before the first step, where ComfyUI asks nobody
+STEPS = 2
+# The node's error as a share of what attention does. Short sequences of random tokens average nothing out.
+WORST_SHARE = {"Krea 2": 0.15}
+
+
+def found_by(installation: Installation, data: Path, *options: str) -> dict[str, Any]:
+    """What the command finds, family -> figures; it writes them to `data`."""
+    if not installation.is_newest:
+        pytest.skip("older versions lack the newer models")
+    command = [str(comfyui_python()), "-m", "lab", "families", "--comfyui", str(installation.root)]
+    command += ["--device", "cpu", "--json", str(data), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONDONTWRITEBYTECODE": "1"}
+    run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    return {found["family"]: found for found in json.loads(data.read_text(encoding="utf-8"))["families"]}
+
+
+@pytest.fixture(scope="module")
+def figures(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The families that people run."""
+    data = tmp_path_factory.mktemp("families") / "families.json"
+    return found_by(installation, data, "--time", "tiny", "--rounds", "1")
+
+
+def test_every_call_of_the_papers_models_is_served(installation: Installation, tmp_path: Path) -> None:
+    figures = found_by(installation, tmp_path / "paper.json", "--paper")
+    assert [found["failed"] for found in figures.values()] == [""] * len(PAPER)
+    served = {name: found["served"] for name, found in figures.items()}
+    assert {name: found["served"] for name, found in served.items()} == {
+        name: calls * STEPS for name, calls in PAPER.items()
+    }
+    assert all(found["left"] == {} and found["calls"]["unasked"] == 0 for found in served.values())
+    assert all(found["cosine"] > 0.99 for found in served.values())
+
+
+def test_all_families_ran(figures: dict[str, Any]) -> None:
+    """Before a family runs, ComfyUI's detection has to find its real shape by the weights."""
+    assert set(figures) == set(CALLS)
+    assert [found["failed"] for found in figures.values()] == [""] * len(CALLS)
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_every_call_that_asks_is_served(figures: dict[str, Any], family: str) -> None:
+    served = figures[family]["served"]
+    calls = served["calls"]
+    assert served["served"] == calls["made"] - calls["unasked"] == CALLS[family] * STEPS
+    assert served["left"] == {}
+    assert (calls["unasked"] > 0) == (family in BEFORE)
+    assert (calls["masked"] > 0) == (family in MASKED)
+    assert calls["contained"] == (calls["made"] if family == "MiniMax H3" else 0)
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_the_latents_are_close_to_those_without_the_node(figures: dict[str, Any], family: str) -> None:
+    served = figures[family]["served"]
+    assert served["cosine"] > 0.99
+    # Some error must be there, or nothing was quantized.
+    assert 1e-3 < served["share"] < WORST_SHARE.get(family, 0.06)
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_steps_are_timed_with_each_attention(figures: dict[str, Any], family: str) -> None:
+    timed = figures[family]["timed"]
+    assert list(timed["seconds"]) == ["ComfyUI's default", "8b", "precise", "attention for nothing"]
+    assert all(seconds and min(seconds) > 0 for seconds in timed["seconds"].values())
+    assert timed["served"].startswith(f"{CALLS[family]} reference · 8b")
+
+
+# Nodes that make an empty latent of picture and sound, and the text's channels.
+WITH_SOUND: dict[str, tuple[Prompt, int]] = {
+    "MiniMax H3": (
+        {"empty": {"class_type": "EmptyMiniMaxH3LatentAV", "inputs": {"width": 256, "height": 256, "length": 22}}},
+        64,
+    ),
+    "LTX-2": (
+        {
+            "video": {
+                "class_type": "EmptyLTXVLatentVideo",
+                "inputs": {"width": 256, "height": 256, "length": 25, "batch_size": 1},
+            },
+            # Without an audio VAE another model's sound does: the same channels, and as many steps as frequencies.
+            "sound": {"class_type": "EmptyAceStepLatentAudio", "inputs": {"seconds": 1.5, "batch_size": 1}},
+            "empty": {
+                "class_type": "LTXVConcatAVLatent",
+                "inputs": {"video_latent": ["video", 0], "audio_latent": ["sound", 0]},
+            },
+        },
+        256,
+    ),
+}
+
+
+def sampling(family: str, file: str, chain: Prompt) -> Prompt:
+    """A prompt that samples the model in `file`, through the node "sage" of `chain` if it has one."""
+    empty, channels = WITH_SOUND[family]
+    model = next(reversed(chain), "loader")
+    text = {"width": channels, "tokens": 24, "padded": 0}
+    return {
+        "loader": {"class_type": "UNETLoader", "inputs": {"unet_name": file, "weight_dtype": "default"}},
+        **chain,
+        **empty,
+        "positive": {"class_type": "TestRandomConditioning", "inputs": {**text, "seed": 0}},
+        "negative": {"class_type": "TestRandomConditioning", "inputs": {**text, "seed": 1}},
+        "sampler": {
+            "class_type": "KSampler",
+            "inputs": {
+                "model": [model, 0], "positive": ["positive", 0], "negative": ["negative", 0],
+                "latent_image": ["empty", 0], "seed": 3, "steps": STEPS, "cfg": 4.0, "sampler_name": "euler",
+                "scheduler": "simple", "denoise": 1.0,
+            },
+        },
+        "parts": {"class_type": "LTXVSeparateAVLatent", "inputs": {"av_latent": ["sampler", 0]}},
+        LATENT: {"class_type": "SaveLatent", "inputs": {"samples": ["parts", 0], "filename_prefix": "test/family"}},
+        REPORT: {"class_type": "SageAttention2Report", "inputs": {"model": [model, 0], "samples": ["sampler", 0]}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", WITH_SOUND)
+def test_models_with_sound_are_served_through_the_nodes(
+    server: ComfyServer, installation: Installation, family: str
+) -> None:
+    """From a file through ComfyUI's loader and its detection, with guidance, to the report."""
+    if not installation.is_newest:
+        pytest.skip("older versions lack the newer models")
+    file = f"tiny_{family.replace(' ', '_')}.safetensors"
+    command = [str(comfyui_python()), "-m", "tests.comfyui.tiny_families", str(installation.root)]
+    command += [str(server.base / "models" / "diffusion_models" / file), family]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    plain = server.latent(server.run(sampling(family, file, {"sage": sage("loader", mode="off")})), LATENT)
+    run = server.run(sampling(family, file, {"sage": sage("loader", rotate=True)}))
+    served = server.latent(run, LATENT)
+    assert not torch.equal(plain, served)
+    assert float(torch.nn.functional.cosine_similarity(plain.flatten(), served.flatten(), dim=0)) > 0.999
+    # Text and no text take a pass each, or share one.
+    calls = CALLS[family] * STEPS
+    text = run.outputs[REPORT]["text"][0]
+    assert f"{calls} of {calls} " in text or f"{2 * calls} of {2 * calls} " in text, text
+
+
+def test_the_page_has_every_family() -> None:
+    page = (Path(REPOSITORY) / "docs" / "results" / "families.md").read_text(encoding="utf-8")
+    for family in CALLS:
+        assert page.count(f"\n| {family} |") == 2, family

@@ -10,10 +10,14 @@ COMMANDS = {
     "demo": ("lab.demo.run", "sample one video in full precision, 8b and 4b, and compare them"),
     "eval": ("lab.evaluation.run", "measure how close quantized attention is to full precision"),
     "steps": ("lab.measurements.sampling_steps", "measure seconds a sampling step of Wan 2.1 in ComfyUI"),
+    "families": ("lab.measurements.families.run", "say what the node serves and saves in each model family"),
+    "end-to-end": ("lab.measurements.end_to_end", "measure seconds a step of the paper's models in ComfyUI"),
     "guard": ("lab.measurements.guard", "measure what the guard and a calibration cost"),
+    "needle": ("lab.evaluation.needle", "look for needles in long contexts with every attention"),
+    "accumulators": ("lab.measurements.accumulators", "show what the accumulator of P V keeps on this machine"),
     "choices": ("lab.measurements.choices", "compare what the node chooses by its measurement with what is fastest"),
     "train-demo-model": ("lab.training.demo_model.train", "train the demo model"),
-    "train-modalities": ("lab.training.modalities.train", "train a language model and a classifier, and compare"),
+    "train-modalities": ("lab.training.modalities.train", "train models of text, pictures and sound, and compare"),
 }
 
 

@@ -1,0 +1,112 @@
+"""The parts of `python -m lab end-to-end` that need no ComfyUI: overrides, and the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from lab.measurements import end_to_end, overrides
+from lab.measurements.end_to_end import Steps
+from lab.measurements.families.paper import MODELS
+from lab.measurements.overrides import override_of
+from lab.measurements.sampling_steps import DEFAULT, NOTHING
+
+HEADS = 4
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    assert q.shape[1] == HEADS
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def never(*args: Any, **kwargs: Any) -> torch.Tensor:
+    raise AssertionError("ComfyUI's attention was asked")
+
+
+@pytest.mark.parametrize("skip_reshape", [False, True])
+@pytest.mark.parametrize("skip_output_reshape", [False, True])
+def test_every_layout_gives_the_same(skip_reshape: bool, skip_output_reshape: bool, fresh_seed: int) -> None:
+    torch.manual_seed(fresh_seed)
+    q, k, v = torch.randn(3, 2, HEADS, 10, 16).unbind()
+    expected = scaled_dot_product_attention(q, k, v)
+    given = (q, k, v) if skip_reshape else tuple(one.transpose(1, 2).flatten(2) for one in (q, k, v))
+    override = override_of(attend, takes_mask=True)
+    out = override(
+        never, *given, HEADS, skip_reshape=skip_reshape, skip_output_reshape=skip_output_reshape, attn_precision=None
+    )
+    torch.testing.assert_close(out, expected if skip_output_reshape else expected.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("more", [{"mask": torch.ones(10, 10)}, {"scale": 0.5}])
+def test_what_an_attention_does_not_take_stays_with_comfyui(more: dict[str, Any], fresh_seed: int) -> None:
+    q, k, v = torch.randn(3, 2, 10, HEADS * 16).unbind()
+    asked: list[Any] = []
+
+    def comfyui(*args: Any, **kwargs: Any) -> torch.Tensor:
+        asked.append((args, kwargs))
+        return q
+
+    out = override_of(never, takes_mask=False)(comfyui, q, k, v, HEADS, **more)
+    [((*tensors, heads, mask), kwargs)] = asked
+    assert out is q and all(one is other for one, other in zip(tensors, (q, k, v), strict=True)) and heads == HEADS
+    assert mask is more.get("mask") and kwargs.get("scale") == more.get("scale")
+    assert kwargs["skip_reshape"] is kwargs["skip_output_reshape"] is False
+
+
+def test_an_attention_that_takes_masks_gets_them(fresh_seed: int) -> None:
+    q, k, v = torch.randn(3, 1, HEADS, 10, 16).unbind()
+    mask = torch.rand(10, 10) < 0.7
+    mask[:, 0] = True
+    out = override_of(attend, takes_mask=True)(never, q, k, v, HEADS, mask, skip_reshape=True, skip_output_reshape=True)
+    torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+
+def test_peers_that_cannot_be_had_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise OSError("lib.so: undefined symbol")
+
+    monkeypatch.setattr(overrides, "_MAKERS", {"one": lambda: never, "two": broken})
+    found, missing = overrides.peers()
+    assert found == {"one": never} and missing == {"two": "OSError: lib.so: undefined symbol"}
+
+
+def test_the_table_is_sorted_and_knows_what_is_possible() -> None:
+    steps = Steps("Flux", "all", 4608)
+    steps.seconds = {DEFAULT: [10.0, 9.0, 11.0], "this node, 8b": [6.0], NOTHING: [2.0], "slow": [12.0]}
+    rows = list(end_to_end.table([steps]))[2:]
+    assert [row.split(" | ")[3] for row in rows] == ["slow", DEFAULT, "this node, 8b", NOTHING]
+    assert rows[2] == "| Flux | all | 4,608 | this node, 8b | 6.000 | 6.000 to 6.000 | 1.67 | 50% |"
+    assert rows[1].endswith("| 10.000 | 9.000 to 11.000 | 1.00 | – |")
+    assert rows[0].endswith("| 0.83 | −25% |") and rows[3].endswith("| 5.00 | – |")
+
+
+def test_the_page_says_what_is_missing() -> None:
+    steps = Steps("Flux", "all", 4608, {DEFAULT: [1.0]}, {"cuDNN": "ImportError: none"})
+    text = end_to_end.page([steps], {"Mochi": "RuntimeError: no memory"}, "a GPU", "0.33.0", 5, "python -m lab x")
+    assert "- Machine: a GPU, ComfyUI 0.33.0." in text and "- Command: `python -m lab x`" in text
+    assert "- Mochi: RuntimeError: no memory\n- Flux: cuDNN: ImportError: none\n" in text
+
+
+def test_names_differ_and_large_models_say_how_many_layers_they_have() -> None:
+    assert len({family.name for family in MODELS}) == len(MODELS) == 6
+    assert {family.name.split(",")[0] for family in MODELS if family.real.layers} == {"CogVideoX1.5-5B", "HunyuanVideo"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "sora"], "no model has 'sora' in its name: CogVideoX-2B"),
+        ([], "the real shapes need a GPU"),
+        (["--tiny", "--results", "out"], "leave it out with --tiny"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        end_to_end._parse(arguments)
+    assert message in capsys.readouterr().err

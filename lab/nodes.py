@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import folder_paths
 from comfy_api.latest import io
 
-from comfy_sage2.comfyui.nodes.support import PASSED_THROUGH, library
+from comfy_sage2.comfyui.nodes.support import PASSED_THROUGH, library, schema
 
 LABORATORY = "SageAttention2/laboratory"
 
 # Written out, because they have to be there when the library cannot be imported.
 BASELINES = ["SageAttention1", "SmoothAttn-4b", "HadmdAttn-4b", "FlashAttn3-fp8"]
+
+# The demo model: a folder for each kind of file, named as ComfyUI names them.
+DEMO_MODEL = Path(__file__).resolve().parent / "models" / "demo"
+for _folder in sorted(path for path in DEMO_MODEL.glob("*") if path.is_dir()):
+    folder_paths.add_model_folder_path(_folder.name, str(_folder))
 
 
 class SageAttention2DemoCaption(io.ComfyNode):
@@ -20,17 +26,17 @@ class SageAttention2DemoCaption(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
+        return schema(
             node_id="SageAttention2DemoCaption",
             display_name="SageAttention2 Demo Caption",
             category=LABORATORY,
+            is_dev_only=True,
             description="Text encoder of the tiny demo model that comes with the pack; of no use for other models.",
             inputs=[
                 io.Combo.Input(
                     "codes",
                     options=folder_paths.get_filename_list("text_encoders"),
-                    tooltip="demo_captions.safetensors from the pack's folder lab/models/demo, copied to "
-                    "models/text_encoders.",
+                    tooltip="demo_captions.safetensors, which comes with the pack.",
                 ),
                 io.String.Input(
                     "caption",
@@ -55,10 +61,11 @@ class SageAttention2DemoBaseline(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
+        return schema(
             node_id="SageAttention2DemoBaseline",
             display_name="SageAttention2 Demo Baseline",
             category=LABORATORY,
+            is_dev_only=True,
             description="An attention that the paper compares with, by reference numerics: to see what it does to a "
             "picture. Slower than ComfyUI's own attention.",
             inputs=[

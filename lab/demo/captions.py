@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from comfy_sage2.text import one_line, quoted
+from comfy_sage2.text import error_text, one_line, quoted
 
 from .scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES
 
@@ -90,7 +90,7 @@ class CaptionEncoder:
                     raise CaptionError(f"{path} is broken: its tables do not have one row for each word and clause.")
                 return encoder
         except SafetensorError as error:
-            raise CaptionError(f"{path} cannot be read as safetensors ({one_line(str(error))}).") from error
+            raise CaptionError(f"{path} cannot be read as safetensors ({error_text(error)}).") from error
 
     def save(self, path: str | Path) -> None:
         """Write the codes as safetensors, the vocabulary in its metadata."""

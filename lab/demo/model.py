@@ -18,30 +18,40 @@ TRAINED_FOLDER = REPOSITORY / "lab" / "models" / "demo"
 
 @dataclass(frozen=True)
 class DemoModel:
-    """Three files in one folder, and whether their weights mean anything."""
+    """Three files, each in a folder named as ComfyUI's for its kind, and whether their weights mean anything."""
 
     folder: Path
     trained: bool
 
     @property
     def dit(self) -> Path:
-        return self.folder / DIT_FILE
+        return self.folder / "diffusion_models" / DIT_FILE
 
     @property
     def vae(self) -> Path:
-        return self.folder / VAE_FILE
+        return self.folder / "vae" / VAE_FILE
 
     @property
     def captions(self) -> Path:
-        return self.folder / CAPTIONS_FILE
+        return self.folder / "text_encoders" / CAPTIONS_FILE
+
+    @property
+    def files(self) -> tuple[Path, Path, Path]:
+        return self.dit, self.vae, self.captions
+
+    def make_folders(self) -> None:
+        """Make the folders that the files are to be written to."""
+        for path in self.files:
+            path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def demo_model(scratch: Path, trained_folder: Path = TRAINED_FOLDER) -> DemoModel:
     """The trained model of `trained_folder`, or a random one written to `scratch` when a file of it is missing."""
     trained = DemoModel(trained_folder, trained=True)
-    if all(path.is_file() for path in (trained.dit, trained.vae, trained.captions)):
+    if all(path.is_file() for path in trained.files):
         return trained
     tiny = DemoModel(scratch, trained=False)
+    tiny.make_folders()
     write_checkpoint(tiny.dit, dit_shapes(), seed=1)
     write_checkpoint(tiny.vae, vae_shapes(), seed=2)
     CaptionEncoder.random(seed=3).save(tiny.captions)

@@ -30,12 +30,21 @@ def test_it_holds_the_pack_and_nothing_of_the_workshop(packed: list[str]) -> Non
     rooms = {name.partition("/")[0] for name in packed if "/" in name}
     assert rooms <= {"comfy_sage2", "docs", "locales", "web", "wheels", "workflows"}
     assert {"__init__.py", "nodes.py", "install.py", "pyproject.toml", "requirements.txt", "LICENSE"} <= set(packed)
+    offered = "comfy_sage2/drop_in/path/sageattention/__init__.py"
+    assert {"prestartup_script.py", "web/js/settings.js", offered} <= set(packed)
     assert any(name.startswith("wheels/") and name.endswith(".whl") for name in packed)
 
 
 def test_it_is_small(packed: list[str]) -> None:
     """The sum of the files; wheels, nearly all of it, hardly shrink in a zip."""
     assert sum((REPOSITORY / name).stat().st_size for name in packed) <= MOST_BYTES
+
+
+def test_it_holds_no_model_and_no_picture_but_those_that_comfyui_shows(packed: list[str]) -> None:
+    suffixes = {Path(name).suffix.lower() for name in packed}
+    assert not suffixes & {".safetensors", ".pt", ".pth", ".bin", ".gguf", ".npz", ".mp4", ".webm", ".gif", ".svg"}
+    pictures = [name for name in packed if Path(name).suffix.lower() in {".png", ".jpg", ".jpeg", ".webp"}]
+    assert pictures and all(name.startswith(("web/docs/images/", "workflows/")) for name in pictures)
 
 
 def test_no_workflow_needs_a_node_of_the_laboratory(packed: list[str]) -> None:

@@ -8,15 +8,17 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ...demo.captions import CaptionEncoder
-from ...demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE
+from ...demo.model import DemoModel
 
 
 def export_model(folder: Path, dit: nn.Module, vae: nn.Module, encoder: CaptionEncoder) -> None:
     """Write diffusion model, VAE and caption codes to ``folder``, in half precision."""
-    export_weights(folder / DIT_FILE, dit)
-    export_weights(folder / VAE_FILE, vae)
-    encoder.save(folder / CAPTIONS_FILE)
-    sizes = {name: (folder / name).stat().st_size / 1e6 for name in (DIT_FILE, VAE_FILE, CAPTIONS_FILE)}
+    model = DemoModel(folder, trained=True)
+    model.make_folders()
+    export_weights(model.dit, dit)
+    export_weights(model.vae, vae)
+    encoder.save(model.captions)
+    sizes = {path.name: path.stat().st_size / 1e6 for path in model.files}
     print(", ".join(f"{name} {size:.2f} MB" for name, size in sizes.items()), f"= {sum(sizes.values()):.2f} MB")
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from comfy_sage2.command_line import Parser, above_0, at_least_1, output_folder
+from comfy_sage2.command_line import Parser, above_0, at_least_1, existing_file, output_folder
 
 from ...contact_sheet import Row, contact_sheet, spread
 from ...demo.captions import CaptionEncoder
-from ...demo.model import CAPTIONS_FILE, DIT_FILE, VAE_FILE
+from ...demo.model import DemoModel
 from ...demo.sampler import pixels
 from ...demo.scenes import random_scene
 from ...demo.wan_dit import DiTShape, WanDiT
@@ -58,21 +58,29 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--latent-seconds", type=above_0, default=40, help="for drawing and encoding clips")
     parser.add_argument("--classifier-seconds", type=above_0, default=15)
     parser.add_argument("--dit-seconds", type=above_0, default=200)
-    parser.add_argument("--continue-from", type=Path, metavar="FOLDER", help="an exported model to train on")
+    parser.add_argument("--continue-from", type=_exported, metavar="FOLDER", help="an exported model to train on")
     parser.add_argument("--stop-after", type=above_0, metavar="SECONDS", help="save and stop; run again to go on")
     return parser.parse_args(arguments)
 
 
+def _exported(text: str) -> DemoModel:
+    """A type of argument: the folder of an exported model."""
+    model = DemoModel(Path(text), trained=True)
+    for path in model.files:
+        existing_file(str(path))
+    return model
+
+
 def _encoder(arguments: argparse.Namespace) -> CaptionEncoder:
     if arguments.continue_from is not None:
-        return CaptionEncoder.load(arguments.continue_from / CAPTIONS_FILE)
+        return CaptionEncoder.load(arguments.continue_from.captions)
     return CaptionEncoder.random(arguments.seed)
 
 
 def _dit(arguments: argparse.Namespace, device: torch.device) -> WanDiT:
     """The diffusion model to start from."""
     if arguments.continue_from is not None:
-        return WanDiT.load(arguments.continue_from / DIT_FILE).requires_grad_(True).to(device)
+        return WanDiT.load(arguments.continue_from.dit).requires_grad_(True).to(device)
     torch.manual_seed(arguments.seed)
     return WanDiT(DiTShape(arguments.dit_dim, arguments.dit_ffn_dim, arguments.dit_layers)).to(device)
 
@@ -81,7 +89,7 @@ def _vae(arguments: argparse.Namespace, device: torch.device, run: Run) -> WanVA
     """The trained VAE, or None if the run's time was over before."""
     finished = arguments.work / "vae_finished.safetensors"
     if arguments.continue_from is not None:
-        return WanVAE.load(arguments.continue_from / VAE_FILE).to(device)
+        return WanVAE.load(arguments.continue_from.vae).to(device)
     if finished.exists():
         return WanVAE.load(finished).to(device)
     checkpoint = arguments.work / "vae.safetensors"

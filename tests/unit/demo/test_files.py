@@ -132,7 +132,8 @@ def test_the_fingerprint_changes_with_what_makes_a_clip(tmp_path: Path) -> None:
     job = Job("a red ball", 64, 64, 5, 2, 4.0, 3.0, 7, "reference")
     trained = DemoModel(TRAINED_FOLDER, trained=True)
     other = DemoModel(tmp_path, trained=False)
-    for mine, theirs in ((other.dit, trained.dit), (other.vae, trained.vae), (other.captions, trained.captions)):
+    other.make_folders()
+    for mine, theirs in zip(other.files, trained.files, strict=True):
         shutil.copyfile(theirs, mine)
     other.captions.write_bytes(b"others")
     sources = tmp_path / "host"

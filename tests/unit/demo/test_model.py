@@ -44,7 +44,9 @@ def test_trained_model_is_preferred(tiny: DemoModel, tmp_path: Path) -> None:
 
 
 def test_incomplete_trained_model_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / DIT_FILE).touch()
+    incomplete = DemoModel(tmp_path, trained=True)
+    incomplete.make_folders()
+    incomplete.dit.touch()
     assert not demo_model(tmp_path / "scratch", trained_folder=tmp_path).trained
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from comfy_sage2.comfyui.call.attention_call import AttentionCall
-from comfy_sage2.comfyui.patch import OVERRIDE
+from comfy_sage2.comfyui.call.watcher import OVERRIDE
 from comfy_sage2.comfyui.serve.session import Override
 from comfy_sage2.options import check_choice
 

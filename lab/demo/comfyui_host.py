@@ -19,7 +19,7 @@ from tools.progress import Activity
 
 from ..baselines import BASELINES
 from .job import BASELINE_NOTE, FULL_PRECISION, Clip, Job, Progress
-from .model import REPOSITORY, DemoModel
+from .model import REPOSITORY, TRAINED_FOLDER, DemoModel
 
 WORKFLOW = REPOSITORY / "workflows" / "api" / "demo_wan.json"
 _SAMPLING_SHARE = 0.9  # of a prompt's time; the rest is decoding
@@ -87,6 +87,15 @@ class ComfyHost:
         note = BASELINE_NOTE if variant in BASELINES else "\n".join(run.outputs["report"]["text"])
         return Clip(variant, self._frames(run), latent, seconds, note)
 
+    def run(self, prompt: Prompt) -> Run:
+        """Run any prompt. RuntimeError when a node fails."""
+        return self._server.run(prompt)
+
+    def model_files(self, kind: str) -> list[str]:
+        """The files that ComfyUI offers for a `kind` of model, the name of its folder."""
+        result: list[str] = self._server.get(f"/models/{kind}")
+        return result
+
     def _share_done(self, log_offset: int) -> float:
         with self._server.log.open("rb") as log:
             log.seek(log_offset)
@@ -100,12 +109,14 @@ class ComfyHost:
 
 
 def _fill(base: Path, model: DemoModel) -> None:
-    """Lay out ComfyUI's base folder: the pack and the model's files."""
+    """Lay out ComfyUI's base folder: the pack, which finds the trained model itself, or the files of another one."""
     nodes = base / "custom_nodes"
     nodes.mkdir()
     (nodes / "comfy_sage2").symlink_to(REPOSITORY, target_is_directory=True)
-    for kind, path in (("diffusion_models", model.dit), ("vae", model.vae), ("text_encoders", model.captions)):
-        folder = base / "models" / kind
+    if model.folder == TRAINED_FOLDER:
+        return
+    for path in model.files:
+        folder = base / "models" / path.parent.name
         folder.mkdir(parents=True)
         shutil.copy(path, folder)
 

@@ -73,13 +73,13 @@ def fingerprint(job: Job, model: DemoModel, host: str, python: Path, sources: It
     installed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     stated = {"job": asdict(job), "host": host, "device": machine.summary(device), "processor": platform.processor()}
     hashed = hashlib.sha256(json.dumps([stated, installed], sort_keys=True).encode())
-    for path in [*_pack_files(), model.dit, model.vae, model.captions, *_python_files(sources)]:
+    for path in [*_pack_files(), *model.files, *_python_files(sources)]:
         hashed.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return hashed.hexdigest()
 
 
 def _pack_files() -> list[Path]:
-    lists = [*REPOSITORY.glob("*.py"), *(REPOSITORY / "workflows" / "api").glob("*.json")]
+    lists = [*REPOSITORY.glob("*.py"), REPOSITORY / "workflows" / "api" / "demo_wan.json"]
     checksums = REPOSITORY / "wheels" / "SHA256SUMS"
     if checksums.is_file():
         lists.append(checksums)

@@ -11,7 +11,8 @@ import torch
 from ..baselines import BASELINES
 
 FULL_PRECISION = "full precision"
-MODES = ("8b", "4b", "precise")
+MODES = ("8b", "4b")
+FURTHER = ("precise", *BASELINES)
 BASELINE_NOTE = "a baseline of the paper, by reference numerics"
 PURPOSES = {
     FULL_PRECISION: "the host's own attention: what the others are compared with",

@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.doctor import verdicts
 from comfy_sage2.metrics import Agreement
@@ -26,7 +28,7 @@ from ..baselines import BASELINES
 from ..contact_sheet import Row, contact_sheet, spread
 from .comfyui_host import ComfyHost, shipped_job
 from .finished import FinishedClips, file_name, fingerprint
-from .job import FULL_PRECISION, MODES, PURPOSES, Clip, Host, Job
+from .job import FULL_PRECISION, FURTHER, MODES, PURPOSES, Clip, Host, Job
 from .metrics import psnr, ssim
 from .model import DemoModel, demo_model
 from .videos import write_mp4
@@ -34,8 +36,9 @@ from .videos import write_mp4
 # Random weights draw noise whatever the size, so they get the smallest job that exercises everything.
 _RANDOM_MODEL_SIZE: dict[str, Any] = {"width": 128, "height": 128, "frames": 9, "steps": 4}
 
-# A host's first steps take seconds longer, which would all be counted against the first variant.
-_WARM_UP_STEPS = 4
+# A host's first steps take seconds longer, which would all be counted against the first variant. A CPU learns nothing
+# about a size, and there a few frames do.
+_WARM_UP_STEPS, _WARM_UP_FRAMES = 4, 5
 
 _BASELINES_NOTE = (
     "On a model this small the baselines need not come in the paper's order: `python -m lab eval` compares them call "
@@ -59,8 +62,11 @@ def sample(host: Host, job: Job, variants: Sequence[str], without_kernel: Collec
 
     For the modes `without_kernel` the reference computes the same numbers, slower than plain attention.
     """
+    first = replace(job, steps=min(job.steps, _WARM_UP_STEPS), seed=job.seed + 1)
+    if not torch.cuda.is_available():
+        first = replace(first, frames=min(job.frames, _WARM_UP_FRAMES))
     with ProgressBar("warming up") as progress:
-        host.sample(replace(job, steps=min(job.steps, _WARM_UP_STEPS), seed=job.seed + 1), FULL_PRECISION, progress)
+        host.sample(first, FULL_PRECISION, progress)
     for variant in variants:
         with ProgressBar(f"sampling {variant}") as progress:
             chosen = replace(job, backend="reference") if variant in without_kernel else job
@@ -108,7 +114,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="folder for the results (default: %(default)s)",
     )
     parser.add_argument(
-        "--baselines", action="store_true", help="also sample with the attentions of the paper's others"
+        "--baselines", action="store_true", help="also sample in precise, and with the attentions of the paper's others"
     )
     parser.add_argument("--again", action="store_true", help="sample anew what an earlier run finished")
     parser.add_argument("--comfyui", type=comfyui_folder, help="folder of a ComfyUI; without it, diffusers is the host")
@@ -155,7 +161,7 @@ def _run(options: argparse.Namespace, scratch: Path) -> tuple[list[Clip], list[s
     heading = [f"host: {name}", f"model: {weights}", f"attention backend: {backend}"]
     print("\n".join(heading), flush=True)
 
-    variants = [FULL_PRECISION, *MODES, *(BASELINES if options.baselines else ())]
+    variants = [FULL_PRECISION, *MODES, *(FURTHER if options.baselines else ())]
     missing = [variant for variant in variants if options.again or finished.get(variant) is None]
     if missing:
         with _host(options, model) as host:

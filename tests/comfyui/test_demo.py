@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -11,11 +12,13 @@ from lab.demo.comfyui_host import ComfyHost
 from lab.demo.diffusers_host import DiffusersHost
 from lab.demo.job import FULL_PRECISION, Clip, Job
 from lab.demo.metrics import psnr
-from lab.demo.model import TRAINED_FOLDER, DemoModel
+from lab.demo.model import REPOSITORY, TRAINED_FOLDER, DemoModel
 from tools.comfyui.folders import reason_too_old_for_demo
+from tools.comfyui.server import Prompt
 
 from .installations import Installation, comfyui_python, installations
 
+TEMPLATE = REPOSITORY / "workflows" / "api" / "sage2_demo_model.json"
 JOB = Job(
     caption="a red ball spins over a blue plain floor",
     width=64,
@@ -80,3 +83,24 @@ def test_variants_use_the_node(comfyui: ComfyHost, full: Clip) -> None:
     precise = comfyui.sample(JOB, "precise", shares.append)
     assert "reference · precise · rotation: 36 calls" in precise.note
     assert psnr(precise.frames, full.frames) > psnr(quantized.frames, full.frames)
+
+
+def test_the_pack_tells_comfyui_of_the_trained_model(comfyui: ComfyHost, model: DemoModel) -> None:
+    """The host's own model folders are empty: nothing was copied."""
+    for path in model.files:
+        assert comfyui.model_files(path.parent.name) == [path.name]
+
+
+def test_the_template_runs_as_it_is(comfyui: ComfyHost) -> None:
+    """Nothing chosen, nothing copied; only the video is made smaller here."""
+    prompt: Prompt = json.loads(TEMPLATE.read_text(encoding="utf-8"))
+    nodes = {node["class_type"]: name for name, node in prompt.items()}
+    prompt[nodes["EmptyHunyuanLatentVideo"]]["inputs"].update(width=64, height=64, length=5)
+    prompt[nodes["KSampler"]]["inputs"]["steps"] = 2
+    prompt[nodes["CreateVideo"]]["inputs"].pop("bit_depth", None)  # ComfyUI 0.8 has no such input
+    run = comfyui.run(prompt)
+    shown, note = run.outputs[nodes["SageAttention2"]]["text"][0].splitlines()
+    assert shown.startswith("reference serves the attention")
+    assert note.startswith("[SA-1") and "the reference serves in a kernel's place" in note
+    assert "24 of 24" in run.outputs[nodes["SageAttention2Report"]]["text"][0]
+    assert run.outputs[nodes["SaveVideo"]]["images"][0]["filename"].endswith(".mp4")

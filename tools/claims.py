@@ -1,0 +1,341 @@
+"""The page docs/results/does-it-hold.md: the paper's claims, each beside this project's figure and a verdict.
+
+    python -m tools.claims          # write the page anew
+    python -m tools.claims --check  # say whether it is current, and change nothing
+
+Our figures are read from docs/results, and the verdicts follow from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .quotes import REPOSITORY, table_below
+
+RESULTS = REPOSITORY / "docs" / "results"
+PAGE = RESULTS / "does-it-hold.md"
+HOLDS, BETTER, NOT, UNKNOWN = "holds", "better", "**does not hold on our data**", "not measured"
+LEVEL = 0.05  # figures this near each other are the same
+
+SMOOTHING = "Smoothing methods (tab:accuracy_compare1, tab:accuracy_compare2): INT4 Q and K, E4M3 P and V"
+GRANULARITY = "Granularities (tab:quant_granularities1, tab:quant_granularities2): INT4 smoothed Q and K, FP16 P and V"
+TYPES = "Data types of P and V (tab:quant_data_type1, tab:quant_data_type2): INT4 smoothed Q and K per thread"
+DEMO = "Q, K, V of the demo model (6 layers, 4 steps, 2304 tokens)"
+SYNTHETIC = "synthetic Q, K, V with outliers (6 layers, 1 step, 2304 tokens)"
+
+
+class Figure(float):
+    """A number that is written as its table has it."""
+
+    text: str
+
+    @classmethod
+    def of(cls, text: str) -> Figure:
+        """The number that a cell holds; that of a percentage is in percent."""
+        figure = cls(text.replace(",", "").strip("*").rstrip(" %"))
+        figure.text = text.strip("*")
+        return figure
+
+    def __format__(self, spec: str) -> str:
+        return super().__format__(spec) if spec else self.text
+
+
+@dataclass(frozen=True)
+class Source:
+    """The first table below a heading of a results page; `part` is a heading above that one, where it stands twice."""
+
+    file: str
+    heading: str
+    part: str | None = None
+
+    @property
+    def _text(self) -> str:
+        return (RESULTS / self.file).read_text(encoding="utf-8")
+
+    def cell(self, row: str, column: str) -> str:
+        """What stands in a row, named by its first cells, and a column; ValueError unless there is one such row."""
+        text = self._text if self.part is None else section(self._text, self.part)
+        header, *body = table_below(text, self.heading)
+        names = row.split(" | ")
+        found = [cells for cells in body if [cell.strip("*") for cell in cells[: len(names)]] == names]
+        if len(found) != 1 or column not in header:
+            raise ValueError(f"{self.file}: {self.heading!r} has {len(found)} rows {row!r}, columns {header}")
+        return found[0][header.index(column)]
+
+    def __call__(self, row: str, column: str) -> Figure:
+        """The figure of a cell."""
+        return Figure.of(self.cell(row, column))
+
+    def about(self, what: str) -> str:
+        """The first words of the page's line "- Machine:" or "- Command:" that holds for the table."""
+        before = self._text.split(f" {self.part or self.heading}\n")
+        inside = section(self._text, self.part or self.heading)
+        lines = re.findall(rf"^- {what}: (.*)$", inside, re.MULTILINE) or re.findall(
+            rf"^- {what}: (.*)$", before[0], re.MULTILINE
+        )
+        if not lines:
+            raise ValueError(f"{self.file}: no line '- {what}:' for {self.heading!r}")
+        code = re.search(r"`[^`]+`", lines[0])
+        if what == "Command":
+            return code[0] if code is not None else re.split(r"\.(?:\s|$)", lines[0])[0]
+        return re.split(r",| \(", lines[0])[0].rstrip(".")
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading, up to the next one of its level."""
+    found = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"there is no heading {heading!r}")
+    rest = text[found.end() :]
+    end = re.search(rf"^#{{1,{len(found[1])}}} ", rest, re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
+def at_least(ours: float, paper: float) -> str:
+    """The verdict on a figure that should be large."""
+    if ours >= paper * (1 + LEVEL):
+        return BETTER
+    return HOLDS if ours >= paper * (1 - LEVEL) else NOT
+
+
+def if_so(holds: bool) -> str:
+    """The verdict on an order."""
+    return HOLDS if holds else NOT
+
+
+# The paper's figure; ours, or the command that would give it; and the verdict.
+Finding = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One of the paper's claims.
+
+    where: the paper's section or table. source: where our figure stands, or None where there is none yet; `judge` is
+    the finding itself then.
+    """
+
+    text: str
+    where: str
+    source: Source | None
+    judge: Callable[[Source], Finding] | Finding
+
+    def row(self) -> str:
+        """The claim's row of the page."""
+        if self.source is None or not callable(self.judge):
+            assert not callable(self.judge)
+            paper, command, verdict = self.judge
+            cells = [self.text, self.where, paper, "", command, "", verdict]
+        else:
+            paper, ours, verdict = self.judge(self.source)
+            command, machine = self.source.about("Command"), self.source.about("Machine")
+            ours = f"{ours} ([table]({self.source.file}))"
+            cells = [self.text, self.where, paper, ours, command, machine, verdict]
+        return f"| {' | '.join(cells)} |"
+
+
+_SPEEDUPS = "tab:speed_comparison_across_gpus"
+_METRICS = "exp:metrics_loss_t2t"
+_CALLS = Source("attention-h200.md", "Speed")
+_ACCURACY = Source("attention-h200.md", "Accuracy")
+_PEERS = Source("comfyui-steps-h200.md", "Peers")
+_VIDEOS = Source("videos.md", "32 captions")
+_MODALITIES = Source("modalities-h200.md", "A language model and an image classifier")
+_ACCUMULATOR = Source("accumulators.md", "Error of a sum over many keys")
+_ROTATED = Source("rotation.md", "Whole videos")
+
+
+def _faster_than_flash2(table: Source) -> Finding:
+    ours = table("d128-n8192", "8b call") / table("d128-n8192", "FA-2 call")
+    return "2.61 times (H100)", f"{ours:.2f} times, 8,192 tokens", at_least(ours, 2.61)
+
+
+def _level_with_flash3(table: Source) -> Finding:
+    ours = table("d128-n8192", "8b call") / table("d128-n8192", "FA-3 FP8 call")
+    return "2.61 against 2.63 (H100)", f"{ours:.2f} of its speed, 8,192 tokens", at_least(ours, 2.61 / 2.63)
+
+
+def _closer_than_flash3(table: Source) -> Finding:
+    column = "video-like: relative L1"
+    ours, other = table("8b", column), table("FA-3 FP8", column)
+    return "metrics of videos only", f"relative L1 {ours} against {other}, video-like", if_so(ours < other)
+
+
+def _whole_model(table: Source) -> Finding:
+    ours = table("this node, 8b", "times as fast")
+    return "1040 s to 577 s: 1.80 times (RTX 4090, CogVideoX 1.5)", f"{ours:.2f} times (Wan 14B)", at_least(ours, 1.8)
+
+
+def _smoothing(table: Source) -> Finding:
+    methods = ("None", "HadmdAttn", "SmoothAttn", "Smooth K", "Smooth Q", "Smooth Q+K")
+    ours = {method: table(method, "Relative L1") for method in methods}
+    best = min(ours, key=lambda method: ours[method])
+    said = f"{ours['Smooth Q+K']} against {ours['None']} without"
+    if best != "Smooth Q+K":
+        said += f"; best is {best}, {ours[best]}"
+    return "relative L1 0.0648 against 0.3906 without", said, if_so(best == "Smooth Q+K")
+
+
+def _beats_per_block(table: Source) -> Finding:
+    ours, other = table("Per-thread", "Relative L1"), table("Per-block", "Relative L1")
+    return "relative L1 0.0622 against 0.1492", f"{ours} against {other}", if_so(ours < other)
+
+
+def _as_per_token(table: Source) -> Finding:
+    ours, other = table("Per-thread", "Relative L1"), table("Per-token", "Relative L1")
+    return "relative L1 0.0622 against 0.0649", f"{ours} against {other}", if_so(ours <= other * (1 + LEVEL))
+
+
+def _e4m3(table: Source) -> Finding:
+    ours, other = table("E4M3", "Relative L1"), table("FP16", "Relative L1")
+    return "relative L1 0.0683 against 0.0649", f"{ours} against {other}", if_so(ours <= other * 0.0683 / 0.0649)
+
+
+def _int8(table: Source) -> Finding:
+    ours, other = table("INT8", "Relative L1"), table("E4M3", "Relative L1")
+    return "relative L1 0.5618 against 0.0683", f"{ours} against {other}", if_so(ours >= 2 * other)
+
+
+def _smooth_v(table: Source) -> Finding:
+    column = "outliers: relative L1"
+    ours, other = table("8b, smooth V", column), table("8b", column)
+    return "relative L1 0.0406 against 0.1980 (4b)", f"{ours} against {other} (8b, outliers)", if_so(ours < other)
+
+
+def _two_levels(table: Source) -> Finding:
+    row = "65,536"
+    ours, other = (table(row, f"emulated, {name}") for name in ("two levels", "one accumulator for all keys"))
+    return (
+        "the error stays within a block",
+        f"{ours:.1e} against {other:.1e}, {row} keys, emulated",
+        if_so(ours < other),
+    )
+
+
+def _perplexity(table: Source, row: str, allowed: float) -> tuple[str, str]:
+    ours, full = table(row, "perplexity"), table("Full precision", "perplexity")
+    loss = ours / full - 1
+    return f"{ours} against {full} ({100 * loss:+.1f} %)", if_so(loss <= allowed)
+
+
+def _language_8b(table: Source) -> Finding:
+    return "6.019 against 6.013 (+0.1 %, Llama 3.1)", *_perplexity(table, "SageAttn2-8b, the Hopper kernel", 0.01)
+
+
+def _language_4b(table: Source) -> Finding:
+    return "6.256 against 6.013 (+4.0 %, Llama 3.1)", *_perplexity(table, "SageAttn2-4b, the Hopper kernel", 0.04)
+
+
+def _language_baselines(table: Source) -> Finding:
+    ours, others = table("SageAttn2-4b", "perplexity"), {n: table(n, "perplexity") for n in _BASELINES}
+    said = f"{ours} against {' and '.join(f'{other}' for other in others.values())}"
+    return "6.256 against 7.180 and 7.872 (Llama 3.1)", said, if_so(ours < min(others.values()))
+
+
+def _pictures(table: Source) -> Finding:
+    ours, full = table("SageAttn2-8b, the Hopper kernel", "image accuracy"), table("Full precision", "image accuracy")
+    return "84.79 % against 84.79 % (ImageNet)", f"{ours} against {full}", if_so(ours >= full - 0.1)
+
+
+_BASELINES = ("SmoothAttn-4b", "HadmdAttn-4b")
+
+
+def _video_baselines(table: Source) -> Finding:
+    ours, others = table("SageAttn2-4b", "PSNR (dB)"), {n: table(n, "PSNR (dB)") for n in _BASELINES}
+    said = f"{ours} dB against {' and '.join(f'{other}' for other in others.values())}"
+    return "VQA-a 57.7 against 8.8 and 9.0 (CogVideoX 1.5)", said, if_so(ours > max(others.values()))
+
+
+def _video_rotated(table: Source) -> Finding:
+    ours, other = table("4b + rotation, sm90 kernel", "PSNR (dB)"), table("HadmdAttn-4b", "PSNR (dB)")
+    return "not in the paper", f"{ours} dB against {other} (HadmdAttn)", BETTER if ours > other else NOT
+
+
+def _video_flash3(table: Source) -> Finding:
+    ours, other = table("SageAttn2-8b", "PSNR (dB)"), table("FlashAttention-3 FP8, emulated", "PSNR (dB)")
+    return "VQA-a 69.5 against 6.5 (CogVideoX 1.5)", f"{ours} dB against {other}", if_so(ours > other)
+
+
+CLAIMS = (
+    Claim("8b is faster than FlashAttention-2 on Hopper", _SPEEDUPS, _CALLS, _faster_than_flash2),
+    Claim("8b is as fast as FlashAttention-3's FP8 on Hopper", _SPEEDUPS, _CALLS, _level_with_flash3),
+    Claim("8b is more exact than FlashAttention-3's FP8", "section 4", _ACCURACY, _closer_than_flash3),
+    Claim("Whole models gain without loss", "tab:e2e_speedup", _PEERS, _whole_model),
+    Claim("4b is 3 times as fast as FlashAttention-2 on RTX 4090", "section 4.2", None,
+          ("2.93 times", "`python -m comfy_sage2 bench --share` on such a card", UNKNOWN)),
+    Claim("Smooth Q+K is the best smoothing for INT4: outliers", "tab:accuracy_compare1",
+          Source("accuracy-tables.md", SMOOTHING, SYNTHETIC), _smoothing),
+    Claim("Smooth Q+K is the best smoothing for INT4: the demo model", "tab:accuracy_compare1",
+          Source("accuracy-tables.md", SMOOTHING, DEMO), _smoothing),
+    Claim("Scales per thread are better than per block: outliers", "tab:quant_granularities1",
+          Source("accuracy-tables.md", GRANULARITY, SYNTHETIC), _beats_per_block),
+    Claim("Scales per thread are better than per block: the demo model", "tab:quant_granularities1",
+          Source("accuracy-tables.md", GRANULARITY, DEMO), _beats_per_block),
+    Claim("Scales per thread are as good as per token", "tab:quant_granularities1",
+          Source("accuracy-tables.md", GRANULARITY, SYNTHETIC), _as_per_token),
+    Claim("P and V in E4M3 are nearly as good as in FP16", "tab:quant_data_type1",
+          Source("accuracy-tables.md", TYPES, SYNTHETIC), _e4m3),
+    Claim("P and V in INT8 lose much", "tab:quant_data_type1", Source("accuracy-tables.md", TYPES, SYNTHETIC), _int8),
+    Claim("Smooth V helps values far from zero", "tab:smooth_v1", _ACCURACY, _smooth_v),
+    Claim("Two levels of accumulation keep the sum exact", "section 3.4", _ACCUMULATOR, _two_levels),
+    Claim("The tensor cores' FP8 accumulator has 13 mantissa bits", "section 3.4", None,
+          ("13 bits", "`python -m lab accumulators` on a GPU", UNKNOWN)),
+    Claim("Per-thread scales, smooth Q and two levels cost little", "tab:ablation_overhead_smoothing", None,
+          ("0.35 %, 3.7 %, 0 % (L20)", "`python -m comfy_sage2 bench --ablations` on a GPU", UNKNOWN)),
+    Claim("8b loses nearly nothing: language", _METRICS, _MODALITIES, _language_8b),
+    Claim("4b loses little: language", _METRICS, _MODALITIES, _language_4b),
+    Claim("4b is better than SmoothAttn and HadmdAttn: language", _METRICS, _MODALITIES, _language_baselines),
+    Claim("8b loses nearly nothing: pictures classified", "exp:metrics_loss_t2t-3_appendix", _MODALITIES, _pictures),
+    Claim("4b is better than SmoothAttn and HadmdAttn: video", _METRICS, _VIDEOS, _video_baselines),
+    Claim("The same with this pack's rotation", "", _ROTATED, _video_rotated),
+    Claim("8b is better than FlashAttention-3's FP8: video", _METRICS, _VIDEOS, _video_flash3),
+)  # fmt: skip
+
+_HEAD = """# Does it hold?
+
+The claims of the [SageAttention2 paper](https://arxiv.org/abs/2411.10958), its figures and ours.
+
+- Command: `python -m tools.claims`, which wrote this page: our figures are those of the pages beside it.
+- Machine: that of each row.
+
+"Holds": the same order, or within 5 % of the paper's ratio. Models, GPUs and inputs differ from the paper's: our models
+are small and our outliers are made. [../quality.md](../quality.md) says what follows for a user.
+
+| claim | in the paper | the paper's figure | ours | command | machine | verdict |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def page() -> str:
+    """The page as the results have it now; ValueError for a claim whose figure is not found."""
+    rows = [claim.row() for claim in CLAIMS]
+    verdicts = [row.rstrip(" |").rsplit("| ", 1)[1] for row in rows]
+    holds, better, fails, unknown = map(verdicts.count, (HOLDS, BETTER, NOT, UNKNOWN))
+    counted = f"{holds} hold, {better} are better, {fails} do not hold on our data, {unknown} are not measured"
+    return _HEAD + "\n".join(rows) + f"\n\nOf {len(rows)} claims {counted}.\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; 1 when the page is not current (with --check) or cannot be made."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    check = parser.parse_args(arguments).check
+    try:
+        text = page()
+    except (OSError, ValueError) as error:
+        print(f"{PAGE.name} cannot be made: {error}", file=sys.stderr)
+        return 1
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{PAGE.relative_to(REPOSITORY)}: {'not current' if check else 'written'}")
+    if not check:
+        PAGE.write_text(text, encoding="utf-8")
+    return int(check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

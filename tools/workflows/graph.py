@@ -5,15 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from comfy_sage2 import __version__
+
+MADE_WITH = "0.33.0"  # the ComfyUI whose node definitions the shipped files were made from
+PACK, CORE = "comfy-sage2", "comfy-core"  # as the registry names them: it finds the pack of a missing node by this
 COLUMN_WIDTH = 480
 NODE_WIDTH = 430
 GAP = 50
 TITLE_HEIGHT, SOCKET_HEIGHT, WIDGET_HEIGHT, TEXT_HEIGHT, PICTURE_HEIGHT = 34, 22, 28, 120, 240
 WIDGET_TYPES = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3"}
+# The folder in ComfyUI's `models` of the file that a loader's input names.
+FOLDERS = {
+    "unet_name": "diffusion_models",
+    "clip_name": "text_encoders",
+    "clip_name1": "text_encoders",
+    "clip_name2": "text_encoders",
+    "text_encoder": "text_encoders",
+    "vae_name": "vae",
+    "ckpt_name": "checkpoints",
+    "lora_name": "loras",
+    "model_name": "latent_upscale_models",
+}
 # Room for what our nodes show after a run.
 SHOWN = {
     "SageAttention2": 70,
     "SageAttention2Report": 640,
+    "SageAttention2AutoPolicy": 110,
     "SageAttention2Calibrate": 70,
     "SageAttention2MakePolicy": 240,
 }
@@ -54,15 +71,17 @@ class Node:
 def is_widget(spec: list[Any]) -> bool:
     """Whether the frontend shows this input as a widget."""
     options = spec[1] if len(spec) > 1 else {}
-    return (isinstance(spec[0], list) or spec[0] in WIDGET_TYPES) and not options.get("forceInput")
+    kind = options.get("widgetType", spec[0])  # where several types may be connected
+    return (isinstance(kind, list) or kind in WIDGET_TYPES) and not options.get("forceInput")
 
 
 class Graph:
     """Nodes in columns from left to right, and the links between them."""
 
-    def __init__(self, object_info: dict[str, Any]) -> None:
-        """object_info: what a ComfyUI server answers to GET /object_info."""
+    def __init__(self, object_info: dict[str, Any], title: str = "") -> None:
+        """object_info: what a ComfyUI server answers to GET /object_info. title: in words, for notes."""
         self._object_info = object_info
+        self.title = title
         self.nodes: list[Node] = []
         self._notes: list[tuple[int, str, str, int]] = []
 
@@ -76,16 +95,32 @@ class Graph:
         self.nodes.append(node)
         return node
 
-    def loader(self, kind: str, column: int, folder: str, urls: dict[str, str], **values: Any) -> Node:
+    def loader(self, kind: str, column: int, urls: dict[str, str], **values: Any) -> Node:
         """Add a node that loads files. urls: input name -> address, whose last part is the file's name."""
         names = {name: url.rsplit("/", 1)[1] for name, url in urls.items()}
         node = self.node(kind, column, **names, **values)
-        node.models = [{"name": names[name], "url": url, "directory": folder} for name, url in urls.items()]
+        node.models = [{"name": names[name], "url": url, "directory": FOLDERS[name]} for name, url in urls.items()]
         return node
 
     def note(self, column: int, title: str, text: str, height: int = 260) -> None:
         """Add a note in Markdown."""
         self._notes.append((column, title, text, height))
+
+    def prompt(self) -> dict[str, Any]:
+        """The graph as the server takes it: every input that is a widget or connected."""
+        return {
+            str(node.id): {
+                "class_type": node.type,
+                "inputs": {
+                    name: [str(value.node), value.slot]
+                    if isinstance(value := node.values.get(name), Output)
+                    else _widget_values(name, spec, value)[0]
+                    for name, spec in node.inputs().items()
+                    if name in node.values or is_widget(spec)
+                },
+            }
+            for node in self.nodes
+        }
 
     def workflow(self) -> dict[str, Any]:
         """The workflow as the frontend saves it."""
@@ -141,7 +176,12 @@ class Graph:
         ]
         height += SOCKET_HEIGHT * max(sockets, len(outputs)) + (PICTURE_HEIGHT if node.type in PICTURES else 0)
         height += SHOWN.get(node.type, 0)
-        properties: dict[str, Any] = {"Node name for S&R": node.type}
+        ours = node.type.startswith("SageAttention2")
+        properties: dict[str, Any] = {
+            "cnr_id": PACK if ours else CORE,
+            "ver": __version__ if ours else MADE_WITH,
+            "Node name for S&R": node.type,
+        }
         if node.models:
             properties["models"] = node.models
         entry = {

@@ -10,8 +10,12 @@ HUB = "https://huggingface.co"
 WAN21 = f"{HUB}/Comfy-Org/Wan_2.1_ComfyUI_repackaged/resolve/main/split_files"
 WAN22 = f"{HUB}/Comfy-Org/Wan_2.2_ComfyUI_Repackaged/resolve/main/split_files"
 UMT5 = f"{WAN21}/text_encoders/umt5_xxl_fp8_e4m3fn_scaled.safetensors"
+QWEN25_VL = (
+    f"{HUB}/Comfy-Org/Qwen-Image_ComfyUI/resolve/main/split_files/text_encoders/qwen_2.5_vl_7b_fp8_scaled.safetensors"
+)
 WAN_VAE = f"{WAN22}/vae/wan_2.1_vae.safetensors"
 FOX = "A red fox trots along a snowy ridge at dawn, its breath steaming, camera tracking from the side"
+STILL = "A glass greenhouse in a winter forest at dusk, warm light inside, snow on the roof, photograph"
 BAD_VIDEO = "blurry, low quality, static, text, watermark"
 
 
@@ -22,7 +26,7 @@ def weights_note(g: Graph, column: int, *more: str) -> None:
     for model in {model["url"]: model for model in files}.values():
         source = "/".join(model["url"].split("/")[3:5])
         lines.append(f"- `{model['directory']}/{model['name']}` from [{source}]({model['url']})")
-    g.note(column, "Weights", "\n".join([*lines, "", *more]), 90 + 50 * len(files) + 60 * len(more))
+    g.note(column, f"{g.title}: weights", "\n".join([*lines, "", *more]), 90 + 50 * len(files) + 60 * len(more))
 
 
 def texts_of(g: Graph, column: int, clip: Output, positive: str, negative: str) -> tuple[Node, Node]:
@@ -40,9 +44,21 @@ def report_node(g: Graph, column: int, model: Output, samples: Output, title: st
     return g.node("SageAttention2Report", column, title, model=model, samples=samples)
 
 
-def save_video(g: Graph, column: int, samples: Output, vae: Output, fps: float | Output, name: str) -> Node:
-    frames = g.node("VAEDecode", column, samples=samples, vae=vae)
-    video = g.node("CreateVideo", column, images=frames[0], fps=fps)
+def save_video(
+    g: Graph,
+    column: int,
+    samples: Output,
+    vae: Output,
+    fps: float | Output,
+    name: str,
+    *,
+    audio: Output | None = None,
+    tiled: bool = False,
+) -> Node:
+    """Decode, join and save. tiled: decode in parts, which long videos need."""
+    frames = g.node("VAEDecodeTiled" if tiled else "VAEDecode", column, samples=samples, vae=vae)
+    sound: dict[str, Any] = {} if audio is None else {"audio": audio}
+    video = g.node("CreateVideo", column, images=frames[0], fps=fps, **sound)
     return g.node("SaveVideo", column, video=video[0], filename_prefix=f"sageattention2/{name}")
 
 
@@ -66,13 +82,25 @@ def sampler_node(
     )  # fmt: skip
 
 
+def guided_sampler_node(
+    g: Graph, column: int, guider: Node, solver: str, sigmas: Node, latent: Output, title: str | None = None
+) -> Node:
+    """Core's sampler in parts, with its noise and solver."""
+    noise = g.node("RandomNoise", column, noise_seed=1)
+    chosen = g.node("KSamplerSelect", column, sampler_name=solver)
+    return g.node(
+        "SamplerCustomAdvanced", column, title,
+        noise=noise[0], guider=guider[0], sampler=chosen[0], sigmas=sigmas[0], latent_image=latent,
+    )  # fmt: skip
+
+
 def wan21_inputs(g: Graph) -> tuple[Node, Node, Node, tuple[Node, Node]]:
     """Loaders, latent and texts of Wan 2.1 1.3B: model, VAE, latent, texts."""
     unet = g.loader(
-        "UNETLoader", 0, "diffusion_models",
+        "UNETLoader", 0,
         {"unet_name": f"{WAN21}/diffusion_models/wan2.1_t2v_1.3B_fp16.safetensors"},
     )  # fmt: skip
-    clip = g.loader("CLIPLoader", 0, "text_encoders", {"clip_name": UMT5}, type="wan")
-    vae = g.loader("VAELoader", 0, "vae", {"vae_name": WAN_VAE})
+    clip = g.loader("CLIPLoader", 0, {"clip_name": UMT5}, type="wan")
+    vae = g.loader("VAELoader", 0, {"vae_name": WAN_VAE})
     latent = g.node("EmptyHunyuanLatentVideo", 0, width=832, height=480, length=81)
     return unet, vae, latent, texts_of(g, 1, clip[0], FOX, BAD_VIDEO)

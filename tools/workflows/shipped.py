@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
-from .families import (
-    cogvideox_object_removal,
-    flux_text_to_image,
-    hunyuanvideo15_text_to_video,
-    ltx_text_to_video,
-    mochi_text_to_video,
-    sd35_text_to_image,
-    wan21_text_to_video,
-    wan22_image_to_video,
-    wan22_text_to_video,
-)
-from .showcases import calibrate_then_render, compare_with_full_precision, demo_model
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+from . import images, paper, showcases, videos
+from .graph import Graph
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """A shipped workflow.
+
+    Attributes:
+        name: of its files, without ending. ComfyUI's template browser shows and searches nothing else of a pack's
+            templates, and finds them in one folder only: so names begin alike, and those of the paper's models too.
+        family: the model, as people write it.
+        task: what it does.
+        make: adds its nodes to a graph.
+    """
+
+    name: str
+    family: str
+    task: str
+    make: Callable[[Graph], None]
+
+    @property
+    def title(self) -> str:
+        return f"{self.family}, {self.task}"
+
+    def graph(self, object_info: dict[str, Any]) -> Graph:
+        """The graph from a server's answer to GET /object_info."""
+        graph = Graph(object_info, self.title)
+        self.make(graph)
+        return graph
+
+
+def _workflow(family: str, task: str, make: Callable[[Graph], None], group: str = "sage2") -> Workflow:
+    return Workflow(f"{group}_{make.__name__}", family, task, make)
+
+
+_T2V, _I2V, _T2I = "text to video", "image to video", "text to image"
+_PAPER = "sage2_paper"
 WORKFLOWS = (
-    wan22_text_to_video,
-    wan22_image_to_video,
-    wan21_text_to_video,
-    hunyuanvideo15_text_to_video,
-    ltx_text_to_video,
-    mochi_text_to_video,
-    cogvideox_object_removal,
-    flux_text_to_image,
-    sd35_text_to_image,
-    demo_model,
-    calibrate_then_render,
-    compare_with_full_precision,
+    _workflow("MiniMax H3", _T2V, videos.minimax_h3_text_to_video),
+    _workflow("MiniMax H3", _I2V, videos.minimax_h3_image_to_video),
+    _workflow("LTX-2.5", _T2V, videos.ltx25_text_to_video),
+    _workflow("LTX-2.3", _T2V, videos.ltx23_text_to_video),
+    _workflow("Wan 2.2", _T2V, videos.wan22_text_to_video),
+    _workflow("Wan 2.2", _I2V, videos.wan22_image_to_video),
+    _workflow("HunyuanVideo 1.5", _T2V, videos.hunyuanvideo15_text_to_video),
+    _workflow("Z-Image Turbo", _T2I, images.z_image_turbo_text_to_image),
+    _workflow("Qwen-Image", _T2I, images.qwen_image_text_to_image),
+    _workflow("Qwen-Image-Edit", "change an image", images.qwen_image_edit),
+    _workflow("Krea 2", _T2I, images.krea2_text_to_image),
+    _workflow("Flux.2", _T2I, images.flux2_text_to_image),
+    _workflow("Calibration", "measure Wan 2.1, then render", showcases.calibrate_then_render),
+    _workflow("Comparison", "Wan 2.1 with full precision", showcases.compare_with_full_precision),
+    _workflow("Demo model", _T2V, showcases.demo_model),
+    _workflow("Wan 2.1", _T2V, paper.wan21_text_to_video, _PAPER),
+    _workflow("LTX-Video", _T2V, paper.ltx_video_text_to_video, _PAPER),
+    _workflow("Mochi", _T2V, paper.mochi_text_to_video, _PAPER),
+    _workflow("CogVideoX", "video without an object", paper.cogvideox_object_removal, _PAPER),
+    _workflow("Flux.1", _T2I, paper.flux1_text_to_image, _PAPER),
+    _workflow("Stable Diffusion 3.5", _T2I, paper.sd35_text_to_image, _PAPER),
 )

@@ -16,24 +16,21 @@ WAN_SAMPLING = {"seed": 1, "steps": 20, "cfg": 6.0, "sampler_name": "uni_pc", "s
 
 
 def calibrate_then_render(g: Graph) -> None:
-    """One sampling in full precision is measured, and a second one runs by the policy."""
+    """The first run is measured in full precision, and later ones run by the policy."""
     unet, vae, latent, texts = wan21_inputs(g)
-    calibrate = g.node("SageAttention2Calibrate", 2, model=unet[0])
-    shift = g.node("ModelSamplingSD3", 2, model=calibrate[0], shift=8.0)
-    measured = sampler_node(g, 2, shift[0], texts, latent[0], "Calibrate", **WAN_SAMPLING)
-    policy = g.node("SageAttention2MakePolicy", 3, model=shift[0], samples=measured[0], file="wan21_1.3B")
-    sage = sage_node(g, 3, unet[0], policy=policy[0], measure_quality=True)
-    shift = g.node("ModelSamplingSD3", 4, model=sage[0], shift=8.0)
-    sampler = sampler_node(g, 4, shift[0], texts, latent[0], "Render", **{**WAN_SAMPLING, "seed": 2})
-    report_node(g, 5, shift[0], sampler[0])
-    save_video(g, 6, sampler[0], vae[0], 16.0, "by_policy")
+    auto = g.node("SageAttention2AutoPolicy", 2, model=unet[0], measure_quality=True)
+    shift = g.node("ModelSamplingSD3", 3, model=auto[0], shift=8.0)
+    sampler = sampler_node(g, 3, shift[0], texts, latent[0], None, **WAN_SAMPLING)
+    report_node(g, 4, shift[0], sampler[0])
+    save_video(g, 5, sampler[0], vae[0], 16.0, "by_policy")
     g.note(
-        1, "How it works",
-        "1. **Calibrate** samples in full precision and measures each layer along the way.\n"
-        "2. **Make Policy** chooses the fastest mode that `quality` allows, and saves it under `file`. *Keep in this "
-        "workflow* puts a *Load Policy* node with it into the graph.\n"
-        "3. **SageAttention2** renders by the policy.\n\n"
-        "Later renderings need only *Load Policy* and *SageAttention2*: mute the calibration.",
+        2, "How it works",
+        "1. **Run**: the node samples in full precision and measures each layer along the way.\n"
+        "2. **Run** again: each layer takes the fastest mode that `quality` allows. The report compares the result "
+        "with full precision; switch `measure_quality` off afterwards.\n"
+        "3. *Keep in this workflow* writes the policy into the node. Save the workflow: it renders by it at once.\n\n"
+        "With another model, LoRA or size the node measures anew.",
+        260,
     )  # fmt: skip
     weights_note(g, 1)
 
@@ -67,7 +64,7 @@ def demo_model(g: Graph) -> None:
         g.node("SageAttention2DemoCaption", 1, "No caption", codes=codes, caption=""),
     )
     # Its calls are so short that exact attention would be faster.
-    sage = sage_node(g, 2, unet[0], measure_quality=True, when="always")
+    sage = sage_node(g, 2, unet[0], backend="auto or reference", measure_quality=True, when="always")
     shift = g.node("ModelSamplingSD3", 3, model=sage[0], shift=3.0)
     sampler = sampler_node(
         g, 3, shift[0], texts, latent[0], seed=1, steps=20, cfg=4.0, sampler_name="euler", scheduler="simple"
@@ -75,12 +72,11 @@ def demo_model(g: Graph) -> None:
     report_node(g, 4, shift[0], sampler[0])
     save_video(g, 5, sampler[0], vae[0], 8.0, "demo")
     g.note(
-        1, "Weights",
-        "The model is in the folder of this pack, `models/demo`. Copy\n\n"
-        "- `demo_wan21_t2v_fp16.safetensors` to ComfyUI's `models/diffusion_models`\n"
-        "- `demo_wan21_vae_fp16.safetensors` to `models/vae`\n"
-        "- `demo_captions.safetensors` to `models/text_encoders`\n\n"
-        "It needs ComfyUI 0.8 or newer, and runs without a GPU too: choose backend *reference* then. It knows "
-        "a few words only; change the colours and shapes in the caption.",
-        360,
+        1, "About this model",
+        "The model comes with the pack, in `lab/models/demo`: there is nothing to download and nothing to copy. It "
+        "needs ComfyUI 0.8 or newer.\n\n"
+        "It runs without a GPU too: with `backend` *auto or reference* the reference computes what no kernel can, "
+        "slower than ComfyUI.\n\n"
+        "It knows a few words only; change the colours and shapes in the caption.",
+        280,
     )  # fmt: skip

@@ -1,0 +1,80 @@
+"""What can be said of the shipped workflows' files without a ComfyUI."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageChops, ImageStat
+
+from comfy_sage2 import __version__
+from tools.workflows.draw_thumbnails import thumbnail
+from tools.workflows.graph import CORE, FOLDERS, MADE_WITH, PACK
+from tools.workflows.shipped import WORKFLOWS, Workflow
+
+FOLDER = Path(__file__).resolve().parents[2] / "workflows"
+MOST_BYTES = 60_000
+# What the template browser shows of a thumbnail; fewer of 255 levels apart are the same to the eye.
+SHOWN, APART = (160, 90), 4.0
+
+
+def nodes(workflow: Workflow) -> list[dict[str, Any]]:
+    document = json.loads((FOLDER / f"{workflow.name}.json").read_text(encoding="utf-8"))
+    return [node for node in document["nodes"] if node["type"] != "MarkdownNote"]
+
+
+def test_the_folder_holds_these_workflows_and_no_others() -> None:
+    """The template browser finds a pack's files by name, and in one folder only."""
+    names = {workflow.name for workflow in WORKFLOWS}
+    assert len(names) == len(WORKFLOWS) and all(name.startswith("sage2_") for name in names)
+    assert {path.stem for path in FOLDER.glob("*.json")} == names
+    assert {path.stem for path in FOLDER.glob("*.jpg")} == names
+    assert {path.stem for path in (FOLDER / "api").glob("sage2_*.json")} == names
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
+def test_every_node_names_its_pack_and_version(workflow: Workflow) -> None:
+    """The manager finds the pack of a node that is missing by them."""
+    for node in nodes(workflow):
+        expected = (PACK, __version__) if node["type"].startswith("SageAttention2") else (CORE, MADE_WITH)
+        assert (node["properties"]["cnr_id"], node["properties"]["ver"]) == expected, node["type"]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
+def test_every_file_of_a_loader_can_be_downloaded(workflow: Workflow) -> None:
+    """ComfyUI's list of missing models reads name, address and folder from the node that loads the file."""
+    loaders = 0
+    for node in nodes(workflow):
+        models = node["properties"].get("models", [])
+        files = [value for value in node["widgets_values"] if str(value).endswith(".safetensors")]
+        if workflow.name == "sage2_demo_model":  # its files come with the repository
+            assert models == []
+            continue
+        assert [model["name"] for model in models] == files
+        loaders += len(models)
+        for model in models:
+            assert set(model) == {"name", "url", "directory"} and model["directory"] in FOLDERS.values()
+            assert model["url"].startswith("https://huggingface.co/") and model["url"].endswith(f"/{model['name']}")
+    assert loaders or workflow.name == "sage2_demo_model"
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
+def test_thumbnail_is_small_and_says_what_it_is(workflow: Workflow) -> None:
+    data = (FOLDER / f"{workflow.name}.jpg").read_bytes()
+    assert len(data) < MOST_BYTES
+    picture = Image.open(BytesIO(data))
+    expected = thumbnail(workflow)
+    assert picture.size == expected.size
+    # JPEG and another Pillow change a picture a little.
+    difference = ImageStat.Stat(ImageChops.difference(picture.convert("RGB"), expected)).mean
+    assert max(difference) < APART, "run python -m tools.workflows.draw_thumbnails"
+
+
+def test_thumbnails_differ_at_a_glance() -> None:
+    shown = [thumbnail(workflow).resize(SHOWN) for workflow in WORKFLOWS]
+    for number, first in enumerate(shown):
+        for second in shown[number + 1 :]:
+            assert max(ImageStat.Stat(ImageChops.difference(first, second)).mean) > APART

@@ -1,0 +1,250 @@
+"""The workflows of the video models that people run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .graph import Graph, Node, Output
+from .parts import (
+    BAD_VIDEO,
+    FOX,
+    HUB,
+    QWEN25_VL,
+    UMT5,
+    WAN22,
+    WAN_VAE,
+    guided_sampler_node,
+    report_node,
+    sage_node,
+    sampler_node,
+    save_video,
+    texts_of,
+    weights_note,
+)
+
+MINIMAX = f"{HUB}/Comfy-Org/MiniMax-H3/resolve/main"
+LTX25 = f"{HUB}/Lightricks/LTX-2.5/resolve/main"
+LTX23 = f"{HUB}/Lightricks/LTX-2.3-fp8/resolve/main/ltx-2.3-22b-dev-fp8.safetensors"
+HUNYUAN = f"{HUB}/Comfy-Org/HunyuanVideo_1.5_repackaged/resolve/main/split_files"
+# The noise levels that the distilled LTX-2 models are made for: of the small video, and of the enlarged one.
+LTX_SIGMAS = "1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0"
+LTX_LAST_SIGMAS = "0.85, 0.725, 0.421875, 0.0"
+LTX_FRAMES, LTX_RATE = 121, 24.0
+
+
+def _minimax_h3(g: Graph, name: str, prompt: str, *notes: str, **frames: Any) -> None:
+    """Text or pictures to a video with sound. frames: outputs for `first_frame` and `last_frame`."""
+    unet = g.loader(
+        "UNETLoader", 0,
+        {"unet_name": f"{MINIMAX}/diffusion_models/minimax_h3_fl2va_pruned_int8_convrot.safetensors"},
+    )  # fmt: skip
+    clip = g.loader(
+        "CLIPLoader", 0,
+        {"clip_name": f"{MINIMAX}/text_encoders/qwen3vl_32b_minimax_h3_nvfp4_awq.safetensors"}, type="minimax",
+    )  # fmt: skip
+    vae = g.loader("VAELoader", 0, {"vae_name": f"{MINIMAX}/vae/minimax_h3_video_vae_fp16.safetensors"})
+    audio_vae = g.loader("VAELoader", 0, {"vae_name": f"{MINIMAX}/vae/minimax_h3_audio_vae_fp32.safetensors"})
+    task = g.node(
+        "MiniMaxH3ImageToVideo", 1, clip=clip[0], vae=vae[0], prompt=prompt, width=1344, height=768, length=124,
+        **frames,
+    )  # fmt: skip
+    sage = sage_node(g, 2, unet[0])
+    guider = g.node("BasicGuider", 3, model=sage[0], conditioning=task[0])
+    sigmas = g.node("BasicScheduler", 3, model=sage[0], scheduler="simple", steps=20)
+    sampler = guided_sampler_node(g, 3, guider, "res_multistep", sigmas, task[1])
+    report_node(g, 4, sage[0], sampler[0])
+    sound = g.node("VAEDecodeAudio", 5, samples=sampler[0], vae=audio_vae[0])
+    save_video(g, 5, sampler[0], vae[0], 24.0, name, audio=sound[0])
+    weights_note(g, 2, "Good lengths are 5 + 17 n pictures, 24 a second.", *notes)
+
+
+def minimax_h3_text_to_video(g: Graph) -> None:
+    """MiniMax H3."""
+    _minimax_h3(g, "minimax_h3_t2v", f"{FOX}. Sound: paws on snow, wind.")
+
+
+def minimax_h3_image_to_video(g: Graph) -> None:
+    """MiniMax H3 from a first picture."""
+    image = g.node("LoadImage", 0, "First frame", image="example.png")
+    _minimax_h3(
+        g, "minimax_h3_i2v", "The scene of <Picture 1> comes to life, the camera moves closer. Sound: wind.",
+        first_frame=image[0],
+    )  # fmt: skip
+
+
+def _ltx2(
+    g: Graph,
+    name: str,
+    models: tuple[Output, Output, Output, Output],
+    upscaler: str,
+    solver: str,
+    guide: Callable[[int, Output, Output, Output], Node],
+    *notes: str,
+) -> None:
+    """A small video with sound, then the same enlarged.
+
+    models: diffusion model, text encoder, both VAEs. guide: adds a guider to a column.
+    """
+    model, clip, vae, audio_vae = models
+    enlarge = g.loader("LatentUpscaleModelLoader", 0, {"model_name": upscaler})
+    texts = texts_of(g, 1, clip, f"{FOX}. Paws crunch on snow, wind.", BAD_VIDEO)
+    rate = g.node("LTXVConditioning", 1, positive=texts[0][0], negative=texts[1][0], frame_rate=LTX_RATE)
+    empty = g.node("EmptyLTXVLatentVideo", 1, width=640, height=352, length=LTX_FRAMES)
+    silence = g.node("LTXVEmptyLatentAudio", 1, audio_vae=audio_vae, frames_number=LTX_FRAMES, frame_rate=LTX_RATE)
+    start = g.node("LTXVConcatAVLatent", 1, video_latent=empty[0], audio_latent=silence[0])
+    sage = sage_node(g, 2, model)
+    guider = guide(3, sage[0], rate[0], rate[1])
+    sigmas = g.node("ManualSigmas", 3, sigmas=LTX_SIGMAS)
+    small = guided_sampler_node(g, 3, guider, solver, sigmas, start[0], "Small video")
+    parts = g.node("LTXVSeparateAVLatent", 4, av_latent=small[0])
+    large = g.node("LTXVLatentUpsampler", 4, samples=parts[0], upscale_model=enlarge[0], vae=vae)
+    joined = g.node("LTXVConcatAVLatent", 4, video_latent=large[0], audio_latent=parts[1])
+    second = sage_node(g, 4, model)
+    guider = guide(4, second[0], rate[0], rate[1])
+    sigmas = g.node("ManualSigmas", 4, sigmas=LTX_LAST_SIGMAS)
+    sampler = guided_sampler_node(g, 4, guider, solver, sigmas, joined[0], "Enlarged video")
+    report_node(g, 5, sage[0], small[0], "Report: small video")
+    report_node(g, 5, second[0], sampler[0], "Report: enlarged video")
+    done = g.node("LTXVSeparateAVLatent", 6, av_latent=sampler[0])
+    sound = g.node("LTXVAudioVAEDecode", 6, samples=done[1], audio_vae=audio_vae)
+    save_video(g, 6, done[0], vae, LTX_RATE, name, audio=sound[0], tiled=True)
+    weights_note(g, 2, "Both samplings have a *SageAttention2* node and a report of their own.", *notes)
+
+
+def ltx25_text_to_video(g: Graph) -> None:
+    """LTX-2.5, distilled."""
+    unet = g.loader(
+        "UNETLoader", 0,
+        {"unet_name": f"{LTX25}/diffusion_models/ltx-2.5-22b-distilled-transformer-comfy-int8-convrot.safetensors"},
+    )  # fmt: skip
+    clip = g.loader(
+        "CLIPLoader", 0,
+        {"clip_name": f"{LTX25}/text_encoders/gemma4-12b-with-proj-ltx-2.5-comfy-int8-convrot.safetensors"},
+        type="ltxv",
+    )  # fmt: skip
+    vae = g.loader("VAELoader", 0, {"vae_name": f"{LTX25}/vae/ltx-2.5-video-vae-bf16.safetensors"})
+    audio_vae = g.loader("VAELoader", 0, {"vae_name": f"{LTX25}/vae/ltx-2.5-audio-vae-bf16.safetensors"})
+
+    def guide(column: int, model: Output, positive: Output, negative: Output) -> Node:
+        return g.node(
+            "LTXVDualCFGGuider", column, model=model, positive=positive, negative=negative, video_cfg=1.0, audio_cfg=1.0
+        )
+
+    _ltx2(
+        g, "ltx25", (unet[0], clip[0], vae[0], audio_vae[0]),
+        f"{LTX25}/latent_upscale_models/ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0.safetensors",
+        "euler_ancestral", guide,
+    )  # fmt: skip
+
+
+def ltx23_text_to_video(g: Graph) -> None:
+    """LTX-2.3 with its distilled LoRA."""
+    checkpoint = g.loader("CheckpointLoaderSimple", 0, {"ckpt_name": LTX23})
+    lora = "ltx_2.3_22b_distilled_1.1_lora_dynamic_fro09_avg_rank_111_bf16.safetensors"
+    fast = g.loader(
+        "LoraLoaderModelOnly", 0,
+        {"lora_name": f"{HUB}/Comfy-Org/ltx-2.3/resolve/main/split_files/loras/{lora}"},
+        model=checkpoint[0], strength_model=0.5,
+    )  # fmt: skip
+    encoder = "gemma_3_12B_it_fp4_mixed.safetensors"
+    clip = g.loader(
+        "LTXAVTextEncoderLoader", 0,
+        {
+            "text_encoder": f"{HUB}/Comfy-Org/ltx-2/resolve/main/split_files/text_encoders/{encoder}",
+            "ckpt_name": LTX23,
+        },
+    )  # fmt: skip
+    audio_vae = g.loader("LTXVAudioVAELoader", 0, {"ckpt_name": LTX23})
+
+    def guide(column: int, model: Output, positive: Output, negative: Output) -> Node:
+        return g.node("CFGGuider", column, model=model, positive=positive, negative=negative, cfg=1.0)
+
+    _ltx2(
+        g, "ltx23", (fast[0], clip[0], checkpoint[2], audio_vae[0]),
+        f"{HUB}/Lightricks/LTX-2.3/resolve/main/ltx-2.3-spatial-upscaler-x2-1.1.safetensors", "euler", guide,
+        "LoRAs stand before *SageAttention2*.",
+    )  # fmt: skip
+
+
+def _wan22(g: Graph, task: str, latent: Callable[[Node, tuple[Node, Node]], tuple[Output, Output, Output]]) -> None:
+    """Wan 2.2 14B samples in two stages with a model each, and each model gets the node."""
+    stages = [
+        g.loader(
+            "UNETLoader",
+            0,
+            {"unet_name": f"{WAN22}/diffusion_models/wan2.2_{task}_{noise}_noise_14B_fp8_scaled.safetensors"},
+        )
+        for noise in ("high", "low")
+    ]
+    clip = g.loader("CLIPLoader", 0, {"clip_name": UMT5}, type="wan")
+    vae = g.loader("VAELoader", 0, {"vae_name": WAN_VAE})
+    texts = texts_of(g, 1, clip[0], FOX, BAD_VIDEO)
+    positive, negative, samples = latent(vae, texts)
+    for number, unet in enumerate(stages):
+        sage = sage_node(g, 2, unet[0])
+        shift = g.node("ModelSamplingSD3", 3, model=sage[0], shift=8.0)
+        first = number == 0
+        sampler = g.node(
+            "KSamplerAdvanced", 3, "High noise" if first else "Low noise",
+            model=shift[0], positive=positive, negative=negative, latent_image=samples,
+            add_noise="enable" if first else "disable", noise_seed=1, steps=20, cfg=3.5,
+            sampler_name="euler", scheduler="simple",
+            start_at_step=0 if first else 10, end_at_step=10 if first else 10000,
+            return_with_leftover_noise="enable" if first else "disable",
+        )  # fmt: skip
+        samples = sampler[0]
+        report_node(g, 4, shift[0], samples, "Report: high noise" if first else "Report: low noise")
+    save_video(g, 5, samples, vae[0], 16.0, f"wan22_{task}")
+    weights_note(g, 1, "Both stages have a model, so both have a *SageAttention2* node and a report.")
+
+
+def wan22_text_to_video(g: Graph) -> None:
+    """Wan 2.2 14B, text to video."""
+
+    def latent(vae: Node, texts: tuple[Node, Node]) -> tuple[Output, Output, Output]:
+        empty = g.node("EmptyHunyuanLatentVideo", 1, width=832, height=480, length=81)
+        return texts[0][0], texts[1][0], empty[0]
+
+    _wan22(g, "t2v", latent)
+
+
+def wan22_image_to_video(g: Graph) -> None:
+    """Wan 2.2 14B, image to video."""
+
+    def latent(vae: Node, texts: tuple[Node, Node]) -> tuple[Output, Output, Output]:
+        image = g.node("LoadImage", 0, "First frame", image="example.png")
+        start = g.node(
+            "WanImageToVideo", 1, positive=texts[0][0], negative=texts[1][0], vae=vae[0], start_image=image[0],
+            width=832, height=480, length=81,
+        )  # fmt: skip
+        return start[0], start[1], start[2]
+
+    _wan22(g, "i2v", latent)
+
+
+def hunyuanvideo15_text_to_video(g: Graph) -> None:
+    """HunyuanVideo 1.5, 720p."""
+    unet = g.loader(
+        "UNETLoader", 0,
+        {"unet_name": f"{HUNYUAN}/diffusion_models/hunyuanvideo1.5_720p_t2v_fp16.safetensors"},
+    )  # fmt: skip
+    clip = g.loader(
+        "DualCLIPLoader", 0,
+        {
+            "clip_name1": QWEN25_VL,
+            "clip_name2": f"{HUNYUAN}/text_encoders/byt5_small_glyphxl_fp16.safetensors",
+        },
+        type="hunyuan_video_15",
+    )  # fmt: skip
+    vae = g.loader("VAELoader", 0, {"vae_name": f"{HUNYUAN}/vae/hunyuanvideo15_vae_fp16.safetensors"})
+    latent = g.node("EmptyHunyuanVideo15Latent", 0, width=1280, height=720, length=121)
+    texts = texts_of(g, 1, clip[0], FOX, "")
+    sage = sage_node(g, 2, unet[0])
+    shift = g.node("ModelSamplingSD3", 3, model=sage[0], shift=7.0)
+    sampler = sampler_node(
+        g, 3, shift[0], texts, latent[0], seed=1, steps=20, cfg=6.0, sampler_name="euler", scheduler="simple"
+    )
+    report_node(g, 4, shift[0], sampler[0])
+    save_video(g, 5, sampler[0], vae[0], 24.0, "hunyuanvideo15")
+    weights_note(g, 2)

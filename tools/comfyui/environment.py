@@ -1,10 +1,11 @@
 """Create the Python environment in which the tests and the demo start ComfyUI.
 
-    python -m tools.comfyui.environment --venv .venv-host --comfyui PATH [PATH ...]
+    python -m tools.comfyui.environment --venv .venv-host --comfyui PATH [PATH ...] [--packs FOLDER]
 
 One environment serves every ComfyUI named: their requirements are merged, and where two of them pin one distribution
 differently the newer ComfyUI wins (an older one only warns about it). torch, torchvision and torchaudio are pinned
-here, because without pins a dependency may replace a CPU torch by a CUDA one.
+here, because without pins a dependency may replace a CPU torch by a CUDA one. `--packs` names a folder with clones of
+node packs, whose requirements are added.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def requirement_lines(path: Path) -> dict[str, str]:
     return lines
 
 
-def merged_requirements(roots: list[Path]) -> list[str]:
-    """Requirements of all hosts and of the pack; a newer host's line replaces an older one's."""
+def merged_requirements(roots: list[Path], packs: Path | None = None) -> list[str]:
+    """Requirements of all hosts, of the pack and of other packs; a newer host's line replaces an older one's."""
     merged = {name: name for name in UNDECLARED}
     for root in sorted(roots, key=comfyui_version):
         merged.update(requirement_lines(root / "requirements.txt"))
-    pack = REPOSITORY / "requirements.txt"
-    if pack.is_file():
-        for name, line in requirement_lines(pack).items():
+    others = [] if packs is None else sorted(packs.glob("*/requirements.txt"))
+    for pack in (REPOSITORY / "requirements.txt", *others):
+        for name, line in requirement_lines(pack).items() if pack.is_file() else ():
             merged.setdefault(name, line)
     return [merged[name] for name in sorted(merged)]
 
@@ -60,9 +61,12 @@ def adapt(python: Path) -> None:
     Path(platlib, "comfyui_workflow_templates", "templates").mkdir(parents=True, exist_ok=True)
 
 
-def make_environment(folder: Path, roots: list[Path]) -> Environment:
-    """The environment at `folder`, with what every ComfyUI of `roots` needs. SystemExit when pip fails."""
-    requirements = merged_requirements(roots)
+def make_environment(folder: Path, roots: list[Path], packs: Path | None = None) -> Environment:
+    """The environment at `folder`, with what every ComfyUI of `roots` needs and the packs in the folder `packs`.
+
+    SystemExit when pip fails.
+    """
+    requirements = merged_requirements(roots, packs)
     environment = Environment(folder, "\n".join([*TORCH_PINS, *requirements]))
     with tempfile.TemporaryDirectory() as scratch:
         constraints, listed = Path(scratch, "constraints.txt"), Path(scratch, "requirements.txt")
@@ -84,8 +88,9 @@ def main() -> int:
     parser.add_argument(
         "--comfyui", type=comfyui_folder, nargs="+", required=True, metavar="PATH", help="ComfyUI folders it must serve"
     )
+    parser.add_argument("--packs", type=Path, metavar="FOLDER", help="clones of node packs that it must serve too")
     arguments = parser.parse_args()
-    make_environment(arguments.venv, arguments.comfyui)
+    make_environment(arguments.venv, arguments.comfyui, arguments.packs)
     return 0
 
 

@@ -1,0 +1,44 @@
+"""Node packs of other people, for the stacks: clones in one folder that COMFY_SAGE2_PACKS names."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+VARIABLE = "COMFY_SAGE2_PACKS"
+KJNODES, BLEH, GGUF, WAN_WRAPPER = PACKS = (
+    "ComfyUI-KJNodes",
+    "ComfyUI-bleh",
+    "ComfyUI-GGUF",
+    "ComfyUI-WanVideoWrapper",
+)
+
+
+def folder() -> Path | None:
+    """The folder with the clones, or None where the variable is not set."""
+    named = os.environ.get(VARIABLE)
+    return Path(named).expanduser().absolute() if named else None
+
+
+def clone(pack: str) -> Path:
+    """The folder of a pack that is there."""
+    found = folder()
+    assert found is not None
+    return found / pack
+
+
+def reason_missing(pack: str) -> str | None:
+    """Why a pack cannot be tested with, or None when it can."""
+    found = folder()
+    if found is None:
+        return f"{VARIABLE} names no folder with a clone of {pack}"
+    return None if (found / pack / "__init__.py").is_file() else f"there is no clone of {pack} in {found}"
+
+
+def named(pack: str) -> str:
+    """A pack that is there, with its version where its own file says one."""
+    file = clone(pack) / "pyproject.toml"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    found = re.search(r'^version *= *"([^"]+)"', text, re.MULTILINE)
+    return pack if found is None else f"{pack} {found[1]}"

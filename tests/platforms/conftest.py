@@ -57,20 +57,33 @@ def unpack(tmp_path_factory: pytest.TempPathFactory) -> Unpack:
 
 @dataclass(frozen=True)
 class Drivers:
-    """The recording driver, compiled for each platform."""
+    """The recording driver, compiled for a platform when it is asked for: zig's libraries take minutes at first."""
 
     folder: Path
+
+    def library(self, platform: str) -> Path:
+        """The driver for a key of PLATFORMS, by the name that the CUDA driver has there."""
+        library = self.folder / platform / ("nvcuda.dll" if platform.startswith("win") else "libcuda.so.1")
+        if not library.exists():
+            library.parent.mkdir()
+            options = [] if platform.startswith("win") else ["-fPIC"]
+            command = [
+                str(windows_python.zig()), "c++", "-target", PLATFORMS[platform]["zig_target"], "-std=c++17", "-O3",
+                "-DNDEBUG", "-shared", "-s", *options, "-o", str(library), str(DRIVER_SOURCE),
+            ]  # fmt: skip
+            subprocess.run(command, check=True)
+        return library
 
     @contextmanager
     def installed(self, python: ForeignPython | None, log: Path) -> Iterator[dict[str, str]]:
         """The environment in which an interpreter (None: this one's kind) finds the driver, which writes to `log`."""
         environment = {"FAKE_CUDA_VERSION": "12090", "FAKE_CUDA_LOG": str(log)}
+        compiled = self.library(NATIVE if python is None else python.platform)
         if python is None or not python.is_windows:
-            platform = NATIVE if python is None else python.platform
-            yield {**environment, "LD_LIBRARY_PATH": str(self.folder / platform)}
+            yield {**environment, "LD_LIBRARY_PATH": str(compiled.parent)}
             return
-        library = windows_python.system_folder() / "nvcuda.dll"
-        shutil.copyfile(self.folder / python.platform / "nvcuda.dll", library)
+        library = windows_python.system_folder() / compiled.name
+        shutil.copyfile(compiled, library)
         try:
             yield {**environment, "FAKE_CUDA_LOG": python.path(log)}
         finally:
@@ -79,14 +92,4 @@ class Drivers:
 
 @pytest.fixture(scope="session")
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> Drivers:
-    folder = tmp_path_factory.mktemp("drivers")
-    for platform, entry in PLATFORMS.items():
-        library = folder / platform / ("nvcuda.dll" if platform.startswith("win") else "libcuda.so.1")
-        library.parent.mkdir()
-        options = [] if platform.startswith("win") else ["-fPIC"]
-        command = [
-            str(windows_python.zig()), "c++", "-target", entry["zig_target"], "-std=c++17", "-O3", "-DNDEBUG",
-            "-shared", "-s", *options, "-o", str(library), str(DRIVER_SOURCE),
-        ]  # fmt: skip
-        subprocess.run(command, check=True)
-    return Drivers(folder)
+    return Drivers(tmp_path_factory.mktemp("drivers"))

@@ -17,8 +17,8 @@ from .conftest import ARCHITECTURES, ROOT, Drivers
 SECONDS = 1800
 # Letters of two scripts and a blank, as in users' folders.
 FOLDER = "Пакет узлов/comfy-sage2"
-# Tests of what wine or this Windows lacks skip themselves. Left out: what needs safetensors or matplotlib, which ask
-# wine 8 for functions that it does not have.
+# Tests of what wine or this Windows lacks skip themselves. Left out: the words of another safetensors than wine 8 runs,
+# and what takes long.
 SUITES = {
     "packaging": ("tests/packaging", "-m", "not slow"),
     "core": ("tests/unit/core/test_options.py", "tests/unit/core/test_registry.py", "tests/unit/core/test_launch.py",
@@ -26,15 +26,15 @@ SUITES = {
              "tests/unit/core/test_rotation.py"),
     "files and texts": ("tests/unit/policy", "tests/unit/test_text.py", "tests/unit/test_findings.py",
                         "tests/unit/test_doctor.py"),
+    "captures": ("tests/unit/capture", "tests/unit/evaluation/test_variants.py",
+                 "tests/unit/comfyui_adapter/test_accumulators.py", "-m", "not slow",
+                 "-k", "not what_safetensors_says"),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def windows() -> ForeignPython:
-    made = windows_python.interpreter(windows_python.TESTED)
-    assert made is not None, f"no standard library of CPython {windows_python.TESTED} on this machine"
-    windows_python.install(made, ROOT / "requirements" / "windows.txt")
-    return made
+    return windows_python.tested()
 
 
 @pytest.fixture(scope="session")

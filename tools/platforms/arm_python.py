@@ -2,7 +2,7 @@
 
     python -m tools.platforms.arm_python [--folder build/platforms]
 
-Needs qemu-aarch64 and mmdebstrap (apt-get install qemu-user mmdebstrap), and root for mmdebstrap.
+Needs qemu-aarch64 (apt-get install qemu-user), apt-get and dpkg-deb, and no rights.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ VERSIONS = tuple(debian.SUITES)
 
 def missing_tools() -> list[str]:
     """The programs that are needed and not here."""
-    return [name for name in ("qemu-aarch64", "mmdebstrap") if shutil.which(name) is None]
+    return [name for name in ("qemu-aarch64",) if shutil.which(name) is None] + debian.missing_tools()
 
 
 def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython:
-    """CPython of a version in VERSIONS. CalledProcessError when Debian's packages cannot be fetched."""
+    """CPython of a version in VERSIONS. Unavailable when Debian's packages cannot be fetched."""
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     root = debian.python_root(version, "arm64", folder)
@@ -34,15 +34,16 @@ def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython:
     return ForeignPython(PLATFORM, version, command, {"PYTHONHOME": str(root / "usr")})
 
 
+def prepare(folder: Path = FOLDER) -> None:
+    """Put all of them together, and say what they are. Unavailable when something cannot be fetched."""
+    for version in VERSIONS:
+        print(interpreter(version, folder).describe())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Put together CPythons for aarch64.")
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    arguments = parser.parse_args()
-    for version in VERSIONS:
-        answer = interpreter(version, arguments.folder).run(
-            "-c", "import platform; print(platform.python_version(), platform.machine())"
-        )
-        print(answer.stdout.strip() or answer.stderr)
+    prepare(parser.parse_args().folder)
 
 
 if __name__ == "__main__":

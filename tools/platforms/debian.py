@@ -1,38 +1,95 @@
-"""Debian's CPythons, unpacked into a folder without being installed."""
+"""Debian's CPythons, unpacked into a folder without being installed: any user may do it, for any architecture."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
+from .fetching import Unavailable, fetch
+
 # CPython's version -> the Debian release that has it. None of the present ones has 3.10 or 3.12.
 SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
+MIRROR = "DEBIAN_MIRROR"  # names a mirror where apt's own settings name none
+_KEYRINGS = tuple(Path("/usr/share/keyrings", f"debian-archive-keyring.{suffix}") for suffix in ("pgp", "gpg"))
+# apt with a state of its own: it knows nothing of what is installed here, and needs no rights. An index that is past
+# its date is good enough for tests. What Debian's images do after an update concerns this machine's own state.
+_SETTINGS = """\
+Dir::State "{state}";
+Dir::State::status "{state}/status";
+Dir::Cache "{state}/cache";
+Dir::Etc::sourcelist "{state}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+#clear APT::Architectures;
+APT::Architecture "{architecture}";
+APT::Architectures {{ "{architecture}"; }};
+APT::Sandbox::User "";
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+Acquire::Check-Valid-Until "false";
+Acquire::Languages "none";
+"""
 
 
-def can_unpack() -> bool:
-    """Whether the program that unpacks Debian's packages is here (apt-get install mmdebstrap; it wants root)."""
-    return shutil.which("mmdebstrap") is not None
+def missing_tools() -> list[str]:
+    """The programs that are needed and not here."""
+    return [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]
+
+
+def _mirror() -> str:
+    """The Debian mirror that apt takes here. Unavailable when it takes none."""
+    named = os.environ.get(MIRROR)
+    if named:
+        return named
+    answer = fetch("the name of a Debian mirror", ["apt-get", "indextargets", "--format", "$(REPO_URI)"])
+    for address in answer.splitlines():
+        if address.rstrip("/").endswith("/debian"):
+            return address
+    raise Unavailable(f"apt's settings name no Debian mirror here; the variable {MIRROR} can")
+
+
+def _keyring() -> Path:
+    for path in _KEYRINGS:
+        if path.exists():
+            return path
+    raise Unavailable("the keys of Debian's archive are missing here (apt-get install debian-archive-keyring)")
+
+
+def _prepare_apt(state: Path, architecture: str, suite: str) -> Path:
+    """Write apt's settings and sources into the folder `state`; the path of the settings."""
+    for folder in ("lists/partial", "cache/archives/partial"):
+        (state / folder).mkdir(parents=True)
+    (state / "status").touch()
+    (state / "sources.list").write_text(f"deb [signed-by={_keyring()}] {_mirror()} {suite} main\n")
+    settings = state / "apt.conf"
+    settings.write_text(_SETTINGS.format(state=state, architecture=architecture))
+    return settings
 
 
 def python_root(version: str, architecture: str, folder: Path) -> Path:
     """The root folder of a Debian with the CPython of a version in SUITES, fetched once into `folder`.
 
-    architecture: Debian's name, such as "arm64". CalledProcessError when the packages cannot be fetched.
+    architecture: Debian's name, such as "arm64". Unavailable when the packages cannot be fetched.
     """
     root = folder / f"debian-{architecture}-{version}"
-    if not root.exists():
-        partial = folder / f".{root.name}"
-        shutil.rmtree(partial, ignore_errors=True)
-        packages = f"python{version},libpython{version}-stdlib,libc6,libgcc-s1,libstdc++6"
-        # Only unpacked: no program of it runs. An index that is past its date is good enough for tests.
-        command = [
-            "mmdebstrap", "--variant=extract", f"--architectures={architecture}", f"--include={packages}",
-            '--aptopt=Acquire::Check-Valid-Until "false"', "--quiet", SUITES[version], str(partial),
-        ]  # fmt: skip
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-        # Programs name the dynamic linker in /lib, which newer releases have in /usr/lib alone.
-        if not (partial / "lib").exists():
-            (partial / "lib").symlink_to("usr/lib")
-        partial.rename(root)
+    if root.exists():
+        return root
+    if missing_tools():
+        raise Unavailable(f"Debian's packages cannot be unpacked: {', '.join(missing_tools())} is missing here")
+    partial, state = folder / f".{root.name}", folder / f".{root.name}-apt"
+    for left_behind in (partial, state):
+        shutil.rmtree(left_behind, ignore_errors=True)
+    apt = ["apt-get", "--quiet", "--yes", f"--config-file={_prepare_apt(state, architecture, SUITES[version])}"]
+    what = f"Debian's CPython {version} for {architecture}"
+    fetch(what, [*apt, "--option=APT::Update::Error-Mode=any", "update"])
+    packages = (f"python{version}", f"libpython{version}-stdlib", "libc6", "libgcc-s1", "libstdc++6")
+    fetch(what, [*apt, "--download-only", "--no-install-recommends", "install", *packages])
+    for package in sorted((state / "cache" / "archives").glob("*.deb")):
+        subprocess.run(["dpkg-deb", "--extract", str(package), str(partial)], check=True)
+    # Programs name the dynamic linker in /lib, which newer releases have in /usr/lib alone.
+    if not (partial / "lib").exists():
+        (partial / "lib").symlink_to("usr/lib")
+    shutil.rmtree(state)
+    partial.rename(root)
     return root

@@ -57,7 +57,7 @@ class ForeignPython:
         *arguments: str,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
-        timeout: float = 300,
+        timeout: float = 900,
     ) -> subprocess.CompletedProcess[str]:
         """Run the interpreter and wait for it. Its output is decoded from UTF-8 and has the line ends of Linux."""
         command = [*self.command, *arguments]
@@ -79,3 +79,8 @@ class ForeignPython:
                 raise
             output, errors = (reader.text() for reader in readers)
             return subprocess.CompletedProcess(command, status, output, errors)
+
+    def describe(self) -> str:
+        """Its version and processor in its own words, or what kept it from starting."""
+        answer = self.run("-c", "import platform; print(platform.python_version(), platform.machine())")
+        return answer.stdout.strip() or answer.stderr

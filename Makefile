@@ -24,15 +24,15 @@ export OMP_WAIT_POLICY ?= PASSIVE
 .DEFAULT_GOAL := help
 .PHONY: help environment modalities-environment wheel-environment hooks check test style contracts types lint format \
 	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo demo-baselines \
-	doctor wheels wheels-verify clean
+	doctor wheels wheels-verify windows-tests arm-tests clean
 
 help:
 	@echo "make check          before every commit, a minute: style, import contracts and the quick unit tests"
 	@echo "make test           everything: lint; unit, packaging, modalities, ComfyUI and GPU tests"
 	@echo "make faults         a fuzz of every input, and failures put into ComfyUI; results in docs/results/reliability.md"
-	@echo "make torch-tests    core, compiler and ComfyUI's calls with the oldest torch and two others (gigabytes of wheels)"
+	@echo "make torch-tests    core, compiler and ComfyUI's calls with the oldest torch and two others, as far as pip gets them"
 	@echo "make demo           sample a video in full precision, 8b and 4b; results in demo-output/"
-	@echo "make demo-baselines the same with the attentions that the paper compares with"
+	@echo "make demo-baselines the same with precise and the attentions that the paper compares with"
 	@echo "make doctor         say which attention backends can run on this machine, and why others cannot"
 	@echo "make lint           ruff, clang-format, import contracts and mypy"
 	@echo "make format         let ruff and clang-format format the code"
@@ -48,7 +48,8 @@ environment:
 
 check: style contracts quick-tests
 
-test: new-records lint unit-tests modalities-tests comfyui-tests gpu-tests
+# The GPU's tests come first: without a GPU all are skipped, and that should not be the last that is read.
+test: new-records lint gpu-tests unit-tests modalities-tests comfyui-tests
 	@$(RUN) -m tools.test_summary
 
 lint: style contracts types
@@ -91,7 +92,8 @@ modalities-tests: modalities-environment
 # Without a ComfyUI, or without a GPU, every test of the suite is skipped, which the summary says.
 comfyui-tests: environment
 	@folders="$$($(PYTHON) -m tools.comfyui.folders)" && \
-	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders; fi
+	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders \
+	  $(if $(COMFY_SAGE2_PACKS),--packs $(COMFY_SAGE2_PACKS)); fi
 	$(PYTEST) tests/comfyui
 
 # Both suites are also in `make test`; here they write their figures down.
@@ -105,14 +107,13 @@ faults: environment
 gpu-tests: environment
 	$(PYTEST) tests/gpu
 
-# Core, compiler and ComfyUI's calls with other versions of torch. Each environment may need gigabytes of wheels, which
-# pip finds in a folder that PIP_FIND_LINKS names.
-torch-tests: $(TORCH_VERSIONS:%=torch-tests-%)
+# What cannot be had is told. TORCH_MINUTES is for making the environments; 0 takes only those that are there.
+TORCH_MINUTES ?= 30
+torch-tests:
+	@$(PYTHON) -m tools.torch_tests --minutes $(TORCH_MINUTES) $(TORCH_VERSIONS)
 
-torch-tests-%: RUN = .venv-torch-$*/bin/python
 torch-tests-%:
-	@$(PYTHON) -m tools.environment --venv .venv-torch-$* --requirements requirements/torch-$*.txt
-	$(PYTEST) tests/unit/core tests/unit/comfyui_adapter
+	@$(PYTHON) -m tools.torch_tests --minutes $(TORCH_MINUTES) $*
 
 demo: environment
 	@$(PYTHON) -m tools.run_demo --venv $(VENV) --host-venv $(HOST_VENV)
@@ -126,7 +127,7 @@ doctor: environment
 wheel-environment:
 	@$(PYTHON) -m tools.environment --venv $(WHEEL_VENV) --requirements requirements/wheels.txt
 
-# Needs podman and the image that docs/releasing.md tells how to make.
+# Needs podman and the image that docs/dev/releasing.md tells how to make.
 wheels: wheel-environment
 	$(WHEEL_VENV)/bin/python -m tools.wheels.build_wheels
 	$(WHEEL_VENV)/bin/python -m tools.wheels.release_wheels
@@ -134,19 +135,15 @@ wheels: wheel-environment
 wheels-verify: wheel-environment
 	$(WHEEL_VENV)/bin/python -m tools.wheels.verify_wheels
 
-platforms-environment:
-	@$(PYTHON) -m tools.environment --venv $(PLATFORMS_VENV) --requirements requirements/platforms.txt
-
-# Windows CPythons under wine, and aarch64 ones under qemu. COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
+# Windows CPythons under wine, and aarch64 ones under qemu: safe to call anywhere, what cannot be had is told.
+# COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
 export ZIG_GLOBAL_CACHE_DIR ?= $(CURDIR)/build/zig-cache
 
-windows-tests: platforms-environment
-	$(PLATFORMS_VENV)/bin/python -m tools.platforms.windows_python
-	$(PLATFORMS_VENV)/bin/python -m pytest -q tests/platforms -k windows
+windows-tests:
+	@$(PYTHON) -m tools.platforms.suite windows --venv $(PLATFORMS_VENV)
 
-arm-tests: platforms-environment
-	$(PLATFORMS_VENV)/bin/python -m tools.platforms.arm_python
-	$(PLATFORMS_VENV)/bin/python -m pytest -q tests/platforms -k arm
+arm-tests:
+	@$(PYTHON) -m tools.platforms.suite arm --venv $(PLATFORMS_VENV)
 
 clean:
 	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(PLATFORMS_VENV) $(MODALITIES_VENV) .venv-torch-* build demo-output

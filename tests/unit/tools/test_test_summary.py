@@ -10,8 +10,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from suite_record import skipped_as_a_whole
 
+from tools import test_summary
 from tools.test_summary import summary
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -38,14 +40,30 @@ def test_the_last_line_tells_that_tests_ran() -> None:
     text, good = summary({"unit": suite(12), "gpu": suite(0, skipped=3, whole={"tests/gpu": {"no GPU": 3}})})
     assert good
     assert "*** NOT TESTED: TESTS/GPU (3 TESTS): no GPU ***" in text
-    assert text.splitlines()[-1] == "TESTS RAN: 12 passed, 0 failed, 3 skipped, 2 suites"
+    assert text.splitlines()[-1] == "tests: 12 passed, 0 failed, 3 skipped"
 
 
 def test_failures_and_nothing_at_all_are_no_success() -> None:
     assert not summary({"unit": suite(12, failed=1)})[1]
     assert not summary({"gpu": suite(0, skipped=3)})[1]
     text, good = summary({})
-    assert not good and text.splitlines()[-1].startswith("NO TEST RAN")
+    assert not good and text.splitlines()[-2:] == ["*** NO TEST RAN ***", "tests: 0 passed, 0 failed, 0 skipped"]
+
+
+def test_errors_count_as_failed() -> None:
+    broken = suite(3, failed=1)
+    broken["counts"]["error"] = 2
+    text, good = summary({"unit": broken, "windows": suite(4, skipped=1)})
+    assert not good and text.splitlines()[-1] == "tests: 7 passed, 3 failed, 1 skipped"
+
+
+def test_a_suite_that_could_not_be_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_summary, "FOLDER", tmp_path / "records")
+    told = test_summary.not_tested("torch-2.6", "pip has no network")
+    assert told == "*** NOT TESTED: TORCH-2.6: pip has no network ***"
+    written = json.loads((tmp_path / "records" / "torch-2.6.json").read_text(encoding="utf-8"))
+    text, good = summary({"unit": suite(12), "torch-2.6": written})
+    assert good and told in text and text.splitlines()[-1] == "tests: 12 passed, 0 failed, 0 skipped"
 
 
 SOME_TESTS = """

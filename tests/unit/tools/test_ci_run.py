@@ -1,0 +1,72 @@
+"""`.ci/run` ends with the counts of all tests, whatever became of the suites."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MAKE = """#!{python}
+import json, sys
+from pathlib import Path
+with open("goals", "a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\\n")
+if sys.argv[1] == "new-records":
+    sys.exit()
+Path("build/test-suites").mkdir(parents=True)
+for suite, counts in {records}.items():
+    record = {{"counts": dict(error=0, **counts), "skipped": {{}}, "skipped_as_a_whole": {{}}}}
+    Path("build/test-suites", suite + ".json").write_text(json.dumps(record))
+print("make: something went wrong" if {status} else "", file=sys.stderr)
+sys.exit({status})
+"""
+GOOD = {"gpu": dict(passed=0, failed=0, skipped=9), "unit": dict(passed=5, failed=0, skipped=1)}
+BAD = {**GOOD, "windows": dict(passed=1, failed=2, skipped=0)}
+
+
+@pytest.mark.skipif(os.name == "nt", reason=".ci/run is a script for sh")
+@pytest.mark.parametrize(
+    "records, status, last",
+    [
+        (GOOD, 0, "tests: 5 passed, 0 failed, 10 skipped"),
+        (GOOD, 2, "tests: 5 passed, 0 failed, 10 skipped"),
+        (BAD, 2, "tests: 6 passed, 2 failed, 10 skipped"),
+        ({}, 2, "tests: 0 passed, 0 failed, 0 skipped"),
+    ],
+    ids=["good", "no test failed, but something else did", "bad", "nothing ran"],
+)
+def test_the_last_line_counts_all_tests(
+    tmp_path: Path, records: dict[str, dict[str, int]], status: int, last: str
+) -> None:
+    for path in (".ci/run", "tools/__init__.py", "tools/test_summary.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    make = tmp_path / "bin" / "make"
+    make.parent.mkdir()
+    make.write_text(MAKE.format(python=sys.executable, records=json.dumps(records), status=status))
+    make.chmod(0o755)
+    environment = os.environ | {"PATH": f"{make.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        [tmp_path / ".ci" / "run"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.stdout.endswith(f"{last}\n"), done.stdout
+    assert (done.returncode == 0) == (status == 0 and records == GOOD)
+    assert ("FAILED, see above" in done.stdout) == (status != 0)
+
+
+def test_every_suite_is_asked_for_and_the_skipped_one_first() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    found = re.search(r"^make -k (.*) </dev/null", script, re.MULTILINE)
+    assert found is not None
+    goals = found[1].split()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    suites = set(re.findall(r"\b([a-z]+-tests)\b(?= .*:|:)", makefile)) - {"quick-tests"}
+    assert set(goals) == {"lint", *suites}
+    assert goals[:2] == ["lint", "gpu-tests"]

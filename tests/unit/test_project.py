@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def test_every_node_that_reports_a_text_shows_it() -> None:
     reporting = set()
     for module in (
         "nodes.py",
+        "comfy_sage2/comfyui/nodes/auto_policy.py",
         "comfy_sage2/comfyui/nodes/policy.py",
         "comfy_sage2/comfyui/nodes/capture.py",
         "lab/nodes.py",
@@ -59,3 +61,25 @@ def test_every_node_that_reports_a_text_shows_it() -> None:
 def test_the_changelog_has_the_version() -> None:
     sections = re.findall(r"^## \[(.+?)\]", text("CHANGELOG.md"), re.MULTILINE)
     assert sections[0] == comfy_sage2.__version__
+
+
+def test_the_workflows_of_github_name_what_there_is() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    architectures = set(json.loads(text("csrc/architectures.json"))["architectures"])
+    checks, wheels = text(".github/workflows/checks.yml"), text(".github/workflows/wheels.yml")
+    made = set(re.findall(r"\bmake ([a-z-]+)", checks + wheels))
+    assert made and made <= targets
+    modules = re.findall(r"python -m (tools[\w.]+)", wheels)
+    files = re.findall(r"\b((?:requirements|packages)/[\w/.-]+\.\w+)", checks + wheels)
+    assert modules and files
+    for name in (*(module.replace(".", "/") + ".py" for module in modules), *files):
+        assert (REPOSITORY / name).is_file(), name
+    built = re.search(r"architecture: \[(.*?)\]", wheels)
+    assert built is not None and set(built[1].split(", ")) == architectures
+    assert set(re.findall(r"check_wheel\.py (\w+)", wheels)) == architectures
+    assert set(re.findall(r"comfy-sage2-(sm\d+)", wheels)) == architectures
+    tested = re.search(r'python: \["3\.10".*\]', wheels)
+    assert tested is not None
+    versions = {version.replace(".", "") for version in re.findall(r'"([\d.]+)"', tested[0])}
+    cpythons = re.search(r"cp31\{(.*?)\}", text("packages/kernels/pyproject.toml.in"))
+    assert cpythons is not None and versions == {f"31{minor}" for minor in cpythons[1].split(",")}

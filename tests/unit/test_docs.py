@@ -207,6 +207,7 @@ def test_results_of_a_bench() -> None:
         "accuracy": {"sm90 8b": {"gaussian": {"cosine": 0.9993, "relative_l1": 0.0378, "rmse": 1e-3}}},
         "speed": [speed | {"candidate": "sm90 8b"}, peer | {"candidate": "torch flash"}],
         "sustained": [],
+        "ablations": [],
     }  # fmt: skip
     page = bench_page(document, "python -m comfy_sage2 bench", "2026-11-22")
     assert quotes.table_below(page, "Speed") == [

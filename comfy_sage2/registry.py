@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .backends.base import AttentionRequest, Backend
 from .backends.exact import EXACT_ATTENTIONS
 from .backends.kernels import KERNELS
@@ -84,3 +86,13 @@ def explain(request: AttentionRequest) -> dict[str, str | None]:
     Kernels are left out of what is said about mode "exact", and exact attentions of what is said about the others.
     """
     return {backend.name: backend.reason_against(request) for backend in candidates(request)}
+
+
+def first_able(explained: Mapping[str, str | None], wanted: str | None) -> tuple[str | None, dict[str, str]]:
+    """Of what `explain` says: the first backend that can run the call, or None, and why others cannot.
+
+    wanted: the only one that counts, by its name; None: the accelerated ones.
+    """
+    counting = [name for name in explained if (get(name).accelerated if wanted is None else name == wanted)]
+    reasons = {name: reason for name in counting if (reason := explained[name]) is not None}
+    return next((name for name in counting if name not in reasons), None), reasons

@@ -19,19 +19,19 @@ log = logging.getLogger("comfy_sage2")
 NAME = "sageattention"
 PATH = Path(__file__).resolve().parent / "path"  # holds the module of that name
 BACKEND_VARIABLE = "COMFY_SAGE2_SAGEATTENTION_BACKEND"
-AUTOMATIC = "auto"
+AUTOMATIC = "auto"  # an accelerated backend
 REFERENCE = "reference"
 
 
-def wanted_backend() -> str:
-    """What the user asks for: "auto", or "reference" for comparisons. ValueError for another value of the variable."""
+def wanted_backend() -> str | None:
+    """The backend that the user asks for: None for "auto", "reference" for comparisons; ValueError for other values."""
     wanted = os.environ.get(BACKEND_VARIABLE) or AUTOMATIC
     if wanted not in (AUTOMATIC, REFERENCE):
         raise ValueError(
             f"[SA-601] the environment variable {BACKEND_VARIABLE} must be {AUTOMATIC} or {REFERENCE}, "
             f"got {quoted(wanted)}"
         )
-    return wanted
+    return None if wanted == AUTOMATIC else wanted
 
 
 def serving() -> tuple[str | None, str | None]:
@@ -44,11 +44,10 @@ def serving() -> tuple[str | None, str | None]:
     reason = None
     for device in _devices():
         explained = registry.explain(AttentionRequest.ordinary(device, AttentionOptions()))
-        reasons = {name: why for name, why in explained.items() if registry.get(name).accelerated}
-        served = next((name for name, why in reasons.items() if why is None), None)
+        served, reasons = registry.first_able(explained, None)
         if served is not None:
             return served, None
-        reason = reason or "; ".join(dict.fromkeys(filter(None, reasons.values())))
+        reason = reason or "; ".join(dict.fromkeys(reasons.values()))
     return None, reason or "[SA-112] this installation has no accelerated backend"
 
 

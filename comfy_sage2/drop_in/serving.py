@@ -22,7 +22,7 @@ from ..attention import OPTIONS_SCHEMA, attention, explain
 from ..backends.base import empty_output
 from ..options import EXACT, AttentionOptions
 from ..text import one_line
-from .offer import AUTOMATIC, wanted_backend
+from .offer import wanted_backend
 
 log = logging.getLogger("comfy_sage2")
 
@@ -132,19 +132,12 @@ def _choose(
 def _decide(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, options: AttentionOptions
 ) -> _Choice:
-    wanted = wanted_backend()
     try:
         explained = explain(q, k, v, attn_mask=mask, options=options)
     except (TypeError, ValueError) as error:  # torch may take what the attention API refuses
         return _Choice(None, str(error))
-    if wanted == AUTOMATIC:
-        candidates = {name: reason for name, reason in explained.items() if registry.get(name).accelerated}
-    else:
-        candidates = {wanted: explained[wanted]}
-    for name, reason in candidates.items():
-        if reason is None:
-            return _Choice(name, None)
-    return _Choice(None, "; ".join(dict.fromkeys(map(str, candidates.values()))))
+    served, reasons = registry.first_able(explained, wanted_backend())
+    return _Choice(served, None if served is not None else "; ".join(dict.fromkeys(reasons.values())))
 
 
 def _torch(

@@ -144,7 +144,7 @@ class Patch:
     ) -> tuple[str | None, str]:
         """The backend for a call; when there is none, None and why."""
         try:
-            reasons = explain(
+            explained = explain(
                 *tensors,
                 attn_mask=attn_mask,
                 backend=self._backend,
@@ -154,11 +154,9 @@ class Patch:
             )
         except (TypeError, ValueError) as error:
             return None, str(error)
-        if self._backend is None:
-            reasons = {name: reason for name, reason in reasons.items() if registry.get(name).accelerated}
-        for name, reason in reasons.items():
-            if reason is None:
-                return name, ""
+        served, reasons = registry.first_able(explained, self._backend)
+        if served is not None:
+            return served, ""
         listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         return None, listed or "this installation has no accelerated backend"
 

@@ -253,21 +253,15 @@ def _picked(explained: dict[str, str | None] | str, backend: str, options: Atten
     """The first candidate of `backend`, the user's choice, that has no reason against it."""
     if isinstance(explained, str):
         return Outcome(reason=explained)
-    if backend == AUTO:
-        candidates = {name: reason for name, reason in explained.items() if registry.get(name).accelerated}
-    else:
-        candidates = {backend: explained[backend]}
-    for name, reason in candidates.items():
-        if reason is None:
-            return Outcome(name, options)
-    return Outcome(
-        reason=_joined(candidates) if candidates else "[SA-112] this installation has no accelerated backend"
-    )
+    served, reasons = registry.first_able(explained, None if backend == AUTO else backend)
+    if served is not None:
+        return Outcome(served, options)
+    return Outcome(reason=_joined(reasons) if reasons else "[SA-112] this installation has no accelerated backend")
 
 
-def _joined(reasons: dict[str, str | None]) -> str:
+def _joined(reasons: dict[str, str]) -> str:
     """The reasons of several backends in one line; a reason that all share stands once."""
     distinct = set(reasons.values())
     if len(distinct) == 1:
-        return str(distinct.pop())
+        return distinct.pop()
     return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

@@ -16,6 +16,15 @@ from ..options import AttentionOptions, check_choice
 from ..text import quoted
 from .serving import Result, attend
 
+__all__ = [
+    "sageattn",
+    "sageattn_qk_int8_pv_fp8_cuda",
+    "sageattn_qk_int8_pv_fp8_cuda_sm90",
+    "sageattn_qk_int8_pv_fp16_cuda",
+    "sageattn_qk_int8_pv_fp16_triton",
+    "sageattn_varlen",
+]
+
 _LAYOUTS = {"HND": "BHND", "NHD": "BNHD"}
 # Their accumulators of P V -> ours. Where V is not quantized ours are FP32, which is closer than FP16.
 _ACCUMULATORS = {"fp32": "fp32", "fp32+fp32": "fp32", "fp32+fp16": "auto", "fp16": "fp32", "fp16+fp32": "fp32"}
@@ -50,18 +59,7 @@ def sageattn(
     **others: Any,
 ) -> Result:
     """Mode "8b" in the form of a new *SageAttention2* node: INT8 Q and K, rotated, V in FP8."""
-    return _call(
-        "8b",
-        q,
-        k,
-        v,
-        others,
-        tensor_layout=tensor_layout,
-        is_causal=is_causal,
-        sm_scale=sm_scale,
-        return_lse=return_lse,
-        attn_mask=attn_mask,
-    )
+    return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, others)
 
 
 def sageattn_qk_int8_pv_fp8_cuda(
@@ -81,22 +79,8 @@ def sageattn_qk_int8_pv_fp8_cuda(
     **others: Any,
 ) -> Result:
     """As `sageattn`; "fp32+fp16" takes the accumulators that suit the card."""
-    return _call(
-        "8b",
-        q,
-        k,
-        v,
-        others,
-        tensor_layout=tensor_layout,
-        is_causal=is_causal,
-        sm_scale=sm_scale,
-        return_lse=return_lse,
-        attn_mask=attn_mask,
-        pv_accum_dtype=pv_accum_dtype,
-        qk_quant_gran=qk_quant_gran,
-        smooth_k=smooth_k,
-        smooth_v=smooth_v,
-    )
+    own = {"pv_accum_dtype": pv_accum_dtype, "qk_quant_gran": qk_quant_gran, "smooth_k": smooth_k, "smooth_v": smooth_v}
+    return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
 
 
 def sageattn_qk_int8_pv_fp8_cuda_sm90(
@@ -115,21 +99,8 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
     **others: Any,
 ) -> Result:
     """As `sageattn`, on every GPU that has kernels."""
-    return _call(
-        "8b",
-        q,
-        k,
-        v,
-        others,
-        tensor_layout=tensor_layout,
-        is_causal=is_causal,
-        sm_scale=sm_scale,
-        return_lse=return_lse,
-        attn_mask=attn_mask,
-        pv_accum_dtype=pv_accum_dtype,
-        qk_quant_gran=qk_quant_gran,
-        smooth_k=smooth_k,
-    )
+    own = {"pv_accum_dtype": pv_accum_dtype, "qk_quant_gran": qk_quant_gran, "smooth_k": smooth_k}
+    return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
 
 
 def sageattn_qk_int8_pv_fp16_cuda(
@@ -149,22 +120,8 @@ def sageattn_qk_int8_pv_fp16_cuda(
     **others: Any,
 ) -> Result:
     """Mode "precise": INT8 Q and K, V in 16 bits."""
-    return _call(
-        "precise",
-        q,
-        k,
-        v,
-        others,
-        tensor_layout=tensor_layout,
-        is_causal=is_causal,
-        sm_scale=sm_scale,
-        return_lse=return_lse,
-        attn_mask=attn_mask,
-        pv_accum_dtype=pv_accum_dtype,
-        qk_quant_gran=qk_quant_gran,
-        smooth_k=smooth_k,
-        smooth_v=smooth_v,
-    )
+    own = {"pv_accum_dtype": pv_accum_dtype, "qk_quant_gran": qk_quant_gran, "smooth_k": smooth_k, "smooth_v": smooth_v}
+    return _call("precise", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
 
 
 def sageattn_qk_int8_pv_fp16_triton(
@@ -181,20 +138,8 @@ def sageattn_qk_int8_pv_fp16_triton(
     **others: Any,
 ) -> Result:
     """Mode "precise": INT8 Q and K, V in 16 bits. Nothing here needs Triton."""
-    return _call(
-        "precise",
-        q,
-        k,
-        v,
-        others,
-        tensor_layout=tensor_layout,
-        is_causal=is_causal,
-        sm_scale=sm_scale,
-        return_lse=return_lse,
-        attn_mask=attn_mask,
-        quantization_backend=quantization_backend,
-        smooth_k=smooth_k,
-    )
+    own = {"quantization_backend": quantization_backend, "smooth_k": smooth_k}
+    return _call("precise", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
 
 
 def sageattn_varlen(*args: object, **kwargs: object) -> NoReturn:
@@ -206,42 +151,49 @@ def sageattn_varlen(*args: object, **kwargs: object) -> NoReturn:
 
 
 def _call(
-    mode: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, others: Mapping[str, Any], **arguments: Any
+    mode: str,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    tensor_layout: str,
+    is_causal: bool,
+    sm_scale: float | None,
+    return_lse: bool,
+    attn_mask: torch.Tensor | None,
+    others: Mapping[str, Any],
 ) -> Result:
-    """One call. arguments: a function's own, by name; others: what it was given beyond them."""
-    _add(arguments, others)
-    for name in [name for name in arguments if name in _WITHOUT_EFFECT]:
-        _require_no_effect(name, arguments.pop(name))
-    layout = arguments.pop("tensor_layout")
-    check_choice("tensor_layout", layout, _LAYOUTS)
-    accumulator = arguments.pop("pv_accum_dtype", "fp32+fp16")
+    """One call. others: by their names the arguments that not all of the functions have."""
+    given: dict[str, Any] = {"is_causal": is_causal, "sm_scale": sm_scale}
+    _add(given, others)
+    for name in [name for name in given if name in _WITHOUT_EFFECT]:
+        _require_no_effect(name, given.pop(name))
+    check_choice("tensor_layout", tensor_layout, _LAYOUTS)
+    accumulator = given.pop("pv_accum_dtype", "fp32+fp16")
     check_choice("pv_accum_dtype", accumulator, _ACCUMULATORS)
-    mask = arguments.pop("attn_mask")
     options = AttentionOptions(
         mode=mode,
-        smooth_v=bool(arguments.pop("smooth_v", False)) and mode != "precise",
-        is_causal=bool(arguments.pop("is_causal")),
-        scale=arguments.pop("sm_scale"),
-        layout=_LAYOUTS[layout],
-        return_lse=bool(arguments.pop("return_lse")),
+        smooth_v=bool(given.pop("smooth_v", False)) and mode != "precise",
+        is_causal=bool(given.pop("is_causal")),
+        scale=given.pop("sm_scale"),
+        layout=_LAYOUTS[tensor_layout],
+        return_lse=bool(return_lse),
         pv_accumulator="fp32" if mode == "precise" else _ACCUMULATORS[accumulator],
         rotate=True,
     )
-    if arguments:
-        raise TypeError(f"[SA-602] this pack's sageattention does not know the arguments {', '.join(arguments)}")
-    return attend(q, k, v, mask, options)
+    if given:
+        raise TypeError(f"[SA-602] this pack's sageattention does not know the arguments {', '.join(given)}")
+    return attend(*qkv, attn_mask, options)
 
 
-def _add(arguments: dict[str, Any], others: Mapping[str, Any]) -> None:
-    """Put `others` into `arguments`, by the names that they have here."""
+def _add(given: dict[str, Any], others: Mapping[str, Any]) -> None:
+    """Put `others` into `given`, by the names that they have here."""
     for name, value in others.items():
         known = _ALIASES.get(name, name)
         if known == name:
-            arguments[name] = value
+            given[name] = value
         elif value is not None:  # None leaves it open, as it is without it
-            if arguments[known] not in (None, False, value):
-                raise TypeError(f"[SA-602] {name} and {known} say different things: {value!r}, {arguments[known]!r}")
-            arguments[known] = value
+            if given[known] not in (None, False, value):
+                different = f"{quoted(value)}, {quoted(given[known])}"
+                raise TypeError(f"[SA-602] {name} and {known} say different things: {different}")
+            given[known] = value
 
 
 def _require_no_effect(name: str, value: object) -> None:

@@ -81,7 +81,19 @@ def attend(
     """The output in q's layout, and with `options.return_lse` the LSE too.
 
     mask: None, or bool (True = attend) or additive float that broadcasts to (B, H, Nq, Nkv).
+
+    Raises:
+        TypeError: a mask of integers, which could mean either.
+        ValueError: tensors that are not 4-D, or of different head_dims.
     """
+    if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise TypeError(
+            f"[SA-204] attn_mask must be bool (True = attend) or additive floating point, got {mask.dtype}; "
+            "a mask of 0 and 1 becomes the former with attn_mask.bool()"
+        )
+    if not q.dim() == k.dim() == v.dim() == 4 or v.shape[3] != q.shape[3]:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
+        raise ValueError(f"[SA-201] q, k and v must have 4 dimensions, of which the last is the same, got {shapes}")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)) and not options.return_lse:
         calls.count(TORCH, "[SA-307] the call needs gradients, and quantized attention has none")
         return _torch(q, k, v, mask, options)

@@ -146,6 +146,45 @@ def test_wrong_values_are_named(options: dict[str, Any]) -> None:
         functions.sageattn_qk_int8_pv_fp8_cuda(*inputs(), **options)
 
 
+@pytest.mark.parametrize("backend", ["reference", "no_kernels"])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+def test_masks_of_integers_are_refused(
+    backend: str, is_causal: bool, dtype: torch.dtype, request: pytest.FixtureRequest
+) -> None:
+    """1 for "attend" is no additive mask, which would shift the scores by 1."""
+    request.getfixturevalue(backend)
+    mask = (torch.rand(2, 1, 40, 72) < 0.5).to(dtype)
+    with pytest.raises(TypeError, match="SA-204"):
+        functions.sageattn(*inputs(), attn_mask=mask, is_causal=is_causal)
+
+
+def test_tensors_without_an_output_of_qs_shape_are_refused() -> None:
+    q, k, v = inputs()
+    for given in ((q[0], k[0], v[0]), (q, k, v[..., :32]), (q, k, v[..., :1])):
+        with pytest.raises(ValueError, match="SA-201"):
+            functions.sageattn(*given)
+
+
+def test_the_parameters_are_in_the_order_of_the_real_package() -> None:
+    """Packs pass some of them by position."""
+    order = {
+        "sageattn": "tensor_layout is_causal sm_scale return_lse",
+        "sageattn_qk_int8_pv_fp8_cuda": "tensor_layout is_causal qk_quant_gran sm_scale pv_accum_dtype smooth_k "
+        "smooth_v return_lse",
+        "sageattn_qk_int8_pv_fp16_triton": "tensor_layout quantization_backend is_causal attn_mask sm_scale smooth_k "
+        "return_lse",
+    }
+    for name, parameters in order.items():
+        found = inspect.signature(getattr(functions, name)).parameters.values()
+        assert [one.name for one in found if one.kind == one.POSITIONAL_OR_KEYWORD] == [
+            "q",
+            "k",
+            "v",
+            *parameters.split(),
+        ]
+
+
 def test_varlen_is_refused_with_a_reason() -> None:
     q = torch.randn(10, 4, 64)
     lengths = torch.tensor([0, 4, 10], dtype=torch.int32)

@@ -152,12 +152,14 @@ def test_where_nothing_serves_it_is_missing_and_the_log_says_why_once(
     assert "found: None" in printed
 
 
-def test_a_broken_library_is_a_missing_module(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", ["ImportError", "AttributeError", "OSError"])
+def test_a_broken_library_is_a_missing_module(tmp_path: Path, error: str) -> None:
+    """ComfyUI takes an ImportError alone for a missing module, and any other error ends its start."""
     copy = tmp_path / "pack"
     (copy / "comfy_sage2" / "drop_in" / "path" / "sageattention").mkdir(parents=True)
     for name in ("prestartup_script.py", "comfy_sage2/drop_in/path/sageattention/__init__.py"):
         (copy / name).write_bytes((REPOSITORY / name).read_bytes())
-    (copy / "comfy_sage2" / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
+    (copy / "comfy_sage2" / "__init__.py").write_text(f"raise {error}('broken on purpose')\n")
     printed = run(tmp_path, IMPORT, script=copy / "prestartup_script.py")
     assert "missing: sageattention" in printed and "SA-111" in printed and "broken on purpose" in printed
 

@@ -31,30 +31,15 @@ def _import_library() -> None:
 _reason: str | None
 try:
     _import_library()
-    from comfy_sage2.drop_in.functions import (
-        sageattn,
-        sageattn_qk_int8_pv_fp8_cuda,
-        sageattn_qk_int8_pv_fp8_cuda_sm90,
-        sageattn_qk_int8_pv_fp16_cuda,
-        sageattn_qk_int8_pv_fp16_triton,
-        sageattn_varlen,
-    )
+    from comfy_sage2.drop_in.functions import *  # noqa: F403  # its __all__ is the interface
+    from comfy_sage2.drop_in.functions import __all__ as __all__
     from comfy_sage2.drop_in.offer import refusal
-except ImportError as error:
-    _reason = f"[SA-111] comfy_sage2 could not be imported ({error})"
-    logging.getLogger("comfy_sage2").error("SageAttention2: %s", _reason)
-else:
+
     _reason = refusal()
+except Exception as error:  # whatever an unusual torch or a broken driver raises: ComfyUI would not start
+    _reason = f"[SA-111] comfy_sage2 could not be imported ({type(error).__name__}: {error})"
+    logging.getLogger("comfy_sage2").exception("SageAttention2: %s", _reason)
 if _reason is not None:
     with contextlib.suppress(ValueError):  # so that whoever only looks for it finds none either
         sys.path.remove(str(Path(__file__).parents[1]))
     raise ModuleNotFoundError(_reason, name="sageattention")
-
-__all__ = [
-    "sageattn",
-    "sageattn_qk_int8_pv_fp8_cuda",
-    "sageattn_qk_int8_pv_fp8_cuda_sm90",
-    "sageattn_qk_int8_pv_fp16_cuda",
-    "sageattn_qk_int8_pv_fp16_triton",
-    "sageattn_varlen",
-]

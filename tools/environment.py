@@ -13,15 +13,19 @@ import hashlib
 import importlib.util
 import os
 import platform
+import subprocess
 import sys
+import time
 import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .fetching import Unavailable, seconds_left
 from .progress import Activity, run_showing
 
 OLDEST_PYTHON = (3, 10)
 STAMP = "environment.sha256"
+UNFINISHED = "environment.unfinished"  # is there while pip works: what a killed pip leaves looks installed
 PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
 
 
@@ -43,52 +47,73 @@ class Environment:
 
     @property
     def is_current(self) -> bool:
-        """Whether the environment was completed for exactly these contents."""
+        """Whether the environment was completed for exactly these contents, and its Python is still there."""
         stamp = self.folder / STAMP
-        return stamp.is_file() and stamp.read_text(encoding="utf-8") == self._fingerprint
+        if not stamp.is_file() or (self.folder / UNFINISHED).exists() or not self.python.exists():
+            return False
+        return stamp.read_text(encoding="utf-8") == self._fingerprint
 
     @property
-    def _is_of_this_python(self) -> bool:
-        """Whether pip can go on in the environment that there is; one of another Python is made anew."""
+    def _can_go_on(self) -> bool:
+        """Whether pip can go on in the environment that there is; a half-made or another Python's is made anew."""
         settings = self.folder / "pyvenv.cfg"
-        if not settings.is_file():
+        if not settings.is_file() or (self.folder / UNFINISHED).exists():
             return False
         return f"version = {platform.python_version()}\n" in settings.read_text(encoding="utf-8")
 
-    def make(self, title: str, *steps: Sequence[str], settle: Callable[[], None] = lambda: None) -> None:
+    def make(
+        self,
+        title: str,
+        *steps: Sequence[str],
+        settle: Callable[[], None] = lambda: None,
+        seconds: float | None = None,
+    ) -> None:
         """Install unless that is done: each of `steps` is the arguments of one `pip install`.
 
-        settle: what has to be done after pip. SystemExit when this Python cannot make environments, or pip fails.
+        settle: what has to be done after pip. seconds: the longest that it may take. Unavailable when this Python
+        cannot make environments, the disk is full, pip fails, or there is no time left.
         """
         if self.is_current:
             return
         _check_python()
-        with Activity(title) as activity:
-            activity("creating the environment")
-            venv.EnvBuilder(with_pip=True, clear=not self._is_of_this_python).create(self.folder)
-            for step in steps:
-                _pip(self.python, step, activity)
-            settle()
-        (self.folder / STAMP).write_text(self._fingerprint, encoding="utf-8")
+        end = None if seconds is None else time.monotonic() + seconds
+        try:
+            with Activity(title) as activity:
+                activity("creating the environment")
+                venv.EnvBuilder(with_pip=True, clear=not self._can_go_on).create(self.folder)
+                (self.folder / UNFINISHED).touch()
+                for step in steps:
+                    self._pip(step, activity, None if end is None else max(end - time.monotonic(), 0.0))
+                settle()
+            (self.folder / STAMP).write_text(self._fingerprint, encoding="utf-8")
+            (self.folder / UNFINISHED).unlink()
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Unavailable(f"{self.folder} cannot be made: {error}") from error
+
+    def _pip(self, arguments: Sequence[str], activity: Activity, seconds: float | None) -> None:
+        """Run pip, showing its latest line; when it fails all its lines, and Unavailable."""
+        command = [str(self.python), *PIP, *arguments]
+        try:
+            status, lines = run_showing(command, activity, seconds=seconds_left(seconds))
+        except TimeoutError:
+            raise Unavailable(f"{self.folder} was not made in time") from None
+        if status == 0:
+            return
+        if (self.folder / STAMP).exists():
+            # It was complete for other contents, and is again what it was.
+            (self.folder / UNFINISHED).unlink()
+        sys.stderr.write("\n" + "".join(lines))
+        raise Unavailable(f"pip failed with exit status {status}: {' '.join(command)}")
 
 
 def _check_python() -> None:
     if sys.version_info < OLDEST_PYTHON:
-        raise SystemExit(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}; run make with PYTHON=…")
+        raise Unavailable(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}; run make with PYTHON=…")
     if importlib.util.find_spec("ensurepip") is None:
-        raise SystemExit(
+        raise Unavailable(
             f"{sys.executable} cannot make virtual environments (no ensurepip): install python3-venv, "
             "or run make with PYTHON=… naming another Python"
         )
-
-
-def _pip(python: Path, arguments: Sequence[str], activity: Activity) -> None:
-    """Run pip, showing its latest line; all its lines, and SystemExit, when it fails."""
-    command = [str(python), *PIP, *arguments]
-    status, lines = run_showing(command, activity)
-    if status != 0:
-        sys.stderr.write("\n" + "".join(lines))
-        raise SystemExit(f"pip failed with exit status {status}: {' '.join(command)}")
 
 
 def main() -> int:

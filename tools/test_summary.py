@@ -9,6 +9,7 @@ or when none ran: a run without tests is no success.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "test-suites"
+SUITE = "COMFY_SAGE2_TEST_SUITE"  # names the suite under which a run of pytest is recorded
 
 
 def summary(records: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
@@ -39,11 +41,20 @@ def summary(records: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
 
 
 def not_tested(suite: str, reason: str) -> str:
-    """Record that nothing of a suite could be run here, and why; the line that says so."""
+    """Record that nothing of a suite could be run here, and why; the line that says so.
+
+    Where the disk is too full for the record, the line is all there is.
+    """
     counts = dict.fromkeys(("passed", "failed", "error", "skipped"), 0)
     record = {"counts": counts, "skipped": {}, "skipped_as_a_whole": {suite: {reason: 0}}}
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{suite}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    path = FOLDER / f"{suite}.json"
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        reason += f" (and this cannot be recorded: {error})"
     return _not_tested(suite, reason, 0)
 
 
@@ -57,13 +68,26 @@ def _in_words(counts: Mapping[str, int]) -> str:
     return f"{counts['passed']} passed, {failed} failed, {counts['skipped']} skipped"
 
 
+def read(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The records in the order in which they were written, by suite, and the paths of those that cannot be read."""
+    records, unreadable = {}, []
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime):
+        try:
+            records[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            unreadable.append(str(path))
+    return records, unreadable
+
+
 def main() -> int:
     """The command."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    paths = sorted(FOLDER.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    text, good = summary({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths})
+    records, unreadable = read(FOLDER)
+    for path in unreadable:
+        print(f"*** {path} CANNOT BE READ: THE SUITE WAS STOPPED OR THE DISK IS FULL ***")
+    text, good = summary(records)
     print(text)
-    return 0 if good else 1
+    return 0 if good and not unreadable else 1
 
 
 if __name__ == "__main__":

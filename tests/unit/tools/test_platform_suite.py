@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tools import suite as suites
 from tools import test_summary
+from tools.fetching import Unavailable
 from tools.platforms import arm_python, debian, suite, windows_python
-from tools.platforms.fetching import Unavailable, fetch
+from tools.platforms.foreign_python import ForeignPython
 
 
 @pytest.fixture
@@ -51,22 +53,78 @@ def test_packages_that_cannot_be_installed_are_told(
     records: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:  # fmt: skip
+    def make(folder: Path, requirements: Path) -> None:
+        raise Unavailable(f"{requirements.name}: no network")
+
     monkeypatch.setattr(windows_python, "missing_tools", list)
+    monkeypatch.setattr(suites, "make_environment", make)
     assert suite.run_in_environment("windows", tmp_path) == 0
-    assert "*** NOT TESTED: WINDOWS: platforms.txt cannot be installed" in capsys.readouterr().out
-    assert len(commands) == 1 and "tools.environment" in commands[0]
+    assert "*** NOT TESTED: WINDOWS: platforms.txt: no network ***" in capsys.readouterr().out
+    assert not commands
 
 
-def test_a_download_that_fails_is_told(
-    records: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("Debian's CPython 3.13 for arm64 cannot be fetched: no route to host"),
+        OSError(28, "No space left on device"),
+        subprocess.TimeoutExpired(["wineboot"], 900),
+        zipfile.BadZipFile("File is not a zip file"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_interpreters_that_cannot_be_put_together_are_told(
+    error: BaseException,
+    records: Path,
+    commands: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def prepare() -> None:
-        raise Unavailable("Debian's CPython 3.13 for arm64 cannot be fetched: no route to host")
+        raise error
 
     monkeypatch.setattr(arm_python, "prepare", prepare)
     assert suite.run("arm") == 0
-    assert "*** NOT TESTED: ARM: Debian's CPython 3.13 for arm64" in capsys.readouterr().out
+    assert f"*** NOT TESTED: ARM: {error} ***" in capsys.readouterr().out
     assert not commands and (records / "arm.json").exists()
+
+
+def test_a_download_that_was_stopped_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(what: str, command: list[str]) -> str:
+        folder = Path(command[command.index("--dest") + 1])
+        assert not folder.exists()
+        folder.mkdir(parents=True)
+        (folder / "panda3d.whl").write_bytes(b"half" if not attempts else b"whole")
+        attempts.append(folder)
+        if len(attempts) == 1:
+            raise Unavailable("the power is gone")
+        return ""
+
+    attempts: list[Path] = []
+    monkeypatch.setattr(windows_python, "fetch", download)
+    with pytest.raises(Unavailable):
+        windows_python._carrier("3.12", tmp_path)
+    for _ in range(2):
+        assert windows_python._carrier("3.12", tmp_path).read_bytes() == b"whole"
+    assert len(attempts) == 2
+
+
+def test_an_installation_that_was_stopped_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "windows-3.12" / "Lib" / "site-packages"
+    (site / "torch").mkdir(parents=True)
+    requirements = tmp_path / "windows.txt"
+    requirements.write_text("torch==2\n")
+    seen: list[list[Path]] = []
+
+    def installing(what: str, command: list[str]) -> str:
+        seen.append(list(site.iterdir()))
+        return ""
+
+    monkeypatch.setattr(windows_python, "fetch", installing)
+    python = ForeignPython(windows_python.PLATFORM, "3.12", ("wine",))
+    for _ in range(2):
+        windows_python.install(python, requirements, tmp_path)
+    assert seen == [[]]
 
 
 def test_a_failing_test_is_a_failure(
@@ -76,15 +134,6 @@ def test_a_failing_test_is_a_failure(
     assert suite.run("arm") == 3
     assert "pytest" in commands[0] and commands[0][-2:] == ["-k", "arm"]
     assert "NOT TESTED" not in capsys.readouterr().out
-
-
-def test_a_failed_fetch_names_what_and_why() -> None:
-    code = "import sys; print('hello'); sys.stderr.write('first\\nthe index is down\\n'); sys.exit(4)"
-    with pytest.raises(Unavailable, match=r"^the wheel cannot be fetched: the index is down$"):
-        fetch("the wheel", [sys.executable, "-c", code])
-    with pytest.raises(Unavailable, match=r"^the wheel cannot be fetched: .*no-such-program"):
-        fetch("the wheel", ["no-such-program"])
-    assert fetch("the wheel", [sys.executable, "-c", "print('here')"]) == "here\n"
 
 
 def test_a_machine_without_a_debian_mirror_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import suite_record
 from suite_record import skipped_as_a_whole
 
 from tools import test_summary
@@ -64,6 +65,31 @@ def test_a_suite_that_could_not_be_run_is_named(tmp_path: Path, monkeypatch: pyt
     written = json.loads((tmp_path / "records" / "torch-2.6.json").read_text(encoding="utf-8"))
     text, good = summary({"unit": suite(12), "torch-2.6": written})
     assert good and told in text and text.splitlines()[-1] == "tests: 12 passed, 0 failed, 0 skipped"
+
+
+def test_a_record_that_was_not_finished_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(test_summary, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["test_summary"])
+    (tmp_path / "unit.json").write_text(json.dumps(suite(12)))
+    assert test_summary.main() == 0
+    (tmp_path / "comfyui.json").write_text('{"counts": {"pas')
+    assert test_summary.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "tests: 12 passed, 0 failed, 0 skipped"
+    assert any("comfyui.json CANNOT BE READ" in line for line in lines)
+
+
+def test_what_cannot_be_recorded_is_told_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(test_summary, "FOLDER", tmp_path / "file" / "records")
+    told = test_summary.not_tested("arm", "the disk is full")
+    assert told.startswith("*** NOT TESTED: ARM: the disk is full (and this cannot be recorded: ")
+
+
+def test_pytest_writes_where_the_summary_reads() -> None:
+    assert (suite_record.FOLDER, suite_record.SUITE) == (test_summary.FOLDER, test_summary.SUITE)
 
 
 SOME_TESTS = """

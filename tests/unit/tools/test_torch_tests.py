@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
-import venv
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tools import environment, test_summary, torch_tests
-
-REQUIREMENTS = Path(__file__).resolve().parents[3] / "requirements"
+from tools import suite, test_summary, torch_tests
+from tools.environment import Environment
+from tools.fetching import Unavailable
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +24,17 @@ def run(monkeypatch: pytest.MonkeyPatch, problems: dict[str, str], failing: str 
     """The command's exit status, and the suites that were run."""
     ran = []
 
-    def test(folder: Path, suite: str) -> int:
-        assert folder.name == f".venv-{suite}"
-        ran.append(suite)
-        return int(suite == failing)
+    def make(folder: Path, requirements: Path, seconds: float) -> None:
+        if requirements.stem in problems:
+            raise Unavailable(problems[requirements.stem])
 
-    monkeypatch.setattr(
-        torch_tests, "problem_of", lambda folder, requirements, seconds: problems.get(requirements.stem)
-    )
-    monkeypatch.setattr(torch_tests, "test", test)
+    def test(name: str, python: Path, *arguments: str) -> int:
+        assert f".venv-{name}" in python.parts
+        ran.append(name)
+        return int(name == failing)
+
+    monkeypatch.setattr(torch_tests, "make_environment", make)
+    monkeypatch.setattr(suite, "run", test)
     monkeypatch.setattr(sys, "argv", ["torch_tests", "2.6", "2.8", "newest"])
     return torch_tests.main(), ran
 
@@ -52,38 +51,52 @@ def test_a_failing_test_fails_after_all_versions_were_tried(monkeypatch: pytest.
     assert run(monkeypatch, {}, failing="torch-2.6") == (1, ["torch-2.6", "torch-2.8", "torch-newest"])
 
 
+def test_a_version_without_requirements_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["torch_tests", "9.9"])
+    with pytest.raises(SystemExit, match="2"):
+        torch_tests.main()
+    assert "'9.9' (choose from " in capsys.readouterr().err
+
+
 def test_an_environment_that_is_there_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requirements = REQUIREMENTS / "torch-2.6.txt"
-    made = environment.Environment(tmp_path / "venv", requirements.read_text(encoding="utf-8"))
     monkeypatch.setattr(shutil, "disk_usage", None)  # nothing is asked of the disk
-    monkeypatch.setattr(venv, "EnvBuilder", lambda **_: SimpleNamespace(create=Path.mkdir))
-    made.make("test")
-    assert torch_tests.problem_of(made.folder, requirements, 0.0) is None
-
-
-def test_a_full_disk_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_tests, "NEEDED_BYTES", 1 << 62)
-    problem = torch_tests.problem_of(tmp_path / "venv", REQUIREMENTS / "torch-2.6.txt", 1.0)
-    assert problem is not None and "of disk are free" in problem
+    monkeypatch.setattr(Environment, "is_current", True)
+    torch_tests.make_environment(tmp_path / "venv", torch_tests.REQUIREMENTS / "torch-2.6.txt", 0.0)
     assert not (tmp_path / "venv").exists()
 
 
-def test_pip_that_fails_or_takes_too_long_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "__init__.py").touch()
-    monkeypatch.setattr(torch_tests, "ROOT", tmp_path)
-    monkeypatch.setattr(torch_tests, "NEEDED_BYTES", 0)
-    command = tmp_path / "tools" / "environment.py"
-    command.write_text("raise SystemExit('no network')")
-    problem = torch_tests.problem_of(tmp_path / "venv", REQUIREMENTS / "torch-2.8.txt", 60.0)
-    assert problem == "torch-2.8.txt cannot be installed, see above"
-    # Its child goes with it: nothing of pip stays behind. The end of the last writer is the end of what is read.
-    os.mkfifo(tmp_path / "alive")
-    reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
-    child = "file = open('alive', 'w'); import time; time.sleep(600)"
-    command.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n")
-    problem = torch_tests.problem_of(tmp_path / "venv", REQUIREMENTS / "torch-2.8.txt", 2.0)
-    assert problem is not None and "not made in time" in problem
-    os.set_blocking(reader, True)
-    assert os.read(reader, 1) == b""
-    os.close(reader)
+@pytest.mark.parametrize(
+    ("needed", "seconds", "reason"), [(1 << 62, 60.0, "GB of disk are free"), (0, 0.0, "no time was left")]
+)
+def test_a_full_disk_and_no_time_are_reasons(
+    needed: int, seconds: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_tests, "NEEDED_BYTES", needed)
+    with pytest.raises(Unavailable, match=reason):
+        torch_tests.make_environment(tmp_path / "venv", torch_tests.REQUIREMENTS / "torch-2.6.txt", seconds)
+    assert not (tmp_path / "venv").exists()
+
+
+def test_only_the_making_of_environments_takes_from_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    class Clock:
+        now = 0.0
+
+    def make(folder: Path, requirements: Path, seconds: float) -> None:
+        given.append(seconds)
+        Clock.now += 60.0
+        if requirements.stem == "torch-2.6":
+            raise Unavailable("no network")
+
+    def test(name: str, python: Path, *arguments: str) -> int:
+        Clock.now += 6000.0
+        return 0
+
+    monkeypatch.setattr("tools.torch_tests.time.monotonic", lambda: Clock.now)
+    monkeypatch.setattr(torch_tests, "make_environment", make)
+    monkeypatch.setattr(suite, "run", test)
+    monkeypatch.setattr(sys, "argv", ["torch_tests", "--minutes", "10", "2.6", "2.8", "newest"])
+    assert torch_tests.main() == 0 and given == [600.0, 540.0, 480.0]

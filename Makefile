@@ -22,7 +22,7 @@ PYTEST = COMFY_SAGE2_TEST_SUITE=$(subst -tests,,$@) $(RUN) -m pytest -q
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment modalities-environment wheel-environment hooks check test style contracts types lint format \
+.PHONY: help environment environments modalities-environment host-environment wheel-environment hooks check test style contracts types lint format \
 	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo demo-baselines \
 	doctor wheels wheels-verify windows-tests arm-tests clean
 
@@ -85,21 +85,25 @@ unit-tests: environment
 modalities-environment:
 	@$(PYTHON) -m tools.environment --venv $(MODALITIES_VENV) --requirements requirements/modalities.txt
 
-modalities-tests: RUN := $(MODALITIES_VENV)/bin/python
-modalities-tests: modalities-environment
-	$(PYTEST) tests/modalities
+# An environment that cannot be made here is told. The requirements are those of modalities-environment.
+modalities-tests:
+	@$(PYTHON) -m tools.suite modalities --venv $(MODALITIES_VENV) --requirements requirements/modalities.txt \
+	  tests/modalities
+
+# What starts the ComfyUIs that are here, and the packs of COMFY_SAGE2_PACKS in them.
+PACKS = $(if $(COMFY_SAGE2_PACKS),--packs $(COMFY_SAGE2_PACKS))
+host-environment:
+	@folders="$$($(PYTHON) -m tools.comfyui.folders)" && \
+	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders $(PACKS); fi
+
+environments: environment modalities-environment host-environment
 
 # Without a ComfyUI, or without a GPU, every test of the suite is skipped, which the summary says.
 comfyui-tests: environment
-	@folders="$$($(PYTHON) -m tools.comfyui.folders)" && \
-	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders \
-	  $(if $(COMFY_SAGE2_PACKS),--packs $(COMFY_SAGE2_PACKS)); fi
-	$(PYTEST) tests/comfyui
+	@$(PYTHON) -m tools.comfyui.suite --venv $(VENV) --host-venv $(HOST_VENV) $(PACKS)
 
 # Both suites are also in `make test`; here they write their figures down.
-faults: environment
-	@folders="$$($(PYTHON) -m tools.comfyui.folders)" && \
-	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders; fi
+faults: environment host-environment
 	@rm -rf build/reliability
 	$(PYTEST) -n 2 --dist loadfile tests/unit/fuzz tests/comfyui/test_faults.py
 	$(RUN) -m tools.reliability

@@ -8,18 +8,20 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 MAKE = """#!{python}
-import json, sys
+import json, os, sys
 from pathlib import Path
-with open("goals", "a") as file:
-    file.write(" ".join(sys.argv[1:]) + "\\n")
+Path("until").write_text(os.environ["COMFY_SAGE2_FETCH_UNTIL"])
 if sys.argv[1] == "new-records":
     sys.exit()
+if sys.argv[1] == "--keep-going":
+    sys.exit(2)
 Path("build/test-suites").mkdir(parents=True)
 for suite, counts in {records}.items():
     record = {{"counts": dict(error=0, **counts), "skipped": {{}}, "skipped_as_a_whole": {{}}}}
@@ -52,6 +54,7 @@ def test_the_last_line_counts_all_tests(
     make.parent.mkdir()
     make.write_text(MAKE.format(python=sys.executable, records=json.dumps(records), status=status))
     make.chmod(0o755)
+    before = time.time()
     environment = os.environ | {"PATH": f"{make.parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
         [tmp_path / ".ci" / "run"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -59,6 +62,9 @@ def test_the_last_line_counts_all_tests(
     assert done.stdout.endswith(f"{last}\n"), done.stdout
     assert (done.returncode == 0) == (status == 0 and records == GOOD)
     assert ("FAILED, see above" in done.stdout) == (status != 0)
+    assert "not every environment could be made" in done.stdout
+    until = json.loads((tmp_path / "until").read_text())
+    assert 0 < until - before <= 60 * 60, "an hour at most for what is fetched, half an hour at least for the tests"
 
 
 def test_every_suite_is_asked_for_and_the_skipped_one_first() -> None:
@@ -70,3 +76,5 @@ def test_every_suite_is_asked_for_and_the_skipped_one_first() -> None:
     suites = set(re.findall(r"\b([a-z]+-tests)\b(?= .*:|:)", makefile)) - {"quick-tests"}
     assert set(goals) == {"lint", *suites}
     assert goals[:2] == ["lint", "gpu-tests"]
+    fetching = [goals.index(f"{name}-tests") for name in ("windows", "arm", "torch")]
+    assert max(fetching) < min(goals.index(f"{name}-tests") for name in ("unit", "modalities", "comfyui"))

@@ -67,7 +67,7 @@ class Policy:
 
     def choose(self, place: Place) -> Choice:
         """See `Plan.choose`; a first pass with a layer that the policy does not know raises ValueError."""
-        row = self._rows.get(place.name) if self.names else place.layer if place.layer < len(self.cells) else None
+        row = self._row(place.name, place.layer)
         if row is None:
             if place.layers is None:
                 raise ValueError(self._unknown(place))
@@ -78,23 +78,30 @@ class Policy:
         # Something closer to full precision serves where a kernel lacks the mode: 8 bits for 4, else ComfyUI.
         return Choice(options, instead=AttentionOptions(smooth_v=options.smooth_v) if options.mode == "4b" else None)
 
+    def _row(self, name: str, number: int) -> int | None:
+        """The layer of the call of this name, of which there were `number` others before; None is not known.
+
+        A call whose name is its number goes by the order: a compiled model does not say its blocks, and its first calls
+        may be called like those outside of all blocks.
+        """
+        if self.names and name != by_number(number):
+            return self._rows.get(name)
+        return number if number < len(self.layers) else None
+
     @cached_property
     def _rows(self) -> dict[str, int]:
-        """Name -> layer; a number where no layer has its name: a compiled model does not say its blocks."""
-        rows = {by_number(layer): layer for layer in range(len(self.layers))}
-        return rows | {name: layer for layer, name in enumerate(self.names)}
+        return {name: layer for layer, name in enumerate(self.names)}
 
     def check_pass(self, calls: Sequence[Layer]) -> None:
         """See `Plan.check_pass`. A pass may lack layers that have names."""
-        named = bool(self.names) and any(call.name in self.names for call in calls)
-        if named:
-            unknown = [call.name for call in calls if call.name not in self.names]
-            if unknown:
-                raise ValueError(self._other_layers(f"{quoted(unknown[0])} too, which it does not know"))
-        elif len(calls) != len(self.layers):
+        unknown = [call.name for call in calls if call.name not in self._rows]
+        by_order = bool(unknown) and all(call.name == by_number(n) for n, call in enumerate(calls))
+        if unknown and self.names and not by_order:
+            raise ValueError(self._other_layers(f"{quoted(unknown[0])} too, which it does not know"))
+        if unknown and len(calls) != len(self.layers):
             raise ValueError(self._other_layers(str(len(calls))))
-        for layer, call in enumerate(calls):
-            known = self.layers[self._rows[call.name] if named else layer]
+        for number, call in enumerate(calls):
+            known = self.layers[number if unknown else self._rows[call.name]]
             if known != call.head_dim:
                 raise ValueError(
                     f"[SA-503] the policy does not fit this model: attention layer {quoted(call.name)} has head_dim "

@@ -117,6 +117,29 @@ def test_a_policy_binds_to_names() -> None:
     assert found == {(0, 0): None, (1, 0): "8b", (2, 0): None, (3, 0): "4b", (1, 1): "8b", (3, 1): "4b"}
 
 
+@pytest.mark.parametrize("outside", [0, 2], ids=["first", "last"])
+def test_a_policy_of_names_serves_a_compiled_model_by_the_order(outside: int) -> None:
+    """It does not say its blocks: its first call has the name that a call outside of all blocks has otherwise."""
+    calls, unnamed = blocks(0, 1), [dict[str, Any]() for _ in range(4)]
+    calls.insert(outside, {})
+    names = ["block 0 self", "block 1 self"]
+    names.insert(outside, "call 0")
+    modes = ("8b", "4b", "precise")
+    measured = {(layer, 0): {AttentionOptions(mode): Agreement(1.0, 0.0, 0.0)} for layer, mode in enumerate(modes)}
+    policy = make_policy(
+        Signature.of("HunyuanVideo", {}), "fast", dict.fromkeys(range(3), 32), measured, names=dict(enumerate(names))
+    )
+    session = serving(Settings(backend="reference", policy=policy), plan=policy)
+    for options in (calls, unnamed[:3]):
+        session.begin_sampling(SIGMAS)
+        attend(session, options)
+        served = [session.record.summary().cells[layer, 0].options for layer in range(3)]
+        assert [options and options.mode for options in served] == list(modes)
+    session.begin_sampling(SIGMAS)
+    with pytest.raises(ValueError, match="SA-503"):
+        attend(session, unnamed)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_policy_tells_where_a_model_without_names_leaves_calls_out(named: bool) -> None:
     measured = {(layer, 0): {AttentionOptions("8b"): Agreement(1.0, 0.0, 0.0)} for layer in range(3)}

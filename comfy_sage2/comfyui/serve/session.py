@@ -159,9 +159,10 @@ class Session:
 
     def watcher(self, taken_by: Override, make: Callable[[], Override]) -> Override:
         """What `make` gives for `taken_by`; the same for the same, as compiled code may have it among its guards."""
-        if self._watcher is None or self._watcher[0] is not taken_by:
-            self._watcher = taken_by, make()
-        return self._watcher[1]
+        known = self._watcher  # read once: the thread of another GPU may replace it
+        if known is None or known[0] is not taken_by:
+            known = self._watcher = taken_by, make()
+        return known[1]
 
     def watch(
         self,

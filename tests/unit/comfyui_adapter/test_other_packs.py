@@ -47,6 +47,19 @@ def core(name: str, module: str = "comfy.model_patcher") -> Override:
     return override
 
 
+def test_two_gpus_with_overrides_of_their_own() -> None:
+    """Each thread gets what was made for its own, whatever another one does in between."""
+
+    class Interrupted(Session):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "_watcher" and value is not None and value[0] is ones:  # type: ignore[index]
+                self.watcher(halved, lambda: halved)
+
+    session = Interrupted(session_with().task)
+    assert session.watcher(ones, lambda: ones) is ones
+
+
 @pytest.mark.parametrize(
     "function, owner",
     [

@@ -18,7 +18,7 @@ from .call.packs import inexact
 from .call.watcher import OVERRIDE
 from .observe.calibration import Calibration, Progress
 from .observe.capture import Capture
-from .observe.subject import signature_of
+from .observe.subject import identity_of, signature_of
 from .report.text import session_report
 from .sampling import APPLY_MODEL, OUTER_SAMPLE, WRAPPER_KEY, forward_wrapper, sampling_wrapper, sessions_of
 from .serve.auto_policy import AutoPolicy
@@ -77,7 +77,7 @@ def auto_model(
     prepare(model.load_device)
     settings = _settled(model, settings)
     expected = probe(model.load_device, settings)
-    signature, previous = signature_of(model), _without_ours(model)
+    previous = _without_ours(model)
     policy = from_text(kept) if kept.strip() else None
 
     def serve(policy: Policy | None) -> Serving:
@@ -87,7 +87,8 @@ def auto_model(
     def calibrate() -> Calibration:
         return _calibration(model, previous, cost_limit, progress, settings.rotate, LEAST_SECONDS)
 
-    task = AutoPolicy(node, signature, quality, policy, serve, calibrate, (settings.rotate, cost_limit))
+    settled = (settings.rotate, cost_limit)
+    task = AutoPolicy(node, identity_of(model), quality, policy, serve, calibrate, settled)
     return _with_task(model, task, previous)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 
 from ...text import one_line
 from .attention_call import comfyui_attention
@@ -40,6 +42,12 @@ def _chosen(function: object) -> str | None:
     module = str(getattr(function, "__module__", ""))
     if module.partition(".")[0] not in _CORE:
         return None
-    held = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
-    names = (str(getattr(entry, "__name__", "")) for entry in held)
+    names = (str(getattr(entry, "__name__", "")) for entry in held_by(function))
     return next((one_line(name[:_LONGEST]) for name in names if name.startswith("attention")), None)
+
+
+def held_by(function: object) -> Iterator[object]:
+    """What `function` refers to as a closure."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # a name that nothing is bound to
+            yield cell.cell_contents

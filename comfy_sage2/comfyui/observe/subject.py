@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,10 +14,13 @@ import torch
 
 from ...policy.calibrated import BOUNDS, part_of
 from ...policy.signature import Signature
+from ..call.packs import held_by
 
 # A tensor is told from another by its shape and these many values; a model by so many of its parameters.
 VALUES = 4
 PARAMETERS = 64
+
+Identity = tuple[Signature, str, str]  # kind, weights and patches
 
 _known: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 _unread = count()
@@ -29,7 +33,8 @@ class Subject:
     Attributes:
         model: class and sizes.
         weights: of the checkpoint; those that LoRAs patched in place count as they were before.
-        patches: LoRAs and other patches of weights, with their strengths.
+        patches: LoRAs and other patches of weights, with their strengths, and LoRAs that run beside the weights.
+        hooks: LoRAs that come with the prompts.
         shape: of the latent, without the batch.
         noise: the first and the last noise level, roughly. Two stages of one model differ in them.
         parts: the parts of the steps that the sampling has.
@@ -39,6 +44,7 @@ class Subject:
     model: Signature
     weights: str
     patches: str
+    hooks: str
     shape: tuple[int, ...]
     noise: tuple[str, str]
     parts: tuple[int, ...]
@@ -49,14 +55,18 @@ class Subject:
         """Of a sampling of `model` (ComfyUI's ModelPatcher) that begins now, of latents of this shape."""
         steps = max(len(sigmas) - 1, 1)
         return cls(
-            signature_of(model),
-            _weights(model),
-            _digest(_described(dict(model.patches))),
+            *identity_of(model),
+            _digest(_described(list(getattr(model, "hook_patches", {}).values()))),
             tuple(shape[1:]),
             (f"{sigmas[0]:.2g}", f"{sigmas[-1]:.2g}"),
             tuple(sorted({part_of(step, steps, BOUNDS) for step in range(steps)})),
             settings,
         )
+
+    @property
+    def identity(self) -> Identity:
+        """See `identity_of`."""
+        return self.model, self.weights, self.patches
 
     def changes(self, earlier: Subject) -> str:
         """In words what differs from `earlier`."""
@@ -69,6 +79,7 @@ _WORDS = {
     "model": "the kind of model",
     "weights": "the model's weights",
     "patches": "its LoRAs",
+    "hooks": "the prompts' LoRAs",
     "shape": "the size",
     "noise": "the noise levels",
     "parts": "the number of steps",
@@ -79,6 +90,21 @@ _WORDS = {
 def signature_of(model: Any) -> Signature:
     """The class and the sizes of `model` (ComfyUI's ModelPatcher)."""
     return Signature.of(type(model.model).__name__, model.model.model_config.unet_config)
+
+
+def identity_of(model: Any) -> Identity:
+    """What is known of `model` (ComfyUI's ModelPatcher) before it is sampled: as `Subject` has them."""
+    patches = [dict(model.patches), *_beside_the_weights(model)]
+    return signature_of(model), _weights(model), _digest(_described(patches))
+
+
+def _beside_the_weights(model: Any) -> Iterator[object]:
+    """The LoRAs that ComfyUI injects into the forward pass: their manager is what the injecting functions refer to."""
+    for name, injections in sorted(getattr(model, "injections", {}).items()):
+        yield name
+        for injection in injections:
+            held = (getattr(entry, "adapters", None) for entry in held_by(getattr(injection, "inject", None)))
+            yield from (adapters for adapters in held if isinstance(adapters, Mapping))
 
 
 def _weights(model: Any) -> str:
@@ -126,12 +152,14 @@ def _described(value: Any) -> Iterator[object]:
 def _tensor(tensor: torch.Tensor) -> Iterator[object]:
     """The shape and some values; a tensor that is nowhere in memory has its shape alone."""
     yield tuple(tensor.shape), str(tensor.dtype)
-    size = tensor.numel()
+    shape = tensor.size()  # of the packed data, where `shape` is that of the weight, as in a GGUF file's tensors
+    size = math.prod(shape)
     try:
         for number in range(min(VALUES, size)):
             place = (2 * number + 1) * size // (2 * VALUES)
-            yield float(tensor.detach()[_unraveled(place % size, tensor.shape)])
-    except RuntimeError:  # no data, as on the meta device, or of a type that cannot be read
+            yield float(tensor.detach()[_unraveled(place % size, shape)])
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        # No data, as on the meta device, or a type of another pack that cannot be read so.
         return
 
 

@@ -13,11 +13,10 @@ import torch
 from ...policy.calibrated import Policy
 from ...policy.document import to_text
 from ...policy.plan import Layer, Place
-from ...policy.signature import Signature
 from ...text import one_line
 from ..call.attention_call import AttentionCall
 from ..observe.calibration import Calibration
-from ..observe.subject import Subject
+from ..observe.subject import Identity, Subject
 from ..report.record import Outcome, Summary
 from .serving import Serving
 from .task import Task
@@ -87,7 +86,7 @@ class AutoPolicy(Task):
     def __init__(
         self,
         node: str,
-        signature: Signature,
+        identity: Identity,
         quality: str,
         kept: Policy | None,
         serve: Callable[[Policy | None], Serving],
@@ -97,13 +96,13 @@ class AutoPolicy(Task):
         """
         Args:
             node: the node's id in its workflow.
-            signature: of the model.
+            identity: of the model.
             quality: the name of the target.
             kept: the policy that the workflow carries, which is taken as long as it fits.
             serve, calibrate: make the task for a sampling.
             settings: in what calibrations of one model may differ.
         """
-        self._node, self._signature, self._quality, self._kept = node, signature, quality, kept
+        self._node, self._identity, self._quality, self._kept = node, identity, quality, kept
         self._serve, self._calibrate, self._settings = serve, calibrate, settings
         self._subject: Subject | None = None
         self._measured: Calibration | None = None  # in the sampling that runs or ran last
@@ -111,6 +110,7 @@ class AutoPolicy(Task):
         self._origin = ""  # of the policy
         self._said: str | None = None  # of the sampling that ran last
         self._steps = 1
+        self._dropping = threading.Lock()
         first = serve(kept)
         self.idle_reason, self.notes = first.idle_reason, first.notes
         self.traced_as = (settings, first.traced_as)
@@ -163,10 +163,11 @@ class AutoPolicy(Task):
 
     def choose(self, call: AttentionCall, place: Place) -> Outcome:
         """See `Task.choose`; a policy that does not fit is dropped, and the rest of the sampling measured."""
+        now = self._now
         try:
-            return self._now.choose(call, place)
+            return now.choose(call, place)
         except ValueError as error:
-            self._drop(error)
+            self._drop(now, error)
             return self._now.choose(call, place)
 
     def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
@@ -179,10 +180,11 @@ class AutoPolicy(Task):
 
     def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
         """See `Task.end_pass`; a policy that does not fit is dropped, and the rest of the sampling measured."""
+        now = self._now
         try:
-            self._now.end_pass(calls, first)
+            now.end_pass(calls, first)
         except ValueError as error:
-            self._drop(error)
+            self._drop(now, error)
 
     def status(self) -> str:
         """See `Task.status`: what the last sampling did, or what the next one will do, as far as the node knows."""
@@ -199,7 +201,7 @@ class AutoPolicy(Task):
         if self._kept is not None:
             return to_text(self._kept)
         latest = calibrations.latest(self._node)
-        if latest is None or latest.model != self._signature or latest.settings != self._settings:
+        if latest is None or latest.identity != self._identity or latest.settings != self._settings:
             return ""
         found = calibrations.find(latest)
         return "" if found is None else to_text(found.policy(self._quality))
@@ -239,11 +241,14 @@ class AutoPolicy(Task):
         log.info("SageAttention2: auto policy: %s; this sampling is in full precision and measured", why)
         self._said = f"Measured nothing to keep, since {UNFINISHED}."  # until it does
 
-    def _drop(self, error: ValueError) -> None:
-        """The policy that the sampling began with does not fit; ValueError once more where there is none."""
-        if self._measured is not None or self._subject is None:
-            raise error
-        self._kept = None
-        calibrations.forget(self._subject)
-        self._measure(one_line(str(error)))
-        self._now.begin_sampling(self._steps)
+    def _drop(self, task: Task, error: ValueError) -> None:
+        """The policy of `task` does not fit; ValueError once more where `task` has none."""
+        with self._dropping:
+            if self._now is not task:  # the thread of another GPU was first
+                return
+            if self._measured is not None or self._subject is None:
+                raise error
+            self._kept = None
+            calibrations.forget(self._subject)
+            self._measure(one_line(str(error)))
+            self._now.begin_sampling(self._steps)

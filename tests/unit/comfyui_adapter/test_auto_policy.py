@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +25,10 @@ from comfy_sage2.comfyui.serve.auto_policy import AutoPolicy, Calibrations
 from comfy_sage2.comfyui.serve.serving import Serving
 from comfy_sage2.comfyui.serve.session import Session
 from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Policy
 from comfy_sage2.policy.document import from_text
+from comfy_sage2.policy.plan import Choice, FixedPlan, Place, Plan
 from comfy_sage2.policy.signature import Signature
 
 from .calls import REFERENCE, ones, qkv
@@ -41,14 +46,40 @@ class Adapter:
         self.weights = (torch.full((4, 8), scale), torch.ones(8, 4), 1.0, None)
 
 
-def patcher(seed: int = 0, scale: float | None = None, strength: float = 1.0, layers: int = 2) -> Any:
-    """A stand-in for ComfyUI's ModelPatcher around a small model, with a LoRA where `scale` is given."""
+class Manager:
+    """As ComfyUI's for LoRAs beside the weights: the functions that it makes refer to it."""
+
+    def __init__(self, scale: float, strength: float) -> None:
+        self.adapters = {"diffusion_model.0.weight": (Adapter(scale), strength)}
+
+    def injections(self) -> list[Any]:
+        def inject(model: Any) -> None:
+            assert self.adapters
+
+        return [SimpleNamespace(inject=inject, eject=inject)]
+
+
+def patcher(
+    seed: int = 0, scale: float | None = None, strength: float = 1.0, layers: int = 2, way: str = "in the weights"
+) -> Any:
+    """A stand-in for ComfyUI's ModelPatcher around a small model, with a LoRA where `scale` is given.
+
+    way: "in the weights", "beside" them, or "with the prompt".
+    """
     torch.manual_seed(seed)
     diffusion_model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     config = SimpleNamespace(unet_config={"num_layers": layers})
     model = SimpleNamespace(diffusion_model=diffusion_model, model_config=config)
-    patches = {} if scale is None else {"diffusion_model.0.weight": [(strength, Adapter(scale), 1.0, None, None)]}
-    return SimpleNamespace(model=model, patches=patches, backup={})
+    found = SimpleNamespace(model=model, patches={}, injections={}, hook_patches={}, backup={})
+    if scale is not None and way == "beside":
+        found.injections = {"bypass_lora": Manager(scale, strength).injections()}
+    elif scale is not None:
+        patches = {"diffusion_model.0.weight": [(strength, Adapter(scale), 1.0, None, None)]}
+        if way == "with the prompt":
+            found.hook_patches = {object(): patches}
+        else:
+            found.patches = patches
+    return found
 
 
 def of(model: Any, shape: tuple[int, ...] = SHAPE, sigmas: list[float] = SIGMAS) -> Subject:
@@ -82,6 +113,24 @@ def test_what_counts_as_another_sampling(other: Subject, words: str) -> None:
     assert mine != other and other.changes(mine) == words
 
 
+@pytest.mark.parametrize("way, words", [("beside", "its LoRAs"), ("with the prompt", "the prompts' LoRAs")])
+def test_loras_that_are_no_patches(way: str, words: str) -> None:
+    mine = of(patcher(scale=0.5, way=way))
+    assert mine == of(patcher(scale=0.5, way=way))
+    for other in (patcher(), patcher(scale=0.25, way=way), patcher(scale=0.5, strength=0.8, way=way)):
+        assert of(other).changes(mine) == words
+
+
+def test_an_injection_that_refers_to_nothing() -> None:
+    def inject() -> Any:
+        return later
+
+    model = patcher()
+    model.injections = {"other": [SimpleNamespace(inject=inject), SimpleNamespace(inject=print), object()]}
+    assert of(model).changes(of(patcher())) == "its LoRAs"
+    later = None
+
+
 def test_a_lora_that_was_patched_in_place_is_no_other_model() -> None:
     """ComfyUI changes the weights of the model that all its clones share, and keeps what they were."""
     plain, patched = patcher(), patcher()
@@ -106,6 +155,20 @@ def test_weights_of_every_type_are_read(dtype: torch.dtype) -> None:
     assert parts[1:] == [1.0] * 4
 
 
+class Packed(torch.Tensor):
+    """As ComfyUI-GGUF's tensors: `shape` is that of the weight, and the data are packed."""
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return torch.Size((32, 64))
+
+
+def test_packed_weights_are_read_as_they_are() -> None:
+    """A Q4_K tensor has fewer bytes in a row than the weight has values."""
+    packed = [torch.full((32, 36), value, dtype=torch.uint8).as_subclass(Packed) for value in (1, 2)]
+    assert [list(subject._tensor(tensor))[1:] for tensor in packed] == [[1.0] * 4, [2.0] * 4]
+
+
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Calibrations:
     """The calibrations of a process that just started."""
@@ -117,16 +180,24 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Calibrations:
 class Node:
     """A node with its session, and what it told."""
 
-    def __init__(self, name: str = "7", quality: str = "fast", kept: Policy | None = None, cost: float = 5.0) -> None:
+    def __init__(
+        self,
+        name: str = "7",
+        quality: str = "fast",
+        kept: Policy | None = None,
+        cost: float = 5.0,
+        model: Any = None,
+        plan: Callable[[Policy], Plan] = lambda policy: policy,
+    ) -> None:
         settings = Settings(backend="reference")
 
         def serve(policy: Policy | None) -> Serving:
-            return Serving(replace(settings, policy=policy), REFERENCE, policy)
+            return Serving(replace(settings, policy=policy), REFERENCE, None if policy is None else plan(policy))
 
         def calibrate() -> Calibration:
             return Calibration(SIGNATURE, cost, lambda done, total: None)
 
-        self.task = AutoPolicy(name, SIGNATURE, quality, kept, serve, calibrate, SETTINGS)
+        self.task = AutoPolicy(name, subject.identity_of(model or patcher()), quality, kept, serve, calibrate, SETTINGS)
         self.session = Session(self.task)
 
     def sample(self, model: Any, calls: int = 2, *, completes: bool = True, shape: tuple[int, ...] = SHAPE) -> str:
@@ -222,10 +293,38 @@ def test_a_kept_policy_is_taken_while_the_kind_of_model_fits(
     assert first.task.policy_text() != "" and from_text(node.task.policy_text()) == kept
 
 
-def test_nodes_of_one_id_in_two_workflows_do_not_offer_each_others_policy(known: Calibrations) -> None:
-    node = Node()
-    node.sample(patcher(layers=3))  # the node's own signature has 2
-    assert node.task.policy_text() == "" and "next sampling is in full precision" in Node().task.status()
+def test_a_node_offers_no_policy_of_another_model(known: Calibrations) -> None:
+    Node().sample(patcher())
+    assert Node().task.policy_text() != ""
+    for other in (patcher(layers=3), patcher(seed=1), patcher(scale=0.5), patcher(scale=0.5, way="beside")):
+        node = Node(model=other)
+        assert node.task.policy_text() == "" and "next sampling is in full precision" in node.task.status()
+
+
+def test_two_gpus_find_at_once_that_a_policy_does_not_fit(known: Calibrations) -> None:
+    """The second thread goes on with what the first one began, and its sampling does not fail."""
+    first = Node()
+    first.sample(patcher())
+    both = threading.Barrier(2)
+
+    class Unfit(FixedPlan):
+        def choose(self, place: Place) -> Choice:
+            both.wait(timeout=60)
+            raise ValueError("[SA-503] it does not fit")
+
+    node = Node("8", kept=from_text(first.task.policy_text()), plan=lambda policy: Unfit(AttentionOptions()))
+    node.task.look_at(patcher(), torch.empty(SHAPE), SIGMAS)
+    node.session.begin_sampling(SIGMAS)
+    override = make_override(node.session)
+
+    def one_pass(_: int) -> torch.Tensor:
+        forward = node.session.begin_forward(SIGMAS[0], torch.device("cpu"), {})
+        with forwards.running(0, forward):
+            return override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(bool((out == 1.0).all()) for out in threads.map(one_pass, range(2)))
+    assert isinstance(node.task._now, Calibration)
 
 
 def test_only_so_many_calibrations_are_kept() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -20,20 +20,23 @@ from ..demo.captions import CaptionEncoder
 from ..demo.model import DemoModel
 from ..demo.sampler import decode, denoise, pixels, starting_noise
 from ..demo.scenes import Scene, random_scene
-from ..demo.wan_dit import WanDiT
+from ..demo.wan_dit import AttentionFunction, WanDiT
 from ..demo.wan_vae import WanVAE
 from .caption_classifier import CLASSIFIER_FILE, CaptionClassifier, shrunk, word_accuracy
 from .variants import FULL_PRECISION, use_attention, variants
 from .video_quality import FeatureDistance, VideoQuality, compare
 
-_SHEET_CAPTIONS = 6
-_MOMENT = 0.6  # which frame of a clip is shown, as a share of its length
+_SHEET_COLUMNS = 6
+_MOMENT = 0.6  # which frame of a clip is shown where there is room for one, as a share of its length
 _AT_ONCE = {"cuda": 16, "cpu": 1}  # captions that are sampled together
 
 
 @dataclass(frozen=True)
 class EndToEndJob:
-    """captions: how many, drawn with ``seed`` from the demo model's grammar; number n starts from noise seed + n."""
+    """captions: how many, drawn with ``seed`` from the demo model's grammar; number n starts from noise seed + n.
+
+    rows: names of the attentions beside full precision, in this order; None: all.
+    """
 
     captions: int
     seed: int
@@ -41,6 +44,15 @@ class EndToEndJob:
     side: int
     frames: int
     kernel: str | None = None
+    rows: tuple[str, ...] | None = None
+
+    def attentions(self) -> dict[str, AttentionFunction]:
+        """Name -> attention, full precision first; ValueError for a row that there is not."""
+        found = variants(self.kernel)
+        rows = tuple(found) if self.rows is None else (FULL_PRECISION, *self.rows)
+        if unknown := [name for name in rows if name not in found]:
+            raise ValueError(f"there is no row {unknown[0]!r}; the rows are {', '.join(found)}")
+        return {name: found[name] for name in rows}
 
     def scenes(self) -> list[Scene]:
         """What the captions say."""
@@ -50,11 +62,11 @@ class EndToEndJob:
 
 @dataclass(frozen=True)
 class Clip:
-    """What is kept of one video: its quality, what the classifier read (1, 44), one frame (height, width, 3) uint8."""
+    """What is kept of one video: its quality, what the classifier read (1, 44), frames (height, width, 3) uint8."""
 
     quality: VideoQuality
     logits: torch.Tensor
-    frame: torch.Tensor
+    shown: Sequence[torch.Tensor]
 
 
 class Studio:
@@ -67,7 +79,7 @@ class Studio:
         self.encoder = CaptionEncoder.load(model.captions)
         self.classifier = CaptionClassifier.load(model.folder / CLASSIFIER_FILE).to(device)
         self.distance = FeatureDistance(self.vae)
-        self.attentions = variants(job.kernel)
+        self.attentions = job.attentions()
 
     def clips(self, numbers: range) -> dict[str, list[Clip]]:
         """Sample the captions ``numbers`` with every attention: its name -> a clip for each caption."""
@@ -108,7 +120,15 @@ class Studio:
             full_latent,
         )
         logits = self.classifier(shrunk(video[None])).cpu()
-        return Clip(quality, logits, frames[round(_MOMENT * (len(frames) - 1))].cpu())
+        return Clip(quality, logits, [frames[moment].cpu() for moment in _moments(self.job.captions, len(frames))])
+
+
+def _moments(captions: int, frames: int) -> list[int]:
+    """Which frames of a clip are shown: one, or as many of few captions as fit beside each other, evenly spread."""
+    each = min(_SHEET_COLUMNS // captions, frames)
+    if each < 2:
+        return [round(_MOMENT * (frames - 1))]
+    return [round(part * (frames - 1) / (each - 1)) for part in range(each)]
 
 
 _studio: Studio | None = None  # of this worker process
@@ -171,8 +191,9 @@ def _write(clips: dict[str, list[Clip]], job: EndToEndJob, output: Path) -> str:
         lines.append(_line(name, accuracy["caption"], qualities))
     data = {"job": asdict(job), "captions": [scene.caption() for scene in scenes], "results": results}
     (output / "end_to_end.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    rows = [Row(name, [clip.frame for clip in made[:_SHEET_CAPTIONS]]) for name, made in clips.items()]
-    contact_sheet(rows).save(output / "end_to_end.png")
+    rows = {name: [frame for clip in made for frame in clip.shown] for name, made in clips.items()}
+    sheet = contact_sheet([Row(name, frames[:_SHEET_COLUMNS]) for name, frames in rows.items()])
+    sheet.save(output / "end_to_end.png")
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -65,6 +66,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--prompts", type=at_least_1, default=32, help="with --end-to-end: captions, each with its own seed"
     )
+    parser.add_argument(
+        "--rows", nargs="+", metavar="ROW", help="with --end-to-end: attentions beside full precision, in this order"
+    )
     parser.add_argument("--workers", type=at_least_1, default=_cores(), help="with --end-to-end on a CPU: processes")
     return parser
 
@@ -114,6 +118,8 @@ def _kernel(name: str, device: torch.device, parser: Parser) -> str | None:
 def _check(options: argparse.Namespace, parser: Parser) -> None:
     """End where an argument asks for something that is not there."""
     wanted = options.only or []
+    if options.rows is not None and not options.end_to_end:
+        parser.error("argument --rows: the tables always have all rows; add --end-to-end or leave it out")
     if "capture" in wanted and not options.capture:
         parser.error("argument --only: capture needs a file, named with --capture")
     uses_model = options.end_to_end or "demo" in (wanted or ["demo"])
@@ -131,6 +137,17 @@ def _check(options: argparse.Namespace, parser: Parser) -> None:
         for path in files:
             if not path.is_file():
                 parser.error(f"argument --model: {path} is missing; name the folder of the trained demo model")
+
+
+def _end_to_end_job(options: argparse.Namespace, kernel: str | None, parser: Parser) -> EndToEndJob:
+    """The videos to sample; ends where a row is asked for that there is not."""
+    rows = None if options.rows is None else tuple(options.rows)
+    job = EndToEndJob(options.prompts, options.seed, options.steps, options.side, options.frames, kernel, rows)
+    try:
+        job.attentions()
+    except ValueError as error:
+        parser.error(f"argument --rows: {error}")
+    return job
 
 
 def _demo(options: argparse.Namespace, device: torch.device) -> list[AttentionSample]:
@@ -198,11 +215,11 @@ def main(arguments: list[str]) -> int:
     _check(options, parser)
     device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kernel = _kernel(options.backend, device, parser)
+    job = _end_to_end_job(options, kernel, parser) if options.end_to_end else None
     options.output.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     try:
-        if options.end_to_end:
-            job = EndToEndJob(options.prompts, options.seed, options.steps, options.side, options.frames, kernel)
+        if job is not None:
             text = run_end_to_end(DemoModel(options.model, True), job, device, options.workers, options.output)
             name = "end_to_end.md"
         else:
@@ -211,7 +228,7 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     heading = f"Machine: {machine.summary(device)}; kernel: {kernel or 'none, reference only'}"
-    command = " ".join(["python -m lab eval", *arguments])
+    command = shlex.join(["python", "-m", "lab", "eval", *arguments])
     text = f"{heading}. Command: `{command}`; {time.monotonic() - start:.0f} s.\n\n{text}\n"
     (options.output / name).write_text(text, encoding="utf-8")
     print("\n" + text)

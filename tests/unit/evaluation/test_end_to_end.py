@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
+from lab.contact_sheet import Row, contact_sheet
 from lab.demo.captions import CaptionEncoder
 from lab.demo.model import DemoModel, demo_model
 from lab.demo.sampler import denoise, pixels, starting_noise
@@ -125,6 +127,29 @@ def test_the_command_compares_videos(model: Path, tmp_path: Path) -> None:
     assert quality["psnr"] > 30
     assert (tmp_path / "end_to_end.png").is_file()
     assert "| SageAttn2-4b |" in (tmp_path / "end_to_end.md").read_text(encoding="utf-8")
+
+
+def test_the_command_samples_the_rows_that_are_named(model: Path, tmp_path: Path) -> None:
+    arguments = ["--end-to-end", "--model", str(model), "--output", str(tmp_path), "--device", "cpu", "--prompts", "1"]
+    arguments += ["--steps", "1", "--side", "32", "--frames", "9", "--rows", "precise + rotation", "SageAttn2-4b"]
+    assert main(arguments) == 0
+    data = json.loads((tmp_path / "end_to_end.json").read_text(encoding="utf-8"))
+    assert list(data["results"]) == [FULL_PRECISION, "precise + rotation", "SageAttn2-4b"]
+    assert "--rows 'precise + rotation' SageAttn2-4b" in (tmp_path / "end_to_end.md").read_text(encoding="utf-8")
+    with Image.open(tmp_path / "end_to_end.png") as sheet:  # one caption has room for six of its frames
+        assert sheet.width == 6 * contact_sheet([Row("", [torch.zeros(32, 32, 3, dtype=torch.uint8)])]).width
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["--end-to-end"], "no row 'sage'; the rows are Full"), ([], "add --end-to-end")]
+)
+def test_a_row_that_there_is_not_is_said(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as finished:
+        main([*arguments, "--model", str(model), "--output", str(tmp_path / "out"), "--rows", "sage"])
+    assert finished.value.code == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_missing_model_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tools import claims
-from tools.claims import BETTER, HOLDS, NOT, UNKNOWN, Source
+from tools import claims, figures
+from tools.claims import BETTER, HOLDS, NOT, UNKNOWN
+from tools.figures import Source
 
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the results, which may be changed."""
     folder = tmp_path / "results"
-    shutil.copytree(claims.RESULTS, folder, ignore=shutil.ignore_patterns("*.json", "*.png"))
-    monkeypatch.setattr(claims, "RESULTS", folder)
+    shutil.copytree(figures.RESULTS, folder, ignore=shutil.ignore_patterns("*.json", "*.png"))
+    monkeypatch.setattr(figures, "RESULTS", folder)
     return folder
 
 

@@ -12,6 +12,7 @@ import comfy_sage2.__main__ as library_commands
 import lab.__main__ as lab_commands
 from comfy_sage2.benchmark.page import page as bench_page
 from tools import charts, quotes
+from tools.figures import Source
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MOST_WORDS = 10_000
@@ -91,6 +92,12 @@ def test_chart_of_a_table() -> None:
     assert 'width="430"' in drawn and 'width="108"' in drawn and "a &lt; b" in drawn and drawn.count("bold") == 3
     with pytest.raises(ValueError, match="no column 'ms'"):
         charts.svg([["who", "s"], ["mine", "1"]], chart)
+
+
+@pytest.mark.parametrize("row", ["`8b`", "`4b`", "`4b`, `rotate` off: the paper's"])
+def test_the_readme_begins_with_figures_of_the_results(row: str) -> None:
+    (bullet,) = re.findall(r"^- \*\*Close.*", text(REPOSITORY / "README.md"), re.MULTILINE)
+    assert Source("modes.md", "Closeness and speed").cell(row, "videos: dB") in bullet
 
 
 def test_some_page_quotes_results() -> None:

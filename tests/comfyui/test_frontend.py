@@ -263,6 +263,38 @@ def test_a_calibrated_policy_is_kept_where_it_works(server: ComfyServer, page: C
     assert user["inputs"]["policy"] == [number, 0]
 
 
+def test_a_policy_is_kept_inside_of_a_subgraph(server: ComfyServer, page: Chromium) -> None:
+    """The link that leads out of the subgraph comes from the node that keeps the policy then."""
+    g = Graph(server.get("/object_info"))
+    unet = g.node("UNETLoader", 0, unet_name="tiny_wan.safetensors")
+    made = g.node("SageAttention2MakePolicy", 1, model=unet[0], quality="fast")
+    g.node("SageAttention2", 2, model=unet[0], policy=made[0], backend="reference")
+    frontend.load(page, g.workflow())
+    maker = "app.graph.nodes.find(n => n.type === 'SageAttention2MakePolicy')"
+    page.evaluate(f"(() => {{ app.graph.convertToSubgraph(new Set([{maker}])); return true; }})()")
+    inside = "app.graph.nodes.find(n => n.subgraph).subgraph"
+    page.evaluate(
+        f"(() => {{ const maker = {inside}.nodes.find(n => n.type === 'SageAttention2MakePolicy');"
+        " maker.onExecuted({ text: ['made'], policy: ['the policy'] });"
+        " maker.widgets.find(w => w.name === 'Keep in this workflow').callback(); return true; })()"
+    )
+    kept = [node for node in frontend.prompt(page).items() if node[1]["class_type"] == "SageAttention2LoadPolicy"]
+    ((number, loaded),) = kept
+    assert loaded["inputs"]["text"] == "the policy" and ":" in number
+    (user,) = [node for node in frontend.prompt(page).values() if node["class_type"] == "SageAttention2"]
+    assert user["inputs"]["policy"] == [number, 0]
+
+
+def test_a_node_without_an_output_is_told_so(server: ComfyServer, page: Chromium) -> None:
+    """ComfyUI sends null for a node that it did not run."""
+    g = Graph(server.get("/object_info"))
+    unet = g.node("UNETLoader", 0, unet_name="tiny_wan.safetensors")
+    for kind in ("SageAttention2Report", "SageAttention2MakePolicy", "SageAttention2AutoPolicy"):
+        g.node(kind, 1, model=unet[0])
+    frontend.load(page, g.workflow())
+    assert page.evaluate("app.graph.nodes.forEach(n => n.onExecuted?.(null)) ?? true")
+
+
 def test_auto_policy_in_three_clicks(server: ComfyServer, page: Chromium, design: str) -> None:
     """Run, run, keep: the node tells what it does meanwhile, and then holds the policy itself."""
     g = Graph(server.get("/object_info"))

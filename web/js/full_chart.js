@@ -25,7 +25,7 @@ app.registerExtension({
     };
     nodeType.prototype.onExecuted = function (message) {
       onExecuted?.call(this, message);
-      this.fullChart = message.chart?.[0];
+      this.fullChart = message?.chart?.[0];
     };
   },
 });

@@ -41,19 +41,26 @@ function freePlace(graph, maker, [width, height]) {
   return [left, top];
 }
 
-// The SageAttention2 nodes that the maker's policy feeds; without any the only one that could take it.
-function usersOf(graph, maker) {
-  const links = maker.outputs.find((output) => output.name === POLICY)?.links ?? [];
-  const fed = links.map((id) => {
-    const link = graph.getLink?.(id) ?? graph.links[id];
-    return [graph.getNodeById(link.target_id), link.target_slot];
-  });
-  if (fed.length > 0) return fed;
+// Puts `keeper` where `link` of the maker's policy leads: to a node, or out of the subgraph.
+function relink(graph, keeper, link) {
+  const user = graph.getNodeById(link.target_id);
+  if (user) keeper.connect(0, user, link.target_slot);
+  else if (link.target_id === graph.outputNode?.id) {
+    graph.outputNode.slots[link.target_slot]?.connect(keeper.outputs[0], keeper);
+  }
+}
+
+// Connects `keeper` in the place of the maker's policy; where that feeds nothing, to the only node that could take it.
+function connect(graph, maker, keeper) {
+  const ids = maker.outputs.find((output) => output.name === POLICY)?.links ?? [];
+  const links = ids.map((id) => graph.getLink?.(id) ?? graph.links[id]).filter(Boolean);
+  for (const link of links) relink(graph, keeper, link);
+  if (links.length > 0) return;
   const open = graph.nodes
     .filter((node) => node.type === USER)
     .map((node) => [node, node.inputs.findIndex((input) => input.name === POLICY)])
     .filter(([node, slot]) => slot >= 0 && node.inputs[slot].link == null);
-  return open.length === 1 ? open : [];
+  if (open.length === 1) keeper.connect(0, ...open[0]);
 }
 
 function keepInOwnNode(maker, text) {
@@ -66,8 +73,7 @@ function keepInOwnNode(maker, text) {
     maker.policyKeeper = keeper.id;
   }
   setText(keeper, "text", text);
-  const users = usersOf(graph, maker);
-  for (const [user, slot] of users) keeper.connect(0, user, slot);
+  connect(graph, maker, keeper);
   app.canvas.selectNodes?.([keeper]);
   const kept = keeper.outputs[0].links?.length > 0;
   say(

@@ -48,11 +48,30 @@ CHART = Style(1200, 36, 44, 20, 16, 34, 7, 600, 36)
 
 def draw_card(sessions: list[Session]) -> Image.Image:
     """An RGB picture for the report node, of the last node that was at work: the outcome, the shares, one map."""
-    shown = _shown(sessions)
-    if isinstance(shown, Image.Image):
-        return shown
-    session, summary = shown
-    drawing = _Drawing(session, summary, CARD)
+    return _drawn(sessions, CARD, _card)
+
+
+def draw_chart(sessions: list[Session]) -> Image.Image:
+    """An RGB picture, 1200 pixels wide, with all there is to see of the last node that was at work."""
+    return _drawn(sessions, CHART, _chart)
+
+
+def _drawn(sessions: list[Session], style: Style, draw: Callable[[_Drawing], None]) -> Image.Image:
+    """What `draw` makes of the last session at work, or a message where there is nothing to draw."""
+    at_work = [session for session in sessions if session.task.idle_reason is None]
+    if not at_work:
+        return _message("Not at work", status(sessions[-1]) if sessions else NOT_PATCHED)
+    session = at_work[-1]
+    summary = session.record.summary()
+    if session.task.own_headline(summary) is not None or not summary.calls:
+        return _message(first_line(session, summary), session.task.title)
+    drawing = _Drawing(session, summary, style)
+    draw(drawing)
+    return drawing.sheet.finished()
+
+
+def _card(drawing: _Drawing) -> None:
+    summary = drawing.summary
     drawing.head(2)
     drawing.shares("")
     if summary.agreement:
@@ -61,37 +80,18 @@ def draw_card(sessions: list[Session]) -> Image.Image:
         drawing.sheet.paragraph(f"Why: {summary.shares[0].outcome.label}", CARD.text, FAINT, 5)
     else:
         drawing.served()
-    return drawing.sheet.finished()
 
 
-def draw_chart(sessions: list[Session]) -> Image.Image:
-    """An RGB picture, 1200 pixels wide, with all there is to see of the last node that was at work."""
-    shown = _shown(sessions)
-    if isinstance(shown, Image.Image):
-        return shown
-    session, summary = shown
-    drawing = _Drawing(session, summary, CHART)
+def _chart(drawing: _Drawing) -> None:
+    summary = drawing.summary
     drawing.head(1)
     drawing.shares("Attention calls")
     drawing.times()
-    for note in (*session.task.reasoning(summary), *time_lines(summary)):
+    for note in (*drawing.session.task.reasoning(summary), *time_lines(summary)):
         drawing.sheet.paragraph(note, CHART.text, FAINT, 3)
     drawing.served()
     if summary.agreement:
         drawing.errors()
-    return drawing.sheet.finished()
-
-
-def _shown(sessions: list[Session]) -> tuple[Session, Summary] | Image.Image:
-    """The last session at work with what it recorded, or a message where there is nothing to draw."""
-    at_work = [session for session in sessions if session.task.idle_reason is None]
-    if not at_work:
-        return _message("Not at work", status(sessions[-1]) if sessions else NOT_PATCHED)
-    session = at_work[-1]
-    summary = session.record.summary()
-    if session.task.own_headline(summary) is not None or not summary.calls:
-        return _message(first_line(session, summary), session.task.title)
-    return session, summary
 
 
 def _message(title: str, text: str) -> Image.Image:

@@ -11,14 +11,16 @@ from comfy_execution.graph_utils import ExecutionBlocker
 from PIL import Image
 
 from comfy_sage2.comfyui.nodes.support import (
-    BACKENDS,
     CATEGORY,
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
     advanced,
+    backend_input,
     library,
+    measure_quality_input,
     schema,
+    status_of,
 )
 
 # As in support.py: the same on every machine.
@@ -97,24 +99,8 @@ class SageAttention2(io.ComfyNode):
                     tooltip="'self only' keeps cross-attention (to the text or an image) in full precision. "
                     "Joint attention over text and image counts as self-attention.",
                 ),
-                advanced(
-                    io.Combo.Input(
-                        "backend",
-                        options=BACKENDS,
-                        default="auto",
-                        tooltip="auto: the fastest kernel for this GPU; without one the model passes through "
-                        "unchanged. reference: the same numerics in plain PyTorch on any device, for comparisons; "
-                        "slower than ComfyUI's attention. auto or reference: the reference where no kernel can run.",
-                    )
-                ),
-                advanced(
-                    io.Boolean.Input(
-                        "measure_quality",
-                        default=False,
-                        tooltip="Compare a sample of every attention call with full precision, for the report. "
-                        "Slows sampling down.",
-                    )
-                ),
+                backend_input(),
+                measure_quality_input(),
                 # Inputs that came later are optional, so that workflows saved before them still load.
                 advanced(
                     io.Boolean.Input(
@@ -218,11 +204,7 @@ class SageAttention2(io.ComfyNode):
             guard_level=guard_level,
         )
         patched = library.patch_model(model, settings)
-        session = library.sessions_of(patched)[-1]
-        session.tell = library.board.teller("SageAttention2", cls.hidden.unique_id, cls.hidden.extra_pnginfo)
-        text = library.status(session)
-        session.tell(text)
-        return io.NodeOutput(patched, ui={"text": [text]})
+        return io.NodeOutput(patched, ui={"text": [status_of(patched, "SageAttention2", cls.hidden)]})
 
 
 class SageAttention2Report(io.ComfyNode):

@@ -7,15 +7,18 @@ from typing import Any
 from comfy_api.latest import io
 
 from .support import (
-    BACKENDS,
     CATEGORY,
     IMPORT_ERROR,
     PASSED_THROUGH,
-    QUALITIES,
     advanced,
+    backend_input,
+    cost_limit_input,
     library,
+    measure_quality_input,
+    quality_input,
     schema,
     shown_progress,
+    status_of,
 )
 
 
@@ -37,14 +40,7 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                     "model",
                     tooltip="The diffusion model. It stays as it is; the output is a copy that calibrates itself.",
                 ),
-                io.Combo.Input(
-                    "quality",
-                    options=QUALITIES,
-                    default="balanced",
-                    tooltip="How close each layer must be to full precision. lossless: as close as 8b on "
-                    "ordinary layers. balanced: as close as an average layer in 4 bits. fast: 4 bits unless they are "
-                    "clearly too coarse. Changing this does not measure again.",
-                ),
+                quality_input("measure"),
                 io.String.Input(
                     "policy",
                     default="",
@@ -52,17 +48,7 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                     tooltip="Empty: the node measures by itself. 'Keep in this workflow' writes the policy here: it is "
                     "stored in the workflow and taken while the kind of model fits. Empty it to measure anew.",
                 ),
-                advanced(
-                    io.Float.Input(
-                        "cost_limit",
-                        default=30.0,
-                        min=1.0,
-                        max=500.0,
-                        step=1.0,
-                        tooltip="Time that measuring may take, in percent of the first run's sampling time. Layers "
-                        "that were not measured take the most cautious mode.",
-                    )
-                ),
+                cost_limit_input(30.0, "the first run's sampling time"),
                 advanced(
                     io.Boolean.Input(
                         "rotate",
@@ -71,24 +57,8 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                         "full precision in every mode, for up to 3 % more attention time.",
                     )
                 ),
-                advanced(
-                    io.Combo.Input(
-                        "backend",
-                        options=BACKENDS,
-                        default="auto",
-                        tooltip="auto: the fastest kernel for this GPU; without one the model passes through "
-                        "unchanged. reference: the same numerics in plain PyTorch on any device, slower than "
-                        "ComfyUI's attention.",
-                    )
-                ),
-                advanced(
-                    io.Boolean.Input(
-                        "measure_quality",
-                        default=False,
-                        tooltip="Compare a sample of every attention call with full precision while rendering, for "
-                        "the report. Slows sampling down.",
-                    )
-                ),
+                backend_input(),
+                measure_quality_input(" while rendering"),
                 advanced(
                     io.Boolean.Input(
                         "guard",
@@ -137,8 +107,5 @@ class SageAttention2AutoPolicy(io.ComfyNode):
             cost_limit=cost_limit / 100.0,
             progress=shown_progress(node),
         )
-        session = library.sessions_of(patched)[-1]
-        session.tell = library.board.teller("SageAttention2AutoPolicy", node, cls.hidden.extra_pnginfo)
-        status = library.status(session)
-        session.tell(status)
+        status = status_of(patched, "SageAttention2AutoPolicy", cls.hidden)
         return io.NodeOutput(patched, ui={"text": [status], "policy": [library.policy_text(patched)]})

@@ -14,9 +14,10 @@ from .support import (
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
-    QUALITIES,
     advanced,
+    cost_limit_input,
     library,
+    quality_input,
     schema,
     shown_progress,
 )
@@ -47,17 +48,7 @@ class SageAttention2Calibrate(io.ComfyNode):
                     "model",
                     tooltip="The diffusion model with its LoRAs, as it will be sampled. It stays as it is.",
                 ),
-                advanced(
-                    io.Float.Input(
-                        "cost_limit",
-                        default=15.0,
-                        min=1.0,
-                        max=500.0,
-                        step=1.0,
-                        tooltip="Time that measuring may take, in percent of the sampling time. Layers that were not "
-                        "measured take the most cautious mode.",
-                    )
-                ),
+                cost_limit_input(15.0, "the sampling time"),
                 advanced(
                     io.Boolean.Input(
                         "rotate",
@@ -110,14 +101,7 @@ class SageAttention2MakePolicy(io.ComfyNode):
                     optional=True,
                     tooltip="The decoded images. They may be connected in place of samples.",
                 ),
-                io.Combo.Input(
-                    "quality",
-                    options=QUALITIES,
-                    default="balanced",
-                    tooltip="How close each layer must be to full precision. lossless: as close as 8b on "
-                    "ordinary layers. balanced: as close as an average layer in 4 bits. fast: 4 bits unless they are "
-                    "clearly too coarse. Changing this does not sample again.",
-                ),
+                quality_input("sample"),
                 io.String.Input(
                     "file",
                     default="",

@@ -25,6 +25,62 @@ def advanced(node_input: io.Input) -> io.Input:
     return node_input
 
 
+# Inputs that several nodes have.
+
+
+def quality_input(repeats: str) -> io.Input:
+    """The quality target of a policy. repeats: what a change of it does not do again."""
+    return io.Combo.Input(
+        "quality",
+        options=QUALITIES,
+        default="balanced",
+        tooltip="How close each layer must be to full precision. lossless: as close as 8b on ordinary layers. "
+        "balanced: as close as an average layer in 4 bits. fast: 4 bits unless they are clearly too coarse. "
+        f"Changing this does not {repeats} again.",
+    )
+
+
+def cost_limit_input(percent: float, of: str) -> io.Input:
+    """The time that measuring may take, by default `percent` of `of`, which is some sampling's time."""
+    return advanced(
+        io.Float.Input(
+            "cost_limit",
+            default=percent,
+            min=1.0,
+            max=500.0,
+            step=1.0,
+            tooltip=f"Time that measuring may take, in percent of {of}. Layers that were not measured take the most "
+            "cautious mode.",
+        )
+    )
+
+
+def backend_input() -> io.Input:
+    """Who computes the attention."""
+    return advanced(
+        io.Combo.Input(
+            "backend",
+            options=BACKENDS,
+            default="auto",
+            tooltip="auto: the fastest kernel for this GPU; without one the model passes through unchanged. "
+            "reference: the same numerics in plain PyTorch on any device, for comparisons; slower than ComfyUI's "
+            "attention. auto or reference: the reference where no kernel can run.",
+        )
+    )
+
+
+def measure_quality_input(when: str = "") -> io.Input:
+    """Whether to compare with full precision, and at what time, where that is not always."""
+    return advanced(
+        io.Boolean.Input(
+            "measure_quality",
+            default=False,
+            tooltip=f"Compare a sample of every attention call with full precision{when}, for the report. Slows "
+            "sampling down.",
+        )
+    )
+
+
 def schema(**options: Any) -> io.Schema:
     """A schema of those options that this ComfyUI knows: older ones have no `search_aliases` and no `is_dev_only`."""
     known = io.Schema.__dataclass_fields__
@@ -41,6 +97,18 @@ def shown_progress(node: str | None) -> Callable[[int, int], None]:
         bar.update_absolute(done, max(total, 1))
 
     return progress
+
+
+def status_of(patched: Any, kind: str, hidden: Any) -> str:
+    """What the node of class `kind` that made `patched` has to say; from now on the board keeps what its session says.
+
+    hidden: the node's hidden inputs.
+    """
+    session = library.sessions_of(patched)[-1]
+    session.tell = library.board.teller(kind, hidden.unique_id, hidden.extra_pnginfo)
+    text: str = library.status(session)
+    session.tell(text)
+    return text
 
 
 library: Any

@@ -187,6 +187,11 @@ class Calibration(Task):
                 f"SageAttention2: [SA-404] nothing was measured: {others[0].outcome.by} took {others[0].calls} calls. "
                 "Put SageAttention2 Calibrate behind that node, or take that node away."
             )
+        if not self.head_dims and summary.was_passed_over:
+            return (
+                "SageAttention2: [SA-404] nothing was measured: another node of this pack, behind this one, took every "
+                "call (SA-316). Take that node away while measuring."
+            )
         if not self.head_dims and summary.passes:
             return (
                 f"SageAttention2: [SA-404] nothing was measured: the model was run {summary.passes} times and never "

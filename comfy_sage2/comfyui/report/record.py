@@ -156,6 +156,11 @@ class Summary:
         return sum(share.calls for share in self.shares)
 
     @property
+    def was_passed_over(self) -> bool:
+        """Whether a node of this pack behind this one served every call: such calls are named and not recorded."""
+        return self.calls == 0 and self.silent_passes < self.passes
+
+    @property
     def attention_seconds(self) -> float:
         return sum(share.seconds for share in self.shares) / self.devices
 

@@ -68,6 +68,8 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
         return None
     if not summary.passes:
         return "[SA-404] nothing was sampled yet: connect 'samples' or 'images', so that the report waits for it"
+    if summary.was_passed_over:
+        return "[SA-316] another node of this pack, behind this one, served every attention call"
     return (
         f"[SA-317] {session.model} was run {summary.passes} times and never asked the node: its code calls attention "
         "without ComfyUI's hook, or another pack has put functions of its own into the model"

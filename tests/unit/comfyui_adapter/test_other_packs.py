@@ -47,6 +47,27 @@ def core(name: str, module: str = "comfy.model_patcher") -> Override:
     return override
 
 
+@pytest.mark.parametrize("measures", [False, True])
+def test_a_node_of_this_pack_behind_this_one(measures: bool) -> None:
+    """The model has asked the nodes: nothing is wrong with its code."""
+    first = session_with()
+    if measures:
+        first.task = Calibration(Signature.of("WAN21", {}), 1.0, lambda done, total: None)
+    second = session_with(make_override(first), slot=1)
+    override = make_override(second)
+
+    def inner() -> None:
+        second.run_forward(
+            second.begin_forward(1.0, CPU, {}),
+            lambda: override(ones, *qkv(), 4, _inside_attn_wrapper=True, transformer_options={}),
+        )
+
+    first.run_forward(first.begin_forward(1.0, CPU, {}), inner)
+    text = report([first])
+    assert "SA-316" in text and "another node of this pack" in text and "SA-317" not in text
+    assert second.record.summary().calls == 1
+
+
 def test_two_gpus_with_overrides_of_their_own() -> None:
     """Each thread gets what was made for its own, whatever another one does in between."""
 

@@ -37,6 +37,19 @@ class Run:
     cached: frozenset[str]
 
 
+def _reserve() -> socket.socket:
+    """A socket on a free port, which nobody else is given while it is open: ComfyUI takes minutes to come to its own.
+
+    Until then another server could get the port, and answer in its place. ComfyUI gets it beside this one, because
+    neither socket forbids that and this one does not listen.
+    """
+    reserved = socket.socket()
+    if os.name != "nt":
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
+
+
 class ComfyServer:
     """Context manager around one server process.
 
@@ -48,9 +61,8 @@ class ComfyServer:
         self.root = root
         self.base = base
         self.log = base / "server.log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self._reserved = _reserve()
+        self.port = self._reserved.getsockname()[1]
         places = ["--base-directory", str(base), "--database-url", f"sqlite:///{base / 'comfyui.db'}"]
         port = ["--port", str(self.port), "--disable-api-nodes"]
         self._command = [str(python), str(LAUNCHER), str(root), *options, *places, *port]
@@ -92,7 +104,8 @@ class ComfyServer:
         self.stop()
 
     def stop(self) -> None:
-        """End the process; it gets 20 seconds to do so itself."""
+        """End the process; it gets 20 seconds to do so itself. It cannot be started again."""
+        self._reserved.close()
         if self._process is None:
             return
         self._process.terminate()

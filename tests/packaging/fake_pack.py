@@ -94,7 +94,7 @@ class Plugin:
     def run(self, code: str, prefix: tuple[str, ...] = ()) -> str:
         """What the code prints. The test fails when it exits with an error."""
         process = self.start(code, prefix)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors
         return output.strip()
 

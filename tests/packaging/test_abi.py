@@ -29,14 +29,14 @@ def native_module(folder: Path, version: str, abi: int | None, architecture: str
     output = folder / f"{version}.so"
     defines = [f'-DVERSION="{version}"', f'-DARCHITECTURE="{architecture}"', *([] if abi is None else [f"-DABI={abi}"])]
     command = ["gcc", "-shared", "-fPIC", *defines, "-I", sysconfig.get_path("include"), str(NATIVE / "module.c")]
-    subprocess.run([*command, "-o", str(output)], check=True, timeout=120)
+    subprocess.run([*command, "-o", str(output)], check=True, timeout=600)
     return output.read_bytes()
 
 
 def run(plugin: Plugin, code: str = SHOW) -> tuple[str, list[str]]:
     """What the code prints, and the lines of the log."""
     process = plugin.start(code)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     return output.strip(), errors.splitlines()
 

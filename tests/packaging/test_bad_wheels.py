@@ -125,7 +125,7 @@ def test_doctor_and_report_say_why(pack: Plugin, spoil: Callable[[Plugin], None]
     process = subprocess.run(
         [sys.executable, "-s", "-c", REPORT, str(pack.root)],
         env=pack.full_environment(), cwd=pack.root.parent,
-        capture_output=True, text=True, encoding="utf-8", timeout=300,
+        capture_output=True, text=True, encoding="utf-8", timeout=600,
     )  # fmt: skip
     assert process.returncode == 1 and "Traceback" not in process.stderr, process.stderr
     doctor, report = process.stdout.split("REPORT\n")

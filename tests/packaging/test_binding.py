@@ -58,7 +58,7 @@ MACROS = {
 
 def compile_native(output: Path, *arguments: str) -> Path:
     command = ["g++", "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-o", str(output), *arguments]
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=600)
     return output
 
 
@@ -85,7 +85,7 @@ class Binding:
         if self.driver:
             environment["LD_LIBRARY_PATH"] = str(self.driver)
         command = [sys.executable, "-c", PRELUDE.format(package=str(self.package), cubins=self.cubins) + code]
-        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
         assert process.returncode == 0, process.stderr
         return process.stdout.strip()
 

@@ -14,7 +14,7 @@ def install(pack: Plugin) -> str:
     """What install.py prints. It must always succeed."""
     command = [sys.executable, "-s", "install.py"]
     process = subprocess.run(
-        command, cwd=pack.root, env=pack.full_environment(), capture_output=True, text=True, timeout=120
+        command, cwd=pack.root, env=pack.full_environment(), capture_output=True, text=True, timeout=600
     )
     assert process.returncode == 0, process.stderr
     return process.stdout
@@ -63,7 +63,7 @@ def _run(pack: Plugin, *command: str, **environment: str) -> subprocess.Complete
         cwd=pack.root.parent,
         env={**pack.full_environment(), **environment},
         capture_output=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -110,7 +110,7 @@ def test_a_console_that_takes_nothing_does_not_change_the_exit_code(
     pack.add_wheel("sm90")
     script = f"set -o pipefail; {sys.executable} {command} {console}"
     process = subprocess.run(
-        ["bash", "-c", script], cwd=pack.root, env=pack.full_environment(), capture_output=True, timeout=120
+        ["bash", "-c", script], cwd=pack.root, env=pack.full_environment(), capture_output=True, timeout=600
     )
     assert (process.returncode, process.stderr) == (status, b"")
 

@@ -26,7 +26,7 @@ for architecture in manifest.architectures():
 
 
 def pip(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--no-input", *arguments], check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "pip", "--no-input", *arguments], check=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_the_installed_library_finds_its_kernels(wheel: Path, tmp_path: Path) ->
     pip("install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel))
     environment = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, "-c", SHOW]
-    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert process.returncode == 0, process.stderr
     library, wheels, *architectures = process.stdout.splitlines()
     assert Path(library).is_relative_to(site) and Path(wheels) == site / "comfy_sage2" / "wheels"

@@ -36,7 +36,7 @@ def test_a_broken_installed_distribution_is_reported_and_the_bundled_one_tried(p
     package.mkdir()
     (package / "__init__.py").write_text("from . import _C\n")
     process = plugin.start("print(loader.reason_unavailable('sm90'))")
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=600)
     assert "comfy_sage2_sm90 cannot be imported, trying the bundled one" in errors
     assert "SHA256SUMS cannot be read" in output
 
@@ -46,7 +46,7 @@ def test_an_installed_distribution_that_lacks_a_dependency_is_not_taken_for_abse
     package.mkdir()
     (package / "__init__.py").write_text("import a_module_that_is_not_there\n")
     process = plugin.start("loader.reason_unavailable('sm90')")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert "a_module_that_is_not_there" in errors
 
 
@@ -121,7 +121,7 @@ def test_an_installed_module_that_raises_anything_is_passed_over(plugin: Plugin,
     package.mkdir()
     (package / "__init__.py").write_text(content + "\n")
     process = plugin.start("print(loader.reason_unavailable('sm90'))")
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert "comfy_sage2_sm90 cannot be imported, trying the bundled one" in errors and "broken" in errors
     assert "SHA256SUMS cannot be read" in output

@@ -34,7 +34,7 @@ original = unpack._write
 def write(path, content):
     gate.mkdir(exist_ok=True)
     (gate / str(os.getpid())).touch()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while len(os.listdir(gate)) < {PROCESSES}:
         assert time.monotonic() < deadline, "the other processes did not come"
         time.sleep(0.01)
@@ -45,7 +45,7 @@ assert path.read_bytes() == {EXTENSION[:24]!r} * {len(EXTENSION) // 24}
 print(path)
 """
     processes = [plugin.start(code) for _ in range(PROCESSES)]
-    outputs = [process.communicate(timeout=120) for process in processes]
+    outputs = [process.communicate(timeout=600) for process in processes]
     assert [process.returncode for process in processes] == [0] * PROCESSES, outputs
     assert len({output for output, _ in outputs}) == 1
     assert plugin.unpacked_files() == [Path(outputs[0][0].strip())]
@@ -60,7 +60,7 @@ loader.prepare('sm90')
 """
     for _ in range(2):
         killed = plugin.start(code)
-        killed.communicate(timeout=120)
+        killed.communicate(timeout=600)
         assert killed.returncode != 0
         for left_behind in plugin.unpacked_files():
             assert left_behind.name.startswith(".partial-")

@@ -155,7 +155,7 @@ def test_eight_processes_at_once(findings: Findings) -> None:
         for number in range(8)
     ]
     for process in processes:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=600)
         assert (process.returncode, output, errors) == (0, "", "")
     assert findings.get({"process": "all"}) == {"passed": True}
     assert [path.name for path in findings.path.parent.iterdir()] == ["findings.json"]  # type: ignore[union-attr]

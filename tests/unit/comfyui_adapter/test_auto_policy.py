@@ -309,7 +309,7 @@ def test_two_gpus_find_at_once_that_a_policy_does_not_fit(known: Calibrations) -
 
     class Unfit(FixedPlan):
         def choose(self, place: Place) -> Choice:
-            both.wait(timeout=60)
+            both.wait(timeout=600)
             raise ValueError("[SA-503] it does not fit")
 
     node = Node("8", kept=from_text(first.task.policy_text()), plan=lambda policy: Unfit(AttentionOptions()))

@@ -224,4 +224,4 @@ def on_gpu(**changes: Any) -> AttentionRequest:
 def test_importing_the_library_measures_nothing() -> None:
     code = "import comfy_sage2, comfy_sage2.measuring.prepare as p, torch; assert not p._tried; "
     code += "q = torch.randn(1, 2, 8, 16); comfy_sage2.attention(q, q, q); assert not p._tried"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

@@ -8,16 +8,12 @@ the page from them.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RECORDS = ROOT / "build" / "stacks"
-PAGE = ROOT / "docs" / "results" / "stacks.md"
+from .pages import RecordedPage
+
 HEAD = """# Stacks that were tried
 
 - Machine: {machine}. Tiny random models, reference backend.
@@ -31,35 +27,18 @@ A row stands here when its test passed: samplings in a real ComfyUI. "The node" 
 """
 
 
+def _row(record: Mapping[str, Any]) -> list[str]:
+    said = (line.strip().replace("|", "\\|") for line in record["said"])
+    return [record["stack"], record["host"], record["latents"], "<br>".join(said)]
+
+
+PAGE = RecordedPage("stacks", HEAD, _row, "run the tests that this page's command names")
+
+
 def record(stack: str, host: str, latents: str, said: Sequence[str]) -> None:
     """Keep one row for the page. said: what the report or the log says, in lines."""
-    RECORDS.mkdir(parents=True, exist_ok=True)
-    name = "".join(letter if letter.isalnum() else "_" for letter in f"{stack} {host}")
-    entry = {"stack": stack, "host": host, "latents": latents, "said": list(said)}
-    (RECORDS / f"{name}.json").write_text(json.dumps(entry), encoding="utf-8")
-
-
-def page() -> str:
-    """The page with all rows that were kept. SystemExit when there are none."""
-    entries = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))]
-    if not entries:
-        raise SystemExit(f"there are no records in {RECORDS}: run the tests that this page's command names")
-    machine = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, without a GPU"
-    rows = [f"| {e['stack']} | {e['host']} | {e['latents']} | {'<br>'.join(map(_cell, e['said']))} |" for e in entries]
-    return HEAD.format(machine=machine) + "\n".join(rows) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.strip().replace("|", "\\|")
-
-
-def main() -> int:
-    """The command."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"written: {PAGE.relative_to(ROOT)}")
-    return 0
+    PAGE.keep(f"{stack} {host}", {"stack": stack, "host": host, "latents": latents, "said": list(said)})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PAGE.command(__doc__))

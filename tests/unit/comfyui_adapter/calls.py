@@ -19,6 +19,21 @@ REFERENCE = Outcome("reference", AttentionOptions())
 SIGMAS = [1.0, 0.75, 0.5, 0.25, 0.0]
 
 
+class Container:
+    """ComfyUI's single-owner tensor holder, as the override sees it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor
+
+    def peek(self) -> torch.Tensor:
+        assert self.tensor is not None
+        return self.tensor
+
+    def take(self) -> torch.Tensor:
+        tensor, self.tensor = self.peek(), None
+        return tensor
+
+
 def ones(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
 ) -> torch.Tensor:

@@ -20,22 +20,7 @@ from comfy_sage2.comfyui.observe.capture import Capture
 from comfy_sage2.comfyui.serve.session import Session
 from comfy_sage2.policy.signature import Signature
 
-from .calls import ones, qkv, session_with
-
-
-class Container:
-    """ComfyUI's single-owner tensor holder, as the override sees it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor: torch.Tensor | None = tensor
-
-    def peek(self) -> torch.Tensor:
-        assert self.tensor is not None
-        return self.tensor
-
-    def take(self) -> torch.Tensor:
-        tensor, self.tensor = self.peek(), None
-        return tensor
+from .calls import Container, ones, qkv, session_with
 
 
 @pytest.fixture

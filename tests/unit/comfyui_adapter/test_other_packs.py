@@ -22,7 +22,7 @@ from comfy_sage2.comfyui.report.verdict import verdict
 from comfy_sage2.comfyui.serve.session import Override, Session
 from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, ones, qkv, session_with
+from .calls import SIGMAS, Container, ones, qkv, session_with
 
 CPU = torch.device("cpu")
 
@@ -205,18 +205,6 @@ def test_the_same_function_stands_in_the_options_in_every_pass() -> None:
 
 
 def test_containers_are_passed_on_and_freed() -> None:
-    class Container:
-        def __init__(self, tensor: torch.Tensor) -> None:
-            self.tensor: torch.Tensor | None = tensor
-
-        def peek(self) -> torch.Tensor:
-            assert self.tensor is not None
-            return self.tensor
-
-        def take(self) -> torch.Tensor:
-            tensor, self.tensor = self.peek(), None
-            return tensor
-
     held: list[weakref.ref[torch.Tensor]] = []
 
     def other(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -225,7 +213,8 @@ def test_containers_are_passed_on_and_freed() -> None:
     def container_function(q: Container, k: Container, v: Container, heads: int, **kwargs: Any) -> torch.Tensor:
         held.extend(weakref.ref(container.peek()) for container in (q, k, v))
         shape = q.take().shape
-        del k.tensor, v.tensor
+        k.take()
+        v.take()
         gc.collect()
         assert not any(ref() is not None for ref in held), "nobody else refers to them"
         return torch.zeros(shape)

@@ -7,62 +7,51 @@ Every process writes what the model gave to rank<i>.safetensors and the patch's 
 
 from __future__ import annotations
 
-import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import ContextParallelConfig, WanTransformer3DModel
 from safetensors.torch import save_file
-from torch import distributed
 
 from comfy_sage2.integrations.diffusers import patch
 
+from .process import arguments_of, joined
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    parser.add_argument("--backend", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
+    arguments = arguments_of(__doc__, backend=str)
+    with joined(arguments.device) as (rank, processes):
+        if arguments.device == "cpu":
+            # diffusers asks which accelerator a process has: let the CPU be the one.
+            torch.accelerator.device_count = lambda: 1
+        torch.manual_seed(1)
+        make: Any = WanTransformer3DModel  # neither has annotations
+        make_config: Any = ContextParallelConfig
+        model = make(num_attention_heads=4, attention_head_dim=128, text_dim=32, freq_dim=32, ffn_dim=64, num_layers=2)
+        model = model.to(arguments.device).eval().requires_grad_(False)
+        # 512 tokens: 128 for each of four processes, so that the groups of cross-attention's queries are the same.
+        latent, text = torch.randn(1, 16, 2, 32, 32), torch.randn(1, 16, 32)
 
-    torch.set_num_threads(1)
-    distributed.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
-    rank, processes = distributed.get_rank(), distributed.get_world_size()
-    if arguments.device == "cuda":
-        torch.cuda.set_device(rank)
-    else:
-        # diffusers asks which accelerator a process has: let the CPU be the one.
-        torch.accelerator.device_count = lambda: 1
-    torch.manual_seed(1)
-    make: Any = WanTransformer3DModel  # neither has annotations
-    make_config: Any = ContextParallelConfig
-    model = make(num_attention_heads=4, attention_head_dim=128, text_dim=32, freq_dim=32, ffn_dim=64, num_layers=2)
-    model = model.to(arguments.device).eval().requires_grad_(False)
-    # 512 tokens: 128 for each of four processes, so that quantisation groups of cross-attention's queries are the same.
-    latent, text = torch.randn(1, 16, 2, 32, 32), torch.randn(1, 16, 32)
+        def run() -> torch.Tensor:
+            inputs = (latent, torch.tensor([500.0]), text)
+            result: torch.Tensor = (
+                model(*(tensor.to(arguments.device) for tensor in inputs), return_dict=False)[0].cpu().contiguous()
+            )
+            return result
 
-    def run() -> torch.Tensor:
-        inputs = (latent, torch.tensor([500.0]), text)
-        result: torch.Tensor = (
-            model(*(tensor.to(arguments.device) for tensor in inputs), return_dict=False)[0].cpu().contiguous()
-        )
-        return result
-
-    outputs = {"full": run()}
-    with patch(model, backend=arguments.backend):
-        outputs["undivided"] = run()
-    # The model's own plan but for timesteps of every token, which only Wan 2.2 5B has: diffusers 0.42.1 warns about
-    # their absence through a method that its logger has only where transformers is installed.
-    plan = {module: division for module, division in model._cp_plan.items() if module}
-    model.enable_parallelism(config=make_config(ulysses_degree=processes), cp_plan=plan)
-    with patch(model, backend=arguments.backend) as patched:
-        outputs["divided"] = run()
-    save_file(outputs, arguments.out / f"rank{rank}.safetensors")
-    counts = {"calls": patched.calls, "fallbacks": patched.fallbacks}
-    (arguments.out / f"rank{rank}.json").write_text(json.dumps(counts), encoding="utf-8")
-    distributed.destroy_process_group()
+        outputs = {"full": run()}
+        with patch(model, backend=arguments.backend):
+            outputs["undivided"] = run()
+        # The model's own plan but for timesteps of every token, which only Wan 2.2 5B has: diffusers 0.42.1 warns about
+        # their absence through a method that its logger has only where transformers is installed.
+        plan = {module: division for module, division in model._cp_plan.items() if module}
+        model.enable_parallelism(config=make_config(ulysses_degree=processes), cp_plan=plan)
+        with patch(model, backend=arguments.backend) as patched:
+            outputs["divided"] = run()
+        save_file(outputs, arguments.out / f"rank{rank}.safetensors")
+        counts = {"calls": patched.calls, "fallbacks": patched.fallbacks}
+        (arguments.out / f"rank{rank}.json").write_text(json.dumps(counts), encoding="utf-8")
 
 
 if __name__ == "__main__":

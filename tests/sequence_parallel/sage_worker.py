@@ -7,15 +7,13 @@ PYTHONPATH holds comfy_sage2/drop_in/path. Each process writes its part of every
 
 from __future__ import annotations
 
-import argparse
 import importlib
-from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import distributed
 
 from .cases import SCALE, Case
+from .process import arguments_of, joined
 
 # yunchang's name of an attention -> the mode in which it is served.
 MODES = {
@@ -41,34 +39,22 @@ def sage_cases(processes: int) -> list[tuple[str, Case]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    parser.add_argument("--dtype", required=True)
-    parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--head-dim", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
+    arguments = arguments_of(__doc__, dtype=str, tokens=int, head_dim=int)
+    with joined(arguments.device) as (rank, processes):
+        yunchang = importlib.import_module("yunchang")
+        kinds = importlib.import_module("yunchang.kernels").AttnType
 
-    torch.set_num_threads(1)
-    distributed.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
-    rank, processes = distributed.get_rank(), distributed.get_world_size()
-    if arguments.device == "cuda":
-        torch.cuda.set_device(rank)
-    yunchang = importlib.import_module("yunchang")
-    kinds = importlib.import_module("yunchang.kernels").AttnType
-
-    outputs = {}
-    for name, case in sage_cases(processes):
-        yunchang.set_seq_parallel_pg(case.ulysses, case.ring, rank, processes)
-        attend = yunchang.LongContextAttention(attn_type=kinds[name])
-        dtype = getattr(torch, arguments.dtype)
-        whole = case.inputs(arguments.device, dtype, arguments.tokens, arguments.head_dim)
-        parts = [tensor.chunk(processes, 2)[rank].transpose(1, 2).contiguous() for tensor in whole]
-        with torch.no_grad():
-            out = attend(*parts, softmax_scale=SCALE, causal=case.is_causal)
-        outputs[case.name] = out.transpose(1, 2).cpu().contiguous()
-    save_file(outputs, arguments.out / f"rank{rank}.safetensors")
-    distributed.destroy_process_group()
+        outputs = {}
+        for name, case in sage_cases(processes):
+            yunchang.set_seq_parallel_pg(case.ulysses, case.ring, rank, processes)
+            attend = yunchang.LongContextAttention(attn_type=kinds[name])
+            dtype = getattr(torch, arguments.dtype)
+            whole = case.inputs(arguments.device, dtype, arguments.tokens, arguments.head_dim)
+            parts = [tensor.chunk(processes, 2)[rank].transpose(1, 2).contiguous() for tensor in whole]
+            with torch.no_grad():
+                out = attend(*parts, softmax_scale=SCALE, causal=case.is_causal)
+            outputs[case.name] = out.transpose(1, 2).cpu().contiguous()
+        save_file(outputs, arguments.out / f"rank{rank}.safetensors")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ Each process writes its part of every case to rank<i>.safetensors, and what was 
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
@@ -17,42 +15,29 @@ from torch import distributed
 from comfy_sage2.integrations.yunchang import SequenceParallelAttention
 
 from .cases import SCALE, cases
+from .process import arguments_of, joined
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    parser.add_argument("--backend", required=True)
-    parser.add_argument("--dtype", required=True)
-    parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--head-dim", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-
-    torch.set_num_threads(1)
-    distributed.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
-    rank, processes = distributed.get_rank(), distributed.get_world_size()
-    if arguments.device == "cuda":
-        torch.cuda.set_device(rank)
-
-    outputs = {}
-    for case in cases(processes):
-        parallel = SequenceParallelAttention(
-            ulysses_degree=case.ulysses, ring_degree=case.ring, backend=arguments.backend, **case.options
-        )
-        dtype = getattr(torch, arguments.dtype)
-        whole = case.inputs(arguments.device, dtype, arguments.tokens, arguments.head_dim)
-        parts = [tensor.chunk(processes, 2)[rank] for tensor in whole]
-        if case.layout == "BNHD":
-            parts = [part.transpose(1, 2) for part in parts]
-        out = parallel(*parts, is_causal=case.is_causal, scale=SCALE, layout=case.layout)
-        if case.layout == "BNHD":
-            out = out.transpose(1, 2)
-        outputs[case.name] = out.cpu().contiguous()
-    save_file(outputs, arguments.out / f"rank{rank}.safetensors")
-    errors = {name: message_of(attempt) for name, attempt in attempts(arguments.device, arguments.backend).items()}
-    (arguments.out / f"rank{rank}.json").write_text(json.dumps(errors), encoding="utf-8")
-    distributed.destroy_process_group()
+    arguments = arguments_of(__doc__, backend=str, dtype=str, tokens=int, head_dim=int)
+    with joined(arguments.device) as (rank, processes):
+        outputs = {}
+        for case in cases(processes):
+            parallel = SequenceParallelAttention(
+                ulysses_degree=case.ulysses, ring_degree=case.ring, backend=arguments.backend, **case.options
+            )
+            dtype = getattr(torch, arguments.dtype)
+            whole = case.inputs(arguments.device, dtype, arguments.tokens, arguments.head_dim)
+            parts = [tensor.chunk(processes, 2)[rank] for tensor in whole]
+            if case.layout == "BNHD":
+                parts = [part.transpose(1, 2) for part in parts]
+            out = parallel(*parts, is_causal=case.is_causal, scale=SCALE, layout=case.layout)
+            if case.layout == "BNHD":
+                out = out.transpose(1, 2)
+            outputs[case.name] = out.cpu().contiguous()
+        save_file(outputs, arguments.out / f"rank{rank}.safetensors")
+        errors = {name: message_of(attempt) for name, attempt in attempts(arguments.device, arguments.backend).items()}
+        (arguments.out / f"rank{rank}.json").write_text(json.dumps(errors), encoding="utf-8")
 
 
 def attempts(device: str, backend: str) -> dict[str, Callable[[], object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from .graph import Graph, Node, Output
@@ -16,7 +17,39 @@ QWEN25_VL = (
 WAN_VAE = f"{WAN22}/vae/wan_2.1_vae.safetensors"
 FOX = "A red fox trots along a snowy ridge at dawn, its breath steaming, camera tracking from the side"
 STILL = "A glass greenhouse in a winter forest at dusk, warm light inside, snow on the roof, photograph"
+SQUARE: dict[str, Any] = {"width": 1024, "height": 1024}  # pixels
 BAD_VIDEO = "blurry, low quality, static, text, watermark"
+
+
+@dataclass(frozen=True)
+class Files:
+    """The addresses of a model's files.
+
+    Attributes:
+        model: the diffusion model; alone it is a checkpoint, which has the others inside.
+        text_encoders: one or two.
+        kind: of the text encoders, as ComfyUI's loaders name it.
+        vae: the VAE.
+    """
+
+    model: str
+    text_encoders: tuple[str, ...] = ()
+    kind: str = ""
+    vae: str = ""
+
+    def load(self, g: Graph) -> tuple[Output, Output, Output]:
+        """Add the loaders: model, text encoder, VAE."""
+        if not self.text_encoders:
+            checkpoint = g.loader("CheckpointLoaderSimple", 0, {"ckpt_name": self.model})
+            return checkpoint[0], checkpoint[1], checkpoint[2]
+        unet = g.loader("UNETLoader", 0, {"unet_name": self.model})
+        if len(self.text_encoders) == 1:
+            clip = g.loader("CLIPLoader", 0, {"clip_name": self.text_encoders[0]}, type=self.kind)
+        else:
+            urls = {f"clip_name{number}": url for number, url in enumerate(self.text_encoders, 1)}
+            clip = g.loader("DualCLIPLoader", 0, urls, type=self.kind)
+        vae = g.loader("VAELoader", 0, {"vae_name": self.vae})
+        return unet[0], clip[0], vae[0]
 
 
 def weights_note(g: Graph, column: int, *more: str) -> None:
@@ -67,6 +100,18 @@ def save_image(g: Graph, column: int, samples: Output, vae: Output, name: str) -
     g.node("SaveImage", column, images=image[0], filename_prefix=f"sageattention2/{name}")
 
 
+def finish(
+    g: Graph, model: Output, samples: Output, vae: Output, name: str, fps: float | Output | None, *notes: str
+) -> None:
+    """The report, the saved image (fps: None) or video, and the note on the weights."""
+    report_node(g, 4, model, samples)
+    if fps is None:
+        save_image(g, 5, samples, vae, name)
+    else:
+        save_video(g, 5, samples, vae, fps, name)
+    weights_note(g, 2, *notes)
+
+
 def sampler_node(
     g: Graph,
     column: int,
@@ -94,13 +139,12 @@ def guided_sampler_node(
     )  # fmt: skip
 
 
-def wan21_inputs(g: Graph) -> tuple[Node, Node, Node, tuple[Node, Node]]:
+WAN21_FILES = Files(f"{WAN21}/diffusion_models/wan2.1_t2v_1.3B_fp16.safetensors", (UMT5,), "wan", WAN_VAE)
+WAN21_LATENT: dict[str, Any] = {"width": 832, "height": 480, "length": 81}
+
+
+def wan21_inputs(g: Graph) -> tuple[Output, Output, Node, tuple[Node, Node]]:
     """Loaders, latent and texts of Wan 2.1 1.3B: model, VAE, latent, texts."""
-    unet = g.loader(
-        "UNETLoader", 0,
-        {"unet_name": f"{WAN21}/diffusion_models/wan2.1_t2v_1.3B_fp16.safetensors"},
-    )  # fmt: skip
-    clip = g.loader("CLIPLoader", 0, {"clip_name": UMT5}, type="wan")
-    vae = g.loader("VAELoader", 0, {"vae_name": WAN_VAE})
-    latent = g.node("EmptyHunyuanLatentVideo", 0, width=832, height=480, length=81)
-    return unet, vae, latent, texts_of(g, 1, clip[0], FOX, BAD_VIDEO)
+    unet, clip, vae = WAN21_FILES.load(g)
+    latent = g.node("EmptyHunyuanLatentVideo", 0, **WAN21_LATENT)
+    return unet, vae, latent, texts_of(g, 1, clip, FOX, BAD_VIDEO)

@@ -18,11 +18,11 @@ WAN_SAMPLING = {"seed": 1, "steps": 20, "cfg": 6.0, "sampler_name": "uni_pc", "s
 def calibrate_then_render(g: Graph) -> None:
     """The first run is measured in full precision, and later ones run by the policy."""
     unet, vae, latent, texts = wan21_inputs(g)
-    auto = g.node("SageAttention2AutoPolicy", 2, model=unet[0], measure_quality=True)
+    auto = g.node("SageAttention2AutoPolicy", 2, model=unet, measure_quality=True)
     shift = g.node("ModelSamplingSD3", 3, model=auto[0], shift=8.0)
     sampler = sampler_node(g, 3, shift[0], texts, latent[0], None, **WAN_SAMPLING)
     report_node(g, 4, shift[0], sampler[0])
-    save_video(g, 5, sampler[0], vae[0], 16.0, "by_policy")
+    save_video(g, 5, sampler[0], vae, 16.0, "by_policy")
     g.note(
         2, "How it works",
         "1. **Run**: the node samples in full precision and measures each layer along the way.\n"
@@ -38,11 +38,11 @@ def calibrate_then_render(g: Graph) -> None:
 def compare_with_full_precision(g: Graph) -> None:
     """The same seed in full precision and with the node."""
     unet, vae, latent, texts = wan21_inputs(g)
-    for name, sage in (("full precision", None), ("SageAttention2", sage_node(g, 2, unet[0], measure_quality=True))):
-        model = unet if sage is None else sage
-        shift = g.node("ModelSamplingSD3", 3, model=model[0], shift=8.0)
+    for name, sage in (("full precision", None), ("SageAttention2", sage_node(g, 2, unet, measure_quality=True))):
+        model = unet if sage is None else sage[0]
+        shift = g.node("ModelSamplingSD3", 3, model=model, shift=8.0)
         sampler = sampler_node(g, 3, shift[0], texts, latent[0], name, **WAN_SAMPLING)
-        save_video(g, 5, sampler[0], vae[0], 16.0, name.replace(" ", "_").lower())
+        save_video(g, 5, sampler[0], vae, 16.0, name.replace(" ", "_").lower())
     report_node(g, 4, shift[0], sampler[0])
     g.note(
         4, "What to look at",

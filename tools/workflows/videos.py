@@ -14,14 +14,15 @@ from .parts import (
     UMT5,
     WAN22,
     WAN_VAE,
+    Files,
     guided_sampler_node,
     report_node,
     sage_node,
-    sampler_node,
     save_video,
     texts_of,
     weights_note,
 )
+from .plain import Plain
 
 MINIMAX = f"{HUB}/Comfy-Org/MiniMax-H3/resolve/main"
 LTX25 = f"{HUB}/Lightricks/LTX-2.5/resolve/main"
@@ -35,27 +36,23 @@ LTX_FRAMES, LTX_RATE = 121, 24.0
 
 def _minimax_h3(g: Graph, name: str, prompt: str, *notes: str, **frames: Any) -> None:
     """Text or pictures to a video with sound. frames: outputs for `first_frame` and `last_frame`."""
-    unet = g.loader(
-        "UNETLoader", 0,
-        {"unet_name": f"{MINIMAX}/diffusion_models/minimax_h3_fl2va_pruned_int8_convrot.safetensors"},
-    )  # fmt: skip
-    clip = g.loader(
-        "CLIPLoader", 0,
-        {"clip_name": f"{MINIMAX}/text_encoders/qwen3vl_32b_minimax_h3_nvfp4_awq.safetensors"}, type="minimax",
-    )  # fmt: skip
-    vae = g.loader("VAELoader", 0, {"vae_name": f"{MINIMAX}/vae/minimax_h3_video_vae_fp16.safetensors"})
+    unet, clip, vae = Files(
+        f"{MINIMAX}/diffusion_models/minimax_h3_fl2va_pruned_int8_convrot.safetensors",
+        (f"{MINIMAX}/text_encoders/qwen3vl_32b_minimax_h3_nvfp4_awq.safetensors",), "minimax",
+        f"{MINIMAX}/vae/minimax_h3_video_vae_fp16.safetensors",
+    ).load(g)  # fmt: skip
     audio_vae = g.loader("VAELoader", 0, {"vae_name": f"{MINIMAX}/vae/minimax_h3_audio_vae_fp32.safetensors"})
     task = g.node(
-        "MiniMaxH3ImageToVideo", 1, clip=clip[0], vae=vae[0], prompt=prompt, width=1344, height=768, length=124,
+        "MiniMaxH3ImageToVideo", 1, clip=clip, vae=vae, prompt=prompt, width=1344, height=768, length=124,
         **frames,
     )  # fmt: skip
-    sage = sage_node(g, 2, unet[0])
+    sage = sage_node(g, 2, unet)
     guider = g.node("BasicGuider", 3, model=sage[0], conditioning=task[0])
     sigmas = g.node("BasicScheduler", 3, model=sage[0], scheduler="simple", steps=20)
     sampler = guided_sampler_node(g, 3, guider, "res_multistep", sigmas, task[1])
     report_node(g, 4, sage[0], sampler[0])
     sound = g.node("VAEDecodeAudio", 5, samples=sampler[0], vae=audio_vae[0])
-    save_video(g, 5, sampler[0], vae[0], 24.0, name, audio=sound[0])
+    save_video(g, 5, sampler[0], vae, 24.0, name, audio=sound[0])
     weights_note(g, 2, "Good lengths are 5 + 17 n pictures, 24 a second.", *notes)
 
 
@@ -114,16 +111,11 @@ def _ltx2(
 
 def ltx25_text_to_video(g: Graph) -> None:
     """LTX-2.5, distilled."""
-    unet = g.loader(
-        "UNETLoader", 0,
-        {"unet_name": f"{LTX25}/diffusion_models/ltx-2.5-22b-distilled-transformer-comfy-int8-convrot.safetensors"},
-    )  # fmt: skip
-    clip = g.loader(
-        "CLIPLoader", 0,
-        {"clip_name": f"{LTX25}/text_encoders/gemma4-12b-with-proj-ltx-2.5-comfy-int8-convrot.safetensors"},
-        type="ltxv",
-    )  # fmt: skip
-    vae = g.loader("VAELoader", 0, {"vae_name": f"{LTX25}/vae/ltx-2.5-video-vae-bf16.safetensors"})
+    unet, clip, vae = Files(
+        f"{LTX25}/diffusion_models/ltx-2.5-22b-distilled-transformer-comfy-int8-convrot.safetensors",
+        (f"{LTX25}/text_encoders/gemma4-12b-with-proj-ltx-2.5-comfy-int8-convrot.safetensors",), "ltxv",
+        f"{LTX25}/vae/ltx-2.5-video-vae-bf16.safetensors",
+    ).load(g)  # fmt: skip
     audio_vae = g.loader("VAELoader", 0, {"vae_name": f"{LTX25}/vae/ltx-2.5-audio-vae-bf16.safetensors"})
 
     def guide(column: int, model: Output, positive: Output, negative: Output) -> Node:
@@ -132,7 +124,7 @@ def ltx25_text_to_video(g: Graph) -> None:
         )
 
     _ltx2(
-        g, "ltx25", (unet[0], clip[0], vae[0], audio_vae[0]),
+        g, "ltx25", (unet, clip, vae, audio_vae[0]),
         f"{LTX25}/latent_upscale_models/ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0.safetensors",
         "euler_ancestral", guide,
     )  # fmt: skip
@@ -225,26 +217,13 @@ def wan22_image_to_video(g: Graph) -> None:
 
 def hunyuanvideo15_text_to_video(g: Graph) -> None:
     """HunyuanVideo 1.5, 720p."""
-    unet = g.loader(
-        "UNETLoader", 0,
-        {"unet_name": f"{HUNYUAN}/diffusion_models/hunyuanvideo1.5_720p_t2v_fp16.safetensors"},
-    )  # fmt: skip
-    clip = g.loader(
-        "DualCLIPLoader", 0,
-        {
-            "clip_name1": QWEN25_VL,
-            "clip_name2": f"{HUNYUAN}/text_encoders/byt5_small_glyphxl_fp16.safetensors",
-        },
-        type="hunyuan_video_15",
-    )  # fmt: skip
-    vae = g.loader("VAELoader", 0, {"vae_name": f"{HUNYUAN}/vae/hunyuanvideo15_vae_fp16.safetensors"})
-    latent = g.node("EmptyHunyuanVideo15Latent", 0, width=1280, height=720, length=121)
-    texts = texts_of(g, 1, clip[0], FOX, "")
-    sage = sage_node(g, 2, unet[0])
-    shift = g.node("ModelSamplingSD3", 3, model=sage[0], shift=7.0)
-    sampler = sampler_node(
-        g, 3, shift[0], texts, latent[0], seed=1, steps=20, cfg=6.0, sampler_name="euler", scheduler="simple"
-    )
-    report_node(g, 4, shift[0], sampler[0])
-    save_video(g, 5, sampler[0], vae[0], 24.0, "hunyuanvideo15")
-    weights_note(g, 2)
+    Plain(
+        Files(
+            f"{HUNYUAN}/diffusion_models/hunyuanvideo1.5_720p_t2v_fp16.safetensors",
+            (QWEN25_VL, f"{HUNYUAN}/text_encoders/byt5_small_glyphxl_fp16.safetensors"), "hunyuan_video_15",
+            f"{HUNYUAN}/vae/hunyuanvideo15_vae_fp16.safetensors",
+        ),
+        ("EmptyHunyuanVideo15Latent", {"width": 1280, "height": 720, "length": 121}), FOX, "",
+        {"steps": 20, "cfg": 6.0, "sampler_name": "euler", "scheduler": "simple"}, "hunyuanvideo15",
+        shift=("ModelSamplingSD3", 7.0), fps=24.0,
+    ).build(g)  # fmt: skip

@@ -196,7 +196,7 @@ def with_backend(device: torch.device, settings: Settings) -> Settings:
     reason = probe(device, automatic).reason
     if settings.mode == "off" or reason is None:
         return automatic
-    note = f"{reason}: the reference serves in a kernel's place, with the same numerics and slower than ComfyUI"
+    note = f"{reason}; here the reference serves in a kernel's place, with the same numerics and slower than ComfyUI"
     return replace(settings, backend=REFERENCE, notes=(*settings.notes, note))
 
 

@@ -63,7 +63,7 @@ def test_reference_serves_where_no_kernel_can(mode: str, caplog: pytest.LogCaptu
     assert session.task.idle_reason is None
     first, note = status(session).splitlines()
     assert first.startswith("reference serves the attention")
-    assert note.startswith("[SA-1") and "the reference serves in a kernel's place" in note
+    assert note.startswith("[SA-1") and "; here the reference serves in a kernel's place" in note
     assert [record.getMessage() for record in caplog.records] == [f"SageAttention2: {note}"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,12 +43,26 @@ def above_0(text: str) -> float:
     return number
 
 
+def seed_number(text: str) -> int:
+    """A type of argument: a seed that every generator of random numbers takes."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 1 << 32:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {(1 << 32) - 1}, got {text!r}")
+    return number
+
+
 def output_folder(text: str) -> Path:
     """A type of argument: a folder for results, which need not exist yet."""
     path = Path(text)
-    # Also below a file no folder can be made.
-    if any(part.exists() and not part.is_dir() for part in (path, *path.parents)):
+    if not text:
+        raise argparse.ArgumentTypeError("expected a folder, got ''; the current folder is '.'")
+    there = next(part for part in (path, *path.absolute().parents) if part.exists())
+    if not there.is_dir():  # also below a file no folder can be made
         raise argparse.ArgumentTypeError(f"expected a folder, and a file is in the way of {text!r}")
+    _check_writable(there, text)
     return path
 
 
@@ -56,7 +71,13 @@ def output_file(text: str) -> Path:
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
+    _check_writable(path if path.exists() else path.parent, text)
     return path
+
+
+def _check_writable(path: Path, text: str) -> None:
+    if not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: no permission to write to {path}")
 
 
 def existing_file(text: str) -> Path:
@@ -64,6 +85,8 @@ def existing_file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"expected a file, and there is none at {text!r}")
+    if not os.access(path, os.R_OK):
+        raise argparse.ArgumentTypeError(f"no permission to read {text!r}")
     return path
 
 

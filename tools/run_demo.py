@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from comfy_sage2.command_line import Parser, output_folder
+
 from .comfyui.environment import make_environment
 from .comfyui.folders import comfyui_folders, reason_too_old_for_demo
 from .environment import interpreter
@@ -72,11 +74,22 @@ def host_options(environment: Path) -> list[str]:
     return ["--comfyui", str(usable[0]), "--comfyui-python", str(python)]
 
 
+def _environment(text: str) -> Path:
+    """A type of argument: an environment that is there."""
+    if not interpreter(Path(text)).is_file():
+        raise argparse.ArgumentTypeError(f"expected an environment, and there is no {interpreter(Path(text))}")
+    return Path(text)
+
+
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--venv", type=Path, required=True, help="the project's environment")
-    parser.add_argument("--host-venv", type=Path, required=True, help="ComfyUI's environment, made when it is missing")
+    parser = Parser(
+        prog="python -m tools.run_demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--venv", type=_environment, required=True, help="the project's environment")
+    parser.add_argument(
+        "--host-venv", type=output_folder, required=True, help="ComfyUI's environment, made when it is missing"
+    )
     options, more = parser.parse_known_args()
     command = [str(interpreter(options.venv)), "-m", "lab", "demo", *host_options(options.host_venv), *more]
     print("starting the demo", flush=True)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import registry
-from ..command_line import Parser, above_0, output_file, output_folder
+from ..command_line import Parser, above_0, output_file, output_folder, seed_number
 from ..options import MODES
 from . import ablations, accuracy, machine, ours, peers, plot, record, settle, shapes, speed, sustained, tables
 from .candidates import Candidate, Found
@@ -64,7 +64,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         f"(default: {', '.join(ablations.SHAPES)}); --share does so without being asked",
     )
     parser.add_argument("--seconds", type=above_0, help=f"time for the speeds, about (default: {_SECONDS:.0f})")
-    parser.add_argument("--seed", type=int, help="of the order of turns (default: another one in every run)")
+    parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the result as JSON")
     parser.add_argument(
         "--plot", type=_picture, metavar="FILE", help="draw the speeds (.png, .svg, .pdf); needs matplotlib"

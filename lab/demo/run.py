@@ -8,6 +8,7 @@ precision, and says nothing about the speed of a real one.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
@@ -22,6 +23,7 @@ from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.doctor import verdicts
 from comfy_sage2.metrics import Agreement
 from tools.comfyui.folders import comfyui_folder, reason_too_old_for_demo
+from tools.comfyui.server import NotStarted
 from tools.progress import Activity, ProgressBar
 
 from ..baselines import BASELINES
@@ -119,14 +121,26 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="sample anew what an earlier run finished")
     parser.add_argument("--comfyui", type=comfyui_folder, help="folder of a ComfyUI; without it, diffusers is the host")
     parser.add_argument(
-        "--comfyui-python", type=Path, default=Path(sys.executable), help="Python with its requirements"
+        "--comfyui-python", type=_python, default=Path(sys.executable), help="Python with its requirements"
     )
     options = parser.parse_args(arguments)
-    if not options.comfyui_python.is_file():
-        parser.error(f"argument --comfyui-python: expected a Python, and there is no file {options.comfyui_python}")
     if options.comfyui is not None and (reason := reason_too_old_for_demo(options.comfyui)) is not None:
         parser.error(f"argument --comfyui: {reason}")
     return options
+
+
+def _python(text: str) -> Path:
+    """A type of argument: a Python that starts."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"expected a Python, and there is no file {text}")
+    try:
+        said = subprocess.run([path.absolute(), "-c", "print('Python')"], capture_output=True, check=False).stdout
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"expected a Python, and {text} does not start: {error.strerror}") from None
+    if said.strip() != b"Python":
+        raise argparse.ArgumentTypeError(f"expected a Python, and {text} is none")
+    return path
 
 
 @contextmanager
@@ -175,11 +189,15 @@ def _run(options: argparse.Namespace, scratch: Path) -> tuple[list[Clip], list[s
 
 
 def main(arguments: list[str]) -> int:
-    """Run the demo; 0 when all videos were written."""
+    """Run the demo; 0 when all videos were written, 1 when ComfyUI does not start."""
     options = _parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        clips, heading = _run(options, Path(scratch))
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            clips, heading = _run(options, Path(scratch))
+    except NotStarted as error:
+        print(error, file=sys.stderr)
+        return 1
     print("\n" + write_results(options.output, clips, heading))
     print(f"\nvideos, contact_sheet.png and results.md are in {options.output}")
     return 0

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from comfy_sage2 import machine
-from comfy_sage2.command_line import Parser, above_0, at_least_1, output_folder
+from comfy_sage2.command_line import Parser, above_0, at_least_1, output_folder, seed_number
 
+from ..arguments import check_kernel, kernel_names, usable_device, usual_device
 from ..demo.wan_dit import AttentionFunction
 from ..training.modalities import retrieval
 from ..training.modalities.retrieval import DEPTHS, SHORTEST, Retriever
@@ -96,14 +97,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=output_folder, required=True, help="folder for the results")
     parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write needle.md there too")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", type=usable_device, default=usual_device(), help="cuda where there is one, else cpu"
+    )
     parser.add_argument("--seconds", type=above_0, default=90.0, help="of training (default: 90)")
     parser.add_argument("--lengths", nargs="+", type=_length, default=LENGTHS, metavar="TOKENS")
     parser.add_argument("--trials", type=at_least_1, default=16, help="contexts of each length (default: 16)")
     parser.add_argument("--longest-emulated", type=at_least_1, metavar="TOKENS", help="for what PyTorch emulates")
-    parser.add_argument("--kernel", help="a kernel backend to measure beside the reference, for example sm90")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
+    parser.add_argument("--kernel", choices=kernel_names(), help="a kernel backend to measure beside the reference")
+    parser.add_argument("--seed", type=seed_number, default=0)
+    options = parser.parse_args(arguments)
+    check_kernel(options.kernel, "--kernel", options.device, parser)
+    return options
 
 
 def _length(text: str) -> int:
@@ -116,7 +121,7 @@ def _length(text: str) -> int:
 def main(arguments: list[str]) -> int:
     """Run the command; 0 when every attention was asked."""
     options = _parse(arguments)
-    device = torch.device(options.device)
+    device: torch.device = options.device
     options.output.mkdir(parents=True, exist_ok=True)
     model = retrieval.train(options.seconds, options.seed, device)
     attentions = variants(options.kernel, is_causal=True)

@@ -20,10 +20,11 @@ from comfy_sage2 import machine, registry
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.capture.recorder import CaptureError, load_samples, save_samples
 from comfy_sage2.capture.samples import AttentionSample
-from comfy_sage2.command_line import Parser, at_least_1, existing_file, output_file, output_folder
+from comfy_sage2.command_line import Parser, at_least_1, existing_file, output_file, output_folder, seed_number
 from comfy_sage2.options import AttentionOptions
 from tools.progress import ProgressBar
 
+from ..arguments import check_kernel, usable_device, usual_device
 from ..demo.captions import CaptionEncoder
 from ..demo.model import TRAINED_FOLDER, DemoModel
 from ..demo.wan_dit import WanDiT
@@ -55,8 +56,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--backend", choices=backends, default="auto", help="kernel to measure beside the reference; 'reference': none"
     )
-    parser.add_argument("--device", type=_device, help="cuda where there is one, else cpu")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--device", type=usable_device, default=usual_device(), help="cuda where there is one, else cpu"
+    )
+    parser.add_argument("--seed", type=seed_number, default=0)
     parser.add_argument("--steps", type=at_least_1, default=20, help="sampling steps of the demo model")
     parser.add_argument("--every-step", type=at_least_1, default=6, help="which of them are captured")
     parser.add_argument("--side", type=_side, default=256, help="pixels; a multiple of 16")
@@ -77,17 +80,6 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _device(text: str) -> torch.device:
-    """A type of argument: a device that torch can use here."""
-    try:
-        device = torch.device(text)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter: this torch was built without CUDA
-        reason = str(error).splitlines()[0]
-        raise argparse.ArgumentTypeError(f"torch cannot use {text!r} here: {reason}") from None
-    return device
-
-
 def _side(text: str) -> int:
     side = at_least_1(text)
     if side % 16:
@@ -106,12 +98,10 @@ def _kernel(name: str, device: torch.device, parser: Parser) -> str | None:
     """The accelerated backend to measure, or None for the reference alone; ends where the named one cannot run."""
     if name == "reference":
         return None
-    reasons = registry.explain(AttentionRequest.ordinary(device, AttentionOptions()))
     if name == "auto":
-        usable = (b.name for b in registry.kernels() if reasons[b.name] is None)
-        return next(usable, None)
-    if reasons[name] is not None:
-        parser.error(f"argument --backend: {name} cannot run here: {reasons[name]}")
+        reasons = registry.explain(AttentionRequest.ordinary(device, AttentionOptions()))
+        return next((b.name for b in registry.kernels() if reasons[b.name] is None), None)
+    check_kernel(name, "--backend", device, parser)
     return name
 
 
@@ -171,6 +161,8 @@ def _demo(options: argparse.Namespace, device: torch.device) -> list[AttentionSa
 def _sources(options: argparse.Namespace, device: torch.device) -> dict[str, tuple[str, list[AttentionSample]]]:
     """File name -> what the samples are, and the samples."""
     wanted = options.only or ["demo", "synthetic", "capture"]
+    # Read first: what is wrong with them is said before anything is sampled.
+    captures = {path: load_samples(path) for path in options.capture if "capture" in wanted}
     found: dict[str, tuple[str, list[AttentionSample]]] = {}
     if "demo" in wanted and (DemoModel(options.model, True).dit.is_file() or options.only):
         samples = _demo(options, device)
@@ -179,10 +171,8 @@ def _sources(options: argparse.Namespace, device: torch.device) -> dict[str, tup
     if "synthetic" in wanted:
         samples = synthetic_samples(options.seed, layers=_SYNTHETIC_LAYERS, tokens=options.tokens)
         found["synthetic"] = (f"synthetic Q, K, V with outliers ({_places(samples)}, {options.tokens} tokens)", samples)
-    if "capture" in wanted:
-        for path in options.capture:
-            samples = load_samples(path)
-            found[f"capture_{path.stem}"] = (f"capture {path.name} ({_places(samples)})", samples)
+    for path, samples in captures.items():
+        found[f"capture_{path.stem}"] = (f"capture {path.name} ({_places(samples)})", samples)
     return found
 
 
@@ -213,7 +203,7 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     _check(options, parser)
-    device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device: torch.device = options.device
     kernel = _kernel(options.backend, device, parser)
     job = _end_to_end_job(options, kernel, parser) if options.end_to_end else None
     options.output.mkdir(parents=True, exist_ok=True)

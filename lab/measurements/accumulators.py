@@ -24,6 +24,8 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
+from ..arguments import usable_device, usual_device
+
 # q, k, v (1, heads, tokens, head_dim) float32 -> the output, float32.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -119,10 +121,12 @@ def main(arguments: list[str]) -> int:
     parser = Parser(
         prog="python -m lab accumulators", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", type=usable_device, default=usual_device(), help="cuda where there is one, else cpu"
+    )
     parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write accumulators.md there")
     options = parser.parse_args(arguments)
-    device = torch.device(options.device)
+    device: torch.device = options.device
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     attends = {EMULATED: emulated(True), EMULATED_ONE_LEVEL: emulated(False)}

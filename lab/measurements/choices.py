@@ -25,6 +25,8 @@ from comfy_sage2.measuring.prepare import candidates_for, measure_now
 from comfy_sage2.measuring.rounds import GpuClock, time_rounds
 from comfy_sage2.policy.plan import Place
 
+from ..arguments import cuda_device
+
 _SECONDS = 0.3  # for each call
 # Batch, heads, tokens of q, tokens of k, head_dim.
 CALLS = (
@@ -73,7 +75,7 @@ def main(arguments: list[str]) -> int:
     Parser(
         prog="python -m lab choices", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args(arguments)
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = cuda_device("choices")
     print(machine.summary(device))
     for _ in range(2):
         start = time.perf_counter()

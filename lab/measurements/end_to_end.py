@@ -27,7 +27,7 @@ from comfy_sage2 import machine
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.sampling import sessions_of
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
-from comfy_sage2.command_line import Parser, at_least_1, output_folder
+from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 
 from .families.calls import counted
@@ -169,7 +169,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES), help="of our node")
     parser.add_argument("--rounds", type=at_least_1, default=5, help="default: 5")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, on any machine: to see that it runs")
-    parser.add_argument("--seed", type=int, help="of the order of turns (default: another one in every run)")
+    parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write end-to-end.md and .json there")
     options = parser.parse_args(arguments)
     options.models = [family for family in MODELS if options.only.lower() in family.name.lower()]

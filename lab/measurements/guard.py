@@ -27,8 +27,10 @@ from comfy_sage2.comfyui.observe.calibration import Calibration
 from comfy_sage2.comfyui.serve.serving import Serving, probe
 from comfy_sage2.comfyui.serve.session import Override, Session
 from comfy_sage2.comfyui.settings import FIDELITY, VALUES, Settings
-from comfy_sage2.command_line import Parser
+from comfy_sage2.command_line import Parser, seed_number
 from comfy_sage2.policy.signature import Signature
+
+from ..arguments import cuda_device
 
 STEPS = 2  # of a sampling in a round
 OFF = "off"
@@ -120,11 +122,9 @@ def main(arguments: list[str]) -> int:
         prog="python -m lab guard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="part of a shape's name, such as flux")
-    parser.add_argument("--seed", type=int, default=0, help="of the order in which the levels take turns")
+    parser.add_argument("--seed", type=seed_number, default=0, help="of the order in which the levels take turns")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        raise SystemExit("guard needs a CUDA device, and torch finds none")
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = cuda_device("guard")
     expected = probe(device, Settings())
     if expected.reason is not None:
         raise SystemExit(f"no accelerated backend: {expected.reason}")

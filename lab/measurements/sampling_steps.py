@@ -188,12 +188,22 @@ def table(results: list[Measurement]) -> Iterator[str]:
 
 
 def enter_comfyui(folder: Path, *, cpu: bool = False) -> None:
-    """Make ComfyUI's packages importable, with its command line left at the defaults. cpu: leave GPUs alone."""
+    """Make ComfyUI's packages importable, with its command line left at the defaults. cpu: leave GPUs alone.
+
+    SystemExit with one line in a Python that lacks what ComfyUI needs.
+    """
     sys.meta_path.insert(0, TorchvisionOperators())
     sys.path.insert(0, str(folder))
-    import comfy.cli_args
+    try:
+        import comfy.cli_args
 
-    comfy.cli_args.args.cpu = cpu or not torch.cuda.is_available()
+        comfy.cli_args.args.cpu = cpu or not torch.cuda.is_available()
+        import comfy.model_management
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"the ComfyUI at {folder} needs {error.name}, which {sys.executable} does not have; "
+            "run this with a Python that has ComfyUI's requirements"
+        ) from None
 
 
 def main(arguments: list[str]) -> int:

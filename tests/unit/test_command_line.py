@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from comfy_sage2 import __main__ as command_line
+from comfy_sage2.command_line import existing_file, output_file, output_folder
 from lab import __main__ as laboratory
+from lab.evaluation import run as evaluation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -62,6 +67,9 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "--shapes", "wan"], "--shapes: shape must be one of paper"),
         (["bench", "--seconds", "0"], "--seconds: expected a number above 0, got '0'"),
         (["bench", "--json", "no/such/folder/a.json"], "--json: expected a file in a folder that exists"),
+        (["bench", "--json", ""], "--json: expected a file in a folder that exists, got ''"),
+        (["bench", "--results", ""], "--results: expected a folder, got ''; the current folder is '.'"),
+        (["bench", "--seed", "-1"], "--seed: expected a whole number from 0 to 4294967295, got '-1'"),
         (["doctor", "--fast"], "unrecognized arguments: --fast"),
         (["bench", "--fast"], "unrecognized arguments: --fast"),
         (["bench", "--plot", "speed.txt"], "--plot: expected a file that ends in .png, .svg or .pdf, got 'speed.txt'"),
@@ -76,13 +84,19 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
     ("arguments", "words"),
     [
         (["demo", "--comfyui", "nowhere"], "--comfyui: expected a folder that holds ComfyUI's main.py, got 'nowhere'"),
-        (["demo", "--comfyui-python", "nowhere"], "--comfyui-python: expected a Python"),
+        (["demo", "--comfyui-python", "nowhere"], "--comfyui-python: expected a Python, and there is no file nowhere"),
+        (
+            ["demo", "--comfyui-python", "README.md"],
+            "--comfyui-python: expected a Python, and README.md does not start",
+        ),
+        (["demo", "--output", ""], "--output: expected a folder, got ''"),
         (["demo", "--output", "README.md/results"], "--output: expected a folder, and a file is in the way"),
         (["demo", "more"], "unrecognized arguments: more"),
         (["eval", "--side", "100"], "--side: expected a multiple of 16, got 100"),
         (["eval", "--frames", "32"], "--frames: expected 1 more than a multiple of 4, got 32"),
         (["eval", "--steps", "0"], "--steps: expected a whole number of at least 1, got '0'"),
         (["eval", "--device", "toaster"], "--device: torch cannot use 'toaster' here"),
+        (["eval", "--seed", str(1 << 64)], "--seed: expected a whole number from 0 to 4294967295"),
         (["eval", "--capture", "nowhere"], "--capture: expected a file, and there is none at 'nowhere'"),
         (["eval", "--only", "capture"], "--only: capture needs a file, named with --capture"),
         (["eval", "--model", "nowhere"], "is missing; name the folder of the trained demo model"),
@@ -98,6 +112,25 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
             "--backend: sm90 cannot run here: [SA-103] the tensors must be on a CUDA device",
         ),
         (["steps", "--comfyui", "nowhere"], "--comfyui: expected a folder"),
+        (["needle", "--output", "a", "--device", "toaster"], "--device: torch cannot use 'toaster' here"),
+        (["needle", "--output", "a", "--kernel", "sm42"], "--kernel: invalid choice: 'sm42'"),
+        (
+            ["needle", "--output", "a", "--device", "cpu", "--kernel", "sm90"],
+            "--kernel: sm90 cannot run here: [SA-103]",
+        ),
+        (["accumulators", "--device", "toaster"], "--device: torch cannot use 'toaster' here"),
+        (
+            ["train-modalities", "--output", "a", "--device", "cpu", "--kernel", "sm90"],
+            "--kernel: sm90 cannot run here: [SA-103]",
+        ),
+        (
+            ["train-demo-model", "--output", "a", "--work", "b", "--device", "toaster"],
+            "--device: torch cannot use 'toaster' here",
+        ),
+        (
+            ["train-demo-model", "--output", "a", "--work", "b", "--device", "cpu", "--dit-dim", "100"],
+            "--dit-dim: expected a multiple of 128, got 100",
+        ),
         (["train-modalities"], "the following arguments are required: --output"),
         (["train-demo-model", "--output", "a", "--work", "b", "--dit-layers", "0"], "--dit-layers: expected a whole"),
     ],
@@ -108,6 +141,54 @@ def test_wrong_arguments_of_the_laboratory(
     monkeypatch.chdir(REPOSITORY)
     line = refused(laboratory.main, arguments, capsys)
     assert line.startswith(f"python -m lab {arguments[0]}: ") and words in line, line
+
+
+@pytest.mark.parametrize(
+    ("check", "name"), [(output_folder, "new/results"), (output_file, "new.json"), (existing_file, "there.txt")]
+)
+def test_a_missing_permission_is_said_before_anything_is_done(
+    check: Callable[[str], Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there.txt").touch()
+    assert check(str(tmp_path / name)) == tmp_path / name
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do everything
+    with pytest.raises(argparse.ArgumentTypeError, match="no permission to"):
+        check(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("command", ["guard", "choices"])
+def test_what_only_a_gpu_can_do_says_so_in_one_line(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=f"^{command} needs a CUDA device, and torch finds none$"):
+        laboratory.main([command])
+
+
+def test_a_python_that_comfyui_cannot_run_in_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "main.py").touch()
+    (tmp_path / "comfy").mkdir()
+    (tmp_path / "comfy" / "__init__.py").touch()
+    (tmp_path / "comfy" / "cli_args.py").write_text("import no_such_requirement")
+    finished = subprocess.run(
+        [sys.executable, "-m", "lab", "steps", "--comfyui", str(tmp_path), "--models", "tiny"],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 1 and finished.stdout == ""
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith(f"the ComfyUI at {tmp_path} needs no_such_requirement, which {sys.executable} does not have")
+
+
+def test_a_wrong_capture_is_told_before_the_demo_model_is_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sampled(*arguments: object) -> None:
+        raise AssertionError("sampled first")
+
+    monkeypatch.setattr(evaluation, "_demo", sampled)
+    capture = tmp_path / "capture.safetensors"
+    capture.write_bytes(b"none")
+    arguments = ["eval", "--only", "demo", "capture", "--capture", str(capture), "--output", str(tmp_path / "out")]
+    assert laboratory.main(arguments) == 1
+    assert str(capture) in capsys.readouterr().err
 
 
 WITHOUT_TORCH = """

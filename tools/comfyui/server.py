@@ -25,6 +25,10 @@ PROMPT_SECONDS = 3600  # a whole video on a busy CPU takes its time
 Prompt = dict[str, dict[str, Any]]
 
 
+class NotStarted(RuntimeError):
+    """A server that ended while starting or did not answer; the message ends with the end of its log."""
+
+
 class PromptRefused(Exception):
     """The server does not accept a prompt; the message is its answer."""
 
@@ -79,7 +83,7 @@ class ComfyServer:
     def start(self, while_waiting: Callable[[], None] = lambda: None) -> None:
         """Start the process and wait until it answers, calling `while_waiting` meanwhile.
 
-        RuntimeError with the end of the log when it ends or does not answer; the caller has to `stop` it then, too.
+        NotStarted when it ends or does not answer; the caller has to `stop` it then, too.
         """
         # Threads that spin while they wait starve each other wherever something else runs on the machine.
         threads = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -89,14 +93,14 @@ class ComfyServer:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise RuntimeError(f"{self.root} ended while starting:\n{self.tail()}")
+                raise NotStarted(f"{self.root} ended while starting:\n{self.tail()}")
             try:
                 self.get("/system_stats")
                 return
             except OSError:  # not there yet, or too busy
                 while_waiting()
                 time.sleep(0.25)
-        raise RuntimeError(f"{self.root} did not answer within {START_SECONDS} s:\n{self.tail()}")
+        raise NotStarted(f"{self.root} did not answer within {START_SECONDS} s:\n{self.tail()}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

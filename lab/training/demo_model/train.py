@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from comfy_sage2.command_line import Parser, above_0, at_least_1, existing_file, output_folder
+from comfy_sage2.command_line import Parser, above_0, at_least_1, existing_file, output_folder, seed_number
 
+from ...arguments import usable_device
 from ...contact_sheet import Row, contact_sheet, spread
 from ...demo.captions import CaptionEncoder
 from ...demo.model import DemoModel
@@ -48,10 +49,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=output_folder, required=True, help="folder for the model files")
     parser.add_argument("--work", type=output_folder, required=True, help="folder for checkpoints")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seed", type=seed_number, default=0)
+    parser.add_argument("--device", type=usable_device, default="cuda")
     parser.add_argument("--vae-dim", type=at_least_1, default=16, help="channels of the VAE at full resolution")
-    parser.add_argument("--dit-dim", type=at_least_1, default=256, help="a multiple of 128")
+    parser.add_argument("--dit-dim", type=_dit_dim, default=256, help="a multiple of 128")
     parser.add_argument("--dit-ffn-dim", type=at_least_1, default=1024)
     parser.add_argument("--dit-layers", type=at_least_1, default=6)
     parser.add_argument("--vae-seconds", type=above_0, default=100)
@@ -61,6 +62,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--continue-from", type=_exported, metavar="FOLDER", help="an exported model to train on")
     parser.add_argument("--stop-after", type=above_0, metavar="SECONDS", help="save and stop; run again to go on")
     return parser.parse_args(arguments)
+
+
+def _dit_dim(text: str) -> int:
+    dim = at_least_1(text)
+    if dim % 128:
+        raise argparse.ArgumentTypeError(f"expected a multiple of 128, got {dim}")
+    return dim
 
 
 def _exported(text: str) -> DemoModel:
@@ -127,7 +135,7 @@ def main(command_line: list[str]) -> int:
     """Run the command; 0 when training is done or was stopped as asked for."""
     arguments = _parse(command_line)
     run = Run(arguments.stop_after)
-    device = torch.device(arguments.device)
+    device: torch.device = arguments.device
     arguments.output.mkdir(parents=True, exist_ok=True)
     arguments.work.mkdir(parents=True, exist_ok=True)
     torch.backends.cudnn.benchmark = True

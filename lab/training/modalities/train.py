@@ -15,8 +15,9 @@ import json
 import torch
 
 from comfy_sage2 import machine
-from comfy_sage2.command_line import Parser, above_0, at_least_1, output_folder
+from comfy_sage2.command_line import Parser, above_0, at_least_1, output_folder, seed_number
 
+from ...arguments import check_kernel, kernel_names, usable_device, usual_device
 from ...evaluation.variants import variants
 from . import language, melodies
 
@@ -34,16 +35,20 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--output", type=output_folder, required=True, help="folder for the results")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", type=usable_device, default=usual_device(), help="cuda where there is one, else cpu"
+    )
     parser.add_argument("--language-seconds", type=above_0, default=60)
     parser.add_argument("--images-seconds", type=above_0, default=30)
     parser.add_argument("--melodies-seconds", type=above_0, default=60)
     parser.add_argument("--pieces", type=at_least_1, default=128, help="of the test text, 1,024 symbols each")
     parser.add_argument("--pictures", type=at_least_1, default=2048, help="to test on")
     parser.add_argument("--clips", type=at_least_1, default=512, help="of melodies to test on")
-    parser.add_argument("--kernel", help="a kernel backend to measure beside the reference, for example sm90")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
+    parser.add_argument("--kernel", choices=kernel_names(), help="a kernel backend to measure beside the reference")
+    parser.add_argument("--seed", type=seed_number, default=0)
+    options = parser.parse_args(arguments)
+    check_kernel(options.kernel, "--kernel", options.device, parser)
+    return options
 
 
 def main(command_line: list[str]) -> int:
@@ -56,7 +61,7 @@ def main(command_line: list[str]) -> int:
         if missing not in ("timm", "torchvision"):
             raise
         raise SystemExit(_TIMM_MISSING.format(name=missing)) from None
-    device = torch.device(arguments.device)
+    device: torch.device = arguments.device
     arguments.output.mkdir(parents=True, exist_ok=True)
     text, test = language.corpus()
     print(f"corpus: {len(text)} symbols to train on, {len(test)} to test on", flush=True)

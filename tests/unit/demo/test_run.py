@@ -35,3 +35,17 @@ def test_a_mode_without_kernel_is_computed_by_the_reference() -> None:
 @pytest.mark.parametrize("without, backend", [(MODES, "reference"), (("4b",), None), ((), None)])
 def test_the_backend_of_a_job(without: tuple[str, ...], backend: str | None, tmp_path: Path) -> None:
     assert run._job(DemoModel(tmp_path, trained=True), without).backend == backend
+
+
+def test_a_comfyui_that_does_not_start_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with a Python that lacks its requirements: the end of its log says why."""
+    comfyui = tmp_path / "ComfyUI"
+    comfyui.mkdir()
+    (comfyui / "main.py").write_text("raise SystemExit('no module named aiohttp')")
+    (comfyui / "comfyui_version.py").write_text('__version__ = "0.33.0"')
+    arguments = ["--comfyui", str(comfyui), "--output", str(tmp_path / "out")]
+    assert run.main(arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"{comfyui} ended while starting:") and "no module named aiohttp" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,23 @@ def test_an_old_comfyui_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run_demo.host_options(tmp_path / "environment") == [
         "--comfyui", str(clone), "--comfyui-python", "python-of-the-host"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "the following arguments are required: --venv, --host-venv"),
+        (["--venv", "nowhere", "--host-venv", "b"], "--venv: expected an environment, and there is no nowhere"),
+        (["--venv", sys.prefix, "--host-venv", __file__], "--host-venv: expected a folder, and a file is in the way"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And nothing is installed or cloned for them."""
+    monkeypatch.setattr(sys, "argv", ["run_demo", *arguments])
+    monkeypatch.setattr(run_demo, "host_options", lambda environment: pytest.fail("made an environment"))
+    with pytest.raises(SystemExit) as ended:
+        run_demo.main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith("python -m tools.run_demo: ") and words in line, line

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.nn import functional as F
 
 _WINDOW, _SIGMA = 11, 1.5
 _K1, _K2 = 0.01, 0.03
@@ -27,12 +26,10 @@ def ssim(video: torch.Tensor, reference: torch.Tensor) -> float:
     if torch.equal(video, reference):  # as the demo's first row is
         return 1.0
     x, y = (v.double().permute(0, 3, 1, 2).flatten(0, 1)[:, None] for v in (video, reference))
-    distances = torch.arange(_WINDOW, dtype=torch.float64, device=video.device) - _WINDOW // 2
-    weights = torch.exp(-distances.square() / (2 * _SIGMA**2))
-    weights /= weights.sum()
+    rows, columns = (_blurring(length).to(x.device) for length in x.shape[2:])
 
     def blur(picture: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(F.conv2d(picture, weights[None, None, :, None]), weights[None, None, None, :])
+        return rows @ picture @ columns.T
 
     mean_x, mean_y = blur(x), blur(y)
     variance_x, variance_y = blur(x * x) - mean_x**2, blur(y * y) - mean_y**2
@@ -40,3 +37,16 @@ def ssim(video: torch.Tensor, reference: torch.Tensor) -> float:
     c1, c2 = (_K1 * 255) ** 2, (_K2 * 255) ** 2
     likeness = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
     return (likeness / ((mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2))).mean().item()
+
+
+def _blurring(length: int) -> torch.Tensor:
+    """The Gaussian window at each place where it fits into `length` pixels, float64 (places, length).
+
+    A product with it takes a quarter of the time that a convolution in float64 takes on a CPU.
+    """
+    distances = torch.arange(_WINDOW, dtype=torch.float64) - _WINDOW // 2
+    weights = torch.exp(-distances.square() / (2 * _SIGMA**2))
+    matrix = torch.zeros(length - _WINDOW + 1, length, dtype=torch.float64)
+    for offset, weight in enumerate(weights / weights.sum()):
+        matrix.diagonal(offset).fill_(weight)
+    return matrix

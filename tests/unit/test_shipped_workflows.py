@@ -44,6 +44,14 @@ def test_every_node_names_its_pack_and_version(workflow: Workflow) -> None:
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
+def test_notes_can_be_read_in_both_designs(workflow: Workflow) -> None:
+    """ComfyUI's newer design writes code in blue on a note's brown."""
+    document = json.loads((FOLDER / f"{workflow.name}.json").read_text(encoding="utf-8"))
+    notes = [node["widgets_values"][0] for node in document["nodes"] if node["type"] == "MarkdownNote"]
+    assert notes and not any("`" in note for note in notes)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
 def test_every_file_of_a_loader_can_be_downloaded(workflow: Workflow) -> None:
     """ComfyUI's list of missing models reads name, address and folder from the node that loads the file."""
     loaders = 0

@@ -55,10 +55,10 @@ class Files:
 def weights_note(g: Graph, column: int, *more: str) -> None:
     """A note that says which files are needed, from where, and what else there is to know."""
     files = [model for node in g.nodes for model in node.models]
-    lines = ["Files, by folder in ComfyUI's `models`:", ""]
+    lines = ["Files, by folder in ComfyUI's **models**:", ""]
     for model in {model["url"]: model for model in files}.values():
         source = "/".join(model["url"].split("/")[3:5])
-        lines.append(f"- `{model['directory']}/{model['name']}` from [{source}]({model['url']})")
+        lines.append(f"- **{model['directory']}/{model['name']}** from [{source}]({model['url']})")
     g.note(column, f"{g.title}: weights", "\n".join([*lines, "", *more]), 90 + 50 * len(files) + 60 * len(more))
 
 

@@ -26,8 +26,8 @@ def calibrate_then_render(g: Graph) -> None:
     g.note(
         2, "How it works",
         "1. **Run**: the node samples in full precision and measures each layer along the way.\n"
-        "2. **Run** again: each layer takes the fastest mode that `quality` allows. The report compares the result "
-        "with full precision; switch `measure_quality` off afterwards.\n"
+        "2. **Run** again: each layer takes the fastest mode that **quality** allows. The report compares the result "
+        "with full precision; switch **measure_quality** off afterwards.\n"
         "3. *Keep in this workflow* writes the policy into the node. Save the workflow: it renders by it at once.\n\n"
         "With another model, LoRA or size the node measures anew.",
         260,
@@ -73,10 +73,10 @@ def demo_model(g: Graph) -> None:
     save_video(g, 5, sampler[0], vae[0], 8.0, "demo")
     g.note(
         1, "About this model",
-        "The model comes with the pack, in `lab/models/demo`: there is nothing to download and nothing to copy. It "
+        "The model comes with the pack, in **lab/models/demo**: there is nothing to download and nothing to copy. It "
         "needs ComfyUI 0.8 or newer.\n\n"
-        "It runs without a GPU too: with `backend` *auto or reference* the reference computes what no kernel can, "
+        "It runs without a GPU too: with **backend** *auto or reference* the reference computes what no kernel can, "
         "slower than ComfyUI.\n\n"
-        "It knows a few words only; change the colours and shapes in the caption.",
+        "It knows a few words only; change the colors and shapes in the caption.",
         280,
     )  # fmt: skip

@@ -12,8 +12,8 @@ from tools.comfyui.launch import TorchvisionOperators
 
 from ...demo.sampler import half_precision
 from ...demo.scenes import SHAPES
-from ..demo_model.run import Run
-from ..demo_model.state import Schedule, TrainingState
+from ..demo_model.state import Schedule
+from .fitting import Batch, fit
 from .pictures import SIDE, Pictures
 from .replaced_attention import ReplacedAttention
 from .transformer import AttentionFunction
@@ -42,20 +42,11 @@ def train(seconds: float, seed: int, device: torch.device) -> VisionTransformer:
     torch.manual_seed(seed)
     model = classifier().to(device)
     hidden = [value for value in model.blocks.parameters() if value.ndim == 2]
-    state = TrainingState(model, hidden, Schedule(seconds, _MATRIX_RATE, _OTHER_RATE))
-    run, batches = Run(), _batches(seed, device)
-    while run.goes_on(state):
-        seen, shapes = next(batches)
-        with half_precision(device):
-            logits = model(seen)
-        loss = F.cross_entropy(logits.float(), shapes)
-        state.step(loss)
-        run.report("images", state, loss=loss)
-    model.load_state_dict(state.average)
-    return model.eval()
+    batches = _batches(seed, device)
+    return fit("images", model, hidden, Schedule(seconds, _MATRIX_RATE, _OTHER_RATE), lambda: next(batches))
 
 
-def _batches(seed: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(seed: int, device: torch.device) -> Iterator[Batch]:
     """An endless series of batches of pictures and their shapes."""
     pictures, size = Pictures(seed, device), _BATCH[device.type]
     while True:

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...demo.sampler import half_precision
-from ..demo_model.run import Run
-from ..demo_model.state import Schedule, TrainingState
+from ..demo_model.state import Schedule
+from .fitting import Batch, fit
 from .transformer import AttentionFunction, Trunk, causal_attention
 
 SYMBOLS = 128
@@ -58,19 +58,14 @@ def train(text: torch.Tensor, seconds: float, seed: int, device: torch.device) -
     torch.manual_seed(seed)
     model = LanguageModel().to(device)
     text = text.to(device)
-    state = TrainingState(model, model.trunk.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE))
-    run = Run()
     piece = torch.arange(CONTEXT + 1, device=device)
-    while run.goes_on(state):
+
+    def batch() -> Batch:
         starts = torch.randint(len(text) - CONTEXT - 1, (_BATCH[device.type], 1), device=device)
         symbols = text[starts + piece].long()
-        with half_precision(device):
-            logits = model(symbols[:, :-1])
-        loss = F.cross_entropy(logits.float().flatten(0, 1), symbols[:, 1:].flatten())
-        state.step(loss)
-        run.report("language", state, loss=loss)
-    model.load_state_dict(state.average)
-    return model.eval()
+        return symbols[:, :-1], symbols[:, 1:]
+
+    return fit("language", model, model.trunk.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE), batch)
 
 
 @torch.no_grad()

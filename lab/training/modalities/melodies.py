@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...demo.sampler import half_precision
-from ..demo_model.run import Run
-from ..demo_model.state import Schedule, TrainingState
+from ..demo_model.state import Schedule
+from .fitting import Batch, fit
 from .transformer import AttentionFunction, Trunk
 
 NOTES = 12  # semitones above the key
@@ -90,17 +90,13 @@ def train(seconds: float, seed: int, device: torch.device) -> Transcriber:
     """Train for ``seconds`` on fresh clips; returns the averaged model."""
     torch.manual_seed(seed)
     model = Transcriber().to(device)
-    state = TrainingState(model, model.trunk.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE))
-    run, generator = Run(), torch.Generator().manual_seed(seed)
-    while run.goes_on(state):
+    generator = torch.Generator().manual_seed(seed)
+
+    def batch() -> Batch:
         heard = clips(_BATCH[device.type], generator, device)
-        with half_precision(device):
-            logits = model(heard.spectra)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), heard.notes.flatten())
-        state.step(loss)
-        run.report("melodies", state, loss=loss)
-    model.load_state_dict(state.average)
-    return model.eval()
+        return heard.spectra, heard.notes
+
+    return fit("melodies", model, model.trunk.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE), batch)
 
 
 def transcript(frames: Sequence[int]) -> list[int]:

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...demo.sampler import half_precision
-from ..demo_model.run import Run
-from ..demo_model.state import Schedule, TrainingState
+from ..demo_model.state import Schedule
+from .fitting import Batch, fit
 from .transformer import AttentionFunction, Trunk, causal_attention
 
 DEPTHS = 11  # needles of a context, from its beginning to its end in tenths
@@ -98,18 +98,14 @@ def train(seconds: float, seed: int, device: torch.device) -> Retriever:
     """Train for ``seconds`` on fresh contexts of changing length; returns the averaged model."""
     torch.manual_seed(seed)
     model = Retriever().to(device)
-    state = TrainingState(model, model.trunk.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE))
-    run, generator = Run(), torch.Generator().manual_seed(seed)
-    while run.goes_on(state):
+    generator = torch.Generator().manual_seed(seed)
+
+    def batch() -> Batch:
         length = int(torch.randint(_TRAINED[0], _TRAINED[1] + 1, (1,), generator=generator))
         seen = contexts(_BATCH[device.type], length, generator).to(device)
-        with half_precision(device):
-            logits = model(seen.tokens)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), seen.answers.flatten())
-        state.step(loss)
-        run.report("retrieval", state, loss=loss)
-    model.load_state_dict(state.average)
-    return model.eval()
+        return seen.tokens, seen.answers
+
+    return fit("retrieval", model, model.trunk.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE), batch)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 import sys as _sys
 
 __version__ = "0.2.0"
-__all__ = ["UnsupportedError", "__version__", "attention", "explain"]
+__all__ = ["TileLists", "UnsupportedError", "__version__", "attention", "explain"]
 
 
 def _refuse_a_second_copy() -> None:
@@ -21,6 +21,7 @@ _refuse_a_second_copy()
 try:
     from .attention import attention, explain
     from .registry import UnsupportedError
+    from .tiles import TileLists
 except Exception as error:  # no torch, or whatever an unusual one raises
     # The loader of the kernels and the doctor work all the same, and ComfyUI's nodes say what is missing.
     _cause = error

@@ -14,7 +14,8 @@ from .backends.base import AttentionRequest, Backend, Form, empty_output
 from .measured.choices import Choices as MeasuredChoices
 from .measured.known import choices_of
 from .options import AttentionOptions, CallChoices, Choices
-from .validation import check_mask, check_nonfinite, check_tensors
+from .tiles import TileLists
+from .validation import check_mask, check_nonfinite, check_tensors, check_tiles
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,6 +30,7 @@ def attention(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
+    tiles: TileLists | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
@@ -43,6 +45,7 @@ def attention(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
+    tiles: TileLists | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -58,6 +61,7 @@ def attention(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
+    tiles: TileLists | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -73,6 +77,7 @@ def attention(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
+    tiles: TileLists | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -87,6 +92,7 @@ def attention(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
+    tiles: TileLists | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -102,6 +108,8 @@ def attention(
         k, v: (B, Hkv, Nkv, D) in the same layout, dtype and device; Hq is a multiple of Hkv.
         attn_mask: bool (True = attend) or additive float, 2-D to 4-D, broadcast to (B, Hq, Nq, Nkv); it combines with
             `is_causal`. A row that attends to nothing gives zeros, and -inf in the LSE.
+        tiles: which tiles of keys each block of queries attends to (`TileLists`), beside mask and `is_causal`; None is
+            all of them. In either layout they are of shape (B, Hq, Tq, 1 + Tk).
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
         nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
             is, so that one of them can serve many calls; no call waits for the device.
@@ -118,16 +126,16 @@ def attention(
         UnsupportedError: a ValueError; the backend asked for cannot run this call, and why.
     """
     options = AttentionOptions.of(options, choices)
-    bhnd, mask = _bhnd(q, k, v, attn_mask, options.layout)
+    bhnd, mask, lists = _bhnd(q, k, v, attn_mask, tiles, options.layout)
     inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs):
         raise RuntimeError(NO_GRADIENT)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         with torch.no_grad():
-            out, lse = _compute(bhnd, mask, nonfinite, backend, options)
+            out, lse = _compute(bhnd, mask, lists, nonfinite, backend, options)
         out, lse = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
     else:
-        out, lse = _compute(bhnd, mask, nonfinite, backend, options)
+        out, lse = _compute(bhnd, mask, lists, nonfinite, backend, options)
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
     return (out, lse) if options.return_lse else out
@@ -139,6 +147,7 @@ def explain(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
+    tiles: TileLists | None = None,
     backend: str | None = None,
     options: AttentionOptions | None = None,
     **choices: Unpack[Choices],
@@ -149,35 +158,42 @@ def explain(
     is listed.
     """
     options = AttentionOptions.of(options, choices)
-    (q, k, v), mask = _bhnd(q, k, v, attn_mask, options.layout)
-    request = AttentionRequest.of(q, k, options, attn_mask=mask)
+    (q, k, v), mask, lists = _bhnd(q, k, v, attn_mask, tiles, options.layout)
+    request = AttentionRequest.of(q, k, options, attn_mask=mask, tiles=lists)
     if backend is None:
         return registry.explain(request)
     return {backend: registry.get(backend).reason_against(request)}
 
 
 def _bhnd(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, layout: str
-) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]:
-    """The validated tensors of a call: q, k, v as BHND views, and the mask 4-D."""
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    tiles: TileLists | None,
+    layout: str,
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
+    """The validated tensors of a call: q, k, v as BHND views, the mask 4-D, and the tile lists."""
     check_tensors(q, k, v, layout)
     if layout == "BNHD":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    return (q, k, v), check_mask(attn_mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
+    target = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    return (q, k, v), check_mask(attn_mask, target, q.device), check_tiles(tiles, target, q.device)
 
 
 def _compute(
     bhnd: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     mask: torch.Tensor | None,
+    tiles: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
     backend: str | None,
     options: AttentionOptions,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if nonfinite is None:
-        out, lse = _attention_op(*bhnd, mask, None, backend, *options.values())
+        out, lse = _attention_op(*bhnd, mask, tiles, None, backend, *options.values())
     else:
         check_nonfinite(nonfinite, bhnd[0].device)
-        out, lse = _checked_attention_op(*bhnd, mask, nonfinite, backend, *options.values())
+        out, lse = _checked_attention_op(*bhnd, mask, tiles, nonfinite, backend, *options.values())
     return out, lse
 
 
@@ -225,14 +241,15 @@ def _run(
     k: torch.Tensor,
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
+    tiles: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
     backend: str | None,
     *values: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
-    form = (q.device, q.dtype, q.shape, k.shape, mask)
+    form = (q.device, q.dtype, q.shape, k.shape, mask, tiles is not None)
     chosen, request = _decide(registry.backends(), choices_of(q.device), backend, values, form)
-    out, lse = chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
+    out, lse = chosen.run(q, k, v, request, attn_mask=attn_mask, tiles=tiles, nonfinite=nonfinite)
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
@@ -241,6 +258,7 @@ def _fake(
     k: torch.Tensor,
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
+    tiles: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
     backend: str | None,
     *values: Any,
@@ -252,8 +270,8 @@ def _fake(
 def _define(name: str, nonfinite: str) -> Any:
     """The operator comfy_sage2::`name` with this type of `nonfinite`, for both the device and the compiler."""
     _LIBRARY.define(
-        f"{name}(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, {nonfinite} nonfinite, str? backend, "
-        f"{OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
+        f"{name}(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, Tensor? tiles, {nonfinite} nonfinite, "
+        f"str? backend, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
         tags=torch.Tag.pt2_compliant_tag,
     )
     _LIBRARY.impl(name, _run, "CompositeExplicitAutograd")

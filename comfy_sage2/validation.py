@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .tiles import TILE_TOKENS, TileLists, tiles_of
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MASK_DTYPES = (torch.bool, *DTYPES)
 MAX_HEAD_DIM = 256
@@ -102,3 +104,32 @@ def check_mask(
     for _ in range(4 - mask.dim()):
         mask = mask.unsqueeze(0)
     return mask
+
+
+def check_tiles(
+    tiles: TileLists | None, target: tuple[int, int, int, int], device: torch.device
+) -> torch.Tensor | None:
+    """Return the tensor of `tiles` for a call of `target` = (batch, q_heads, q_length, kv_length); no value is read.
+
+    Raises:
+        TypeError: no TileLists.
+        ValueError: device or sizes do not fit.
+    """
+    if tiles is None:
+        return None
+    if not isinstance(tiles, TileLists):
+        raise TypeError(
+            f"[SA-211] tiles must be a comfy_sage2.TileLists or None, got {type(tiles).__name__}; make one with "
+            "TileLists(tensor) or TileLists.of_mask(block_mask)"
+        )
+    lists = tiles.lists
+    if lists.device != device:
+        raise ValueError(f"[SA-211] tiles must be on q's device {device}, got {lists.device}")
+    batch, heads, q_length, kv_length = target
+    blocks, entries = tiles_of(q_length), 1 + tiles_of(kv_length)
+    if lists.shape[0] not in (1, batch) or lists.shape[1] not in (1, heads) or lists.shape[2:] != (blocks, entries):
+        raise ValueError(
+            f"[SA-211] tiles must be of shape (1 or {batch}, 1 or {heads}, {blocks}, {entries}) for {q_length} queries "
+            f"and {kv_length} keys in tiles of {TILE_TOKENS}, got {tuple(lists.shape)}"
+        )
+    return lists

@@ -14,8 +14,8 @@ from ..measured.times import Work
 from ..options import AttentionOptions
 from .accumulators import resolved
 
-# Device and dtype, the shapes of q and k as BHND, and the mask's shape and dtype.
-Form = tuple[torch.device, torch.dtype, torch.Size, torch.Size, tuple[torch.Size, torch.dtype] | None]
+# Device and dtype, the shapes of q and k as BHND, the mask's shape and dtype, and whether there are tile lists.
+Form = tuple[torch.device, torch.dtype, torch.Size, torch.Size, tuple[torch.Size, torch.dtype] | None, bool]
 
 
 @lru_cache
@@ -39,20 +39,30 @@ class AttentionRequest:
     head_dim: int
     mask_shape: tuple[int, ...] | None  # 4-D, 1 where the mask broadcasts
     mask_dtype: torch.dtype | None
+    has_tiles: bool  # the call has tile lists
     options: AttentionOptions
 
     @classmethod
     def of(
-        cls, q: torch.Tensor, k: torch.Tensor, options: AttentionOptions, *, attn_mask: torch.Tensor | None = None
+        cls,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        options: AttentionOptions,
+        *,
+        attn_mask: torch.Tensor | None = None,
+        tiles: torch.Tensor | None = None,
     ) -> AttentionRequest:
-        """Describe a call: q (B, Hq, Nq, D), k (B, Hkv, Nkv, D) as v, attn_mask 4-D or None, all validated."""
+        """Describe a call: q (B, Hq, Nq, D), k (B, Hkv, Nkv, D) as v, attn_mask 4-D or None, all validated.
+
+        tiles: the tensor of its tile lists, or None.
+        """
         mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
-        return cls.of_form((q.device, q.dtype, q.shape, k.shape, mask), options)
+        return cls.of_form((q.device, q.dtype, q.shape, k.shape, mask, tiles is not None), options)
 
     @classmethod
     def of_form(cls, form: Form, options: AttentionOptions) -> AttentionRequest:
         """As `of`, from what calls of one form have in common."""
-        device, dtype, q_shape, k_shape, mask = form
+        device, dtype, q_shape, k_shape, mask, has_tiles = form
         batch, q_heads, q_length, head_dim = q_shape
         return cls(
             device_type=device.type,
@@ -67,6 +77,7 @@ class AttentionRequest:
             head_dim=head_dim,
             mask_shape=None if mask is None else tuple(mask[0]),
             mask_dtype=None if mask is None else mask[1],
+            has_tiles=has_tiles,
             options=resolved(options, device),
         )
 
@@ -74,7 +85,7 @@ class AttentionRequest:
     def ordinary(cls, device: torch.device, options: AttentionOptions) -> AttentionRequest:
         """A call on `device` that every kernel serves: a reason against it is one against the machine or `options`."""
         shape = torch.Size((1, 8, 1024, 128))
-        return cls.of_form((device, torch.float16, shape, shape, None), options)
+        return cls.of_form((device, torch.float16, shape, shape, None, False), options)
 
     @property
     def device(self) -> torch.device:
@@ -85,8 +96,8 @@ class AttentionRequest:
 
     @property
     def work(self) -> Work | None:
-        """The call's size, or None where the times of such calls are not known: with masks and in float32."""
-        if self.mask_shape is not None or self.dtype == torch.float32:
+        """The call's size, or None where the times of such calls are not known: with masks, tile lists or float32."""
+        if self.mask_shape is not None or self.has_tiles or self.dtype == torch.float32:
             return None
         heads = self.batch * self.q_heads
         return Work(heads, self.q_length, self.kv_length, self.head_dim, self.options.is_causal)
@@ -141,6 +152,7 @@ class Backend(ABC):
         *,
         attn_mask: torch.Tensor | None,
         nonfinite: torch.Tensor | None,
+        tiles: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the attention; inputs are never written to.
 
@@ -151,6 +163,8 @@ class Backend(ABC):
             attn_mask: None or 4-D (size 1 where it broadcasts), bool (True = attend) or additive float.
             nonfinite: None, or one int32 on q's device that becomes 1 when a value of the output is NaN or infinite and
                 else stays as it is, without a wait for the device. `note_nonfinite` does it for any output.
+            tiles: None, or the tensor of `TileLists`, of any values: entries that are not valid are left out, and
+                nothing is read out of bounds.
 
         Returns:
             out of shape (B, Hq, Nq, D) and q's dtype, made by `empty_output` in the layout of the options, and lse

@@ -41,9 +41,16 @@ def _precise(request: AttentionRequest) -> str | None:
     return None
 
 
+def _dense(request: AttentionRequest) -> str | None:
+    if not request.has_tiles:
+        return None
+    return "[SA-212] only the reference takes tile lists, and it is slow: leave out `tiles` where speed is wanted"
+
+
 ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
 PRECISE = Constraint("precise", _precise)
+DENSE = Constraint("tiles", _dense)
 
 
 # Why a GPU has no kernels here and what to use on it, by compute capability or its major number; the first and the last

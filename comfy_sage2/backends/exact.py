@@ -14,7 +14,7 @@ import torch
 
 from ..options import EXACT
 from .base import AttentionRequest, Backend, Constraint, empty_output, note_nonfinite
-from .constraints import LENGTH, ON_CUDA, capability_from, option_is
+from .constraints import DENSE, LENGTH, ON_CUDA, capability_from, option_is
 from .launch import readable
 
 _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
@@ -43,7 +43,7 @@ class ExactAttention(Backend):
         self.name = name
         self._compute = compute
         self._availability = availability
-        self.constraints = (ON_CUDA, option_is("mode", EXACT), LENGTH, _ONE_KIND_OF_MASK, *constraints)
+        self.constraints = (ON_CUDA, option_is("mode", EXACT), LENGTH, DENSE, _ONE_KIND_OF_MASK, *constraints)
 
     def is_for(self, mode: str) -> bool:
         """See `Backend.is_for`."""
@@ -62,8 +62,10 @@ class ExactAttention(Backend):
         *,
         attn_mask: torch.Tensor | None,
         nonfinite: torch.Tensor | None,
+        tiles: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
+        assert tiles is None  # by DENSE
         bias = None if attn_mask is None else _bias(attn_mask, q.dtype, request.kv_length)
         out, lse = self._compute(readable(q), readable(k), readable(v), bias, request)
         out = out[..., : request.head_dim]

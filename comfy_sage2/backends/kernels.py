@@ -9,7 +9,7 @@ from ..options import EXACT
 from . import selftest
 from .accumulators import mode_has_accumulator
 from .base import AttentionRequest, Backend
-from .constraints import LENGTH, ON_CUDA, PRECISE, capability_is, option_is
+from .constraints import DENSE, LENGTH, ON_CUDA, PRECISE, capability_is, option_is
 from .known_answers import Variant
 from .launch import launch
 
@@ -39,6 +39,7 @@ class KernelBackend(Backend):
             ON_CUDA,
             capability_is(*capabilities),
             LENGTH,
+            DENSE,
             option_is("mode", *modes),
             option_is("pv_accumulator", *pv_accumulators),
             PRECISE,
@@ -77,8 +78,10 @@ class KernelBackend(Backend):
         *,
         attn_mask: torch.Tensor | None,
         nonfinite: torch.Tensor | None,
+        tiles: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`. RuntimeError when the self-test had to be postponed and fails now."""
+        assert tiles is None  # by DENSE
         if selftest.is_postponed(self.name, q.device.index):
             reason = selftest.reason_against(self.name, q.device.index, self.variants)
             if reason is not None:

@@ -252,7 +252,7 @@ def _layout_of_results(
         for variant in variants:
             options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
             mask = None if question.mask is None else (question.mask.shape, question.mask.dtype)
-            form = (device, case.dtype, torch.Size(question.q.shape), torch.Size(question.k.shape), mask)
+            form = (device, case.dtype, torch.Size(question.q.shape), torch.Size(question.k.shape), mask, False)
             request = AttentionRequest.of_form(form, options)
             if PRECISE.check(request) is not None:
                 continue

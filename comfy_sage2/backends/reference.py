@@ -8,6 +8,7 @@ from ..options import EXACT
 from ..reference.attention import reference_attention
 from ..reference.exact import exact_attention
 from ..reference.options import ReferenceOptions
+from ..tiles import TileLists
 from .base import AttentionRequest, Backend, empty_output, note_nonfinite
 
 
@@ -26,12 +27,21 @@ class ReferenceBackend(Backend):
         *,
         attn_mask: torch.Tensor | None,
         nonfinite: torch.Tensor | None,
+        tiles: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
         options = request.options
+        live = None if tiles is None else TileLists(tiles).to_mask()
         if options.mode == EXACT:
             result, lse = exact_attention(
-                q, k, v, scale=request.scale, is_causal=options.is_causal, attn_mask=attn_mask, dtype=torch.float32
+                q,
+                k,
+                v,
+                scale=request.scale,
+                is_causal=options.is_causal,
+                attn_mask=attn_mask,
+                live_tiles=live,
+                dtype=torch.float32,
             )
         else:
             result, lse = reference_attention(
@@ -42,6 +52,7 @@ class ReferenceBackend(Backend):
                 scale=request.scale,
                 is_causal=options.is_causal,
                 attn_mask=attn_mask,
+                live_tiles=live,
             )
         out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
         if nonfinite is not None:

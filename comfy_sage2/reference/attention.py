@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 
+from .live_tiles import mask_dead_tiles_, overlapping
 from .options import ReferenceOptions
 from .preparation import Prepared, prepare
 from .scores import grouped_product, mask_scores_, tile_scores
 from .softmax import OnlineSoftmax
-
-# Scores held at a time over all heads: large enough to hide PyTorch's cost a call, small enough for a CPU's cache.
-_TILE_SCORES = 1 << 19
-_TILE_SCORES_ON_GPU = 1 << 26
+from .steps import key_steps, row_tiles
 
 
 def reference_attention(
@@ -26,6 +23,7 @@ def reference_attention(
     scale: float | None = None,
     is_causal: bool = False,
     attn_mask: torch.Tensor | None = None,
+    live_tiles: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantised attention with the numerics of `options`, in memory O(N D) plus one tile.
 
@@ -35,6 +33,9 @@ def reference_attention(
         scale: softmax scale, None is 1/sqrt(D).
         is_causal: query i attends to keys 0..i.
         attn_mask: None or 4-D, broadcasting to (B, Hq, Nq, Nkv): bool (True = attend) or additive.
+        live_tiles: None, or bool (B | 1, Hq | 1, Tq, Tk): which tiles of 128 keys each block of 128 queries attends to.
+            Steps keep the order of `options`. On a CPU those that no head and no query of a row tile needs are not
+            computed; elsewhere all are, so that nobody waits for the device.
 
     Returns:
         out (B, Hq, Nq, Dv) float32 and lse (B, Hq, Nq) float32, the natural log-sum-exp of the scaled scores.
@@ -45,12 +46,18 @@ def reference_attention(
     with torch.autocast(q.device.type, enabled=False):
         prepared = prepare(q, k, v, options)
         outs, lses = [], []
-        for rows in _row_tiles(q, options):
+        for rows in row_tiles(q, options):
             softmax = OnlineSoftmax(q.shape[0], q.shape[1], rows.stop - rows.start, prepared.v, options)
             kv_length = min(k.shape[2], rows.stop) if is_causal else k.shape[2]
-            for keys in _key_steps(kv_length, options):
+            for keys in key_steps(kv_length, options):
+                live = None if live_tiles is None else overlapping(live_tiles, rows, keys)
+                if live is not None and live.is_cpu and not live.any():
+                    continue
                 scores = tile_scores(prepared, rows, keys, scale, options.groups.block_q)
-                softmax.add(mask_scores_(scores, attn_mask, is_causal, rows, keys), keys)
+                mask_scores_(scores, attn_mask, is_causal, rows, keys)
+                if live is not None:
+                    mask_dead_tiles_(scores, live, rows, keys)
+                softmax.add(scores, keys)
             outs.append(softmax.output(prepared.v_mean))
             lse = softmax.log_sum_exp() + _dropped_term(q[:, :, rows], prepared, scale)
             if attn_mask is not None and attn_mask.dtype != torch.bool:
@@ -58,26 +65,6 @@ def reference_attention(
                 lse = lse.masked_fill(softmax.is_lowest(), torch.finfo(attn_mask.dtype).min)
             lses.append(lse)
         return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
-
-
-def _row_tiles(q: torch.Tensor, options: ReferenceOptions) -> Iterator[slice]:
-    block_q = options.groups.block_q
-    tile = _TILE_SCORES_ON_GPU if q.is_cuda else _TILE_SCORES
-    rows = tile // (q.shape[0] * q.shape[1] * _keys_per_step(options))
-    rows = max(rows // block_q, 1) * block_q
-    for start in range(0, q.shape[2], rows):
-        yield slice(start, min(start + rows, q.shape[2]))
-
-
-def _keys_per_step(options: ReferenceOptions) -> int:
-    return options.groups.block_k if options.keys_per_step is None else options.keys_per_step
-
-
-def _key_steps(kv_length: int, options: ReferenceOptions) -> Iterator[slice]:
-    step = _keys_per_step(options)
-    starts = range(0, kv_length, step)
-    for start in reversed(starts) if options.last_keys_first else starts:
-        yield slice(start, min(start + step, kv_length))
 
 
 def _dropped_term(q: torch.Tensor, prepared: Prepared, scale: float) -> torch.Tensor | float:

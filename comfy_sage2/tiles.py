@@ -1,0 +1,152 @@
+"""Which key tiles each block of queries attends to: block-sparse attention, as lists that kernels can walk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+TILE_TOKENS = 128  # queries of a block, and keys of a tile
+MOST_TILES = torch.iinfo(torch.int16).max
+_UNREAD = -1  # what lies behind the count in the lists that are made here
+
+
+def tiles_of(length: int) -> int:
+    """The tiles of `length` tokens; the last one may be ragged."""
+    return -(-length // TILE_TOKENS)
+
+
+@dataclass(frozen=True, eq=False)
+class TileLists:
+    """For each block of 128 queries the tiles of 128 keys to compute.
+
+    A query attends to a key exactly when the key's tile is in its block's list, and mask and causal order allow it. A
+    block with an empty list gives zeros, and -inf in the LSE. The order is that of processing, and changes no more
+    than rounding: a backend may take the tiles in another one, and the reference does.
+
+    A NaN of a tile that no list of a head names may reach that head's output or not: backends skip the tile or mask it.
+
+    Every backend leaves out numbers that are out of range or given twice, and cuts a count that is out of range to it,
+    without a wait for the device. `check` makes errors of them.
+
+    The lists take Tq (1 + Tk) numbers of 2 bytes a head. Of q, k and v in 16 bits, of N tokens and as many heads each,
+    that is the share N / (49,152 D) and a little: at most 1.5 % up to 94,000 tokens of head_dim 128, and it grows with
+    N. Heads that share their lists (Hq = 1) share the memory too.
+
+    Attributes:
+        lists: (B, Hq, Tq, 1 + Tk) int16, contiguous, on q's device; B and Hq may be 1 and then stand for all. Tq and Tk
+            are the blocks of queries and the tiles of keys. Entry 0 is the number of live tiles n, entries 1 to n are
+            their numbers, and what lies behind them is not read. At most 32,767 tiles: 4,194,176 keys.
+
+    Raises:
+        TypeError: `lists` is no int16 tensor.
+        ValueError: it is not 4-D, empty or not contiguous.
+    """
+
+    lists: torch.Tensor
+
+    def __post_init__(self) -> None:
+        lists = self.lists
+        if not isinstance(lists, torch.Tensor) or lists.dtype != torch.int16:
+            found = lists.dtype if isinstance(lists, torch.Tensor) else type(lists).__name__
+            raise TypeError(f"[SA-211] tile lists must be an int16 tensor, got {found}")
+        if lists.dim() != 4 or lists.numel() == 0 or lists.shape[3] < 2:
+            raise ValueError(
+                "[SA-211] tile lists must be of shape (batch, q_heads, blocks of 128 queries, 1 + tiles of 128 keys), "
+                f"got {tuple(lists.shape)}"
+            )
+        if lists.shape[3] - 1 > MOST_TILES:
+            raise ValueError(f"[SA-211] tile lists hold at most {MOST_TILES} key tiles, got {lists.shape[3] - 1}")
+        if not lists.is_contiguous():
+            raise ValueError(
+                f"[SA-211] tile lists must be contiguous, got strides {lists.stride()}; call lists.contiguous() first"
+            )
+
+    @classmethod
+    def of_mask(cls, block_mask: torch.Tensor, *, is_causal: bool = False) -> TileLists:
+        """The lists of a bool (B, Hq, Tq, Tk) mask, True = compute, on its device; no wait for the device.
+
+        Tiles go from the last to the first, as the kernels go through the keys: a ragged last tile, and with
+        `is_causal` the tile on the diagonal, comes first. With `is_causal`, for calls that have it, tiles above the
+        diagonal are left out.
+        """
+        if not isinstance(block_mask, torch.Tensor) or block_mask.dtype != torch.bool:
+            found = block_mask.dtype if isinstance(block_mask, torch.Tensor) else type(block_mask).__name__
+            raise TypeError(f"[SA-211] block_mask must be a bool tensor (True = compute), got {found}")
+        if block_mask.dim() != 4 or block_mask.numel() == 0:
+            raise ValueError(
+                "[SA-211] block_mask must be of shape (batch, q_heads, blocks of 128 queries, tiles of 128 keys), got "
+                f"{tuple(block_mask.shape)}"
+            )
+        tiles = block_mask.shape[3]
+        if tiles > MOST_TILES:
+            raise ValueError(f"[SA-211] block_mask must have at most {MOST_TILES} key tiles, got {tiles}")
+        if is_causal:
+            block_mask = block_mask.tril()
+        # Dead tiles sort behind the live ones, and a stable sort keeps the order within each.
+        order = block_mask.flip(3).logical_not().to(torch.uint8).argsort(dim=3, stable=True)
+        count = block_mask.sum(dim=3, keepdim=True)
+        unread = torch.arange(tiles, device=block_mask.device) >= count
+        lists = torch.cat((count, (tiles - 1 - order).masked_fill(unread, _UNREAD)), dim=3)
+        return cls(lists.to(torch.int16).contiguous())
+
+    @classmethod
+    def dense(
+        cls,
+        q_length: int,
+        kv_length: int,
+        *,
+        is_causal: bool = False,
+        batch: int = 1,
+        heads: int = 1,
+        device: torch.device | str | None = None,
+    ) -> TileLists:
+        """All tiles of `q_length` queries and `kv_length` keys, in the order of `of_mask`."""
+        for name, value in (("q_length", q_length), ("kv_length", kv_length), ("batch", batch), ("heads", heads)):
+            if value < 1:
+                raise ValueError(f"[SA-211] {name} must be at least 1, got {value}")
+        shape = (batch, heads, tiles_of(q_length), tiles_of(kv_length))
+        return cls.of_mask(torch.ones(shape, dtype=torch.bool, device=device), is_causal=is_causal)
+
+    def to_mask(self) -> torch.Tensor:
+        """The live tiles as bool (B, Hq, Tq, Tk), made of the valid entries alone; no wait for the device."""
+        count, entries = self.lists[..., :1], self.lists[..., 1:].long()
+        tiles = entries.shape[3]
+        position = torch.arange(tiles, device=entries.device)
+        valid = (position < count) & ~_outside(entries, tiles)
+        live = torch.zeros((*entries.shape[:3], tiles + 1), dtype=torch.bool, device=entries.device)
+        return live.scatter_(3, entries.where(valid, tiles), True)[..., :tiles]
+
+    def check(self) -> None:
+        """Raise ValueError for the first count or tile that is out of range, or tile given twice; waits for the device.
+
+        The message names batch, head, block of queries and entry.
+        """
+        lists = self.lists.cpu().long()
+        count, entries = lists[..., :1], lists[..., 1:]
+        tiles = entries.shape[3]
+        self._refuse(count, (count < 0) | (count > tiles), 0, f"is the count {{}}, expected 0 to {tiles}")
+        read = torch.arange(tiles) < count
+        self._refuse(entries, read & _outside(entries, tiles), 1, f"is tile {{}}, expected 0 to {tiles - 1}")
+        # What is not read gets a number of its own each.
+        ordered, order = entries.where(read, tiles + torch.arange(tiles)).sort(dim=3, stable=True)
+        again = torch.zeros_like(read)
+        again[..., 1:] = ordered[..., 1:] == ordered[..., :-1]
+        twice = torch.zeros_like(read).scatter_(3, order, again)
+        self._refuse(entries, twice, 1, "is tile {} a second time, expected each tile once")
+
+    @staticmethod
+    def _refuse(values: torch.Tensor, wrong: torch.Tensor, first_entry: int, found: str) -> None:
+        """Raise for the first of `values` that is wrong; the last axis begins with entry `first_entry` of the lists."""
+        places = wrong.nonzero()
+        if not len(places):
+            return
+        batch, head, block, entry = places[0].tolist()
+        raise ValueError(
+            f"[SA-211] tile list of batch {batch}, head {head}, block of queries {block}: entry {entry + first_entry} "
+            + found.format(int(values[batch, head, block, entry]))
+        )
+
+
+def _outside(entries: torch.Tensor, tiles: int) -> torch.Tensor:
+    return (entries < 0) | (entries >= tiles)

@@ -1,0 +1,358 @@
+"""Calls with tile lists against attention in float64 under the expanded mask, and who refuses them."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from attention_oracle import oracle, relative_l1
+
+import comfy_sage2
+from comfy_sage2 import TileLists, UnsupportedError, registry
+from comfy_sage2.attention import _attention_op, _checked_attention_op
+from comfy_sage2.backends import selftest
+from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
+from comfy_sage2.backends.constraints import DENSE
+from comfy_sage2.backends.exact import EXACT_ATTENTIONS
+from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.kernels import loader
+from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.reference import attention as reference
+
+BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
+NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]
+LISTS = TileLists.dense(200, 330)  # that fit `inputs`
+REFUSAL = "[SA-212] only the reference takes tile lists, and it is slow: leave out `tiles` where speed is wanted"
+
+
+def inputs(
+    batch: int = 2, heads: tuple[int, int] = (2, 1), lengths: tuple[int, int] = (200, 330), head_dim: int = 64
+) -> Any:
+    q = torch.randn(batch, heads[0], lengths[0], head_dim)
+    k, v = (torch.randn(batch, heads[1], lengths[1], head_dim) for _ in range(2))
+    return q, k, v
+
+
+def random_lists(q: torch.Tensor, k: torch.Tensor, *, batch: int | None = None, heads: int | None = None) -> TileLists:
+    """Lists of any tiles in any order, with a seed of torch; behind their counts lies anything."""
+    chance = random.Random(int(torch.randint(2**31, ())))
+    blocks, tiles = -(-q.shape[2] // 128), -(-k.shape[2] // 128)
+    shape = (batch or q.shape[0], heads or q.shape[1], blocks, 1 + tiles)
+    lists = torch.randint(-(2**15), 2**15, shape).to(torch.int16)
+    for each in lists.view(-1, 1 + tiles):
+        live = chance.sample(range(tiles), chance.randint(0, tiles))
+        each[: 1 + len(live)] = torch.tensor([len(live), *live])
+    return TileLists(lists)
+
+
+def expanded(lists: TileLists, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The keys of each query as a bool (B, Hq, Nq, Nkv) mask, straight from the definition."""
+    mask = torch.zeros(q.shape[0], q.shape[1], q.shape[2], k.shape[2], dtype=torch.bool)
+    many = lists.lists.expand(q.shape[0], q.shape[1], -1, -1)
+    tiles = many.shape[3] - 1
+    for batch in range(q.shape[0]):
+        for head in range(q.shape[1]):
+            for block, (count, *entries) in enumerate(many[batch, head].tolist()):
+                for tile in entries[: min(max(count, 0), tiles)]:
+                    if 0 <= tile < tiles:
+                        mask[batch, head, 128 * block : 128 * (block + 1), 128 * tile : 128 * (tile + 1)] = True
+    return mask
+
+
+def assert_matches(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: TileLists, mode: str = "8b", **choices: Any
+) -> None:
+    """BHND tensors against the oracle, output and LSE."""
+    allowed = expanded(lists, q, k)
+    mask = choices.get("attn_mask")
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            allowed &= mask
+        else:
+            allowed = torch.where(allowed, mask, -math.inf)
+    expected, expected_lse = oracle(q, k, v, attn_mask=allowed, is_causal=choices.get("is_causal", False))
+    out, lse = comfy_sage2.attention(q, k, v, tiles=lists, mode=mode, return_lse=True, **choices)
+    assert (out - expected).abs().sum() <= BOUNDS[mode] * expected.abs().sum()  # both are 0 where all lists are empty
+    closed = expected_lse == -math.inf
+    assert (out[closed] == 0).all() and (lse[closed] == -math.inf).all()
+    assert ((lse - expected_lse)[~closed].abs() < {"4b": 1.5, EXACT: 1e-4}.get(mode, 0.15)).all()
+
+
+@pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_random_lists(mode: str, rotate: bool, is_causal: bool) -> None:
+    q, k, v = inputs()
+    choices = {"rotate": True} if rotate else {}
+    assert_matches(q, k, v, random_lists(q, k), mode, is_causal=is_causal, **choices)
+
+
+@pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
+def test_lists_with_a_mask_and_causal(mode: str, rotate: bool) -> None:
+    q, k, v = inputs(lengths=(210, 210))
+    mask = torch.rand(2, 1, 210, 210) > 0.3
+    choices = {"rotate": True} if rotate else {}
+    assert_matches(q, k, v, random_lists(q, k), mode, is_causal=True, attn_mask=mask, **choices)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 300), (200, 1), (128, 256), (129, 255), (100, 640)], ids=str)
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (None, 1), (1, None), (None, None)])
+def test_ragged_lengths_and_lists_for_all(lengths: tuple[int, int], batch: int | None, heads: int | None) -> None:
+    q, k, v = inputs(lengths=lengths)
+    assert_matches(q, k, v, random_lists(q, k, batch=batch, heads=heads))
+
+
+def test_lists_with_an_additive_mask() -> None:
+    q, k, v = inputs()
+    assert_matches(q, k, v, random_lists(q, k), attn_mask=torch.randn(1, 2, 200, 330))
+
+
+@pytest.mark.parametrize("mode", [*MODES, EXACT])
+def test_lists_of_one_tile(mode: str) -> None:
+    q, k, v = inputs(lengths=(300, 290))  # the last tile has 34 keys
+    lists = torch.full((2, 2, 3, 4), -1, dtype=torch.int16)
+    lists[..., 0], lists[..., 1] = 1, torch.randint(3, (2, 2, 3))
+    lists[0, 0, :, 1] = torch.arange(3)
+    assert_matches(q, k, v, TileLists(lists), mode)
+
+
+@pytest.mark.parametrize("mode", [*MODES, EXACT])
+def test_empty_lists_give_zeros(mode: str) -> None:
+    q, k, v = inputs()
+    lists = TileLists.dense(200, 330, batch=2, heads=2)
+    lists.lists[:, 1, 1, 0] = 0
+    smooth_v = mode != EXACT
+    out, lse = comfy_sage2.attention(q, k, v + 5, tiles=lists, mode=mode, smooth_v=smooth_v, return_lse=True)
+    empty = torch.zeros(2, 2, 200, dtype=torch.bool)
+    empty[:, 1, 128:] = True
+    assert (out[empty] == 0).all() and (lse[empty] == -math.inf).all()
+    assert (out[~empty] != 0).any(dim=-1).all() and lse[~empty].isfinite().all()
+
+
+@pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
+@pytest.mark.parametrize(("is_causal", "shuffled"), [(False, True), (True, False)])
+def test_all_tiles_are_the_dense_call_bit_for_bit(mode: str, rotate: bool, is_causal: bool, shuffled: bool) -> None:
+    q, k, v = inputs(lengths=(260, 330))
+    choices: dict[str, Any] = {"mode": mode, "rotate": rotate, "is_causal": is_causal, "return_lse": True}
+    lists = TileLists.dense(260, 330, is_causal=is_causal)
+    if shuffled:
+        lists = TileLists.dense(260, 330)
+        lists.lists[..., 1:] = lists.lists[..., 1 + torch.randperm(3)]
+    expected, expected_lse = comfy_sage2.attention(q, k, v, **choices)
+    out, lse = comfy_sage2.attention(q, k, v, tiles=lists, **choices)
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+
+
+def test_what_lies_behind_the_count_changes_nothing() -> None:
+    q, k, v = inputs()
+    poisoned = random_lists(q, k)
+    clean = TileLists.of_mask(poisoned.to_mask())
+    assert not torch.equal(poisoned.lists, clean.lists)
+    assert torch.equal(comfy_sage2.attention(q, k, v, tiles=poisoned), comfy_sage2.attention(q, k, v, tiles=clean))
+
+
+@pytest.mark.parametrize(
+    ("bad", "clean"),
+    [
+        ([3, 1, 99, 0], [2, 1, 0, -1]),
+        ([3, 1, -1, 0], [2, 1, 0, -1]),
+        ([3, 2, 2, 0], [2, 2, 0, -1]),
+        ([9, 2, 1, 0], [3, 2, 1, 0]),
+        ([-5, 2, 1, 0], [0, -1, -1, -1]),
+        ([3, 32767, -32768, 3], [0, -1, -1, -1]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mode", ["8b", EXACT])
+def test_invalid_entries_are_left_out(bad: list[int], clean: list[int], mode: str) -> None:
+    q, k, v = inputs(lengths=(100, 300))
+    out, wanted = (
+        comfy_sage2.attention(q, k, v, tiles=TileLists(torch.tensor([[[each]]], dtype=torch.int16)), mode=mode)
+        for each in (bad, clean)
+    )
+    assert torch.equal(out, wanted)
+    assert torch.equal(out, torch.zeros_like(out)) == (clean[0] == 0)
+
+
+@pytest.mark.parametrize("mode", ["8b", "4b", EXACT])
+def test_bnhd_views_of_a_fused_projection(mode: str) -> None:
+    fused = torch.randn(2, 200, 3, 2, 64)
+    before = fused.clone()
+    views = fused.unbind(2)
+    q, k, v = (view.transpose(1, 2).contiguous() for view in views)
+    lists = random_lists(q, k)
+    kept = lists.lists.clone()
+    out = comfy_sage2.attention(*views, tiles=lists, layout="BNHD", mode=mode)
+    assert out.is_contiguous()
+    torch.testing.assert_close(out.transpose(1, 2), comfy_sage2.attention(q, k, v, tiles=lists, mode=mode))
+    assert_matches(q, k, v, lists, mode)
+    assert torch.equal(fused, before) and torch.equal(lists.lists, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    q, k, v = (tensor.to(dtype) for tensor in inputs())
+    lists = random_lists(q, k)
+    out = comfy_sage2.attention(q, k, v, tiles=lists)
+    assert out.dtype == dtype
+    assert relative_l1(out, oracle(q, k, v, attn_mask=expanded(lists, q, k))[0]) < BOUNDS["8b"]
+
+
+def test_steps_that_nobody_needs_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    def counted(prepared: Any, rows: slice, keys: slice, *rest: Any) -> torch.Tensor:
+        steps.append(keys.start // 128)
+        return tile_scores(prepared, rows, keys, *rest)
+
+    tile_scores = reference.tile_scores
+    monkeypatch.setattr(reference, "tile_scores", counted)
+    q, k, v = inputs(lengths=(200, 1000))
+    mask = torch.zeros(2, 2, 2, 8, dtype=torch.bool)
+    mask[0, 1, 0, 3] = mask[1, 0, 1, 7] = True
+    comfy_sage2.attention(q, k, v, tiles=TileLists.of_mask(mask))
+    assert set(steps) == {3, 7}
+
+
+def test_a_flag_of_values_that_are_not_finite() -> None:
+    q, k, v = inputs()
+    flag = torch.zeros(1, dtype=torch.int32)
+    lists = random_lists(q, k)
+    plain = comfy_sage2.attention(q, k, v, tiles=lists)
+    assert torch.equal(comfy_sage2.attention(q, k, v, tiles=lists, nonfinite=flag), plain) and not flag.item()
+    v[0, 0, 7, 3] = math.inf
+    comfy_sage2.attention(q, k, v, tiles=LISTS, nonfinite=flag)
+    assert flag.item() == 1
+
+
+@pytest.mark.parametrize(
+    ("tiles", "error", "message"),
+    [
+        (LISTS.lists, TypeError, r"tiles must be a comfy_sage2.TileLists or None, got Tensor; make one with TileLists"),
+        (TileLists(LISTS.lists.to("meta")), ValueError, "tiles must be on q's device cpu, got meta"),
+        (TileLists.dense(200, 385), ValueError, r"of shape \(1 or 2, 1 or 2, 2, 4\) for 200 queries and 330 keys"),
+        (TileLists.dense(128, 330), ValueError, r"in tiles of 128, got \(1, 1, 1, 4\)"),
+        (TileLists.dense(200, 330, heads=3), ValueError, r"got \(1, 3, 2, 4\)"),
+        (TileLists.dense(200, 330, batch=3), ValueError, r"got \(3, 1, 2, 4\)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
+def test_lists_that_do_not_fit(tiles: Any, error: Any, message: str, call: Any) -> None:
+    with pytest.raises(error, match=r"\[SA-211\] .*" + message):
+        call(*inputs(), tiles=tiles)
+
+
+def with_tiles(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
+    request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(**choices))
+    return replace(request, device_type="cuda", device_index=0, capability=capability, has_tiles=True)
+
+
+@pytest.mark.parametrize("backend", KERNELS, ids=lambda backend: backend.name)
+def test_kernels_refuse_tile_lists(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
+    for capability in backend.capabilities:
+        for mode in backend.modes:
+            request = with_tiles(capability, mode=mode)
+            assert backend.reason_against(request) == REFUSAL
+            assert backend.reason_against(replace(request, has_tiles=False)) is None
+
+
+@pytest.mark.parametrize("backend", EXACT_ATTENTIONS, ids=lambda backend: backend.name)
+def test_exact_attentions_refuse_tile_lists(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_availability", lambda: None)
+    request = with_tiles((9, 0), mode=EXACT)
+    assert backend.reason_against(request) == REFUSAL
+    assert backend.reason_against(replace(request, has_tiles=False)) is None
+
+
+class Twos(Backend):
+    """A kernel that takes no tile lists, and answers with twos."""
+
+    name = "twos"
+    accelerated = True
+    constraints = (DENSE,)
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest, **rest: Any) -> Any:
+        return empty_output(q, request.options.layout).fill_(2), None
+
+
+def test_a_call_with_lists_goes_past_what_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when a dense call of the same form came first: the choice of a backend is remembered by form."""
+    monkeypatch.setattr(registry, "_BACKENDS", (Twos(), registry.get("reference")))
+    q, k, v = inputs()
+    lists = random_lists(q, k)
+    twos = torch.full_like(q, 2)
+    assert torch.equal(comfy_sage2.attention(q, k, v), twos)
+    assert_matches(q, k, v, lists)
+    assert torch.equal(comfy_sage2.attention(q, k, v), twos)
+    assert comfy_sage2.explain(q, k, v, tiles=lists) == {"twos": REFUSAL, "reference": None}
+    assert comfy_sage2.explain(q, k, v) == {"twos": None, "reference": None}
+    with pytest.raises(UnsupportedError, match=r"backend 'twos' cannot run this call: \[SA-212\]"):
+        comfy_sage2.attention(q, k, v, tiles=lists, backend="twos")
+
+
+@pytest.mark.parametrize("mode", ["8b", EXACT])
+def test_measured_times_do_not_hold_for_lists(mode: str) -> None:
+    q, k, _ = (tensor.half() for tensor in inputs())
+    request = AttentionRequest.of(q, k, AttentionOptions(mode), tiles=LISTS.lists)
+    assert request.has_tiles and request.work is None
+    assert replace(request, has_tiles=False).work is not None
+
+
+def test_there_is_no_silent_gradient() -> None:
+    q, k, v = inputs()
+    out = comfy_sage2.attention(q.requires_grad_(), k, v, tiles=LISTS)
+    with pytest.raises(RuntimeError, match="SA-307"):
+        out.sum().backward()
+
+
+def test_a_compiled_call() -> None:
+    torch._dynamo.reset()
+    q, k, v = inputs()
+    lists = random_lists(q, k)
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: TileLists) -> torch.Tensor:
+        return comfy_sage2.attention(q * 1.5, k, v, tiles=tiles) + 1
+
+    def model_of_lists(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: torch.Tensor) -> torch.Tensor:
+        return model(q, k, v, TileLists(lists))
+
+    expected = model(q, k, v, lists)
+    assert not torch.allclose(expected, comfy_sage2.attention(q * 1.5, k, v) + 1)
+    for function, given in ((model, lists), (model_of_lists, lists.lists)):
+        compiled: Any = torch.compile(function, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(q, k, v, given), expected)
+    other = random_lists(q, k)
+    torch.testing.assert_close(compiled(q, k, v, other.lists), model(q, k, v, other))
+
+
+def test_a_compiled_mask_of_blocks() -> None:
+    torch._dynamo.reset()
+    q, k, v = inputs()
+
+    def model(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return comfy_sage2.attention(q, k, v, tiles=TileLists.of_mask(mask))
+
+    mask = torch.rand(2, 2, 2, 3) > 0.5
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, mask), model(q, mask))
+
+
+def test_fake_output_agrees_with_the_real_one() -> None:
+    q, k, v = (torch.randn(1, 2, 150, 16).half() for _ in range(3))
+    choices = AttentionOptions(layout="BNHD", return_lse=True).values()
+    lists = random_lists(q, k).lists
+    torch.library.opcheck(
+        _attention_op, (q, k, v, None, lists, None, None, *choices), test_utils=("test_schema", "test_faketensor")
+    )
+    flag = torch.zeros(1, dtype=torch.int32)
+    torch.library.opcheck(
+        _checked_attention_op,
+        (q, k, v, None, lists, flag, None, *choices),
+        test_utils=("test_schema", "test_faketensor"),
+    )

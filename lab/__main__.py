@@ -15,6 +15,7 @@ COMMANDS = {
     "guard": ("lab.measurements.guard", "measure what the guard and a calibration cost"),
     "needle": ("lab.evaluation.needle", "look for needles in long contexts with every attention"),
     "accumulators": ("lab.measurements.accumulators", "show what the accumulator of P V keeps on this machine"),
+    "tiles": ("lab.measurements.tiles", "show how many key tiles are dead and what leaving them out costs"),
     "choices": ("lab.measurements.choices", "compare what the node chooses by its measurement with what is fastest"),
     "train-demo-model": ("lab.training.demo_model.train", "train the demo model"),
     "train-modalities": ("lab.training.modalities.train", "train models of text, pictures and sound, and compare"),

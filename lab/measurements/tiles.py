@@ -1,0 +1,173 @@
+"""How many key tiles hold next to no probability, and what leaving them out costs.
+
+    python -m lab tiles --results docs/results
+
+The tensors are the demo model's self-attention while it samples, and synthetic ones of a video. The lists are made from
+the scores of the same call (`comfy_sage2.reference.dead_tiles`), and the reference in 8b computes with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from comfy_sage2 import machine
+from comfy_sage2.capture.samples import AttentionSample
+from comfy_sage2.command_line import Parser, at_least_1, output_folder
+from comfy_sage2.metrics import compare
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.reference.attention import reference_attention
+from comfy_sage2.reference.dead_tiles import LOSSLESS, tile_gaps
+from comfy_sage2.reference.exact import exact_attention
+from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.tiles import TileLists
+from tools.progress import ProgressBar
+
+from ..demo.captions import CaptionEncoder
+from ..demo.model import TRAINED_FOLDER, DemoModel
+from ..demo.wan_dit import WanDiT
+from ..evaluation.demo_capture import demo_samples
+from ..evaluation.synthetic_video import HEIGHTS, NARROWEST, NOISE, WIDEST, video_samples
+
+# What is said of a threshold -> the threshold in log2, for the largest P of a tile.
+THRESHOLDS = {"lossless": LOSSLESS} | {text: math.log2(float(text)) for text in ("1e-4", "1e-3", "1e-2")}
+GRID = (8, 16, 32)  # frames, rows and columns of the synthetic video
+OPTIONS = AttentionOptions("8b")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One call: threshold -> the share of dead tiles and the relative L1 against float64 of the call without them."""
+
+    dense: float
+    shares: dict[str, float]
+    errors: dict[str, float]
+
+
+def measured(sample: AttentionSample) -> Measured:
+    """Measure one call of the reference with and without tile lists."""
+    numerics = ReferenceOptions.of(OPTIONS, dtype=sample.q.dtype)
+    exact, _ = exact_attention(sample.q, sample.k, sample.v, scale=sample.scale)
+
+    def error(live: torch.Tensor | None) -> float:
+        out, _ = reference_attention(sample.q, sample.k, sample.v, numerics, scale=sample.scale, live_tiles=live)
+        return float(compare(out, exact)[1])
+
+    gaps = tile_gaps(sample.q, sample.k, numerics, scale=sample.scale)
+    live = {name: TileLists.of_mask(gaps > threshold).to_mask() for name, threshold in THRESHOLDS.items()}
+    return Measured(
+        error(None),
+        {name: 1 - float(mask.float().mean()) for name, mask in live.items()},
+        {name: error(mask) for name, mask in live.items()},
+    )
+
+
+def rows(name: str, found: Sequence[Measured]) -> Iterator[str]:
+    """The rows of a table for the calls `found`: means, and the worst of their errors."""
+    dense = [one.dense for one in found]
+    for threshold in THRESHOLDS:
+        shares, errors = ([getattr(one, field)[threshold] for one in found] for field in ("shares", "errors"))
+        spread = f"{min(shares):.0%} to {max(shares):.0%}" if len(found) > 1 else "—"
+        yield (
+            f"| {name} | {threshold} | {sum(shares) / len(shares):.1%} | {spread} | {sum(errors) / len(errors):.4f} | "
+            f"{sum(dense) / len(dense):.4f} | {max(errors):.4f} | {max(dense):.4f} |"
+        )
+
+
+def table(sources: dict[str, Sequence[AttentionSample]], progress: Callable[[float], None]) -> Iterator[str]:
+    """Markdown: every source with every threshold."""
+    yield "| calls | threshold | dead tiles | least to most | relative L1 | dense | worst call | worst dense |"
+    yield "| --- " * 8 + "|"
+    calls = sum(map(len, sources.values()))
+    done = 0
+    for name, samples in sources.items():
+        found = []
+        for sample in samples:
+            progress(done / calls)
+            found.append(measured(sample))
+            done += 1
+        yield from rows(name, found)
+
+
+def page(command: str, lines: Sequence[str], device: torch.device) -> str:
+    """The whole page of docs/results."""
+    frames, height, width = GRID
+    return "\n".join(
+        [
+            "# Dead tiles",
+            "",
+            f"- Machine: {machine.summary(device)}; the reference, no kernel.",
+            f"- Command: `{command}`, which wrote this page.",
+            f"- Date: {date.today().isoformat()}.",
+            "",
+            "A tile is 128 queries x 128 keys. It is dead when no P in it is above the threshold, relative to the "
+            "largest P of its row over all keys; *lossless* is 2^-18.81, below which E4M3 rounds P to zero. Relative "
+            "L1 is against attention in float64, without the dead tiles and beside it dense, both in 8b: means over "
+            "the calls, then the worst call.",
+            "",
+            f"The synthetic video has {frames} x {height} x {width} tokens. Its scores fall off as a Gaussian around "
+            f"the query's own place, {NARROWEST} to {WIDEST} tokens wide by head, and so many nats high as the row "
+            f"says; noise of deviation {NOISE} lies on Q and K.",
+            "",
+            *lines,
+            "",
+            "A threshold is no bound of the error: tokens that attend to everything a little lose most. Large models, "
+            "and lists of one step that are used in the next, are not measured here. No kernel takes lists.",
+        ]
+    )
+
+
+def _demo(options: argparse.Namespace) -> list[AttentionSample]:
+    model = DemoModel(options.model, trained=True)
+    with ProgressBar("sampling the demo model") as progress:
+        return demo_samples(
+            WanDiT.load(model.dit),
+            CaptionEncoder.load(model.captions),
+            seed=options.seed,
+            steps=options.steps,
+            every_step=options.every_step,
+            progress=progress,
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command."""
+    parser = Parser(
+        prog="python -m lab tiles", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=TRAINED_FOLDER, help="folder of the trained demo model")
+    parser.add_argument("--only", choices=("demo", "synthetic"), help="which tensors; default: both")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=at_least_1, default=20, help="sampling steps of the demo model")
+    parser.add_argument("--every-step", type=at_least_1, default=10, help="which of them are captured")
+    parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write tile-lists.md there")
+    options = parser.parse_args(arguments)
+    model = DemoModel(options.model, trained=True)
+    for path in (model.dit, model.captions) if options.only != "synthetic" else ():
+        if not path.is_file():
+            parser.error(f"argument --model: {path} is missing; name the folder of the trained demo model")
+    with torch.no_grad():
+        sources: dict[str, Sequence[AttentionSample]] = {}
+        if options.only != "synthetic":
+            samples = _demo(options)
+            sources[f"demo model, {len(samples)} calls of {samples[0].q.shape[2]:,} tokens"] = samples
+        if options.only != "demo":
+            for peak in HEIGHTS:
+                frames, height, width = GRID
+                sources[f"synthetic video, {peak:.0f} nats"] = video_samples(
+                    options.seed, frames=frames, height=height, width=width, peaks=(peak,)
+                )
+        with ProgressBar("measuring") as progress:
+            lines = list(table(sources, progress))
+    text = page(" ".join(["python -m lab tiles", *arguments]), lines, torch.device("cpu")) + "\n"
+    print(text)
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "tile-lists.md").write_text(text, encoding="utf-8")
+    return 0

@@ -1,0 +1,46 @@
+"""The page of dead tiles: shares that grow with the threshold, errors beside the dense call's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.evaluation.synthetic_video import video_samples
+from lab.measurements import tiles
+
+
+def test_shares_grow_with_the_threshold_and_errors_follow(fresh_seed: int) -> None:
+    (sample,) = video_samples(fresh_seed, frames=4, height=8, width=16, heads=1, peaks=(28.0,))
+    found = tiles.measured(sample)
+    shares = list(found.shares.values())
+    assert list(found.shares) == ["lossless", "1e-4", "1e-3", "1e-2"]
+    assert shares == sorted(shares) and shares[0] > 0 and shares[-1] < 1
+    assert abs(found.errors["lossless"] - found.dense) < 1e-3
+    assert 0.01 < found.dense < 0.06
+
+
+def test_the_error_of_what_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a threshold that leaves out tiles of nearly the largest P."""
+    monkeypatch.setattr(tiles, "THRESHOLDS", {"nearly all": -0.5})
+    (sample,) = video_samples(1, frames=4, height=8, width=16, heads=1, peaks=(9.0,))
+    found = tiles.measured(sample)
+    assert found.shares["nearly all"] > 0 and found.errors["nearly all"] > 1.2 * found.dense
+
+
+def test_the_page_names_machine_and_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "GRID", (2, 4, 32))
+    monkeypatch.setattr(tiles, "HEIGHTS", (24.0,))
+    assert tiles.main(["--only", "synthetic", "--results", str(tmp_path)]) == 0
+    written = (tmp_path / "tile-lists.md").read_text(encoding="utf-8")
+    assert written in capsys.readouterr().out
+    assert "- Command: `python -m lab tiles --only synthetic" in written
+    assert "| synthetic video, 24 nats | lossless | " in written and "2 x 4 x 32 tokens" in written
+
+
+def test_a_missing_model_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        tiles.main(["--model", str(tmp_path)])
+    assert stopped.value.code == 2

@@ -34,7 +34,7 @@ def video_samples(
     """A sample of one layer for each of `peaks`, the heights of the scores in nats.
 
     q, k and v are float16, (1, heads, tokens, head_dim). Tokens are counted along the width first and the frames
-    last. head_dim is even. The same arguments give the same tensors on every machine.
+    last. head_dim is even.
     """
     generator = torch.Generator().manual_seed(seed)
     pairs = head_dim // 2

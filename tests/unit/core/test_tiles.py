@@ -22,6 +22,7 @@ from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference import attention as reference
+from comfy_sage2.reference.scores import tile_scores
 
 BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
 NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]
@@ -208,7 +209,6 @@ def test_steps_that_nobody_needs_are_not_computed(monkeypatch: pytest.MonkeyPatc
         steps.append(keys.start // 128)
         return tile_scores(prepared, rows, keys, *rest)
 
-    tile_scores = reference.tile_scores
     monkeypatch.setattr(reference, "tile_scores", counted)
     q, k, v = inputs(lengths=(200, 1000))
     mask = torch.zeros(2, 2, 2, 8, dtype=torch.bool)

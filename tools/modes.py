@@ -67,7 +67,7 @@ def _step(row: str) -> Cells:
 
 
 ROWS: dict[str, Cells] = {
-    "full precision in 16 bits (ComfyUI's default)": (
+    "16 bits (ComfyUI's default)": (
         *_call(_ON_H200, "FA-2, cuDNN 16-bit, FA-3 16-bit"),
         *3 * _NOTHING,
         *_step("ComfyUI's default"),
@@ -126,6 +126,7 @@ _NOTES = """
   [on the CPU](reference-numerics.md#the-inputs-of-bench), [demo model](accuracy-tables.md)).
 - Videos: PSNR against full precision, the mean and the worst, of [32 captions](videos.md#32-captions)
   ([rotated](rotation.md#whole-videos)).
+- `precise` has videos of [two captions](videos.md#two-captions-on-a-cpu) only, too few for this table.
 - A step: [Wan 2.1 14B at 720p](comfyui-steps-h200.md#peers). Rotation costs `8b` about
   [one percent of a call](rotation.md#cost-on-hopper) of 8,192 tokens.
 - Nothing: not measured.

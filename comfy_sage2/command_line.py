@@ -6,11 +6,22 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol, TypeVar
 
 from .console import print_any_letters
+
+
+class Named(Protocol):
+    """What a command can be asked for by a part of its name."""
+
+    @property
+    def name(self) -> str:
+        """In words."""
+
+
+N = TypeVar("N", bound=Named)
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,6 +30,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what was wrong, and end."""
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+    def with_part(self, part: str, kind: str, known: Sequence[N]) -> list[N]:
+        """Those of `known` with `part` in their names, in upper or lower case; an error that lists all without any."""
+        found = [one for one in known if part.lower() in one.name.lower()]
+        if not found:
+            self.error(f"no {kind} has {part!r} in its name: {', '.join(one.name for one in known)}")
+        return found
 
 
 def at_least_1(text: str) -> int:

@@ -172,9 +172,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write end-to-end.md and .json there")
     options = parser.parse_args(arguments)
-    options.models = [family for family in MODELS if options.only.lower() in family.name.lower()]
-    if not options.models:
-        parser.error(f"no model has {options.only!r} in its name: {', '.join(family.name for family in MODELS)}")
+    options.models = parser.with_part(options.only, "model", MODELS)
     if not options.tiny and not torch.cuda.is_available():
         parser.error("the real shapes need a GPU, and this torch sees none: --tiny runs anywhere")
     if options.tiny and options.results is not None:

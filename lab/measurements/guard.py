@@ -124,6 +124,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", default="", help="part of a shape's name, such as flux")
     parser.add_argument("--seed", type=seed_number, default=0, help="of the order in which the levels take turns")
     options = parser.parse_args(arguments)
+    shapes = parser.with_part(options.only, "shape", SHAPES)
     device = cuda_device("guard")
     expected = probe(device, Settings())
     if expected.reason is not None:
@@ -133,7 +134,7 @@ def main(arguments: list[str]) -> int:
     print(f"| attention of | layers | a call, ms | {names} | calibration of 20 steps, of the sampling |")
     print("| --- " * (len(LEVELS) + 3) + "|")
     rng = random.Random(options.seed)
-    for shape in [shape for shape in SHAPES if options.only.lower() in shape.name.lower()]:
+    for shape in shapes:
         with torch.no_grad():
             sessions = {name: Session(Serving(Settings(**level.settings), expected)) for name, level in LEVELS.items()}
             print(row(Model(shape, device), sessions, rng), flush=True)

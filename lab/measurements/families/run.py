@@ -116,9 +116,7 @@ def main(arguments: list[str]) -> int:
     if not folders:
         parser.error("there is no ComfyUI in the usual folders: name its folder with --comfyui")
     known = paper.MODELS if options.paper else FAMILIES
-    families = [family for family in known if options.only.lower() in family.name.lower()]
-    if not families:
-        parser.error(f"no family has {options.only!r} in its name: {', '.join(family.name for family in known)}")
+    families = parser.with_part(options.only, "family", known)
     if options.time == "tiny" and options.results is not None:
         parser.error("--results is a page on the real shapes: leave it out with --time tiny, or take --json")
     if options.paper and options.results is not None:

@@ -7,7 +7,7 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 from types import TracebackType
@@ -148,11 +148,3 @@ def _repeated(subject: Subject, repeats: int) -> float:
     end.synchronize()
     milliseconds: float = start.elapsed_time(end)
     return milliseconds / repeats
-
-
-def by_shape(results: Sequence[Sustained]) -> Mapping[str, list[Sustained]]:
-    """The results of each shape, by its name."""
-    grouped: dict[str, list[Sustained]] = {}
-    for result in results:
-        grouped.setdefault(result.shape.name, []).append(result)
-    return grouped

@@ -18,6 +18,7 @@ from .errors import KernelUnavailable
 _PARTIAL = ".partial-"
 _ABANDONED_AFTER_SECONDS = 3600.0
 _FOLDER_MODE = 0o755
+_RENAMING_SECONDS = 0.5  # for which other processes that unpack the same file are waited for
 # The folder of one wheel's module: its package and the start of its checksum.
 _WHEEL_FOLDER = re.compile(r"comfy_sage2_sm\d+-[0-9a-f]{16}")
 
@@ -95,10 +96,22 @@ def _open(path: Path) -> int:
     raise OSError(f"{path.name} is not a regular file")
 
 
+def _open_between_renames(path: Path) -> int:
+    """As `_open`; Windows opens no file at the moment in which another process puts its own in the place."""
+    deadline = time.monotonic() + _RENAMING_SECONDS
+    while True:
+        try:
+            return _open(path)
+        except PermissionError:
+            if sys.platform != "win32" or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
 def _existing(path: Path, content: bytes) -> PlacedModule | None:
     """The module that is there already. KernelUnavailable when its content is another one."""
     try:
-        descriptor = _open(path)
+        descriptor = _open_between_renames(path)
     except FileNotFoundError:
         return None
     try:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from fake_pack import EXTENSION, Plugin
 
+from comfy_sage2.kernels import unpack
+
 PROCESSES = 8
 
 
@@ -40,15 +42,44 @@ def write(path, content):
         time.sleep(0.01)
     original(path, content)
 unpack._write = write
-path = loader.prepare('sm90')
-assert path.read_bytes() == {EXTENSION[:24]!r} * {len(EXTENSION) // 24}
-print(path)
+print(loader.prepare('sm90'))
 """
     processes = [plugin.start(code) for _ in range(PROCESSES)]
     outputs = [process.communicate(timeout=600) for process in processes]
     assert [process.returncode for process in processes] == [0] * PROCESSES, outputs
     assert len({output for output, _ in outputs}) == 1
-    assert plugin.unpacked_files() == [Path(outputs[0][0].strip())]
+    # `prepare` has compared the content in each process. Windows opens no file while another process replaces it, so
+    # it is read once more when all have ended.
+    (file,) = plugin.unpacked_files()
+    assert file == Path(outputs[0][0].strip()) and file.read_bytes() == EXTENSION
+
+
+def test_a_file_that_windows_does_not_open_while_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first folder is kept: the other processes load from there."""
+    really_open = unpack._open
+    refused: list[Path] = []
+
+    def busy(path: Path) -> int:
+        if path.exists() and len(refused) < 3:
+            refused.append(path)
+            raise PermissionError(13, "Permission denied")
+        return really_open(path)
+
+    def write(path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        raise PermissionError(13, "Permission denied")  # another process has it open
+
+    if sys.platform != "win32":
+        monkeypatch.setattr(sys, "platform", "win32")
+        monkeypatch.setattr(unpack, "_open", lambda path: os.open(path, os.O_RDONLY))
+        really_open = unpack._open
+    monkeypatch.setattr(unpack, "_open", busy)
+    monkeypatch.setattr(unpack, "_write", write)
+    placed = unpack.place(Path("a", "b.pyd"), EXTENSION, [tmp_path / "first", tmp_path / "second"])
+    placed.close()
+    assert placed.path == tmp_path / "first" / "a" / "b.pyd" and len(refused) == 3
 
 
 def test_a_killed_unpack_leaves_no_module_and_the_next_one_works(plugin: Plugin) -> None:

@@ -97,6 +97,8 @@ def test_the_command_measures_every_attention(fresh_seed: int, tmp_path: Path, m
     monkeypatch.setattr(language, "train", lambda *_: sharpened(language.LanguageModel()))
     monkeypatch.setattr(images, "train", lambda *_: sharpened(images.classifier()))
     monkeypatch.setattr(melodies, "train", lambda *_: sharpened(melodies.Transcriber()))
+    # A kernel that runs anywhere.
+    monkeypatch.setattr(command, "kernel_names", lambda: ["reference"])
     options = ["--device", "cpu", "--kernel", "reference", "--pieces", "1", "--pictures", "4", "--clips", "1"]
     assert command.main(["--output", str(tmp_path), *options]) == 0
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))

@@ -80,6 +80,7 @@ NODES = {
     "8b": Node("8b"),
     "4b": Node("4b"),
     "precise": Node("precise"),
+    "exact": Node("exact"),
     "8b guarded": Node("8b", guard=True),
 }
 

@@ -3,7 +3,8 @@
     python -m lab choices
 
 Measures the GPU twice as the first node does, then times calls that were not part of that. Prints for each what the
-node takes with `when` *where it is faster*, and how much slower that is than the fastest attention here.
+node, in 8b, takes with `when` *where it is faster*, and how much slower that is than the fastest of what it could take:
+8b, ComfyUI's own attention and torch's exact ones. Other modes are timed beside them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from comfy_sage2.command_line import Parser
 from comfy_sage2.measured.times import Candidate
 from comfy_sage2.measuring.prepare import candidates_for, measure_now
 from comfy_sage2.measuring.rounds import GpuClock, time_rounds
+from comfy_sage2.options import EXACT
 from comfy_sage2.policy.plan import Place
 
 from ..arguments import cuda_device
@@ -57,13 +59,13 @@ def _chosen(serving: Serving, call: AttentionCall) -> Candidate:
 
 
 def _row(serving: Serving, sizes: tuple[int, int, int, int, int]) -> tuple[str, float]:
-    """One line, and by how much the choice is slower than the fastest candidate in 8 bits or exact."""
+    """One line, and by how much the choice is slower than the fastest attention that it could have been."""
     call = _call(sizes)
     runs = {one: run for one, run in candidates_for(*call.tensors("BHND")).items() if one.mode != "4b"}
     rounds = time_rounds({one: partial(run) for one, run in runs.items()}, GpuClock(), random.Random(), _SECONDS)
     times = {one: sorted(values)[len(values) // 2] for one, values in rounds.items()}
     chosen = _chosen(serving, call)
-    fastest = min(times, key=times.__getitem__)
+    fastest = min((one for one in times if one.mode in (serving.settings.mode, EXACT)), key=times.__getitem__)
     loss = times[chosen] / times[fastest] - 1.0
     listed = ", ".join(f"{one.backend} {one.mode} {1e6 * seconds:.0f}" for one, seconds in times.items())
     verdict = "fastest" if chosen == fastest else f"{loss:.1%} slower than {fastest.backend}"

@@ -106,12 +106,13 @@ class Session:
         """A forward pass at noise level `sigma` starts on `device`."""
         self.record.begin_forward(start_timer(device), device)
         forward = Forward(self, self._schedule.step(sigma), transformer_options)
-        if self.task.guard is not None and guard.can_check(device):
-            forward.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
-            if self.task.guard.fidelity is not None:
-                forward.probe = self.task.guard.fidelity.begin(device)
-        if self.task.measure_quality:
-            forward.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, device=device)
+        with memory.unrecorded():  # these tensors live until the pass is through
+            if self.task.guard is not None and guard.can_check(device):
+                forward.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
+                if self.task.guard.fidelity is not None:
+                    forward.probe = self.task.guard.fidelity.begin(device)
+            if self.task.measure_quality:
+                forward.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, device=device)
         return forward
 
     def run_forward(self, forward: Forward, model: Callable[[], T]) -> T:

@@ -135,13 +135,13 @@ def test_nothing_outlives_the_block_and_nothing_waits(monkeypatch: pytest.Monkey
         assert paused == [True]
         return measure(*args, **kwargs)
 
-    monkeypatch.setattr(memory, "unrecorded", unrecorded)
     monkeypatch.setattr(fidelity, "measure", measuring)
     session = watched()
     session.begin_sampling([1.0, 0.0])
     forward = session.begin_forward(1.0, CPU, {})
     forward.check_at_end = True
     assert forward.probe is not None and forward.nonfinite is not None
+    monkeypatch.setattr(memory, "unrecorded", unrecorded)
     tensors = inputs(1)[0][:3]
     kept = {forward.probe._figures.untyped_storage().data_ptr(), forward.nonfinite.untyped_storage().data_ptr()}
     with forwards.running(0, forward), Watch() as watch:

@@ -21,6 +21,7 @@ from comfy_sage2.comfyui.observe.calibration import Calibration
 from comfy_sage2.comfyui.report import quality
 from comfy_sage2.comfyui.serve import session as sessions
 from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import FIDELITY
 from comfy_sage2.policy.signature import Signature
 
 from .calls import SIGMAS, ones, qkv, session_with
@@ -159,6 +160,23 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setitem(sys.modules, "comfy", comfy)
     monkeypatch.setitem(sys.modules, "comfy.model_prefetch", prefetch)
     return found
+
+
+@pytest.mark.parametrize(
+    "settings", [{"guard": True}, {"guard": True, "guard_level": FIDELITY}, {"measure_quality": True}], ids=str
+)
+def test_what_is_made_for_a_pass_is_not_recorded(recorder: Recorder, settings: dict[str, Any]) -> None:
+    session = session_with(**settings)
+
+    class Looking(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            recorder.look()
+            return func(*args, **(kwargs or {}))
+
+    with Looking():
+        session.begin_forward(1.0, CPU, {})
+    assert recorder.seen and not any(recorder.seen)
+    assert recorder.records
 
 
 def test_comparisons_are_not_recorded(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:

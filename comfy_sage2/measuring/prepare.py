@@ -33,7 +33,7 @@ from .rounds import Clock, GpuClock, time_rounds
 log = logging.getLogger("comfy_sage2")
 
 # Rises when what is timed changes: the calls, or how.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _SECONDS = 0.5  # of it all; the first calls, which load kernels, can leave time for the fewest rounds only
 _FREE_BYTES = 1 << 30  # with less the model needs it
@@ -52,6 +52,9 @@ _COMFYUI_ORDER = [
 ]  # fmt: skip
 # torch from 2.6 on; before, ComfyUI takes torch's own order.
 _BY_PRIORITY = {"set_priority": True} if "set_priority" in signature(sdpa_kernel).parameters else {}
+
+# Flash attention is the faster of the two wherever both can run.
+_FLASH, _EFFICIENT = Candidate("torch-flash"), Candidate("torch-efficient")
 
 Run = Callable[[], object]
 
@@ -117,13 +120,16 @@ def _measured(index: int, key: dict[str, str] | None) -> Times | None:
 
 
 def rounds_on(index: int, clock: Clock) -> Rounds:
-    """Seconds of every candidate on GPU `index`, which must be the current device."""
+    """Seconds of the candidates on GPU `index`, which must be the current device."""
     heads = heads_for(torch.cuda.get_device_properties(index).multi_processor_count)
     inputs = _inputs(torch.device("cuda", index), heads)
     runs: dict[tuple[Candidate, Work], Run] = {}
     for head_dim, lengths in itertools.product(_HEAD_DIMS, _LENGTHS):
         work = Work(heads, *lengths, head_dim)
-        runs |= {(candidate, work): run for candidate, run in candidates_for(*inputs(work)).items()}
+        found = candidates_for(*inputs(work))
+        if _FLASH in found:
+            found.pop(_EFFICIENT, None)
+        runs |= {(candidate, work): run for candidate, run in found.items()}
     return time_rounds(runs, clock, random.Random(), _SECONDS)
 
 

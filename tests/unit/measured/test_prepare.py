@@ -20,7 +20,9 @@ from comfy_sage2.backends import accumulators
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.kernels import loader
 from comfy_sage2.measured import known
+from comfy_sage2.measured.times import Candidate
 from comfy_sage2.measuring import prepare
+from comfy_sage2.measuring.rounds import GpuClock
 from comfy_sage2.options import EXACT, AttentionOptions
 
 from .cards import CUDNN, EIGHT_HALF, FLASH, WORKS, card
@@ -219,6 +221,17 @@ def on_gpu(**changes: Any) -> AttentionRequest:
     """An ordinary call in mode exact, with `changes`."""
     request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(EXACT))
     return replace(request, device_type="cuda", device_index=0, capability=(8, 9), **changes)
+
+
+@pytest.mark.parametrize("with_flash", [True, False])
+def test_efficient_attention_is_timed_where_flash_is_not(monkeypatch: pytest.MonkeyPatch, with_flash: bool) -> None:
+    names = {"torch-flash", "torch-efficient", "sm89"} - (set() if with_flash else {"torch-flash"})
+    monkeypatch.setattr(prepare, "candidates_for", lambda *qkv: {Candidate(name): lambda: None for name in names})
+    monkeypatch.setattr(prepare, "time_rounds", lambda runs, *others: {key: [] for key in runs})
+    monkeypatch.setattr(prepare, "_inputs", lambda device, heads: lambda work: ())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(multi_processor_count=8))
+    timed = {candidate.backend for candidate, _ in prepare.rounds_on(0, GpuClock())}
+    assert timed == ({"torch-flash", "sm89"} if with_flash else {"torch-efficient", "sm89"})
 
 
 def test_importing_the_library_measures_nothing() -> None:

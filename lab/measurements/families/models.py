@@ -47,7 +47,8 @@ def load(family: Family, shape: Shape, dtype: torch.dtype, device: torch.device)
     import comfy.model_patcher
 
     model = _model(family, shape, dtype, device)
-    fill(model.diffusion_model, torch.Generator(device).manual_seed(0))
+    # Some of ComfyUI's models make a parameter without naming the device.
+    fill(model.diffusion_model.to(device), torch.Generator(device).manual_seed(0))
     model.diffusion_model.eval().requires_grad_(False)
     return comfy.model_patcher.ModelPatcher(model, load_device=device, offload_device=device)
 

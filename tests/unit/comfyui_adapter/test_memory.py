@@ -173,7 +173,7 @@ def test_what_is_made_for_a_pass_is_not_recorded(recorder: Recorder, settings: d
             recorder.look()
             return func(*args, **(kwargs or {}))
 
-    with Looking():
+    with Looking():  # type: ignore[no-untyped-call]
         session.begin_forward(1.0, CPU, {})
     assert recorder.seen and not any(recorder.seen)
     assert recorder.records

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ..options import EXACT
-from .times import PLAIN, Candidate, Times, Work
+from .times import Candidate, Times, Work
 
 _LEAST_MARGIN = 0.02
 # 4 bits must be this much faster than 8 to be worth what they cost in accuracy.
@@ -137,7 +137,7 @@ class Choices:
         for head_dim in self._head_dims:
             work = self._long_call(head_dim)
             speeds = [
-                f"{_named(one)} {work.teraflops(seconds):.0f}"
+                f"{one.words} {work.teraflops(seconds):.0f}"
                 for (one, at), seconds in self.times.seconds.items()
                 if at == work
             ]
@@ -199,11 +199,3 @@ class Choices:
 def _mean(ratios: list[float]) -> float | None:
     """The geometric mean, or None."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
-
-
-def _named(candidate: Candidate) -> str:
-    if candidate.backend == PLAIN:
-        return "ComfyUI's own"
-    if candidate.mode == EXACT:
-        return candidate.backend
-    return candidate.mode + (" with FP16 accumulators" if candidate.pv_accumulator == "fp16" else "")

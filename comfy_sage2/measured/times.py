@@ -27,6 +27,15 @@ class Candidate:
     mode: str = EXACT
     pv_accumulator: str = "fp32"
 
+    @property
+    def words(self) -> str:
+        """For the user."""
+        if self.backend == PLAIN:
+            return "ComfyUI's own"
+        if self.mode == EXACT:
+            return self.backend
+        return self.mode + (" with FP16 accumulators" if self.pv_accumulator == "fp16" else "")
+
 
 @dataclass(frozen=True)
 class Work:

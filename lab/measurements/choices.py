@@ -1,6 +1,6 @@
 """Whether the measured choices hold: each call through the node's decision, beside every attention it could have taken.
 
-    python -m lab choices
+    python -m lab choices --results docs/results
 
 Measures the GPU twice as the first node does, then times calls that were not part of that. Prints for each what the
 node, in 8b, takes with `when` *where it is faster*, and how much slower that is than the fastest of what it could take:
@@ -11,8 +11,13 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
 from functools import partial
+from statistics import median
 
 import torch
 
@@ -20,7 +25,7 @@ from comfy_sage2 import machine
 from comfy_sage2.comfyui.call.attention_call import AttentionCall
 from comfy_sage2.comfyui.serve.serving import Serving, probe
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
-from comfy_sage2.command_line import Parser
+from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.measured.times import Candidate
 from comfy_sage2.measuring.prepare import candidates_for, measure_now
 from comfy_sage2.measuring.rounds import GpuClock, time_rounds
@@ -42,6 +47,22 @@ CALLS = (
 )
 
 
+@dataclass(frozen=True)
+class Found:
+    """The candidate that the node takes for a call, seconds of all, and by how much the taken one is slower."""
+
+    sizes: tuple[int, int, int, int, int]
+    taken: Candidate
+    seconds: dict[Candidate, float]
+    loss: float
+
+    def line(self, columns: Iterable[Candidate]) -> str:
+        """A row of the table."""
+        cells = [" x ".join(map(str, self.sizes)), self.taken.words, f"+{self.loss:.1%}" if self.loss else "fastest"]
+        cells += [f"{1e6 * self.seconds[one]:.0f}" if one in self.seconds else "-" for one in columns]
+        return f"| {' | '.join(cells)} |"
+
+
 def _call(sizes: tuple[int, int, int, int, int]) -> AttentionCall:
     batch, heads, q_length, kv_length, head_dim = sizes
     q, k, v = (
@@ -58,38 +79,65 @@ def _chosen(serving: Serving, call: AttentionCall) -> Candidate:
     return Candidate(outcome.backend, outcome.options.mode, outcome.options.pv_accumulator)
 
 
-def _row(serving: Serving, sizes: tuple[int, int, int, int, int]) -> tuple[str, float]:
-    """One line, and by how much the choice is slower than the fastest attention that it could have been."""
+def _find(serving: Serving, sizes: tuple[int, int, int, int, int]) -> Found:
     call = _call(sizes)
     runs = {one: run for one, run in candidates_for(*call.tensors("BHND")).items() if one.mode != "4b"}
     rounds = time_rounds({one: partial(run) for one, run in runs.items()}, GpuClock(), random.Random(), _SECONDS)
-    times = {one: sorted(values)[len(values) // 2] for one, values in rounds.items()}
-    chosen = _chosen(serving, call)
-    fastest = min((one for one in times if one.mode in (serving.settings.mode, EXACT)), key=times.__getitem__)
-    loss = times[chosen] / times[fastest] - 1.0
-    listed = ", ".join(f"{one.backend} {one.mode} {1e6 * seconds:.0f}" for one, seconds in times.items())
-    verdict = "fastest" if chosen == fastest else f"{loss:.1%} slower than {fastest.backend}"
-    return f"{sizes}: takes {chosen.backend} {chosen.mode}, {verdict}; µs: {listed}", loss
+    seconds = {one: median(values) for one, values in rounds.items()}
+    taken = _chosen(serving, call)
+    least = min(value for one, value in seconds.items() if one.mode in (serving.settings.mode, EXACT))
+    return Found(sizes, taken, seconds, seconds[taken] / least - 1.0)
+
+
+def page(command: str, device: torch.device) -> str:
+    """The whole page of docs/results; tells on stderr how far it is."""
+    lines = [
+        "# Measured choices",
+        "",
+        f"- Machine: {machine.summary(device)}.",
+        f"- Command: `{command}`, which wrote this page.",
+        f"- Date: {date.today().isoformat()}.",
+        "",
+    ]
+    for which in ("The first measurement in this process", "A second one"):
+        start = time.perf_counter()
+        choices = measure_now(device.index)
+        seconds = time.perf_counter() - start
+        lines.append(f"- {which} took {seconds:.2f} s, noise {choices.times.noise:.1%}.")
+        lines += [f"  - {line}" for line in choices.lines()]
+    settings = Settings(when=WHERE_FASTER)
+    serving = Serving(settings, probe(device, settings), device=device)
+    found = []
+    for sizes in CALLS:
+        found.append(_find(serving, sizes))
+        print(found[-1].line(found[-1].seconds), file=sys.stderr, flush=True)
+    columns = dict.fromkeys(one for row in found for one in row.seconds)
+    over = sum(row.loss > 0.02 for row in found)
+    lines += [
+        "",
+        "Calls of batch x heads x tokens of q x tokens of k x head_dim, in microseconds, bf16. *Slower* is beside the "
+        "fastest of 8b, ComfyUI's own attention and torch's exact ones.",
+        "",
+        "| call | taken | slower | " + " | ".join(one.words for one in columns) + " |",
+        "| --- " * (3 + len(columns)) + "|",
+        *(row.line(columns) for row in found),
+        "",
+        f"Slower by more than 2 %: {over} of {len(found)}; worst {max(row.loss for row in found):.1%}.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was found."""
-    Parser(
+    """Run the command."""
+    parser = Parser(
         prog="python -m lab choices", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args(arguments)
-    device = cuda_device("choices")
-    print(machine.summary(device))
-    for _ in range(2):
-        start = time.perf_counter()
-        choices = measure_now(device.index)
-        print(f"measured in {time.perf_counter() - start:.2f} s, noise {choices.times.noise:.3f}")
-        print("\n".join(choices.lines()))
-    settings = Settings(when=WHERE_FASTER)
-    serving = Serving(settings, probe(device, settings), device=device)
-    losses = []
-    for sizes in CALLS:
-        line, loss = _row(serving, sizes)
-        losses.append(loss)
-        print(line, flush=True)
-    print(f"slower by more than 2 %: {sum(loss > 0.02 for loss in losses)} of {len(losses)}; worst {max(losses):.1%}")
+    )
+    parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write choices.md there")
+    options = parser.parse_args(arguments)
+    with torch.no_grad():
+        text = page(" ".join(["python -m lab choices", *arguments]), cuda_device("choices"))
+    print(text)
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "choices.md").write_text(text, encoding="utf-8")
     return 0

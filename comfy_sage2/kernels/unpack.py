@@ -18,7 +18,9 @@ from .errors import KernelUnavailable
 _PARTIAL = ".partial-"
 _ABANDONED_AFTER_SECONDS = 3600.0
 _FOLDER_MODE = 0o755
-_RENAMING_SECONDS = 0.5  # for which other processes that unpack the same file are waited for
+# For which other processes that unpack the same file are waited for, in all folders together: with the reading of the
+# wheel, a module that cannot be had has its reason within a second.
+_RENAMING_SECONDS = 0.6
 # The folder of one wheel's module: its package and the start of its checksum.
 _WHEEL_FOLDER = re.compile(r"comfy_sage2_sm\d+-[0-9a-f]{16}")
 
@@ -96,22 +98,36 @@ def _open(path: Path) -> int:
     raise OSError(f"{path.name} is not a regular file")
 
 
-def _open_between_renames(path: Path) -> int:
+class _Patience:
+    """The seconds for which other processes are still waited for. Time that passes by other work is not counted."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def wait(self) -> bool:
+        """Wait for a moment; False, at once, when there is no time left."""
+        if self._left <= 0.0:
+            return False
+        start = time.monotonic()
+        time.sleep(0.01)
+        self._left -= time.monotonic() - start  # Windows sleeps longer than it is asked to
+        return True
+
+
+def _open_between_renames(path: Path, patience: _Patience) -> int:
     """As `_open`; Windows opens no file at the moment in which another process puts its own in the place."""
-    deadline = time.monotonic() + _RENAMING_SECONDS
     while True:
         try:
             return _open(path)
         except PermissionError:
-            if sys.platform != "win32" or time.monotonic() > deadline:
+            if sys.platform != "win32" or not patience.wait():
                 raise
-            time.sleep(0.01)
 
 
-def _existing(path: Path, content: bytes) -> PlacedModule | None:
+def _existing(path: Path, content: bytes, patience: _Patience) -> PlacedModule | None:
     """The module that is there already. KernelUnavailable when its content is another one."""
     try:
-        descriptor = _open_between_renames(path)
+        descriptor = _open_between_renames(path, patience)
     except FileNotFoundError:
         return None
     try:
@@ -171,14 +187,14 @@ def _refuse_noexec(folder: Path) -> None:
         raise OSError("the disk is mounted noexec")
 
 
-def _place_in(path: Path, content: bytes) -> PlacedModule:
+def _place_in(path: Path, content: bytes, patience: _Patience) -> PlacedModule:
     """The file with this content at this path, written unless it is there. OSError when that is not possible."""
     _make_folders(path.parent)
     _refuse_noexec(path.parent)
-    placed = _existing(path, content)
+    placed = _existing(path, content, patience)
     if placed is None:
         _write(path, content)
-        placed = _existing(path, content)
+        placed = _existing(path, content, patience)
     if placed is None:
         raise OSError("it was deleted as soon as it was written")
     return placed
@@ -193,13 +209,15 @@ def place(relative: Path, content: bytes, folders: Sequence[Path]) -> PlacedModu
     problems = []
     for folder in folders:
         path = folder / relative
+        # One that is never readable must not use up the time for the next.
+        patience = _Patience(_RENAMING_SECONDS / len(folders))
         try:
-            return _place_in(path, content)
+            return _place_in(path, content, patience)
         except OSError as error:
             # Windows refuses to replace a module that another process has put there and loaded meanwhile.
             with contextlib.suppress(OSError):
                 _refuse_noexec(path.parent)
-                placed = _existing(path, content)
+                placed = _existing(path, content, patience)
                 if placed is not None:
                     return placed
             problems.append(f"{path.parent}: {error.strerror or error}")

@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from fake_pack import EXTENSION, Plugin
 
 from comfy_sage2.kernels import unpack
+from comfy_sage2.kernels.errors import KernelUnavailable
 
 PROCESSES = 8
+
+
+def as_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.platform != "win32":
+        monkeypatch.setattr(sys, "platform", "win32")
+        monkeypatch.setattr(unpack, "_open", lambda path: os.open(path, os.O_RDONLY))
 
 
 def test_the_module_is_unpacked_once_into_the_preferred_folder(plugin: Plugin) -> None:
@@ -58,6 +66,7 @@ def test_a_file_that_windows_does_not_open_while_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first folder is kept: the other processes load from there."""
+    as_windows(monkeypatch)
     really_open = unpack._open
     refused: list[Path] = []
 
@@ -71,15 +80,45 @@ def test_a_file_that_windows_does_not_open_while_it_is_replaced(
         path.write_bytes(content)
         raise PermissionError(13, "Permission denied")  # another process has it open
 
-    if sys.platform != "win32":
-        monkeypatch.setattr(sys, "platform", "win32")
-        monkeypatch.setattr(unpack, "_open", lambda path: os.open(path, os.O_RDONLY))
-        really_open = unpack._open
     monkeypatch.setattr(unpack, "_open", busy)
     monkeypatch.setattr(unpack, "_write", write)
     placed = unpack.place(Path("a", "b.pyd"), EXTENSION, [tmp_path / "first", tmp_path / "second"])
     placed.close()
     assert placed.path == tmp_path / "first" / "a" / "b.pyd" and len(refused) == 3
+
+
+@pytest.mark.parametrize("readable_after", [3, None], ids=["the second folder gets free", "none gets free"])
+def test_windows_waits_in_every_folder_and_less_than_a_second_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable_after: int | None
+) -> None:
+    as_windows(monkeypatch)
+    waited = [0.0]
+
+    def sleep(seconds: float) -> None:
+        waited.append(waited[-1] + max(seconds, 1 / 64))  # the least that Windows sleeps
+
+    really_open = unpack._open
+    folders = [tmp_path / "first", tmp_path / "second"]
+    refused: list[Path] = []
+
+    def busy(path: Path) -> int:
+        if path.is_relative_to(folders[1]):
+            if readable_after is not None and len(refused) >= readable_after:
+                return really_open(path)
+            refused.append(path)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: waited[-1])
+    monkeypatch.setattr(unpack, "_open", busy)
+    if readable_after is None:
+        with pytest.raises(KernelUnavailable, match="cannot be unpacked"):
+            unpack.place(Path("a", "b.pyd"), EXTENSION, folders)
+    else:
+        placed = unpack.place(Path("a", "b.pyd"), EXTENSION, folders)
+        placed.close()
+        assert placed.path.is_relative_to(folders[1])
+    assert 0.2 < waited[-1] < 0.75, "the rest of the second is for reading the wheel"
 
 
 def test_a_killed_unpack_leaves_no_module_and_the_next_one_works(plugin: Plugin) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,17 +38,30 @@ class Results:
 
 def start(processes: int, module: str, arguments: list[str]) -> None:
     """Run `python -m module` in `processes` processes on this machine; AssertionError with their output on failure."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    start_one([*launcher, module, *arguments], timeout=600)
+
+
+def start_one(arguments: list[str], *, timeout: int) -> None:
+    """Run `python -m arguments` with this project's modules; AssertionError with its output when it fails.
+
+    timeout: seconds after which it is ended, and has failed.
+    """
     paths = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [*command, "-m", module, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", *arguments],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+            ).returncode
+            how = f"exit status {ended}"
+        except subprocess.TimeoutExpired:
+            ended, how = -1, f"not done after {timeout} s"
+        output.seek(0)
+        assert ended == 0, f"{how}\n{output.read()[-6000:]}"
 
 
 def run(processes: int, setup: Setup, folder: Path) -> Results:

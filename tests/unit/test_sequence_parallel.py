@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sequence_parallel.cases import Case, cases
-from sequence_parallel.launch import ENGINE_MISSING, Results, Setup, run
+from sequence_parallel.launch import ENGINE_MISSING, Results, Setup, run, start_one
 
 from comfy_sage2.integrations.yunchang import SequenceParallelAttention, attention_processor
 
@@ -105,3 +105,10 @@ def test_what_the_attention_lacks_is_refused(option: dict[str, object]) -> None:
     q = torch.randn(1, 16, 4, 64)
     with pytest.raises(ValueError, match=next(iter(option))):
         attention_processor(backend="reference")(q, q, q, **option)
+
+
+def test_processes_that_fail_or_hang_are_told() -> None:
+    with pytest.raises(AssertionError, match=r"exit status 1\n.*No module named nothing_of_this_name"):
+        start_one(["nothing_of_this_name"], timeout=60)
+    with pytest.raises(AssertionError, match="not done after 1 s"):
+        start_one(["timeit", "-n1", "-r1", "import time; time.sleep(60)"], timeout=1)

@@ -43,12 +43,14 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
             can_repeat=_model_keeps_nothing(guider.model_patcher, guider.model_options),
             cross_attends=not isinstance(diffusion_model, torch.nn.Module) or has_cross_attention(diffusion_model),
         )
+        completed = False
         try:
             out = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
             session.task.complete_sampling()
+            completed = True
             return out
         finally:
-            session.end_sampling()
+            session.end_sampling(completed=completed)
             found = session_headline(session)
             log.info("SageAttention2: %s", found)
             session.tell(status(session) if session.task.idle_reason else f"{status(session)}\nLast sampling: {found}")

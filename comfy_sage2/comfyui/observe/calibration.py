@@ -19,7 +19,8 @@ from ...policy.targets import TARGETS, VARIANTS
 from ...text import error_text
 from ..call import memory
 from ..call.attention_call import AttentionCall
-from ..report.record import Outcome, Summary
+from ..report.record import Outcome, Sampling, Summary
+from ..report.verdict import NO_PASS
 from ..serve.task import Task
 from .measurement import Budget, measure_variants
 
@@ -192,6 +193,8 @@ class Calibration(Task):
                 "SageAttention2: [SA-404] nothing was measured: another node of this pack, behind this one, took every "
                 "call (SA-316). Take that node away while measuring."
             )
+        if not self.head_dims and summary.sampling is not Sampling.NONE and not summary.passes:
+            return f"SageAttention2: [SA-404] nothing was measured: {NO_PASS[summary.sampling]}."
         if not self.head_dims and summary.passes:
             return (
                 f"SageAttention2: [SA-404] nothing was measured: the model was run {summary.passes} times and never "

@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from statistics import median
 from typing import Protocol
 
@@ -18,6 +19,15 @@ from ...policy.plan import by_number, label
 
 Form = tuple[object, ...]
 Place = tuple[int, int]  # layer and step
+
+
+class Sampling(Enum):
+    """How far the sampling of a record came."""
+
+    NONE = "none began yet"
+    RUNNING = "it runs"
+    STOPPED = "an error or an interruption ended it"
+    COMPLETE = "it came to its end"
 
 
 class Timer(Protocol):
@@ -133,6 +143,7 @@ class Summary:
         names: of the layers, by their numbers.
         passes: forward passes of the model.
         silent_passes: those that made no attention call that could be seen.
+        sampling: how far it came.
     """
 
     steps: int
@@ -146,6 +157,7 @@ class Summary:
     names: tuple[str, ...] = ()
     passes: int = 0
     silent_passes: int = 0
+    sampling: Sampling = Sampling.NONE
 
     def layer_name(self, layer: int) -> str:
         """As `plan.Layer` has it."""
@@ -176,6 +188,7 @@ class Record:
     steps: int = 1
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
     _samplings: int = 0  # that run now: one may begin within another
+    _sampling: Sampling = Sampling.NONE
     _calls: Counter[Outcome] = field(default_factory=Counter)
     _times: list[tuple[Outcome, Form | None, Timer]] = field(default_factory=list)
     _forms: Counter[tuple[Form, bool]] = field(default_factory=Counter)  # of (form, by ComfyUI's attention)
@@ -192,6 +205,7 @@ class Record:
         with self._lock:
             self.steps = steps
             self._samplings += 1
+            self._sampling = Sampling.RUNNING
             self._calls.clear()
             self._times.clear()
             self._forms.clear()
@@ -228,10 +242,11 @@ class Record:
             if self._samplings:
                 self._passes.append(calls)
 
-    def end_sampling(self) -> None:
-        """Stop the measurement of the whole sampling."""
+    def end_sampling(self, *, completed: bool = True) -> None:
+        """Stop the measurement of the whole sampling; not `completed`: it failed or was interrupted."""
         with self._lock:
             self._samplings -= 1
+            self._sampling = Sampling.COMPLETE if completed else Sampling.STOPPED
             if self._whole is not None:
                 self._whole.stop()
 
@@ -279,7 +294,7 @@ class Record:
             calls, times, comparisons = Counter(self._calls), list(self._times), list(self._comparisons)
             cells, agreement = dict(self._cells), {place: list(found) for place, found in self._agreement.items()}
             whole, devices, steps = self._whole, max(len(self._devices), 1), self.steps
-            names, passes = tuple(self._layers), tuple(self._passes)
+            names, passes, sampling = tuple(self._layers), tuple(self._passes), self._sampling
         seconds: defaultdict[Outcome, float] = defaultdict(float)
         served: list[tuple[Form, float]] = []
         comfyui = [(form, timer.seconds()) for form, timer in comparisons]
@@ -302,6 +317,7 @@ class Record:
             silent_passes=passes.count(0),
             speed=compared(served, comfyui, devices),
             devices=devices,
+            sampling=sampling,
         )
 
 

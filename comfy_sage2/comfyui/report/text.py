@@ -11,8 +11,8 @@ from ...text import capitalized
 from ..serve.guard import FULL_PRECISION, Guard
 from ..serve.session import Session
 from ..serve.task import Task
-from .record import Summary
-from .verdict import NO_CALL, compared_speed, layer_means, sampling_ratio, times, verdict
+from .record import Sampling, Summary
+from .verdict import NO_CALL, NO_PASS, compared_speed, layer_means, sampling_ratio, times, verdict
 
 NOT_PATCHED = (
     "[SA-403] This model did not go through a SageAttention2 node: connect the node's model output, or a model made "
@@ -32,7 +32,10 @@ def headline(summary: Summary) -> str:
         return NO_CALL
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
     silent = f"; {summary.silent_passes} of {summary.passes} passes asked for none" if summary.silent_passes else ""
-    return f"{served} of {summary.calls} attention calls served ({served / summary.calls:.0%}), {steps}{silent}"
+    stopped = ", stopped before its end" if summary.sampling is Sampling.STOPPED else ""
+    return (
+        f"{served} of {summary.calls} attention calls served ({served / summary.calls:.0%}), {steps}{stopped}{silent}"
+    )
 
 
 def status(session: Session) -> str:
@@ -66,8 +69,10 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
     """Why no attention call was seen, or None where one was."""
     if summary.calls:
         return None
-    if not summary.passes:
+    if summary.sampling is Sampling.NONE:
         return "[SA-404] nothing was sampled yet: connect 'samples' or 'images', so that the report waits for it"
+    if not summary.passes:
+        return f"[SA-404] {NO_PASS[summary.sampling]}"
     if summary.was_passed_over:
         return "[SA-316] another node of this pack, behind this one, served every attention call"
     return (
@@ -83,7 +88,7 @@ def session_report(session: Session, prompt: str | None = None) -> str:
     """
     summary = session.record.summary()
     lines = []
-    if summary.passes and None not in (prompt, session.prompt) and prompt != session.prompt:
+    if summary.sampling is not Sampling.NONE and None not in (prompt, session.prompt) and prompt != session.prompt:
         lines.append(EARLIER)
     own = session.task.own_report(summary)
     if own is not None:

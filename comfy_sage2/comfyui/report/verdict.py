@@ -6,9 +6,15 @@ import math
 
 from ...metrics import Agreement, average
 from ..serve.guard import FULL_PRECISION
-from .record import Place, Summary
+from .record import Place, Sampling, Summary
 
 NO_CALL = "no attention call reached the node"
+# Why a sampling that began has no pass of the model, by how far it came.
+NO_PASS = {
+    Sampling.RUNNING: "the sampling runs, and no pass of the model is through",
+    Sampling.STOPPED: "the sampling failed or was interrupted before a pass of the model was through",
+    Sampling.COMPLETE: "the sampling came to its end, and no pass of the model went through the node",
+}
 LITTLE = 0.005  # of the sampling's time: less is told as "as fast"
 
 

@@ -96,9 +96,9 @@ class Session:
         self.can_repeat = can_repeat
         self.cross_attends = cross_attends
 
-    def end_sampling(self) -> None:
-        """The sampling that began last is over."""
-        self.record.end_sampling()
+    def end_sampling(self, *, completed: bool = True) -> None:
+        """The sampling that began last is over; not `completed`: it failed or was interrupted."""
+        self.record.end_sampling(completed=completed)
         self.task.end_sampling()
         self._schedule = OUTSIDE
 

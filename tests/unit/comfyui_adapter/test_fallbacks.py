@@ -207,7 +207,10 @@ def test_passes_outside_of_a_sampling_are_served_and_not_recorded() -> None:
     session.end_sampling()
     for _ in range(3):
         assert not torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
-    assert session.record == Record(steps=4)
+    empty = Record()
+    empty.begin_sampling(4)
+    empty.end_sampling()
+    assert session.record == empty
     assert session.record.summary().calls == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.watcher import OVERRIDE
 from comfy_sage2.comfyui.patch import calibrated_model, captured_model, patch_model
+from comfy_sage2.comfyui.report.text import report, session_headline
 from comfy_sage2.comfyui.sampling import COMPILE_OPTIONS, OUTER_SAMPLE, WRAPPER_KEY, sessions_of
 from comfy_sage2.comfyui.settings import Settings
 
@@ -46,15 +48,15 @@ class Patcher:
         return self.wrappers.get((kind, key), [])
 
 
-def sampled(model: Patcher, compiled: bool) -> None:
-    """Run the sampling wrappers of `model` around nothing."""
+def sampled(model: Patcher, compiled: bool = False, sampler: Callable[[], None] = lambda: None) -> None:
+    """Run the sampling wrappers of `model` around `sampler`."""
     options: dict[str, Any] = {COMPILE_OPTIONS: {}} if compiled else {}
 
     class Executor:
         class_obj = SimpleNamespace(model_patcher=model, model_options=options)
 
         def __call__(self, *args: Any) -> None:
-            pass
+            sampler()
 
     for wrapper in model.get_wrappers(OUTER_SAMPLE, WRAPPER_KEY):
         wrapper(Executor(), None, None, None, torch.tensor([1.0, 0.0]))
@@ -71,6 +73,62 @@ def test_a_run_without_the_compiler_does_not_hide_a_change_from_it(monkeypatch: 
         assert len(resets) == expected
 
 
+def behind_another() -> Patcher:
+    """A model that another pack has given an attention."""
+    model = Patcher()
+    model.override_options[OVERRIDE] = lambda func, *args, **kwargs: 2.0 * func(*args, **kwargs)
+    return model
+
+
+class Interrupted(BaseException):
+    """As ComfyUI's, which is not an Exception in every version."""
+
+
+def stopped() -> None:
+    raise Interrupted
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        lambda: patch_model(Patcher(), Settings(backend="reference")),
+        lambda: calibrated_model(behind_another(), 5.0, lambda *done: None),
+    ],
+    ids=["SageAttention2", "calibrate"],
+)
+def test_a_report_knows_how_far_a_sampling_without_a_pass_came(node: Callable[[], Any]) -> None:
+    model = node()
+    (session,) = sessions_of(model)
+    told: list[str] = []
+    session.tell = told.append
+    assert "nothing was sampled" in report([session]) and "yet" in report([session])
+    sampled(model)
+    assert "the sampling came to its end, and no pass of the model" in report([session])
+    with pytest.raises(Interrupted):
+        sampled(model, sampler=stopped)
+    text = report([session])
+    assert "the sampling failed or was interrupted before a pass of the model was through" in text
+    assert "nothing was sampled" not in text + told[-1]
+    sampled(model, sampler=lambda: told.append(report([session])))
+    assert "the sampling runs, and no pass of the model is through" in told[-2]
+
+
+def test_a_sampling_that_stopped_early_is_told_as_that() -> None:
+    model = patch_model(Patcher(), Settings(backend="reference"))
+    (session,) = sessions_of(model)
+
+    def stopped_within() -> None:
+        override = model.override_options[OVERRIDE]
+        with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+            override(lambda *args, **kwargs: args[0], *torch.randn(3, 1, 16, 64).unbind(0), 2)
+        stopped()
+
+    with pytest.raises(Interrupted):
+        sampled(model, sampler=stopped_within)
+    assert "1 of 1 attention calls served (100%), 1 step, stopped before its end" in report([session])
+    assert "stopped before its end" in session_headline(session)
+
+
 @pytest.mark.parametrize(
     "node",
     [
@@ -81,9 +139,7 @@ def test_a_run_without_the_compiler_does_not_hide_a_change_from_it(monkeypatch: 
 )
 def test_what_is_measured_is_not_quantized_already(node: Any) -> None:
     """After SageAttention2 nodes the calls still go to ComfyUI; another pack's override is not passed by."""
-    loaded = Patcher()
-    loaded.override_options[OVERRIDE] = lambda func, *args, **kwargs: 2.0 * func(*args, **kwargs)
-    model = loaded
+    model = behind_another()
     for mode in ("8b", "4b"):
         model = patch_model(model, Settings(mode=mode, backend="reference"))
     model = node(model)

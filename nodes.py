@@ -17,6 +17,7 @@ from comfy_sage2.comfyui.nodes.support import (
     POLICY,
     advanced,
     backend_input,
+    checked,
     library,
     measure_quality_input,
     schema,
@@ -171,6 +172,7 @@ class SageAttention2(io.ComfyNode):
         return library.reason_against_steps(start, end) or True
 
     @classmethod
+    @checked
     def execute(
         cls,
         model: Any,
@@ -245,6 +247,7 @@ class SageAttention2Report(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model: Any, samples: Any = None, images: Any = None) -> io.NodeOutput:
         passed = [value if value is not None else ExecutionBlocker(None) for value in (samples, images)]
         if IMPORT_ERROR is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import folder_paths
 from comfy_api.latest import io
 
-from comfy_sage2.comfyui.nodes.support import PASSED_THROUGH, library, schema
+from comfy_sage2.comfyui.nodes.support import PASSED_THROUGH, checked, library, schema
 
 LABORATORY = "SageAttention2/laboratory"
 
@@ -49,6 +49,7 @@ class SageAttention2DemoCaption(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, codes: str, caption: str) -> io.NodeOutput:
         from .demo.captions import CaptionEncoder
 
@@ -81,6 +82,7 @@ class SageAttention2DemoBaseline(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model: Any, method: str) -> io.NodeOutput:
         if library is None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})

@@ -4,6 +4,7 @@ from ..capture.recorder import CaptureBounds
 from ..policy.document import to_text
 from ..policy.files import fingerprint, load_policy, save_policy
 from .board import add_route, board
+from .inputs import checked_input
 from .patch import auto_model, calibrated_model, captured_model, patch_model, policy_of, policy_text, save_capture
 from .report.chart import draw_card, draw_chart
 from .report.text import report, status
@@ -21,6 +22,7 @@ __all__ = [
     "calibrated_model",
     "calibrations",
     "captured_model",
+    "checked_input",
     "draw_card",
     "draw_chart",
     "fingerprint",

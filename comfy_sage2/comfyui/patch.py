@@ -13,6 +13,7 @@ from ..policy.calibrated import Policy
 from ..policy.document import from_text
 from ..policy.plan import FixedPlan, Plan
 from ..policy.rules import RulePlan
+from ..policy.targets import check_target
 from .call.override import make_override
 from .call.packs import inexact
 from .call.watcher import OVERRIDE
@@ -72,8 +73,10 @@ def auto_model(
     """A clone of `model` that is measured in its first sampling, and served by the policy for `quality` afterwards.
 
     settings: its `policy` is not read. node: the node's id. kept: a policy as JSON, taken in place of what is measured
-    while it fits, or "". cost_limit, progress: as in `calibrated_model`. Raises ValueError when `kept` is no policy.
+    while it fits, or "". cost_limit, progress: as in `calibrated_model`. Raises ValueError when `kept` is no policy, or
+    `quality` no target.
     """
+    check_target(quality)
     prepare(model.load_device)
     settings = _settled(model, settings)
     expected = probe(model.load_device, settings)

@@ -13,7 +13,7 @@ from ..options import AttentionOptions
 from ..text import quoted
 from .plan import Choice, Layer, Place, by_number, label
 from .signature import Signature
-from .targets import TARGETS, VARIANTS, pick
+from .targets import TARGETS, VARIANTS, check_target, pick
 
 # The early and the late steps differ most from the others and among themselves.
 BOUNDS = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
@@ -174,8 +174,7 @@ def make_policy(
     Raises:
         ValueError: an unknown target, or nothing was measured.
     """
-    if target not in TARGETS:
-        raise ValueError(f"[SA-401] quality must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
+    check_target(target)
     if not measurements:
         raise ValueError(
             "[SA-404] nothing was measured: sample with the calibrated model first, and connect the sampler's output "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..measured.choices import Choices
 from ..metrics import Agreement
 from ..options import AttentionOptions
+from ..text import quoted
 from .speed import fastest_first
 
 # The ways to compute a call that a calibration compares, the most cautious last. "precise" does not quantize V: it has
@@ -42,6 +43,12 @@ TARGETS = {
     "balanced": Target(0.994, 0.08),
     "fast": Target(0.967, 0.2),
 }
+
+
+def check_target(name: object) -> None:
+    """Raise ValueError unless `name` is one of TARGETS."""
+    if not isinstance(name, str) or name not in TARGETS:
+        raise ValueError(f"[SA-401] quality must be one of {', '.join(map(repr, TARGETS))}, got {quoted(name)}")
 
 
 def pick(

@@ -12,6 +12,7 @@ from .support import (
     PASSED_THROUGH,
     advanced,
     backend_input,
+    checked,
     cost_limit_input,
     library,
     measure_quality_input,
@@ -77,6 +78,7 @@ class SageAttention2AutoPolicy(io.ComfyNode):
         return "" if IMPORT_ERROR is not None else str(library.calibrations.made(cls.hidden.unique_id))
 
     @classmethod
+    @checked
     def execute(
         cls,
         model: Any,

@@ -9,7 +9,7 @@ import folder_paths
 from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
 
-from .support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, advanced, library, schema
+from .support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, advanced, checked, library, schema
 
 FOLDER = "comfy_sage2"  # within ComfyUI's output folder
 
@@ -72,6 +72,7 @@ class SageAttention2Capture(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model: Any, every_layer: int, every_step: int, heads: int, most_megabytes: int) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -110,6 +111,7 @@ class SageAttention2SaveCapture(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model: Any, samples: Any, file: str) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(ExecutionBlocker(None), ui={"text": [IMPORT_ERROR]})

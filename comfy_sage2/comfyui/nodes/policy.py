@@ -15,6 +15,7 @@ from .support import (
     PASSED_THROUGH,
     POLICY,
     advanced,
+    checked,
     cost_limit_input,
     library,
     quality_input,
@@ -68,6 +69,7 @@ class SageAttention2Calibrate(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model: Any, cost_limit: float, rotate: bool = False) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -115,6 +117,7 @@ class SageAttention2MakePolicy(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model: Any, quality: str, file: str, samples: Any = None, images: Any = None) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             blocked = ExecutionBlocker(None)
@@ -160,6 +163,7 @@ class SageAttention2LoadPolicy(io.ComfyNode):
         return "" if IMPORT_ERROR is not None else library.fingerprint(policies_folder(), text or "", file or "")
 
     @classmethod
+    @checked
     def execute(cls, text: str, file: str) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(None, ui={"text": [IMPORT_ERROR]})

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from comfy_api.latest import io
 
 log = logging.getLogger("comfy_sage2")
+
+Execute = TypeVar("Execute", bound=Callable[..., io.NodeOutput])
 
 CATEGORY = "model_patches/attention"
 POLICY = io.Custom("SAGEATTENTION2_POLICY")
@@ -85,6 +88,19 @@ def schema(**options: Any) -> io.Schema:
     """A schema of those options that this ComfyUI knows: older ones have no `search_aliases` and no `is_dev_only`."""
     known = io.Schema.__dataclass_fields__
     return io.Schema(**{name: value for name, value in options.items() if name in known})
+
+
+def checked(execute: Execute) -> Execute:
+    """A node's `execute`, asked only with values that its inputs can take; what another node gives may be anything."""
+
+    @wraps(execute)
+    def with_checks(cls: type[io.ComfyNode], **values: Any) -> io.NodeOutput:
+        if IMPORT_ERROR is None:
+            kinds = {node_input.id: str(node_input.io_type) for node_input in cls.define_schema().inputs}
+            values = {name: library.checked_input(kinds[name], name, value) for name, value in values.items()}
+        return execute(cls, **values)
+
+    return with_checks  # type: ignore[return-value]
 
 
 def shown_progress(node: str | None) -> Callable[[int, int], None]:

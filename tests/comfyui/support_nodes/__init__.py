@@ -230,6 +230,23 @@ class Fault(io.ComfyNode):
         return io.NodeOutput(patched)
 
 
+class GivenValue(io.ComfyNode):
+    """Any value, from an output that can be linked to every input."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestGivenValue",
+            category="testing",
+            inputs=[io.String.Input("text", tooltip="The value as JSON.")],
+            outputs=[io.AnyType.Output()],
+        )
+
+    @classmethod
+    def execute(cls, text: str) -> io.NodeOutput:
+        return io.NodeOutput(json.loads(text))
+
+
 AT_CALL = 5  # the second self-attention of the second step or pass
 
 
@@ -318,6 +335,7 @@ class SupportExtension(ComfyExtension):
             ResultCache,
             Fault,
             ModelState,
+            GivenValue,
             SparseAttention,
             WanWrapperOnCpu,
         ]

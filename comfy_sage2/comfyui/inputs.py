@@ -1,0 +1,64 @@
+"""What another node gives to an input: ComfyUI compares the declared types of a link, not the value that comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from ..policy.calibrated import Policy
+from ..text import quoted
+
+_OF_A_MODEL = ("clone", "get_wrappers", "load_device", "model_options")  # of ComfyUI's ModelPatcher
+
+
+def _is_model(value: object) -> bool:
+    return all(hasattr(value, name) for name in _OF_A_MODEL)
+
+
+def _is_policy(value: object) -> bool:
+    return value is None or isinstance(value, Policy)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, (bool, np.bool_)) or (isinstance(value, Integral) and value in (0, 1))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+# By ComfyUI's name of the type: which values will do, in words and as a function. Others are checked by who takes them,
+# or passed on.
+_KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "MODEL": ("a model from a loader or from a node behind it", _is_model),
+    "SAGEATTENTION2_POLICY": ("a policy of SageAttention2 Make Policy or Load Policy, or nothing", _is_policy),
+    "STRING": ("a text", _is_text),
+    "BOOLEAN": ("true or false", _is_switch),
+    "FLOAT": ("a finite number", _is_number),
+    "INT": ("a whole number", _is_whole),
+}
+
+
+def checked_input(kind: str, name: str, value: Any) -> Any:
+    """`value` of the input `name`, whose type ComfyUI calls `kind`; for a text None is the empty one.
+
+    Raises ValueError when a node cannot take it.
+    """
+    if value is None and kind == "STRING":
+        return ""
+    wanted, will_do = _KINDS.get(kind, ("", lambda found: True))
+    if will_do(value):
+        return value
+    raise ValueError(f"[SA-401] {name} must be {wanted}, got {quoted(value)}: look at the node that is linked to it")

@@ -1,0 +1,64 @@
+"""Values that another node gives to an input, against ComfyUI's names of the types."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from comfy_sage2.comfyui.inputs import checked_input
+from comfy_sage2.comfyui.patch import auto_model
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.policy.calibrated import Policy
+from comfy_sage2.policy.signature import Signature
+
+from .test_patch import Patcher
+
+POLICY = Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (), ())
+MODEL = Patcher()
+# By type: values that a node takes as they are, and values that it refuses.
+CASES: dict[str, tuple[list[Any], list[Any]]] = {
+    "MODEL": ([MODEL], [None, "model.safetensors", torch.nn.Linear(1, 1), {}]),
+    "SAGEATTENTION2_POLICY": ([None, POLICY], ["", "fast", {}, MODEL]),
+    "STRING": (["", "a text"], [0, ["a text"], b"a text", POLICY]),
+    "BOOLEAN": ([True, False, 1, 0, np.bool_(True), np.int64(0)], [None, "true", 2, 1.0, torch.tensor(True)]),
+    "FLOAT": ([0, -1, 0.5, np.float32(0.5), Fraction(1, 3)], [None, "0.5", True, math.nan, -math.inf, 1j, [0.5]]),
+    "INT": ([0, -1, 10**30, np.int32(7)], [None, 1.0, "1", True, math.inf, [1]]),
+}
+
+
+@pytest.mark.parametrize(("kind", "value"), [(kind, value) for kind, (taken, _) in CASES.items() for value in taken])
+def test_a_value_of_the_type_is_taken_as_it_is(kind: str, value: Any) -> None:
+    assert checked_input(kind, "name", value) is value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(kind, value) for kind, (_, refused) in CASES.items() for value in refused]
+)
+def test_another_value_is_refused_in_a_line_that_names_the_input(kind: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^\[SA-401\] cost_limit must be .*, got .*linked to it$") as raised:
+        checked_input(kind, "cost_limit", value)
+    assert len(str(raised.value)) < 300 and "\n" not in str(raised.value)
+
+
+def test_a_text_may_be_missing() -> None:
+    assert checked_input("STRING", "policy", None) == ""
+
+
+@pytest.mark.parametrize("value", [None, 5, {"any": "thing"}])
+@pytest.mark.parametrize("kind", ["COMBO", "LATENT", "IMAGE"])
+def test_what_others_check_or_pass_on_is_not_checked_here(kind: str, value: Any) -> None:
+    assert checked_input(kind, "name", value) is value
+
+
+@pytest.mark.parametrize("quality", [None, "best", ["fast"]])
+def test_an_unknown_quality_is_refused_before_anything_is_measured(quality: Any) -> None:
+    with pytest.raises(ValueError, match=r"\[SA-401\] quality must be one of 'lossless', 'balanced', 'fast', got"):
+        auto_model(
+            Patcher(), Settings(backend="reference"), node="1", quality=quality, kept="", cost_limit=0.3,
+            progress=lambda done, total: None,
+        )  # fmt: skip

@@ -91,7 +91,12 @@ def main() -> int:
         "--host-venv", type=output_folder, required=True, help="ComfyUI's environment, made when it is missing"
     )
     options, more = parser.parse_known_args()
-    command = [str(interpreter(options.venv)), "-m", "lab", "demo", *host_options(options.host_venv), *more]
+    python = str(interpreter(options.venv))
+    # Wrong ones are refused before anything is cloned or installed for them.
+    status = subprocess.run([python, "-m", "lab.demo.arguments", *more], check=False).returncode
+    if status != 0:
+        return status
+    command = [python, "-m", "lab", "demo", *host_options(options.host_venv), *more]
     print("starting the demo", flush=True)
     return subprocess.run(command, check=False).returncode
 

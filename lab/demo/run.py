@@ -1,14 +1,8 @@
-"""`python -m lab demo`: one caption in full precision and in each mode; with --baselines also with the paper's others.
-
-Writes an mp4 for each, a contact sheet, a table and what the attention did to the output folder. Videos of an earlier
-run are used again as long as nothing changed that made them. The model is small: it shows how close each comes to full
-precision, and says nothing about the speed of a real one.
-"""
+"""`python -m lab demo`: sampling the variants, comparing them, and writing what came out; see `arguments`."""
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
@@ -19,15 +13,14 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.doctor import verdicts
 from comfy_sage2.metrics import Agreement
-from tools.comfyui.folders import comfyui_folder, reason_too_old_for_demo
 from tools.comfyui.server import NotStarted
 from tools.progress import Activity, ProgressBar
 
 from ..baselines import BASELINES
 from ..contact_sheet import Row, contact_sheet, spread
+from .arguments import parse
 from .comfyui_host import ComfyHost, shipped_job
 from .finished import FinishedClips, file_name, fingerprint
 from .job import FULL_PRECISION, FURTHER, MODES, PURPOSES, Clip, Host, Job
@@ -107,42 +100,6 @@ def write_results(folder: Path, clips: Sequence[Clip], heading: Sequence[str]) -
     return text
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(prog="python -m lab demo", description=__doc__)
-    parser.add_argument(
-        "--output",
-        type=output_folder,
-        default=Path("demo-output"),
-        help="folder for the results (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--baselines", action="store_true", help="also sample in precise, and with the attentions of the paper's others"
-    )
-    parser.add_argument("--again", action="store_true", help="sample anew what an earlier run finished")
-    parser.add_argument("--comfyui", type=comfyui_folder, help="folder of a ComfyUI; without it, diffusers is the host")
-    parser.add_argument(
-        "--comfyui-python", type=_python, default=Path(sys.executable), help="Python with its requirements"
-    )
-    options = parser.parse_args(arguments)
-    if options.comfyui is not None and (reason := reason_too_old_for_demo(options.comfyui)) is not None:
-        parser.error(f"argument --comfyui: {reason}")
-    return options
-
-
-def _python(text: str) -> Path:
-    """A type of argument: a Python that starts."""
-    path = Path(text)
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"expected a Python, and there is no file {text}")
-    try:
-        said = subprocess.run([path.absolute(), "-c", "print('Python')"], capture_output=True, check=False).stdout
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"expected a Python, and {text} does not start: {error.strerror}") from None
-    if said.strip() != b"Python":
-        raise argparse.ArgumentTypeError(f"expected a Python, and {text} is none")
-    return path
-
-
 @contextmanager
 def _host(options: argparse.Namespace, model: DemoModel) -> Iterator[Host]:
     if options.comfyui is None:
@@ -190,7 +147,7 @@ def _run(options: argparse.Namespace, scratch: Path) -> tuple[list[Clip], list[s
 
 def main(arguments: list[str]) -> int:
     """Run the demo; 0 when all videos were written, 1 when ComfyUI does not start."""
-    options = _parse(arguments)
+    options = parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory() as scratch:

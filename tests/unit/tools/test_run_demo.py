@@ -42,6 +42,26 @@ def test_an_old_comfyui_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--baseline", "--agian"], "unrecognized arguments: --agian"),
+        (["--output", __file__], "--output: expected a folder, and a file is in the way"),
+        (["--comfyui", "nowhere"], "--comfyui: expected a folder that holds ComfyUI's main.py"),
+    ],
+)
+def test_wrong_arguments_of_the_demo_are_one_line(
+    more: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is installed or cloned."""
+    monkeypatch.setattr(sys, "argv", ["run_demo", "--venv", sys.prefix, "--host-venv", str(tmp_path / "venv"), *more])
+    monkeypatch.setattr(run_demo, "host_options", lambda environment: pytest.fail("made an environment"))
+    assert run_demo.main() == 2
+    shown = capfd.readouterr()
+    (line,) = shown.err.splitlines()
+    assert line.startswith("python -m lab demo: ") and words in line and shown.out == "", line
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "the following arguments are required: --venv, --host-venv"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
@@ -77,25 +79,48 @@ def output_folder(text: str) -> Path:
     path = Path(text)
     if not text:
         raise argparse.ArgumentTypeError("expected a folder, got ''; the current folder is '.'")
-    there = next(part for part in (path, *path.absolute().parents) if part.exists())
-    if not there.is_dir():  # also below a file no folder can be made
-        raise argparse.ArgumentTypeError(f"expected a folder, and a file is in the way of {text!r}")
-    _check_writable(there, text)
+    with _refusing(text):
+        there = next(part for part in (path, *path.absolute().parents) if part.exists())
+        if not there.is_dir():  # also below a file no folder can be made
+            raise argparse.ArgumentTypeError(f"expected a folder, and a file is in the way of {text!r}")
+        _try_to_make_in(there)
     return path
 
 
 def output_file(text: str) -> Path:
     """A type of argument: a file to write, in a folder that exists."""
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
-    _check_writable(path if path.exists() else path.parent, text)
+    with _refusing(text):
+        if path.is_dir() or not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
+        if not path.exists():
+            _try_to_make_in(path.parent)
+        elif path.is_file():  # opening a pipe may wait for its reader
+            path.open("ab").close()
     return path
 
 
-def _check_writable(path: Path, text: str) -> None:
-    if not os.access(path, os.W_OK):
-        raise argparse.ArgumentTypeError(f"cannot write {text!r}: no permission to write to {path}")
+def _try_to_make_in(folder: Path) -> None:
+    """OSError when nothing can be made in `folder`; rights alone do not tell, as for root in /proc."""
+    trial = folder / f".comfy_sage2-{secrets.token_hex(8)}"
+    try:
+        trial.mkdir()
+        trial.rmdir()
+    except PermissionError as error:
+        raise PermissionError(error.errno, error.strerror, str(folder)) from error
+    except OSError as error:
+        raise OSError(error.errno, f"nothing can be made in {folder} ({error.strerror})") from error
+
+
+@contextmanager
+def _refusing(text: str) -> Iterator[None]:
+    """A path that the system does not take or let be written is refused as an argument."""
+    try:
+        yield
+    except PermissionError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: no permission to write to {error.filename}") from None
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: {error.strerror}") from None
 
 
 def existing_file(text: str) -> Path:

@@ -44,7 +44,7 @@ _SYNTHETIC_LAYERS, _SYNTHETIC_TOKENS = 6, 2304
 def _parser() -> Parser:
     parser = Parser(prog="python -m lab eval", description=__doc__)
     parser.add_argument(
-        "--output", type=output_folder, default=Path("eval-output"), help="folder for tables, JSON and charts"
+        "--output", type=output_folder, default="eval-output", help="folder for tables, JSON and charts"
     )
     parser.add_argument("--model", type=Path, help="folder of the demo model (default: the one of this repository)")
     parser.add_argument("--capture", type=existing_file, nargs="+", default=[], help="captures of your own workflow")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -145,16 +146,53 @@ def test_wrong_arguments_of_the_laboratory(
 
 
 @pytest.mark.parametrize(
-    ("check", "name"), [(output_folder, "new/results"), (output_file, "new.json"), (existing_file, "there.txt")]
+    ("check", "name", "asked"),
+    [
+        (output_folder, "new/results", "mkdir"),
+        (output_file, "new.json", "mkdir"),
+        (output_file, "there.txt", "open"),
+        (existing_file, "there.txt", "access"),
+    ],
 )
 def test_a_missing_permission_is_said_before_anything_is_done(
-    check: Callable[[str], Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: Callable[[str], Path], name: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "there.txt").touch()
+    there = tmp_path / "there.txt"
+    there.write_text("as it was")
     assert check(str(tmp_path / name)) == tmp_path / name
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do everything
-    with pytest.raises(argparse.ArgumentTypeError, match="no permission to"):
+    assert list(tmp_path.iterdir()) == [there] and there.read_text() == "as it was"
+
+    def refuse(path: Path, *arguments: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    # Root may do everything, so the system is asked in vain.
+    for owner in (Path, os):
+        if hasattr(owner, asked):
+            monkeypatch.setattr(owner, asked, refuse if owner is Path else lambda path, mode: False)
+    with pytest.raises(argparse.ArgumentTypeError, match=f"no permission to .*{re.escape(str(tmp_path))}"):
         check(str(tmp_path / name))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the folder of Linux in which nobody can make anything")
+@pytest.mark.parametrize("check", [output_folder, output_file])
+def test_a_folder_that_takes_nothing_is_said_before_anything_is_done(check: Callable[[str], Path]) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^cannot write '/proc/nope': (nothing can be made|no perm)"):
+        check("/proc/nope")
+
+
+@pytest.mark.parametrize("check", [output_folder, output_file])
+def test_a_name_that_the_system_does_not_take_is_refused(check: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^cannot write '.*nn': "):
+        check(str(tmp_path / ("n" * 300)))
+
+
+@pytest.mark.parametrize("command", ["demo", "eval"])
+def test_the_default_folder_is_checked_too(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{command}-output").touch()
+    assert "a file is in the way" in refused(laboratory.main, [command], capsys)
 
 
 @pytest.mark.parametrize("command", ["guard", "choices"])

@@ -4,19 +4,29 @@
 
 Needs what build_wheels.py needs. With --only the files of one CPython are rebuilt and compared, in a fifth of the time.
 Exits with 1 when something differs, and names the files that do.
+
+Where the kernels' sources have changed since the release, the release's own commit is checked out beside them and
+verified there, which takes a clone with its history.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
 from .. import kernel_table
 from .build_wheels import build
+from .stage_package import ROOT
 from .wheel_folder import WHEELS, wheels_of
 
+# What wheels are built from, and what changes with a release of them.
+_SOURCES = ("csrc", "packages")
+_RELEASE = "wheels/SHA256SUMS"
+_COMMAND = "tools.wheels.verify_wheels"
 # They list what is in the wheel, so they differ when a wheel was built for one CPython only.
 _LISTINGS = (".dist-info/WHEEL", ".dist-info/RECORD")
 
@@ -62,6 +72,34 @@ def verify(architecture: str, interpreter: str | None, work: Path) -> bool:
     return same
 
 
+def _git(*arguments: str, root: Path) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def earlier_release(root: Path = ROOT) -> str | None:
+    """The commit of the released wheels, or None where the sources at `root` are still those of the release.
+
+    SystemExit where the history does not tell.
+    """
+    commit = _git("log", "-1", "--format=%H", "--", _RELEASE, root=root)
+    if not commit or _git("rev-parse", "--is-shallow-repository", root=root) == "true":
+        raise SystemExit(
+            f"the commit that wrote {_RELEASE} is not known here: a clone with its whole history is needed"
+        )
+    return commit if _git("diff", "--name-only", commit, "--", *_SOURCES, root=root) else None
+
+
+def verify_at(commit: str, arguments: list[str], root: Path = ROOT) -> int:
+    """The exit status of this command at `commit`, in a working tree of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "release"
+        _git("worktree", "add", "--detach", str(tree), commit, root=root)
+        try:
+            return subprocess.run([sys.executable, "-m", _COMMAND, *arguments], cwd=tree).returncode
+        finally:
+            _git("worktree", "remove", "--force", str(tree), root=root)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Rebuild released wheels and compare them bit for bit.")
     released = [name for name in kernel_table.names() if wheels_of(name)]
@@ -70,6 +108,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.arch:
         raise SystemExit(f"{WHEELS} holds no wheels to verify")
+    release = earlier_release()
+    if release is not None:
+        print(f"csrc/ or packages/ changed since the release: verifying it at {release[:10]}", flush=True)
+        raise SystemExit(verify_at(release, sys.argv[1:]))
     with tempfile.TemporaryDirectory() as work:
         results = [verify(name, arguments.only, Path(work)) for name in arguments.arch]
     raise SystemExit(0 if all(results) else 1)

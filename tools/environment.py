@@ -9,6 +9,7 @@ needs nothing but the standard library, because it runs before anything is insta
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import importlib.util
 import os
@@ -28,22 +29,30 @@ STAMP = "environment.sha256"
 UNFINISHED = "environment.unfinished"  # is there while pip works: what a killed pip leaves looks installed
 PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
 
+# Of a file that cannot be replaced since it runs. On Windows missing rights look the same.
+_IN_USE = errno.EACCES if os.name == "nt" else errno.ETXTBSY
+_IF_IN_USE = "If it is in use, end what runs in it, such as ComfyUI or tests, and run this again"
+
 
 def interpreter(folder: Path) -> Path:
     """The Python inside the environment at `folder`."""
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
+def _fingerprint(contents: str) -> str:
+    return hashlib.sha256(f"{sys.version}\n{contents}".encode()).hexdigest()
+
+
 class Environment:
     """A virtual environment, and what it has to hold.
 
-    contents: changes when the environment has to be brought up to date.
+    contents: changes when the environment has to be brought up to date. covers: other contents that are part of these.
     """
 
-    def __init__(self, folder: Path, contents: str) -> None:
+    def __init__(self, folder: Path, contents: str, covers: Sequence[str] = ()) -> None:
         self.folder = folder
         self.python = interpreter(folder)
-        self._fingerprint = hashlib.sha256(f"{sys.version}\n{contents}".encode()).hexdigest()
+        self._fingerprint, *self._covered = map(_fingerprint, (contents, *covers))
 
     @property
     def is_current(self) -> bool:
@@ -51,13 +60,14 @@ class Environment:
         stamp = self.folder / STAMP
         if not stamp.is_file() or (self.folder / UNFINISHED).exists() or not self.python.exists():
             return False
-        return stamp.read_text(encoding="utf-8") == self._fingerprint
+        return self._fingerprint in stamp.read_text(encoding="utf-8").split()
 
     @property
     def _can_go_on(self) -> bool:
         """Whether pip can go on in the environment that there is; a half-made or another Python's is made anew."""
         settings = self.folder / "pyvenv.cfg"
-        if not settings.is_file() or (self.folder / UNFINISHED).exists():
+        # Without a stamp it was never complete, and may lack pip.
+        if not all(path.is_file() for path in (settings, self.folder / STAMP)) or (self.folder / UNFINISHED).exists():
             return False
         return f"version = {platform.python_version()}\n" in settings.read_text(encoding="utf-8")
 
@@ -80,14 +90,18 @@ class Environment:
         try:
             with Activity(title) as activity:
                 activity("creating the environment")
-                venv.EnvBuilder(with_pip=True, clear=not self._can_go_on).create(self.folder)
+                if not self._can_go_on or not self.python.exists():  # else its Python may be running: it stays
+                    venv.EnvBuilder(with_pip=True, clear=not self._can_go_on).create(self.folder)
                 (self.folder / UNFINISHED).touch()
                 for step in steps:
                     self._pip(step, activity, None if end is None else max(end - time.monotonic(), 0.0))
                 settle()
-            (self.folder / STAMP).write_text(self._fingerprint, encoding="utf-8")
+            (self.folder / STAMP).write_text("\n".join((self._fingerprint, *self._covered)), encoding="utf-8")
             (self.folder / UNFINISHED).unlink()
-        except (OSError, subprocess.SubprocessError) as error:
+        except OSError as error:
+            hint = f". {_IF_IN_USE}" if error.errno == _IN_USE else ""
+            raise Unavailable(f"{self.folder} cannot be made: {error}{hint}") from error
+        except subprocess.SubprocessError as error:
             raise Unavailable(f"{self.folder} cannot be made: {error}") from error
 
     def _pip(self, arguments: Sequence[str], activity: Activity, seconds: float | None) -> None:

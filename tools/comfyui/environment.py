@@ -5,7 +5,7 @@
 One environment serves every ComfyUI named: their requirements are merged, and where two of them pin one distribution
 differently the newer ComfyUI wins (an older one only warns about it). torch, torchvision and torchaudio are pinned
 here, because without pins a dependency may replace a CPU torch by a CUDA one. `--packs` names a folder with clones of
-node packs, whose requirements are added.
+node packs, whose requirements are added; an environment with them is left as it is where none are named.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def make_environment(folder: Path, roots: list[Path], packs: Path | None = None)
     SystemExit when pip fails.
     """
     requirements = merged_requirements(roots, packs)
-    environment = Environment(folder, "\n".join([*TORCH_PINS, *requirements]))
+    # One with packs is taken where none are asked for: whoever asks in turns would wait for pip every time.
+    contents, without_packs = ("\n".join([*TORCH_PINS, *lines]) for lines in (requirements, merged_requirements(roots)))
+    environment = Environment(folder, contents, covers=[without_packs])
     with tempfile.TemporaryDirectory() as scratch:
         constraints, listed = Path(scratch, "constraints.txt"), Path(scratch, "requirements.txt")
         constraints.write_text("\n".join(TORCH_PINS) + "\n", encoding="utf-8")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import subprocess
 import sys
 import venv
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
 from tools import environment
+from tools.comfyui import environment as host
 from tools.environment import Environment
 from tools.fetching import UNTIL, Unavailable
 from tools.progress import run_showing
 
 # In the place of pip, by the requirement that it is given.
-PIP = {
+PIPS = {
     "works": "import sys; sys.exit(0)",
     "fails": "import sys; print('no network'); sys.exit(3)",
     "hangs": "import time; time.sleep(600)",
@@ -43,7 +47,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     monkeypatch.setattr(venv, "EnvBuilder", Builder)
 
     def pip(command: list[str], *args: Any, **options: Any) -> tuple[int, list[str]]:
-        return run_showing([sys.executable, "-c", PIP[command[-1]]], *args, **options)
+        return run_showing([sys.executable, "-c", PIPS[command[-1]]], *args, **options)
 
     monkeypatch.setattr("tools.environment.run_showing", pip)
     return cleared
@@ -54,7 +58,73 @@ def test_a_complete_one_is_left_alone(tmp_path: Path, made: list[bool]) -> None:
         Environment(tmp_path / "venv", "a").make("test", ["works"])
     assert made == [True] and Environment(tmp_path / "venv", "a").is_current
     Environment(tmp_path / "venv", "b").make("test", ["works"])
-    assert made == [True, False]
+    assert made == [True], "pip goes on in the one that there is"
+
+
+def test_one_that_covers_other_contents_is_not_made_for_them(tmp_path: Path, made: list[bool]) -> None:
+    Environment(tmp_path / "venv", "a").make("test", ["works"])
+    Environment(tmp_path / "venv", "a and b", covers=["a"]).make("test", ["works"])
+    for contents in ("a", "a and b"):
+        Environment(tmp_path / "venv", contents).make("test", ["fails"])
+    Environment(tmp_path / "venv", "c").make("test", ["works"])
+    assert not Environment(tmp_path / "venv", "a").is_current and not Environment(tmp_path / "venv", "b").is_current
+
+
+def test_the_packs_of_a_folder_are_added_and_do_no_harm_to_who_asks_for_none(
+    tmp_path: Path, made: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comfyui, pack = tmp_path / "ComfyUI", tmp_path / "packs" / "ComfyUI-Other"
+    for folder, requirements in ((comfyui, "torch\nnumpy>=1.25"), (pack, "numpy\nopencv-python")):
+        folder.mkdir(parents=True)
+        (folder / "requirements.txt").write_text(requirements)
+    (comfyui / "comfyui_version.py").write_text('__version__ = "0.33.0"')
+    asked: list[list[str]] = []
+
+    def pip(command: list[str], *args: Any, **options: Any) -> tuple[int, list[str]]:
+        listed = command[command.index("--requirement") + 1] if "--requirement" in command else ""
+        asked.append(Path(listed).read_text().split() if listed else [])
+        return 0, []
+
+    monkeypatch.setattr("tools.environment.run_showing", pip)
+    monkeypatch.setattr(host, "adapt", lambda python: None)
+    venv = tmp_path / "venv"
+    for packs in (None, pack.parent, None, pack.parent, None):
+        host.make_environment(venv, [comfyui], packs)
+    assert len(asked) == 4, "twice, in two steps each"
+    assert "numpy>=1.25" in asked[1] and "opencv-python" not in asked[1]
+    assert "numpy>=1.25" in asked[3] and "opencv-python" in asked[3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows changes no file of a program that runs")
+def test_one_that_is_in_use_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real environment, whose Python runs meanwhile."""
+    monkeypatch.setattr("tools.environment.PIP", ("-c", "pass"))
+    Environment(tmp_path / "venv", "a").make("test", [])
+    python = environment.interpreter(tmp_path / "venv")
+    user = subprocess.Popen([python, "-c", "print('runs', flush=True); input()"], stdin=PIPE, stdout=PIPE)
+    try:
+        assert user.stdout is not None and user.stdout.readline()
+        Environment(tmp_path / "venv", "b").make("test", [])
+    finally:
+        user.communicate(b"\n")
+    assert user.returncode == 0 and Environment(tmp_path / "venv", "b").is_current
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has another number for it")
+def test_one_that_cannot_be_replaced_while_it_is_in_use_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Builder:
+        def __init__(self, **options: object) -> None:
+            pass
+
+        def create(self, folder: Path) -> None:
+            raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY), str(folder / "bin" / "python"))
+
+    monkeypatch.setattr(venv, "EnvBuilder", Builder)
+    with pytest.raises(Unavailable, match=r"bin/python'\. If it is in use, end what runs in it, .* run this again$"):
+        Environment(tmp_path / "venv", "a").make("test", ["works"])
 
 
 def test_without_its_python_it_is_made_again(tmp_path: Path, made: list[bool]) -> None:
@@ -62,6 +132,8 @@ def test_without_its_python_it_is_made_again(tmp_path: Path, made: list[bool]) -
     complete.make("test", ["works"])
     complete.python.unlink()
     assert not complete.is_current
+    complete.make("test", ["works"])
+    assert complete.is_current and made == [True, False]
 
 
 @pytest.mark.parametrize(("pip", "reason"), [("fails", "exit status 3"), ("hangs", "not made in time")])
@@ -90,7 +162,14 @@ def test_a_killed_update_is_made_from_the_beginning(tmp_path: Path, made: list[b
         Environment(tmp_path / "venv", "b").make("test", ["hangs"], seconds=0.5)
     assert not Environment(tmp_path / "venv", "a").is_current
     Environment(tmp_path / "venv", "a").make("test", ["works"])
-    assert made == [True, False, True]
+    assert made == [True, True]
+
+
+def test_one_whose_making_was_killed_is_made_from_the_beginning(tmp_path: Path, made: list[bool]) -> None:
+    """It has no pip yet."""
+    venv.EnvBuilder(with_pip=True, clear=False).create(tmp_path / "venv")
+    Environment(tmp_path / "venv", "a").make("test", ["works"])
+    assert made == [False, True]
 
 
 def test_after_the_time_for_fetching_nothing_is_fetched(

@@ -2,8 +2,8 @@
 
     python -m tools.stacks
 
-The tests of tests/comfyui/test_stacks.py and test_drop_in.py leave one record each in build/stacks; this command writes
-the page from them.
+The tests of tests/comfyui/stacks and test_drop_in.py leave one record each in build/stacks; this command writes the
+page from them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .pages import RecordedPage
 HEAD = """# Stacks that were tried
 
 - Machine: {machine}. Tiny random models, reference backend.
-- Command: `pytest tests/comfyui/test_stacks.py tests/comfyui/test_drop_in.py` with the packs' clones in the folder \
+- Command: `pytest tests/comfyui/stacks tests/comfyui/test_drop_in.py` with the packs' clones in the folder \
 that `COMFY_SAGE2_PACKS` names, then `python -m tools.stacks`. It writes this page.
 
 A row stands here when its test passed: samplings in a real ComfyUI. "The node" is *SageAttention2* in mode 8b.

@@ -1,0 +1,90 @@
+"""Chains of nodes on the tiny Wan model, and what is compared and told of their samplings."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from tools.comfyui.server import ComfyServer, Prompt, Run
+
+from .. import packs
+from ..installations import Installation
+from ..prompts import LATENT, REPORT, sage, sampling, with_report
+
+Chain = dict[str, dict[str, Any]]
+
+STEPS = 4
+TIMES = re.compile(r", [\d.]+ s\b")
+
+
+def need(pack: str) -> None:
+    reason = packs.reason_missing(pack)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def hosts(newest: Installation, pack: str) -> str:
+    """What a stack ran in: ComfyUI and the other pack, with their versions."""
+    return f"{newest.name}, {packs.named(pack)}"
+
+
+def node(kind: str, model: str, **inputs: Any) -> dict[str, Any]:
+    return {"class_type": kind, "inputs": {"model": [model, 0], **inputs}}
+
+
+def half(model: str) -> dict[str, Any]:
+    """bfloat16, as on a GPU: packs cast what is in float32."""
+    return node("ModelComputeDtype", model, dtype="bf16")
+
+
+def ours(model: str, **options: Any) -> dict[str, Any]:
+    """The node with what a new node has where it decides the numbers, as the drop-in has it."""
+    return sage(model, rotate=True, **options)
+
+
+def latents(server: ComfyServer, prompt: Prompt) -> torch.Tensor:
+    """Of a prompt, sampled once for all tests."""
+    return _sampled(server, json.dumps(prompt))
+
+
+@cache
+def _sampled(server: ComfyServer, prompt: str) -> torch.Tensor:
+    return server.latent(server.run(json.loads(prompt)), LATENT)
+
+
+def wan(chain: Chain) -> Prompt:
+    return sampling("wan", chain, steps=STEPS)
+
+
+def counts(run: Run) -> list[str]:
+    """The report's lines that count calls or name another attention, without times and what the process did before."""
+    words = ("call", "served", "replaced", "another", "left to")
+    text = run.outputs[REPORT]["text"][0].partition("Calls of sageattention")[0]
+    found = [line.strip() for line in text.splitlines() if any(word in line.lower() for word in words)]
+    return [TIMES.sub("", line) for line in found if line != "Served by" and "Time" not in line]
+
+
+def compared(found: torch.Tensor, wanted: torch.Tensor, plain: torch.Tensor) -> str:
+    """In words how `found` lies to what the node gives and to full precision."""
+    if torch.equal(found, wanted):
+        return "bit-identical to the node's"
+    distance = float((found - wanted).norm() / (wanted - plain).norm())
+    return f"as near to the node's as {distance:.2g} of the node's distance to full precision"
+
+
+def close(found: torch.Tensor, plain: torch.Tensor, least: float = 0.999) -> bool:
+    """Whether the cosine similarity is above `least`, where mode 8b leaves it with these models."""
+    found, plain = found.flatten(), plain.flatten()
+    cosine = float(torch.nn.functional.cosine_similarity(found, plain, dim=0))
+    print(f"cosine similarity {cosine:.6f}")
+    return cosine > least
+
+
+def run_of(host: ComfyServer, chain: Chain) -> tuple[Run, torch.Tensor]:
+    run = host.run(with_report(wan(chain)))
+    return run, host.latent(run, LATENT)

@@ -1,0 +1,75 @@
+"""One server for all stacks: the newest ComfyUI with every pack that is there.
+
+The packs are clones in the folder that COMFY_SAGE2_PACKS names. Their Python packages have to be in ComfyUI's Python:
+`python -m tools.comfyui.environment --packs FOLDER …` puts them there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from comfy_sage2.drop_in import offer
+from lab.demo.tiny_wan import dit_shapes, write_checkpoint
+from tools.comfyui.server import ComfyServer
+
+from .. import packs
+from ..installations import REPOSITORY, Installation, comfyui_python, installations
+
+NEWEST = [found for found in installations() if found.is_newest or found.reason_missing is not None][:1]
+# One for each pack: what has to be among the nodes once it is loaded.
+NODE_OF = {
+    packs.KJNODES: "PathchSageAttentionKJ",
+    packs.BLEH: "BlehSageAttentionSampler",
+    packs.GGUF: "UnetLoaderGGUF",
+    packs.WAN_WRAPPER: "WanVideoSampler",
+}
+WRITE_GGUF = Path(__file__).parents[1] / "gguf_file.py"
+
+
+@pytest.fixture(scope="package", params=NEWEST, ids=lambda found: found.name)
+def newest(request: pytest.FixtureRequest) -> Installation:
+    found: Installation = request.param
+    if found.reason_missing is not None:
+        pytest.skip(found.reason_missing)
+    return found
+
+
+@pytest.fixture(scope="package")
+def host(newest: Installation, start: Callable[..., ComfyServer], patient_threads: None) -> Iterator[ComfyServer]:
+    """The newest ComfyUI with every pack that is there, and the pack's setting on.
+
+    Its attention is the one that it takes on a GPU: the one for a CPU asks for the free memory in every call, which a
+    compiler traces for minutes.
+    """
+    server = start(newest.root, REPOSITORY, "--use-pytorch-cross-attention")
+    there = [pack for pack in packs.PACKS if packs.reason_missing(pack) is None]
+    for pack in there:
+        (server.base / "custom_nodes" / pack).symlink_to(packs.clone(pack), target_is_directory=True)
+    settings = server.base / "user" / "default" / "comfy.settings.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(json.dumps({"comfy_sage2.sageattention": True}), encoding="utf-8")
+    models = server.base / "models" / "diffusion_models"
+    if packs.GGUF in there:
+        write_gguf(models / "tiny_wan.safetensors", models / "tiny_wan.gguf")
+    if packs.WAN_WRAPPER in there:
+        # The wrapper takes every model that is not the 14B for one of 30 layers with 12 heads.
+        write_checkpoint(models / "wrapped_wan.safetensors", dit_shapes(dim=384, ffn_dim=64, layers=30), seed=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(offer.BACKEND_VARIABLE, offer.REFERENCE)
+        with server:
+            nodes = server.get("/object_info")
+            for pack in there:
+                assert NODE_OF[pack] in nodes, (
+                    f"{pack} was not loaded; `python -m tools.comfyui.environment --packs {packs.folder()} …` installs "
+                    f"what it needs\n{server.tail()}"
+                )
+            yield server
+
+
+def write_gguf(source: Path, target: Path) -> None:
+    subprocess.run([comfyui_python(), WRITE_GGUF, source, target], check=True, capture_output=True)

@@ -1,0 +1,76 @@
+"""KJNodes' *Patch Sage Attention*: alone, before and behind the node, and compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tools.comfyui.server import ComfyServer
+from tools.stacks import record
+
+from .. import packs
+from ..installations import Installation
+from ..prompts import REPORT
+from .chains import compared, counts, half, hosts, latents, need, node, ours, run_of, wan
+
+
+def kj(model: str, kind: str = "auto") -> dict[str, Any]:
+    return node("PathchSageAttentionKJ", model, sage_attention=kind, allow_compile=False)
+
+
+def test_kjnodes_alone(host: ComfyServer, newest: Installation) -> None:
+    need(packs.KJNODES)
+    plain = latents(host, wan({"half": half("loader")}))
+    for kind, mode in {
+        "auto": "8b",
+        "sageattn_qk_int8_pv_fp8_cuda": "8b",
+        "sageattn_qk_int8_pv_fp8_cuda++": "8b",
+        "sageattn_qk_int8_pv_fp16_cuda": "precise",
+        "sageattn_qk_int8_pv_fp16_triton": "precise",
+    }.items():
+        wanted = latents(host, wan({"half": half("loader"), "sage": ours("half", mode=mode)}))
+        found = latents(host, wan({"half": half("loader"), "kj": kj("half", kind)}))
+        assert not torch.equal(wanted, plain) and torch.equal(found, wanted), kind
+        stack = f"KJNodes' *Patch Sage Attention*, {kind}"
+        record(
+            stack,
+            hosts(newest, packs.KJNODES),
+            compared(found, wanted, plain),
+            [f"served in mode {mode} by the drop-in"],
+        )
+
+
+def test_kjnodes_behind_the_node(host: ComfyServer, newest: Installation) -> None:
+    """It replaces the node, and the report must not claim its calls."""
+    need(packs.KJNODES)
+    run, found = run_of(host, {"half": half("loader"), "sage": ours("half", mode="4b"), "kj": kj("sage")})
+    wanted = latents(host, wan({"half": half("loader"), "sage": ours("half")}))
+    assert torch.equal(found, wanted)
+    said = "\n".join(counts(run))
+    assert "0 of 16 attention calls served" in said and "Left to ComfyUI-KJNodes" in said, said
+    plain = latents(host, wan({"half": half("loader")}))
+    record("the node in 4b, then KJNodes'", hosts(newest, packs.KJNODES), compared(found, wanted, plain), counts(run))
+
+
+def test_kjnodes_before_the_node(host: ComfyServer, newest: Installation) -> None:
+    need(packs.KJNODES)
+    run, found = run_of(host, {"half": half("loader"), "kj": kj("half"), "sage": ours("kj", mode="4b")})
+    wanted = latents(host, wan({"half": half("loader"), "sage": ours("half", mode="4b")}))
+    assert torch.equal(found, wanted)
+    assert "(100%)" in run.outputs[REPORT]["text"][0]
+    plain = latents(host, wan({"half": half("loader")}))
+    record("KJNodes', then the node in 4b", hosts(newest, packs.KJNODES), compared(found, wanted, plain), counts(run))
+
+
+def test_compiled_kjnodes(host: ComfyServer, newest: Installation) -> None:
+    """The drop-in's call is one operator: the compiler need not be kept from it."""
+    need(packs.KJNODES)
+    patched = kj("half")
+    patched["inputs"]["allow_compile"] = True
+    eager = latents(host, wan({"half": half("loader"), "kj": kj("half")}))
+    chain = {"half": half("loader"), "kj": patched, "compiled": node("TorchCompileModel", "kj", backend="cudagraphs")}
+    found, plain = latents(host, wan(chain)), latents(host, wan({"half": half("loader")}))
+    assert (found - eager).norm() < 0.5 * (eager - plain).norm()
+    stack = "KJNodes' with allow_compile, then TorchCompileModel"
+    record(stack, hosts(newest, packs.KJNODES), compared(found, eager, plain), ["served by the drop-in"])

@@ -184,6 +184,16 @@ def test_paths_exist(page: Path) -> None:
     assert [path for path in named - made if not (REPOSITORY / path).exists()] == []
 
 
+def test_no_torch_older_than_the_oldest_served_is_named() -> None:
+    page = text(REPOSITORY / "docs" / "install.md")
+    oldest = re.search(r"^\| torch \| (\d+)\.(\d+) or newer", page, re.MULTILINE)
+    named = re.findall(r"\b(\d+)\.(\d+)\.\d+\b", " ".join(re.findall(r"torch (\d+\..*?) on ", page)))
+    assert oldest is not None and len(named) >= 4
+    served = tuple(map(int, oldest.groups()))
+    assert min((int(major), int(minor)) for major, minor in named) >= served
+    assert (REPOSITORY / "requirements" / f"torch-{oldest[1]}.{oldest[2]}.txt").is_file(), "it is tested"
+
+
 def test_no_picture_is_left_over() -> None:
     everything = "\n".join(text(page) for page in EVERY_PAGE)
     pictures = [*(REPOSITORY / "docs" / "images").iterdir(), *(REPOSITORY / "web" / "docs" / "images").iterdir()]

@@ -126,9 +126,9 @@ class SageAttention2(io.ComfyNode):
                         "rotate",
                         default=True,
                         optional=True,
-                        tooltip="Rotate queries and keys after smoothing: closer to full precision in every mode, for "
-                        "up to 3 % more attention time. ComfyUI turns it on in workflow files saved before it "
-                        "existed; API prompts without it keep it off.",
+                        tooltip="Rotate queries and keys after smoothing: closer to full precision in 4b, little or "
+                        "not at all in 8b and precise, for up to about 3 % more attention time. ComfyUI turns it on in "
+                        "workflow files saved before it existed; API prompts without it keep it off.",
                     )
                 ),
                 advanced(

@@ -19,6 +19,7 @@ LETTERS = {"ja": r"[\u3040-\u30ff]", "ko": r"[\uac00-\ud7af]", "ru": r"[\u0400-\
 # What the frontend's library of messages takes for its own syntax.
 SYNTAX = re.compile(r"[{}@|]")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+MODE = re.compile(r"4b|8b|\bprecise\b", re.ASCII)  # names that no language translates
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,13 @@ def pairs(node: dict[str, Any], translated: dict[str, Any]) -> list[tuple[str, s
 
 def test_the_languages_are_these() -> None:
     assert sorted(path.name for path in LOCALES.iterdir()) == list(LANGUAGES)
+
+
+@pytest.mark.parametrize("name", ["SageAttention2", "SageAttention2AutoPolicy"])
+def test_what_rotation_gains_is_told_by_mode(nodes: dict[str, Any], name: str) -> None:
+    """docs/results/rotation.md and modes.md: 4b gains on all data, the others on some."""
+    tooltip = inputs(nodes[name])["rotate"][1]["tooltip"]
+    assert set(MODE.findall(tooltip)) == {"4b", "8b", "precise"}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -80,6 +88,7 @@ def test_a_translation_is_in_its_language_and_keeps_choices_and_numbers(nodes: d
             assert text != english
             assert re.search(LETTERS.get(language, ""), text), (name, text)
             assert set(NUMBER.findall(english)) <= set(NUMBER.findall(text)), (english, text)
+            assert set(MODE.findall(english)) <= set(MODE.findall(text)), (english, text)
             for choice in choices:
                 if f"{choice}:" in english:
                     assert choice in text, (choice, text)

@@ -55,7 +55,8 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                         "rotate",
                         default=True,
                         tooltip="Rotate queries and keys after smoothing, while measuring and rendering: closer to "
-                        "full precision in every mode, for up to 3 % more attention time.",
+                        "full precision in 4b, little or not at all in 8b and precise, for up to about 3 % more "
+                        "attention time.",
                     )
                 ),
                 backend_input(),

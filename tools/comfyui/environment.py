@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from ..environment import Environment
-from .folders import comfyui_folder, comfyui_version
+from .folders import comfyui_folder, comfyui_version, packs_folder
 
 TORCH_PINS = ("torch==2.13.0", "torchvision==0.28.0", "torchaudio==2.11.0")
 UNDECLARED = ("requests",)  # imported by ComfyUI 0.8 without being in its requirements
@@ -90,7 +90,9 @@ def main() -> int:
     parser.add_argument(
         "--comfyui", type=comfyui_folder, nargs="+", required=True, metavar="PATH", help="ComfyUI folders it must serve"
     )
-    parser.add_argument("--packs", type=Path, metavar="FOLDER", help="clones of node packs that it must serve too")
+    parser.add_argument(
+        "--packs", type=packs_folder, metavar="FOLDER", help="clones of node packs that it must serve too"
+    )
     arguments = parser.parse_args()
     make_environment(arguments.venv, arguments.comfyui, arguments.packs)
     return 0

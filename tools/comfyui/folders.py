@@ -34,6 +34,14 @@ def comfyui_folder(text: str) -> Path:
     return path
 
 
+def packs_folder(text: str) -> Path:
+    """A type of command line argument: a folder with clones of node packs."""
+    path = Path(text)
+    if not any(path.glob("*/__init__.py")):
+        raise argparse.ArgumentTypeError(f"expected a folder with clones of node packs, got {text!r}")
+    return path
+
+
 def comfyui_version(root: Path) -> tuple[int, ...]:
     """The version of the ComfyUI at `root`, for ordering. SystemExit when it states none."""
     stated = root / "comfyui_version.py"

@@ -17,7 +17,7 @@ from .. import suite
 from ..environment import interpreter
 from ..fetching import Unavailable
 from .environment import make_environment
-from .folders import comfyui_folders
+from .folders import comfyui_folders, packs_folder
 
 HOST_PYTHON = "COMFY_SAGE2_HOST_PYTHON"  # names a Python that has ComfyUI's requirements
 
@@ -27,7 +27,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, required=True, help="the project's environment")
     parser.add_argument("--host-venv", type=Path, required=True, help="ComfyUI's environment, made when it is missing")
-    parser.add_argument("--packs", type=Path, metavar="FOLDER", help="clones of node packs that it must serve too")
+    parser.add_argument(
+        "--packs", type=packs_folder, metavar="FOLDER", help="clones of node packs that it must serve too"
+    )
     options = parser.parse_args()
     folders = comfyui_folders()
     if folders and not os.environ.get(HOST_PYTHON):

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from tools import environment
 from tools.comfyui import environment as host
+from tools.comfyui import suite as host_suite
 from tools.environment import Environment
 from tools.fetching import UNTIL, Unavailable
 from tools.progress import run_showing
@@ -194,3 +196,31 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(venv, "EnvBuilder", Builder)
     with pytest.raises(Unavailable, match=r"venv cannot be made: .*No space left"):
         Environment(tmp_path / "venv", "a").make("test", ["works"])
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "words"),
+    [
+        (environment.main, ["--venv", "a", "--requirements", "nowhere.txt"], "expected a file, and there is none at"),
+        (host.main, ["--venv", "a", "--comfyui", "b", "--packs", "nowhere"], "expected a folder that holds ComfyUI's"),
+        (
+            host.main,
+            ["--venv", "a", "--packs", "nowhere"],
+            "expected a folder with clones of node packs, got 'nowhere'",
+        ),
+        (host_suite.main, ["--venv", "a", "--host-venv", "b", "--packs", "."], "with clones of node packs, got '.'"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    main: Callable[[], int],
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["command", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and words in capsys.readouterr().err

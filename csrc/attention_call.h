@@ -5,7 +5,7 @@
 #include <cstdint>
 
 // Rises whenever the fields of AttentionCall or their meaning change; it is the major number of csrc/VERSION.
-constexpr int kAbiVersion = 3;
+constexpr int kAbiVersion = 4;
 
 // A BHND view in whatever memory order. Strides count elements; the last dimension is contiguous.
 struct TensorView {
@@ -20,6 +20,15 @@ struct MaskView {
   int element;  // 0 none, 1 bool (true = attend), 2 fp16, 3 bf16, 4 fp32 (additive)
 };
 
+// Which tiles of 128 keys each block of 128 queries attends to: int16 (batch, head, query block, 1 + key_tiles), the
+// last two contiguous. Entry 0 counts the tiles, which follow it; what is out of range or given twice is left out.
+struct TileListsView {
+  uint64_t pointer;
+  int64_t batch_stride, head_stride;  // in elements; 0 where the lists are shared
+  int64_t key_tiles;                  // of kv_length, or 0: no lists
+  uint64_t invalid;                   // int32, set to 1 when something was left out and else left alone, or 0
+};
+
 // 8b and 4b: INT8 and INT4 scores, P and V in 8 bits (16 where the GPU has no FP8). Precise: INT8 scores, P and V in 16
 // bits.
 enum Mode { k4b = 4, k8b = 8, kPrecise = 16 };
@@ -28,6 +37,7 @@ constexpr int score_bits(int mode) { return mode == k4b ? 4 : 8; }
 struct AttentionCall {
   TensorView q, k, v, out;
   MaskView mask;
+  TileListsView tiles;
   uint64_t lse;        // float (batch, q_heads, q_length) contiguous, or 0 when not wanted
   uint64_t nonfinite;  // int32, set to 1 when a value of out is NaN or infinite and else left alone, or 0
   int64_t batch, q_heads, kv_heads, q_length, kv_length;

@@ -43,8 +43,8 @@ struct Keyword {
   bool required;
 };
 
-// A field of a view is named <view>_<field>. The mask, the pointers and the workspace may be left out: absent or
-// not wanted, and of no interest to workspace_bytes.
+// A field of a view is named <view>_<field>. The mask, the tile lists, the pointers and the workspace may be left out:
+// absent or not wanted, and of no interest to workspace_bytes.
 constexpr bool kRequired = true, kOptional = false;
 #define TENSOR_KEYWORDS(view)                                                                                     \
   Keyword{#view "_pointer", set_view_field<&AttentionCall::view, &TensorView::pointer>, kOptional},               \
@@ -64,6 +64,11 @@ constexpr Keyword kKeywords[] = {
     {"mask_query_stride", set_view_field<&AttentionCall::mask, &MaskView::query_stride>, kOptional},
     {"mask_key_stride", set_view_field<&AttentionCall::mask, &MaskView::key_stride>, kOptional},
     {"mask_element", set_view_field<&AttentionCall::mask, &MaskView::element>, kOptional},
+    {"tiles_pointer", set_view_field<&AttentionCall::tiles, &TileListsView::pointer>, kOptional},
+    {"tiles_batch_stride", set_view_field<&AttentionCall::tiles, &TileListsView::batch_stride>, kOptional},
+    {"tiles_head_stride", set_view_field<&AttentionCall::tiles, &TileListsView::head_stride>, kOptional},
+    {"tiles_key_tiles", set_view_field<&AttentionCall::tiles, &TileListsView::key_tiles>, kOptional},
+    {"tiles_invalid", set_view_field<&AttentionCall::tiles, &TileListsView::invalid>, kOptional},
     {"lse", set_field<&AttentionCall::lse>, kOptional},
     {"nonfinite", set_field<&AttentionCall::nonfinite>, kOptional},
     {"batch", set_field<&AttentionCall::batch>, kRequired},
@@ -134,6 +139,8 @@ void bound_attention(const py::kwargs& arguments) {
   }
   if (call.mask.element && !call.mask.pointer)
     throw std::invalid_argument("mask_pointer must be given with mask_element");
+  if (call.tiles.key_tiles && !call.tiles.pointer)
+    throw std::invalid_argument("tiles_pointer must be given with tiles_key_tiles");
   const int64_t needed = workspace_bytes(call);
   if (call.workspace_bytes < needed || (needed && !call.workspace)) {
     throw std::invalid_argument("the workspace must have " + std::to_string(needed) + " bytes, got " +

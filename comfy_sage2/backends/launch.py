@@ -12,6 +12,7 @@ from types import ModuleType
 import torch
 
 from ..options import AttentionOptions
+from ..tiles import tiles_of
 from .base import AttentionRequest, empty_output
 
 # As in csrc/attention_call.h.
@@ -25,6 +26,7 @@ WORKSPACE_BOUND = 512 << 20  # bytes
 _ALIGNMENT = 16  # bytes: the kernels read q, k and v in vectors of this size
 CHANNEL_MULTIPLE = 8
 _MASK_STRIDES = ("mask_batch_stride", "mask_head_stride", "mask_query_stride", "mask_key_stride")
+_TILES_STRIDES = ("tiles_batch_stride", "tiles_head_stride")
 _STRIDES = tuple(f"{view}_{axis}_stride" for view in ("q", "k", "v", "out") for axis in ("batch", "head", "token"))
 # (option, its field there, the numbers of its values or ()), for the options that the kernels are told.
 _OPTIONS = tuple(
@@ -66,6 +68,7 @@ def _fixed_fields(module: ModuleType, request: AttentionRequest) -> tuple[dict[s
         "kv_length": request.kv_length,
         "head_dim": request.head_dim + -request.head_dim % CHANNEL_MULTIPLE,
         "element": ELEMENT_CODES[request.dtype],
+        "tiles_key_tiles": tiles_of(request.kv_length) if request.has_tiles else 0,
         "mask_element": 0 if request.mask_dtype is None else ELEMENT_CODES[request.mask_dtype],
         "device": -1 if request.device_index is None else request.device_index,
         "scale": request.scale,
@@ -105,12 +108,12 @@ class _Chunk:
         """This part of a tensor (B, Hkv, …)."""
         return tensor[self.batch, self.kv_heads]
 
-    def of_mask(self, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """This part of a 4-D mask that may broadcast."""
-        if mask is None:
+    def of_shared(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """This part of a mask or of tile lists, 4-D, whose batch and heads may broadcast."""
+        if tensor is None:
             return None
-        mask = mask if mask.shape[0] == 1 else mask[self.batch]
-        return mask if mask.shape[1] == 1 else mask[:, self.q_heads]
+        tensor = tensor if tensor.shape[0] == 1 else tensor[self.batch]
+        return tensor if tensor.shape[1] == 1 else tensor[:, self.q_heads]
 
 
 @lru_cache(maxsize=256)
@@ -153,15 +156,18 @@ def enqueue(
     out: torch.Tensor,
     lse: torch.Tensor | None,
     workspace: torch.Tensor,
+    tiles: torch.Tensor | None = None,
+    invalid_tiles: torch.Tensor | None = None,
 ) -> None:
     """Enqueue one attention on q's device and the current stream.
 
     Args:
-        q, k, v, request, attn_mask, nonfinite: as for `Backend.run`. The kernels must be able to read q, k and v:
-            head_dim a multiple of 8, every token at a multiple of 16 bytes.
+        q, k, v, request, attn_mask, nonfinite, tiles: as for `Backend.run`. The kernels must be able to read q, k and
+            v: head_dim a multiple of 8, every token at a multiple of 16 bytes.
         out: (B, Hq, Nq, D) of q's dtype in any memory order, last dimension contiguous.
         lse: (B, Hq, Nq) float32, contiguous, when the options ask for it.
         workspace: uint8, at least `workspace_bytes` of them.
+        invalid_tiles: one int32 that becomes 1 when an entry of `tiles` is left out as invalid, or None.
     """
     common, size = _fixed_fields(module, request)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
@@ -182,6 +188,11 @@ def enqueue(
         arguments["mask_pointer"] = attn_mask.data_ptr()
         for name, length, stride in zip(_MASK_STRIDES, attn_mask.shape, attn_mask.stride(), strict=True):
             arguments[name] = 0 if length == 1 else stride
+    if tiles is not None:
+        arguments["tiles_pointer"] = tiles.data_ptr()
+        arguments["tiles_invalid"] = 0 if invalid_tiles is None else invalid_tiles.data_ptr()
+        for name, length, stride in zip(_TILES_STRIDES, tiles.shape, tiles.stride(), strict=False):
+            arguments[name] = 0 if length == 1 else stride
     module.attention(**arguments)
     if lse is not None and attn_mask is not None and attn_mask.dtype in _MASKS_BEYOND_LOG2:
         # Rows whose keys all have the mask's lowest numbers: the kernels keep them at what float32 holds in log2.
@@ -199,8 +210,12 @@ def launch(
     *,
     attn_mask: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
+    tiles: torch.Tensor | None = None,
+    invalid_tiles: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Enqueue one attention on q's device and the current stream; arguments and results as for `Backend.run`.
+    """Enqueue one attention on q's device and the current stream; results as for `Backend.run`, arguments too.
+
+    invalid_tiles: one int32 on q's device that becomes 1 when an entry of `tiles` is left out as invalid, or None.
 
     A call that would need a larger workspace than WORKSPACE_BOUND is computed in parts, which share one.
     """
@@ -211,9 +226,9 @@ def launch(
     chunks = _chunks(module, request, WORKSPACE_BOUND)
     size = max(workspace_bytes(module, chunk.request) for chunk in chunks)
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
-    enqueue_part = partial(enqueue, module, nonfinite=nonfinite, workspace=workspace)
+    enqueue_part = partial(enqueue, module, nonfinite=nonfinite, invalid_tiles=invalid_tiles, workspace=workspace)
     if len(chunks) == 1:  # without the views' time on the CPU
-        enqueue_part(q, k, v, request, attn_mask=attn_mask, out=out, lse=lse)
+        enqueue_part(q, k, v, request, attn_mask=attn_mask, tiles=tiles, out=out, lse=lse)
     else:
         for chunk in chunks:
             enqueue_part(
@@ -221,7 +236,8 @@ def launch(
                 chunk.of_kv(k),
                 chunk.of_kv(v),
                 chunk.request,
-                attn_mask=chunk.of_mask(attn_mask),
+                attn_mask=chunk.of_shared(attn_mask),
+                tiles=chunk.of_shared(tiles),
                 out=chunk.of_q(out),
                 lse=None if lse is None else chunk.of_q(lse),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 # kAbiVersion of csrc/attention_call.h, and the major number of csrc/VERSION.
-ABI_VERSION = 3
+ABI_VERSION = 4
 # What is asked of a module before its first call.
 _MEMBERS = ("driver_version", "minimum_driver_version", "target")
 

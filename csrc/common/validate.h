@@ -9,6 +9,7 @@
 #include <string>
 
 #include "attention_call.h"
+#include "common/tile_lists.h"
 #include "common/views.h"
 
 namespace common {
@@ -36,7 +37,7 @@ inline void require_between(const char* name, int64_t value, int64_t least, int6
 
 // What the kernels of a build can do beside mode 8b with FP32 accumulators.
 struct Features {
-  bool mode_4b, precise, fp16_accumulator;
+  bool mode_4b, precise, fp16_accumulator, tile_lists;
 };
 
 inline void validate(const AttentionCall& call, Features features) {
@@ -68,6 +69,14 @@ inline void validate(const AttentionCall& call, Features features) {
   require(call.pv_accumulator == 32 || (call.pv_accumulator == 16 && features.fp16_accumulator),
           "pv_accumulator must be 32", features.fp16_accumulator ? " or 16" : "", kHere,
           std::to_string(call.pv_accumulator));
+  if (call.tiles.key_tiles != 0) {
+    require(features.tile_lists, "there are no kernels for tile lists (tiles_key_tiles)", kHere,
+            std::to_string(call.tiles.key_tiles));
+    const int64_t key_tiles = (call.kv_length + kListTile - 1) / kListTile;
+    require(call.tiles.key_tiles == key_tiles && key_tiles <= kMaxListTiles, "tiles_key_tiles must be the tiles of ",
+            std::to_string(kListTile), " keys of kv_length, ", std::to_string(key_tiles), " and at most ",
+            std::to_string(kMaxListTiles), ", got ", std::to_string(call.tiles.key_tiles));
+  }
   // The kernels take the row maximum before they scale.
   require(call.scale > 0.f && std::isfinite(call.scale), "scale must be positive and finite, got ",
           std::to_string(call.scale));

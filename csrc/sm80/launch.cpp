@@ -18,7 +18,7 @@ namespace {
 constexpr bool kInt4Scores = INT4_SCORES;  // INT4 tensor cores
 constexpr bool kHalfValues = HALF_VALUES;  // no FP8: P V in fp16
 constexpr int value_bytes(int mode) { return kHalfValues || mode == kPrecise ? 2 : 1; }
-constexpr Features kFeatures{kInt4Scores, true, true};
+constexpr Features kFeatures{kInt4Scores, true, true, false};
 
 // The largest element of a channel of V is scaled to this. A half-precision sum over 64 keys of P <= 448 stays below
 // 65504.

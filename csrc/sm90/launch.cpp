@@ -16,7 +16,7 @@
 namespace sm90 {
 namespace {
 
-constexpr Features kFeatures{true, true, false};
+constexpr Features kFeatures{true, true, false, false};
 constexpr int kProgrammaticLaunchVersion = 12030;  // the first driver that captures such launches in CUDA graphs
 
 bool biased(const AttentionCall& call) { return call.mode == k4b || call.mask.element != kNone; }

@@ -12,6 +12,7 @@ from comfy_sage2.backends import launch as launch_module
 from comfy_sage2.backends.base import AttentionRequest, empty_output
 from comfy_sage2.backends.launch import launch
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.tiles import TileLists
 
 
 @pytest.fixture
@@ -21,7 +22,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def run(
-    calls: list[dict[str, Any]], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "BHND"
+    calls: list[dict[str, Any]],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: str = "BHND",
+    tiles: torch.Tensor | None = None,
+    invalid_tiles: torch.Tensor | None = None,
 ) -> torch.Tensor:
     class Module:
         @staticmethod
@@ -32,8 +39,9 @@ def run(
         def attention(**fields: Any) -> None:
             calls.append(fields)
 
-    request = AttentionRequest.of(q, k, AttentionOptions(layout=layout))
-    return launch(Module, q, k, v, request, attn_mask=None, nonfinite=None)[0]  # type: ignore[arg-type]
+    request = AttentionRequest.of(q, k, AttentionOptions(layout=layout), tiles=tiles)
+    lists: dict[str, Any] = {"tiles": tiles, "invalid_tiles": invalid_tiles}
+    return launch(Module, q, k, v, request, attn_mask=None, nonfinite=None, **lists)[0]  # type: ignore[arg-type]
 
 
 def misaligned(*shape: int) -> torch.Tensor:
@@ -74,6 +82,29 @@ def test_output_has_the_strides_that_its_fake_promises(calls: list[dict[str, Any
     assert calls[0]["head_dim"] == (24 if head_dim == 20 else 64)
 
 
+def test_a_call_without_lists_has_none(calls: list[dict[str, Any]]) -> None:
+    q = torch.randn(1, 2, 16, 64).half()
+    run(calls, q, q, q)
+    assert calls[0]["tiles_key_tiles"] == 0
+    assert not calls[0].keys() & {"tiles_pointer", "tiles_batch_stride", "tiles_head_stride", "tiles_invalid"}
+
+
+@pytest.mark.parametrize("flagged", [False, True])
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (2, 1), (1, 4), (2, 4)])
+def test_lists_and_their_strides(calls: list[dict[str, Any]], batch: int, heads: int, flagged: bool) -> None:
+    """The stride of lists that all share is 0."""
+    q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
+    lists = TileLists.dense(300, 513, batch=batch, heads=heads).lists
+    flag = torch.zeros(1, dtype=torch.int32) if flagged else None
+    run(calls, q, k, k, tiles=lists, invalid_tiles=flag)
+    (call,) = calls
+    assert call["tiles_key_tiles"] == 5
+    assert call["tiles_pointer"] == lists.data_ptr()
+    assert call["tiles_batch_stride"] == (0 if batch == 1 else heads * 3 * 6)
+    assert call["tiles_head_stride"] == (0 if heads == 1 else 3 * 6)
+    assert call["tiles_invalid"] == (0 if flag is None else flag.data_ptr())
+
+
 BYTES_A_HEAD = 1000
 
 
@@ -91,7 +122,14 @@ class Chunked:
 
 
 def chunked(
-    monkeypatch: pytest.MonkeyPatch, heads_at_once: int, batch: int, q_heads: int, kv_heads: int, mask: Any, layout: str
+    monkeypatch: pytest.MonkeyPatch,
+    heads_at_once: int,
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    mask: Any,
+    layout: str,
+    tiles: torch.Tensor | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """The calls of one attention whose workspace is bound to `heads_at_once` heads of q, and its tensors."""
     monkeypatch.setattr(launch_module, "WORKSPACE_BOUND", heads_at_once * BYTES_A_HEAD + 1)
@@ -99,8 +137,9 @@ def chunked(
     q, k, v = (torch.randn(batch, 40, heads, 64).half().transpose(1, 2) for heads in (q_heads, kv_heads, kv_heads))
     attn_mask = None if mask is None else torch.ones(*mask, dtype=torch.bool)
     options = AttentionOptions(layout=layout, return_lse=True)
-    request = AttentionRequest.of(q, k, options, attn_mask=attn_mask)
-    out, lse = launch(module, q, k, v, request, attn_mask=attn_mask, nonfinite=None)  # type: ignore[arg-type]
+    request = AttentionRequest.of(q, k, options, attn_mask=attn_mask, tiles=tiles)
+    shared: dict[str, Any] = {"attn_mask": attn_mask, "tiles": tiles}
+    out, lse = launch(module, q, k, v, request, nonfinite=None, **shared)  # type: ignore[arg-type]
     tensors = {"q": q, "k": k, "v": v, "out": out}
     if lse is not None:
         tensors["lse"] = lse
@@ -151,3 +190,17 @@ def test_large_calls_are_computed_in_parts(
     assert (entry, head) == (3, 0)
     most = BYTES_A_HEAD * max(heads_at_once, group)
     assert all(call["workspace_bytes"] <= most for call in found)
+
+
+@pytest.mark.usefixtures("calls")  # for its stream
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 8), (3, 8)], ids=str)
+def test_parts_have_their_lists(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
+    lists = TileLists.dense(40, 40, batch=shape[0], heads=shape[1]).lists
+    found, _ = chunked(monkeypatch, 3, 3, 8, 8, None, "BHND", lists)
+    assert [call["q_heads"] for call in found] == [3, 3, 2] * 3
+    for part, call in enumerate(found):
+        entry, head = part // 3, part % 3 * 3
+        place = lists[entry if shape[0] > 1 else 0, head if shape[1] > 1 else 0]
+        assert call["tiles_pointer"] == place.data_ptr()
+        assert call["tiles_head_stride"] == (0 if shape[1] == 1 else lists.stride(1))
+        assert call["tiles_batch_stride"] == 0  # one entry a part

@@ -29,17 +29,22 @@ class KernelBackend(Backend):
         *,
         modes: tuple[str, ...],
         pv_accumulators: tuple[str, ...],
+        tile_lists: bool,
     ) -> None:
-        """The module of `architecture` is built for GPUs of these capabilities and has these values of the options."""
+        """The module of `architecture` is built for GPUs of these capabilities and has these values of the options.
+
+        tile_lists: it has kernels for calls with them.
+        """
         self.name = architecture
         self.capabilities = capabilities
         self.modes = modes
         self.pv_accumulators = pv_accumulators
+        self.tile_lists = tile_lists
         self.constraints = (
             ON_CUDA,
             capability_is(*capabilities),
             LENGTH,
-            DENSE,
+            *(() if tile_lists else (DENSE,)),
             option_is("mode", *modes),
             option_is("pv_accumulator", *pv_accumulators),
             PRECISE,
@@ -81,19 +86,22 @@ class KernelBackend(Backend):
         tiles: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`. RuntimeError when the self-test had to be postponed and fails now."""
-        assert tiles is None  # by DENSE
         if selftest.is_postponed(self.name, q.device.index):
             reason = selftest.reason_against(self.name, q.device.index, self.variants)
             if reason is not None:
                 raise RuntimeError(reason)
-        return launch(loader.load(self.name), q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
+        return launch(loader.load(self.name), q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles)
 
 
 # In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120
 # and sm80 are compiled and their numerics compared with the reference on another GPU, neither was run on its own.
 KERNELS = (
-    KernelBackend("sm90", ((9, 0),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32",)),
-    KernelBackend("sm89", ((8, 9),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
-    KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b", "precise"), pv_accumulators=("fp32", "fp16")),
-    KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm90", ((9, 0),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32",), tile_lists=True),
+    KernelBackend("sm89", ((8, 9),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16"), tile_lists=False),
+    KernelBackend(
+        "sm120", ((12, 0), (12, 1)), modes=("8b", "precise"), pv_accumulators=("fp32", "fp16"), tile_lists=False
+    ),
+    KernelBackend(
+        "sm80", ((8, 0), (8, 6)), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16"), tile_lists=False
+    ),
 )

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attention_call.h"
+#include "common/tile_lists.h"
 #include "common/validate.h"
 #include "common/views.h"
 #include "driver.h"
@@ -61,6 +62,24 @@ inline Mask mask_of(const MaskView& view) {
           0};
 }
 
+// A call's prepared tile lists in its scratch memory, as offsets in bytes. Heads and entries of the batch that share
+// their lists need less than there is: which do, the size does not depend on.
+struct ListSpace {
+  int64_t query_blocks = 0, key_tiles = 0, launches = 0;
+  int64_t entries = 0, counts = 0, next = 0;
+
+  ListSpace() = default;
+  // For so many launches of the attention kernel.
+  ListSpace(const AttentionCall& call, int64_t of_attention, Arena& arena)
+      : query_blocks(ceil_div(call.q_length, kListTile)), key_tiles(call.tiles.key_tiles), launches(of_attention) {
+    if (key_tiles == 0) return;
+    const int64_t lists = call.batch * call.q_heads * query_blocks;
+    entries = arena.add(lists * key_tiles * 2);
+    counts = arena.add(lists * 4);
+    next = arena.add(launches * 4);
+  }
+};
+
 // As it stands in the kernels' names.
 inline const char* element_name(int element) {
   return element == kHalf ? "fp16" : element == kBfloat16 ? "bf16" : "fp32";
@@ -85,9 +104,47 @@ class Launcher {
                    shared_bytes, stream_, arguments, options);
   }
 
+  // Enqueues what makes the lists that attention kernels walk.
+  void prepare_lists(const ListSpace& space) const {
+    const TileListsView& tiles = call_.tiles;
+    PrepareListsParams params{};
+    params.lists = pointer<const short>(tiles.pointer);
+    params.batch_stride = tiles.batch_stride;
+    params.head_stride = tiles.head_stride;
+    params.entries = at<unsigned short>(space.entries);
+    params.counts = at<int>(space.counts);
+    params.next = at<int>(space.next);
+    params.invalid = pointer<int>(tiles.invalid);
+    params.batches = static_cast<int>(tiles.batch_stride == 0 ? 1 : call_.batch);
+    params.heads = static_cast<int>(listed_heads());
+    params.query_blocks = static_cast<int>(space.query_blocks);
+    params.key_tiles = static_cast<int>(space.key_tiles);
+    params.causal = call_.causal;
+    params.launches = static_cast<int>(space.launches);
+    const int64_t lists = int64_t(params.batches) * params.heads * params.query_blocks;
+    launch("tile_lists", "prepare_tile_lists", grid(ceil_div(lists, kListsPerBlock)), kPrepareListsThreads,
+           bitmap_bytes(params.key_tiles), params);
+  }
+
+  // As the attention kernel's launch with this number sees them.
+  PreparedLists prepared_lists(const ListSpace& space, int64_t launch) const {
+    PreparedLists lists{};
+    if (space.key_tiles == 0) return lists;
+    lists.entries = at<unsigned short>(space.entries);
+    lists.counts = at<int>(space.counts);
+    lists.next = at<int>(space.next) + launch;
+    lists.batch_lists = static_cast<int>(call_.tiles.batch_stride == 0 ? 0 : listed_heads() * space.query_blocks);
+    lists.head_lists = static_cast<int>(call_.tiles.head_stride == 0 ? 0 : space.query_blocks);
+    lists.key_tiles = static_cast<int>(space.key_tiles);
+    lists.causal = call_.causal;
+    return lists;
+  }
+
   const AttentionCall& call_;
 
  private:
+  int64_t listed_heads() const { return call_.tiles.head_stride == 0 ? 1 : call_.q_heads; }
+
   const CUstream stream_;
 };
 

@@ -1,18 +1,22 @@
 // The attention kernels of one head_dim (64, 128 or 256; smaller ones are filled up with zeros), given by the
-// definition HEAD_DIM.
+// definition HEAD_DIM: one for each kind of call, and for calls with tile lists one that is told whether it is causal.
 #include "sm90/attention.cuh"
 
 #define CONCATENATED(x, y) x##y
 #define KERNEL_NAME(x, y) CONCATENATED(x, y)  // its arguments are expanded
-#define ATTENTION_KERNEL(suffix, causal, biased)                                                                      \
+#define ATTENTION_KERNEL(suffix, Shape, causal, biased)                                                               \
   extern "C" __global__ void __launch_bounds__(sm90::kThreads, 1)                                                     \
       KERNEL_NAME(attention_d, KERNEL_NAME(HEAD_DIM, suffix))(const __grid_constant__ sm90::AttentionParams params) { \
-    sm90::attention_kernel<HEAD_DIM, causal, biased>(params);                                                         \
+    sm90::attention_kernel<Shape, causal, biased>(params);                                                            \
   }
-ATTENTION_KERNEL(, false, false)
-ATTENTION_KERNEL(_causal, true, false)
-ATTENTION_KERNEL(_biased, false, true)
-ATTENTION_KERNEL(_causal_biased, true, true)
+using PlainShape = sm90::TileShape<HEAD_DIM, true>;
+using Shape = sm90::TileShape<HEAD_DIM, false>;
+ATTENTION_KERNEL(, PlainShape, false, false)
+ATTENTION_KERNEL(_causal, Shape, true, false)
+ATTENTION_KERNEL(_biased, Shape, false, true)
+ATTENTION_KERNEL(_causal_biased, Shape, true, true)
+ATTENTION_KERNEL(_listed, sm90::ListedShape<Shape>, false, false)
+ATTENTION_KERNEL(_listed_biased, sm90::ListedShape<Shape>, false, true)
 #undef ATTENTION_KERNEL
 #undef KERNEL_NAME
 #undef CONCATENATED

@@ -24,9 +24,8 @@ __device__ __forceinline__ void write_row_of_ones(unsigned char* base) {
   fence_proxy_async_shared();
 }
 
-template <int kHeadDim, bool kCausal, bool kBiased>
+template <class Shape, bool kCausal, bool kBiased>
 __device__ __forceinline__ void attention_kernel(const AttentionParams& params) {
-  using Shape = TileShape<kHeadDim, !kCausal && !kBiased>;
   extern __shared__ unsigned char shared[];
   const unsigned start = (shared_address(shared) + Shape::kAlignment - 1) & ~(Shape::kAlignment - 1u);
   unsigned char* aligned = shared + (start - shared_address(shared));
@@ -37,11 +36,21 @@ __device__ __forceinline__ void attention_kernel(const AttentionParams& params) 
   griddepcontrol_wait();
   fence_proxy_async_global();
   if (threadIdx.x < 128) {
-    warpgroup_reg_dealloc<24>();
-    if (threadIdx.x == 0) Producer<Shape, kCausal>{params, storage}.run();
+    warpgroup_reg_dealloc<Shape::kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      Producer<Shape, kCausal> producer{params, storage};
+      if constexpr (Shape::kListed)
+        producer.run_listed();
+      else
+        producer.run();
+    }
   } else {
-    warpgroup_reg_alloc<240>();
-    Consumer<Shape, kCausal, kBiased>(params, storage, threadIdx.x - 128).run();
+    warpgroup_reg_alloc<Shape::kConsumerRegisters>();
+    Consumer<Shape, kCausal, kBiased> consumer(params, storage, threadIdx.x - 128);
+    if constexpr (Shape::kListed)
+      consumer.run_listed();
+    else
+      consumer.run();
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/epilogue.cuh"
+#include "sm90/key_list.cuh"
 #include "sm90/shared_storage.cuh"
 #include "sm90/wgmma.cuh"
 
@@ -52,6 +53,14 @@ struct Consumer {
   }
   __device__ __forceinline__ int take_stage() { return steps++ % Shape::kStages; }
 
+  // The key tile in a stage; listed kernels read it there, the others know it.
+  __device__ __forceinline__ int key_tile_of(int stage, int known) const {
+    if constexpr (Shape::kListed)
+      return ld_shared_s32(storage.key_tile(stage));
+    else
+      return known;
+  }
+
   __device__ __forceinline__ void load_k_scale(int stage) {
 #pragma unroll
     for (int i = 0; i < kScales; ++i) k_scale[i] = ld_shared(storage.k_scale(stage) + 4 * (i * kScalesPerBlock + lane));
@@ -93,12 +102,13 @@ struct Consumer {
     for (int i = 0; i < kCount; ++i) total[i] = fmaf(total[i], rescale[(i / 2) % 2], part[i]);
   }
 
-  __device__ __forceinline__ void softmax_last(const WorkTile& tile) {
-    const int first_key = (tile.key_tiles - 1) * kBlockN + 2 * lane;
+  __device__ __forceinline__ void softmax_last(const WorkTile& tile, int key_tile) {
+    const int first_key = key_tile * kBlockN + 2 * lane;
     int limit[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      limit[i] = kCausal ? min(params.kv_length, tile.first_row + row + 8 * i + 1) : params.kv_length;
+      limit[i] = is_causal<Shape, kCausal>(params) ? min(params.kv_length, tile.first_row + row + 8 * i + 1)
+                                                   : params.kv_length;
     float scale[kScales];
     scales_without_marks(scale);
     const Bias<kBiased> bias(params, tile, row);
@@ -148,6 +158,7 @@ struct Consumer {
   // next hides the values' product, or with a mask only the other group's softmax does.
   __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
     const int stage = take_stage();
+    if constexpr (kBiased) key_tile = key_tile_of(stage, key_tile);
     const float rescale[2] = {state.rescale[0], state.rescale[1]};
     if constexpr (!kWide) load_k_scale(stage);
     warpgroup_fence_operand(scores);
@@ -193,6 +204,7 @@ struct Consumer {
   // The same for head dimensions above 128, one product after the other.
   __device__ __forceinline__ void step_in_halves(const WorkTile& tile, int key_tile) {
     const int stage = take_stage();
+    if constexpr (kBiased) key_tile = key_tile_of(stage, key_tile);
     values_of_stage(stage);
     scores_of(stage);
     release(storage.empty(stage));
@@ -220,6 +232,18 @@ struct Consumer {
     values_of_columns<kLastColumns>(last, stage, kHalves ? 128 : 0);
   }
 
+  // The work tile whose Q is in the next buffer, in a listed kernel; without an index there is none.
+  __device__ __forceinline__ int2 wait_for_work() const {
+    const PipelineState<kQBuffers> q(tiles);
+    mbarrier_wait(storage.q_full(q.index), q.phase);
+    return ld_shared_v2_s32(storage.work(q.index));
+  }
+  __device__ __forceinline__ WorkTile listed_tile(int2 work) const {
+    WorkTile tile = WorkTile::decode<Shape, kCausal>(params, work.x);
+    tile.key_tiles = work.y;
+    return tile;
+  }
+
   __device__ __forceinline__ void begin_tile() {
     const PipelineState<kQBuffers> q(tiles);
     mbarrier_wait(storage.q_full(q.index), q.phase);
@@ -234,7 +258,9 @@ struct Consumer {
     for (float& x : last) x = 0.f;
   }
 
-  __device__ __forceinline__ void end_tile(const WorkTile& tile) {
+  __device__ __forceinline__ void end_tile(const WorkTile& known) {
+    WorkTile tile = known;
+    if constexpr (Shape::kListed) tile = listed_tile(wait_for_work());  // anew, so that no register keeps it
     const int buffer = tiles++ % kQBuffers;
     const Epilogue epilogue(params, tile, row, lane, state.maximum, last[kLastColumns / 2 - 4],
                             last[kLastColumns / 2 - 2], storage.v_scale(buffer), storage.v_mean(buffer));
@@ -244,17 +270,18 @@ struct Consumer {
     release(storage.q_empty(buffer));
   }
 
-  __device__ __forceinline__ void run_tile(const WorkTile& tile) {
-    begin_tile();
+  // All key tiles of a work tile, of which there is at least one.
+  __device__ __forceinline__ void attend(const WorkTile& tile) {
     wait_for_stage();
     const int first = take_stage();
     scores_of(first);
+    const int key_tile = key_tile_of(first, tile.key_tiles - 1);
     __syncwarp();  // all lanes have read their K scales
     release(storage.empty(first));
-    if (!kCausal && !kBiased && params.kv_length % kBlockN == 0)
+    if (!is_causal<Shape, kCausal>(params) && !kBiased && params.kv_length % kBlockN == 0)
       softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
     else
-      softmax_last(tile);
+      softmax_last(tile, key_tile);
     pack_probabilities<kBlockN>(scores, packed);
     wait_for_stage();
     if constexpr (kHalves) {
@@ -269,6 +296,11 @@ struct Consumer {
     const int final = take_stage();
     values_of_stage(final);
     release(storage.empty(final));
+  }
+
+  __device__ __forceinline__ void run_tile(const WorkTile& tile) {
+    begin_tile();
+    if (!Shape::kListed || tile.key_tiles > 0) attend(tile);  // an empty list gives zeros
     end_tile(tile);
   }
 
@@ -276,6 +308,9 @@ struct Consumer {
     const int work = params.chunk.heads * params.chunk.tiles;
     for (int index = blockIdx.x; index < work; index += gridDim.x)
       run_tile(WorkTile::decode<Shape, kCausal>(params, index));
+  }
+  __device__ __forceinline__ void run_listed() {
+    for (int2 work = wait_for_work(); work.x != kNoWork; work = wait_for_work()) run_tile(listed_tile(work));
   }
 };
 

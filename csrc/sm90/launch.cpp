@@ -16,10 +16,11 @@
 namespace sm90 {
 namespace {
 
-constexpr Features kFeatures{true, true, false, false};
+constexpr Features kFeatures{true, true, false, true};
 constexpr int kProgrammaticLaunchVersion = 12030;  // the first driver that captures such launches in CUDA graphs
 
 bool biased(const AttentionCall& call) { return call.mode == k4b || call.mask.element != kNone; }
+bool listed(const AttentionCall& call) { return call.tiles.key_tiles != 0; }
 
 // What a launch has to know of the tile of the kernel that it chose.
 struct Tile {
@@ -35,11 +36,21 @@ struct Tile {
            : head_dim == 128 ? of<TileShape<128, kPlain>>()
                              : of<TileShape<256, kPlain>>();
   }
+  static constexpr Tile listed(int head_dim) {
+    return head_dim == 64    ? of<ListedShape<TileShape<64, false>>>()
+           : head_dim == 128 ? of<ListedShape<TileShape<128, false>>>()
+                             : of<ListedShape<TileShape<256, false>>>();
+  }
   template <bool kBiased>
   static constexpr Tile precise(int head_dim) {
     return head_dim == 64    ? of<PreciseShape<64, kBiased>>()
            : head_dim == 128 ? of<PreciseShape<128, kBiased>>()
                              : of<PreciseShape<256, kBiased>>();
+  }
+  static constexpr Tile precise_listed(int head_dim) {
+    return head_dim == 64    ? of<ListedShape<PreciseShape<64, false, true>>>()
+           : head_dim == 128 ? of<ListedShape<PreciseShape<128, false, true>>>()
+                             : of<ListedShape<PreciseShape<256, false, true>>>();
   }
 };
 
@@ -53,11 +64,13 @@ class AttentionLauncher : Launcher {
         programmatic_(driver::version() >= kProgrammaticLaunchVersion) {}
 
   void run() const {
+    if (listed(call_)) prepare_lists(workspace_.lists);
     statistics();
     quantize();
     if (call_.mode == kPrecise) return precise_attention();
-    if (call_.mode == k8b) return attention(workspace_.chunk, programmatic_);
+    if (call_.mode == k8b) return attention(workspace_.chunk, 0, programmatic_);
     Chunk chunk = workspace_.chunk;
+    int64_t launches = 0;
     for (int64_t head = 0; head < workspace_.q_slices; head += workspace_.chunk.heads) {
       chunk.first_head = static_cast<int>(head);
       chunk.heads = static_cast<int>(std::min<int64_t>(workspace_.chunk.heads, workspace_.q_slices - head));
@@ -65,7 +78,7 @@ class AttentionLauncher : Launcher {
         chunk.first_tile = static_cast<int>(tile);
         chunk.tiles = static_cast<int>(std::min<int64_t>(workspace_.chunk.tiles, workspace_.query_tiles - tile));
         delta(chunk);
-        attention(chunk, false);
+        attention(chunk, launches++, false);
       }
     }
   }
@@ -153,10 +166,13 @@ class AttentionLauncher : Launcher {
            kDeltaThreads, 0, params);
   }
 
-  void attention(const Chunk& chunk, bool programmatic) const {
+  // `number`: of the call's launches of this kernel.
+  void attention(const Chunk& chunk, int64_t number, bool programmatic) const {
     const bool plain = !call_.causal && !biased(call_);
-    const Tile tile = plain ? Tile::of<true>(head_dim_) : Tile::of<false>(head_dim_);
-    AttentionParams params = attention_params(tile, chunk);
+    const Tile tile = listed(call_) ? Tile::listed(head_dim_)
+                      : plain       ? Tile::of<true>(head_dim_)
+                                    : Tile::of<false>(head_dim_);
+    AttentionParams params = attention_params(tile, chunk, number);
     const int key_bytes = tile.block_n % 128 == 0 ? 128 : 64;
     params.v_map = map(workspace_.v_fp8, workspace_.key_row_bytes, workspace_.v_rows, workspace_.kv_slices,
                        workspace_.key_row_bytes, key_bytes, tile.head_dim);
@@ -168,15 +184,17 @@ class AttentionLauncher : Launcher {
 
   // The precise mode: V is read where it is.
   void precise_attention() const {
-    const Tile tile = biased(call_) ? Tile::precise<true>(head_dim_) : Tile::precise<false>(head_dim_);
+    const Tile tile = listed(call_)   ? Tile::precise_listed(head_dim_)
+                      : biased(call_) ? Tile::precise<true>(head_dim_)
+                                      : Tile::precise<false>(head_dim_);
     Chunk chunk = workspace_.chunk;
     chunk.tiles = static_cast<int>(ceil_div(call_.q_length, tile.block_m));
-    AttentionParams params = attention_params(tile, chunk);
+    AttentionParams params = attention_params(tile, chunk, 0);
     params.v_map = v_map(tile);
     launch_attention("precise_d" + std::to_string(head_dim_), "_" + element_, tile, params, programmatic_);
   }
 
-  AttentionParams attention_params(const Tile& tile, const Chunk& chunk) const {
+  AttentionParams attention_params(const Tile& tile, const Chunk& chunk, int64_t number) const {
     AttentionParams params{};
     params.q_map = map(workspace_.q_int8, workspace_.columns, call_.q_length, workspace_.q_slices, workspace_.row_bytes,
                        tile.row_bytes, tile.block_m);
@@ -198,13 +216,15 @@ class AttentionLauncher : Launcher {
     params.kv_length = static_cast<int>(call_.kv_length);
     params.head_dim = call_.head_dim;
     params.element = call_.element;
+    params.lists = prepared_lists(workspace_.lists, number);
     return params;
   }
 
   void launch_attention(const std::string& cubin, const std::string& suffix, const Tile& tile, AttentionParams& params,
                         bool programmatic) const {
     const int64_t work = int64_t(params.chunk.heads) * params.chunk.tiles;
-    launch(cubin, cubin + suffix + (call_.causal ? "_causal" : "") + (biased(call_) ? "_biased" : ""),
+    const char* order = listed(call_) ? "_listed" : call_.causal ? "_causal" : "";
+    launch(cubin, cubin + suffix + order + (biased(call_) ? "_biased" : ""),
            grid(std::min<int64_t>(work, driver::multiprocessor_count(call_.device))), tile.threads, tile.shared_bytes,
            params, {programmatic});
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/tensor_map.h"
+#include "common/tile_lists.h"
 #include "common/views.h"
 
 namespace sm90 {
@@ -40,8 +41,9 @@ struct AttentionParams {
   Chunk chunk;
   int q_scale_rows, k_scale_blocks;  // q_length and key blocks of 64, padded so that every tile reads whole
   int q_heads, kv_heads, q_length, kv_length, head_dim;
-  int element;  // of out
-  int padding[16];
+  int element;          // of out
+  PreparedLists lists;  // of listed kernels alone
+  int padding[6];
 };
 static_assert(sizeof(AttentionParams) == 640, "the padding fills the alignment of TensorMap");
 

@@ -8,9 +8,8 @@
 
 namespace sm90 {
 
-template <int kHeadDim, class T, bool kCausal, bool kBiased>
+template <class Shape, class T, bool kCausal, bool kBiased>
 __device__ __forceinline__ void precise_kernel(const AttentionParams& params) {
-  using Shape = PreciseShape<kHeadDim, kBiased>;
   extern __shared__ unsigned char shared[];
   const SharedStorage<Shape> storage{(shared_address(shared) + Shape::kAlignment - 1) & ~(Shape::kAlignment - 1u)};
   if (threadIdx.x == 0) begin_pipelines(params, storage);
@@ -19,10 +18,20 @@ __device__ __forceinline__ void precise_kernel(const AttentionParams& params) {
   fence_proxy_async_global();
   if (threadIdx.x < 128) {
     warpgroup_reg_dealloc<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) Producer<Shape, kCausal>{params, storage}.run();
+    if (threadIdx.x == 0) {
+      Producer<Shape, kCausal> producer{params, storage};
+      if constexpr (Shape::kListed)
+        producer.run_listed();
+      else
+        producer.run();
+    }
   } else {
     warpgroup_reg_alloc<Shape::kConsumerRegisters>();
-    PreciseConsumer<Shape, T, kCausal, kBiased>(params, storage).run();
+    PreciseConsumer<Shape, T, kCausal, kBiased> consumer(params, storage);
+    if constexpr (Shape::kListed)
+      consumer.run_listed();
+    else
+      consumer.run();
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/bias.cuh"
+#include "sm90/key_list.cuh"
 #include "sm90/mma_scores.cuh"
 #include "sm90/precise_epilogue.cuh"
 #include "sm90/precise_softmax.cuh"
@@ -55,6 +56,14 @@ struct PreciseConsumer {
   }
   __device__ __forceinline__ int take_stage() { return steps++ % Shape::kStages; }
 
+  // The key tile in a stage; listed kernels read it there, the others know it.
+  __device__ __forceinline__ int key_tile_of(int stage, int known) const {
+    if constexpr (Shape::kListed)
+      return ld_shared_s32(storage.key_tile(stage));
+    else
+      return known;
+  }
+
   __device__ __forceinline__ void load_k_scale(int stage) {
 #pragma unroll
     for (int i = 0; i < kScales; ++i)
@@ -97,7 +106,9 @@ struct PreciseConsumer {
     int limit[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      limit[i] = kCausal && kLimited ? min(params.kv_length, tile.first_row + row() + 8 * i + 1) : params.kv_length;
+      limit[i] = kLimited && is_causal<Shape, kCausal>(params)
+                     ? min(params.kv_length, tile.first_row + row() + 8 * i + 1)
+                     : params.kv_length;
     float scale[kScales], maximum[2];
 #pragma unroll
     for (int i = 0; i < kScales; ++i) scale[i] = kBiased ? fabsf(k_scale[i]) : k_scale[i];
@@ -136,6 +147,7 @@ struct PreciseConsumer {
   __device__ __forceinline__ void step(int index, int key_tile) {
     wait_for_stage();
     const int stage = take_stage();
+    if constexpr (kBiased) key_tile = key_tile_of(stage, key_tile);
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(stage);
@@ -188,17 +200,8 @@ struct PreciseConsumer {
     release(storage.q_empty(buffer.index));
   }
 
-  __device__ __forceinline__ void run_tile(int index) {
-    const WorkTile tile = WorkTile::decode<Shape, kCausal>(params, index);
-    load_q();
-    const int first_row = tile.first_row + warpgroup() * 64;
-    if (first_row >= params.q_length) return skip_stages(tile.key_tiles + 1);
-    const int keys = kCausal ? min(params.kv_length, first_row + 64) : params.kv_length;
-    int key_tile = (keys + kBlockN - 1) / kBlockN - 1;
-    skip_stages(tile.key_tiles - 1 - key_tile);
-    state.reset();
-#pragma unroll
-    for (float& x : out) x = 0.f;
+  // The key tiles that follow, of which there is at least one; `key_tile` is their number less one.
+  __device__ __forceinline__ void attend(int index, int key_tile) {
     wait_for_stage();
     const int first = take_stage();
     load_k_scale(first);
@@ -207,10 +210,11 @@ struct PreciseConsumer {
     issue_scores(first);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(scores);
+    const int first_tile = key_tile_of(first, key_tile);
     __syncwarp();  // all lanes have read their K scales
     release(storage.empty(first));
     float unused[2];
-    softmax_masked<true>(index, key_tile, state.sum, unused);
+    softmax_masked<true>(index, first_tile, state.sum, unused);
     pack_probabilities<kBlockN, T>(scores, packed);
     while (--key_tile >= 0) step(index, key_tile);
     wait_for_stage();
@@ -221,13 +225,47 @@ struct PreciseConsumer {
     wgmma_wait_group<0>();
     warpgroup_fence_operand(out);
     release(storage.empty(final));
+  }
+
+  __device__ __forceinline__ void run_tile(int index, const WorkTile& tile) {
+    load_q();
+    const int first_row = tile.first_row + warpgroup() * 64;
+    const int stages = Shape::kListed && tile.key_tiles == 0 ? 0 : tile.key_tiles + 1;
+    if (first_row >= params.q_length) return skip_stages(stages);
+    const int keys = is_causal<Shape, kCausal>(params) ? min(params.kv_length, first_row + 64) : params.kv_length;
+    const int last_tile = (keys + kBlockN - 1) / kBlockN - 1;  // that holds keys of these rows
+    int key_tile = last_tile;
+    if constexpr (Shape::kListed) {
+      key_tile = tile.key_tiles - 1;
+      if (stages > 0) {
+        wait_for_stage();
+        key_tile -= key_tile_of(steps % Shape::kStages, 0) > last_tile;  // half of a tile on the diagonal
+      }
+    }
+    skip_stages(tile.key_tiles - 1 - key_tile);
+    state.reset();
+#pragma unroll
+    for (float& x : out) x = 0.f;
+    if (!Shape::kListed || stages > 0) attend(index, key_tile);  // an empty list gives zeros
     const PreciseEpilogue<T> epilogue(params, decode_again(index), row(), state);
     epilogue.store(out);
   }
 
   __device__ __forceinline__ void run() {
     const int work = params.chunk.heads * params.chunk.tiles;
-    for (int index = blockIdx.x; index < work; index += gridDim.x) run_tile(index);
+    for (int index = blockIdx.x; index < work; index += gridDim.x)
+      run_tile(index, WorkTile::decode<Shape, kCausal>(params, index));
+  }
+  __device__ __forceinline__ void run_listed() {
+    while (true) {
+      const PipelineState<kQBuffers> buffer(tiles);
+      mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
+      const int2 work = ld_shared_v2_s32(storage.work(buffer.index));  // index and number of key tiles
+      if (work.x == kNoWork) return;
+      WorkTile tile = WorkTile::decode<Shape, kCausal>(params, work.x);
+      tile.key_tiles = work.y;
+      run_tile(work.x, tile);
+    }
   }
 };
 

@@ -2,6 +2,7 @@
 // and V^T in E4M3 or, in the precise mode, V from the caller's tensor as it is.
 #pragma once
 
+#include "sm90/key_list.cuh"
 #include "sm90/precise_tiles.h"
 #include "sm90/ptx.cuh"
 #include "sm90/shared_storage.cuh"
@@ -35,12 +36,14 @@ struct Producer {
   const SharedStorage<Shape>& storage;
   unsigned tiles = 0, steps = 0;
 
-  __device__ __forceinline__ void load_q(const WorkTile& tile) {
+  // `index`: of the work tile.
+  __device__ __forceinline__ void load_q(const WorkTile& tile, int index) {
     const PipelineState<kQBuffers> state(tiles++);
     const unsigned full = storage.q_full(state.index);
     const int channel_bytes = Shape::kScaledValues ? params.head_dim * 4 : 0;
     const i64 channels = i64(tile.kv_head) * params.head_dim;
     mbarrier_wait(storage.q_empty(state.index), state.phase ^ 1);
+    if constexpr (Shape::kListed) st_shared_v2_s32(storage.work(state.index), make_int2(index, tile.key_tiles));
     arrive_and_expect_tx(full, Shape::kQBytes + 4 * Shape::kBlockM + 2 * channel_bytes);
     bulk_copy_g2s(storage.q_scale(state.index), params.q_scale + i64(tile.head) * params.q_scale_rows + tile.first_row,
                   4 * Shape::kBlockM, full);
@@ -79,21 +82,53 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ void run() {
+  // The K tile of one step and the V tile of the step before; without the one at the end, without the other at the
+  // beginning.
+  __device__ __forceinline__ void fill_stage(const WorkTile& tile, bool with_k, int k_tile, bool with_v, int v_tile) {
     constexpr int kKBytes = Shape::kKBytes + Shape::kScaleBytes, kVBytes = Shape::kCopiedVBytes;
+    const PipelineState<Shape::kStages> stage(steps++);
+    mbarrier_wait(storage.empty(stage.index), stage.phase ^ 1);
+    if constexpr (Shape::kListed) st_shared_s32(storage.key_tile(stage.index), k_tile);
+    arrive_and_expect_tx(storage.full(stage.index), (with_k ? kKBytes : 0) + (with_v ? kVBytes : 0));
+    if (with_k) load_k(tile, k_tile, stage.index);
+    if (with_v) load_v(tile, v_tile, stage.index);
+  }
+
+  __device__ __forceinline__ void run() {
     const int work = params.chunk.heads * params.chunk.tiles;
     for (int index = blockIdx.x; index < work; index += gridDim.x) {
       const WorkTile tile = WorkTile::decode<Shape, kCausal>(params, index);
-      load_q(tile);
-      for (int key_tile = tile.key_tiles - 1; key_tile >= -1; --key_tile) {
-        const bool with_k = key_tile >= 0, with_v = key_tile + 1 < tile.key_tiles;
-        const PipelineState<Shape::kStages> stage(steps++);
-        mbarrier_wait(storage.empty(stage.index), stage.phase ^ 1);
-        arrive_and_expect_tx(storage.full(stage.index), (with_k ? kKBytes : 0) + (with_v ? kVBytes : 0));
-        if (with_k) load_k(tile, key_tile, stage.index);
-        if (with_v) load_v(tile, key_tile + 1, stage.index);
-      }
+      load_q(tile, index);
+      for (int key_tile = tile.key_tiles - 1; key_tile >= -1; --key_tile)
+        fill_stage(tile, key_tile >= 0, key_tile, key_tile + 1 < tile.key_tiles, key_tile + 1);
     }
+  }
+
+  // Lists make work tiles unequal, so a block takes its next one when it is free for it. The consumers get its index
+  // with its Q. A work tile whose list is empty has no stages.
+  __device__ __forceinline__ void run_listed() {
+    const int work = params.chunk.heads * params.chunk.tiles;
+    int index = blockIdx.x;
+    while (index < work) {
+      WorkTile tile = WorkTile::decode<Shape, kCausal>(params, index);
+      const KeyList<Shape> keys(params, tile);
+      tile.key_tiles = keys.size();
+      load_q(tile, index);
+      int v_tile = 0, k_tile = tile.key_tiles > 0 ? keys[0] : 0;
+      for (int step = 0; step <= tile.key_tiles && tile.key_tiles > 0; ++step) {
+        int next = 0;
+        if (step + 1 < tile.key_tiles) next = keys[step + 1];  // read while the stage is waited for
+        asm volatile("" : "+r"(tile.kv_head));  // what follows from it is computed anew: there are few registers
+        fill_stage(tile, step < tile.key_tiles, k_tile, step > 0, v_tile);
+        v_tile = k_tile;
+        k_tile = next;
+      }
+      index = gridDim.x + atomicAdd(params.lists.next, 1);  // the consumers are some stages behind
+    }
+    const PipelineState<kQBuffers> state(tiles);
+    mbarrier_wait(storage.q_empty(state.index), state.phase ^ 1);
+    st_shared_v2_s32(storage.work(state.index), make_int2(kNoWork, 0));
+    mbarrier_arrive(storage.q_full(state.index));
   }
 };
 

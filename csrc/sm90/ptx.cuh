@@ -73,6 +73,22 @@ __device__ __forceinline__ float4 ld_shared_v4(unsigned address) {
                : "memory");
   return x;
 }
+__device__ __forceinline__ int ld_shared_s32(unsigned address) {
+  int x;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ int2 ld_shared_v2_s32(unsigned address) {
+  int2 x;
+  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ void st_shared_v2_s32(unsigned address, int2 x) {
+  asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
+}
+__device__ __forceinline__ void st_shared_s32(unsigned address, int x) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
 __device__ __forceinline__ void prefetch_tma_descriptor(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

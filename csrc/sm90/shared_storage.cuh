@@ -26,6 +26,9 @@ struct SharedStorage {
   __device__ __forceinline__ unsigned q_empty(int i) const { return barrier(kQBuffers + i); }
   __device__ __forceinline__ unsigned full(int i) const { return barrier(2 * kQBuffers + i); }
   __device__ __forceinline__ unsigned empty(int i) const { return barrier(2 * kQBuffers + Shape::kStages + i); }
+  // Of a ListedShape.
+  __device__ __forceinline__ unsigned work(int i) const { return base + Shape::kWorkOffset + i * Shape::kWorkBytes; }
+  __device__ __forceinline__ unsigned key_tile(int i) const { return base + Shape::kKeyTileOffset + 4 * i; }
 };
 
 // The stage of the count-th use of a pipeline and the parity of its mbarrier's phase.

@@ -7,6 +7,15 @@
 
 namespace sm90 {
 
+// Whether the call is causal. Listed kernels are told: what it changes lies outside of their loop.
+template <class Shape, bool kCausal>
+__device__ __forceinline__ bool is_causal(const AttentionParams& params) {
+  if constexpr (Shape::kListed)
+    return params.lists.causal;
+  else
+    return kCausal;
+}
+
 struct WorkTile {
   int head, kv_head, first_row, key_tiles, delta_row;  // head counts over batch * q_heads
 
@@ -15,13 +24,14 @@ struct WorkTile {
     WorkTile tile;
     const int tiles = params.chunk.tiles;
     const int local_head = index / tiles;
-    const int local_tile = kCausal ? tiles - 1 - index % tiles : index % tiles;  // the longest first
+    const bool causal = is_causal<Shape, kCausal>(params);
+    const int local_tile = causal ? tiles - 1 - index % tiles : index % tiles;  // the longest first
     tile.delta_row = local_head * tiles + local_tile;
     tile.head = params.chunk.first_head + local_head;
     const int batch = tile.head / params.q_heads;
     tile.kv_head = batch * params.kv_heads + (tile.head - batch * params.q_heads) / (params.q_heads / params.kv_heads);
     tile.first_row = (params.chunk.first_tile + local_tile) * Shape::kBlockM;
-    const int keys = kCausal ? min(params.kv_length, tile.first_row + Shape::kBlockM) : params.kv_length;
+    const int keys = causal ? min(params.kv_length, tile.first_row + Shape::kBlockM) : params.kv_length;
     tile.key_tiles = (keys + Shape::kBlockN - 1) / Shape::kBlockN;
     return tile;
   }

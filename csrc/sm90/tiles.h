@@ -18,9 +18,11 @@ constexpr int kScalesPerBlock = 4;
 template <int kHeadDim_, bool kPlain>
 struct TileShape {
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr bool kListed = false;       // walks over tile lists
   static constexpr bool kScaledValues = true;  // E4M3, transposed
   static constexpr int kBlockM = sm90::kBlockM;
   static constexpr int kThreads = sm90::kThreads;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of a thread
   static constexpr int kBlockN = kHeadDim == 64 && kPlain ? kWideTileN : kTileN;
   static constexpr int kStages = kHeadDim == 256 ? 2 : 4;
   // Who says that a stage is free: a lane of each consumer warp, or every lane. compute-sanitizer's racecheck can
@@ -47,6 +49,18 @@ struct TileShape {
   static constexpr int kBarrierOffset = kFactorOffset + kQBuffers * kFactorBytes;
   static constexpr int kAlignment = 1024;  // of the swizzled tiles; the start is moved up to it
   static constexpr int kSharedBytes = kBarrierOffset + 8 * 2 * (kQBuffers + kStages) + kAlignment;
+};
+
+// A shape whose kernels walk over tile lists. Only their producer reads these: what the consumers have to know of a
+// work tile (its index and its number of key tiles) lies beside its Q, and the number of each key tile beside its
+// stage.
+template <class Dense>
+struct ListedShape : Dense {
+  static constexpr bool kListed = true;
+  static constexpr int kWorkOffset = Dense::kSharedBytes - Dense::kAlignment;
+  static constexpr int kWorkBytes = 8;
+  static constexpr int kKeyTileOffset = kWorkOffset + kQBuffers * kWorkBytes;
+  static constexpr int kSharedBytes = kKeyTileOffset + 4 * Dense::kStages + Dense::kAlignment;
 };
 
 }  // namespace sm90

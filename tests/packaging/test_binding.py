@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from fake_pack import ROOT
 
+from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.backends.launch import option_fields
 from comfy_sage2.options import MODES, AttentionOptions
 from tools import kernel_table
@@ -293,6 +294,46 @@ for head_dim in (8, 64, 72, 128, 136, 256):
     assert all(" stream 77 " in line and "grid 0" not in line for line in launched)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_call_with_tile_lists_prepares_them_first(
+    kernels: Binding, architecture: kernel_table.Architecture, causal: bool, mask: bool, shared: bool
+) -> None:
+    (backend,) = (one for one in KERNELS if one.name == architecture.name)
+    strides = (0, 0) if shared else (3 * 2 * 6, 2 * 6)
+    fields = (
+        f"q_heads=3, kv_heads=3, q_length=129, kv_length=513, causal={causal}, lse=16, mask_element={int(mask)}, "
+        f"mask_pointer=16, tiles_pointer=16, tiles_batch_stride={strides[0]}, tiles_head_stride={strides[1]}"
+    )
+    for mode in architecture.modes:
+        output = kernels.run(f"""
+for head_dim in (64, 128, 256):
+    dense = dict(full, head_dim=head_dim, mode={MODE_CODES[mode]}, {fields})
+    wanted = dict(dense, tiles_key_tiles=5)
+    try:
+        wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+    except ValueError as error:
+        print(error)
+        break
+    room = wanted["workspace_bytes"] - _C.workspace_bytes(**dense)
+    assert 2 * 3 * 2 * (5 * 2 + 4) + 4 <= room < 2 * 3 * 2 * (5 * 2 + 4) + 4 + 3 * 256, room
+    _C.attention(**wanted)
+""")
+        if not backend.tile_lists:
+            assert output.startswith("there are no kernels for tile lists (tiles_key_tiles) on ")
+            continue
+        launched = kernels.calls("cuLaunchKernelEx")
+        kernels.log.unlink()
+        first = [at for at, line in enumerate(launched) if line.startswith("prepare_tile_lists ")]
+        assert len(first) == 3 and first[0] == 0 and len(launched) % 3 == 0
+        lists = 2 if shared else 2 * 3 * 2
+        assert all(f" grid {-(-lists // 8)},1,1 block 256,1,1 shared 32 " in launched[at] for at in first)
+        attention = [line.split()[0] for line in launched if "_listed" in line]
+        assert len(attention) == 3
+        assert all(name.endswith("_biased") == (mask or mode == "4b") for name in attention)
+
+
 # Arguments that no kernel can run, and the field that the error has to name.
 REFUSED = [
     *(
@@ -311,6 +352,8 @@ REFUSED = [
     ("element=1", "element"),
     ("mask_element=5, mask_pointer=16", "mask_element"),
     ("mask_element=-1, mask_pointer=16", "mask_element"),
+    *((f"tiles_key_tiles={value}, tiles_pointer=16", "tiles_key_tiles") for value in (-1, 2, 2**31, -(2**63))),
+    ("kv_length=32768 * 128, tiles_key_tiles=32768, tiles_pointer=16", "tiles_key_tiles"),
     *((f"scale={value}", "scale") for value in ("0.0", "-0.125", "float('nan')", "float('inf')")),
 ]
 
@@ -355,7 +398,8 @@ print(answers["taken"] > 50, answers["refused"] > 50)
     assert output == "True True"
 
 
-def test_a_mask_without_a_pointer_is_refused(binding: Binding) -> None:
-    output = binding.run("attempt(_C.attention, **{**full, 'mask_element': 1})")
-    assert output == "ValueError: mask_pointer must be given with mask_element"
+@pytest.mark.parametrize(("pointer", "field"), [("mask_pointer", "mask_element"), ("tiles_pointer", "tiles_key_tiles")])
+def test_a_mask_or_lists_without_a_pointer_are_refused(binding: Binding, pointer: str, field: str) -> None:
+    output = binding.run(f"attempt(_C.attention, **{{**full, {field!r}: 1}})")
+    assert output == f"ValueError: {pointer} must be given with {field}"
     assert not binding.log.exists()

@@ -13,7 +13,9 @@ import sys
 from collections import Counter
 from typing import Any
 
-Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE = (0x7F0000000000 + index * 0x1000000000 for index in range(8))
+Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE, LISTS, INVALID = (
+    0x7F0000000000 + index * 0x1000000000 for index in range(10)
+)
 FP16, BF16, FP32 = 2, 3, 4
 BOOL = 1
 
@@ -33,6 +35,7 @@ def description(
     causal: bool = False,
     mask: str | None = None,
     lse: bool = False,
+    tiles: str | None = None,
     pv_accumulator: int = 32,
     device: int = 0,
 ) -> dict[str, Any]:
@@ -56,6 +59,14 @@ def description(
         )  # fmt: skip
     if lse:
         call.update(lse=LSE, nonfinite=NONFINITE)
+    if tiles is not None:
+        key_tiles = -(-kv_length // 128)
+        lists = -(-q_length // 128) * (1 + key_tiles)
+        own = tiles == "own"
+        call.update(
+            tiles_pointer=LISTS, tiles_invalid=INVALID if own else 0, tiles_key_tiles=key_tiles,
+            tiles_batch_stride=q_heads * lists if own else 0, tiles_head_stride=lists if own else 0,
+        )  # fmt: skip
     return call
 
 
@@ -71,6 +82,11 @@ def all_descriptions() -> list[dict[str, Any]]:
         )
         for head_dim, element, mode, smooth_v, causal, mask, lse, accumulator in grid
     ]  # fmt: skip
+    listed = itertools.product((64, 72, 256), (8, 4, 16), (False, True), (None, "full"), ("own", "shared"))
+    calls += [
+        description(batch=2, head_dim=head_dim, mode=mode, causal=causal, mask=mask, tiles=tiles, lse=True)
+        for head_dim, mode, causal, mask, tiles in listed
+    ]
     for q_length, kv_length, head_dim in ((1, 1, 8), (75_600, 75_600, 128), (300_000, 300_000, 64), (1024, 77, 200)):
         calls += [
             description(

@@ -1,0 +1,54 @@
+// Makes of the caller's tile lists such that the attention kernels can walk without a test. A warp takes a list.
+#include "common/tile_lists.h"
+
+namespace common {
+
+__device__ __forceinline__ void prepare_list(const PrepareListsParams& params, int index, unsigned* bitmap) {
+  const unsigned lane = threadIdx.x % 32;
+  const int block = index % params.query_blocks, slice = index / params.query_blocks;
+  const int batch = slice / params.heads, head = slice - batch * params.heads;
+  const short* list =
+      params.lists + batch * params.batch_stride + head * params.head_stride + i64(block) * (1 + params.key_tiles);
+  const int words = bitmap_words(params.key_tiles);
+  for (int word = lane; word < words; word += 32) bitmap[word] = 0;
+  __syncwarp();
+  const int given = list[0], count = min(max(given, 0), params.key_tiles);
+  bool invalid = given != count;
+  for (int i = lane; i < count; i += 32) {
+    const int tile = list[1 + i];
+    if (tile < 0 || tile >= params.key_tiles) {
+      invalid = true;
+    } else {
+      const unsigned bit = 1u << tile % 32;
+      invalid |= (atomicOr(bitmap + tile / 32, bit) & bit) != 0;
+    }
+  }
+  invalid = __any_sync(0xffffffffu, invalid);  // and all bits are set
+  if (invalid && lane == 0 && params.invalid) *params.invalid = 1;
+  __syncwarp();
+  // Tiles above the diagonal are valid and hold no key for these queries.
+  const int last = params.causal ? min(block, params.key_tiles - 1) : params.key_tiles - 1;
+  unsigned short* entries = params.entries + i64(index) * params.key_tiles;
+  int written = 0;
+  for (int word = last / 32; word >= 0; --word) {
+    unsigned bits = bitmap[word];
+    if (word == last / 32) bits &= 0xffffffffu >> (31 - last % 32);
+    const unsigned above = bits >> lane;  // this lane's tile and those that come before it in the order
+    if (above & 1) entries[written + __popc(above) - 1] = static_cast<unsigned short>(32 * word + lane);
+    written += __popc(bits);
+  }
+  if (lane == 0) params.counts[index] = written;
+}
+
+}  // namespace common
+
+extern "C" __global__ void __launch_bounds__(common::kPrepareListsThreads)
+    prepare_tile_lists(const __grid_constant__ common::PrepareListsParams params) {
+  extern __shared__ unsigned bitmaps[];
+  for (int i = blockIdx.x * common::kPrepareListsThreads + threadIdx.x; i < params.launches;
+       i += gridDim.x * common::kPrepareListsThreads)
+    params.next[i] = 0;
+  const int warp = threadIdx.x / 32, index = blockIdx.x * common::kListsPerBlock + warp;
+  if (index < params.batches * params.heads * params.query_blocks)
+    common::prepare_list(params, index, bitmaps + warp * common::bitmap_words(params.key_tiles));
+}

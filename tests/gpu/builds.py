@@ -30,6 +30,7 @@ from comfy_sage2.quantize.formats import FP16
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.tiles import TILE_TOKENS, TileLists
 
 _TILES = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "tiles.h"
 
@@ -98,17 +99,18 @@ def run(
     *,
     attn_mask: torch.Tensor | None = None,
     nonfinite: torch.Tensor | None = None,
+    tiles: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """One call: q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D), a 4-D mask. Returns out and lse as `Backend.run`."""
+    """One call: q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D), a 4-D mask, lists. Returns out and lse as `Backend.run`."""
     chosen = backend(name)
     if choices.get("mode") == "precise" and q.dtype == torch.float32:
         pytest.skip("mode precise takes tensors of 16 bits")
-    request = AttentionRequest.of(q, k, AttentionOptions(**choices), attn_mask=attn_mask)
+    request = AttentionRequest.of(q, k, AttentionOptions(**choices), attn_mask=attn_mask, tiles=tiles)
     reason = chosen.reason_against(request)
     assert reason is None, reason
     with _poisoned_allocations():
-        return chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
+        return chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles)
 
 
 def groups_of(name: str, mode: str) -> GroupScheme:
@@ -123,6 +125,7 @@ def reference(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
+    tiles: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference with the numerics of these kernels: groups, steps, the sum of rounded P, the accumulator."""
@@ -133,7 +136,7 @@ def reference(
     if call.mode != "precise" or name != "sm90":  # which adds P before it is rounded
         options = replace(options, sum_quantized_p=True)
     if name == "sm90":
-        plain = call.mode == "8b" and attn_mask is None and not call.is_causal
+        plain = call.mode == "8b" and attn_mask is None and tiles is None and not call.is_causal
         options = replace(options, keys_per_step=_hopper_tile(q.shape[3], plain), last_keys_first=True)
     elif call.pv_accumulator == "fp32" and call.mode != "precise" and torch.cuda.get_device_capability() == (9, 0):
         options = replace(options, accumulator=ACCUMULATE_FP32)
@@ -143,11 +146,13 @@ def reference(
         if call.pv_accumulator == "fp16":
             accumulator = replace(accumulator, keys_per_instruction=16)
         options = replace(options, p_format=FP16, v_format=FP16, p_maximum=448.0, accumulator=accumulator)
-    return reference_attention(q, k, v, options, scale=call.scale, is_causal=call.is_causal, attn_mask=attn_mask)
+    live = None if tiles is None else TileLists(tiles).to_mask()
+    masks: dict[str, Any] = {"is_causal": call.is_causal, "attn_mask": attn_mask, "live_tiles": live}
+    return reference_attention(q, k, v, options, scale=call.scale, **masks)
 
 
 def _hopper_tile(head_dim: int, plain: bool) -> int:
-    """Keys of a tile, as TileShape in csrc/sm90/tiles.h has them; `plain` is 8b without a mask of any kind."""
+    """Keys of a tile, as TileShape in csrc/sm90/tiles.h has them; `plain` is 8b without lists or masks."""
     name = "kWideTileN" if head_dim <= 64 and plain else "kTileN"
     found = re.search(rf"constexpr int {name} = (\d+);", _TILES.read_text())
     assert found is not None, f"{_TILES} does not say {name}"
@@ -162,6 +167,7 @@ def exact(
     scale: float | None = None,
     is_causal: bool = False,
     attn_mask: torch.Tensor | None = None,
+    tiles: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Plain attention in float64: out (B, Hq, Nq, D) and lse (B, Hq, Nq); rows without keys give 0 and -inf."""
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
@@ -174,6 +180,9 @@ def exact(
         )
     if is_causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    if tiles is not None:
+        live = TileLists(tiles).to_mask().repeat_interleave(TILE_TOKENS, 2).repeat_interleave(TILE_TOKENS, 3)
+        scores = scores.masked_fill(~live[:, :, : q.shape[2], : k.shape[2]], -math.inf)
     return torch.nan_to_num(scores.softmax(3), nan=0.0) @ v, scores.logsumexp(3)
 
 
@@ -193,7 +202,7 @@ def check(
     rotate: bool = False,
     **call: Any,
 ) -> None:
-    """Output and LSE of a call (`scale`, `is_causal`, `attn_mask`) against float64 and against the reference."""
+    """Output and LSE of a call (`scale`, `is_causal`, `attn_mask`, `tiles`) against float64 and the reference."""
     out, lse = run(name, q, k, v, mode=mode, smooth_v=smooth_v, rotate=rotate, return_lse=True, **call)
     wanted, wanted_lse = exact(q, k, v, **call)
     same_groups, same_lse = reference(name, q, k, v, mode=mode, smooth_v=smooth_v, rotate=rotate, **call)

@@ -1,0 +1,370 @@
+"""Tile lists in the kernels: against the dense call, the reference and float64, and how such calls are launched."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import comfy_sage2
+from comfy_sage2 import TileLists
+from comfy_sage2.backends import launch
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.kernels import loader
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.tiles import tiles_of
+
+from .builds import EXACT_BOUND, backend, check, exact, random_qkv, relative_l1, run
+
+pytestmark = pytest.mark.gpu
+
+each_mode = pytest.mark.parametrize(
+    ("name", "mode"), [(kernels.name, mode) for kernels in KERNELS if kernels.tile_lists for mode in kernels.modes]
+)
+each_head_dim = pytest.mark.parametrize("head_dim", [64, 128, 256])
+each_order = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+RAGGED = (333, 700)  # 3 blocks of queries and 6 tiles of keys, the last of 77 and of 60
+
+
+def lists_of(live: torch.Tensor) -> torch.Tensor:
+    """The lists of live tiles (B, Hq, Tq, Tk), each in an order by chance, with any numbers behind the count."""
+    count = live.sum(3, keepdim=True)
+    order = torch.rand(live.shape, device=live.device).masked_fill(~live, 2).argsort(3)
+    anything = torch.randint(-(2**15), 2**15, live.shape, device=live.device)
+    entries = order.where(torch.arange(live.shape[3], device=live.device) < count, anything)
+    return torch.cat((count, entries), 3).to(torch.int16)
+
+
+def random_lists(
+    q: torch.Tensor, k: torch.Tensor, dead: float = 0.5, *, batch: int | None = None, heads: int | None = None
+) -> torch.Tensor:
+    """Lists of tiles by chance, a share `dead` of them left out; the first block of queries has at least one."""
+    shape = (batch or q.shape[0], heads or q.shape[1], tiles_of(q.shape[2]), tiles_of(k.shape[2]))
+    live = torch.rand(shape, device="cuda") >= dead
+    live[:, :, 0, 0] = True
+    return lists_of(live)
+
+
+def all_tiles(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return random_lists(q, k, 0.0)
+
+
+def dense_of_same_tiles(
+    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mode: str, **call: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The dense call whose kernel has key tiles of 128, or as many as the listed one.
+
+    Without causal order and mask, sm90's of 8b has 192 at head_dim 64. A mask that masks nothing gives it tiles of 128.
+    The bits are those without one where the last tile is ragged, which goes through the same arithmetic then.
+    """
+    plain = call.get("attn_mask") is None and not call.get("is_causal", False)
+    if name == "sm90" and mode == "8b" and q.shape[3] <= 64 and plain:
+        assert k.shape[2] % 128
+        call["attn_mask"] = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool, device="cuda")
+    return run(name, q, k, v, mode=mode, return_lse=True, **call)
+
+
+def assert_same_bits(
+    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: torch.Tensor, **call: Any
+) -> None:
+    """A call with lists against the dense one."""
+    out, lse = run(name, q, k, v, tiles=tiles, return_lse=True, **call)
+    wanted, wanted_lse = dense_of_same_tiles(name, q, k, v, **call)
+    assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
+
+
+@each_mode
+@each_order
+@pytest.mark.parametrize("head_dim", [40, 64, 72, 128, 200, 256])
+def test_random_lists(name: str, mode: str, head_dim: int, is_causal: bool, fresh_seed: int) -> None:
+    q, k, v = random_qkv((2, 3, RAGGED[0], head_dim), (2, 3, RAGGED[1], head_dim))
+    check(name, q, k, v, mode, is_causal=is_causal, tiles=random_lists(q, k))
+
+
+@each_mode
+@each_order
+@each_head_dim
+@pytest.mark.parametrize(
+    "lengths", [(1, 1), (128, 128), (129, 65), (300, 64), (100, 640), (640, 100), (700, 705)], ids=str
+)
+def test_lengths(
+    name: str, mode: str, head_dim: int, is_causal: bool, lengths: tuple[int, int], fresh_seed: int
+) -> None:
+    q, k, v = random_qkv((1, 2, lengths[0], head_dim), (1, 2, lengths[1], head_dim), torch.bfloat16)
+    check(name, q, k, v, mode, is_causal=is_causal, tiles=random_lists(q, k, 0.4))
+
+
+@each_mode
+@each_order
+@each_head_dim
+@pytest.mark.parametrize("mask", ["keys", "full", "additive"])
+def test_lists_and_masks(name: str, mode: str, head_dim: int, is_causal: bool, mask: str, fresh_seed: int) -> None:
+    q, k, v = random_qkv((2, 4, RAGGED[0], head_dim), (2, 2, RAGGED[1], head_dim))
+    attn_mask = {
+        "keys": torch.arange(RAGGED[1], device="cuda").lt(500).view(1, 1, 1, -1),
+        "full": torch.rand(2, 4, *RAGGED, device="cuda") > 0.3,
+        "additive": torch.randn(1, 4, *RAGGED, device="cuda", dtype=q.dtype),
+    }[mask]
+    check(name, q, k, v, mode, is_causal=is_causal, attn_mask=attn_mask, tiles=random_lists(q, k))
+
+
+@each_mode
+@each_order
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, None), (None, 1)])
+def test_lists_for_all(
+    name: str, mode: str, is_causal: bool, batch: int | None, heads: int | None, fresh_seed: int
+) -> None:
+    q, k, v = random_qkv((2, 6, 517, 128), (2, 2, 517, 128))
+    tiles = random_lists(q, k, batch=batch, heads=heads)
+    out, lse = run(name, q, k, v, mode=mode, is_causal=is_causal, tiles=tiles, return_lse=True)
+    own = tiles.expand(2, 6, -1, -1).contiguous()
+    wanted, wanted_lse = run(name, q, k, v, mode=mode, is_causal=is_causal, tiles=own, return_lse=True)
+    assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
+    check(name, q, k, v, mode, is_causal=is_causal, tiles=tiles)
+
+
+@each_mode
+@each_order
+@each_head_dim
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("lengths", [RAGGED, (700, 700), (300, 680)], ids=str)
+def test_all_tiles_are_the_dense_call_bit_for_bit(
+    name: str, mode: str, head_dim: int, is_causal: bool, masked: bool, lengths: tuple[int, int], fresh_seed: int
+) -> None:
+    q, k, v = random_qkv((2, 4, lengths[0], head_dim), (2, 2, lengths[1], head_dim), outliers=True)
+    mask = torch.rand(2, 1, *lengths, device="cuda") > 0.4 if masked else None
+    assert_same_bits(name, q, k, v, all_tiles(q, k), mode=mode, is_causal=is_causal, attn_mask=mask)
+
+
+@each_mode
+@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("lengths", [(512, 640), (128, 128), (2000, 4096)], ids=str)
+def test_all_tiles_where_none_is_ragged(
+    name: str, mode: str, head_dim: int, lengths: tuple[int, int], fresh_seed: int
+) -> None:
+    q, k, v = random_qkv((1, 4, lengths[0], head_dim), (1, 4, lengths[1], head_dim), torch.bfloat16)
+    assert_same_bits(name, q, k, v, all_tiles(q, k), mode=mode, smooth_v=True, rotate=True)
+
+
+@each_mode
+@each_head_dim
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_lossless_lists_are_the_dense_call_bit_for_bit(
+    name: str, mode: str, head_dim: int, dtype: torch.dtype, fresh_seed: int
+) -> None:
+    """Scores of dead tiles are so far below those of the last tile, which comes first, that their P are 0."""
+    q, k, v = random_qkv((2, 4, 500, head_dim), (2, 4, 1500, head_dim), dtype)
+    live = torch.rand(2, 4, 1, 12, device="cuda") < 0.5
+    live[..., -1] = True
+    q[..., 0] = 16.0
+    k[..., 0] = live.repeat_interleave(128, 3)[:, :, 0, :1500] * (160.0 * head_dim**0.5 / 16.0)
+    tiles = lists_of(live.expand(2, 4, 4, 12))
+    assert_same_bits(name, q, k, v, tiles, mode=mode)
+
+
+@each_mode
+@each_order
+@each_head_dim
+def test_lists_of_one_tile(name: str, mode: str, head_dim: int, is_causal: bool, fresh_seed: int) -> None:
+    q, k, v = random_qkv((2, 3, 700, head_dim), (2, 3, 650, head_dim))
+    # Block i, under causal order, has tiles 0 to i.
+    place = torch.rand(2, 3, 6, device="cuda") * (torch.arange(6, device="cuda") + 1 if is_causal else 6)
+    live = torch.nn.functional.one_hot(place.long().clamp(max=5), 6).bool()
+    check(name, q, k, v, mode, is_causal=is_causal, tiles=lists_of(live))
+
+
+@each_mode
+@each_order
+@each_head_dim
+def test_empty_lists_give_zeros(name: str, mode: str, head_dim: int, is_causal: bool, fresh_seed: int) -> None:
+    q, k, v = random_qkv((2, 3, 700, head_dim), (2, 3, 650, head_dim))
+    live = torch.ones(2, 3, 6, 6, dtype=torch.bool, device="cuda")
+    live[:, 1, ::2] = False
+    live[1, 2] = False
+    call: dict[str, Any] = {"mode": mode, "is_causal": is_causal, "return_lse": True}
+    smooth_v = mode != "precise"
+    out, lse = run(name, q, k, v + 5, smooth_v=smooth_v, tiles=lists_of(live), **call)
+    empty = ~live.any(3).repeat_interleave(128, 2)[:, :, :700]
+    assert not out[empty].any() and (lse[empty] == -torch.inf).all()
+    wanted, wanted_lse = run(name, q, k, v + 5, smooth_v=smooth_v, tiles=all_tiles(q, k), **call)
+    assert torch.equal(out[~empty], wanted[~empty]) and torch.equal(lse[~empty], wanted_lse[~empty])
+    out, lse = run(name, q, k, v + 5, smooth_v=smooth_v, tiles=lists_of(torch.zeros_like(live)), **call)
+    assert not out.any() and (lse == -torch.inf).all()
+
+
+@each_mode
+def test_tiles_above_the_diagonal_are_left_out(name: str, mode: str) -> None:
+    q, k, v = random_qkv((1, 2, 600, 128), (1, 2, 600, 128))
+    live = torch.rand(1, 2, 5, 5, device="cuda") > 0.4
+    live[..., 0] = True
+    choices: dict[str, Any] = {"mode": mode, "is_causal": True}
+    out, _ = run(name, q, k, v, tiles=lists_of(live), **choices)
+    assert torch.equal(out, run(name, q, k, v, tiles=lists_of(live.tril()), **choices)[0])
+
+
+@each_mode
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_300000_keys(name: str, mode: str, head_dim: int, fresh_seed: int) -> None:
+    q, k, v = random_qkv((1, 2, 300, head_dim), (1, 2, 300_000, head_dim))
+    tiles = random_lists(q, k, 0.9)
+    out, lse = run(name, q, k, v, mode=mode, tiles=tiles, return_lse=True)
+    wanted, wanted_lse = exact(q, k, v, tiles=tiles)
+    assert relative_l1(out, wanted) <= EXACT_BOUND[mode]
+    assert (lse - wanted_lse).abs().max() < (0.5 if mode == "4b" else 0.1)
+
+
+@each_mode
+def test_300000_queries(name: str, mode: str, fresh_seed: int) -> None:
+    """2344 blocks of two heads with 40 tiles each on average, some with none and some with hundreds."""
+    q, k, v = random_qkv((1, 2, 300_000, 64), (1, 2, 300_000, 64))
+    share = torch.rand(1, 2, 2344, 1, device="cuda") ** 4 * 0.1 - 0.001
+    tiles = lists_of(torch.rand(1, 2, 2344, 2344, device="cuda") < share)
+    out, lse = run(name, q, k, v, mode=mode, tiles=tiles, return_lse=True)
+    assert torch.equal(lse.isinf().view(1, 2, -1), (tiles[..., 0] == 0).repeat_interleave(128, 2)[..., :300_000])
+    for block in (0, 1, 1000, 2343):
+        rows = slice(128 * block, min(128 * block + 128, 300_000))
+        part = tiles[:, :, block : block + 1].contiguous()
+        wanted, wanted_lse = exact(q[:, :, rows], k, v, tiles=part)
+        filled = wanted_lse.isfinite()
+        assert not out[:, :, rows][~filled].any()
+        if filled.any():
+            assert relative_l1(out[:, :, rows][filled], wanted[filled]) <= EXACT_BOUND[mode]
+
+
+@each_mode
+@pytest.mark.parametrize(
+    ("bad", "clean"),
+    [
+        ([3, 1, 99, 0], [2, 1, 0, -1]),
+        ([3, 1, -1, 0], [2, 1, 0, -1]),
+        ([3, 2, 2, 0], [2, 2, 0, -1]),
+        ([9, 2, 1, 0], [3, 2, 1, 0]),
+        ([32767, 2, 1, 1], [2, 2, 1, -1]),
+        ([-5, 2, 1, 0], [0, -1, -1, -1]),
+        ([3, 32767, -32768, 3], [0, -1, -1, -1]),
+        ([3, 1, 2, 0], [3, 0, 1, 2]),
+    ],
+    ids=str,
+)
+def test_invalid_entries_are_left_out_and_noted(name: str, mode: str, bad: list[int], clean: list[int]) -> None:
+    backend(name)
+    q, k, v = random_qkv((2, 2, 100, 128), (2, 2, 300, 128))
+    request = AttentionRequest.of(q, k, AttentionOptions(mode), tiles=torch.empty(0))
+    outs, flags = [], []
+    for entries in (bad, clean):
+        tiles = torch.tensor(entries, dtype=torch.int16, device="cuda").expand(2, 2, 1, -1).contiguous()
+        flags.append(torch.full((1,), -7, dtype=torch.int32, device="cuda"))
+        given: dict[str, Any] = {"tiles": tiles, "invalid_tiles": flags[-1], "attn_mask": None, "nonfinite": None}
+        outs.append(launch.launch(loader.load(name), q, k, v, request, **given)[0])
+    assert torch.equal(outs[0], outs[1])
+    assert [flag.item() for flag in flags] == [-7 if sorted(bad) == sorted(clean) else 1, -7]
+
+
+@each_mode
+def test_any_memory_as_lists_is_harmless(name: str, mode: str, fresh_seed: int) -> None:
+    q, k, v = random_qkv((2, 3, 900, 64), (2, 3, 5000, 64))
+    for _ in range(5):
+        tiles = torch.randint(-(2**15), 2**15, (2, 3, 8, 41), device="cuda").to(torch.int16)
+        tiles[:, 1, :, 1:] %= 50
+        out, _ = run(name, q, k, v, mode=mode, tiles=tiles)
+        clean = lists_of(TileLists(tiles).to_mask())
+        assert torch.equal(out, run(name, q, k, v, mode=mode, tiles=clean)[0])
+
+
+@each_mode
+@each_head_dim
+def test_repeats_of_unequal_work_are_bit_equal(name: str, mode: str, head_dim: int, fresh_seed: int) -> None:
+    """More work tiles than blocks, with 0 to all key tiles each."""
+    q, k, v = random_qkv((2, 8, 3000, head_dim), (2, 4, 3000, head_dim))
+    share = torch.rand(2, 8, 24, 1, device="cuda") * 1.2 - 0.1
+    tiles = lists_of(torch.rand(2, 8, 24, 24, device="cuda") < share)
+    first, first_lse = run(name, q, k, v, mode=mode, tiles=tiles, return_lse=True)
+    for _ in range(10):
+        out, lse = run(name, q, k, v, mode=mode, tiles=tiles, return_lse=True)
+        assert torch.equal(out, first) and torch.equal(lse, first_lse)
+
+
+@each_mode
+def test_cuda_graph_follows_its_lists(name: str, mode: str) -> None:
+    q, k, v = random_qkv((1, 4, 3000, 128), (1, 4, 3000, 128))
+    tiles = random_lists(q, k)
+    run(name, q, k, v, mode=mode, tiles=tiles)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _ = run(name, q, k, v, mode=mode, tiles=tiles)
+    for dead in (0.2, 0.8, 0.0):
+        tiles.copy_(random_lists(q, k, dead))
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, run(name, q, k, v, mode=mode, tiles=tiles)[0])
+
+
+@each_mode
+def test_two_threads(name: str, mode: str) -> None:
+    inputs = [random_qkv((1, 4, 1500, 128), (1, 4, 1500, 128)) for _ in range(2)]
+    lists = [random_lists(q, k) for q, k, _ in inputs]
+    expected = [run(name, *each, mode=mode, tiles=tiles)[0] for each, tiles in zip(inputs, lists, strict=True)]
+    torch.cuda.synchronize()
+    equal = [False, False]
+
+    def work(index: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [run(name, *inputs[index], mode=mode, tiles=lists[index])[0] for _ in range(10)]
+            torch.cuda.current_stream().synchronize()
+        equal[index] = all(torch.equal(result, expected[index]) for result in results)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert equal == [True, True]
+
+
+@each_mode
+@each_order
+@pytest.mark.parametrize(("batch", "heads"), [(None, None), (1, None), (None, 1)])
+def test_parts_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    mode: str,
+    is_causal: bool,
+    batch: int | None,
+    heads: int | None,
+    fresh_seed: int,
+) -> None:
+    q, k, v = random_qkv((3, 8, 700, 64), (3, 2, 700, 64), torch.bfloat16)
+    call: dict[str, Any] = {"mode": mode, "is_causal": is_causal, "return_lse": True}
+    call["tiles"] = random_lists(q, k, batch=batch, heads=heads)
+    whole, whole_lse = run(name, q, k, v, **call)
+    monkeypatch.setattr(launch, "WORKSPACE_BOUND", 3 * 700 * 64)
+    out, lse = run(name, q, k, v, **call)
+    assert torch.equal(out, whole) and torch.equal(lse, whole_lse)
+
+
+@pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS if kernels.tile_lists and "4b" in kernels.modes])
+def test_smoothed_queries_in_several_launches(name: str, fresh_seed: int) -> None:
+    """The correction of 2 * 24 heads with 40,000 keys is larger than its share of the workspace."""
+    q, k, v = random_qkv((2, 24, 5120, 64), (2, 2, 40_000, 64))
+    tiles = random_lists(q, k, 0.8)
+    out, lse = run(name, q, k, v, mode="4b", tiles=tiles, return_lse=True)
+    for batch, head in ((0, 0), (0, 23), (1, 0), (1, 23)):
+        part = q[batch, head, None, None], k[batch, head // 12, None, None], v[batch, head // 12, None, None]
+        own = tiles[batch, head, None, None].contiguous()
+        wanted, wanted_lse = run(name, *part, mode="4b", tiles=own, return_lse=True)
+        assert torch.equal(out[batch, head], wanted[0, 0]) and torch.equal(lse[batch, head], wanted_lse[0, 0])
+
+
+@each_mode
+def test_the_public_call(name: str, mode: str) -> None:
+    if torch.cuda.get_device_capability() not in backend(name).capabilities or name != "sm90":
+        pytest.skip("another backend serves this GPU")
+    q, k, v = random_qkv((1, 2, 700, 128), (1, 2, 700, 128))
+    lists = TileLists(random_lists(q, k))
+    assert comfy_sage2.explain(q, k, v, tiles=lists, mode=mode)[name] is None
+    out = comfy_sage2.attention(q, k, v, tiles=lists, mode=mode)
+    assert torch.equal(out, run(name, q, k, v, mode=mode, tiles=lists.lists)[0])

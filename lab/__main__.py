@@ -17,6 +17,7 @@ COMMANDS = {
     "accumulators": ("lab.measurements.accumulators", "show what the accumulator of P V keeps on this machine"),
     "tiles": ("lab.measurements.tiles", "show how many key tiles are dead and what leaving them out costs"),
     "memory": ("lab.measurements.memory", "measure the memory that one long call takes"),
+    "lists": ("lab.measurements.list_times", "measure how much faster calls with tile lists are than dense ones"),
     "choices": ("lab.measurements.choices", "compare what the node chooses by its measurement with what is fastest"),
     "train-demo-model": ("lab.training.demo_model.train", "train the demo model"),
     "train-modalities": ("lab.training.modalities.train", "train models of text, pictures and sound, and compare"),

@@ -44,7 +44,7 @@ def _precise(request: AttentionRequest) -> str | None:
 def _dense(request: AttentionRequest) -> str | None:
     if not request.has_tiles:
         return None
-    return "[SA-212] tile lists need sm90 or the reference, which is slow: leave out `tiles` where speed is wanted"
+    return "[SA-212] only the kernels take tile lists, and the reference, which is slow: leave out `tiles` here"
 
 
 ON_CUDA = Constraint("device", _on_cuda)

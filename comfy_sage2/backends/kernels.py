@@ -9,7 +9,7 @@ from ..options import EXACT
 from . import selftest
 from .accumulators import mode_has_accumulator
 from .base import AttentionRequest, Backend
-from .constraints import DENSE, LENGTH, ON_CUDA, PRECISE, capability_is, option_is
+from .constraints import LENGTH, ON_CUDA, PRECISE, capability_is, option_is
 from .known_answers import Variant
 from .launch import launch
 
@@ -17,7 +17,7 @@ from .launch import launch
 class KernelBackend(Backend):
     """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE.
 
-    Mode "precise" takes no fp32.
+    All take tile lists. Mode "precise" takes no fp32.
     """
 
     accelerated = True
@@ -29,22 +29,16 @@ class KernelBackend(Backend):
         *,
         modes: tuple[str, ...],
         pv_accumulators: tuple[str, ...],
-        tile_lists: bool,
     ) -> None:
-        """The module of `architecture` is built for GPUs of these capabilities and has these values of the options.
-
-        tile_lists: it has kernels for calls with them.
-        """
+        """The module of `architecture` is built for GPUs of these capabilities and has these values of the options."""
         self.name = architecture
         self.capabilities = capabilities
         self.modes = modes
         self.pv_accumulators = pv_accumulators
-        self.tile_lists = tile_lists
         self.constraints = (
             ON_CUDA,
             capability_is(*capabilities),
             LENGTH,
-            *(() if tile_lists else (DENSE,)),
             option_is("mode", *modes),
             option_is("pv_accumulator", *pv_accumulators),
             PRECISE,
@@ -96,12 +90,8 @@ class KernelBackend(Backend):
 # In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120
 # and sm80 are compiled and their numerics compared with the reference on another GPU, neither was run on its own.
 KERNELS = (
-    KernelBackend("sm90", ((9, 0),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32",), tile_lists=True),
-    KernelBackend("sm89", ((8, 9),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16"), tile_lists=False),
-    KernelBackend(
-        "sm120", ((12, 0), (12, 1)), modes=("8b", "precise"), pv_accumulators=("fp32", "fp16"), tile_lists=False
-    ),
-    KernelBackend(
-        "sm80", ((8, 0), (8, 6)), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16"), tile_lists=False
-    ),
+    KernelBackend("sm90", ((9, 0),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32",)),
+    KernelBackend("sm89", ((8, 9),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b", "precise"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
 )

@@ -69,7 +69,7 @@ struct ListSpace {
   int64_t entries = 0, counts = 0, next = 0;
 
   ListSpace() = default;
-  // For so many launches of the attention kernel.
+  // For so many launches of the attention kernel that count the work tiles they took.
   ListSpace(const AttentionCall& call, int64_t of_attention, Arena& arena)
       : query_blocks(ceil_div(call.q_length, kListTile)), key_tiles(call.tiles.key_tiles), launches(of_attention) {
     if (key_tiles == 0) return;
@@ -84,6 +84,8 @@ struct ListSpace {
 inline const char* element_name(int element) {
   return element == kHalf ? "fp16" : element == kBfloat16 ? "bf16" : "fp32";
 }
+
+inline bool listed(const AttentionCall& call) { return call.tiles.key_tiles != 0; }
 
 // Launches kernels of one call on its stream.
 class Launcher {
@@ -105,7 +107,7 @@ class Launcher {
   }
 
   // Enqueues what makes the lists that attention kernels walk.
-  void prepare_lists(const ListSpace& space) const {
+  void prepare_lists(const ListSpace& space, ListForm form) const {
     const TileListsView& tiles = call_.tiles;
     PrepareListsParams params{};
     params.lists = pointer<const short>(tiles.pointer);
@@ -121,12 +123,13 @@ class Launcher {
     params.key_tiles = static_cast<int>(space.key_tiles);
     params.causal = call_.causal;
     params.launches = static_cast<int>(space.launches);
+    params.form = form;
     const int64_t lists = int64_t(params.batches) * params.heads * params.query_blocks;
     launch("tile_lists", "prepare_tile_lists", grid(ceil_div(lists, kListsPerBlock)), kPrepareListsThreads,
            bitmap_bytes(params.key_tiles), params);
   }
 
-  // As the attention kernel's launch with this number sees them.
+  // As the attention kernel's launch with this number sees them; null where the call has none.
   PreparedLists prepared_lists(const ListSpace& space, int64_t launch) const {
     PreparedLists lists{};
     if (space.key_tiles == 0) return lists;

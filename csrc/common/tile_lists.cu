@@ -28,11 +28,25 @@ __device__ __forceinline__ void prepare_list(const PrepareListsParams& params, i
   __syncwarp();
   // Tiles above the diagonal are valid and hold no key for these queries.
   const int last = params.causal ? min(block, params.key_tiles - 1) : params.key_tiles - 1;
+  // Words from the one with `last` down, without what lies behind it.
+  const auto bits_of = [&](int word) {
+    return word == last / 32 ? bitmap[word] & (0xffffffffu >> (31 - last % 32)) : bitmap[word];
+  };
   unsigned short* entries = params.entries + i64(index) * params.key_tiles;
+  if (params.form == ListForm::linked) {
+    int next = params.key_tiles;
+    for (int word = last / 32; word >= 0; --word) {
+      const unsigned bits = bits_of(word), behind = bits >> lane >> 1;
+      const int following = behind ? 32 * word + static_cast<int>(lane) + __ffs(behind) : next;
+      if (bits >> lane & 1) entries[32 * word + lane] = static_cast<unsigned short>(following);
+      if (bits) next = 32 * word + __ffs(bits) - 1;
+    }
+    if (lane == 0) params.counts[index] = next;
+    return;
+  }
   int written = 0;
   for (int word = last / 32; word >= 0; --word) {
-    unsigned bits = bitmap[word];
-    if (word == last / 32) bits &= 0xffffffffu >> (31 - last % 32);
+    const unsigned bits = bits_of(word);
     const unsigned above = bits >> lane;  // this lane's tile and those that come before it in the order
     if (above & 1) entries[written + __popc(above) - 1] = static_cast<unsigned short>(32 * word + lane);
     written += __popc(bits);

@@ -14,11 +14,16 @@ constexpr int kPrepareListsThreads = 32 * kListsPerBlock;
 constexpr int bitmap_words(int key_tiles) { return (key_tiles + 31) / 32; }
 constexpr int bitmap_bytes(int key_tiles) { return kListsPerBlock * bitmap_words(key_tiles) * 4; }
 
-// Of each list the valid tiles, each once, the last first. So what needs masking comes first: the ragged last tile, or
-// in causal attention the one on the diagonal, as those above it are left out.
+// Of each list the valid tiles, each once, without those above the diagonal of causal attention.
+//
+// In order: the last tile comes first. So what needs masking comes first: the ragged last tile, or in causal attention
+// the one on the diagonal. Linked: entry t is the live tile after the live tile t, the first stands in place of the
+// count, and key_tiles for the end.
+enum class ListForm : int { in_order = 0, linked = 1 };
+
 struct PreparedLists {
   const unsigned short* entries;  // (lists, key_tiles)
-  const int* counts;              // (lists)
+  const int* counts;              // (lists), or the first tiles
   int* next;                      // work tiles of this launch that blocks took beyond their first
   int batch_lists, head_lists;    // lists from one batch, and one head, to the next; 0 where they share
   int key_tiles;
@@ -34,6 +39,8 @@ struct PrepareListsParams {
   int* invalid;  // set to 1 when a count or a tile is out of range or a tile is given twice, or null
   int batches, heads, query_blocks, key_tiles;
   int causal, launches;
+  ListForm form;
+  int padding;
 };
 
 }  // namespace common

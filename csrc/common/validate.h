@@ -37,7 +37,7 @@ inline void require_between(const char* name, int64_t value, int64_t least, int6
 
 // What the kernels of a build can do beside mode 8b with FP32 accumulators.
 struct Features {
-  bool mode_4b, precise, fp16_accumulator, tile_lists;
+  bool mode_4b, precise, fp16_accumulator;
 };
 
 inline void validate(const AttentionCall& call, Features features) {
@@ -70,8 +70,6 @@ inline void validate(const AttentionCall& call, Features features) {
           "pv_accumulator must be 32", features.fp16_accumulator ? " or 16" : "", kHere,
           std::to_string(call.pv_accumulator));
   if (call.tiles.key_tiles != 0) {
-    require(features.tile_lists, "there are no kernels for tile lists (tiles_key_tiles)", kHere,
-            std::to_string(call.tiles.key_tiles));
     const int64_t key_tiles = (call.kv_length + kListTile - 1) / kListTile;
     require(call.tiles.key_tiles == key_tiles && key_tiles <= kMaxListTiles, "tiles_key_tiles must be the tiles of ",
             std::to_string(kListTile), " keys of kv_length, ", std::to_string(key_tiles), " and at most ",

@@ -12,7 +12,8 @@ struct Item {
   const float *q_scale, *k_scale, *bias;
   i64 mask_offset;
   int slice, kv_slice, query_block;
-  int key_blocks;  // that its queries attend to
+  int first_key_block, key_blocks;   // that its queries attend to
+  const unsigned short* next_tiles;  // of its tile list, or null
 };
 
 template <int kHeadDim, int kBits, class Pv, bool kHasBias, bool kHasMask>
@@ -26,6 +27,8 @@ class Attention {
   static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
+  static_assert(kQueryBlock == kListTile && kListTile % kKeyBlock == 0, "lists are for blocks of queries");
+  static constexpr int kBlocksPerTile = kListTile / kKeyBlock;
   using Terms = ScoreTerms<kHasBias, kHasMask>;
 
  public:
@@ -58,6 +61,13 @@ class Attention {
     item.mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
     const int keys = p.causal ? min((item.query_block + 1) * kQueryBlock, sizes.kv_length) : sizes.kv_length;
     item.key_blocks = (keys + kKeyBlock - 1) / kKeyBlock;
+    item.first_key_block = 0;
+    item.next_tiles = nullptr;
+    if (p.lists.entries) {
+      const i64 list = batch * p.lists.batch_lists + head * p.lists.head_lists + item.query_block;
+      item.next_tiles = p.lists.entries + list * p.lists.key_tiles;
+      item.first_key_block = min(p.lists.counts[list] * kBlocksPerTile, item.key_blocks);
+    }
     return item;
   }
 
@@ -75,6 +85,14 @@ class Attention {
     }
   }
 
+  // The key block after one; key_blocks after the last.
+  __device__ __forceinline__ int key_block_after(int key_block) const {
+    int next = key_block + 1;
+    if (item.next_tiles && next % kBlocksPerTile == 0)
+      next = item.next_tiles[key_block / kBlocksPerTile] * kBlocksPerTile;
+    return min(next, item.key_blocks);
+  }
+
   // The copy after the last key block reads past this head's tiles, inside the workspace; nothing uses it.
   __device__ __forceinline__ void copy_keys(int key_block) const {
     copy<kKBytes>(kKAt, item.k + i64(key_block) * kKBytes);
@@ -85,11 +103,12 @@ class Attention {
   __device__ __forceinline__ void compute() {
     copy<kQBytes>(0, item.q);
     copy<kQScales * 4>(kQScalesAt, item.q_scale);
-    copy_keys(0);
+    int key_block = item.first_key_block;
+    copy_keys(key_block);
     output.clear();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) rows[tile].clear();
-    for (int key_block = 0; key_block < item.key_blocks; ++key_block) {
+    while (key_block < item.key_blocks) {
       cp_async_wait_all();
       __syncthreads();  // K is there, nobody reads the last V any more
       copy<kVBytes>(kVAt, item.v + i64(key_block) * kVBytes);
@@ -97,7 +116,8 @@ class Attention {
       for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
       cp_async_wait_all();
       __syncthreads();  // V is there, nobody reads K any more
-      copy_keys(key_block + 1);
+      key_block = key_block_after(key_block);
+      copy_keys(key_block);
       output.add_product(packed, reinterpret_cast<const uint4*>(shared + kVAt) + lane);
     }
     cp_async_wait_all();

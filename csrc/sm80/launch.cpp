@@ -18,7 +18,7 @@ namespace {
 constexpr bool kInt4Scores = INT4_SCORES;  // INT4 tensor cores
 constexpr bool kHalfValues = HALF_VALUES;  // no FP8: P V in fp16
 constexpr int value_bytes(int mode) { return kHalfValues || mode == kPrecise ? 2 : 1; }
-constexpr Features kFeatures{kInt4Scores, true, true, false};
+constexpr Features kFeatures{kInt4Scores, true, true};
 
 // The largest element of a channel of V is scaled to this. A half-precision sum over 64 keys of P <= 448 stays below
 // 65504.
@@ -53,6 +53,7 @@ class AttentionLauncher : Launcher {
   }
 
   void run() const {
+    if (listed(call_)) prepare_lists(workspace_.lists, ListForm::linked);
     statistics();
     quantize();
     if (call_.mode == k4b) return smoothed_attention();
@@ -168,6 +169,7 @@ class AttentionLauncher : Launcher {
     params.sizes = sizes_;
     params.first_work = first;
     params.works = works;
+    params.lists = prepared_lists(workspace_.lists, 0);
     params.causal = call_.causal;
     return params;
   }

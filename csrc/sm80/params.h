@@ -1,6 +1,7 @@
 // What the launch code and the kernels of the sm80 family agree on. Plain data, no CUDA headers: both sides include it.
 #pragma once
 
+#include "common/tile_lists.h"
 #include "common/views.h"
 #include "sm80/tiles.h"
 
@@ -73,7 +74,8 @@ struct AttentionParams {
   int* nonfinite;  // set to 1 when a value of out is NaN or infinite, or null
   Sizes sizes;
   i64 first_work, works;  // work items (q slice, query block) of this launch
-  int causal;
+  PreparedLists lists;    // linked, or null
+  int causal, padding;
 };
 
 }  // namespace sm80

@@ -16,6 +16,7 @@ struct Workspace {
   driver::Extent statistics_grid, quantize_grid;
   // Offsets in bytes.
   int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, q_mean, lse_shift, partials, bias;
+  ListSpace lists;
   int64_t bytes;
 
   // Throws std::invalid_argument when a grid of the call would be too large.
@@ -46,6 +47,7 @@ struct Workspace {
     lse_shift = arena.add(call.lse ? q_slices * call.q_length * 4 : 0);
     partials = arena.add(tensors * kv_slices * chunks * kStatistics * channels * 4);
     bias = arena.add(bias_rows * row_bytes);
+    lists = ListSpace(call, 0, arena);
     arena.add(key_tile_bytes(channels, 8));  // the attention kernel copies one key block too many
     bytes = arena.bytes();
   }

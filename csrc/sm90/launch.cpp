@@ -16,11 +16,10 @@
 namespace sm90 {
 namespace {
 
-constexpr Features kFeatures{true, true, false, true};
+constexpr Features kFeatures{true, true, false};
 constexpr int kProgrammaticLaunchVersion = 12030;  // the first driver that captures such launches in CUDA graphs
 
 bool biased(const AttentionCall& call) { return call.mode == k4b || call.mask.element != kNone; }
-bool listed(const AttentionCall& call) { return call.tiles.key_tiles != 0; }
 
 // What a launch has to know of the tile of the kernel that it chose.
 struct Tile {
@@ -64,7 +63,7 @@ class AttentionLauncher : Launcher {
         programmatic_(driver::version() >= kProgrammaticLaunchVersion) {}
 
   void run() const {
-    if (listed(call_)) prepare_lists(workspace_.lists);
+    if (listed(call_)) prepare_lists(workspace_.lists, ListForm::in_order);
     statistics();
     quantize();
     if (call_.mode == kPrecise) return precise_attention();

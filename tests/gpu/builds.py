@@ -57,13 +57,7 @@ def backend(name: str) -> KernelBackend:
     if target.removesuffix("a") != f"sm_{major}{minor}":
         pytest.skip(f"{name} was built for {target}, this GPU is sm_{major}{minor}")
     (declared,) = (one for one in KERNELS if one.name == name)
-    return KernelBackend(
-        name,
-        ((major, minor),),
-        modes=declared.modes,
-        pv_accumulators=declared.pv_accumulators,
-        tile_lists=declared.tile_lists,
-    )
+    return KernelBackend(name, ((major, minor),), modes=declared.modes, pv_accumulators=declared.pv_accumulators)
 
 
 # Parametrise a test by `name` and `mode`, or by the accumulator too.

@@ -22,7 +22,7 @@ from .builds import EXACT_BOUND, backend, check, exact, random_qkv, relative_l1,
 pytestmark = pytest.mark.gpu
 
 each_mode = pytest.mark.parametrize(
-    ("name", "mode"), [(kernels.name, mode) for kernels in KERNELS if kernels.tile_lists for mode in kernels.modes]
+    ("name", "mode"), [(kernels.name, mode) for kernels in KERNELS for mode in kernels.modes]
 )
 each_head_dim = pytest.mark.parametrize("head_dim", [64, 128, 256])
 each_order = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
@@ -346,7 +346,7 @@ def test_parts_give_the_same_bits(
     assert torch.equal(out, whole) and torch.equal(lse, whole_lse)
 
 
-@pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS if kernels.tile_lists and "4b" in kernels.modes])
+@pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS if "4b" in kernels.modes])
 def test_smoothed_queries_in_several_launches(name: str, fresh_seed: int) -> None:
     """The correction of 2 * 24 heads with 40,000 keys is larger than its share of the workspace."""
     q, k, v = random_qkv((2, 24, 5120, 64), (2, 2, 40_000, 64))

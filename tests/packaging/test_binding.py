@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from fake_pack import ROOT
 
-from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.backends.launch import option_fields
 from comfy_sage2.options import MODES, AttentionOptions
 from tools import kernel_table
@@ -300,38 +299,31 @@ for head_dim in (8, 64, 72, 128, 136, 256):
 def test_a_call_with_tile_lists_prepares_them_first(
     kernels: Binding, architecture: kernel_table.Architecture, causal: bool, mask: bool, shared: bool
 ) -> None:
-    (backend,) = (one for one in KERNELS if one.name == architecture.name)
     strides = (0, 0) if shared else (3 * 2 * 6, 2 * 6)
     fields = (
         f"q_heads=3, kv_heads=3, q_length=129, kv_length=513, causal={causal}, lse=16, mask_element={int(mask)}, "
         f"mask_pointer=16, tiles_pointer=16, tiles_batch_stride={strides[0]}, tiles_head_stride={strides[1]}"
     )
     for mode in architecture.modes:
-        output = kernels.run(f"""
+        kernels.run(f"""
 for head_dim in (64, 128, 256):
     dense = dict(full, head_dim=head_dim, mode={MODE_CODES[mode]}, {fields})
     wanted = dict(dense, tiles_key_tiles=5)
-    try:
-        wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
-    except ValueError as error:
-        print(error)
-        break
+    wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
     room = wanted["workspace_bytes"] - _C.workspace_bytes(**dense)
-    assert 2 * 3 * 2 * (5 * 2 + 4) + 4 <= room < 2 * 3 * 2 * (5 * 2 + 4) + 4 + 3 * 256, room
+    assert 2 * 3 * 2 * (5 * 2 + 4) <= room <= 2 * 3 * 2 * (5 * 2 + 4) + 4 + 3 * 256, room
     _C.attention(**wanted)
 """)
-        if not backend.tile_lists:
-            assert output.startswith("there are no kernels for tile lists (tiles_key_tiles) on ")
-            continue
         launched = kernels.calls("cuLaunchKernelEx")
         kernels.log.unlink()
         first = [at for at, line in enumerate(launched) if line.startswith("prepare_tile_lists ")]
         assert len(first) == 3 and first[0] == 0 and len(launched) % 3 == 0
         lists = 2 if shared else 2 * 3 * 2
         assert all(f" grid {-(-lists // 8)},1,1 block 256,1,1 shared 32 " in launched[at] for at in first)
-        attention = [line.split()[0] for line in launched if "_listed" in line]
-        assert len(attention) == 3
-        assert all(name.endswith("_biased") == (mask or mode == "4b") for name in attention)
+        if architecture.name == "sm90":  # where these are kernels of their own
+            attention = [line.split()[0] for line in launched if "_listed" in line]
+            assert len(attention) == 3
+            assert all(name.endswith("_biased") == (mask or mode == "4b") for name in attention)
 
 
 # Arguments that no kernel can run, and the field that the error has to name.

@@ -109,7 +109,7 @@ def test_two_gpus_keep_their_own_results(machine: Machine) -> None:
 
 def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(machine: Machine) -> None:
     machine.wrong = [WRONG, "another"]
-    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",), tile_lists=True)
+    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
     request = replace(
         AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions()),
         device_type="cuda",
@@ -127,7 +127,7 @@ def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(ma
 
 
 def test_constraints_come_first(machine: Machine) -> None:
-    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",), tile_lists=True)
+    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
     assert backend.reason_against(AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions())) is not None
     assert machine.asked == []
 
@@ -159,7 +159,7 @@ def test_while_a_graph_is_captured_it_is_postponed(machine: Machine, monkeypatch
     machine.capturing = False
     assert selftest.is_postponed("sm90", 0)
     assert not selftest.is_postponed("sm90", 1)
-    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",), tile_lists=True)
+    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
     q = SimpleNamespace(device=torch.device("cuda", 0))
     with pytest.raises(RuntimeError, match="self-test of these kernels failed"):
         backend.run(q, q, q, None, attn_mask=None, nonfinite=None)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from comfy_sage2.reference.scores import tile_scores
 BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
 NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]
 LISTS = TileLists.dense(200, 330)  # that fit `inputs`
-REFUSAL = "[SA-212] tile lists need sm90 or the reference, which is slow: leave out `tiles` where speed is wanted"
+REFUSAL = "[SA-212] only the kernels take tile lists, and the reference, which is slow: leave out `tiles` here"
 
 
 def inputs(
@@ -252,14 +252,13 @@ def with_tiles(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
 
 
 @pytest.mark.parametrize("backend", KERNELS, ids=lambda backend: backend.name)
-def test_kernels_that_take_tile_lists(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_take_tile_lists(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
     monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
     for capability in backend.capabilities:
         for mode in backend.modes:
             request = with_tiles(capability, mode=mode)
-            assert backend.reason_against(request) == (None if backend.name == "sm90" else REFUSAL)
-            assert backend.reason_against(replace(request, has_tiles=False)) is None
+            assert backend.reason_against(request) is None
 
 
 @pytest.mark.parametrize("backend", EXACT_ATTENTIONS, ids=lambda backend: backend.name)

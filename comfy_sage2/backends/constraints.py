@@ -47,6 +47,14 @@ def _dense(request: AttentionRequest) -> str | None:
     return "[SA-212] only the kernels take tile lists, and the reference, which is slow: leave out `tiles` here"
 
 
+def older_than_lists(module: str) -> str:
+    """Why a kernel module, described so, cannot run a call with tile lists."""
+    return (
+        f"[SA-212] these kernels ({module}) are older than tile lists: build those of this clone "
+        "(docs/dev/releasing.md), or leave out `tiles`"
+    )
+
+
 ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
 PRECISE = Constraint("precise", _precise)

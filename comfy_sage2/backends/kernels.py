@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels import loader
+from ..kernels import abi, loader
 from ..options import EXACT
 from . import selftest
 from .accumulators import mode_has_accumulator
 from .base import AttentionRequest, Backend
-from .constraints import LENGTH, ON_CUDA, PRECISE, capability_is, option_is
+from .constraints import LENGTH, ON_CUDA, PRECISE, capability_is, older_than_lists, option_is
 from .known_answers import Variant
 from .launch import launch
 
@@ -17,7 +17,7 @@ from .launch import launch
 class KernelBackend(Backend):
     """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE.
 
-    All take tile lists. Mode "precise" takes no fp32.
+    Those of ABI 4 take tile lists. Mode "precise" takes no fp32.
     """
 
     accelerated = True
@@ -64,9 +64,17 @@ class KernelBackend(Backend):
 
     def reason_against(self, request: AttentionRequest) -> str | None:
         """See `Backend.reason_against`; asks the self-test last, which runs once on each GPU."""
-        return super().reason_against(request) or selftest.reason_against(
-            self.name, request.device_index, self.variants
+        return (
+            super().reason_against(request)
+            or self._reason_against_lists(request)
+            or selftest.reason_against(self.name, request.device_index, self.variants)
         )
+
+    def _reason_against_lists(self, request: AttentionRequest) -> str | None:
+        if not request.has_tiles:
+            return None
+        module = loader.load(self.name)
+        return None if abi.has_tile_lists(module) else older_than_lists(abi.describe(module))
 
     def run(
         self,

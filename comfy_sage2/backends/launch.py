@@ -68,12 +68,13 @@ def _fixed_fields(module: ModuleType, request: AttentionRequest) -> tuple[dict[s
         "kv_length": request.kv_length,
         "head_dim": request.head_dim + -request.head_dim % CHANNEL_MULTIPLE,
         "element": ELEMENT_CODES[request.dtype],
-        "tiles_key_tiles": tiles_of(request.kv_length) if request.has_tiles else 0,
         "mask_element": 0 if request.mask_dtype is None else ELEMENT_CODES[request.mask_dtype],
         "device": -1 if request.device_index is None else request.device_index,
         "scale": request.scale,
         **option_fields(request.options),
     }
+    if request.has_tiles:
+        common["tiles_key_tiles"] = tiles_of(request.kv_length)
     # Whether there is an LSE may decide; where it lies does not.
     size = module.workspace_bytes(**common, **dict.fromkeys(_STRIDES, 0), lse=1 if request.options.return_lse else 0)
     return common, size

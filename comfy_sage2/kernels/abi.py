@@ -6,6 +6,10 @@ from types import ModuleType
 
 # kAbiVersion of csrc/attention_call.h, and the major number of csrc/VERSION.
 ABI_VERSION = 4
+# Modules from this one on are called: what came later is an optional field, which calls that need it alone have.
+OLDEST_ABI = 3
+NEEDED = f"ABI {OLDEST_ABI} or {ABI_VERSION}"
+_TILE_LISTS = 4  # the first ABI that has them
 # What is asked of a module before its first call.
 _MEMBERS = ("driver_version", "minimum_driver_version", "target")
 
@@ -21,7 +25,12 @@ def reason_against(module: ModuleType, architecture: str) -> str | None:
     if found != architecture:
         return f"it is not a module of {architecture} kernels"
     abi = getattr(module, "abi_version", None)
-    if abi != ABI_VERSION:
-        return f"its ABI is {'unknown' if abi is None else abi}, this comfy_sage2 needs ABI {ABI_VERSION}"
+    if not isinstance(abi, int) or not OLDEST_ABI <= abi <= ABI_VERSION:
+        return f"its ABI is {'unknown' if abi is None else abi}, this comfy_sage2 needs {NEEDED}"
     missing = [member for member in _MEMBERS if not hasattr(module, member)]
     return f"it lacks {', '.join(missing)}" if missing else None
+
+
+def has_tile_lists(module: ModuleType) -> bool:
+    """Whether calls of `module` may have tile lists."""
+    return bool(module.abi_version >= _TILE_LISTS)

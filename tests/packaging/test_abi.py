@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_pack import ROOT, Plugin
 
-from comfy_sage2.kernels.abi import ABI_VERSION
+from comfy_sage2.kernels.abi import ABI_VERSION, NEEDED, OLDEST_ABI
 
 NATIVE = Path(__file__).resolve().parent / "native"
 OLD_COMMIT = "1adf33e"  # its wheels are 0.1.0, from before there was an ABI number
@@ -52,10 +52,10 @@ def install(plugin: Plugin, text: str) -> None:
 @pytest.mark.parametrize(
     ("installed", "reason"),
     [
-        ("architecture, version = 'sm90', '0.1.0'", f"its ABI is unknown, this comfy_sage2 needs ABI {ABI_VERSION}"),
+        ("architecture, version = 'sm90', '0.1.0'", f"its ABI is unknown, this comfy_sage2 needs {NEEDED}"),
         (
             f"architecture, version, abi_version = 'sm90', '9.0.0', {ABI_VERSION + 1}",
-            f"its ABI is {ABI_VERSION + 1}, this comfy_sage2 needs ABI {ABI_VERSION}",
+            f"its ABI is {ABI_VERSION + 1}, this comfy_sage2 needs {NEEDED}",
         ),
         (
             f"architecture, version, abi_version = 'sm89', '1.0.0', {ABI_VERSION}",
@@ -82,23 +82,24 @@ def test_an_installed_module_of_another_abi_gives_way_to_the_bundled_one(
 
 
 @needs_compiler
-def test_an_installed_module_of_this_abi_is_taken(plugin: Plugin, tmp_path: Path) -> None:
+@pytest.mark.parametrize("abi", [OLDEST_ABI, ABI_VERSION])
+def test_an_installed_module_of_this_abi_is_taken(plugin: Plugin, tmp_path: Path, abi: int) -> None:
     package = plugin.root / "comfy_sage2" / "comfy_sage2_sm90"
     package.mkdir()
-    (package / "_C.so").write_bytes(native_module(tmp_path, "7.7.7", ABI_VERSION))
+    (package / "_C.so").write_bytes(native_module(tmp_path, "7.7.7", abi))
     (package / "__init__.py").write_text("from ._C import *\n")
     plugin.add_wheel(extension=native_module(tmp_path, "1.2.3", ABI_VERSION))
     assert run(plugin) == ("7.7.7 | None | None", [])
 
 
 @needs_compiler
-@pytest.mark.parametrize("abi", [None, ABI_VERSION + 1])
+@pytest.mark.parametrize("abi", [None, OLDEST_ABI - 1, ABI_VERSION + 1])
 def test_a_bundled_module_of_another_abi_is_refused(plugin: Plugin, tmp_path: Path, abi: int | None) -> None:
     plugin.add_wheel(extension=native_module(tmp_path, "0.9.0", abi))
     reason = plugin.reason()
     assert reason == (
         f"[SA-110] the bundled comfy_sage2_sm90 (version 0.9.0, ABI {abi or 'unknown'}) is refused: its ABI is "
-        f"{abi or 'unknown'}, this comfy_sage2 needs ABI {ABI_VERSION}; update the pack"
+        f"{abi or 'unknown'}, this comfy_sage2 needs {NEEDED}; update the pack"
     )
 
 
@@ -116,7 +117,7 @@ def test_an_older_release_is_refused_with_one_line_and_the_bundled_one_serves(pl
     assert output.startswith("1.2.3 | None | ")
     assert log == [
         "[SA-110] the installed comfy_sage2_sm90 (version 0.1.0, ABI unknown) is ignored: its ABI is unknown, this "
-        f"comfy_sage2 needs ABI {ABI_VERSION}; `pip uninstall comfy-sage2-sm90` removes it"
+        f"comfy_sage2 needs {NEEDED}; `pip uninstall comfy-sage2-sm90` removes it"
     ]
 
 
@@ -127,9 +128,10 @@ def test_one_abi_number() -> None:
     assert int(header[1]) == int(version.split(".")[0]) == ABI_VERSION
 
 
-def test_the_bundled_wheels_are_of_this_version_of_the_kernels() -> None:
-    """Fails until the wheels are built from csrc as it is: see docs/dev/releasing.md."""
-    version = (ROOT / "csrc" / "VERSION").read_text().strip()
+def test_the_bundled_wheels_are_of_one_version_that_this_library_calls() -> None:
+    """It may be older than csrc, whose changes wait for a release: see docs/dev/releasing.md."""
     names = [line.split("  ")[1] for line in (ROOT / "wheels" / "SHA256SUMS").read_text().splitlines()]
-    assert names
-    assert {name.split("-")[1] for name in names} == {version}
+    (bundled,) = {name.split("-")[1] for name in names}
+    assert OLDEST_ABI <= int(bundled.split(".")[0]) <= ABI_VERSION
+    source = (ROOT / "csrc" / "VERSION").read_text().strip()
+    assert [int(part) for part in bundled.split(".")] <= [int(part) for part in source.split(".")]

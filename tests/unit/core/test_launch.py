@@ -85,8 +85,7 @@ def test_output_has_the_strides_that_its_fake_promises(calls: list[dict[str, Any
 def test_a_call_without_lists_has_none(calls: list[dict[str, Any]]) -> None:
     q = torch.randn(1, 2, 16, 64).half()
     run(calls, q, q, q)
-    assert calls[0]["tiles_key_tiles"] == 0
-    assert not calls[0].keys() & {"tiles_pointer", "tiles_batch_stride", "tiles_head_stride", "tiles_invalid"}
+    assert not [field for field in calls[0] if field.startswith("tiles_")]  # modules of ABI 3 know none of them
 
 
 @pytest.mark.parametrize("flagged", [False, True])

@@ -6,15 +6,13 @@ work that is not part of the model goes unrecorded.
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 
 
 def unrecorded() -> AbstractContextManager[object]:
     """Within it nothing is recorded, where this ComfyUI records at all."""
-    try:
-        from comfy import model_prefetch
-    except ImportError:  # older than dynamic VRAM
-        return nullcontext()
-    pause = getattr(model_prefetch, "pause_malloc_graph", None)
+    # Who records has imported it; an import that fails in every pass would take longer than the rest.
+    pause = getattr(sys.modules.get("comfy.model_prefetch"), "pause_malloc_graph", None)
     paused: AbstractContextManager[object] = nullcontext() if pause is None else pause()
     return paused

@@ -118,7 +118,8 @@ def page(command: str, lines: Sequence[str], device: torch.device) -> str:
             *lines,
             "",
             "A threshold is no bound of the error: tokens that attend to everything a little lose most. Large models, "
-            "and lists of one step that are used in the next, are not measured here. No kernel takes lists.",
+            "and lists of one step that are used in the next, are not measured here. Kernels of ABI 4 take lists "
+            "([times](list-times.md)).",
         ]
     )
 

@@ -34,6 +34,13 @@ struct TileListsView {
 enum Mode { k4b = 4, k8b = 8, kPrecise = 16 };
 constexpr int score_bits(int mode) { return mode == k4b ? 4 : 8; }
 
+// Which launches of a call to enqueue. The preparation puts into the workspace what it makes of q, k, v and the tile
+// lists; the attention phase follows once, on the same stream with the same fields, but for pointers that it does not
+// read. Its first kernel waits for the one before it on the stream alone (programmatic launch, sm90). Another kernel
+// may come between the phases and write to what the preparation has read: launched as usual, it starts when the
+// preparation has finished. One that is launched programmatically must wait for its predecessor, as ours do.
+enum Phase { kWholeCall = 0, kPreparation = 1, kAttentionPhase = 2 };
+
 struct AttentionCall {
   TensorView q, k, v, out;
   MaskView mask;
@@ -44,6 +51,7 @@ struct AttentionCall {
   int head_dim;
   int element;  // of q, k, v and out: 2 fp16, 3 bf16
   int mode;     // Mode
+  int phase;    // Phase
   bool rotate;  // Q and K, after smoothing; in 4 bits Q then has a scale for each token
   bool smooth_v, causal;
   int pv_accumulator;  // 32 or 16
@@ -58,6 +66,14 @@ struct AttentionCall {
 // wanted. Throws std::invalid_argument for a call that this architecture cannot run.
 int64_t workspace_bytes(const AttentionCall& call);
 
-// Enqueues all launches on call.stream. Throws std::invalid_argument for a call that this architecture cannot
-// run and std::runtime_error for a driver failure.
+struct InputsRead {
+  bool q, k, v;
+};
+
+// What the attention phase of this call still reads. Reads the mode alone.
+InputsRead read_by_attention_phase(const AttentionCall& call);
+
+// Enqueues the launches of call.phase on call.stream. Throws std::invalid_argument for a call that this architecture
+// cannot run and std::runtime_error for a driver failure. The preparation loads the kernels of the attention phase,
+// too, which after it can fail only as any launch can.
 void attention(const AttentionCall& call);

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 
 #include "attention_call.h"
@@ -43,8 +44,8 @@ struct Keyword {
   bool required;
 };
 
-// A field of a view is named <view>_<field>. The mask, the tile lists, the pointers and the workspace may be left out:
-// absent or not wanted, and of no interest to workspace_bytes.
+// A field of a view is named <view>_<field>. The mask, the tile lists, the phase, the pointers and the workspace may be
+// left out: absent, the whole call or not wanted, and of no interest to workspace_bytes.
 constexpr bool kRequired = true, kOptional = false;
 #define TENSOR_KEYWORDS(view)                                                                                     \
   Keyword{#view "_pointer", set_view_field<&AttentionCall::view, &TensorView::pointer>, kOptional},               \
@@ -79,6 +80,7 @@ constexpr Keyword kKeywords[] = {
     {"head_dim", set_field<&AttentionCall::head_dim>, kRequired},
     {"element", set_field<&AttentionCall::element>, kRequired},
     {"mode", set_field<&AttentionCall::mode>, kRequired},
+    {"phase", set_field<&AttentionCall::phase>, kOptional},
     {"rotate", set_field<&AttentionCall::rotate>, kRequired},
     {"smooth_v", set_field<&AttentionCall::smooth_v>, kRequired},
     {"causal", set_field<&AttentionCall::causal>, kRequired},
@@ -132,11 +134,31 @@ int64_t bound_workspace_bytes(const py::kwargs& arguments) {
   return workspace_bytes(call);
 }
 
+py::tuple bound_read_by_attention_phase(const py::kwargs& arguments) {
+  const InputsRead read = read_by_attention_phase(parse(arguments));
+  py::list names;
+  if (read.q) names.append("q");
+  if (read.k) names.append("k");
+  if (read.v) names.append("v");
+  return py::tuple(names);
+}
+
+// Of the tensors that the launches of call.phase read or write.
+void require_pointers(const AttentionCall& call) {
+  const InputsRead read = call.phase == kAttentionPhase ? read_by_attention_phase(call) : InputsRead{true, true, true};
+  const std::tuple<const char*, uint64_t, bool> pointers[] = {
+      {"q_pointer", call.q.pointer, read.q},
+      {"k_pointer", call.k.pointer, read.k},
+      {"v_pointer", call.v.pointer, read.v},
+      {"out_pointer", call.out.pointer, call.phase != kPreparation}};
+  for (const auto& [name, pointer, needed] : pointers) {
+    if (needed && !pointer) throw std::invalid_argument(std::string(name) + " must be given");
+  }
+}
+
 void bound_attention(const py::kwargs& arguments) {
   const AttentionCall call = parse(arguments);
-  for (const uint64_t pointer : {call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer}) {
-    if (!pointer) throw std::invalid_argument("the pointers of q, k, v and out must be given");
-  }
+  require_pointers(call);
   if (call.mask.element && !call.mask.pointer)
     throw std::invalid_argument("mask_pointer must be given with mask_element");
   if (call.tiles.key_tiles && !call.tiles.pointer)
@@ -192,7 +214,9 @@ PYBIND11_MODULE(_C, module) {
              "The CUDA version of the installed driver, 1000 * major + 10 * minor. RuntimeError without a driver.");
   module.def("workspace_bytes", &bound_workspace_bytes,
              "Bytes of scratch memory for a call, given by the fields of csrc/attention_call.h as keywords.");
+  module.def("read_by_attention_phase", &bound_read_by_attention_phase,
+             "Names of those of q, k and v that the attention phase of a call reads; keywords as of workspace_bytes.");
   module.def("attention", &bound_attention,
-             "Enqueue a call, given by the fields of csrc/attention_call.h as keywords, on its stream. ValueError "
-             "for a call that these kernels cannot run, RuntimeError for a failure of the driver.");
+             "Enqueue a call, or one phase of it, given by the fields of csrc/attention_call.h as keywords, on its "
+             "stream. ValueError for a call that these kernels cannot run, RuntimeError for a failure of the driver.");
 }

@@ -89,8 +89,23 @@ inline bool listed(const AttentionCall& call) { return call.tiles.key_tiles != 0
 
 // Launches kernels of one call on its stream.
 class Launcher {
+ public:
+  void run() {
+    if (call_.phase == kPreparation) {
+      only_loads_ = true;
+      attend();
+      only_loads_ = false;
+    }
+    if (call_.phase != kAttentionPhase) prepare();
+    if (call_.phase != kPreparation) attend();
+  }
+
  protected:
   explicit Launcher(const AttentionCall& call) : call_(call), stream_(driver::stream_of(call.stream)) {}
+  ~Launcher() = default;
+
+  virtual void prepare() const = 0;
+  virtual void attend() const = 0;
 
   // What lies at an offset of the scratch memory.
   template <typename Type>
@@ -101,9 +116,10 @@ class Launcher {
   template <typename Params>
   void launch(const std::string& cubin, const std::string& kernel, driver::Extent grid, int threads, int shared_bytes,
               Params& params, driver::LaunchOptions options = {}) const {
+    const CUfunction function = driver::kernel(cubin.c_str(), kernel.c_str(), shared_bytes);
+    if (only_loads_) return;
     void* arguments[] = {&params};
-    driver::launch(driver::kernel(cubin.c_str(), kernel.c_str(), shared_bytes), grid, {static_cast<unsigned>(threads)},
-                   shared_bytes, stream_, arguments, options);
+    driver::launch(function, grid, {static_cast<unsigned>(threads)}, shared_bytes, stream_, arguments, options);
   }
 
   // Enqueues what makes the lists that attention kernels walk.
@@ -149,6 +165,7 @@ class Launcher {
   int64_t listed_heads() const { return call_.tiles.head_stride == 0 ? 1 : call_.q_heads; }
 
   const CUstream stream_;
+  bool only_loads_ = false;  // kernels are looked up and not launched
 };
 
 }  // namespace common

@@ -62,6 +62,8 @@ inline void validate(const AttentionCall& call, Features features) {
   require(call.mode == k8b || (call.mode == k4b && features.mode_4b) || (call.mode == kPrecise && features.precise),
           "mode must be 8", features.mode_4b ? ", 4 (4b)" : "", features.precise ? ", 16 (precise)" : "", kHere,
           std::to_string(call.mode));
+  require(call.phase == kWholeCall || call.phase == kPreparation || call.phase == kAttentionPhase,
+          "phase must be 0 (the whole call), 1 (preparation) or 2 (attention), got ", std::to_string(call.phase));
   require(call.mode != kPrecise || call.element != kFloat,
           "element must be 2 (fp16) or 3 (bf16) in mode 16 (precise), ", "got ", std::to_string(call.element));
   require(call.mode != kPrecise || call.pv_accumulator == 32, "pv_accumulator must be 32 in mode 16 (precise), got ",

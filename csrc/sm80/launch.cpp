@@ -24,7 +24,7 @@ constexpr Features kFeatures{kInt4Scores, true, true};
 // 65504.
 constexpr float kE4m3Maximum = 448.f, kHalfAccumulatorMaximum = 2.25f;
 
-class AttentionLauncher : Launcher {
+class AttentionLauncher final : public Launcher {
  public:
   explicit AttentionLauncher(const AttentionCall& call)
       : Launcher(call),
@@ -52,10 +52,14 @@ class AttentionLauncher : Launcher {
     sizes_.element = call.element;
   }
 
-  void run() const {
+ private:
+  void prepare() const override {
     if (listed(call_)) prepare_lists(workspace_.lists, ListForm::linked);
     statistics();
     quantize();
+  }
+
+  void attend() const override {
     if (call_.mode == k4b) return smoothed_attention();
     AttentionParams params = attention_params(0, workspace_.works);
     if (mask_is_bias_) {
@@ -66,7 +70,6 @@ class AttentionLauncher : Launcher {
     attention(params, mask_is_bias_ ? "bias" : mask_.element ? "mask" : "plain");
   }
 
- private:
   int64_t padded_keys() const { return workspace_.key_blocks * kKeyBlock; }
   float v_maximum() const { return call_.pv_accumulator == 16 ? kHalfAccumulatorMaximum : kE4m3Maximum; }
   int64_t mask_bias_heads() const { return mask_.head_stride == 0 ? 1 : call_.q_heads; }
@@ -200,6 +203,9 @@ int64_t workspace_bytes(const AttentionCall& call) {
   common::validate(call, sm80::kFeatures);
   return sm80::Workspace(call, sm80::value_bytes(call.mode)).bytes;
 }
+
+// Smooth Q's correction is computed of K.
+InputsRead read_by_attention_phase(const AttentionCall& call) { return {false, call.mode == k4b, false}; }
 
 void attention(const AttentionCall& call) {
   common::validate(call, sm80::kFeatures);

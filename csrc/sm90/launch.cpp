@@ -53,7 +53,7 @@ struct Tile {
   }
 };
 
-class AttentionLauncher : Launcher {
+class AttentionLauncher final : public Launcher {
  public:
   explicit AttentionLauncher(const AttentionCall& call)
       : Launcher(call),
@@ -62,10 +62,14 @@ class AttentionLauncher : Launcher {
         element_(element_name(call.element)),
         programmatic_(driver::version() >= kProgrammaticLaunchVersion) {}
 
-  void run() const {
+ private:
+  void prepare() const override {
     if (listed(call_)) prepare_lists(workspace_.lists, ListForm::in_order);
     statistics();
     quantize();
+  }
+
+  void attend() const override {
     if (call_.mode == kPrecise) return precise_attention();
     if (call_.mode == k8b) return attention(workspace_.chunk, 0, programmatic_);
     Chunk chunk = workspace_.chunk;
@@ -82,7 +86,6 @@ class AttentionLauncher : Launcher {
     }
   }
 
- private:
   // Blocks of the statistics pass for each head: together about one for each multiprocessor. That leaves half of the
   // registers to the quantization of Q, which does not wait for the statistics.
   int statistics_cluster() const {
@@ -267,6 +270,11 @@ class AttentionLauncher : Launcher {
 int64_t workspace_bytes(const AttentionCall& call) {
   common::validate(call, sm90::kFeatures);
   return sm90::Workspace(call).bytes;
+}
+
+// Smooth Q's correction is computed of K; the precise mode reads V where it is.
+InputsRead read_by_attention_phase(const AttentionCall& call) {
+  return {false, call.mode == k4b, call.mode == kPrecise};
 }
 
 void attention(const AttentionCall& call) {

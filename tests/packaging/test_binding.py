@@ -174,7 +174,11 @@ def test_without_a_driver_the_first_use_says_so(without_driver: Binding) -> None
         ("'head_dims': 64", "TypeError: unknown keyword argument head_dims"),
         ("'workspace_bytes': 31", "ValueError: the workspace must have 32 bytes, got 31"),
         ("'workspace': 0", "ValueError: the workspace must have 32 bytes, got 0"),
-        ("'v_pointer': 0", "ValueError: the pointers of q, k, v and out must be given"),
+        ("'v_pointer': 0", "ValueError: v_pointer must be given"),
+        ("'out_pointer': 0", "ValueError: out_pointer must be given"),
+        ("'phase': 1, 'q_pointer': 0", "ValueError: q_pointer must be given"),
+        ("'phase': 2, 'mode': 4, 'k_pointer': 0", "ValueError: k_pointer must be given"),
+        ("'phase': 2, 'out_pointer': 0", "ValueError: out_pointer must be given"),
     ],
 )
 def test_a_wrong_call_is_refused_before_the_driver_is_asked(binding: Binding, change: str, error: str) -> None:
@@ -219,7 +223,7 @@ def test_a_launch_is_what_was_asked_for(binding: Binding) -> None:
 def test_a_tensor_map_is_what_was_asked_for(binding: Binding) -> None:
     binding.run("_C.attention(**full)")
     assert binding.calls("cuTensorMapEncodeTiled") == [
-        "element 6 rank 2 sizes 64,5 stride 128 box 64,128 every 1 swizzle 3 fill 0"
+        "address 16 element 6 rank 2 sizes 64,5 stride 128 box 64,128 every 1 swizzle 3 fill 0"
     ]
 
 
@@ -326,6 +330,71 @@ for head_dim in (64, 128, 256):
             assert all(name.endswith("_biased") == (mask or mode == "4b") for name in attention)
 
 
+# In the interpreter under test: what a call writes to the driver's log.
+LOGGED = """
+import os
+from pathlib import Path
+def logged(**fields):
+    log = Path(os.environ["FAKE_CUDA_LOG"])
+    log.unlink(missing_ok=True)
+    _C.attention(**fields)
+    entries = [line.partition(" ")[::2] for line in log.read_text().splitlines()]
+    return {name: [details for called, details in entries if called == name] for name, _ in entries}
+"""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "",
+        "causal=True, lse=48, nonfinite=24",
+        "mask_element=1, mask_pointer=32, mask_batch_stride=300, mask_key_stride=1",
+        "mask_element=2, mask_pointer=32, mask_query_stride=300, mask_key_stride=1",
+        "tiles_key_tiles=3, tiles_pointer=40, tiles_head_stride=12, causal=True",
+    ],
+)
+def test_the_phases_are_the_whole_call(kernels: Binding, architecture: kernel_table.Architecture, fields: str) -> None:
+    """The preparation loads all kernels; the attention phase is given only what it is said to read, and reads that."""
+    modes = [MODE_CODES[mode] for mode in architecture.modes]
+    kernels.run(f"""{LOGGED}
+LAUNCH, MAP, LOAD = "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuModuleGetFunction"
+for mode in {modes}:
+    for head_dim in (40, 128, 256):
+        for rotate in (False, True):
+            wanted = dict(call, q_heads=4, kv_heads=2, q_length=200, kv_length=300, head_dim=head_dim, mode=mode,
+                          rotate=rotate, workspace=1 << 32)
+            wanted.update(dict({fields}))
+            wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+            inputs = dict(q_pointer=2 << 32, k_pointer=3 << 32, v_pointer=4 << 32)
+            read = [f"{{name}}_pointer" for name in _C.read_by_attention_phase(**wanted)]
+            still = {{name: inputs[name] for name in read}}
+            prepared = logged(**wanted, **inputs, phase=1)
+            attended = logged(**wanted, **still, out_pointer=5 << 32, phase=2)
+            whole = logged(**wanted, **inputs, out_pointer=5 << 32)
+            assert prepared[LAUNCH] + attended[LAUNCH] == whole[LAUNCH]
+            assert attended.get(MAP) == whole.get(MAP)
+            assert len(prepared[LAUNCH]) >= 2
+            assert attended[LAUNCH][-1].startswith(("attention_", "precise_"))
+            assert LOAD not in attended and LOAD not in whole
+            for name in read:
+                other = logged(**wanted, **{{**still, name: 6 << 32}}, out_pointer=5 << 32, phase=2)
+                assert (other[LAUNCH], other.get(MAP)) != (attended[LAUNCH], attended.get(MAP)), name
+""")
+
+
+def test_a_kernel_of_the_attention_phase_that_cannot_be_loaded_fails_in_the_preparation(
+    kernels: Binding, architecture: kernel_table.Architecture
+) -> None:
+    kernels.cubins = tuple(cubin for cubin in kernels.cubins if not cubin.startswith("attention"))
+    output = kernels.run("""
+wanted = {name: value for name, value in full.items() if name != "out_pointer"}
+wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+attempt(_C.attention, **wanted, phase=1)
+""")
+    assert output.startswith("RuntimeError: ") and "attention_d64" in output
+    assert not kernels.calls("cuLaunchKernelEx")
+
+
 # Arguments that no kernel can run, and the field that the error has to name.
 REFUSED = [
     *(
@@ -340,6 +409,7 @@ REFUSED = [
     ("kv_length=2**31 - 1", "kv_length"),
     ("mode=0", "mode"),
     ("mode=15", "mode"),
+    *((f"phase={value}", "phase") for value in (-1, 3, 2**31 - 1)),
     ("pv_accumulator=0", "pv_accumulator"),
     ("element=1", "element"),
     ("mask_element=5, mask_pointer=16", "mask_element"),

@@ -223,7 +223,8 @@ EXPORT int CALL cuTensorMapEncodeTiled(unsigned char* map, int element, uint32_t
   value = hash(box, rank * sizeof *box, value);
   value = hash(element_strides, rank * sizeof *element_strides, value);
   for (unsigned at = 0; at < kMapBytes; at += sizeof value) std::memcpy(map + at, &value, sizeof value);
-  return called("cuTensorMapEncodeTiled", "element " + std::to_string(element) + " rank " + std::to_string(rank) +
+  return called("cuTensorMapEncodeTiled", "address " + std::to_string(reinterpret_cast<uintptr_t>(address)) +
+                                              " element " + std::to_string(element) + " rank " + std::to_string(rank) +
                                               " sizes " + std::to_string(sizes[0]) + "," + std::to_string(sizes[1]) +
                                               " stride " + std::to_string(byte_strides[0]) + " box " +
                                               std::to_string(box[0]) + "," + std::to_string(box[1]) + " every " +

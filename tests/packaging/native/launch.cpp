@@ -12,6 +12,8 @@ int64_t workspace_bytes(const AttentionCall& call) {
   return 16 * call.batch;
 }
 
+InputsRead read_by_attention_phase(const AttentionCall& call) { return {false, call.mode == k4b, false}; }
+
 void attention(const AttentionCall& call) {
   const driver::ContextGuard guard(call.device);
   const uint64_t sizes[] = {static_cast<uint64_t>(call.head_dim), static_cast<uint64_t>(call.q_length)};

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...policy.plan import Layer, by_number
+from .readback import Readback
 
 if TYPE_CHECKING:
     from ..serve.fidelity import Probe
@@ -63,6 +64,9 @@ class Forward:
     nonfinite: torch.Tensor | None = None
     probe: Probe | None = None
     agreements: torch.Tensor | None = None
+    _flag: Readback | None = None
+    _flag_copied_after: int = -1  # calls
+    _streams: set[int] = field(default_factory=set)  # on which calls may set the flag
     _kept: int = 0
     _named: Counter[str] = field(default_factory=Counter)
     _kind: str = ""
@@ -94,15 +98,36 @@ class Forward:
         if self.probe is not None:
             self.probe.restart()
 
+    def make_flag(self, device: torch.device) -> None:
+        """Make `nonfinite` on `device`."""
+        self.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
+        self._flag = Readback(1, torch.int32, device)
+
     def nonfinite_flag(self, device: torch.device) -> torch.Tensor | None:
         """The flag for a call on `device`, or None when its output has to be looked at by itself."""
         if not self.check_at_end or self.nonfinite is None or self.nonfinite.device != device:
             return None
+        self._streams.add(_current_stream(device))
         return self.nonfinite
 
+    def copy_flag(self) -> None:
+        """Copy the flag now, behind what is expected to be the last call; a later call makes `found_nonfinite` do it.
+
+        What the model enqueues from here on keeps the device busy while the host waits for the flag and goes on.
+        """
+        if not self.check_at_end or self._flag is None or self.nonfinite is None:
+            return
+        if self._streams == {_current_stream(self.nonfinite.device)}:  # others may still be at work
+            self._flag.start(self.nonfinite)
+            self._flag_copied_after = len(self.calls)
+
     def found_nonfinite(self) -> bool:
-        """Whether a call has set the flag; waits for the device."""
-        return self.nonfinite is not None and bool(self.nonfinite.item())
+        """Whether a call of the pass, which is through, has set the flag; waits for the flag."""
+        if self._flag is None or self.nonfinite is None:
+            return False
+        if self._flag_copied_after != len(self.calls):
+            self._flag.start(self.nonfinite)
+        return any(self._flag.values())
 
     def keep(self, agreement: torch.Tensor) -> torch.Tensor:
         """The values of `agreement`, (3,), where they may outlive the model's blocks.
@@ -114,6 +139,10 @@ class Forward:
             return agreement.cpu()
         self._kept += 1
         return kept[self._kept - 1].copy_(agreement)
+
+
+def _current_stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 class _ThreadForwards(threading.local):

@@ -20,6 +20,7 @@ import torch
 from ...metrics import Agreement, compare
 from ...policy.targets import TARGETS
 from ...reference.exact import exact_attention
+from ..call.readback import Readback
 
 log = logging.getLogger("comfy_sage2")
 
@@ -131,7 +132,7 @@ class Finding:
 class Probe:
     """The sample of one pass.
 
-    It is made before the pass, outside of the model, with the tensor that takes the figures.
+    It is made before the pass, outside of the model, with the memory that takes the figures.
 
     Attributes:
         number: of the turn.
@@ -144,7 +145,7 @@ class Probe:
         self._owner = owner
         self.number = number
         self.layer = layer
-        self._figures = torch.full((3,), math.nan, device=device)
+        self._figures = Readback(3, torch.float32, device)
         self.restart()
 
     def restart(self) -> None:
@@ -159,12 +160,12 @@ class Probe:
 
     def take(self, layer: int, served: Served, figures: torch.Tensor) -> None:
         """Keep what `measure` found of `layer`."""
-        self._figures.copy_(figures)
+        self._figures.start(figures)
         self.taken = layer, served
 
     def finish(self, step: int) -> None:
-        """The pass, in sampling step `step`, is through; waits for the device."""
-        self._owner.finish(self, step, None if self.taken is None else Agreement(*self._figures.tolist()))
+        """The pass, in sampling step `step`, is through; waits for the sample."""
+        self._owner.finish(self, step, None if self.taken is None else Agreement(*self._figures.values()))
 
 
 class Fidelity:

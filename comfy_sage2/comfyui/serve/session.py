@@ -84,6 +84,7 @@ class Session:
         self.prompt: str | None = None
         self.tell: Callable[[str], None] = lambda text: None
         self._schedule = OUTSIDE
+        self._expected_calls = 0  # of a pass: those of the pass before
         self._reported: set[str] = set()
         self._watcher: tuple[Override, Override] | None = None
 
@@ -108,7 +109,7 @@ class Session:
         forward = Forward(self, self._schedule.step(sigma), transformer_options)
         with memory.unrecorded():  # these tensors live until the pass is through
             if self.task.guard is not None and guard.can_check(device):
-                forward.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
+                forward.make_flag(device)
                 if self.task.guard.fidelity is not None:
                     forward.probe = self.task.guard.fidelity.begin(device)
             if self.task.measure_quality:
@@ -138,6 +139,7 @@ class Session:
         if forward.probe is not None:
             forward.probe.finish(forward.step)
         self.record.end_forward(len(forward.calls))
+        self._expected_calls = len(forward.calls)
         if forward.calls:
             self.task.end_pass(forward.calls, first=self.layers is None)
             if self.layers is None:
@@ -156,6 +158,8 @@ class Session:
         outcome = self.task.choose(call, place)
         computed = self._compute(call, outcome, place, forward, fallback)
         self._record(computed, place, fallback)
+        if len(forward.calls) == self._expected_calls and guard.can_check(computed.out.device):
+            forward.copy_flag()
         return computed.out
 
     def watcher(self, taken_by: Override, make: Callable[[], Override]) -> Override:

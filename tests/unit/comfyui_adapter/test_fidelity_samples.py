@@ -143,7 +143,7 @@ def test_nothing_outlives_the_block_and_nothing_waits(monkeypatch: pytest.Monkey
     assert forward.probe is not None and forward.nonfinite is not None
     monkeypatch.setattr(memory, "unrecorded", unrecorded)
     tensors = inputs(1)[0][:3]
-    kept = {forward.probe._figures.untyped_storage().data_ptr(), forward.nonfinite.untyped_storage().data_ptr()}
+    kept = {values.untyped_storage().data_ptr() for values in (forward.probe._figures._values, forward.nonfinite)}
     with forwards.running(0, forward), Watch() as watch:
         # The reference has counts of its own to look at; a kernel has none.
         monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", lambda q, *a, **k: q.clone())
@@ -196,5 +196,5 @@ def test_every_form_of_call_is_compared(form: str) -> None:
         make_override(session)(ones, *tensors, 2, **options)
     assert forward.probe is not None and forward.probe.taken is not None
     session.end_forward(forward)
-    cosine, relative_l1, _ = forward.probe._figures.tolist()
+    cosine, relative_l1, _ = forward.probe._figures.values()
     assert 0.998 < cosine <= 1.00001 and relative_l1 < 0.06

@@ -13,6 +13,7 @@ from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.call.readback import Readback
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.sampling import forward_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.serve import guard
@@ -152,6 +153,58 @@ def test_a_whole_pass_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert guard_of(session).repeated == () and session.record.summary().calls == 2 * LAYERS
     assert not looked, "no call was waited for"
     assert "run again" not in report([session])
+
+
+class Copies:
+    """When flags are copied: the calls that their pass had made, and whether the model was still at work."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[tuple[int, bool]] = []
+        self.in_model = False
+        start = Readback.start
+
+        def starting(readback: Readback, values: torch.Tensor) -> None:
+            forward = forwards.current(0)
+            assert forward is not None
+            self.found.append((len(forward.calls), self.in_model))
+            start(readback, values)
+
+        monkeypatch.setattr(Readback, "start", starting)
+
+
+@pytest.mark.parametrize("second", [LAYERS - 1, LAYERS, LAYERS + 1], ids=["fewer calls", "as many calls", "more calls"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
+    monkeypatch: pytest.MonkeyPatch, second: int, broken: bool
+) -> None:
+    """So what follows that call hides the wait; a pass of another length is looked at when it is through."""
+    copies = Copies(monkeypatch)
+    last = LAYERS + second - 1
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(*([last] if broken else [])))
+    session = serving(Settings(backend="reference", guard=True))
+    override = make_override(session)
+    session.begin_sampling(SIGMAS)
+    for sigma, count in zip(SIGMAS, (LAYERS, second), strict=False):
+
+        def model(count: int = count) -> list[float]:
+            copies.in_model = True
+            means = [float(override(ones, *torch.randn(3, 1, 8, 32).unbind(0), 2).mean()) for _ in range(count)]
+            copies.in_model = False
+            return means
+
+        forward = session.begin_forward(sigma, torch.device("cpu"), {})
+        forward.check_at_end = True
+        means = session.run_forward(forward, model)
+    assert means == [2.0] * second and guard_of(session).repeated == ((1,) if broken else ())
+    early = [] if second < LAYERS else [(LAYERS, True)]
+    assert copies.found == [(LAYERS, False), *early, *([] if second == LAYERS else [(second, False)])]
+
+
+def test_a_pass_on_several_streams_is_looked_at_when_it_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, streams = Copies(monkeypatch), iter(range(100))
+    monkeypatch.setattr(forwards, "_current_stream", lambda device: next(streams))
+    session, _ = sampled(monkeypatch, Breaking(LAYERS), ones, at_end=True)
+    assert guard_of(session).repeated == (1,) and copies.found == [(LAYERS, False)] * 2
 
 
 def test_pass_without_the_guard_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

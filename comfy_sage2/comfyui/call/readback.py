@@ -1,0 +1,32 @@
+"""Values of a device tensor on the host, copied while the device and the host go on."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Readback:
+    """Takes a copy of a small tensor; who reads it waits for the copy alone, not for what was enqueued behind it.
+
+    It is made before the pass: pinned memory may have to be allocated.
+    """
+
+    def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
+        """For `count` values of `dtype`, in a pass on `device`."""
+        self._values = torch.empty(count, dtype=dtype, pin_memory=device.type == "cuda")
+        self._copied: torch.cuda.Event | None = None
+
+    def start(self, values: torch.Tensor) -> None:
+        """Copy `values`, (count,), as they are at this point of their device's current stream."""
+        self._values.copy_(values, non_blocking=True)
+        self._copied = None
+        if values.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(values.device))
+
+    def values(self) -> list[float]:
+        """The values that were copied last; waits for them."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        found: list[float] = self._values.tolist()
+        return found

@@ -3,9 +3,10 @@
     python -m lab guard
 
 Each layer projects to Q, K and V, attends through the node's override, and projects back, in bf16, so that the GPU has
-work before and after each attention call as in a model. Off, values, values and fidelity, and values looked at after
-each call take turns in an order drawn anew each round. A sample is one layer's in each pass: where the stand-in has
-fewer layers than the model, its share is that much larger here. Needs a GPU that an accelerated backend supports.
+work before and after each attention call as in a model. Each level of the guard is measured beside off alone: the two
+take turns, in an order drawn anew each round, so that no other level's heat comes between. A sample is one layer's in
+each pass: where the stand-in has fewer layers than the model, its share is that much larger here. Needs a GPU that an
+accelerated backend supports.
 """
 
 from __future__ import annotations
@@ -32,23 +33,29 @@ from comfy_sage2.policy.signature import Signature
 
 from ..arguments import cuda_device
 
-STEPS = 2  # of a sampling in a round
+STEPS = 4  # of a sampling in a round
 OFF = "off"
 
 
 @dataclass(frozen=True)
 class Level:
-    """Settings of the node, and whether the guard looks once a pass, as where a pass can be repeated."""
+    """Settings of the node, and how to measure it.
+
+    Attributes:
+        at_end: whether the guard looks once a pass, as where a pass can be repeated.
+        rounds: the part of the shape's rounds; a large cost needs fewer.
+    """
 
     settings: dict[str, Any]
     at_end: bool = True
+    rounds: float = 1.0
 
 
 LEVELS = {
     OFF: Level({}),
     VALUES: Level({"guard": True}),
     FIDELITY: Level({"guard": True, "guard_level": FIDELITY}),
-    f"{VALUES}, at each call": Level({"guard": True}, at_end=False),
+    f"{VALUES}, at each call": Level({"guard": True}, at_end=False, rounds=0.25),
 }
 
 
@@ -70,8 +77,8 @@ class Shape:
 
 SHAPES = (
     Shape("Flux, 1024 x 1024", 4608, 24, layers=57, rounds=200),
-    Shape("Wan 2.1 1.3B, 480p", 32760, 12, layers=30, rounds=30),
-    Shape("Wan 2.2 14B, 480p", 32760, 40, layers=8, rounds=30),
+    Shape("Wan 2.1 1.3B, 480p", 32760, 12, layers=30, rounds=40),
+    Shape("Wan 2.2 14B, 480p", 32760, 40, layers=8, rounds=40),
     Shape("Wan 2.2 14B, 720p", 75600, 40, layers=8, rounds=8),
 )
 
@@ -144,15 +151,11 @@ def main(arguments: list[str]) -> int:
 def row(model: Model, sessions: Mapping[str, Session], rng: random.Random) -> str:
     """One line of the table: what each level adds to a step, as a share of the time of its attention calls."""
     layers = model.shape.layers
-    seconds = in_turns(model, sessions, rng)
+    extra = {name: in_turns(model, sessions, name, rng) for name in sessions if name != OFF}
     for name, session in sessions.items():
         check_serves(name, session)
     call = sessions[OFF].record.summary().attention_seconds / (STEPS * layers)
-    costs = " | ".join(
-        share([mine - off for mine, off in zip(seconds[name], seconds[OFF], strict=True)], layers * call)
-        for name in sessions
-        if name != OFF
-    )
+    costs = " | ".join(share(seconds, layers * call) for seconds in extra.values())
     calibration = Calibration(Signature.of("", {}), 0.15, lambda done, total: None)
     whole = model.sample(Session(calibration), 20) * 20
     found = (
@@ -161,17 +164,17 @@ def row(model: Model, sessions: Mapping[str, Session], rng: random.Random) -> st
     return f"| {model.shape.name} | {layers} | {call * 1e3:.2f} | {costs} | {found} |"
 
 
-def in_turns(model: Model, sessions: Mapping[str, Session], rng: random.Random) -> dict[str, list[float]]:
-    """Seconds a step of each session in each round, in an order drawn anew; each inherits the others' heat alike."""
-    for name, session in sessions.items():
-        model.sample(session, 1, LEVELS[name].at_end)
-    seconds: dict[str, list[float]] = {name: [] for name in sessions}
-    order = list(sessions)
-    for _ in range(model.shape.rounds):
+def in_turns(model: Model, sessions: Mapping[str, Session], name: str, rng: random.Random) -> list[float]:
+    """The seconds that level `name` adds to a step in each round; who comes first is drawn."""
+    order = [OFF, name]
+    for level in order:
+        model.sample(sessions[level], 1, LEVELS[level].at_end)
+    extra = []
+    for _ in range(max(round(model.shape.rounds * LEVELS[name].rounds), 1)):
         rng.shuffle(order)
-        for name in order:
-            seconds[name].append(model.sample(sessions[name], STEPS, LEVELS[name].at_end))
-    return seconds
+        seconds = {level: model.sample(sessions[level], STEPS, LEVELS[level].at_end) for level in order}
+        extra.append(seconds[name] - seconds[OFF])
+    return extra
 
 
 def check_serves(name: str, session: Session) -> None:

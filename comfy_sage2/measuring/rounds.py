@@ -50,13 +50,12 @@ class GpuClock:
 
 
 def time_rounds(
-    runs: Mapping[Key, Callable[[], object]], clock: Clock, rng: random.Random, seconds: float
+    runs: Mapping[Key, Callable[[], object]], clock: Clock, rng: random.Random, deadline: float
 ) -> dict[Key, list[float]]:
-    """The seconds of each call in each round: 3 to 7 rounds, as many as `seconds` allow with what comes before.
+    """The seconds of each call in each round: 3 to 7 rounds, as many as end before `deadline`, a time of `clock`.
 
     A first visit that is not counted loads and compiles; a call that raises RuntimeError in it is left out.
     """
-    start = clock.now()
     calls: dict[Key, int] = {}
     for key, run in runs.items():
         try:
@@ -75,6 +74,6 @@ def time_rounds(
         for key in order:
             found[key].append(clock.visit(runs[key], calls[key]))
         now = clock.now()
-        if finished >= FEWEST_ROUNDS and now - start + (now - begin) / finished > seconds:
+        if finished >= FEWEST_ROUNDS and now + (now - begin) / finished > deadline:
             break
     return found

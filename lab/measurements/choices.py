@@ -82,7 +82,9 @@ def _chosen(serving: Serving, call: AttentionCall) -> Candidate:
 def _find(serving: Serving, sizes: tuple[int, int, int, int, int]) -> Found:
     call = _call(sizes)
     runs = {one: run for one, run in candidates_for(*call.tensors("BHND")).items() if one.mode != "4b"}
-    rounds = time_rounds({one: partial(run) for one, run in runs.items()}, GpuClock(), random.Random(), _SECONDS)
+    clock = GpuClock()
+    candidates = {one: partial(run) for one, run in runs.items()}
+    rounds = time_rounds(candidates, clock, random.Random(), clock.now() + _SECONDS)
     seconds = {one: median(values) for one, values in rounds.items()}
     taken = _chosen(serving, call)
     least = min(value for one, value in seconds.items() if one.mode in (serving.settings.mode, EXACT))

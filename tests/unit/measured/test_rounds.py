@@ -37,7 +37,7 @@ def runs(**seconds: float) -> dict[str, Callable[[], Any]]:
 
 def test_every_call_has_its_turn_in_every_round() -> None:
     clock = FakeClock()
-    found = time_rounds(runs(short=2e-5, middle=7e-5, long=2e-3), clock, random.Random(0), seconds=10.0)
+    found = time_rounds(runs(short=2e-5, middle=7e-5, long=2e-3), clock, random.Random(0), deadline=10.0)
     assert found == {"short": [2e-5] * MOST_ROUNDS, "middle": [7e-5] * MOST_ROUNDS, "long": [2e-3] * MOST_ROUNDS}
     timed = clock.visits[6:]
     assert {name: {calls for one, calls in timed if one == name} for name in found} == {
@@ -49,10 +49,13 @@ def test_every_call_has_its_turn_in_every_round() -> None:
 
 def test_no_more_rounds_than_the_time_allows() -> None:
     clock = FakeClock()
-    found = time_rounds(runs(one=0.02, other=0.04), clock, random.Random(0), seconds=0.43)
+    found = time_rounds(runs(one=0.02, other=0.04), clock, random.Random(0), deadline=0.43)
     assert len(found["one"]) == len(found["other"]) == 5
     assert clock.passed <= 0.43
-    found = time_rounds(runs(one=5.0), FakeClock(), random.Random(0), seconds=0.3)
+    late = FakeClock(passed=0.3)  # what came before counts
+    found = time_rounds(runs(one=0.02, other=0.04), late, random.Random(0), deadline=0.61)
+    assert len(found["one"]) == 3
+    found = time_rounds(runs(one=5.0), FakeClock(), random.Random(0), deadline=0.3)
     assert len(found["one"]) == FEWEST_ROUNDS
 
 
@@ -61,7 +64,7 @@ def test_a_call_that_cannot_run_is_left_out() -> None:
         raise RuntimeError("no kernel image")
 
     clock = FakeClock()
-    found = time_rounds({"broken": broken, **runs(good=1e-3)}, clock, random.Random(0), seconds=0.3)
+    found = time_rounds({"broken": broken, **runs(good=1e-3)}, clock, random.Random(0), deadline=0.3)
     assert list(found) == ["good"]
     assert Counter(name for name, _ in clock.visits)["good"] == MOST_ROUNDS + 2
 
@@ -71,7 +74,7 @@ def test_without_memory_nothing_is_timed() -> None:
         raise torch.cuda.OutOfMemoryError("out of memory")
 
     try:
-        time_rounds({**runs(good=1e-3), "large": large}, FakeClock(), random.Random(0), seconds=0.3)
+        time_rounds({**runs(good=1e-3), "large": large}, FakeClock(), random.Random(0), deadline=0.3)
     except torch.cuda.OutOfMemoryError:
         return
     raise AssertionError("the caller was not told")

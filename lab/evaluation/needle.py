@@ -72,6 +72,19 @@ def table(found: Found, lengths: Sequence[int]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} |"
 
 
+def finding(found: Found) -> str:
+    """The outcome in words: which attentions miss needles that full precision finds."""
+    full = found[FULL_PRECISION]
+    missing = [
+        name
+        for name, by_length in found.items()
+        if any(sum(shares) < sum(full[length]) for length, shares in by_length.items())
+    ]
+    if missing:
+        return f"Fewer right answers than in full precision at some length: {', '.join(missing)}."
+    return "No attention gives fewer right answers than full precision at any length: this task tells none apart."
+
+
 def page(found: Found, lengths: Sequence[int], trials: int, seconds: float, about: str, command: str) -> str:
     """The whole page of docs/results."""
     lines = [
@@ -85,6 +98,8 @@ def page(found: Found, lengths: Sequence[int], trials: int, seconds: float, abou
         f"length, {DEPTHS} needles in each. The share of right answers over all depths, and at the worst depth in "
         f"brackets; guessing gives {1 / retrieval.VALUES:.0%}. Attentions that PyTorch emulates are asked about the "
         "shorter contexts only. The paper's table is of Llama 3.1 (section 4).",
+        "",
+        finding(found),
         "",
         *table(found, lengths),
     ]

@@ -94,6 +94,14 @@ def test_the_table_leaves_out_what_was_not_asked() -> None:
     assert rows[3] == "| SageAttn2-8b | 95.5% (50%) | – |"
 
 
+def test_the_outcome_is_said_in_words() -> None:
+    good, bad = [1.0] * DEPTHS, [0.5] + [1.0] * (DEPTHS - 1)
+    found: needle.Found = {"Full precision": {300: good, 600: bad}, "one": {300: good}, "other": {300: good, 600: bad}}
+    assert needle.finding(found).startswith("No attention gives fewer right answers than full precision")
+    found["other"][300] = bad
+    assert needle.finding(found) == "Fewer right answers than in full precision at some length: other."
+
+
 def test_emulated_attentions_are_spared_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, Any]] = []
 

@@ -28,8 +28,6 @@ _DEMO = "Q, K, V of the demo model (6 layers, 4 steps, 2304 tokens)"
 _ON_H200 = Source("attention-h200.md", "Accuracy")
 _BENCH_INPUTS = Source("reference-numerics.md", "The inputs of `bench`")
 _TENSORS = Source("accuracy-tables.md", "Whole attentions as the modes and baselines define them", _DEMO)
-_KERNEL_TENSORS = Source("accuracy-tables.md", "The Hopper kernels on the same tensors")
-_ROTATED_TENSORS = Source("rotation.md", "Accuracy")
 _ROTATED_VIDEOS = Source("rotation.md", "Whole videos")
 _VIDEOS = Source("videos.md", "32 captions")
 _STEPS = Source("comfyui-steps-h200.md", "Peers")
@@ -74,30 +72,30 @@ ROWS: dict[str, Cells] = {
     ),
     "`precise`": (
         *_call(_BENCH_INPUTS, "precise + rotation"),
-        Cell(_TENSORS, "precise + rotation", "Relative L1"),
+        Cell(_TENSORS, "precise + rotation (sm90 kernel)", "Relative L1"),
         *3 * _NOTHING,
     ),
     "`8b`": (
         *_call(_BENCH_INPUTS, "8b + rotation"),
-        Cell(_ROTATED_TENSORS, "8b + rotation, sm90 kernel", "demo model"),
+        Cell(_TENSORS, "8b + rotation (sm90 kernel)", "Relative L1"),
         *_videos(_ROTATED_VIDEOS, "8b + rotation, sm90 kernel"),
         *_NOTHING,
     ),
     "`4b`": (
         *_call(_BENCH_INPUTS, "4b + rotation"),
-        Cell(_ROTATED_TENSORS, "4b + rotation, sm90 kernel", "demo model"),
+        Cell(_TENSORS, "4b + rotation (sm90 kernel)", "Relative L1"),
         *_videos(_ROTATED_VIDEOS, "4b + rotation, sm90 kernel"),
         *_NOTHING,
     ),
     "`8b`, `rotate` off: the paper's": (
         *_call(_ON_H200, "8b"),
-        Cell(_KERNEL_TENSORS, "8b, sm90 kernel", "demo model"),
+        Cell(_TENSORS, "8b (sm90 kernel)", "Relative L1"),
         *_videos(_VIDEOS, "SageAttn2-8b, sm90 kernel"),
         *_step("this node, 8b"),
     ),
     "`4b`, `rotate` off: the paper's": (
         *_call(_ON_H200, "4b"),
-        Cell(_KERNEL_TENSORS, "4b, sm90 kernel", "demo model"),
+        Cell(_TENSORS, "4b (sm90 kernel)", "Relative L1"),
         *_videos(_VIDEOS, "SageAttn2-4b, sm90 kernel"),
         *_NOTHING,
     ),

@@ -109,7 +109,8 @@ def attention(
         attn_mask: bool (True = attend) or additive float, 2-D to 4-D, broadcast to (B, Hq, Nq, Nkv); it combines with
             `is_causal`. A row that attends to nothing gives zeros, and -inf in the LSE.
         tiles: which tiles of keys each block of queries attends to (`TileLists`), beside mask and `is_causal`; None is
-            all of them. In either layout they are of shape (B, Hq, Tq, 1 + Tk).
+            all of them. In either layout they are of shape (B, Hq, Tq, 1 + Tk). Their entries are not checked here:
+            what is invalid is left out, and `TileLists.invalid` notes it.
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
         nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
             is, so that one of them can serve many calls; no call waits for the device.
@@ -127,15 +128,16 @@ def attention(
     """
     options = AttentionOptions.of(options, choices)
     bhnd, mask, lists = _bhnd(q, k, v, attn_mask, tiles, options.layout)
+    invalid = None if tiles is None else tiles.invalid
     inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs):
         raise RuntimeError(NO_GRADIENT)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         with torch.no_grad():
-            out, lse = _compute(bhnd, mask, lists, nonfinite, backend, options)
+            out, lse = _compute(bhnd, mask, lists, nonfinite, invalid, backend, options)
         out, lse = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
     else:
-        out, lse = _compute(bhnd, mask, lists, nonfinite, backend, options)
+        out, lse = _compute(bhnd, mask, lists, nonfinite, invalid, backend, options)
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
     return (out, lse) if options.return_lse else out
@@ -155,10 +157,12 @@ def explain(
     """Which backends can run this call: name -> None if it can, else the reason, in order of preference.
 
     Takes the arguments of `attention` that decide it and raises its errors for bad input; with `backend` only that one
-    is listed.
+    is listed. `tiles` are read, which waits for the device: an invalid entry is a ValueError that names it.
     """
     options = AttentionOptions.of(options, choices)
     (q, k, v), mask, lists = _bhnd(q, k, v, attn_mask, tiles, options.layout)
+    if tiles is not None:
+        tiles.check()
     request = AttentionRequest.of(q, k, options, attn_mask=mask, tiles=lists)
     if backend is None:
         return registry.explain(request)
@@ -186,14 +190,14 @@ def _compute(
     mask: torch.Tensor | None,
     tiles: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
+    invalid_tiles: torch.Tensor | None,
     backend: str | None,
     options: AttentionOptions,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if nonfinite is None:
-        out, lse = _attention_op(*bhnd, mask, tiles, None, backend, *options.values())
-    else:
+    if nonfinite is not None:
         check_nonfinite(nonfinite, bhnd[0].device)
-        out, lse = _checked_attention_op(*bhnd, mask, tiles, nonfinite, backend, *options.values())
+    operator = _attention_op if nonfinite is None and invalid_tiles is None else _checked_attention_op
+    out, lse = operator(*bhnd, mask, tiles, nonfinite, invalid_tiles, backend, *options.values())
     return out, lse
 
 
@@ -243,13 +247,16 @@ def _run(
     attn_mask: torch.Tensor | None,
     tiles: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
+    invalid_tiles: torch.Tensor | None,
     backend: str | None,
     *values: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
     form = (q.device, q.dtype, q.shape, k.shape, mask, tiles is not None)
     chosen, request = _decide(registry.backends(), choices_of(q.device), backend, values, form)
-    out, lse = chosen.run(q, k, v, request, attn_mask=attn_mask, tiles=tiles, nonfinite=nonfinite)
+    out, lse = chosen.run(
+        q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles, invalid_tiles=invalid_tiles
+    )
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
@@ -260,6 +267,7 @@ def _fake(
     attn_mask: torch.Tensor | None,
     tiles: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
+    invalid_tiles: torch.Tensor | None,
     backend: str | None,
     *values: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,11 +275,11 @@ def _fake(
     return empty_output(q, options.layout), q.new_empty(q.shape[:3] if options.return_lse else 0, dtype=torch.float32)
 
 
-def _define(name: str, nonfinite: str) -> Any:
-    """The operator comfy_sage2::`name` with this type of `nonfinite`, for both the device and the compiler."""
+def _define(name: str, nonfinite: str, invalid_tiles: str) -> Any:
+    """The operator comfy_sage2::`name` with these types of its flags, for both the device and the compiler."""
     _LIBRARY.define(
         f"{name}(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, Tensor? tiles, {nonfinite} nonfinite, "
-        f"str? backend, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
+        f"{invalid_tiles} invalid_tiles, str? backend, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
         tags=torch.Tag.pt2_compliant_tag,
     )
     _LIBRARY.impl(name, _run, "CompositeExplicitAutograd")
@@ -280,5 +288,5 @@ def _define(name: str, nonfinite: str) -> Any:
 
 
 # Two operators, so that the compiler knows the first to write to nothing.
-_attention_op = _define("attention", "Tensor?")
-_checked_attention_op = _define("checked_attention", "Tensor(a!)")
+_attention_op = _define("attention", "Tensor?", "Tensor?")
+_checked_attention_op = _define("checked_attention", "Tensor(a!)?", "Tensor(b!)?")

@@ -27,7 +27,7 @@ class TileLists:
     A NaN of a tile that no list of a head names may reach that head's output or not: backends skip the tile or mask it.
 
     Every backend leaves out numbers that are out of range or given twice, and cuts a count that is out of range to it,
-    without a wait for the device. `check` makes errors of them.
+    without a wait for the device; `invalid` notes it. `check`, and `comfy_sage2.explain`, make errors of them.
 
     The lists take Tq (1 + Tk) numbers of 2 bytes a head. Of q, k and v in 16 bits, of N tokens and as many heads each,
     that is the share N / (49,152 D) and a little: at most 1.5 % up to 94,000 tokens of head_dim 128, and it grows with
@@ -37,6 +37,8 @@ class TileLists:
         lists: (B, Hq, Tq, 1 + Tk) int16, contiguous, on q's device; B and Hq may be 1 and then stand for all. Tq and Tk
             are the blocks of queries and the tiles of keys. Entry 0 is the number of live tiles n, entries 1 to n are
             their numbers, and what lies behind them is not read. At most 32,767 tiles: 4,194,176 keys.
+        invalid: None, or one int32 on their device, which a call sets to 1 when it leaves out an entry or cuts a count,
+            and else leaves as it is, so that one of them can serve many lists. The call checks dtype, size and device.
 
     Raises:
         TypeError: `lists` is no int16 tensor.
@@ -44,6 +46,7 @@ class TileLists:
     """
 
     lists: torch.Tensor
+    invalid: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         lists = self.lists
@@ -110,29 +113,28 @@ class TileLists:
 
     def to_mask(self) -> torch.Tensor:
         """The live tiles as bool (B, Hq, Tq, Tk), made of the valid entries alone; no wait for the device."""
-        count, entries = self.lists[..., :1], self.lists[..., 1:].long()
+        entries, read, outside = _read(self.lists)
         tiles = entries.shape[3]
-        position = torch.arange(tiles, device=entries.device)
-        valid = (position < count) & ~_outside(entries, tiles)
         live = torch.zeros((*entries.shape[:3], tiles + 1), dtype=torch.bool, device=entries.device)
-        return live.scatter_(3, entries.where(valid, tiles), True)[..., :tiles]
+        return live.scatter_(3, entries.where(read & ~outside, tiles), True)[..., :tiles]
+
+    def note_invalid(self) -> None:
+        """Set `invalid`, where there is one, to 1 if `check` would raise; no wait for the device. Calls do it."""
+        if self.invalid is not None:
+            counts, outside, twice = _wrong(self.lists)
+            self.invalid.masked_fill_(counts.any() | outside.any() | twice.any(), 1)
 
     def check(self) -> None:
         """Raise ValueError for the first count or tile that is out of range, or tile given twice; waits for the device.
 
         The message names batch, head, block of queries and entry.
         """
-        lists = self.lists.cpu().long()
+        lists = self.lists.cpu()
         count, entries = lists[..., :1], lists[..., 1:]
         tiles = entries.shape[3]
-        self._refuse(count, (count < 0) | (count > tiles), 0, f"is the count {{}}, expected 0 to {tiles}")
-        read = torch.arange(tiles) < count
-        self._refuse(entries, read & _outside(entries, tiles), 1, f"is tile {{}}, expected 0 to {tiles - 1}")
-        # What is not read gets a number of its own each.
-        ordered, order = entries.where(read, tiles + torch.arange(tiles)).sort(dim=3, stable=True)
-        again = torch.zeros_like(read)
-        again[..., 1:] = ordered[..., 1:] == ordered[..., :-1]
-        twice = torch.zeros_like(read).scatter_(3, order, again)
+        counts, outside, twice = _wrong(lists)
+        self._refuse(count, counts, 0, f"is the count {{}}, expected 0 to {tiles}")
+        self._refuse(entries, outside, 1, f"is tile {{}}, expected 0 to {tiles - 1}")
         self._refuse(entries, twice, 1, "is tile {} a second time, expected each tile once")
 
     @staticmethod
@@ -148,5 +150,27 @@ class TileLists:
         )
 
 
-def _outside(entries: torch.Tensor, tiles: int) -> torch.Tensor:
-    return (entries < 0) | (entries >= tiles)
+def _read(lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The entries of lists (B, Hq, Tq, 1 + Tk) without the counts, int64; which the count covers; which are no tile.
+
+    A count that is out of range is cut to it, and what it does not cover is not called wrong.
+    """
+    entries = lists[..., 1:].long()
+    read = torch.arange(entries.shape[3], device=lists.device) < lists[..., :1]
+    return entries, read, read & ((entries < 0) | (entries >= entries.shape[3]))
+
+
+def _wrong(lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What is wrong with lists (B, Hq, Tq, 1 + Tk), on their device.
+
+    Bool: the counts out of range (B, Hq, Tq, 1); the entries that are no tile, and those that an entry before them has
+    too, both (B, Hq, Tq, Tk).
+    """
+    entries, read, outside = _read(lists)
+    count, tiles = lists[..., :1], entries.shape[3]
+    # What is not read gets a number of its own each.
+    apart = MOST_TILES + 1 + torch.arange(tiles, device=lists.device)
+    ordered, order = entries.where(read, apart).sort(dim=3, stable=True)
+    again = torch.zeros_like(read)
+    again[..., 1:] = ordered[..., 1:] == ordered[..., :-1]
+    return (count < 0) | (count > tiles), outside, torch.zeros_like(read).scatter_(3, order, again)

@@ -63,12 +63,16 @@ def _check_one(name: str, tensor: torch.Tensor, layout: str) -> None:
 
 def check_nonfinite(flag: torch.Tensor, device: torch.device) -> None:
     """Raise unless `flag` is one int32 on `device`: TypeError for another dtype, else ValueError."""
+    _check_flag("nonfinite", flag, device)
+
+
+def _check_flag(name: str, flag: torch.Tensor, device: torch.device) -> None:
     if not isinstance(flag, torch.Tensor) or flag.dtype != torch.int32:
         found = flag.dtype if isinstance(flag, torch.Tensor) else type(flag).__name__
-        raise TypeError(f"[SA-209] nonfinite must be an int32 tensor, got {found}")
+        raise TypeError(f"[SA-209] {name} must be an int32 tensor, got {found}")
     if flag.numel() != 1 or flag.device != device:
         raise ValueError(
-            f"[SA-209] nonfinite must be one element on q's device {device}, got shape {tuple(flag.shape)} on "
+            f"[SA-209] {name} must be one element on q's device {device}, got shape {tuple(flag.shape)} on "
             f"{flag.device}"
         )
 
@@ -112,7 +116,7 @@ def check_tiles(
     """Return the tensor of `tiles` for a call of `target` = (batch, q_heads, q_length, kv_length); no value is read.
 
     Raises:
-        TypeError: no TileLists.
+        TypeError: no TileLists, or their flag is no int32 tensor.
         ValueError: device or sizes do not fit.
     """
     if tiles is None:
@@ -132,4 +136,6 @@ def check_tiles(
             f"[SA-211] tiles must be of shape (1 or {batch}, 1 or {heads}, {blocks}, {entries}) for {q_length} queries "
             f"and {kv_length} keys in tiles of {TILE_TOKENS}, got {tuple(lists.shape)}"
         )
+    if tiles.invalid is not None:
+        _check_flag("tiles.invalid", tiles.invalid, device)
     return lists

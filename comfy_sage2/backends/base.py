@@ -153,6 +153,7 @@ class Backend(ABC):
         attn_mask: torch.Tensor | None,
         nonfinite: torch.Tensor | None,
         tiles: torch.Tensor | None = None,
+        invalid_tiles: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the attention; inputs are never written to.
 
@@ -165,6 +166,8 @@ class Backend(ABC):
                 else stays as it is, without a wait for the device. `note_nonfinite` does it for any output.
             tiles: None, or the tensor of `TileLists`, of any values: entries that are not valid are left out, and
                 nothing is read out of bounds.
+            invalid_tiles: None, or one int32 on q's device that becomes 1 when an entry of `tiles` is not valid and
+                else stays as it is, without a wait for the device. `TileLists.note_invalid` does it for any tensor.
 
         Returns:
             out of shape (B, Hq, Nq, D) and q's dtype, made by `empty_output` in the layout of the options, and lse

@@ -63,6 +63,7 @@ class ExactAttention(Backend):
         attn_mask: torch.Tensor | None,
         nonfinite: torch.Tensor | None,
         tiles: torch.Tensor | None = None,
+        invalid_tiles: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
         assert tiles is None  # by DENSE

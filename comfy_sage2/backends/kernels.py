@@ -86,13 +86,17 @@ class KernelBackend(Backend):
         attn_mask: torch.Tensor | None,
         nonfinite: torch.Tensor | None,
         tiles: torch.Tensor | None = None,
+        invalid_tiles: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`. RuntimeError when the self-test had to be postponed and fails now."""
         if selftest.is_postponed(self.name, q.device.index):
             reason = selftest.reason_against(self.name, q.device.index, self.variants)
             if reason is not None:
                 raise RuntimeError(reason)
-        return launch(loader.load(self.name), q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles)
+        module = loader.load(self.name)
+        return launch(
+            module, q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles, invalid_tiles=invalid_tiles
+        )
 
 
 # In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120

@@ -28,10 +28,12 @@ class ReferenceBackend(Backend):
         attn_mask: torch.Tensor | None,
         nonfinite: torch.Tensor | None,
         tiles: torch.Tensor | None = None,
+        invalid_tiles: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
         options = request.options
-        live = None if tiles is None else TileLists(tiles).to_mask()
+        lists = None if tiles is None else TileLists(tiles, invalid_tiles)
+        live = None if lists is None else lists.to_mask()
         if options.mode == EXACT:
             result, lse = exact_attention(
                 q,
@@ -57,6 +59,8 @@ class ReferenceBackend(Backend):
         out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
         if nonfinite is not None:
             note_nonfinite(out, nonfinite)
+        if lists is not None:
+            lists.note_invalid()
         return out, lse if options.return_lse else None
 
 

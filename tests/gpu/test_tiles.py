@@ -379,3 +379,11 @@ def test_the_public_call(name: str, mode: str) -> None:
     assert comfy_sage2.explain(q, k, v, tiles=lists, mode=mode)[name] is None
     out = comfy_sage2.attention(q, k, v, tiles=lists, mode=mode)
     assert torch.equal(out, run(name, q, k, v, mode=mode, tiles=lists.lists)[0])
+    noting = TileLists(lists.lists, torch.zeros(1, dtype=torch.int32, device="cuda"))
+    assert noting.invalid is not None
+    assert torch.equal(comfy_sage2.attention(q, k, v, tiles=noting, mode=mode), out) and noting.invalid.item() == 0
+    lists.lists[0, 1, 0, :2] = torch.tensor([1, 6])
+    comfy_sage2.attention(q, k, v, tiles=noting, mode=mode)
+    assert noting.invalid.item() == 1
+    with pytest.raises(ValueError, match="batch 0, head 1, block of queries 0: entry 1 is tile 6, expected 0 to 5"):
+        comfy_sage2.explain(q, k, v, tiles=noting, mode=mode)

@@ -11,6 +11,13 @@ from comfy_sage2 import TileLists
 from comfy_sage2.tiles import tiles_of
 
 
+def noted(lists: TileLists) -> int:
+    """What becomes of a flag of -7."""
+    flag = torch.full((1,), -7, dtype=torch.int32)
+    TileLists(lists.lists, flag).note_invalid()
+    return int(flag)
+
+
 def one(*entries: int, tiles: int = 4) -> TileLists:
     """The lists of one block of queries: the count, then tiles; the rest is -1."""
     return TileLists(torch.tensor([[[[*entries, *[-1] * (1 + tiles - len(entries))]]]], dtype=torch.int16))
@@ -49,6 +56,7 @@ def test_what_lies_behind_the_count_is_not_read() -> None:
     poisoned = torch.tensor([[[[2, 3, 1, 0, 32767], [0, 1, 2, 3, -32768]]]], dtype=torch.int16)
     assert TileLists(poisoned).to_mask().tolist() == [[[[False, True, False, True], [False] * 4]]]
     TileLists(poisoned).check()
+    assert noted(TileLists(poisoned)) == -7
 
 
 @pytest.mark.parametrize(
@@ -67,6 +75,7 @@ def test_what_lies_behind_the_count_is_not_read() -> None:
 )
 def test_invalid_entries_are_left_out_and_found(lists: TileLists, live: list[int], message: str) -> None:
     assert lists.to_mask().nonzero()[:, 3].tolist() == live
+    assert noted(lists) == 1
     with pytest.raises(ValueError, match=rf"\[SA-211\] tile list of batch 0, head 0, block of queries 0: {message}"):
         lists.check()
 
@@ -75,6 +84,7 @@ def test_invalid_entries_are_left_out_and_found(lists: TileLists, live: list[int
 def test_the_place_of_an_error_is_named(place: tuple[int, ...], value: int) -> None:
     lists = TileLists.dense(5 * 128, 4 * 128, batch=2, heads=3).lists
     lists[place] = value
+    assert noted(TileLists(lists)) == 1
     batch, head, block, entry = place
     with pytest.raises(ValueError, match=f"batch {batch}, head {head}, block of queries {block}: entry {entry} is"):
         TileLists(lists).check()

@@ -15,7 +15,7 @@ from attention_oracle import oracle, relative_l1
 import comfy_sage2
 from comfy_sage2 import TileLists, UnsupportedError, registry
 from comfy_sage2.attention import _attention_op, _checked_attention_op
-from comfy_sage2.backends import selftest
+from comfy_sage2.backends import kernels, selftest
 from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
 from comfy_sage2.backends.constraints import DENSE
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS
@@ -28,6 +28,7 @@ from comfy_sage2.reference.scores import tile_scores
 BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
 NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]
 LISTS = TileLists.dense(200, 330)  # that fit `inputs`
+FLAG = torch.zeros(1, dtype=torch.int32)
 REFUSAL = "[SA-212] only the kernels take tile lists, and the reference, which is slow: leave out `tiles` here"
 
 
@@ -169,14 +170,40 @@ def test_what_lies_behind_the_count_changes_nothing() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("mode", ["8b", EXACT])
-def test_invalid_entries_are_left_out(bad: list[int], clean: list[int], mode: str) -> None:
+def test_invalid_entries_are_left_out_and_noted(bad: list[int], clean: list[int], mode: str) -> None:
     q, k, v = inputs(lengths=(100, 300))
-    out, wanted = (
-        comfy_sage2.attention(q, k, v, tiles=TileLists(torch.tensor([[[each]]], dtype=torch.int16)), mode=mode)
-        for each in (bad, clean)
-    )
+    flags = torch.full((2, 1), -7, dtype=torch.int32)
+    given = (TileLists(torch.tensor([[[each]]], dtype=torch.int16), flags[i]) for i, each in enumerate((bad, clean)))
+    out, wanted = (comfy_sage2.attention(q, k, v, tiles=tiles, mode=mode) for tiles in given)
+    assert flags.tolist() == [[1], [-7]]
     assert torch.equal(out, wanted)
     assert torch.equal(out, torch.zeros_like(out)) == (clean[0] == 0)
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+def test_explain_names_an_invalid_entry(layout: str) -> None:
+    q, k, v = inputs()
+    if layout == "BNHD":
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    tiles = TileLists.dense(200, 330, heads=2)
+    assert comfy_sage2.explain(q, k, v, tiles=tiles, layout=layout)["reference"] is None
+    tiles.lists[0, 1, 1, 2] = 7
+    message = r"\[SA-211\] tile list of batch 0, head 1, block of queries 1: entry 2 is tile 7, expected 0 to 2"
+    for name in (None, "reference"):
+        with pytest.raises(ValueError, match=message):
+            comfy_sage2.explain(q, k, v, tiles=tiles, layout=layout, backend=name)
+
+
+def test_a_note_of_invalid_entries_beside_one_of_values() -> None:
+    q, k, v = inputs()
+    tiles = TileLists(TileLists.dense(200, 330).lists, torch.zeros(1, dtype=torch.int32))
+    assert tiles.invalid is not None
+    nonfinite = torch.zeros(1, dtype=torch.int32)
+    comfy_sage2.attention(q, k, v, tiles=tiles, nonfinite=nonfinite)
+    assert (tiles.invalid.item(), nonfinite.item()) == (0, 0)
+    tiles.lists[0, 0, 0, 0] = 4
+    comfy_sage2.attention(q, k, v, tiles=tiles, nonfinite=nonfinite)
+    assert (tiles.invalid.item(), nonfinite.item()) == (1, 0)
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", EXACT])
@@ -247,6 +274,21 @@ def test_lists_that_do_not_fit(tiles: Any, error: Any, message: str, call: Any) 
         call(*inputs(), tiles=tiles)
 
 
+@pytest.mark.parametrize(
+    ("flag", "error", "message"),
+    [
+        (torch.zeros(1), TypeError, "must be an int32 tensor, got torch.float32"),
+        (FLAG.expand(2), ValueError, r"must be one element on q's device cpu, got shape \(2,\) on cpu"),
+        (FLAG.to("meta"), ValueError, r"must be one element on q's device cpu, got shape \(1,\) on meta"),
+    ],
+    ids=["float", "two", "meta"],
+)
+@pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
+def test_flags_that_do_not_fit(flag: torch.Tensor, error: Any, message: str, call: Any) -> None:
+    with pytest.raises(error, match=r"\[SA-209\] tiles.invalid " + message):
+        call(*inputs(), tiles=TileLists(LISTS.lists, flag))
+
+
 def with_tiles(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
     request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(**choices))
     return replace(request, device_type="cuda", device_index=0, capability=capability, has_tiles=True)
@@ -277,6 +319,16 @@ def test_exact_attentions_refuse_tile_lists(backend: Any, monkeypatch: pytest.Mo
     request = with_tiles((9, 0), mode=EXACT)
     assert backend.reason_against(request) == REFUSAL
     assert backend.reason_against(replace(request, has_tiles=False)) is None
+
+
+def test_kernels_get_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(kernels, "launch", lambda module, q, k, v, request, **rest: given.update(rest))
+    monkeypatch.setattr(loader, "load", lambda architecture: None)
+    q, k, v = inputs()
+    request = AttentionRequest.of(q, k, AttentionOptions(), tiles=LISTS.lists)
+    KERNELS[0].run(q, k, v, request, attn_mask=None, nonfinite=None, tiles=LISTS.lists, invalid_tiles=FLAG)
+    assert given["tiles"] is LISTS.lists and given["invalid_tiles"] is FLAG
 
 
 class Twos(Backend):
@@ -340,6 +392,24 @@ def test_a_compiled_call() -> None:
     torch.testing.assert_close(compiled(q, k, v, other.lists), model(q, k, v, other))
 
 
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_compiled_call_notes_invalid_entries(checked: bool) -> None:
+    torch._dynamo.reset()
+    q, k, v = inputs()
+
+    def model(q: torch.Tensor, lists: torch.Tensor, flag: torch.Tensor, nonfinite: torch.Tensor) -> torch.Tensor:
+        tiles = TileLists(lists, flag)
+        return comfy_sage2.attention(q, k, v, tiles=tiles, nonfinite=nonfinite if checked else None) + 1
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    lists = LISTS.lists.clone()
+    for wrong in (0, 1):
+        lists[0, 0, 0, 3] = wrong  # tile 1 is there before
+        flag, nonfinite = torch.zeros(2, 1, dtype=torch.int32)
+        torch.testing.assert_close(compiled(q, lists, flag, nonfinite), model(q, lists, FLAG.clone(), nonfinite))
+        assert (flag.item(), nonfinite.item()) == (wrong, 0)
+
+
 def test_a_compiled_mask_of_blocks() -> None:
     torch._dynamo.reset()
     q, k, v = inputs()
@@ -357,11 +427,11 @@ def test_fake_output_agrees_with_the_real_one() -> None:
     choices = AttentionOptions(layout="BNHD", return_lse=True).values()
     lists = random_lists(q, k).lists
     torch.library.opcheck(
-        _attention_op, (q, k, v, None, lists, None, None, *choices), test_utils=("test_schema", "test_faketensor")
+        _attention_op, (q, k, v, None, lists, None, None, None, *choices), test_utils=("test_schema", "test_faketensor")
     )
-    flag = torch.zeros(1, dtype=torch.int32)
-    torch.library.opcheck(
-        _checked_attention_op,
-        (q, k, v, None, lists, flag, None, *choices),
-        test_utils=("test_schema", "test_faketensor"),
-    )
+    for flags in ((FLAG.clone(), None), (None, FLAG.clone()), (FLAG.clone(), FLAG.clone())):
+        torch.library.opcheck(
+            _checked_attention_op,
+            (q, k, v, None, lists, *flags, None, *choices),
+            test_utils=("test_schema", "test_faketensor"),
+        )

@@ -12,8 +12,10 @@ from types import ModuleType
 
 import torch
 
+from ..kernels import abi
 from ..options import AttentionOptions
 from ..reference.exact import exact_attention
+from ..tiles import TileLists
 from .base import AttentionRequest
 from .constraints import PRECISE
 from .launch import enqueue, workspace_bytes
@@ -35,6 +37,9 @@ class Case:
         mask: "" for none; "queries": bool, one for each query, of which one attends to nothing; "keys": additive, the
             same for all queries, with the last keys masked.
         broken: a value of V is infinite, which must be noted.
+        lists: () for none, else of each head, or of one for all, of each block of queries: a count, then key tiles.
+            Those that are not live stand behind the count.
+        invalid: an entry of the lists is invalid, which must be left out and noted.
     """
 
     name: str
@@ -48,6 +53,8 @@ class Case:
     batch: int = 1
     mask: str = ""
     broken: bool = False
+    lists: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    invalid: bool = False
 
 
 _WITH_LSE = AttentionOptions(return_lse=True)
@@ -65,6 +72,16 @@ CASES = (
     Case(
         "head_dim 72, float32, rotated", 2, 2, 130, 190, 72, torch.float32,
         AttentionOptions(scale=0.15, rotate=True),
+    ),
+    Case(
+        "head_dim 64, tile lists with invalid entries", 2, 1, 150, 440, 64, torch.float16, _WITH_LSE,
+        lists=(((0, 3, 2, 1, 0), (2, 0, 3, 1, 2)), ((1, 2, 0, 1, 3), (4, 1, 1, 99, 3))),
+        invalid=True,
+    ),
+    Case(
+        "head_dim 128, causal tile lists for all heads", 2, 2, 330, 330, 128, torch.bfloat16,
+        replace(_WITH_LSE, is_causal=True, layout="BNHD"),
+        lists=(((0, 0, 1, 2), (1, 0, 1, 2), (2, 2, 0, 1)),),
     ),
     Case("infinite value", 1, 1, 64, 64, 64, torch.float16, AttentionOptions(), broken=True),
 )  # fmt: skip
@@ -111,7 +128,8 @@ class _Layout:
 class Question:
     """The inputs of a case on the CPU, and its right results.
 
-    q, k, v: slots in the buffer of inputs. mask: None or 4-D. out, lse: float32.
+    q, k, v: slots in the buffer of inputs. mask: None or 4-D. tiles: None or the tensor of tile lists. out, lse:
+    float32.
     """
 
     case: Case
@@ -119,6 +137,7 @@ class Question:
     k: _Slot
     v: _Slot
     mask: torch.Tensor | None
+    tiles: torch.Tensor | None
     out: torch.Tensor
     lse: torch.Tensor
 
@@ -144,10 +163,19 @@ def questions() -> tuple[torch.Tensor, list[Question]]:
         if case.broken:
             v[0, 0, 1, 1] = math.inf
         mask = _mask(case, generator)
+        lists = TileLists(torch.tensor([case.lists], dtype=torch.int16, device="cpu")) if case.lists else None
         out, lse = exact_attention(
-            q, k, v, scale=case.options.scale, is_causal=case.options.is_causal, attn_mask=mask, dtype=torch.float32
+            q,
+            k,
+            v,
+            scale=case.options.scale,
+            is_causal=case.options.is_causal,
+            attn_mask=mask,
+            live_tiles=None if lists is None else lists.to_mask(),
+            dtype=torch.float32,
         )
-        found.append(Question(case, places[0], places[1], places[2], mask, out, lse))
+        tiles = None if lists is None else lists.lists
+        found.append(Question(case, places[0], places[1], places[2], mask, tiles, out, lse))
     return buffer, found
 
 
@@ -185,6 +213,14 @@ class _Asked:
     out: _Slot
     lse: _Slot | None
     nonfinite: _Slot
+    invalid_tiles: _Slot | None
+
+    @property
+    def flags(self) -> Iterator[tuple[_Slot, str, int]]:
+        """Where each flag lies, which is 0 before the call, what it notes and what it must become."""
+        yield self.nonfinite, "NaN and infinity", int(self.question.case.broken)
+        if self.invalid_tiles is not None:
+            yield self.invalid_tiles, "invalid tiles", int(self.question.case.invalid)
 
     @property
     def name(self) -> str:
@@ -213,20 +249,26 @@ class Verdict:
 def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Verdict:
     """Run every case in each of `variants` on `device` and compare; waits for the device once.
 
+    Cases with tile lists are left out where the module takes none.
+
     Raises what the module raises: ValueError for a call that it refuses, RuntimeError for a failure of the driver.
     """
     with torch.inference_mode(), torch.autocast("cpu", enabled=False):
         inputs, found = questions()
+        if not abi.has_tile_lists(module):
+            found = [one for one in found if one.tiles is None]
         asked, size = _layout_of_results(found, variants, device)
         on_device = inputs.to(device)
         results = torch.full((size,), _UNTOUCHED, dtype=torch.uint8, device=device)
         scratch = max(workspace_bytes(module, call.request) for call in asked)
         workspace = torch.empty(scratch, dtype=torch.uint8, device=device)
         masks = {id(one): None if one.mask is None else one.mask.to(device) for one in found}
+        lists = {id(one): None if one.tiles is None else one.tiles.to(device) for one in found}
         for call in asked:
-            question, nonfinite = call.question, call.nonfinite.of(results)
+            question = call.question
             workspace.fill_(_UNTOUCHED)
-            nonfinite.zero_()
+            for flag, _, _ in call.flags:
+                flag.of(results).zero_()
             enqueue(
                 module,
                 question.q.of(on_device),
@@ -234,7 +276,9 @@ def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
                 question.v.of(on_device),
                 call.request,
                 attn_mask=masks[id(question)],
-                nonfinite=nonfinite,
+                nonfinite=call.nonfinite.of(results),
+                tiles=lists[id(question)],
+                invalid_tiles=None if call.invalid_tiles is None else call.invalid_tiles.of(results),
                 out=call.out.of(results),
                 lse=None if call.lse is None else call.lse.of(results).view(question.lse.shape),
                 workspace=workspace,
@@ -252,7 +296,8 @@ def _layout_of_results(
         for variant in variants:
             options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
             mask = None if question.mask is None else (question.mask.shape, question.mask.dtype)
-            form = (device, case.dtype, torch.Size(question.q.shape), torch.Size(question.k.shape), mask, False)
+            shapes = torch.Size(question.q.shape), torch.Size(question.k.shape)
+            form = (device, case.dtype, *shapes, mask, question.tiles is not None)
             request = AttentionRequest.of_form(form, options)
             if PRECISE.check(request) is not None:
                 continue
@@ -267,6 +312,7 @@ def _layout_of_results(
                     layout.add(question.q.shape, case.dtype, options.layout),
                     lse,
                     layout.add((1, 1, 1, 1), torch.int32, "BHND"),
+                    layout.add((1, 1, 1, 1), torch.int32, "BHND") if case.lists else None,
                 )
             )
     return asked, layout.bytes
@@ -279,7 +325,7 @@ def _compare(asked: Sequence[_Asked], results: torch.Tensor) -> Verdict:
         wrong = next(_wrong(call, results), None)
         if wrong is not None:
             verdict.wrong.append(f"{call.name}: {wrong}")
-        for slot in (call.out, call.lse, call.nonfinite):
+        for slot in (call.out, call.lse, *(flag for flag, _, _ in call.flags)):
             if slot is not None:
                 slot.of(untouched).copy_(slot.of(results))
     if not torch.equal(untouched.view(torch.int64), results.view(torch.int64)):
@@ -290,9 +336,10 @@ def _compare(asked: Sequence[_Asked], results: torch.Tensor) -> Verdict:
 def _wrong(call: _Asked, results: torch.Tensor) -> Iterator[str]:
     """What is wrong with a call's results, in words."""
     question = call.question
-    noted = int(call.nonfinite.of(results).item())
-    if noted != int(question.case.broken):
-        yield f"the note of NaN and infinity is {noted}, expected {int(question.case.broken)}"
+    for flag, what, expected in call.flags:
+        noted = int(flag.of(results).item())
+        if noted != expected:
+            yield f"the note of {what} is {noted}, expected {expected}"
     if question.case.broken:
         return
     out = call.out.of(results).float()

@@ -17,7 +17,7 @@ import torch
 from comfy_sage2 import machine, user_findings
 from comfy_sage2.backends import known_answers, selftest
 from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.kernels import loader
+from comfy_sage2.kernels import abi, loader
 
 from .builds import backend
 
@@ -38,8 +38,10 @@ def test_a_right_module_passes(name: str) -> None:
     outcome = selftest.test_now(name, torch.cuda.current_device(), variants)
     assert outcome.reason is None
     in_precise = sum(variant.mode == "precise" for variant in variants)
-    of_float32 = sum(case.dtype == torch.float32 for case in known_answers.CASES)
-    assert outcome.calls == len(known_answers.CASES) * len(variants) - in_precise * of_float32
+    takes_lists = abi.has_tile_lists(loader.load(name))
+    cases = [case for case in known_answers.CASES if takes_lists or not case.lists]
+    of_float32 = sum(case.dtype == torch.float32 for case in cases)
+    assert outcome.calls == len(cases) * len(variants) - in_precise * of_float32
     started = time.perf_counter()
     again = selftest.test_now(name, torch.cuda.current_device(), variants)
     print(
@@ -77,6 +79,7 @@ class Falsified:
     def __init__(self, module: ModuleType, change: Callable[[dict[str, Any]], None]) -> None:
         self._module = module
         self._change = change
+        self.abi_version = module.abi_version
 
     def workspace_bytes(self, **fields: Any) -> int:
         self._change(fields)
@@ -106,6 +109,12 @@ FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
     "no_flag": lambda fields: fields.update(nonfinite=0),
     "other_mode": lambda fields: fields.update(mode=4),
 }
+# Of calls with tile lists alone.
+LIST_FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "no_lists": lambda fields: fields.update(tiles_key_tiles=0),
+    "lists_of_the_first_head": lambda fields: fields.update(tiles_head_stride=0),
+    "no_note_of_invalid_tiles": lambda fields: fields.update(tiles_invalid=0),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -117,6 +126,23 @@ def test_a_falsified_call_is_found(name: str, fault: str) -> None:
     verdict = ask(name, Falsified(loader.load(name), FAULTS[fault]))
     print(f"{fault}: {verdict.reason}")
     assert verdict.wrong
+
+
+@pytest.mark.parametrize("fault", LIST_FAULTS)
+@each_module
+def test_a_falsified_call_with_lists_is_found(name: str, fault: str) -> None:
+    backend(name)  # skips where it does not run
+    module = loader.load(name)
+    if not abi.has_tile_lists(module):
+        pytest.skip(f"tile lists need newer kernels than these ({abi.describe(module)})")
+
+    def change(fields: dict[str, Any]) -> None:
+        if "tiles_key_tiles" in fields:
+            LIST_FAULTS[fault](fields)
+
+    verdict = ask(name, Falsified(module, change))
+    print(f"{fault}: {verdict.reason}")
+    assert verdict.wrong and all("tile lists" in text for text in verdict.wrong)
 
 
 @each_module

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from comfy_sage2.backends.launch import ELEMENT_CODES, option_fields
+from comfy_sage2.kernels import abi
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.tiles import TileLists, tiles_of
 
 _DTYPES = {code: dtype for dtype, code in ELEMENT_CODES.items()}
 _MODES = {option_fields(AttentionOptions(mode))["mode"]: mode for mode in MODES}
@@ -23,10 +25,21 @@ def tensor_at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dt
     return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
+def lists_of(fields: dict[str, Any]) -> torch.Tensor | None:
+    """The tile lists (B, Hq, Tq, 1 + Tk) of a call, in the caller's memory, or None."""
+    if not fields.get("tiles_key_tiles"):
+        return None
+    entries = 1 + fields["tiles_key_tiles"]
+    shape = (fields["batch"], fields["q_heads"], tiles_of(fields["q_length"]), entries)
+    strides = (fields["tiles_batch_stride"], fields["tiles_head_stride"], entries, 1)
+    return tensor_at(fields["tiles_pointer"], shape, strides, torch.int16)
+
+
 class ReferenceModule:
     """Takes the fields of csrc/attention_call.h; `change` may falsify them, and `spoil` the output."""
 
     target = "cpu"
+    abi_version = abi.ABI_VERSION
 
     def __init__(self) -> None:
         self.calls = 0
@@ -59,6 +72,11 @@ class ReferenceModule:
             pv_accumulator=f"fp{fields['pv_accumulator']}",
             rotate=fields["rotate"],
         )
+        given = lists_of(fields)
+        flag = tensor_at(fields["tiles_invalid"], (1,), (1,), torch.int32) if fields.get("tiles_invalid") else None
+        lists = None if given is None else TileLists(given.contiguous(), flag)
+        if lists is not None:
+            lists.note_invalid()
         result, lse = reference_attention(
             q,
             k,
@@ -67,6 +85,7 @@ class ReferenceModule:
             scale=fields["scale"],
             is_causal=fields["causal"],
             attn_mask=mask,
+            live_tiles=None if lists is None else lists.to_mask(),
         )
         for head in range(out.shape[1]):  # one after the other: heads may lie upon each other
             out[:, head].copy_(result[:, head])

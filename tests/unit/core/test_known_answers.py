@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference_module import ReferenceModule, tensor_at
+from reference_module import ReferenceModule, lists_of, tensor_at
 
 from comfy_sage2.backends import known_answers
 from comfy_sage2.backends.known_answers import Variant, Verdict, ask
@@ -18,6 +18,8 @@ from comfy_sage2.options import MODES
 pytestmark = pytest.mark.slow
 
 EIGHT = (Variant("8b", "fp32"),)
+LISTS = "head_dim 64, tile lists with invalid entries"
+CAUSAL_LISTS = "head_dim 128, causal tile lists for all heads"
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +113,76 @@ def test_a_mask_that_is_left_out_is_found() -> None:
 
 def test_causality_that_is_left_out_is_found() -> None:
     verdict = put(Changed(lambda fields: fields.update(causal=False)))
-    assert [text.partition(" (")[0] for text in verdict.wrong] == ["head_dim 128, causal"]
+    assert [text.partition(" (")[0] for text in verdict.wrong] == ["head_dim 128, causal", CAUSAL_LISTS]
+
+
+def with_counts(fields: dict[str, Any], change: Callable[[torch.Tensor], object]) -> None:
+    """Give the call lists of its own whose counts are changed."""
+    lists = lists_of(fields)
+    if lists is not None:
+        fields["own"] = lists.clone().contiguous()  # for as long as the call
+        change(fields["own"][..., 0])
+        stride = fields["own"].stride()
+        fields.update(tiles_pointer=fields["own"].data_ptr(), tiles_batch_stride=stride[0], tiles_head_stride=stride[1])
+
+
+def ignored(fields: dict[str, Any]) -> None:
+    fields.pop("tiles_key_tiles", None)
+
+
+def past_the_count(fields: dict[str, Any]) -> None:
+    with_counts(fields, lambda counts: counts.fill_(fields["tiles_key_tiles"]))
+
+
+def of_the_first_head(fields: dict[str, Any]) -> None:
+    fields.update(tiles_head_stride=0)
+
+
+def a_block_late(fields: dict[str, Any]) -> None:
+    """The lists of the next block of queries, in the memory of these lists."""
+    with_counts(fields, lambda counts: None)
+    if "own" in fields:
+        fields["own"].copy_(fields["own"].roll(-1, 2))
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (ignored, [LISTS, CAUSAL_LISTS]),
+        (past_the_count, [LISTS, CAUSAL_LISTS]),
+        (partial(with_counts, change=lambda counts: counts.sub_(1)), [LISTS, CAUSAL_LISTS]),
+        (of_the_first_head, [LISTS]),
+        (a_block_late, [LISTS, CAUSAL_LISTS]),
+        (lambda fields: fields.update(tiles_invalid=0), [LISTS]),
+    ],
+    ids=["ignored", "read past", "one short", "of the first head", "a block late", "no note"],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_lists_that_are_not_followed_are_found(
+    fault: Callable[[dict[str, Any]], None], found: list[str], mode: str
+) -> None:
+    verdict = put(Changed(fault), (Variant(mode, "fp32"),))
+    assert [text.partition(" (")[0] for text in verdict.wrong] == found
+
+
+def test_a_note_of_valid_tiles_is_found() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields.get("tiles_invalid"):
+            tensor_at(fields["tiles_invalid"], (1,), (1,), torch.int32).fill_(1)
+
+    (wrong,) = put(Spoiled(fault)).wrong
+    assert wrong == f"{CAUSAL_LISTS} (8b, FP32 accumulators): the note of invalid tiles is 1, expected 0"
+
+
+def test_a_module_that_takes_no_lists_gets_none() -> None:
+    class Older(ReferenceModule):
+        abi_version = 3
+
+        def attention(self, **fields: Any) -> None:
+            assert not [name for name in fields if name.startswith("tiles_")]
+            super().attention(**fields)
+
+    assert put(Older()) == Verdict(len(known_answers.CASES) - 2)
 
 
 def test_one_fault_in_one_variant_is_named() -> None:
@@ -170,7 +241,7 @@ def test_a_wrong_lse_is_found() -> None:
             tensor_at(fields["lse"], (fields["q_length"],), (1,), torch.float32).add_(1.0)
 
     verdict = put(Spoiled(fault))
-    assert len(verdict.wrong) == 3 and all("the LSE is" in text for text in verdict.wrong)
+    assert len(verdict.wrong) == 5 and all("the LSE is" in text for text in verdict.wrong)
 
 
 def test_a_note_of_infinity_that_is_not_made_is_found() -> None:

@@ -73,9 +73,7 @@ class TileLists:
         `is_causal` the tile on the diagonal, comes first. With `is_causal`, for calls that have it, tiles above the
         diagonal are left out.
         """
-        if not isinstance(block_mask, torch.Tensor) or block_mask.dtype != torch.bool:
-            found = block_mask.dtype if isinstance(block_mask, torch.Tensor) else type(block_mask).__name__
-            raise TypeError(f"[SA-211] block_mask must be a bool tensor (True = compute), got {found}")
+        _check_bool(block_mask)
         if block_mask.dim() != 4 or block_mask.numel() == 0:
             raise ValueError(
                 "[SA-211] block_mask must be of shape (batch, q_heads, blocks of 128 queries, tiles of 128 keys), got "
@@ -94,6 +92,43 @@ class TileLists:
         return cls(lists.to(torch.int16).contiguous())
 
     @classmethod
+    def of_blocks(
+        cls,
+        block_mask: torch.Tensor,
+        block_size: tuple[int, int],
+        q_length: int,
+        kv_length: int,
+        *,
+        is_causal: bool = False,
+    ) -> TileLists:
+        """The lists of a mask whose blocks are not of 128 tokens, in the order of `of_mask`; no wait for the device.
+
+        A tile is in a list when any block that overlaps it is to be computed. So the call attends to all that the mask
+        allows, and to the rest of such tiles too. Where both sizes are multiples of 128 there is no such rest.
+
+        Args:
+            block_mask: bool (B, Hq, blocks of queries, blocks of keys), True = compute; the last blocks may be ragged.
+            block_size: the queries and the keys of a block, in tokens: (128, 64) for SpargeAttn's masks.
+            q_length, kv_length: tokens of q, and of k and v.
+            is_causal: as for `of_mask`.
+
+        Raises:
+            TypeError: `block_mask` is no bool tensor.
+            ValueError: a size or length is below 1, or the mask does not fit them.
+        """
+        _check_bool(block_mask)
+        _check_at_least_1(q_block=block_size[0], kv_block=block_size[1], q_length=q_length, kv_length=kv_length)
+        blocks = -(-q_length // block_size[0]), -(-kv_length // block_size[1])
+        if block_mask.dim() != 4 or block_mask.numel() == 0 or tuple(block_mask.shape[2:]) != blocks:
+            raise ValueError(
+                f"[SA-211] block_mask must be of shape (batch, q_heads, {blocks[0]}, {blocks[1]}) for {q_length} "
+                f"queries in blocks of {block_size[0]} and {kv_length} keys in blocks of {block_size[1]}, got "
+                f"{tuple(block_mask.shape)}"
+            )
+        rows = _overlapping_tiles(block_mask, 2, block_size[0], q_length)
+        return cls.of_mask(_overlapping_tiles(rows, 3, block_size[1], kv_length), is_causal=is_causal)
+
+    @classmethod
     def dense(
         cls,
         q_length: int,
@@ -105,9 +140,7 @@ class TileLists:
         device: torch.device | str | None = None,
     ) -> TileLists:
         """All tiles of `q_length` queries and `kv_length` keys, in the order of `of_mask`."""
-        for name, value in (("q_length", q_length), ("kv_length", kv_length), ("batch", batch), ("heads", heads)):
-            if value < 1:
-                raise ValueError(f"[SA-211] {name} must be at least 1, got {value}")
+        _check_at_least_1(q_length=q_length, kv_length=kv_length, batch=batch, heads=heads)
         shape = (batch, heads, tiles_of(q_length), tiles_of(kv_length))
         return cls.of_mask(torch.ones(shape, dtype=torch.bool, device=device), is_causal=is_causal)
 
@@ -148,6 +181,28 @@ class TileLists:
             f"[SA-211] tile list of batch {batch}, head {head}, block of queries {block}: entry {entry + first_entry} "
             + found.format(int(values[batch, head, block, entry]))
         )
+
+
+def _check_bool(block_mask: torch.Tensor) -> None:
+    if not isinstance(block_mask, torch.Tensor) or block_mask.dtype != torch.bool:
+        found = block_mask.dtype if isinstance(block_mask, torch.Tensor) else type(block_mask).__name__
+        raise TypeError(f"[SA-211] block_mask must be a bool tensor (True = compute), got {found}")
+
+
+def _check_at_least_1(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"[SA-211] {name} must be at least 1, got {value}")
+
+
+def _overlapping_tiles(blocks: torch.Tensor, axis: int, block_tokens: int, length: int) -> torch.Tensor:
+    """Along `axis`, of blocks of so many tokens, the tiles of `length` tokens that a True block overlaps."""
+    first = torch.arange(tiles_of(length), device=blocks.device) * TILE_TOKENS
+    last = (first + TILE_TOKENS - 1).clamp(max=length - 1)
+    up_to = blocks.cumsum(axis, dtype=torch.int32)
+    # True blocks up to the one of the tile's last token, without those before that of its first.
+    before = up_to - blocks.to(torch.int32)
+    return up_to.index_select(axis, last // block_tokens) > before.index_select(axis, first // block_tokens)
 
 
 def _read(lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -134,7 +134,8 @@ def check_tiles(
     if lists.shape[0] not in (1, batch) or lists.shape[1] not in (1, heads) or lists.shape[2:] != (blocks, entries):
         raise ValueError(
             f"[SA-211] tiles must be of shape (1 or {batch}, 1 or {heads}, {blocks}, {entries}) for {q_length} queries "
-            f"and {kv_length} keys in tiles of {TILE_TOKENS}, got {tuple(lists.shape)}"
+            f"and {kv_length} keys in tiles of {TILE_TOKENS}, got {tuple(lists.shape)}; TileLists.of_blocks takes "
+            "masks of other blocks"
         )
     if tiles.invalid is not None:
         _check_flag("tiles.invalid", tiles.invalid, device)

@@ -1,0 +1,63 @@
+"""Tiles that are kept between steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfy_sage2.skipping.kept import KeptTiles, finds
+
+CPU = torch.device("cpu")
+
+
+def random_tiles(seed: int, *shape: int) -> torch.Tensor:
+    live = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.3
+    live[..., 0] = True
+    return live
+
+
+@pytest.mark.parametrize("tiles", [1, 7, 8, 9, 16, 133])
+def test_the_union_of_a_batch_comes_back(tiles: int, fresh_seed: int) -> None:
+    live, kept = random_tiles(fresh_seed, 2, 3, 5, tiles), KeptTiles()
+    kept.keep(4, 0, live, 640, 128 * tiles)
+    lists = kept.lists(4, 3, 640, 128 * tiles, CPU)
+    assert lists is not None
+    assert torch.equal(lists.to_mask(), live.any(dim=0, keepdim=True))
+    assert kept.bytes == 3 * 5 * -(-tiles // 8)
+
+
+def test_calls_of_one_step_share_their_tiles_and_a_later_step_begins_anew(fresh_seed: int) -> None:
+    first, second, third = (random_tiles(fresh_seed + n, 1, 2, 6, 9) for n in range(3))
+    kept = KeptTiles()
+    for live in (first, second):
+        kept.keep(0, 3, live, 700, 1100)
+    lists = kept.lists(0, 2, 700, 1100, CPU)
+    assert lists is not None and torch.equal(lists.to_mask(), first | second)
+    kept.keep(0, 8, third, 700, 1100)
+    lists = kept.lists(0, 2, 700, 1100, CPU)
+    assert lists is not None and torch.equal(lists.to_mask(), third)
+
+
+def test_another_size_finds_nothing(fresh_seed: int) -> None:
+    kept = KeptTiles()
+    kept.keep(0, 3, random_tiles(fresh_seed, 1, 2, 6, 9), 700, 1100)
+    assert kept.lists(0, 2, 700, 1101, CPU) is None
+    assert kept.lists(0, 2, 701, 1100, CPU) is None
+    assert kept.lists(0, 4, 700, 1100, CPU) is None
+    assert kept.lists(1, 2, 700, 1100, CPU) is None
+    assert kept.lists(0, 2, 700, 1100, torch.device("meta")) is None
+    kept.keep(0, 3, random_tiles(fresh_seed, 1, 2, 6, 9), 701, 1100)  # another size in the same step
+    assert kept.lists(0, 2, 700, 1100, CPU) is None and kept.lists(0, 2, 701, 1100, CPU) is not None
+    kept.clear()
+    assert kept.lists(0, 2, 701, 1100, CPU) is None and kept.bytes == 0
+
+
+def test_tiles_of_wan_14b_take_70_megabytes() -> None:
+    kept = KeptTiles()
+    tiles = -(-75600 // 128)
+    kept.keep(0, 0, torch.ones(1, 1, tiles, tiles, dtype=torch.bool), 75600, 75600)
+    assert 40 * 40 * kept.bytes == pytest.approx(70e6, rel=0.02)
+
+
+def test_tiles_are_found_in_steps_1_4_9() -> None:
+    assert [step + 1 for step in range(30) if finds(step)] == [1, 4, 9, 16, 25]

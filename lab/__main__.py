@@ -16,6 +16,7 @@ COMMANDS = {
     "needle": ("lab.evaluation.needle", "look for needles in long contexts with every attention"),
     "accumulators": ("lab.measurements.accumulators", "show what the accumulator of P V keeps on this machine"),
     "tiles": ("lab.measurements.tiles", "show how many key tiles are dead and what leaving them out costs"),
+    "skip": ("lab.measurements.skipping", "sample whole videos with key tiles left out, by lists of earlier steps"),
     "memory": ("lab.measurements.memory", "measure the memory that one long call takes"),
     "lists": ("lab.measurements.list_times", "measure how much faster calls with tile lists are than dense ones"),
     "choices": ("lab.measurements.choices", "compare what the node chooses by its measurement with what is fastest"),

@@ -192,7 +192,11 @@ def _pictures(table: Source) -> Finding:
 
 def _sound(table: Source) -> Finding:
     ours, full = (table(row, "Note errors") for row in ("SageAttn2-8b (sm90 kernel)", "Full precision"))
-    return "word errors 1.72 against 1.74 (Qwen2-Audio)", f"note errors {ours} against {full}", if_so(ours <= full + 0.1)
+    return (
+        "word errors 1.72 against 1.74 (Qwen2-Audio)",
+        f"note errors {ours} against {full}",
+        if_so(ours <= full + 0.1),
+    )
 
 
 _BASELINES = ("SmoothAttn-4b", "HadmdAttn-4b")

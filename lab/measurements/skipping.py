@@ -1,0 +1,207 @@
+"""Whole videos with key tiles left out, by lists that are made in some steps and used in the others.
+
+    python -m lab skip --results docs/results
+
+The demo model samples each caption with the reference in 8b: dense, and at each level of skipping. Tiles are found in
+steps 1, 4, 9 and 16 from the scores of that step, each head with the loosest threshold whose measured error is within
+the level's bound (`comfy_sage2.skipping`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from comfy_sage2 import machine
+from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.reference.attention import reference_attention
+from comfy_sage2.reference.dead_tiles import tile_gaps
+from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.skipping.kept import KeptTiles, finds
+from comfy_sage2.skipping.levels import LEVELS
+from comfy_sage2.skipping.thresholds import errors, loosest, sampled_rows
+from comfy_sage2.tiles import tiles_of
+from tools.progress import ProgressBar
+
+from ..demo.captions import CaptionEncoder
+from ..demo.metrics import psnr
+from ..demo.model import TRAINED_FOLDER, DemoModel
+from ..demo.sampler import decode, denoise, pixels, starting_noise
+from ..demo.scenes import random_scene
+from ..demo.wan_dit import WanDiT
+from ..demo.wan_vae import WanVAE
+
+DENSE = "dense"
+_NUMERICS = ReferenceOptions.of(AttentionOptions("8b"), dtype=torch.float32)
+_SIDE, _FRAMES = 256, 33
+
+
+@dataclass
+class Skipping:
+    """The self-attention of one sampling at one level; None is dense.
+
+    Attributes:
+        computed: shares of the tiles that calls with lists computed.
+        found: for each call in which tiles were found, the largest error that a head's threshold was measured to have.
+    """
+
+    bound: float | None
+    kept: KeptTiles = field(default_factory=KeptTiles)
+    step: int = 0
+    computed: list[float] = field(default_factory=list)
+    found: list[float] = field(default_factory=list)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The output of a layer in `step`."""
+        live = None
+        if self.bound is not None and not finds(self.step):
+            lists = self.kept.lists(layer, q.shape[1], q.shape[2], k.shape[2], q.device)
+            assert lists is not None  # step 1 made them
+            live = lists.to_mask()
+            self.computed.append(live.float().mean().item())
+        out, _ = reference_attention(q, k, v, _NUMERICS, live_tiles=live)
+        if self.bound is not None and live is None:
+            self._find(layer, q, k, v, self.bound)
+        return out.to(q.dtype)
+
+    def _find(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bound: float) -> None:
+        gaps = tile_gaps(q, k, _NUMERICS)
+        rows = sampled_rows(q.shape[2], self.step, q.device)
+        measured = errors(q, k, v, gaps, rows, scale=1.0 / math.sqrt(q.shape[3]))
+        live = gaps > loosest(measured, bound)[..., None, None]
+        self.kept.keep(layer, self.step, live, q.shape[2], k.shape[2])
+        self.found.append(measured.where(measured <= bound, 0.0).max().item())
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What came of one caption at one level, beside the dense video."""
+
+    computed: float
+    tiles: float
+    psnr: float
+    cosine: float
+    worst_found: float
+
+
+class Sampler:
+    """The demo model on the CPU."""
+
+    def __init__(self, model: DemoModel, steps: int) -> None:
+        self._dit, self._vae = WanDiT.load(model.dit), WanVAE.load(model.vae)
+        self._encoder, self._steps = CaptionEncoder.load(model.captions), steps
+
+    def sample(self, caption: str, seed: int, skipping: Skipping) -> tuple[torch.Tensor, torch.Tensor]:
+        """Latents, and pixels (frames, height, width, 3) uint8."""
+        for layer, (self_attention, _) in enumerate(self._dit.attentions()):
+
+            def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int = layer) -> torch.Tensor:
+                return skipping.attend(layer, q, k, v)
+
+            self_attention.attend = attend
+
+        def before_step(step: int) -> None:
+            skipping.step = step
+
+        noise = starting_noise(seed, width=_SIDE, height=_SIDE, frames=_FRAMES)
+        latents = denoise(self._dit, self._encoder, [caption], noise, steps=self._steps, before_step=before_step)
+        return latents, pixels(decode(self._vae, latents)[0])
+
+
+def clips(sampler: Sampler, caption: str, seed: int) -> Iterator[tuple[str, Clip]]:
+    """Each level's video of one caption."""
+    dense_latents, dense_video = sampler.sample(caption, seed, Skipping(None))
+    for level, bound in LEVELS.items():
+        skipping = Skipping(bound)
+        latents, video = sampler.sample(caption, seed, skipping)
+        computed = sum(skipping.computed) / len(skipping.computed)
+        used = len(skipping.computed) / (len(skipping.computed) + len(skipping.found))
+        yield (
+            level,
+            Clip(
+                computed,
+                1.0 - used * (1.0 - computed),
+                psnr(video, dense_video),
+                Agreement.of(latents, dense_latents).cosine,
+                max(skipping.found),
+            ),
+        )
+
+
+def rows(found: dict[str, list[Clip]]) -> Iterator[str]:
+    """Markdown: a row for each level, means over the captions and the worst of them."""
+    yield "| level | bound | tiles with lists | tiles in all | PSNR (dB) | worst | latent cosine | error found |"
+    yield "| --- " * 8 + "|"
+    for level, made in found.items():
+        count = len(made)
+        decibels = [clip.psnr for clip in made]
+        yield (
+            f"| {level} | {LEVELS[level]:g} | {sum(clip.computed for clip in made) / count:.1%} | "
+            f"{sum(clip.tiles for clip in made) / count:.1%} | {sum(decibels) / count:.1f} | {min(decibels):.1f} | "
+            f"{sum(clip.cosine for clip in made) / count:.5f} | {max(clip.worst_found for clip in made):.4f} |"
+        )
+
+
+def page(command: str, captions: int, steps: int, lines: Sequence[str]) -> str:
+    """The whole page of docs/results."""
+    tokens = (_FRAMES + 3) // 4 * (_SIDE // 16) ** 2
+    return "\n".join(
+        [
+            "# Skipped tiles in whole videos",
+            "",
+            f"- Machine: {machine.summary(torch.device('cpu'))}; the reference, no kernel.",
+            f"- Command: `{command}`, which wrote this page.",
+            f"- Date: {date.today().isoformat()}.",
+            "",
+            f"Captions of the demo model: {captions}; {steps} steps, 8b, against the same video without skipping. Its "
+            f"self-attention has {tokens:,} tokens, {tiles_of(tokens)} x {tiles_of(tokens)} tiles a head. Tiles are "
+            "found in steps 1, 4, 9 and so on. The bound is the relative L1 that a head may lose on a sample of its "
+            "rows in such a step; *error found* is the largest that a head in fact lost there. Tiles: the share "
+            "that is computed, in the steps with lists and in all.",
+            "",
+            *lines,
+            "",
+            "Later steps are not measured by that sample: what they lose shows in PSNR and cosine.",
+        ]
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command."""
+    parser = Parser(
+        prog="python -m lab skip", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=TRAINED_FOLDER, help="folder of the trained demo model")
+    parser.add_argument("--captions", type=at_least_1, default=4)
+    parser.add_argument("--seed", type=seed_number, default=0)
+    parser.add_argument("--steps", type=at_least_1, default=20)
+    parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write skipping.md there")
+    options = parser.parse_args(arguments)
+    model = DemoModel(options.model, trained=True)
+    for path in (model.dit, model.vae, model.captions):
+        if not path.is_file():
+            parser.error(f"argument --model: {path} is missing; name the folder of the trained demo model")
+    rng = random.Random(options.seed)
+    found: dict[str, list[Clip]] = {level: [] for level in LEVELS}
+    with torch.no_grad(), ProgressBar("captions") as progress:
+        sampler = Sampler(model, options.steps)
+        for number in range(options.captions):
+            for level, clip in clips(sampler, random_scene(rng).caption(), options.seed + number):
+                found[level].append(clip)
+            progress((number + 1) / options.captions)
+    command = " ".join(["python -m lab skip", *arguments])
+    text = page(command, options.captions, options.steps, list(rows(found))) + "\n"
+    print(text)
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "skipping.md").write_text(text, encoding="utf-8")
+    return 0

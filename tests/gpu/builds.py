@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ import torch
 
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
-from comfy_sage2.kernels import loader
+from comfy_sage2.kernels import abi, loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP16
@@ -58,6 +60,18 @@ def backend(name: str) -> KernelBackend:
         pytest.skip(f"{name} was built for {target}, this GPU is sm_{major}{minor}")
     (declared,) = (one for one in KERNELS if one.name == name)
     return KernelBackend(name, ((major, minor),), modes=declared.modes, pv_accumulators=declared.pv_accumulators)
+
+
+def module_with_lists(name: str) -> ModuleType:
+    """The kernel module of `backend(name)`; a skip where it is older than tile lists.
+
+    Those of the bundled wheels may be: build csrc, as docs/dev/releasing.md says.
+    """
+    backend(name)
+    module = loader.load(name)
+    if not abi.has_tile_lists(module):
+        pytest.skip(f"tile lists need newer kernels than these ({abi.describe(module)})")
+    return module
 
 
 # Parametrise a test by `name` and `mode`, or by the accumulator too.
@@ -105,6 +119,26 @@ def run(
     assert reason is None, reason
     with _poisoned_allocations():
         return chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles)
+
+
+def assert_equal_in_threads(compute: Callable[[int], torch.Tensor]) -> None:
+    """The calls `compute(0)` and `compute(1)`, ten times in two threads with streams of their own, against once."""
+    expected = [compute(index) for index in range(2)]
+    torch.cuda.synchronize()
+    equal = [False, False]
+
+    def work(index: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [compute(index) for _ in range(10)]
+            torch.cuda.current_stream().synchronize()
+        equal[index] = all(torch.equal(result, expected[index]) for result in results)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert equal == [True, True]
 
 
 def groups_of(name: str, mode: str) -> GroupScheme:

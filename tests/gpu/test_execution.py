@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -11,7 +9,16 @@ from comfy_sage2.backends.launch import option_fields
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 
-from .builds import EXACT_BOUND, backend, each_kernel, exact, random_qkv, relative_l1, run
+from .builds import (
+    EXACT_BOUND,
+    assert_equal_in_threads,
+    backend,
+    each_kernel,
+    exact,
+    random_qkv,
+    relative_l1,
+    run,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -79,22 +86,7 @@ def test_cuda_graph_after_copy_and_fill(name: str, mode: str) -> None:
 @each_kernel
 def test_two_threads(name: str, mode: str) -> None:
     inputs = [random_qkv((1, 4, 1500, 128), (1, 4, 1500, 128)) for _ in range(2)]
-    expected = [run(name, *tensors, mode=mode)[0] for tensors in inputs]
-    torch.cuda.synchronize()
-    equal = [False, False]
-
-    def work(index: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            results = [run(name, *inputs[index], mode=mode)[0] for _ in range(10)]
-            torch.cuda.current_stream().synchronize()
-        equal[index] = all(torch.equal(result, expected[index]) for result in results)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert equal == [True, True]
+    assert_equal_in_threads(lambda index: run(name, *inputs[index], mode=mode)[0])
 
 
 @each_kernel

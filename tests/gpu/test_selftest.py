@@ -19,7 +19,7 @@ from comfy_sage2.backends import known_answers, selftest
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import abi, loader
 
-from .builds import backend
+from .builds import backend, module_with_lists
 
 pytestmark = pytest.mark.gpu
 
@@ -131,10 +131,7 @@ def test_a_falsified_call_is_found(name: str, fault: str) -> None:
 @pytest.mark.parametrize("fault", LIST_FAULTS)
 @each_module
 def test_a_falsified_call_with_lists_is_found(name: str, fault: str) -> None:
-    backend(name)  # skips where it does not run
-    module = loader.load(name)
-    if not abi.has_tile_lists(module):
-        pytest.skip(f"tile lists need newer kernels than these ({abi.describe(module)})")
+    module = module_with_lists(name)
 
     def change(fields: dict[str, Any]) -> None:
         if "tiles_key_tiles" in fields:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -13,28 +12,32 @@ from comfy_sage2 import TileLists
 from comfy_sage2.backends import launch
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.kernels import abi, loader
+from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.tiles import tiles_of
 
-from .builds import EXACT_BOUND, backend, check, exact, random_qkv, relative_l1, run
+from .builds import (
+    EXACT_BOUND,
+    assert_equal_in_threads,
+    backend,
+    check,
+    each_mode,
+    exact,
+    module_with_lists,
+    random_qkv,
+    relative_l1,
+    run,
+)
 
 pytestmark = pytest.mark.gpu
 
-each_mode = pytest.mark.parametrize(
-    ("name", "mode"), [(kernels.name, mode) for kernels in KERNELS for mode in kernels.modes]
-)
 each_head_dim = pytest.mark.parametrize("head_dim", [64, 128, 256])
 each_order = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 
 
 @pytest.fixture(autouse=True)
 def kernels_with_lists(name: str) -> None:
-    """Those of the bundled wheels may be older: build csrc, as docs/dev/releasing.md says."""
-    backend(name)  # skips where they do not run
-    module = loader.load(name)
-    if not abi.has_tile_lists(module):
-        pytest.skip(f"tile lists need newer kernels than these ({abi.describe(module)})")
+    module_with_lists(name)
 
 
 RAGGED = (333, 700)  # 3 blocks of queries and 6 tiles of keys, the last of 77 and of 60
@@ -318,22 +321,7 @@ def test_cuda_graph_follows_its_lists(name: str, mode: str) -> None:
 def test_two_threads(name: str, mode: str) -> None:
     inputs = [random_qkv((1, 4, 1500, 128), (1, 4, 1500, 128)) for _ in range(2)]
     lists = [random_lists(q, k) for q, k, _ in inputs]
-    expected = [run(name, *each, mode=mode, tiles=tiles)[0] for each, tiles in zip(inputs, lists, strict=True)]
-    torch.cuda.synchronize()
-    equal = [False, False]
-
-    def work(index: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            results = [run(name, *inputs[index], mode=mode, tiles=lists[index])[0] for _ in range(10)]
-            torch.cuda.current_stream().synchronize()
-        equal[index] = all(torch.equal(result, expected[index]) for result in results)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert equal == [True, True]
+    assert_equal_in_threads(lambda index: run(name, *inputs[index], mode=mode, tiles=lists[index])[0])
 
 
 @each_mode

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch.autograd import forward_ad
 
 from . import registry
-from .backends.base import AttentionRequest, Backend, Form, empty_output
+from .backends.base import Attend, AttentionRequest, Backend, Form, empty_output
 from .measured.choices import Choices as MeasuredChoices
 from .measured.known import choices_of
 from .options import AttentionOptions, CallChoices, Choices
@@ -130,7 +130,7 @@ def attention(
     bhnd, mask, lists = _bhnd(q, k, v, attn_mask, tiles, options.layout)
     invalid = None if tiles is None else tiles.invalid
     inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs):
+    if any(map(_has_tangent, inputs)):
         raise RuntimeError(NO_GRADIENT)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         with torch.no_grad():
@@ -141,6 +141,56 @@ def attention(
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
     return (out, lse) if options.return_lse else out
+
+
+def prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    backend: str | None = None,
+    nonfinite: torch.Tensor | None = None,
+    options: AttentionOptions | None = None,
+    **choices: Unpack[Choices],
+) -> Attend | None:
+    """Begin a call of `attention` whose q, k and v nobody else needs: their memory can serve its output.
+
+    Takes the arguments of `attention` and raises its errors for bad input.
+
+    Returns:
+        what ends the call, once, on the same stream: it gives the output and the LSE, or None without `return_lse`. It
+        keeps of q, k and v what the backend still reads, so the caller lets go of all three before, and raises
+        RuntimeError for a failure of the device alone, such as lacking memory for the output. None when the call is for
+        `attention` (its backend has no phases, or autograd, a compiler or a tensor's class has to see the operator):
+        nothing was done.
+    """
+    options = AttentionOptions.of(options, choices)
+    bhnd, mask, _ = _bhnd(q, k, v, attn_mask, None, options.layout)
+    inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
+    if torch.compiler.is_compiling() or not all(map(_is_plain, inputs)):
+        return None
+    if nonfinite is not None:
+        check_nonfinite(nonfinite, q.device)
+    chosen, request = _chosen(bhnd[0], bhnd[1], mask, None, backend, tuple(options.values()))
+    attend = chosen.prepare(*bhnd, request, attn_mask=mask, nonfinite=nonfinite)
+    if attend is None or options.layout == "BHND":
+        return attend
+    return partial(_transposed, attend)
+
+
+def _transposed(attend: Attend) -> tuple[torch.Tensor, torch.Tensor | None]:
+    out, lse = attend()
+    return out.transpose(1, 2), lse
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether nothing but its values depends on what is done with `tensor`."""
+    return type(tensor) is torch.Tensor and not tensor.requires_grad and not _has_tangent(tensor)
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def explain(
@@ -240,6 +290,19 @@ def _decide(
     return registry.require(name, request), request
 
 
+def _chosen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    tiles: torch.Tensor | None,
+    backend: str | None,
+    values: tuple[Any, ...],
+) -> tuple[Backend, AttentionRequest]:
+    mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
+    form = (q.device, q.dtype, q.shape, k.shape, mask, tiles is not None)
+    return _decide(registry.backends(), choices_of(q.device), backend, values, form)
+
+
 def _run(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -251,9 +314,7 @@ def _run(
     backend: str | None,
     *values: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
-    form = (q.device, q.dtype, q.shape, k.shape, mask, tiles is not None)
-    chosen, request = _decide(registry.backends(), choices_of(q.device), backend, values, form)
+    chosen, request = _chosen(q, k, attn_mask, tiles, backend, values)
     out, lse = chosen.run(
         q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles, invalid_tiles=invalid_tiles
     )

@@ -18,6 +18,10 @@ from .accumulators import resolved
 Form = tuple[torch.device, torch.dtype, torch.Size, torch.Size, tuple[torch.Size, torch.dtype] | None, bool]
 
 
+# Ends a call that was prepared; its output and LSE.
+Attend = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
+
+
 @lru_cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
@@ -173,6 +177,25 @@ class Backend(ABC):
             out of shape (B, Hq, Nq, D) and q's dtype, made by `empty_output` in the layout of the options, and lse
             (B, Hq, Nq) float32 when they ask for it, else None.
         """
+
+    def prepare(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        *,
+        attn_mask: torch.Tensor | None,
+        nonfinite: torch.Tensor | None,
+    ) -> Attend | None:
+        """Begin a call without tile lists, for a caller who then lets go of q, k and v; else as for `run`.
+
+        Returns:
+            what ends the call, once and on the same stream, with the results of `run`; it keeps those of q, k and v
+            that it still reads, and raises RuntimeError for a failure of the device alone, such as lacking memory for
+            the output. None when the call is for `run`: nothing was done.
+        """
+        return None
 
 
 def note_nonfinite(out: torch.Tensor, nonfinite: torch.Tensor) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 
 from ..kernels import abi, loader
 from ..options import EXACT
 from . import selftest
 from .accumulators import mode_has_accumulator
-from .base import AttentionRequest, Backend
+from .base import Attend, AttentionRequest, Backend
 from .constraints import LENGTH, ON_CUDA, PRECISE, capability_is, older_than_lists, option_is
 from .known_answers import Variant
-from .launch import launch
+from .launch import launch, prepare
 
 
 class KernelBackend(Backend):
@@ -89,14 +91,30 @@ class KernelBackend(Backend):
         invalid_tiles: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`. RuntimeError when the self-test had to be postponed and fails now."""
-        if selftest.is_postponed(self.name, q.device.index):
-            reason = selftest.reason_against(self.name, q.device.index, self.variants)
-            if reason is not None:
-                raise RuntimeError(reason)
-        module = loader.load(self.name)
+        module = self._tested_module(q.device)
         return launch(
             module, q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles, invalid_tiles=invalid_tiles
         )
+
+    def prepare(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        *,
+        attn_mask: torch.Tensor | None,
+        nonfinite: torch.Tensor | None,
+    ) -> Attend | None:
+        """See `Backend.prepare`; RuntimeError as from `run`."""
+        return prepare(self._tested_module(q.device), q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
+
+    def _tested_module(self, device: torch.device) -> ModuleType:
+        if selftest.is_postponed(self.name, device.index):
+            reason = selftest.reason_against(self.name, device.index, self.variants)
+            if reason is not None:
+                raise RuntimeError(reason)
+        return loader.load(self.name)
 
 
 # In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120

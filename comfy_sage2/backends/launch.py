@@ -11,12 +11,14 @@ from types import ModuleType
 
 import torch
 
+from ..kernels import abi
 from ..options import AttentionOptions
 from ..tiles import tiles_of
-from .base import AttentionRequest, empty_output
+from .base import Attend, AttentionRequest, empty_output
 
 # As in csrc/attention_call.h.
 ELEMENT_CODES = {torch.bool: 1, torch.float16: 2, torch.bfloat16: 3, torch.float32: 4}
+WHOLE_CALL, PREPARATION, ATTENTION_PHASE = 0, 1, 2
 
 # Mask elements below half of float32's lowest number in units of log2 are cut to it; as natural logarithms:
 _MASKS_BEYOND_LOG2 = (torch.bfloat16, torch.float32)
@@ -83,6 +85,12 @@ def _fixed_fields(module: ModuleType, request: AttentionRequest) -> tuple[dict[s
 def workspace_bytes(module: ModuleType, request: AttentionRequest) -> int:
     """Bytes of scratch memory that `enqueue` needs. ValueError for a call that this module cannot run."""
     return _fixed_fields(module, request)[1]
+
+
+def _read_by_attention_phase(module: ModuleType, request: AttentionRequest) -> tuple[str, ...]:
+    common, _ = _fixed_fields(module, request)
+    names: tuple[str, ...] = module.read_by_attention_phase(**common, **dict.fromkeys(_STRIDES, 0))
+    return names
 
 
 @dataclass(frozen=True)
@@ -159,8 +167,9 @@ def enqueue(
     workspace: torch.Tensor,
     tiles: torch.Tensor | None = None,
     invalid_tiles: torch.Tensor | None = None,
+    phase: int = WHOLE_CALL,
 ) -> None:
-    """Enqueue one attention on q's device and the current stream.
+    """Enqueue one attention, or one phase of it, on the workspace's device and the current stream.
 
     Args:
         q, k, v, request, attn_mask, nonfinite, tiles: as for `Backend.run`. The kernels must be able to read q, k and
@@ -169,6 +178,7 @@ def enqueue(
         lse: (B, Hq, Nq) float32, contiguous, when the options ask for it.
         workspace: uint8, at least `workspace_bytes` of them.
         invalid_tiles: one int32 that becomes 1 when an entry of `tiles` is left out as invalid, or None.
+        phase: other than WHOLE_CALL only for modules that have them; tensors that it does not touch may be on "meta".
     """
     common, size = _fixed_fields(module, request)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
@@ -183,8 +193,10 @@ def enqueue(
         "nonfinite": 0 if nonfinite is None else nonfinite.data_ptr(),
         "workspace": workspace.data_ptr(),
         "workspace_bytes": size,
-        "stream": torch.cuda.current_stream(q.device).cuda_stream,
+        "stream": torch.cuda.current_stream(workspace.device).cuda_stream,
     }
+    if phase != WHOLE_CALL:
+        arguments["phase"] = phase
     if attn_mask is not None:
         arguments["mask_pointer"] = attn_mask.data_ptr()
         for name, length, stride in zip(_MASK_STRIDES, attn_mask.shape, attn_mask.stride(), strict=True):
@@ -195,7 +207,7 @@ def enqueue(
         for name, length, stride in zip(_TILES_STRIDES, tiles.shape, tiles.stride(), strict=False):
             arguments[name] = 0 if length == 1 else stride
     module.attention(**arguments)
-    if lse is not None and attn_mask is not None and attn_mask.dtype in _MASKS_BEYOND_LOG2:
+    if phase != PREPARATION and lse is not None and attn_mask is not None and attn_mask.dtype in _MASKS_BEYOND_LOG2:
         # Rows whose keys all have the mask's lowest numbers: the kernels keep them at what float32 holds in log2.
         assert request.mask_dtype is not None
         cut = lse.le(_LOWEST_LSE).logical_and_(lse.ne(-torch.inf))
@@ -220,10 +232,8 @@ def launch(
 
     A call that would need a larger workspace than WORKSPACE_BOUND is computed in parts, which share one.
     """
-    layout, head_dim = request.options.layout, request.head_dim
     q, k, v = readable(q), readable(k), readable(v)
-    out = empty_output(q, layout)
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
+    out, lse = empty_output(q, request.options.layout), _empty_lse(q, request)
     chunks = _chunks(module, request, WORKSPACE_BOUND)
     size = max(workspace_bytes(module, chunk.request) for chunk in chunks)
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
@@ -242,6 +252,62 @@ def launch(
                 out=chunk.of_q(out),
                 lse=None if lse is None else chunk.of_q(lse),
             )
-    if out.shape[3] == head_dim:
-        return out, lse
-    return empty_output(out[..., :head_dim], layout).copy_(out[..., :head_dim]), lse
+    return _unpadded(out, request), lse
+
+
+def prepare(
+    module: ModuleType,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    request: AttentionRequest,
+    *,
+    attn_mask: torch.Tensor | None,
+    nonfinite: torch.Tensor | None,
+) -> Attend | None:
+    """Enqueue the preparation of one attention on q's device and the current stream; see `Backend.prepare`.
+
+    None for a module without phases, and for a call that is computed in parts: the last one reads its inputs last.
+    """
+    if not abi.has_phases(module) or len(_chunks(module, request, WORKSPACE_BOUND)) > 1:
+        return None
+    inputs = readable(q), readable(k), readable(v)
+    planned = empty_output(_without_memory(inputs[0]), request.options.layout)
+    lse = _empty_lse(q, request)
+    workspace = torch.empty(workspace_bytes(module, request), dtype=torch.uint8, device=q.device)
+    read = _read_by_attention_phase(module, request)
+    enqueue_phase = partial(
+        enqueue,
+        module,
+        request=request,
+        attn_mask=attn_mask,
+        nonfinite=nonfinite,
+        lse=lse,
+        workspace=workspace,
+    )
+    enqueue_phase(*inputs, out=planned, phase=PREPARATION)
+    kept = [tensor if name in read else _without_memory(tensor) for name, tensor in zip("qkv", inputs, strict=True)]
+
+    def attend() -> tuple[torch.Tensor, torch.Tensor | None]:
+        out = torch.empty_like(planned, device=workspace.device)
+        enqueue_phase(*kept, out=out, phase=ATTENTION_PHASE)
+        return _unpadded(out, request), lse
+
+    return attend
+
+
+def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of this description at address 0."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _empty_lse(q: torch.Tensor, request: AttentionRequest) -> torch.Tensor | None:
+    return q.new_empty(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
+
+
+def _unpadded(out: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
+    """An output without the channels that `readable` has added to the inputs."""
+    if out.shape[3] == request.head_dim:
+        return out
+    found = out[..., : request.head_dim]
+    return empty_output(found, request.options.layout).copy_(found)

@@ -382,6 +382,38 @@ for mode in {modes}:
 """)
 
 
+def test_the_library_enqueues_the_phases(kernels: Binding, architecture: kernel_table.Architecture) -> None:
+    """With the fields that these modules want of each phase: their kernels are launched in the same order."""
+    kernels.run(f"""{LOGGED}
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.launch import launch, prepare
+from comfy_sage2.options import AttentionOptions
+torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=77)
+module = ModuleType("kernels")
+vars(module).update(vars(_C))
+launched = []
+def attention(**fields):
+    launched.extend(details.split()[0] for details in logged(**fields).get("cuLaunchKernelEx", []))
+module.attention = attention
+q, k, v = (torch.zeros(2, heads, 300, 64).half() for heads in (4, 2, 2))
+for mode in {list(architecture.modes)}:
+    for mask in (None, torch.zeros(1, 1, 300, 300)):
+        request = AttentionRequest.of(q, k, AttentionOptions(mode, return_lse=True), attn_mask=mask)
+        given = dict(request=replace(request, device_index=0), attn_mask=mask, nonfinite=torch.zeros(1).int())
+        launch(module, q, k, v, **given)
+        whole, launched = launched, []
+        attend = prepare(module, q, k, v, **given)
+        assert 2 <= len(launched) < len(whole)
+        attend()
+        assert launched == whole
+        launched = []
+""")
+
+
 def test_a_kernel_of_the_attention_phase_that_cannot_be_loaded_fails_in_the_preparation(
     kernels: Binding, architecture: kernel_table.Architecture
 ) -> None:

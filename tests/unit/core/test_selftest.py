@@ -150,7 +150,8 @@ def test_without_memory_it_is_tested_later(machine: Machine) -> None:
     assert len(machine.asked) == 3
 
 
-def test_while_a_graph_is_captured_it_is_postponed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["run", "prepare"])
+def test_while_a_graph_is_captured_it_is_postponed(machine: Machine, method: str) -> None:
     machine.capturing = True
     machine.wrong = [WRONG]
     assert machine.reason() is None
@@ -162,7 +163,7 @@ def test_while_a_graph_is_captured_it_is_postponed(machine: Machine, monkeypatch
     backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
     q = SimpleNamespace(device=torch.device("cuda", 0))
     with pytest.raises(RuntimeError, match="self-test of these kernels failed"):
-        backend.run(q, q, q, None, attn_mask=None, nonfinite=None)  # type: ignore[arg-type]
+        getattr(backend, method)(q, q, q, None, attn_mask=None, nonfinite=None)
     assert len(machine.asked) == 1
 
 

@@ -1,0 +1,117 @@
+"""Calls in two phases: the bits of the whole call, and the memory of inputs that are let go of in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from unit.comfyui_adapter.calls import Container
+
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.serve.serving import Serving, probe
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.kernels import abi, loader
+from comfy_sage2.options import MODES, AttentionOptions
+
+from .builds import backend, each_mode, random_qkv
+
+pytestmark = pytest.mark.gpu
+
+TOKENS, HEADS, HEAD_DIM = 8192, 16, 128
+ROUNDING = 1 << 20  # bytes, of the allocator
+
+
+def needs_phases(name: str) -> None:
+    """Skip with modules of the bundled wheels, which may be older: build csrc, as docs/dev/releasing.md says."""
+    module = loader.load(name)
+    if not abi.has_phases(module):
+        pytest.skip(f"phases need newer kernels than these ({abi.describe(module)})")
+
+
+@each_mode
+@pytest.mark.parametrize("head_dim", [64, 68, 128, 256])
+@pytest.mark.parametrize("kind", ["plain", "causal", "bool mask", "additive mask"])
+def test_both_phases_give_the_bits_of_the_whole_call(
+    name: str, mode: str, head_dim: int, kind: str, fresh_seed: int
+) -> None:
+    """What the attention phase does not read is NaN by then."""
+    chosen = backend(name)
+    needs_phases(name)
+    q, k, v = random_qkv((2, 6, 700, head_dim), (2, 3, 900, head_dim), torch.bfloat16)
+    mask = None
+    if kind.endswith("mask"):
+        mask = torch.randn(2, 6, 700, 900, device="cuda")
+        mask = mask > 0 if kind.startswith("bool") else mask
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+    options = AttentionOptions(mode, return_lse=True, is_causal=kind == "causal")
+    request = AttentionRequest.of(q, k, options, attn_mask=mask)
+    reason = chosen.reason_against(request)
+    assert reason is None, reason
+    given: dict[str, Any] = {"attn_mask": mask, "nonfinite": flag}
+    expected, expected_lse = chosen.run(q, k, v, request, **given)
+    attend = chosen.prepare(q, k, v, request, **given)
+    assert attend is not None
+    read = "k" if mode == "4b" else "v" if (name, mode) == ("sm90", "precise") else ""
+    for letter, tensor in (("q", q), ("k", k), ("v", v)):
+        if letter not in read:
+            tensor.fill_(torch.nan)
+    out, lse = attend()
+    assert lse is not None and expected_lse is not None
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+    assert out.stride() == expected.stride()
+    assert not flag.item()
+
+
+@each_mode
+def test_the_attention_phase_sets_the_flag(name: str, mode: str) -> None:
+    chosen = backend(name)
+    needs_phases(name)
+    q, k, v = random_qkv((1, 2, 300, 64), (1, 2, 300, 64))
+    v[0, 1, 7] = torch.nan
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+    request = AttentionRequest.of(q, k, AttentionOptions(mode))
+    attend = chosen.prepare(q, k, v, request, attn_mask=None, nonfinite=flag)
+    assert attend is not None
+    assert not flag.item()
+    attend()
+    assert flag.item()
+
+
+def call_in_containers(session: Session, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """The output of a call of `tensors`, which the list lets go of, and the peak of the bytes beyond them."""
+    device = tensors[0].device
+    held = [Container(tensor) for tensor in tensors]
+    tensors.clear()
+    forward = session.begin_forward(1.0, device, {})
+    forward.check_at_end = True
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.no_grad(), forwards.running(0, forward):
+        out: torch.Tensor = make_override(session).container_function(  # type: ignore[attr-defined]
+            *held, HEADS, _inside_attn_wrapper=True, transformer_options={}
+        )
+    torch.cuda.synchronize()
+    return out, torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_containers_save_the_memory_of_the_output(mode: str, fresh_seed: int) -> None:
+    settings = Settings(mode=mode, guard=True)
+    expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
+    if expected.backend is None:
+        pytest.skip(str(expected.reason))
+    needs_phases(expected.backend)
+    session = Session(Serving(settings, expected))
+    session.begin_sampling([1.0, 0.0])
+    inputs = [torch.randn(1, TOKENS, HEADS * HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    call_in_containers(session, list(inputs))  # what is made once
+    out_of_held, held = call_in_containers(session, list(inputs))
+    out, released = call_in_containers(session, inputs)
+    assert {share.outcome.backend for share in session.record.summary().shares} == {expected.backend}
+    assert torch.equal(out, out_of_held)
+    assert abs(held - released - out.nbytes) < ROUNDING

@@ -32,6 +32,7 @@ class AttentionCall:
         enable_gqa: k and v may have fewer heads than q.
         low_precision_attention: False where the model forbids a quantized attention.
         unknown: arguments that this adapter does not understand.
+        containers: those of q, k and v, where ComfyUI gives them in such: whoever empties one frees its tensor.
     """
 
     q: torch.Tensor
@@ -46,6 +47,15 @@ class AttentionCall:
     enable_gqa: bool = False
     low_precision_attention: bool = True
     unknown: tuple[str, ...] = ()
+    containers: tuple[Any, ...] = ()
+
+    @classmethod
+    def of_containers(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall:
+        """As `of`, for q, k and v in containers, which keep them."""
+        containers = args[:3]
+        call = cls.of((*(container.peek() for container in containers), *args[3:]), kwargs)
+        call.containers = containers
+        return call
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall:
@@ -98,6 +108,16 @@ class AttentionCall:
     def release(self) -> None:
         """Let go of q, k and v, so that whoever else holds them decides when their memory is freed."""
         del self.q, self.k, self.v
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the call has let go of q, k and v."""
+        return not hasattr(self, "q")
+
+    def empty_containers(self) -> None:
+        """Consume the containers, as who made the call expects; a released call then has no inputs any more."""
+        for container in self.containers:
+            container.tensor = None
 
     @cached_property
     def form(self) -> Form:
@@ -191,7 +211,7 @@ def _heads_of(name: str, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
     return split
 
 
-ARGUMENTS = tuple(field.name for field in fields(AttentionCall) if field.name != "unknown")
+ARGUMENTS = tuple(field.name for field in fields(AttentionCall) if field.name not in ("unknown", "containers"))
 
 
 def comfyui_attention(name: str = "optimized_attention") -> Callable[..., torch.Tensor]:

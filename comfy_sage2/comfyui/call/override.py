@@ -50,10 +50,9 @@ def make_override(session: Session) -> Override:
         if torch.compiler.is_compiling() or running is None:
             return override(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
         # The call alone refers to the tensors, and the session releases it before `fallback`.
-        call = AttentionCall.of((*(container.peek() for container in containers), *rest), kwargs)
+        call = AttentionCall.of_containers(args, kwargs)
         out = session.attend(call, running, fallback, kwargs.get("transformer_options"))
-        for container in containers:
-            container.tensor = None  # consumed, as the caller expects, whoever served the call
+        call.empty_containers()  # whoever served it
         return out
 
     override.container_function = container_function  # type: ignore[attr-defined]

@@ -154,8 +154,7 @@ class Probe:
         self.taken: tuple[int, Served] | None = None
 
     def wants(self, layer: int) -> bool:
-        """Whether the call of `layer`, which a backend has quantized, is the one to compare."""
-        self.quantized.append(layer)
+        """Whether a call of `layer` that a backend quantizes is the one to compare."""
         return self.taken is None and self.layer in (None, layer)
 
     def take(self, layer: int, served: Served, figures: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...attention import attention
+from ...attention import attention, prepare
 from ...options import EXACT
 from ...policy.plan import Place
 from ...text import error_text
@@ -207,7 +207,7 @@ class Session:
         broken: list[str] = []
         while outcome.backend is not None:
             try:
-                out = self._by_backend(call, outcome, forward)
+                out = self._by_backend(call, outcome, place, forward)
             except NotFinite:
                 broken.append(outcome.label)
                 form = None
@@ -215,6 +215,8 @@ class Session:
             except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # ComfyUI frees memory and tells the user
             except (RuntimeError, ValueError) as error:
+                if call.is_released:  # nobody could compute it again
+                    raise
                 outcome = Outcome(reason=f"[SA-310] {outcome.backend} failed: {error_text(error)}")
                 self._warn_once(f"{outcome.reason}; ComfyUI's attention serves this call")
             else:
@@ -242,25 +244,33 @@ class Session:
             )
             self.task.guard.downgrade(found)
 
-    def _by_backend(self, call: AttentionCall, outcome: Outcome, forward: Forward) -> torch.Tensor:
-        """The output in `call.layout`; raises NotFinite when the guard looks at each call and finds it broken."""
+    def _by_backend(self, call: AttentionCall, outcome: Outcome, place: Place, forward: Forward) -> torch.Tensor:
+        """The output in `call.layout`; raises NotFinite when the guard looks at each call and finds it broken.
+
+        Inputs in containers that nobody needs later are released as soon as the backend has prepared them.
+        """
         assert outcome.options is not None  # a backend has options
-        q, k, v = call.tensors()
         # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
         quantized = outcome.options.mode != EXACT
-        guarded = self.task.guard is not None and quantized and guard.can_check(q.device)
-        flag = forward.nonfinite_flag(q.device) if guarded else None
-        out = attention(
-            q,
-            k,
-            v,
-            attn_mask=call.mask_4d(),
-            backend=outcome.backend,
-            nonfinite=flag,
-            options=call_options(call, outcome.options),
-            return_lse=False,
-        )
-        if guarded and flag is None and not guard.is_finite(out):
+        device = call.q.device
+        guarded = self.task.guard is not None and quantized and guard.can_check(device)
+        flag = forward.nonfinite_flag(device) if guarded else None
+        looks_at_each = guarded and flag is None
+        samples = quantized and forward.probe is not None and forward.probe.wants(place.layer)
+        given: dict[str, Any] = {
+            "attn_mask": call.mask_4d(),
+            "backend": outcome.backend,
+            "nonfinite": flag,
+            "options": call_options(call, outcome.options),
+        }
+        if call.containers and not (looks_at_each or samples or self.task.measure_quality):
+            attend = prepare(*call.tensors(), **given)
+            if attend is not None:
+                call.release()
+                call.empty_containers()
+                return attend()[0]
+        out: torch.Tensor = attention(*call.tensors(), **given, return_lse=False)
+        if looks_at_each and not guard.is_finite(out):
             raise NotFinite
         return out
 
@@ -299,9 +309,10 @@ class Session:
         """Compare a few rows of `out`, in `call.layout`, with exact attention where it is this layer's turn."""
         probe = forward.probe
         assert outcome.options is not None  # a backend has options
-        if probe is None or outcome.options.mode == EXACT or not probe.wants(place.layer):
+        if probe is None or outcome.options.mode == EXACT:
             return
-        if not guard.can_check(out.device):
+        probe.quantized.append(place.layer)
+        if not probe.wants(place.layer) or not guard.can_check(out.device):
             return
         better = self.task.next_exact(call, outcome)
         served = fidelity.Served(

@@ -166,6 +166,7 @@ def test_threads_take_turns() -> None:
             probe = fidelities.begin(CPU)
             taken.append(probe.layer)
             for layer in range(LAYERS):
+                probe.quantized.append(layer)
                 if probe.wants(layer):
                     probe.take(layer, Served("call", "8b", "x", None, "y"), torch.tensor([0.999, 0.01, 0.01]))
             probe.finish(0)

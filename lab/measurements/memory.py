@@ -3,6 +3,7 @@
     python -m lab memory --results docs/results
 
 300,000 tokens are about half a minute of video at 720p. Calls are cut into parts that share a bounded workspace.
+Shorter ones need no parts, and can let go of q, k and v before there is an output.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from datetime import date
 import torch
 
 from comfy_sage2 import machine
+from comfy_sage2.attention import prepare
 from comfy_sage2.backends.launch import WORKSPACE_BOUND
 from comfy_sage2.benchmark import ours, peers
 from comfy_sage2.benchmark.candidates import Candidate, Inputs, PeerMissing
 from comfy_sage2.benchmark.memory import extra_bytes
 from comfy_sage2.command_line import Parser, at_least_1, output_folder
-from comfy_sage2.options import MODES
+from comfy_sage2.options import MODES, AttentionOptions
 
 from ..arguments import cuda_device
 
 HEADS, HEAD_DIM, TOKENS = 24, 128, 300_000
+SHORTER = 32_760  # tokens; 5 seconds of video at 480p
 PEERS = ("torch-flash", "torch-cudnn", "comfy-kitchen", "sageattention", "flash-attention-3")
 
 
@@ -42,6 +45,37 @@ def rows(candidates: list[Candidate], inputs: Inputs) -> Iterator[str]:
             print(f"not measured: {candidate.name}: {error}", file=sys.stderr)
             continue
         yield f"| {candidate.name} ({candidate.version}) | {extra / 1e6:,.0f} | {extra / whole:.1%} |"
+
+
+def rows_in_phases(device: torch.device) -> Iterator[str]:
+    """A line for each of our modes; one without phases here is told on stderr."""
+    yield "| mode | held, MB | released, MB |"
+    yield "| --- | --- | --- |"
+    for mode in MODES:
+        options = AttentionOptions(mode, pv_accumulator="auto")
+        try:
+            _peak_in_phases(device, options, held=True)  # what is made once stays out of it
+            held, released = (_peak_in_phases(device, options, held=held) for held in (True, False))
+        except (PeerMissing, RuntimeError) as error:
+            print(f"not measured: {mode} in phases: {error}", file=sys.stderr)
+            continue
+        yield f"| {mode} | {held / 1e6:,.0f} | {released / 1e6:,.0f} |"
+
+
+def _peak_in_phases(device: torch.device, options: AttentionOptions, *, held: bool) -> int:
+    """Peak of the bytes that a call takes beyond its inputs, which are `held`, or released when it is prepared."""
+    inputs = [torch.randn(1, HEADS, SHORTER, HEAD_DIM, dtype=torch.bfloat16, device=device) for _ in range(3)]
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    attend = prepare(*inputs, options=options)
+    if attend is None:
+        raise PeerMissing("the kernels have no phases")
+    if not held:
+        inputs.clear()
+    attend()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def page(command: str, device: torch.device, tokens: int) -> str:
@@ -64,6 +98,14 @@ def page(command: str, device: torch.device, tokens: int) -> str:
         f"torch, without its output. Ours works in parts that share at most {WORKSPACE_BOUND >> 20} MiB.",
         "",
         *rows(candidates, inputs),
+    ]
+    del q, k, v, inputs
+    lines += [
+        "",
+        f"One call of {SHORTER:,} tokens: the peak with its output, beyond q, k and v, which the caller holds, or "
+        "releases once they are prepared.",
+        "",
+        *rows_in_phases(device),
     ]
     return "\n".join(lines) + "\n"
 

@@ -82,6 +82,8 @@ CASES: dict[str, tuple[Callable[..., Session], dict[str, Any], bool]] = {
     "calibrated": (_calibration, {}, True),
     "captured": (_capture, {}, True),
     "exact": (_serving, {"mode": "exact"}, True),
+    "8b in containers": (_serving, {}, True),
+    "fidelity in containers": (_serving, {"guard": True, "guard_level": FIDELITY}, True),
     CONTROL: (_serving, {}, True),
 }
 
@@ -92,20 +94,36 @@ def host_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+class Container:
+    """ComfyUI's, as far as a call that is served needs it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor
+
+    def peek(self) -> torch.Tensor | None:
+        return self.tensor
+
+
 class Model:
     """Blocks of projections around attention that add to `x`, which is there before and after them."""
 
-    def __init__(self, device: torch.device, tokens: int) -> None:
+    def __init__(self, device: torch.device, tokens: int, *, in_containers: bool) -> None:
         options: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
         width = HEADS * HEAD_DIM
+        self.in_containers = in_containers
         self.x = torch.randn(1, tokens, width, **options)
         self.inward = torch.nn.Linear(width, 3 * width, **options)
         self.outward = torch.nn.Linear(width, width, **options)
 
     def block(self, override: Override) -> None:
         """One block; none of what it makes is left."""
-        q, k, v = self.inward(self.x).chunk(3, dim=-1)
-        attended = override(host_attention, q, k, v, HEADS, _inside_attn_wrapper=True, transformer_options={})
+        options: dict[str, Any] = {"_inside_attn_wrapper": True, "transformer_options": {}}
+        if self.in_containers:
+            held = [Container(tensor.contiguous()) for tensor in self.inward(self.x).chunk(3, dim=-1)]
+            attended = override.container_function(*held, HEADS, **options)  # type: ignore[attr-defined]
+        else:
+            q, k, v = self.inward(self.x).chunk(3, dim=-1)
+            attended = override(host_attention, q, k, v, HEADS, **options)
         self.x.add_(self.outward(attended)).mul_(0.5)
 
 
@@ -145,7 +163,7 @@ def drive(case: str, device: torch.device, record: Callable[[], Graph], tokens: 
     """
     make, options, at_end = CASES[case]
     session = make(device, **options)
-    model, kept = Model(device, tokens), []
+    model, kept = Model(device, tokens, in_containers=case.endswith("in containers")), []
     override = make_override(session)
     breaks = 0
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "sm90/consumer.cuh"
-#include "sm90/producer.cuh"
+#include "sm90/warpgroups.cuh"
 
 namespace sm90 {
 
@@ -32,26 +32,7 @@ __device__ __forceinline__ void attention_kernel(const AttentionParams& params) 
   const SharedStorage<Shape> storage{start};
   if (threadIdx.x == 0) begin_pipelines(params, storage);
   write_row_of_ones<Shape>(aligned);
-  __syncthreads();
-  griddepcontrol_wait();
-  fence_proxy_async_global();
-  if (threadIdx.x < 128) {
-    warpgroup_reg_dealloc<Shape::kProducerRegisters>();
-    if (threadIdx.x == 0) {
-      Producer<Shape, kCausal> producer{params, storage};
-      if constexpr (Shape::kListed)
-        producer.run_listed();
-      else
-        producer.run();
-    }
-  } else {
-    warpgroup_reg_alloc<Shape::kConsumerRegisters>();
-    Consumer<Shape, kCausal, kBiased> consumer(params, storage, threadIdx.x - 128);
-    if constexpr (Shape::kListed)
-      consumer.run_listed();
-    else
-      consumer.run();
-  }
+  run_warpgroups<Shape, kCausal, Consumer<Shape, kCausal, kBiased>>(params, storage);
 }
 
 }  // namespace sm90

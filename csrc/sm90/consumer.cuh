@@ -35,7 +35,8 @@ struct Consumer {
   float first_half[kHalves ? 64 : 1];
   float last[kLastColumns / 2];  // the last 8 columns hold the row sum
 
-  __device__ __forceinline__ Consumer(const AttentionParams& params, const SharedStorage<Shape>& storage, int thread)
+  __device__ __forceinline__ Consumer(const AttentionParams& params, const SharedStorage<Shape>& storage,
+                                      int thread = threadIdx.x - 128)
       : params(params),
         storage(storage),
         group(__shfl_sync(0xffffffffu, thread / 128, 0)),

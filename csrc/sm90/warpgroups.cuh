@@ -1,0 +1,35 @@
+// The roles of a block's warpgroups, for attention kernels of all modes.
+#pragma once
+
+#include "sm90/producer.cuh"
+
+namespace sm90 {
+
+template <class Shape, class Role>
+__device__ __forceinline__ void run_role(Role& role) {
+  if constexpr (Shape::kListed)
+    role.run_listed();
+  else
+    role.run();
+}
+
+// Behind `begin_pipelines`: the first warpgroup produces, the others consume.
+template <class Shape, bool kCausal, class Consumer>
+__device__ __forceinline__ void run_warpgroups(const AttentionParams& params, const SharedStorage<Shape>& storage) {
+  __syncthreads();
+  griddepcontrol_wait();
+  fence_proxy_async_global();
+  if (threadIdx.x < 128) {
+    warpgroup_reg_dealloc<Shape::kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      Producer<Shape, kCausal> producer{params, storage};
+      run_role<Shape>(producer);
+    }
+  } else {
+    warpgroup_reg_alloc<Shape::kConsumerRegisters>();
+    Consumer consumer(params, storage);
+    run_role<Shape>(consumer);
+  }
+}
+
+}  // namespace sm90

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...demo.scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES, Scene
+from ...demo.scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES, Scene, Thing
 
 CANVAS = 256
 FRAMES = 33
@@ -33,6 +33,7 @@ _RGB = (
 )
 _LIGHT = (-0.5, -0.7)  # the light comes from the upper left
 _ABSENT = -1
+_ON_THINGS = 0.75  # share of the windows
 
 
 @dataclass(frozen=True)
@@ -52,26 +53,27 @@ class SceneBatch:
     @classmethod
     def of(cls, scenes: Sequence[Scene], generator: torch.Generator, device: torch.device | str) -> SceneBatch:
         """Turn scenes into tensors on ``device``; ``generator`` (CPU) draws what the captions leave open."""
-        things = torch.full((len(scenes), 2, 5), _ABSENT)
-        backdrops = torch.empty(len(scenes), 3, dtype=torch.int64)
-        for row, scene in enumerate(scenes):
-            for column, thing in enumerate(scene.things):
-                words = (
-                    SIZES.index(thing.size),
-                    COLORS.index(thing.color),
-                    PATTERNS.index(thing.pattern),
-                    SHAPES.index(thing.shape),
-                    MOTIONS.index(thing.motion),
-                )
-                things[row, column] = torch.tensor(words)
-            surface = (SURFACES.index(scene.surface), COLORS.index(scene.surface_color), int(scene.drifting))
-            backdrops[row] = torch.tensor(surface)
+        nothing = [[_ABSENT] * 5]
+        things = [([*map(_indices, scene.things)] + nothing)[:2] for scene in scenes]
+        backdrops = [
+            (SURFACES.index(scene.surface), COLORS.index(scene.surface_color), int(scene.drifting)) for scene in scenes
+        ]
         return cls(
-            things.to(device),
-            backdrops.to(device),
+            torch.tensor(things, device=device),
+            torch.tensor(backdrops, device=device),
             torch.rand(len(scenes), 2, 6, generator=generator).to(device),
             torch.rand(len(scenes), 4, generator=generator).to(device),
         )
+
+
+def _indices(thing: Thing) -> list[int]:
+    return [
+        SIZES.index(thing.size),
+        COLORS.index(thing.color),
+        PATTERNS.index(thing.pattern),
+        SHAPES.index(thing.shape),
+        MOTIONS.index(thing.motion),
+    ]
 
 
 def draw(batch: SceneBatch, times: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -97,15 +99,41 @@ def whole_clips(batch: SceneBatch) -> Tensor:
 
 
 def windows(batch: SceneBatch, frames: int, side: int, rng: random.Random) -> Tensor:
-    """Draw of each clip only a window, at a random place and time: (batch, 3, frames, side, side)."""
-    count, device = len(batch.things), batch.things.device
+    """Draw of each clip only a window, at a random time: (batch, 3, frames, side, side).
 
-    def starts(whole: int, part: int) -> Tensor:
-        return torch.tensor([[rng.randint(0, whole - part)] for _ in range(count)], device=device)
-
-    times = (starts(FRAMES, frames) + torch.arange(frames, device=device)) / (FRAMES - 1)
-    y, x = ((starts(CANVAS, side) + torch.arange(side, device=device) + 0.5) * (2 / CANVAS) - 1 for _ in range(2))
+    Three in four windows hold the middle of one of the clip's things half way through: a backdrop is soon learnt.
+    """
+    first = _starts(batch, FRAMES, frames, rng)
+    times = (first + torch.arange(frames, device=first.device)) / (FRAMES - 1)
+    starts = []
+    count = len(batch.things)
+    for place in _window_middles(batch, times[:, frames // 2], rng):
+        near = torch.tensor([[rng.random() - 0.5] for _ in range(count)], device=place.device)
+        on_thing = ((place + 1) * (CANVAS / 2) + (near - 0.5) * side).round().clamp(0, CANVAS - side)
+        anywhere = _starts(batch, CANVAS, side, rng)
+        starts.append(torch.where(place.isfinite(), on_thing, anywhere))
+    x, y = ((start + torch.arange(side, device=start.device) + 0.5) * (2 / CANVAS) - 1 for start in starts)
     return draw(batch, times, x, y).contiguous(memory_format=torch.channels_last_3d)
+
+
+def _starts(batch: SceneBatch, whole: int, part: int, rng: random.Random) -> Tensor:
+    """Where a part begins within a whole: (batch, 1) integers."""
+    return torch.tensor([[rng.randint(0, whole - part)] for _ in range(len(batch.things))], device=batch.things.device)
+
+
+def _window_middles(batch: SceneBatch, times: Tensor, rng: random.Random) -> tuple[Tensor, Tensor]:
+    """Center x and y, (batch, 1), of one thing of each clip at ``times`` (batch,); not finite where none is chosen."""
+    (count, most, _), device = batch.things.shape, batch.things.device
+    rows = torch.arange(count, device=device)
+    columns = torch.tensor([rng.randrange(most) for _ in range(count)], device=device)
+    columns = torch.where(batch.things[rows, columns, 0] == _ABSENT, 0, columns)
+    thing = batch.things[rows, columns]
+    size, *_, motion = (value[:, None, None, None] for value in thing.unbind(1))
+    radius = torch.tensor(_RADIUS, device=device)[size]
+    chance = batch.thing_chance[rows, columns][:, :, None, None, None]
+    x, y, _, _ = _placement(motion, radius, chance, times[:, None, None, None])
+    chosen = torch.tensor([[rng.random() < _ON_THINGS] for _ in range(count)], device=device)
+    return torch.where(chosen, x.flatten(1), math.nan), torch.where(chosen, y.flatten(1), math.nan)
 
 
 def _coverage(distance: Tensor, pixel: Tensor) -> Tensor:

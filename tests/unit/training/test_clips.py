@@ -86,3 +86,12 @@ def test_windows_are_parts_of_their_clips(monkeypatch: pytest.MonkeyPatch) -> No
     for video, cut in zip(whole, cuts, strict=True):
         places = video.unfold(1, 5, 1).unfold(2, 8, 1).unfold(3, 8, 1).permute(1, 2, 3, 0, 4, 5, 6)
         assert (places - cut).abs().flatten(3).amax(dim=3).min() < 1e-4
+
+
+def test_most_windows_hold_a_thing() -> None:
+    # Small, still and of a color by itself: three of four windows hold its middle, the others rarely.
+    scene = Scene((Thing("small", "red", "plain", "ball", "pulses"),), "plain", "green", drifting=False)
+    batch = clips.SceneBatch.of([scene] * 64, torch.Generator().manual_seed(1), "cpu")
+    video = clips.windows(batch, 5, 32, random.Random(1))
+    red = (video[:, 0] > 0.2).flatten(1).any(dim=1)
+    assert 0.6 < red.float().mean() < 0.95

@@ -22,19 +22,19 @@ SIDE, FRAMES = 64, 17
 THING_WORDS = {"size": SIZES, "color": COLORS, "pattern": PATTERNS, "shape": SHAPES, "motion": MOTIONS}
 _THING_LOGITS = sum(map(len, THING_WORDS.values()))
 _SPLITS = (_THING_LOGITS, 1, len(SURFACES), len(COLORS))  # things, drifting, surface, surface color
-_WIDTHS = (16, 24, 40, 64, 56)
+_WIDTHS = (24, 40, 64, 96, 96)
 _STRIDES = ((1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2), (1, 1, 1))
 _NORM_GROUPS = 8
 
 
 class CaptionClassifier(nn.Module):
-    """Five convolutions over space and time, pooled."""
+    """Five convolutions over space and time, pooled. ``widths``: their channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, widths: Sequence[int] = _WIDTHS) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         inputs = 3
-        for width, stride in zip(_WIDTHS, _STRIDES, strict=True):
+        for width, stride in zip(widths, _STRIDES, strict=True):
             layers += [nn.Conv3d(inputs, width, 3, stride, padding=1), nn.GroupNorm(_NORM_GROUPS, width), nn.SiLU()]
             inputs = width
         self.features = nn.Sequential(*layers)
@@ -43,8 +43,9 @@ class CaptionClassifier(nn.Module):
     @classmethod
     def load(cls, path: str | Path) -> CaptionClassifier:
         """The trained network in float32 on the CPU."""
-        model = cls()
-        model.load_state_dict({name: value.float() for name, value in load_file(path).items()})
+        weights = {name: value.float() for name, value in load_file(path).items()}
+        model = cls([len(weights[f"features.{3 * number}.weight"]) for number in range(len(_STRIDES))])
+        model.load_state_dict(weights)
         return model.eval().requires_grad_(False)
 
     def forward(self, clips: torch.Tensor) -> torch.Tensor:

@@ -15,13 +15,21 @@ from .run import Run
 from .state import Schedule, TrainingState
 
 LATENT_NOISE = 0.1  # the posterior's standard deviation; the latent's own is 1
-_WINDOWS, _WINDOW_FRAMES, _WINDOW_SIDE = 6, 17, 128
-_SCALE_WEIGHT = 0.1
+_MOST_NOISE = 0.3  # the decoder also has to bear what the diffusion model leaves
+_WINDOWS = (6, 17, 128)  # how many, their frames and their side
+_WHOLE_FRAMES = (4, 5, 256)  # the attention of the middle blocks sees whole frames in use
+_WHOLE_SHARE = 0.25  # of the steps
+_SCALE_WEIGHT, _EDGE_WEIGHT = 0.1, 1.0
 _MATRIX_RATE, _OTHER_RATE = 2e-3, 2e-3
 
 
-def train_vae(dim: int, seconds: float, seed: int, device: torch.device, checkpoint: Path, run: Run) -> WanVAE:
-    """Train for ``seconds``, going on from ``checkpoint`` if that file exists. Returns the averaged model."""
+def train_vae(
+    dim: int, seconds: float, seed: int, device: torch.device, checkpoint: Path, run: Run, *, compiled: bool = False
+) -> WanVAE:
+    """Train for ``seconds``, going on from ``checkpoint`` if that file exists. Returns the averaged model.
+
+    ``compiled``: through torch.compile.
+    """
     torch.manual_seed(seed)
     model = WanVAE(dim).to(device)
     state = TrainingState(model, model.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE))
@@ -29,9 +37,14 @@ def train_vae(dim: int, seconds: float, seed: int, device: torch.device, checkpo
         state.resume(checkpoint)
     rng = random.Random(seed + state.step_count)
     generator = torch.Generator().manual_seed(seed + state.step_count)
+    gives_back = torch.compile(_give_back, dynamic=False) if compiled else _give_back
     while run.goes_on(state):
-        scenes = clips.SceneBatch.of([random_scene(rng) for _ in range(_WINDOWS)], generator, device)
-        loss, error = _loss(model, clips.windows(scenes, _WINDOW_FRAMES, _WINDOW_SIDE, rng))
+        count, frames, side = _WHOLE_FRAMES if rng.random() < _WHOLE_SHARE else _WINDOWS
+        scenes = clips.SceneBatch.of([random_scene(rng) for _ in range(count)], generator, device)
+        video = clips.windows(scenes, frames, side, rng)
+        with half_precision(device):
+            drawn, latent = gives_back(model, video)
+        loss, error = _loss(drawn.float(), latent.float(), video)
         state.step(loss)
         run.report("vae", state, loss=loss, psnr=10 * torch.log10(4 / error))
         if run.checkpoint_due():
@@ -41,15 +54,20 @@ def train_vae(dim: int, seconds: float, seed: int, device: torch.device, checkpo
     return model.eval()
 
 
-def _loss(model: WanVAE, video: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    with half_precision(video.device):
-        latent = model.encode(video)
-        drawn = model.decode(latent + LATENT_NOISE * torch.randn_like(latent))
-    drawn, latent = drawn.float(), latent.float()
+def _give_back(model: WanVAE, video: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the decoder makes of the latent with noise, and the latent without."""
+    latent = model.encode(video)
+    noise = _MOST_NOISE * torch.rand(len(latent), 1, 1, 1, 1, device=latent.device)
+    return model.decode(latent + noise * torch.randn_like(latent)), latent
+
+
+def _loss(drawn: torch.Tensor, latent: torch.Tensor, video: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     difference = drawn - video
     # The latent is kept at mean 0 and variance 1 in every channel, so that none is lost in the noise.
     deviation, mean = torch.std_mean(latent, dim=(0, 2, 3, 4))
     scale = (mean.square() + (deviation - 1).square()).mean()
     error = difference.square().mean()
-    loss = difference.abs().mean() + error + _SCALE_WEIGHT * scale
+    # Outlines are few of the pixels: the slopes of the difference, along height and width, count by themselves.
+    edges = sum(difference.diff(dim=axis).abs().mean() for axis in (3, 4)) / 2
+    loss = difference.abs().mean() + error + _EDGE_WEIGHT * edges + _SCALE_WEIGHT * scale
     return loss, error.detach()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +23,15 @@ from ...demo.wan_statistics import WAN_MEAN, WAN_STD, normalised
 from ...demo.wan_vae import WanVAE
 from . import clips
 
+Encode = Callable[[torch.Tensor], torch.Tensor]  # a VAE's method of that name, compiled or not
+
 
 @torch.no_grad()
-def encode_clips(model: WanVAE, scenes: clips.SceneBatch) -> torch.Tensor:
+def encode_clips(encode: Encode, scenes: clips.SceneBatch) -> torch.Tensor:
     """Draw and encode: (batch, 16, 9, 32, 32)."""
     video = clips.whole_clips(scenes)
     with half_precision(video.device):
-        return model.encode(video).float()
+        return encode(video).float()
 
 
 @torch.no_grad()
@@ -39,7 +42,7 @@ def give_wan_statistics(model: WanVAE, noise: float, seed: int, clip_count: int)
     parts = []
     for _ in range(max(1, clip_count // clips.AT_ONCE)):
         scenes = clips.SceneBatch.of([random_scene(rng) for _ in range(clips.AT_ONCE)], generator, device)
-        parts.append(encode_clips(model, scenes))
+        parts.append(encode_clips(model.encode, scenes))
     deviation, mean = torch.std_mean(torch.cat(parts).double(), dim=(0, 2, 3, 4))
     wan_mean = torch.tensor(WAN_MEAN, device=device, dtype=torch.float64)
     wan_std = torch.tensor(WAN_STD, device=device, dtype=torch.float64)
@@ -69,8 +72,18 @@ class LatentSet:
     clauses: torch.Tensor
 
     @classmethod
-    def make(cls, model: WanVAE, encoder: CaptionEncoder, seed: int, seconds: float, most: int = 60_000) -> LatentSet:
-        """Draw and encode fresh clips for ``seconds``, at most ``most`` of them."""
+    def make(
+        cls,
+        model: WanVAE,
+        encoder: CaptionEncoder,
+        seed: int,
+        seconds: float,
+        most: int = 60_000,
+        *,
+        compiled: bool = False,
+    ) -> LatentSet:
+        """Draw and encode fresh clips for ``seconds``, at most ``most`` of them; ``compiled``: by torch.compile."""
+        encode: Encode = torch.compile(model.encode, dynamic=False) if compiled else model.encode
         rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
         device = next(model.parameters()).device
         latents: list[torch.Tensor] = []
@@ -79,7 +92,7 @@ class LatentSet:
         start = time.monotonic()
         while time.monotonic() - start < seconds and len(words) < most:
             scenes = [random_scene(rng) for _ in range(clips.AT_ONCE)]
-            encoded = normalised(encode_clips(model, clips.SceneBatch.of(scenes, generator, device)))
+            encoded = normalised(encode_clips(encode, clips.SceneBatch.of(scenes, generator, device)))
             latents.append(encoded.bfloat16().contiguous())
             for scene in scenes:
                 for numbers, rows in zip(encoder.tokens(scene.caption()), (words, clauses), strict=True):

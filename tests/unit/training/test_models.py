@@ -92,7 +92,7 @@ def test_wan_statistics_leave_the_vae_the_same(small_clips: None) -> None:
         # The same seed draws the clips that the statistics were taken from.
         rng, generator = random.Random(0), torch.Generator().manual_seed(0)
         batches = [[random_scene(rng) for _ in range(clips.AT_ONCE)] for _ in range(2)]
-        encoded = [latents.encode_clips(vae, clips.SceneBatch.of(batch, generator, "cpu")) for batch in batches]
+        encoded = [latents.encode_clips(vae.encode, clips.SceneBatch.of(batch, generator, "cpu")) for batch in batches]
     seen = normalised(torch.cat(encoded))
     assert seen.mean(dim=(0, 2, 3, 4)).abs().max() < 0.02
     assert (seen.std(dim=(0, 2, 3, 4)) - 1).abs().max() < 0.02

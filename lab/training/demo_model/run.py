@@ -27,6 +27,10 @@ class Run:
         """True when the run's own time is used up, whether or not training is done."""
         return self._end is not None and time.monotonic() >= self._end
 
+    def has(self, seconds: float) -> bool:
+        """True while the run has at least ``seconds`` of its own time left."""
+        return self._end is None or time.monotonic() + seconds <= self._end
+
     def goes_on(self, state: TrainingState) -> bool:
         """True while there is both training left to do and time to do it."""
         return state.progress < 1 and not self.over

@@ -1,11 +1,16 @@
-"""Trains the demo model: one command, one GPU, less than seven minutes on an H200.
+"""Trains the demo model: one GPU, 25 minutes of an H200 in all.
 
-    python -m lab train-demo-model --output lab/models/demo --work build/train_demo_model
+    python -m lab train-demo-model --output build/demo_model --work build/train_demo_model --compile --stop-after 560
 
-Every stage has a budget of time rather than of steps. The work folder holds checkpoints: the same command goes on where
-the last one was stopped, and does nothing but export once training is done. With `--continue-from lab/models/demo` an
-exported model is trained on: its VAE stays, its diffusion model starts from where it was. Runs are seeded, but how many
-steps fit into the budget depends on the machine, so that two runs give models that are alike and not identical.
+Every stage has a budget of time rather than of steps: VAE 360 s, classifier 90 s, clips 240 s, diffusion model 690 s,
+and about two minutes to compile, to write files and to judge. A run ends after `--stop-after`; the same command goes on
+where it stopped, from the checkpoints in the work folder, until it says "done": three runs of 560 s. Only the clips are
+drawn in one piece, and not begun without the time for them. Where a work folder may be lost, copy
+`vae_finished.safetensors` from it and the classifier from the output folder: they are not trained again.
+
+With `--continue-from lab/models/demo` an exported model is trained on: its VAE stays, its diffusion model starts from
+where it was. Runs are seeded, but how many steps fit into the budget depends on the machine, so that two runs give
+models that are alike and not identical.
 """
 
 from __future__ import annotations
@@ -27,9 +32,10 @@ from ...demo.sampler import pixels
 from ...demo.scenes import random_scene
 from ...demo.wan_dit import DiTShape, WanDiT
 from ...demo.wan_vae import WanVAE
-from ...evaluation.caption_classifier import CLASSIFIER_FILE
+from ...evaluation.caption_classifier import CLASSIFIER_FILE, CaptionClassifier
 from . import clips
 from .export import export_model, export_weights
+from .judge import caption_accuracies
 from .latents import LatentSet, give_wan_statistics
 from .run import Run
 from .sample import reconstruction_psnr, sample
@@ -39,6 +45,7 @@ from .train_vae import LATENT_NOISE, train_vae
 
 _STATISTICS_CLIPS = 64
 _SHEET_SEED = 1234
+_JUDGED_CAPTIONS = 64
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -53,15 +60,22 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", type=usable_device, default="cuda")
     parser.add_argument("--vae-dim", type=at_least_1, default=16, help="channels of the VAE at full resolution")
     parser.add_argument("--dit-dim", type=_dit_dim, default=256, help="a multiple of 128")
-    parser.add_argument("--dit-ffn-dim", type=at_least_1, default=1024)
-    parser.add_argument("--dit-layers", type=at_least_1, default=6)
-    parser.add_argument("--vae-seconds", type=above_0, default=100)
-    parser.add_argument("--latent-seconds", type=above_0, default=40, help="for drawing and encoding clips")
-    parser.add_argument("--classifier-seconds", type=above_0, default=15)
-    parser.add_argument("--dit-seconds", type=above_0, default=200)
+    parser.add_argument("--dit-ffn-dim", type=at_least_1, default=512)
+    parser.add_argument("--dit-layers", type=at_least_1, default=5)
+    parser.add_argument("--vae-seconds", type=above_0, default=360)
+    parser.add_argument("--latent-seconds", type=above_0, default=240, help="for drawing and encoding clips")
+    parser.add_argument("--classifier-seconds", type=above_0, default=90)
+    parser.add_argument("--dit-seconds", type=above_0, default=690)
     parser.add_argument("--continue-from", type=_exported, metavar="FOLDER", help="an exported model to train on")
+    parser.add_argument("--compile", action="store_true", help="train through torch.compile")
     parser.add_argument("--stop-after", type=above_0, metavar="SECONDS", help="save and stop; run again to go on")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.stop_after is not None and options.stop_after < options.latent_seconds:
+        parser.error(
+            f"argument --stop-after: expected at least the {options.latent_seconds:g} of --latent-seconds, "
+            f"since clips are drawn in one piece, got {options.stop_after:g}"
+        )
+    return options
 
 
 def _dit_dim(text: str) -> int:
@@ -101,7 +115,8 @@ def _vae(arguments: argparse.Namespace, device: torch.device, run: Run) -> WanVA
     if finished.exists():
         return WanVAE.load(finished).to(device)
     checkpoint = arguments.work / "vae.safetensors"
-    vae = train_vae(arguments.vae_dim, arguments.vae_seconds, arguments.seed, device, checkpoint, run)
+    seconds, compiled = arguments.vae_seconds, arguments.compile
+    vae = train_vae(arguments.vae_dim, seconds, arguments.seed, device, checkpoint, run, compiled=compiled)
     if run.over:
         return None
     give_wan_statistics(vae, LATENT_NOISE, arguments.seed + 1, _STATISTICS_CLIPS)
@@ -109,17 +124,36 @@ def _vae(arguments: argparse.Namespace, device: torch.device, run: Run) -> WanVA
     return vae
 
 
-def _latents(arguments: argparse.Namespace, vae: WanVAE, encoder: CaptionEncoder, device: torch.device) -> LatentSet:
+def _classifier(arguments: argparse.Namespace, device: torch.device, run: Run) -> CaptionClassifier | None:
+    """The trained classifier, or None if the run's time was over before."""
+    finished = arguments.output / CLASSIFIER_FILE
+    if not finished.exists():
+        checkpoint = arguments.work / "classifier.safetensors"
+        classifier = train_classifier(arguments.classifier_seconds, arguments.seed + 3, device, checkpoint, run)
+        if run.over:
+            return None
+        export_weights(finished, classifier)
+    return CaptionClassifier.load(finished).to(device)
+
+
+def _latents(
+    arguments: argparse.Namespace, vae: WanVAE, encoder: CaptionEncoder, device: torch.device, run: Run
+) -> LatentSet | None:
+    """The clips to train on, or None if the run has not the time to draw them."""
     finished = arguments.work / "latents.safetensors"
     if finished.exists():
         return LatentSet.load(finished, device)
-    data = LatentSet.make(vae, encoder, arguments.seed + 2, arguments.latent_seconds)
+    if not run.has(arguments.latent_seconds):
+        return None
+    data = LatentSet.make(vae, encoder, arguments.seed + 2, arguments.latent_seconds, compiled=arguments.compile)
     data.save(finished)
     return data
 
 
-def _show(arguments: argparse.Namespace, dit: WanDiT, vae: WanVAE, encoder: CaptionEncoder) -> None:
-    """Print how well the VAE gives back clips, and draw a sheet of samples."""
+def _show(
+    arguments: argparse.Namespace, dit: WanDiT, vae: WanVAE, encoder: CaptionEncoder, classifier: CaptionClassifier
+) -> None:
+    """Print how well the VAE gives back clips and how much of captions is found, and draw a sheet of samples."""
     rng, generator = random.Random(_SHEET_SEED), torch.Generator().manual_seed(_SHEET_SEED)
     scenes = [random_scene(rng) for _ in range(clips.AT_ONCE)]
     psnr = reconstruction_psnr(vae, clips.SceneBatch.of(scenes, generator, arguments.device))
@@ -129,6 +163,8 @@ def _show(arguments: argparse.Namespace, dit: WanDiT, vae: WanVAE, encoder: Capt
     rows = [Row(caption, spread(pixels(video))) for caption, video in zip(captions, videos, strict=True)]
     contact_sheet(rows).save(arguments.work / "samples.png")
     print("\n".join(captions))
+    for what, found in caption_accuracies(dit, vae, encoder, classifier, _JUDGED_CAPTIONS).items():
+        print(f"{what} clips: " + ", ".join(f"{kind} {share:.3f}" for kind, share in found.items()))
 
 
 def main(command_line: list[str]) -> int:
@@ -146,7 +182,14 @@ def main(command_line: list[str]) -> int:
     if vae is None:
         print("stopped in the VAE's training; run the same command to go on")
         return 0
-    data = _latents(arguments, vae, encoder, device)
+    classifier = _classifier(arguments, device, run)
+    if classifier is None:
+        print("stopped in the classifier's training; run the same command to go on")
+        return 0
+    data = _latents(arguments, vae, encoder, device, run)
+    if data is None:
+        print("stopped before the clips are drawn; run the same command to go on")
+        return 0
     dit = train_dit(
         _dit(arguments, device),
         encoder,
@@ -156,15 +199,14 @@ def main(command_line: list[str]) -> int:
         arguments.work / "dit.safetensors",
         run,
         looks_first=arguments.continue_from is None,
+        compiled=arguments.compile,
     )
 
     torch.backends.cudnn.benchmark = False
     export_model(arguments.output, dit, vae, encoder)
-    _show(arguments, dit, vae, encoder)
     if run.over:
         print("stopped in the diffusion model's training; run the same command to go on")
         return 0
-    if not (arguments.output / CLASSIFIER_FILE).exists():
-        classifier = train_classifier(arguments.classifier_seconds, arguments.seed + 3, device, run)
-        export_weights(arguments.output / CLASSIFIER_FILE, classifier)
+    _show(arguments, dit, vae, encoder, classifier)
+    print("done")
     return 0

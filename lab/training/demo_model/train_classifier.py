@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import torch
 
@@ -13,18 +14,24 @@ from . import clips
 from .run import Run
 from .state import Schedule, TrainingState
 
-_BATCH, _TEST_CLIPS = 64, 256
+_BATCH, _TEST_CLIPS = 128, 1024
 _MATRIX_RATE, _OTHER_RATE = 5e-3, 2e-3
 _MOST_NOISE = 0.15  # sampled clips are less clean than drawn ones
 
 
-def train_classifier(seconds: float, seed: int, device: torch.device, run: Run) -> CaptionClassifier:
-    """Train for ``seconds``; returns the averaged model and prints its accuracy on fresh clips."""
+def train_classifier(seconds: float, seed: int, device: torch.device, checkpoint: Path, run: Run) -> CaptionClassifier:
+    """Train for ``seconds``, going on from ``checkpoint`` if that file exists.
+
+    Returns the averaged model and prints its accuracy on fresh clips.
+    """
     torch.manual_seed(seed)
-    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     model = CaptionClassifier().to(device)
     convolutions: list[torch.Tensor] = [value for value in model.parameters() if value.ndim == 5]
     state = TrainingState(model, convolutions[1:], Schedule(seconds, _MATRIX_RATE, _OTHER_RATE))
+    if checkpoint.exists():
+        state.resume(checkpoint)
+    rng = random.Random(seed + state.step_count)
+    generator = torch.Generator().manual_seed(seed + state.step_count)
     while run.goes_on(state):
         scenes, video = _batch(_BATCH, rng, generator, device)
         noise = _MOST_NOISE * torch.rand(_BATCH, 1, 1, 1, 1, device=device)
@@ -33,6 +40,7 @@ def train_classifier(seconds: float, seed: int, device: torch.device, run: Run) 
         error = loss(logits.float(), scenes)
         state.step(error)
         run.report("classifier", state, loss=error)
+    state.save(checkpoint)
     model.load_state_dict(state.average)
     model.eval()
     fresh = [random_scene(rng) for _ in range(_TEST_CLIPS)]

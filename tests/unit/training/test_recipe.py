@@ -1,0 +1,68 @@
+"""The whole training of the demo model in seconds, on clips of a few pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.demo.captions import CaptionEncoder
+from lab.demo.model import DemoModel
+from lab.demo.wan_dit import WanDiT
+from lab.demo.wan_vae import WanVAE
+from lab.evaluation.caption_classifier import CLASSIFIER_FILE, CaptionClassifier
+from lab.training.demo_model import clips, train, train_classifier, train_dit, train_vae
+from lab.training.demo_model.run import Run
+
+pytestmark = pytest.mark.slow
+
+SIZES = ("--vae-dim", "4", "--dit-dim", "128", "--dit-ffn-dim", "64", "--dit-layers", "1")
+SECONDS = ("--vae-seconds", "3", "--classifier-seconds", "2", "--latent-seconds", "1", "--dit-seconds", "3")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, value in (("CANVAS", 32), ("FRAMES", 9), ("AT_ONCE", 2)):
+        monkeypatch.setattr(clips, name, value)
+    monkeypatch.setattr(train_vae, "_WINDOWS", (2, 5, 16))
+    monkeypatch.setattr(train_vae, "_WHOLE_FRAMES", (1, 5, 32))
+    monkeypatch.setattr(train_dit, "_BATCH", 2)
+    monkeypatch.setattr(train_classifier, "_BATCH", 4)
+    monkeypatch.setattr(train_classifier, "_TEST_CLIPS", 4)
+    monkeypatch.setattr(train, "_JUDGED_CAPTIONS", 2)
+    monkeypatch.setattr(train, "_STATISTICS_CLIPS", 2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_stopped_training_goes_on_to_a_model_that_loads(
+    small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = ("--output", str(tmp_path / "model"), "--work", str(tmp_path / "work"))
+    command = [*folders, "--device", "cpu", *SIZES, *SECONDS]
+    assert train.main([*command, "--stop-after", "1"]) == 0
+    assert "stopped in the VAE's training" in capsys.readouterr().out
+    assert (tmp_path / "work" / "vae.safetensors").exists()
+
+    assert train.main(command) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("done\n")
+    for what in ("drawn", "VAE", "sampled"):
+        assert f"{what} clips: caption " in said
+
+    model = DemoModel(tmp_path / "model", trained=True)
+    encoder = CaptionEncoder.load(model.captions)
+    velocity = WanDiT.load(model.dit)(torch.randn(1, 16, 3, 4, 4), torch.tensor([500.0]), encoder.encode("a red ball"))
+    assert velocity.isfinite().all()
+    assert WanVAE.load(model.vae).decode(torch.zeros(1, 16, 3, 4, 4)).shape == (1, 3, 9, 32, 32)
+    assert CaptionClassifier.load(model.folder / CLASSIFIER_FILE)(torch.zeros(1, 3, 17, 64, 64)).isfinite().all()
+
+
+def test_a_run_knows_what_it_has_the_time_for() -> None:
+    assert Run().has(1e9)
+    assert Run(100).has(50)
+    assert not Run(100).has(101)

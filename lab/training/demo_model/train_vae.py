@@ -16,9 +16,7 @@ from .state import Schedule, TrainingState
 
 LATENT_NOISE = 0.1  # the posterior's standard deviation; the latent's own is 1
 _MOST_NOISE = 0.3  # the decoder also has to bear what the diffusion model leaves
-_WINDOWS = (6, 17, 128)  # how many, their frames and their side
-_WHOLE_FRAMES = (4, 5, 256)  # the attention of the middle blocks sees whole frames in use
-_WHOLE_SHARE = 0.25  # of the steps
+_WINDOWS, _WINDOW_FRAMES, _WINDOW_SIDE = 6, 17, 128
 _SCALE_WEIGHT, _EDGE_WEIGHT = 0.1, 1.0
 _MATRIX_RATE, _OTHER_RATE = 2e-3, 2e-3
 
@@ -39,9 +37,8 @@ def train_vae(
     generator = torch.Generator().manual_seed(seed + state.step_count)
     gives_back = torch.compile(_give_back, dynamic=False) if compiled else _give_back
     while run.goes_on(state):
-        count, frames, side = _WHOLE_FRAMES if rng.random() < _WHOLE_SHARE else _WINDOWS
-        scenes = clips.SceneBatch.of([random_scene(rng) for _ in range(count)], generator, device)
-        video = clips.windows(scenes, frames, side, rng)
+        scenes = clips.SceneBatch.of([random_scene(rng) for _ in range(_WINDOWS)], generator, device)
+        video = clips.windows(scenes, _WINDOW_FRAMES, _WINDOW_SIDE, rng)
         with half_precision(device):
             drawn, latent = gives_back(model, video)
         loss, error = _loss(drawn.float(), latent.float(), video)

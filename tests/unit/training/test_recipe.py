@@ -26,8 +26,8 @@ SECONDS = ("--vae-seconds", "3", "--classifier-seconds", "2", "--latent-seconds"
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in (("CANVAS", 32), ("FRAMES", 9), ("AT_ONCE", 2)):
         monkeypatch.setattr(clips, name, value)
-    monkeypatch.setattr(train_vae, "_WINDOWS", (2, 5, 16))
-    monkeypatch.setattr(train_vae, "_WHOLE_FRAMES", (1, 5, 32))
+    for name, value in (("_WINDOWS", 2), ("_WINDOW_FRAMES", 5), ("_WINDOW_SIDE", 16)):
+        monkeypatch.setattr(train_vae, name, value)
     monkeypatch.setattr(train_dit, "_BATCH", 2)
     monkeypatch.setattr(train_classifier, "_BATCH", 4)
     monkeypatch.setattr(train_classifier, "_TEST_CLIPS", 4)

@@ -88,7 +88,7 @@ def test_the_lossless_threshold_is_that_of_e4m3() -> None:
     assert (E4M3.round(p * 448.0) > 0).tolist() == [False, True]
 
 
-def video(frames: int = 6, heads: int = 2, peaks: tuple[float, ...] = (28.0,)) -> Any:
+def video(frames: int = 6, heads: int = 2, peaks: tuple[float, ...] = (36.0,)) -> Any:
     """q, k, v of 128 tokens a frame; a frame is a tile."""
     (sample,) = video_samples(
         int(torch.randint(2**31, ())), frames=frames, height=8, width=16, heads=heads, head_dim=64, peaks=peaks

@@ -34,6 +34,13 @@ __device__ __forceinline__ float half_range_factor(unsigned amax_bits) {
   return __uint_as_float(static_cast<unsigned>(min(kWanted - exponent + kBias, kLargestExponent)) << 23);
 }
 
+// The bits of |x|; 0 where x is NaN or infinite, so that one broken query block does not take the range of its
+// neighbors.
+__device__ __forceinline__ unsigned finite_magnitude(float x) {
+  const unsigned bits = __float_as_uint(fabsf(x));
+  return bits < 0x7f800000u ? bits : 0u;
+}
+
 // Delta S of the paper's equation 3 for 64 query blocks and 64 keys: mean(Q_i) . (K_j - mean(K)). Smoothed K is rounded
 // to fp16; the means are split into two fp16 numbers, because an error of theirs would be common to a whole row of
 // scores. Numbers beyond fp16's range are scaled and read again. Grid: (q slices of this launch x key blocks, groups of
@@ -101,7 +108,7 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
         float2 mean = *reinterpret_cast<const float2*>(p.q_mean + (slice_work + block) * kHeadDim + channel);
         mean.x *= mean_factor;
         mean.y *= mean_factor;
-        amax = max(amax, max(__float_as_uint(fabsf(mean.x)), __float_as_uint(fabsf(mean.y))));
+        amax = max(amax, max(finite_magnitude(mean.x), finite_magnitude(mean.y)));
         high[slot] = pack_half(mean.x, mean.y);
         const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&high[slot]));
         low[slot] = pack_half(mean.x - rounded.x, mean.y - rounded.y);

@@ -19,7 +19,7 @@ struct Consumer {
   // What is fastest differs between head_dim 64 and 128, for reasons that lie in ptxas's order of instructions
   // (csrc/NOTES.md).
   static constexpr bool kWide = Shape::kHeadDim >= 128;
-  static constexpr bool kByRow = !kWide && !kBiased;
+  static constexpr bool kByRow = !kBiased && (!kWide || Shape::kListed);
 
   const AttentionParams& params;
   const SharedStorage<Shape>& storage;
@@ -57,7 +57,7 @@ struct Consumer {
   // The key tile in a stage; listed kernels read it there, the others know it.
   __device__ __forceinline__ int key_tile_of(int stage, int known) const {
     if constexpr (Shape::kListed)
-      return ld_shared_s32(storage.key_tile(stage));
+      return ld_shared_s32_by_lane_0(storage.key_tile(stage));
     else
       return known;
   }
@@ -237,7 +237,7 @@ struct Consumer {
   __device__ __forceinline__ int2 wait_for_work() const {
     const PipelineState<kQBuffers> q(tiles);
     mbarrier_wait(storage.q_full(q.index), q.phase);
-    return ld_shared_v2_s32(storage.work(q.index));
+    return ld_shared_v2_s32_by_lane_0(storage.work(q.index));
   }
   __device__ __forceinline__ WorkTile listed_tile(int2 work) const {
     WorkTile tile = WorkTile::decode<Shape, kCausal>(params, work.x);

@@ -59,7 +59,7 @@ struct PreciseConsumer {
   // The key tile in a stage; listed kernels read it there, the others know it.
   __device__ __forceinline__ int key_tile_of(int stage, int known) const {
     if constexpr (Shape::kListed)
-      return ld_shared_s32(storage.key_tile(stage));
+      return ld_shared_s32_by_lane_0(storage.key_tile(stage));
     else
       return known;
   }
@@ -260,7 +260,7 @@ struct PreciseConsumer {
     while (true) {
       const PipelineState<kQBuffers> buffer(tiles);
       mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
-      const int2 work = ld_shared_v2_s32(storage.work(buffer.index));  // index and number of key tiles
+      const int2 work = ld_shared_v2_s32_by_lane_0(storage.work(buffer.index));  // index and number of key tiles
       if (work.x == kNoWork) return;
       WorkTile tile = WorkTile::decode<Shape, kCausal>(params, work.x);
       tile.key_tiles = work.y;

@@ -73,15 +73,17 @@ __device__ __forceinline__ float4 ld_shared_v4(unsigned address) {
                : "memory");
   return x;
 }
-__device__ __forceinline__ int ld_shared_s32(unsigned address) {
-  int x;
-  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
-  return x;
+// What all lanes of a warp want, read by lane 0: it arrives for the place, which is written over after that.
+__device__ __forceinline__ int ld_shared_s32_by_lane_0(unsigned address) {
+  int x = 0;
+  if (threadIdx.x % 32 == 0) asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return __shfl_sync(0xffffffffu, x, 0);
 }
-__device__ __forceinline__ int2 ld_shared_v2_s32(unsigned address) {
-  int2 x;
-  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
-  return x;
+__device__ __forceinline__ int2 ld_shared_v2_s32_by_lane_0(unsigned address) {
+  int2 x = make_int2(0, 0);
+  if (threadIdx.x % 32 == 0)
+    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+  return make_int2(__shfl_sync(0xffffffffu, x.x, 0), __shfl_sync(0xffffffffu, x.y, 0));
 }
 __device__ __forceinline__ void st_shared_v2_s32(unsigned address, int2 x) {
   asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");

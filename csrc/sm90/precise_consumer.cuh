@@ -45,8 +45,9 @@ struct PreciseConsumer {
     return WorkTile::decode<Shape, kCausal>(params, index);
   }
 
+  // The lanes arrive that read a stage's K scales, so that none is written over before it is read.
   __device__ __forceinline__ void release(unsigned empty_barrier) const {
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty_barrier);
+    if (threadIdx.x % 32 < kScalesPerBlock) mbarrier_arrive(empty_barrier);
   }
 
   // Waits for the next stage, which the next call of `take_stage` gives.
@@ -66,8 +67,12 @@ struct PreciseConsumer {
 
   __device__ __forceinline__ void load_k_scale(int stage) {
 #pragma unroll
-    for (int i = 0; i < kScales; ++i)
-      k_scale[i] = ld_shared(storage.k_scale(stage) + 4 * (i * kScalesPerBlock + lane_in_quad()));
+    for (int i = 0; i < kScales; ++i) {
+      const int lane = threadIdx.x % 32;
+      float scale = 0.f;
+      if (lane < kScalesPerBlock) scale = ld_shared(storage.k_scale(stage) + 4 * (i * kScalesPerBlock + lane));
+      k_scale[i] = __shfl_sync(0xffffffffu, scale, lane_in_quad());
+    }
   }
 
   __device__ __forceinline__ void issue_scores(int stage) {
@@ -148,13 +153,14 @@ struct PreciseConsumer {
     wait_for_stage();
     const int stage = take_stage();
     if constexpr (kBiased) key_tile = key_tile_of(stage, key_tile);
+    if constexpr (Shape::kScaleFirst) load_k_scale(stage);
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(stage);
     warpgroup_fence_operand(out);
     wgmma_fence();
     issue_values(stage);
-    load_k_scale(stage);
+    if constexpr (!Shape::kScaleFirst) load_k_scale(stage);
     wgmma_wait_group<1>();
     warpgroup_fence_operand(scores);
     float sums[2], factor[2];
@@ -163,6 +169,7 @@ struct PreciseConsumer {
       raised = softmax_masked<false>(index, key_tile, sums, factor);
     else
       low = softmax(sums);
+    warpgroup_fence_operand(scores);  // the exponentials come before the wait
     wgmma_wait_group<0>();
     warpgroup_fence_operand(out);
     pack_probabilities<kBlockN, T>(scores, packed);
@@ -174,7 +181,6 @@ struct PreciseConsumer {
     }
     state.sum[0] += sums[0];
     state.sum[1] += sums[1];
-    // All lanes have read the stage: a vote on what each made of it lies behind them.
     release(storage.empty(stage));
   }
 

@@ -126,9 +126,9 @@ __device__ __forceinline__ void exponentials(int (&scores)[kBlockN / 2], const P
 #pragma unroll
     for (int block = 0; block < kBlockN / kScaleBlock; ++block) scale[row][block] = q_scale[row] * k_scale[block];
 #pragma unroll
-  for (int n = 0; n < kBlockN / 2; ++n) {  // row by row, which gives the faster order of instructions
-    constexpr int kOfRow = kBlockN / 4;
-    const int i = n / kOfRow * 2 + n % kOfRow / 2 * 4 + n % 2;
+  for (int n = 0; n < kBlockN / 2; ++n) {  // row by row in each half, which gives the faster order of instructions
+    constexpr int kOfHalf = kBlockN / 4, kOfRow = kOfHalf / 2;
+    const int m = n % kOfHalf, i = n / kOfHalf * kOfHalf + m / kOfRow * 2 + m % kOfRow / 2 * 4 + m % 2;
     const int row = i / 2 % 2;
     const float p = exp2_approx(fmaf(float(scores[i]), scale[row][i / kPerBlock], state.offset[row]));
     partial[row][i % 2] += p;

@@ -18,14 +18,16 @@ struct PreciseShape {
   // Consumer warpgroups of 64 query rows: three, which hide each other's latencies, where their registers suffice.
   static constexpr int kConsumers = !kByLists && (kHeadDim == 64 || (kHeadDim == 128 && !kBiased)) ? 3 : 2;
   static constexpr int kBlockM = 64 * kConsumers;
-  static constexpr int kBlockN = 64;
-  static constexpr int kStages = kHeadDim == 256 ? 3 : 4;
+  // Two warpgroups have the registers for more keys a step, but for those of 256 channels.
+  static constexpr int kBlockN = kConsumers == 2 && kHeadDim < 256 ? 128 : 64;
+  static constexpr int kStages = kHeadDim == 256 ? 3 : kHeadDim == 128 ? 4 : 6;
+  static constexpr bool kScaleFirst = kHeadDim > 64;  // K's scales are read before the products are issued
   static constexpr int kThreads = 128 * (kConsumers + 1);
   // Registers of a thread: together they fill the register file.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
-  static constexpr int kArrivals = 4 * kConsumers;  // one lane of each consumer warp says that a stage is free
-  static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // swizzled rows of Q and K
+  static constexpr int kArrivals = kScalesPerBlock * 4 * kConsumers;  // lanes that say that a stage is free
+  static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;   // swizzled rows of Q and K
   static constexpr int kColumnBoxes = kHeadDim / kRowBytes;
   static constexpr int kValueBoxes = kHeadDim / kValueBox;
   static constexpr int kValueBoxBytes = kBlockN * kValueBox * 2;

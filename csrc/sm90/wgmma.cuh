@@ -115,6 +115,7 @@ struct WgmmaS8FromRegisters;
     }                                                                                                              \
   };
 SM90_WGMMA_S8_FROM_REGISTERS(64, 32, 32, 33, 34, 35, 36, 37)
+SM90_WGMMA_S8_FROM_REGISTERS(128, 64, 64, 65, 66, 67, 68, 69)
 
 // E4M3, A in registers.
 template <int kColumns>

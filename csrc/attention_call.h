@@ -47,6 +47,9 @@ struct AttentionCall {
   TileListsView tiles;
   uint64_t lse;        // float (batch, q_heads, q_length) contiguous, or 0 when not wanted
   uint64_t nonfinite;  // int32, set to 1 when a value of out is NaN or infinite and else left alone, or 0
+  // Of each tile of 128 queries and keys the largest score relative to the running maximum of its row, in log2, or 0:
+  // float (batch, q_heads, tiles of queries, of keys), minus infinity before the call. Without tiles, mask and causal.
+  uint64_t gaps;
   int64_t batch, q_heads, kv_heads, q_length, kv_length;
   int head_dim;
   int element;  // of q, k, v and out: 2 fp16, 3 bf16

@@ -72,6 +72,7 @@ constexpr Keyword kKeywords[] = {
     {"tiles_invalid", set_view_field<&AttentionCall::tiles, &TileListsView::invalid>, kOptional},
     {"lse", set_field<&AttentionCall::lse>, kOptional},
     {"nonfinite", set_field<&AttentionCall::nonfinite>, kOptional},
+    {"gaps", set_field<&AttentionCall::gaps>, kOptional},
     {"batch", set_field<&AttentionCall::batch>, kRequired},
     {"q_heads", set_field<&AttentionCall::q_heads>, kRequired},
     {"kv_heads", set_field<&AttentionCall::kv_heads>, kRequired},

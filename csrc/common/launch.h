@@ -86,6 +86,7 @@ inline const char* element_name(int element) {
 }
 
 inline bool listed(const AttentionCall& call) { return call.tiles.key_tiles != 0; }
+inline bool recording(const AttentionCall& call) { return call.gaps != 0; }
 
 // Launches kernels of one call on its stream.
 class Launcher {

@@ -77,6 +77,8 @@ inline void validate(const AttentionCall& call, Features features) {
             std::to_string(kListTile), " keys of kv_length, ", std::to_string(key_tiles), " and at most ",
             std::to_string(kMaxListTiles), ", got ", std::to_string(call.tiles.key_tiles));
   }
+  require(call.gaps == 0 || (call.tiles.key_tiles == 0 && call.mask.element == kNone && !call.causal),
+          "gaps must be 0 in a call with tile lists, a mask or causal order");
   // The kernels take the row maximum before they scale.
   require(call.scale > 0.f && std::isfinite(call.scale), "scale must be positive and finite, got ",
           std::to_string(call.scale));

@@ -1,6 +1,7 @@
 // Algorithm 1 of the SageAttention2 paper with mma.sync: one block of threads computes 128 query rows of one head.
 #pragma once
 
+#include "common/tile_gaps.cuh"
 #include "sm80/softmax.cuh"
 #include "sm80/values.cuh"
 
@@ -30,6 +31,8 @@ class Attention {
   static_assert(kQueryBlock == kListTile && kListTile % kKeyBlock == 0, "lists are for blocks of queries");
   static constexpr int kBlocksPerTile = kListTile / kKeyBlock;
   using Terms = ScoreTerms<kHasBias, kHasMask>;
+  // The kernels of calls without a mask note the gaps of tiles where they are asked to.
+  static constexpr bool kRecords = !kHasMask && kHasBias == (kBits == 4);
 
  public:
   static __device__ __forceinline__ void run(const AttentionParams& p) {
@@ -146,6 +149,7 @@ class Attention {
     }
     float factor[2];
     if (rows[tile].update(largest, factor)) output.rescale(tile, factor);
+    if (kRecords && p.gaps) note_gap(key_block, tile, largest);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -156,6 +160,20 @@ class Attention {
     }
     Pv::pack(packed[tile], x);
     output.add_row_sums(tile, packed[tile]);
+  }
+
+  // Given this thread's largest scores of a tile of queries with a key block.
+  __device__ __forceinline__ void note_gap(int key_block, int tile, const float (&largest)[2]) const {
+    const int query = first_query(tile);
+    float gap[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      // A row that has met nothing but NaN.
+      const float base = rows[tile].base[row] == kLowest ? kNegativeInfinity : rows[tile].base[row];
+      gap[row] = gap_of_row(largest[row] - kLog2OfPScale, base, query + 8 * row < p.sizes.q_length);
+    }
+    float* gaps = gaps_of_queries(p.gaps, item.slice, query, p.sizes.q_length, p.sizes.kv_length);
+    raise_gap(gaps + key_block / kBlocksPerTile, fmaxf(gap[0], gap[1]));
   }
 
   // Of this thread's two rows of a tile with its keys. Not zero, so that -inf times the scale stays -inf.

@@ -173,6 +173,7 @@ class AttentionLauncher final : public Launcher {
     params.first_work = first;
     params.works = works;
     params.lists = prepared_lists(workspace_.lists, 0);
+    params.gaps = pointer<float>(call_.gaps);
     params.causal = call_.causal;
     return params;
   }

@@ -17,6 +17,8 @@ ATTENTION_KERNEL(_biased, Shape, false, true)
 ATTENTION_KERNEL(_causal_biased, Shape, true, true)
 ATTENTION_KERNEL(_listed, sm90::ListedShape<Shape>, false, false)
 ATTENTION_KERNEL(_listed_biased, sm90::ListedShape<Shape>, false, true)
+ATTENTION_KERNEL(_recording, sm90::RecordingShape<Shape>, false, false)
+ATTENTION_KERNEL(_recording_biased, sm90::RecordingShape<Shape>, false, true)
 #undef ATTENTION_KERNEL
 #undef KERNEL_NAME
 #undef CONCATENATED

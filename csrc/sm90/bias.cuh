@@ -14,13 +14,14 @@ template <>
 class Bias<false> {
  public:
   __device__ __forceinline__ Bias(const AttentionParams&, const WorkTile&, int) {}
-  template <class Visitor>
+  template <bool kMasked = false, class Visitor>
   __device__ __forceinline__ void visit(const Visitor& visitor) const {
     visitor([](int, int) { return 0.f; });
   }
 };
 
-// `visit` calls back with a function of (row 0 or 1, key) for the mask's element type, in units of log2.
+// `visit` calls back with a function of (row 0 or 1, key) for the mask's element type, in units of log2. `kMasked`: the
+// call may have a mask.
 template <>
 class Bias<true> {
  public:
@@ -35,8 +36,9 @@ class Bias<true> {
     }
   }
 
-  template <class Visitor>
+  template <bool kMasked = true, class Visitor>
   __device__ __forceinline__ void visit(const Visitor& visitor) const {
+    if constexpr (!kMasked) return visitor([this](int, int key) { return delta(key); });
     switch (mask_.element) {
       case kNone:
         return visitor([this](int, int key) { return delta(key); });

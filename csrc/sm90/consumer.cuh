@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/epilogue.cuh"
+#include "sm90/gap_recorder.cuh"
 #include "sm90/key_list.cuh"
 #include "sm90/shared_storage.cuh"
 #include "sm90/wgmma.cuh"
@@ -28,7 +29,8 @@ struct Consumer {
   const int lane;   // in the quad
 
   unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
-  RowState state;
+  RowState<Shape::kRecords> state;
+  GapRecorder<Shape::kRecords> recorder;
   float q_scale[2], k_scale[kScales];
   int scores[kBlockN / 2];
   unsigned packed[kBlockN / 32][4];
@@ -113,14 +115,14 @@ struct Consumer {
     float scale[kScales];
     scales_without_marks(scale);
     const Bias<kBiased> bias(params, tile, row);
-    bias.visit(
+    bias.template visit<!Shape::kRecords>(
         [&](const auto& term) { softmax_last_tile<kBlockN>(scores, state, q_scale, scale, first_key, limit, term); });
   }
   __device__ __forceinline__ void softmax_biased(const WorkTile& tile, int key_tile) {
     float scale[kScales];
     scales_without_marks(scale);
     const Bias<kBiased> bias(params, tile, row);
-    bias.visit([&](const auto& term) {
+    bias.template visit<!Shape::kRecords>([&](const auto& term) {
       softmax_biased_tile<kBlockN>(scores, state, q_scale, scale, key_tile * kBlockN + 2 * lane, params.kv_length,
                                    term);
     });
@@ -130,6 +132,12 @@ struct Consumer {
       softmax_biased(tile, key_tile);
     else
       softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
+    record(key_tile);
+  }
+
+  // Notes the gap of the key tile whose softmax was the last.
+  __device__ __forceinline__ void record(int key_tile) const {
+    if constexpr (Shape::kRecords) recorder.note(key_tile * kBlockN, state.largest, state.maximum);
   }
 
   // A K scale is negative where the mask may change a score of its block.
@@ -283,6 +291,7 @@ struct Consumer {
       softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
     else
       softmax_last(tile, key_tile);
+    record(key_tile);
     pack_probabilities<kBlockN>(scores, packed);
     wait_for_stage();
     if constexpr (kHalves) {
@@ -301,6 +310,7 @@ struct Consumer {
 
   __device__ __forceinline__ void run_tile(const WorkTile& tile) {
     begin_tile();
+    recorder.begin(params, tile, row);
     if (!Shape::kListed || tile.key_tiles > 0) attend(tile);  // an empty list gives zeros
     end_tile(tile);
   }

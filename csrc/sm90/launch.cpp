@@ -46,10 +46,11 @@ struct Tile {
            : head_dim == 128 ? of<PreciseShape<128, kBiased>>()
                              : of<PreciseShape<256, kBiased>>();
   }
-  static constexpr Tile precise_listed(int head_dim) {
-    return head_dim == 64    ? of<ListedShape<PreciseShape<64, false, true>>>()
-           : head_dim == 128 ? of<ListedShape<PreciseShape<128, false, true>>>()
-                             : of<ListedShape<PreciseShape<256, false, true>>>();
+  template <template <class> class With>
+  static constexpr Tile precise_of_one_block(int head_dim) {
+    return head_dim == 64    ? of<With<PreciseShape<64, false, true>>>()
+           : head_dim == 128 ? of<With<PreciseShape<128, false, true>>>()
+                             : of<With<PreciseShape<256, false, true>>>();
   }
 };
 
@@ -170,7 +171,7 @@ class AttentionLauncher final : public Launcher {
 
   // `number`: of the call's launches of this kernel.
   void attention(const Chunk& chunk, int64_t number, bool programmatic) const {
-    const bool plain = !call_.causal && !biased(call_);
+    const bool plain = !call_.causal && !biased(call_) && !recording(call_);  // a step's keys lie in one tile then
     const Tile tile = listed(call_) ? Tile::listed(head_dim_)
                       : plain       ? Tile::of<true>(head_dim_)
                                     : Tile::of<false>(head_dim_);
@@ -186,9 +187,10 @@ class AttentionLauncher final : public Launcher {
 
   // The precise mode: V is read where it is.
   void precise_attention() const {
-    const Tile tile = listed(call_)   ? Tile::precise_listed(head_dim_)
-                      : biased(call_) ? Tile::precise<true>(head_dim_)
-                                      : Tile::precise<false>(head_dim_);
+    const Tile tile = listed(call_)      ? Tile::precise_of_one_block<ListedShape>(head_dim_)
+                      : recording(call_) ? Tile::precise_of_one_block<RecordingShape>(head_dim_)
+                      : biased(call_)    ? Tile::precise<true>(head_dim_)
+                                         : Tile::precise<false>(head_dim_);
     Chunk chunk = workspace_.chunk;
     chunk.tiles = static_cast<int>(ceil_div(call_.q_length, tile.block_m));
     AttentionParams params = attention_params(tile, chunk, 0);
@@ -219,13 +221,14 @@ class AttentionLauncher final : public Launcher {
     params.head_dim = call_.head_dim;
     params.element = call_.element;
     params.lists = prepared_lists(workspace_.lists, number);
+    params.gaps = pointer<float>(call_.gaps);
     return params;
   }
 
   void launch_attention(const std::string& cubin, const std::string& suffix, const Tile& tile, AttentionParams& params,
                         bool programmatic) const {
     const int64_t work = int64_t(params.chunk.heads) * params.chunk.tiles;
-    const char* order = listed(call_) ? "_listed" : call_.causal ? "_causal" : "";
+    const char* order = listed(call_) ? "_listed" : recording(call_) ? "_recording" : call_.causal ? "_causal" : "";
     launch(cubin, cubin + suffix + order + (biased(call_) ? "_biased" : ""),
            grid(std::min<int64_t>(work, driver::multiprocessor_count(call_.device))), tile.threads, tile.shared_bytes,
            params, {programmatic});

@@ -43,7 +43,8 @@ struct AttentionParams {
   int q_heads, kv_heads, q_length, kv_length, head_dim;
   int element;          // of out
   PreparedLists lists;  // of listed kernels alone
-  int padding[6];
+  float* gaps;          // (batch * q_heads, tiles of queries, of keys): of recording kernels alone
+  int padding[4];
 };
 static_assert(sizeof(AttentionParams) == 640, "the padding fills the alignment of TensorMap");
 

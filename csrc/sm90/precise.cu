@@ -10,16 +10,18 @@
       KERNEL_NAME(precise_d, KERNEL_NAME(HEAD_DIM, suffix))(const __grid_constant__ sm90::AttentionParams params) { \
     sm90::precise_kernel<Shape, T, causal, biased>(params);                                                         \
   }
-#define PRECISE_KERNELS(element, T)                                      \
-  PRECISE_KERNEL(_##element, Shape, T, false, false)                     \
-  PRECISE_KERNEL(_##element##_causal, Shape, T, true, false)             \
-  PRECISE_KERNEL(_##element##_biased, BiasedShape, T, false, true)       \
-  PRECISE_KERNEL(_##element##_causal_biased, BiasedShape, T, true, true) \
-  PRECISE_KERNEL(_##element##_listed, ListedShape, T, false, false)      \
-  PRECISE_KERNEL(_##element##_listed_biased, ListedShape, T, false, true)
+#define PRECISE_KERNELS(element, T)                                       \
+  PRECISE_KERNEL(_##element, Shape, T, false, false)                      \
+  PRECISE_KERNEL(_##element##_causal, Shape, T, true, false)              \
+  PRECISE_KERNEL(_##element##_biased, BiasedShape, T, false, true)        \
+  PRECISE_KERNEL(_##element##_causal_biased, BiasedShape, T, true, true)  \
+  PRECISE_KERNEL(_##element##_listed, ListedShape, T, false, false)       \
+  PRECISE_KERNEL(_##element##_listed_biased, ListedShape, T, false, true) \
+  PRECISE_KERNEL(_##element##_recording, RecordingShape, T, false, false)
 using Shape = sm90::PreciseShape<HEAD_DIM, false>;
 using BiasedShape = sm90::PreciseShape<HEAD_DIM, true>;
 using ListedShape = sm90::ListedShape<sm90::PreciseShape<HEAD_DIM, false, true>>;
+using RecordingShape = sm90::RecordingShape<sm90::PreciseShape<HEAD_DIM, false, true>>;
 PRECISE_KERNELS(fp16, __half)
 PRECISE_KERNELS(bf16, __nv_bfloat16)
 #undef PRECISE_KERNELS

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/bias.cuh"
+#include "sm90/gap_recorder.cuh"
 #include "sm90/key_list.cuh"
 #include "sm90/mma_scores.cuh"
 #include "sm90/precise_epilogue.cuh"
@@ -23,6 +24,7 @@ struct PreciseConsumer {
 
   unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
   PreciseRowState<T> state;
+  GapRecorder<Shape::kRecords> recorder;
   float q_scale[2], k_scale[kScales];
   unsigned q[kScoreSteps][4];  // A operands: Q is read from shared memory once for all keys
   int scores[kBlockN / 2];
@@ -96,6 +98,16 @@ struct PreciseConsumer {
     wgmma_commit_group();
   }
 
+  // Notes the gap of a step's keys, given a thread's largest scores. In place of the rows' maxima stand their bases,
+  // which are not above them: the gap is not too low.
+  __device__ __forceinline__ void record(int key_tile, const float (&largest)[2]) const {
+    if constexpr (Shape::kRecords) {
+      constexpr float kShift = ProbabilityRange<T>::kShift;
+      const float base[2] = {kShift - state.offset[0], kShift - state.offset[1]};
+      recorder.note(key_tile * kBlockN, largest, base);
+    }
+  }
+
   // A K scale is negative where the mask may change a score of its block.
   __device__ __forceinline__ bool is_biased() const {
     bool biased = false;
@@ -123,12 +135,18 @@ struct PreciseConsumer {
                                       maximum);
     });
     const bool raised = state.raise(maximum, PreciseRowState<T>::kLag, factor);
+    record(key_tile, maximum);
     exponentials_of_floats<kBlockN>(scores, state, sums);
     return raised;
   }
 
   // The softmax of a whole tile. Returns whether its P are out of range because the base is too low.
-  __device__ __forceinline__ bool softmax(float (&sums)[2]) {
+  __device__ __forceinline__ bool softmax(int key_tile, float (&sums)[2]) {
+    if constexpr (Shape::kRecords) {
+      float maximum[2];
+      row_maxima<kBlockN>(scores, q_scale, k_scale, maximum);
+      record(key_tile, maximum);
+    }
     exponentials<kBlockN>(scores, state, q_scale, k_scale, sums);
     constexpr float kLargest = ProbabilityRange<T>::kLargest;
     return __any_sync(0xffffffffu, sums[0] > kLargest || sums[1] > kLargest);
@@ -168,7 +186,7 @@ struct PreciseConsumer {
     if (kBiased && is_biased())
       raised = softmax_masked<false>(index, key_tile, sums, factor);
     else
-      low = softmax(sums);
+      low = softmax(key_tile, sums);
     warpgroup_fence_operand(scores);  // the exponentials come before the wait
     wgmma_wait_group<0>();
     warpgroup_fence_operand(out);
@@ -250,6 +268,7 @@ struct PreciseConsumer {
     }
     skip_stages(tile.key_tiles - 1 - key_tile);
     state.reset();
+    recorder.begin(params, tile, row());
 #pragma unroll
     for (float& x : out) x = 0.f;
     if (!Shape::kListed || stages > 0) attend(index, key_tile);  // an empty list gives zeros

@@ -97,6 +97,25 @@ __device__ __forceinline__ void scale_scores(int (&scores)[kBlockN / 2], const f
   }
 }
 
+// The largest of a thread's scores of a whole tile without additive terms, in units of log2.
+template <int kBlockN>
+__device__ __forceinline__ void row_maxima(const int (&scores)[kBlockN / 2], const float (&q_scale)[2],
+                                           const float (&k_scale)[kBlockN / kScaleBlock], float (&maximum)[2]) {
+  constexpr int kPerBlock = kScaleBlock / 2;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+#pragma unroll
+    for (int first = 0; first < kBlockN / 2; first += kPerBlock) {
+      int largest = scores[first + 2 * row];
+#pragma unroll
+      for (int i = first; i < first + kPerBlock; i += 4)
+        largest = max(max(largest, scores[i + 2 * row]), scores[i + 2 * row + 1]);
+      const float of_block = float(largest) * (q_scale[row] * k_scale[first / kPerBlock]);
+      maximum[row] = first == 0 ? of_block : max_nan(maximum[row], of_block);
+    }
+  }
+}
+
 // Floats to P. Returns their sums.
 template <int kBlockN, class T>
 __device__ __forceinline__ void exponentials_of_floats(int (&scores)[kBlockN / 2], const PreciseRowState<T>& state,

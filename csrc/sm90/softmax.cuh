@@ -10,13 +10,17 @@
 
 namespace sm90 {
 
+// `kRecords`: what a recording kernel notes is kept.
+template <bool kRecords>
 struct RowState {
-  float maximum[2];  // of the scores so far, in units of log2
-  float rescale[2];  // what the accumulator must be multiplied with after the last step
+  float maximum[2];                 // of the scores so far, in units of log2
+  float rescale[2];                 // what the accumulator must be multiplied with after the last step
+  float largest[kRecords ? 2 : 1];  // of this thread's scores in the last step
 
   // A row whose keys are all masked so far keeps the base 0, so that no infinities are subtracted.
   template <bool kMasked>
   __device__ __forceinline__ float update(int row, float new_maximum) {
+    if constexpr (kRecords) largest[row] = new_maximum;
     new_maximum = quad_max(fmaxf(maximum[row], new_maximum));
     const float base = kMasked && new_maximum == kNegativeInfinity ? 0.f : new_maximum;
     rescale[row] = exp2_approx(maximum[row] - base);
@@ -28,8 +32,8 @@ struct RowState {
 // The softmax of one key tile without masked keys: scores are replaced by the bits of 448 * exp2(score - maximum). The
 // scale is positive and common to a thread's scores of a block, so the maximum is taken on the integers; for kWide from
 // the last one down, and with kByRow the exponentials row by row, where that makes a better order of instructions.
-template <int kBlockN, bool kWide, bool kByRow>
-__device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState& state,
+template <int kBlockN, bool kWide, bool kByRow, bool kRecords>
+__device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
                                                   const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock]) {
   constexpr int kBlocks = kBlockN / kScaleBlock;
@@ -49,7 +53,7 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
       const float of_block = float(largest) * scale[row][block];
       maximum = block == 0 ? of_block : fmaxf(maximum, of_block);
     }
-    offset[row] = state.update<!kWide>(row, maximum);  // no row is empty; the test makes a better order at 64
+    offset[row] = state.template update<!kWide>(row, maximum);  // no row is empty; the test makes a better order at 64
   }
 #pragma unroll
   for (int n = 0; n < kBlockN / 2; ++n) {
@@ -62,8 +66,8 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
 
 // The last key tile, which may be ragged and, in causal attention, ends at the diagonal: keys from limit[row] on are
 // masked. `bias(row, key)` gives the additive term of a key below the limit in units of log2.
-template <int kBlockN, class Bias>
-__device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], RowState& state,
+template <int kBlockN, bool kRecords, class Bias>
+__device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
                                                   const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
                                                   const int (&limit)[2], const Bias& bias) {
@@ -83,7 +87,7 @@ __device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], Ro
         score = __float_as_int(x);
       }
     }
-    const float offset = state.update<true>(row, maximum);
+    const float offset = state.template update<true>(row, maximum);
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; i += 4) {
 #pragma unroll
@@ -98,8 +102,8 @@ __device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], Ro
 // A whole key tile with an additive term: `bias(row, key)` in units of log2. The branch is always taken (`keys` is the
 // number of all keys): it keeps the loads of kAtOnce keys' terms together and apart from the next, as all at once need
 // too many registers.
-template <int kBlockN, class Bias>
-__device__ __forceinline__ void softmax_biased_tile(int (&scores)[kBlockN / 2], RowState& state,
+template <int kBlockN, bool kRecords, class Bias>
+__device__ __forceinline__ void softmax_biased_tile(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
                                                     const float (&q_scale)[2],
                                                     const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
                                                     int keys, const Bias& bias) {
@@ -126,7 +130,7 @@ __device__ __forceinline__ void softmax_biased_tile(int (&scores)[kBlockN / 2], 
       }
     }
   }
-  const float offset[2] = {state.update<true>(0, maximum[0]), state.update<true>(1, maximum[1])};
+  const float offset[2] = {state.template update<true>(0, maximum[0]), state.template update<true>(1, maximum[1])};
 #pragma unroll
   for (int i = 0; i < kBlockN / 2; ++i)
     scores[i] = __float_as_int(exp2_approx(__int_as_float(scores[i]) + offset[i / 2 % 2]));

@@ -2,6 +2,8 @@
 // here. Plain data, no CUDA headers.
 #pragma once
 
+#include "common/tile_lists.h"
+
 namespace sm90 {
 
 constexpr int kThreads = 384;  // a producer warpgroup and two consumer warpgroups
@@ -19,6 +21,7 @@ template <int kHeadDim_, bool kPlain>
 struct TileShape {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kListed = false;       // walks over tile lists
+  static constexpr bool kRecords = false;      // notes the gaps of tiles
   static constexpr bool kScaledValues = true;  // E4M3, transposed
   static constexpr int kBlockM = sm90::kBlockM;
   static constexpr int kThreads = sm90::kThreads;
@@ -61,6 +64,13 @@ struct ListedShape : Dense {
   static constexpr int kWorkBytes = 8;
   static constexpr int kKeyTileOffset = kWorkOffset + kQBuffers * kWorkBytes;
   static constexpr int kSharedBytes = kKeyTileOffset + 4 * Dense::kStages + Dense::kAlignment;
+};
+
+// A shape whose kernels note the gaps of tiles (common/tile_gaps.cuh).
+template <class Dense>
+struct RecordingShape : Dense {
+  static constexpr bool kRecords = true;
+  static_assert(common::kListTile % Dense::kBlockN == 0, "the keys of a step lie in one tile");
 };
 
 }  // namespace sm90

@@ -59,7 +59,7 @@ struct KeyBiasParams {
   float* bias;  // (rows, padded keys)
   Mask mask;
   int heads;  // rows are batch * heads + head
-  int kv_length, padded_keys;
+  int kv_length, padded_keys, padding;
 };
 
 struct AttentionParams {

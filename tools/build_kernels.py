@@ -78,7 +78,8 @@ def _cubin_steps(
     for cubin in architecture.cubins:
         output, depfile = package / f"{cubin.name}.cubin", work / f"{cubin.name}.d"
         command = (
-            nvcc, "-cubin", f"-arch={target}", "-std=c++17",
+            # Device code calls constexpr functions of headers that host code includes, too.
+            nvcc, "-cubin", f"-arch={target}", "-std=c++17", "--expt-relaxed-constexpr",
             *(f"-D{define}" for define in cubin.defines), "-I", str(kernel_table.CSRC),
             "-MD", "-MF", str(depfile), "-o", str(output), str(kernel_table.CSRC / cubin.source),
         )  # fmt: skip

@@ -84,12 +84,14 @@ class TileLists:
             raise ValueError(f"[SA-211] block_mask must have at most {MOST_TILES} key tiles, got {tiles}")
         if is_causal:
             block_mask = block_mask.tril()
-        # Dead tiles sort behind the live ones, and a stable sort keeps the order within each.
-        order = block_mask.flip(3).logical_not().to(torch.uint8).argsort(dim=3, stable=True)
-        count = block_mask.sum(dim=3, keepdim=True)
-        unread = torch.arange(tiles, device=block_mask.device) >= count
-        lists = torch.cat((count, (tiles - 1 - order).masked_fill(unread, _UNREAD)), dim=3)
-        return cls(lists.to(torch.int16).contiguous())
+        live = block_mask.flip(3)
+        entry = live.cumsum(dim=3, dtype=torch.int32)
+        lists = torch.full((*live.shape[:3], tiles + 2), _UNREAD, dtype=torch.int16, device=live.device)
+        lists[..., 0] = entry[..., -1]
+        numbers = torch.arange(tiles - 1, -1, -1, dtype=torch.int16, device=live.device)
+        # Dead tiles go into an entry behind the others, which is cut off.
+        lists.scatter_(3, entry.where(live, tiles + 1).long(), numbers.expand_as(live))
+        return cls(lists[..., :-1].contiguous())
 
     @classmethod
     def of_blocks(

@@ -15,7 +15,7 @@ from .measured.choices import Choices as MeasuredChoices
 from .measured.known import choices_of
 from .options import AttentionOptions, CallChoices, Choices
 from .tiles import TileLists
-from .validation import check_mask, check_nonfinite, check_tensors, check_tiles
+from .validation import check_gaps, check_mask, check_nonfinite, check_tensors, check_tiles
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,6 +31,7 @@ def attention(
     *,
     attn_mask: torch.Tensor | None = None,
     tiles: TileLists | None = None,
+    gaps: torch.Tensor | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
@@ -46,6 +47,7 @@ def attention(
     *,
     attn_mask: torch.Tensor | None = None,
     tiles: TileLists | None = None,
+    gaps: torch.Tensor | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -62,6 +64,7 @@ def attention(
     *,
     attn_mask: torch.Tensor | None = None,
     tiles: TileLists | None = None,
+    gaps: torch.Tensor | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -78,6 +81,7 @@ def attention(
     *,
     attn_mask: torch.Tensor | None = None,
     tiles: TileLists | None = None,
+    gaps: torch.Tensor | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -93,6 +97,7 @@ def attention(
     *,
     attn_mask: torch.Tensor | None = None,
     tiles: TileLists | None = None,
+    gaps: torch.Tensor | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -111,6 +116,11 @@ def attention(
         tiles: which tiles of keys each block of queries attends to (`TileLists`), beside mask and `is_causal`; None is
             all of them. In either layout they are of shape (B, Hq, Tq, 1 + Tk). Their entries are not checked here:
             what is invalid is left out, and `TileLists.invalid` notes it.
+        gaps: None, or (B, Hq, Tq, Tk) float32 on q's device, contiguous, in either layout; the call fills it. Each tile
+            of 128 queries and 128 keys gets the largest score that one of its rows has there, relative to the largest
+            that the row has met by the end of the kernel's step, in units of log2: at most 0, and 0 with NaN
+            (`reference.dead_tiles.tile_gaps` with `running`). In mode "precise" it may be larger, never smaller: the
+            kernels of sm90 keep a row's base where its maximum grows a little. Not with tiles, a mask or `is_causal`.
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
         nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
             is, so that one of them can serve many calls; no call waits for the device.
@@ -127,17 +137,17 @@ def attention(
         UnsupportedError: a ValueError; the backend asked for cannot run this call, and why.
     """
     options = AttentionOptions.of(options, choices)
-    bhnd, mask, lists = _bhnd(q, k, v, attn_mask, tiles, options.layout)
+    bhnd, mask, lists = _bhnd(q, k, v, attn_mask, tiles, gaps, options.layout)
     invalid = None if tiles is None else tiles.invalid
     inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
     if any(map(_has_tangent, inputs)):
         raise RuntimeError(NO_GRADIENT)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         with torch.no_grad():
-            out, lse = _compute(bhnd, mask, lists, nonfinite, invalid, backend, options)
+            out, lse = _compute(bhnd, mask, lists, nonfinite, invalid, gaps, backend, options)
         out, lse = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
     else:
-        out, lse = _compute(bhnd, mask, lists, nonfinite, invalid, backend, options)
+        out, lse = _compute(bhnd, mask, lists, nonfinite, invalid, gaps, backend, options)
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
     return (out, lse) if options.return_lse else out
@@ -156,7 +166,8 @@ def prepare(
 ) -> Attend | None:
     """Begin a call of `attention` whose q, k and v nobody else needs: their memory can serve its output.
 
-    Takes the arguments of `attention` and raises its errors for bad input.
+    Takes the arguments of `attention` and raises its errors for bad input. Calls that note gaps have no phases: the
+    thresholds are chosen with q, k and v, which are needed after them.
 
     Returns:
         what ends the call, once, on the same stream: it gives the output and the LSE, or None without `return_lse`. It
@@ -166,13 +177,13 @@ def prepare(
         nothing was done.
     """
     options = AttentionOptions.of(options, choices)
-    bhnd, mask, _ = _bhnd(q, k, v, attn_mask, None, options.layout)
+    bhnd, mask, _ = _bhnd(q, k, v, attn_mask, None, None, options.layout)
     inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
     if torch.compiler.is_compiling() or not all(map(_is_plain, inputs)):
         return None
     if nonfinite is not None:
         check_nonfinite(nonfinite, q.device)
-    chosen, request = _chosen(bhnd[0], bhnd[1], mask, None, backend, tuple(options.values()))
+    chosen, request = _chosen(bhnd[0], bhnd[1], mask, None, None, backend, tuple(options.values()))
     attend = chosen.prepare(*bhnd, request, attn_mask=mask, nonfinite=nonfinite)
     if attend is None or options.layout == "BHND":
         return attend
@@ -200,6 +211,7 @@ def explain(
     *,
     attn_mask: torch.Tensor | None = None,
     tiles: TileLists | None = None,
+    gaps: torch.Tensor | None = None,
     backend: str | None = None,
     options: AttentionOptions | None = None,
     **choices: Unpack[Choices],
@@ -210,10 +222,10 @@ def explain(
     is listed. `tiles` are read, which waits for the device: an invalid entry is a ValueError that names it.
     """
     options = AttentionOptions.of(options, choices)
-    (q, k, v), mask, lists = _bhnd(q, k, v, attn_mask, tiles, options.layout)
+    (q, k, v), mask, lists = _bhnd(q, k, v, attn_mask, tiles, gaps, options.layout)
     if tiles is not None:
         tiles.check()
-    request = AttentionRequest.of(q, k, options, attn_mask=mask, tiles=lists)
+    request = AttentionRequest.of(q, k, options, attn_mask=mask, tiles=lists, gaps=gaps)
     if backend is None:
         return registry.explain(request)
     return {backend: registry.get(backend).reason_against(request)}
@@ -225,6 +237,7 @@ def _bhnd(
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
     tiles: TileLists | None,
+    gaps: torch.Tensor | None,
     layout: str,
 ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
     """The validated tensors of a call: q, k, v as BHND views, the mask 4-D, and the tile lists."""
@@ -232,6 +245,7 @@ def _bhnd(
     if layout == "BNHD":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     target = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    check_gaps(gaps, target, q.device)
     return (q, k, v), check_mask(attn_mask, target, q.device), check_tiles(tiles, target, q.device)
 
 
@@ -241,13 +255,15 @@ def _compute(
     tiles: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
     invalid_tiles: torch.Tensor | None,
+    gaps: torch.Tensor | None,
     backend: str | None,
     options: AttentionOptions,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if nonfinite is not None:
         check_nonfinite(nonfinite, bhnd[0].device)
-    operator = _attention_op if nonfinite is None and invalid_tiles is None else _checked_attention_op
-    out, lse = operator(*bhnd, mask, tiles, nonfinite, invalid_tiles, backend, *options.values())
+    writes = nonfinite is not None or invalid_tiles is not None or gaps is not None
+    operator = _writing_attention_op if writes else _attention_op
+    out, lse = operator(*bhnd, mask, tiles, nonfinite, invalid_tiles, gaps, backend, *options.values())
     return out, lse
 
 
@@ -295,11 +311,12 @@ def _chosen(
     k: torch.Tensor,
     attn_mask: torch.Tensor | None,
     tiles: torch.Tensor | None,
+    gaps: torch.Tensor | None,
     backend: str | None,
     values: tuple[Any, ...],
 ) -> tuple[Backend, AttentionRequest]:
     mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
-    form = (q.device, q.dtype, q.shape, k.shape, mask, tiles is not None)
+    form = (q.device, q.dtype, q.shape, k.shape, mask, tiles is not None, gaps is not None)
     return _decide(registry.backends(), choices_of(q.device), backend, values, form)
 
 
@@ -311,12 +328,21 @@ def _run(
     tiles: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
     invalid_tiles: torch.Tensor | None,
+    gaps: torch.Tensor | None,
     backend: str | None,
     *values: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    chosen, request = _chosen(q, k, attn_mask, tiles, backend, values)
+    chosen, request = _chosen(q, k, attn_mask, tiles, gaps, backend, values)
     out, lse = chosen.run(
-        q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles, invalid_tiles=invalid_tiles
+        q,
+        k,
+        v,
+        request,
+        attn_mask=attn_mask,
+        nonfinite=nonfinite,
+        tiles=tiles,
+        invalid_tiles=invalid_tiles,
+        gaps=gaps,
     )
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
@@ -329,6 +355,7 @@ def _fake(
     tiles: torch.Tensor | None,
     nonfinite: torch.Tensor | None,
     invalid_tiles: torch.Tensor | None,
+    gaps: torch.Tensor | None,
     backend: str | None,
     *values: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -336,11 +363,11 @@ def _fake(
     return empty_output(q, options.layout), q.new_empty(q.shape[:3] if options.return_lse else 0, dtype=torch.float32)
 
 
-def _define(name: str, nonfinite: str, invalid_tiles: str) -> Any:
-    """The operator comfy_sage2::`name` with these types of its flags, for both the device and the compiler."""
+def _define(name: str, nonfinite: str, invalid_tiles: str, gaps: str) -> Any:
+    """The operator comfy_sage2::`name` with these types of what it may write to, for the device and the compiler."""
     _LIBRARY.define(
         f"{name}(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, Tensor? tiles, {nonfinite} nonfinite, "
-        f"{invalid_tiles} invalid_tiles, str? backend, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
+        f"{invalid_tiles} invalid_tiles, {gaps} gaps, str? backend, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
         tags=torch.Tag.pt2_compliant_tag,
     )
     _LIBRARY.impl(name, _run, "CompositeExplicitAutograd")
@@ -349,5 +376,5 @@ def _define(name: str, nonfinite: str, invalid_tiles: str) -> Any:
 
 
 # Two operators, so that the compiler knows the first to write to nothing.
-_attention_op = _define("attention", "Tensor?", "Tensor?")
-_checked_attention_op = _define("checked_attention", "Tensor(a!)?", "Tensor(b!)?")
+_attention_op = _define("attention", "Tensor?", "Tensor?", "Tensor?")
+_writing_attention_op = _define("writing_attention", "Tensor(a!)?", "Tensor(b!)?", "Tensor(c!)?")

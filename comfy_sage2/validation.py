@@ -77,6 +77,31 @@ def _check_flag(name: str, flag: torch.Tensor, device: torch.device) -> None:
         )
 
 
+def check_gaps(gaps: torch.Tensor | None, target: tuple[int, int, int, int], device: torch.device) -> None:
+    """Raise unless `gaps` is None or fits a call of `target` = (batch, q_heads, q_length, kv_length).
+
+    Raises:
+        TypeError: no float32 tensor.
+        ValueError: device, sizes or strides do not fit.
+    """
+    if gaps is None:
+        return
+    if not isinstance(gaps, torch.Tensor) or gaps.dtype != torch.float32:
+        found = gaps.dtype if isinstance(gaps, torch.Tensor) else type(gaps).__name__
+        raise TypeError(f"[SA-213] gaps must be a float32 tensor or None, got {found}")
+    if gaps.device != device:
+        raise ValueError(f"[SA-213] gaps must be on q's device {device}, got {gaps.device}")
+    batch, heads, q_length, kv_length = target
+    wanted = (batch, heads, tiles_of(q_length), tiles_of(kv_length))
+    if gaps.shape != wanted:
+        raise ValueError(
+            f"[SA-213] gaps must be of shape {wanted} for {q_length} queries and {kv_length} keys in tiles of "
+            f"{TILE_TOKENS}, got {tuple(gaps.shape)}"
+        )
+    if not gaps.is_contiguous():
+        raise ValueError(f"[SA-213] gaps must be contiguous, got strides {gaps.stride()}")
+
+
 def check_mask(
     mask: torch.Tensor | None, target: tuple[int, int, int, int], device: torch.device
 ) -> torch.Tensor | None:

@@ -14,8 +14,8 @@ from ..measured.times import Work
 from ..options import AttentionOptions
 from .accumulators import resolved
 
-# Device and dtype, the shapes of q and k as BHND, the mask's shape and dtype, and whether there are tile lists.
-Form = tuple[torch.device, torch.dtype, torch.Size, torch.Size, tuple[torch.Size, torch.dtype] | None, bool]
+# Device and dtype, the shapes of q and k as BHND, the mask's shape and dtype, whether there are tile lists, and gaps.
+Form = tuple[torch.device, torch.dtype, torch.Size, torch.Size, tuple[torch.Size, torch.dtype] | None, bool, bool]
 
 
 # Ends a call that was prepared; its output and LSE.
@@ -44,6 +44,7 @@ class AttentionRequest:
     mask_shape: tuple[int, ...] | None  # 4-D, 1 where the mask broadcasts
     mask_dtype: torch.dtype | None
     has_tiles: bool  # the call has tile lists
+    has_gaps: bool  # the call notes the gaps of its tiles
     options: AttentionOptions
 
     @classmethod
@@ -55,18 +56,19 @@ class AttentionRequest:
         *,
         attn_mask: torch.Tensor | None = None,
         tiles: torch.Tensor | None = None,
+        gaps: torch.Tensor | None = None,
     ) -> AttentionRequest:
         """Describe a call: q (B, Hq, Nq, D), k (B, Hkv, Nkv, D) as v, attn_mask 4-D or None, all validated.
 
-        tiles: the tensor of its tile lists, or None.
+        tiles: the tensor of its tile lists, or None. gaps: where it notes those of its tiles, or None.
         """
         mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
-        return cls.of_form((q.device, q.dtype, q.shape, k.shape, mask, tiles is not None), options)
+        return cls.of_form((q.device, q.dtype, q.shape, k.shape, mask, tiles is not None, gaps is not None), options)
 
     @classmethod
     def of_form(cls, form: Form, options: AttentionOptions) -> AttentionRequest:
         """As `of`, from what calls of one form have in common."""
-        device, dtype, q_shape, k_shape, mask, has_tiles = form
+        device, dtype, q_shape, k_shape, mask, has_tiles, has_gaps = form
         batch, q_heads, q_length, head_dim = q_shape
         return cls(
             device_type=device.type,
@@ -82,6 +84,7 @@ class AttentionRequest:
             mask_shape=None if mask is None else tuple(mask[0]),
             mask_dtype=None if mask is None else mask[1],
             has_tiles=has_tiles,
+            has_gaps=has_gaps,
             options=resolved(options, device),
         )
 
@@ -89,7 +92,7 @@ class AttentionRequest:
     def ordinary(cls, device: torch.device, options: AttentionOptions) -> AttentionRequest:
         """A call on `device` that every kernel serves: a reason against it is one against the machine or `options`."""
         shape = torch.Size((1, 8, 1024, 128))
-        return cls.of_form((device, torch.float16, shape, shape, None, False), options)
+        return cls.of_form((device, torch.float16, shape, shape, None, False, False), options)
 
     @property
     def device(self) -> torch.device:
@@ -158,6 +161,7 @@ class Backend(ABC):
         nonfinite: torch.Tensor | None,
         tiles: torch.Tensor | None = None,
         invalid_tiles: torch.Tensor | None = None,
+        gaps: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the attention; inputs are never written to.
 
@@ -172,6 +176,8 @@ class Backend(ABC):
                 nothing is read out of bounds.
             invalid_tiles: None, or one int32 on q's device that becomes 1 when an entry of `tiles` is not valid and
                 else stays as it is, without a wait for the device. `TileLists.note_invalid` does it for any tensor.
+            gaps: None, or (B, Hq, Tq, Tk) float32, contiguous, with anything in it: it is filled with what
+                `reference.dead_tiles.tile_gaps` with `running` says of the call, or more, and 0 where that is NaN.
 
         Returns:
             out of shape (B, Hq, Nq, D) and q's dtype, made by `empty_output` in the layout of the options, and lse
@@ -188,7 +194,7 @@ class Backend(ABC):
         attn_mask: torch.Tensor | None,
         nonfinite: torch.Tensor | None,
     ) -> Attend | None:
-        """Begin a call without tile lists, for a caller who then lets go of q, k and v; else as for `run`.
+        """Begin a call without tile lists and gaps, for a caller who then lets go of q, k and v; else as for `run`.
 
         Returns:
             what ends the call, once and on the same stream, with the results of `run`; it keeps those of q, k and v

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..options import EXACT
 from .accumulators import mode_has_accumulator
 from .base import AttentionRequest, Constraint
 
@@ -55,10 +56,40 @@ def older_than_lists(module: str) -> str:
     )
 
 
+def _without_gaps(request: AttentionRequest) -> str | None:
+    if not request.has_gaps:
+        return None
+    return "[SA-214] only the kernels note gaps, and the reference, which is slow: leave out `gaps` here"
+
+
+def _gaps(request: AttentionRequest) -> str | None:
+    if not request.has_gaps:
+        return None
+    options = request.options
+    found = {
+        "tiles": request.has_tiles,
+        "a mask": request.mask_shape is not None,
+        "is_causal": options.is_causal,
+        "mode exact": options.mode == EXACT,
+    }
+    refused = [name for name, present in found.items() if present]
+    return f"[SA-214] calls with {' and '.join(refused)} note no gaps: leave out `gaps`" if refused else None
+
+
+def older_than_gaps(module: str) -> str:
+    """Why a kernel module, described so, cannot run a call that notes gaps."""
+    return (
+        f"[SA-214] these kernels ({module}) are older than gaps: build those of this clone (docs/dev/releasing.md), or "
+        "leave out `gaps`"
+    )
+
+
 ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
 PRECISE = Constraint("precise", _precise)
 DENSE = Constraint("tiles", _dense)
+WITHOUT_GAPS = Constraint("gaps", _without_gaps)
+GAPS = Constraint("gaps", _gaps)
 
 
 # Why a GPU has no kernels here and what to use on it, by compute capability or its major number; the first and the last

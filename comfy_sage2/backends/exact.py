@@ -14,7 +14,7 @@ import torch
 
 from ..options import EXACT
 from .base import AttentionRequest, Backend, Constraint, empty_output, note_nonfinite
-from .constraints import DENSE, LENGTH, ON_CUDA, capability_from, option_is
+from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_GAPS, capability_from, option_is
 from .launch import readable
 
 _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
@@ -43,7 +43,15 @@ class ExactAttention(Backend):
         self.name = name
         self._compute = compute
         self._availability = availability
-        self.constraints = (ON_CUDA, option_is("mode", EXACT), LENGTH, DENSE, _ONE_KIND_OF_MASK, *constraints)
+        self.constraints = (
+            ON_CUDA,
+            option_is("mode", EXACT),
+            LENGTH,
+            DENSE,
+            WITHOUT_GAPS,
+            _ONE_KIND_OF_MASK,
+            *constraints,
+        )
 
     def is_for(self, mode: str) -> bool:
         """See `Backend.is_for`."""
@@ -64,9 +72,10 @@ class ExactAttention(Backend):
         nonfinite: torch.Tensor | None,
         tiles: torch.Tensor | None = None,
         invalid_tiles: torch.Tensor | None = None,
+        gaps: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
-        assert tiles is None  # by DENSE
+        assert tiles is None and gaps is None  # by DENSE and WITHOUT_GAPS
         bias = None if attn_mask is None else _bias(attn_mask, q.dtype, request.kv_length)
         out, lse = self._compute(readable(q), readable(k), readable(v), bias, request)
         out = out[..., : request.head_dim]

@@ -11,7 +11,16 @@ from ..options import EXACT
 from . import selftest
 from .accumulators import mode_has_accumulator
 from .base import Attend, AttentionRequest, Backend
-from .constraints import LENGTH, ON_CUDA, PRECISE, capability_is, older_than_lists, option_is
+from .constraints import (
+    GAPS,
+    LENGTH,
+    ON_CUDA,
+    PRECISE,
+    capability_is,
+    older_than_gaps,
+    older_than_lists,
+    option_is,
+)
 from .known_answers import Variant
 from .launch import launch, prepare
 
@@ -19,7 +28,7 @@ from .launch import launch, prepare
 class KernelBackend(Backend):
     """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE.
 
-    Those of ABI 4 take tile lists. Mode "precise" takes no fp32.
+    Those of ABI 4 take tile lists and note gaps. Mode "precise" takes no fp32.
     """
 
     accelerated = True
@@ -44,6 +53,7 @@ class KernelBackend(Backend):
             option_is("mode", *modes),
             option_is("pv_accumulator", *pv_accumulators),
             PRECISE,
+            GAPS,
         )
 
     @property
@@ -68,15 +78,19 @@ class KernelBackend(Backend):
         """See `Backend.reason_against`; asks the self-test last, which runs once on each GPU."""
         return (
             super().reason_against(request)
-            or self._reason_against_lists(request)
+            or self._reason_against_age(request)
             or selftest.reason_against(self.name, request.device_index, self.variants)
         )
 
-    def _reason_against_lists(self, request: AttentionRequest) -> str | None:
-        if not request.has_tiles:
+    def _reason_against_age(self, request: AttentionRequest) -> str | None:
+        if not request.has_tiles and not request.has_gaps:
             return None
         module = loader.load(self.name)
-        return None if abi.has_tile_lists(module) else older_than_lists(abi.describe(module))
+        if request.has_tiles and not abi.has_tile_lists(module):
+            return older_than_lists(abi.describe(module))
+        if request.has_gaps and not abi.has_gaps(module):
+            return older_than_gaps(abi.describe(module))
+        return None
 
     def run(
         self,
@@ -89,11 +103,21 @@ class KernelBackend(Backend):
         nonfinite: torch.Tensor | None,
         tiles: torch.Tensor | None = None,
         invalid_tiles: torch.Tensor | None = None,
+        gaps: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`. RuntimeError when the self-test had to be postponed and fails now."""
         module = self._tested_module(q.device)
         return launch(
-            module, q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles, invalid_tiles=invalid_tiles
+            module,
+            q,
+            k,
+            v,
+            request,
+            attn_mask=attn_mask,
+            nonfinite=nonfinite,
+            tiles=tiles,
+            invalid_tiles=invalid_tiles,
+            gaps=gaps,
         )
 
     def prepare(

@@ -297,7 +297,7 @@ def _layout_of_results(
             options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
             mask = None if question.mask is None else (question.mask.shape, question.mask.dtype)
             shapes = torch.Size(question.q.shape), torch.Size(question.k.shape)
-            form = (device, case.dtype, *shapes, mask, question.tiles is not None)
+            form = (device, case.dtype, *shapes, mask, question.tiles is not None, False)
             request = AttentionRequest.of_form(form, options)
             if PRECISE.check(request) is not None:
                 continue

@@ -167,6 +167,7 @@ def enqueue(
     workspace: torch.Tensor,
     tiles: torch.Tensor | None = None,
     invalid_tiles: torch.Tensor | None = None,
+    gaps: torch.Tensor | None = None,
     phase: int = WHOLE_CALL,
 ) -> None:
     """Enqueue one attention, or one phase of it, on the workspace's device and the current stream.
@@ -178,6 +179,7 @@ def enqueue(
         lse: (B, Hq, Nq) float32, contiguous, when the options ask for it.
         workspace: uint8, at least `workspace_bytes` of them.
         invalid_tiles: one int32 that becomes 1 when an entry of `tiles` is left out as invalid, or None.
+        gaps: (B, Hq, Tq, Tk) float32, contiguous, with -inf in it, or None; it is raised to the gaps of the tiles.
         phase: other than WHOLE_CALL only for modules that have them; tensors that it does not touch may be on "meta".
     """
     common, size = _fixed_fields(module, request)
@@ -206,6 +208,8 @@ def enqueue(
         arguments["tiles_invalid"] = 0 if invalid_tiles is None else invalid_tiles.data_ptr()
         for name, length, stride in zip(_TILES_STRIDES, tiles.shape, tiles.stride(), strict=False):
             arguments[name] = 0 if length == 1 else stride
+    if gaps is not None:
+        arguments["gaps"] = gaps.data_ptr()
     module.attention(**arguments)
     if phase != PREPARATION and lse is not None and attn_mask is not None and attn_mask.dtype in _MASKS_BEYOND_LOG2:
         # Rows whose keys all have the mask's lowest numbers: the kernels keep them at what float32 holds in log2.
@@ -225,6 +229,7 @@ def launch(
     nonfinite: torch.Tensor | None,
     tiles: torch.Tensor | None = None,
     invalid_tiles: torch.Tensor | None = None,
+    gaps: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Enqueue one attention on q's device and the current stream; results as for `Backend.run`, arguments too.
 
@@ -233,13 +238,15 @@ def launch(
     A call that would need a larger workspace than WORKSPACE_BOUND is computed in parts, which share one.
     """
     q, k, v = readable(q), readable(k), readable(v)
+    if gaps is not None:
+        gaps.fill_(-math.inf)
     out, lse = empty_output(q, request.options.layout), _empty_lse(q, request)
     chunks = _chunks(module, request, WORKSPACE_BOUND)
     size = max(workspace_bytes(module, chunk.request) for chunk in chunks)
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
     enqueue_part = partial(enqueue, module, nonfinite=nonfinite, invalid_tiles=invalid_tiles, workspace=workspace)
     if len(chunks) == 1:  # without the views' time on the CPU
-        enqueue_part(q, k, v, request, attn_mask=attn_mask, tiles=tiles, out=out, lse=lse)
+        enqueue_part(q, k, v, request, attn_mask=attn_mask, tiles=tiles, out=out, lse=lse, gaps=gaps)
     else:
         for chunk in chunks:
             enqueue_part(
@@ -251,6 +258,7 @@ def launch(
                 tiles=chunk.of_shared(tiles),
                 out=chunk.of_q(out),
                 lse=None if lse is None else chunk.of_q(lse),
+                gaps=None if gaps is None else chunk.of_q(gaps),
             )
     return _unpadded(out, request), lse
 

@@ -6,10 +6,12 @@ import torch
 
 from ..options import EXACT
 from ..reference.attention import reference_attention
+from ..reference.dead_tiles import tile_gaps
 from ..reference.exact import exact_attention
 from ..reference.options import ReferenceOptions
 from ..tiles import TileLists
 from .base import AttentionRequest, Backend, empty_output, note_nonfinite
+from .constraints import GAPS
 
 
 class ReferenceBackend(Backend):
@@ -17,6 +19,7 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     accelerated = False
+    constraints = (GAPS,)
 
     def run(
         self,
@@ -29,6 +32,7 @@ class ReferenceBackend(Backend):
         nonfinite: torch.Tensor | None,
         tiles: torch.Tensor | None = None,
         invalid_tiles: torch.Tensor | None = None,
+        gaps: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
         options = request.options
@@ -46,16 +50,20 @@ class ReferenceBackend(Backend):
                 dtype=torch.float32,
             )
         else:
+            numerics = ReferenceOptions.of(options, dtype=q.dtype)
             result, lse = reference_attention(
                 q,
                 k,
                 v,
-                ReferenceOptions.of(options, dtype=q.dtype),
+                numerics,
                 scale=request.scale,
                 is_causal=options.is_causal,
                 attn_mask=attn_mask,
                 live_tiles=live,
             )
+            if gaps is not None:
+                found = tile_gaps(q, k, numerics, scale=request.scale, running=True)
+                gaps.copy_(found.masked_fill_(found.isnan(), 0.0))
         out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
         if nonfinite is not None:
             note_nonfinite(out, nonfinite)

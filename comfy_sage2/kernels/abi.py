@@ -9,7 +9,7 @@ ABI_VERSION = 4
 # Modules from this one on are called: what came later is an optional field, which calls that need it alone have.
 OLDEST_ABI = 3
 NEEDED = f"ABI {OLDEST_ABI} or {ABI_VERSION}"
-_TILE_LISTS = _PHASES = 4  # the first ABI that has them
+_TILE_LISTS = _PHASES = _GAPS = 4  # the first ABI that has them
 # What is asked of a module before its first call.
 _MEMBERS = ("driver_version", "minimum_driver_version", "target")
 
@@ -39,3 +39,8 @@ def has_tile_lists(module: ModuleType) -> bool:
 def has_phases(module: ModuleType) -> bool:
     """Whether calls of `module` can be enqueued in two phases."""
     return bool(module.abi_version >= _PHASES)
+
+
+def has_gaps(module: ModuleType) -> bool:
+    """Whether calls of `module` may note the gaps of their tiles."""
+    return bool(module.abi_version >= _GAPS)

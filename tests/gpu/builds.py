@@ -74,6 +74,15 @@ def module_with_lists(name: str) -> ModuleType:
     return module
 
 
+def module_with_gaps(name: str) -> ModuleType:
+    """The kernel module of `backend(name)`; a skip where it cannot note gaps."""
+    backend(name)
+    module = loader.load(name)
+    if not abi.has_gaps(module):
+        pytest.skip(f"gaps need newer kernels than these ({abi.describe(module)})")
+    return module
+
+
 # Parametrise a test by `name` and `mode`, or by the accumulator too.
 each_mode = pytest.mark.parametrize(
     ("name", "mode"), [(kernels.name, mode) for kernels in KERNELS for mode in kernels.modes]
@@ -108,17 +117,18 @@ def run(
     attn_mask: torch.Tensor | None = None,
     nonfinite: torch.Tensor | None = None,
     tiles: torch.Tensor | None = None,
+    gaps: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, Any]:
     """One call: q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D), a 4-D mask, lists. Returns out and lse as `Backend.run`."""
     chosen = backend(name)
     if choices.get("mode") == "precise" and q.dtype == torch.float32:
         pytest.skip("mode precise takes tensors of 16 bits")
-    request = AttentionRequest.of(q, k, AttentionOptions(**choices), attn_mask=attn_mask, tiles=tiles)
+    request = AttentionRequest.of(q, k, AttentionOptions(**choices), attn_mask=attn_mask, tiles=tiles, gaps=gaps)
     reason = chosen.reason_against(request)
     assert reason is None, reason
     with _poisoned_allocations():
-        return chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles)
+        return chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles, gaps=gaps)
 
 
 def assert_equal_in_threads(compute: Callable[[int], torch.Tensor]) -> None:
@@ -156,15 +166,23 @@ def reference(
     tiles: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The reference with the numerics of these kernels: groups, steps, the sum of rounded P, the accumulator."""
+    """The reference with the numerics of these kernels."""
     call = AttentionOptions(**choices)
+    plain = call.mode == "8b" and attn_mask is None and tiles is None and not call.is_causal
+    options = numerics(name, q, call, plain=plain)
+    live = None if tiles is None else TileLists(tiles).to_mask()
+    masks: dict[str, Any] = {"is_causal": call.is_causal, "attn_mask": attn_mask, "live_tiles": live}
+    return reference_attention(q, k, v, options, scale=call.scale, **masks)
+
+
+def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, plain: bool) -> ReferenceOptions:
+    """Those of these kernels: groups, steps, the sum of rounded P, the accumulator. `plain` as for `_hopper_tile`."""
     options = ReferenceOptions.of(call, groups=groups_of(name, call.mode), dtype=q.dtype)
     if call.mode == "precise" and name != "sm90":
         options = replace(options, p_maximum=448.0)
     if call.mode != "precise" or name != "sm90":  # which adds P before it is rounded
         options = replace(options, sum_quantized_p=True)
     if name == "sm90":
-        plain = call.mode == "8b" and attn_mask is None and tiles is None and not call.is_causal
         options = replace(options, keys_per_step=_hopper_tile(q.shape[3], plain), last_keys_first=True)
     elif call.pv_accumulator == "fp32" and call.mode != "precise" and torch.cuda.get_device_capability() == (9, 0):
         options = replace(options, accumulator=ACCUMULATE_FP32)
@@ -174,13 +192,11 @@ def reference(
         if call.pv_accumulator == "fp16":
             accumulator = replace(accumulator, keys_per_instruction=16)
         options = replace(options, p_format=FP16, v_format=FP16, p_maximum=448.0, accumulator=accumulator)
-    live = None if tiles is None else TileLists(tiles).to_mask()
-    masks: dict[str, Any] = {"is_causal": call.is_causal, "attn_mask": attn_mask, "live_tiles": live}
-    return reference_attention(q, k, v, options, scale=call.scale, **masks)
+    return options
 
 
 def _hopper_tile(head_dim: int, plain: bool) -> int:
-    """Keys of a tile, as TileShape in csrc/sm90/tiles.h has them; `plain` is 8b without lists or masks."""
+    """Keys of a tile, as TileShape in csrc/sm90/tiles.h has them; `plain` is 8b without lists, masks or gaps."""
     name = "kWideTileN" if head_dim <= 64 and plain else "kTileN"
     found = re.search(rf"constexpr int {name} = (\d+);", _TILES.read_text())
     assert found is not None, f"{_TILES} does not say {name}"

@@ -343,10 +343,30 @@ def logged(**fields):
 """
 
 
+def test_a_recording_call_is_launched_as_a_dense_one(kernels: Binding, architecture: kernel_table.Architecture) -> None:
+    """But for the attention kernels where they are kernels of their own, with tiles of their own."""
+    modes = [MODE_CODES[mode] for mode in architecture.modes]
+    kernels.run(f"""{LOGGED}
+for mode in {modes}:
+    for head_dim in (40, 64, 128, 256):
+        dense = dict(full, q_heads=3, kv_heads=3, q_length=300, kv_length=513, head_dim=head_dim, mode=mode,
+                     causal=False)
+        dense["workspace_bytes"] = _C.workspace_bytes(**dense)
+        assert _C.workspace_bytes(**dense, gaps=16) == dense["workspace_bytes"]
+        wanted, found = (logged(**dense, **more)["cuLaunchKernelEx"] for more in ({{}}, dict(gaps=16)))
+        if {architecture.name == "sm90"}:
+            biased = "_biased" * (mode == 4)
+            kernel = wanted.pop().split()[0].removesuffix(biased)
+            assert found.pop().split()[0] == kernel + "_recording" + biased
+        assert found == wanted
+""")
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         "",
+        "gaps=56, causal=False",
         "causal=True, lse=48, nonfinite=24",
         "mask_element=1, mask_pointer=32, mask_batch_stride=300, mask_key_stride=1",
         "mask_element=2, mask_pointer=32, mask_query_stride=300, mask_key_stride=1",
@@ -448,6 +468,8 @@ REFUSED = [
     ("mask_element=-1, mask_pointer=16", "mask_element"),
     *((f"tiles_key_tiles={value}, tiles_pointer=16", "tiles_key_tiles") for value in (-1, 2, 2**31, -(2**63))),
     ("kv_length=32768 * 128, tiles_key_tiles=32768, tiles_pointer=16", "tiles_key_tiles"),
+    *((f"gaps=16, {other}", "gaps") for other in ("causal=True", "tiles_key_tiles=1, tiles_pointer=16")),
+    ("gaps=16, mask_element=1, mask_pointer=16", "gaps"),
     *((f"scale={value}", "scale") for value in ("0.0", "-0.125", "float('nan')", "float('inf')")),
 ]
 

@@ -13,8 +13,8 @@ import sys
 from collections import Counter
 from typing import Any
 
-Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE, LISTS, INVALID = (
-    0x7F0000000000 + index * 0x1000000000 for index in range(10)
+Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE, LISTS, INVALID, GAPS = (
+    0x7F0000000000 + index * 0x1000000000 for index in range(11)
 )
 FP16, BF16, FP32 = 2, 3, 4
 BOOL = 1
@@ -36,6 +36,7 @@ def description(
     mask: str | None = None,
     lse: bool = False,
     tiles: str | None = None,
+    gaps: bool = False,
     pv_accumulator: int = 32,
     device: int = 0,
 ) -> dict[str, Any]:
@@ -67,6 +68,8 @@ def description(
             tiles_pointer=LISTS, tiles_invalid=INVALID if own else 0, tiles_key_tiles=key_tiles,
             tiles_batch_stride=q_heads * lists if own else 0, tiles_head_stride=lists if own else 0,
         )  # fmt: skip
+    if gaps:
+        call.update(gaps=GAPS)
     return call
 
 
@@ -86,6 +89,10 @@ def all_descriptions() -> list[dict[str, Any]]:
     calls += [
         description(batch=2, head_dim=head_dim, mode=mode, causal=causal, mask=mask, tiles=tiles, lse=True)
         for head_dim, mode, causal, mask, tiles in listed
+    ]
+    calls += [
+        description(batch=2, head_dim=head_dim, mode=mode, gaps=True)
+        for head_dim, mode in itertools.product((64, 72, 256), (8, 4, 16))
     ]
     for q_length, kv_length, head_dim in ((1, 1, 8), (75_600, 75_600, 128), (300_000, 300_000, 64), (1024, 77, 200)):
         calls += [

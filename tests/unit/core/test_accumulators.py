@@ -84,7 +84,7 @@ def test_precise_has_single_precision_alone() -> None:
 @pytest.mark.usefixtures("geforce")
 def test_a_request_leaves_nothing_open() -> None:
     shape = torch.Size((1, 2, 64, 64))
-    form = (torch.device("cuda", 0), torch.float16, shape, shape, None, False)
+    form = (torch.device("cuda", 0), torch.float16, shape, shape, None, False, False)
     request = AttentionRequest.of_form(form, AttentionOptions(pv_accumulator="auto"))
     assert request.options == AttentionOptions(pv_accumulator="fp16")
     assert option_fields(request.options)["pv_accumulator"] == 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,7 @@ def run(
     layout: str = "BHND",
     tiles: torch.Tensor | None = None,
     invalid_tiles: torch.Tensor | None = None,
+    gaps: torch.Tensor | None = None,
 ) -> torch.Tensor:
     class Module:
         @staticmethod
@@ -39,8 +41,8 @@ def run(
         def attention(**fields: Any) -> None:
             calls.append(fields)
 
-    request = AttentionRequest.of(q, k, AttentionOptions(layout=layout), tiles=tiles)
-    lists: dict[str, Any] = {"tiles": tiles, "invalid_tiles": invalid_tiles}
+    request = AttentionRequest.of(q, k, AttentionOptions(layout=layout), tiles=tiles, gaps=gaps)
+    lists: dict[str, Any] = {"tiles": tiles, "invalid_tiles": invalid_tiles, "gaps": gaps}
     return launch(Module, q, k, v, request, attn_mask=None, nonfinite=None, **lists)[0]  # type: ignore[arg-type]
 
 
@@ -104,6 +106,16 @@ def test_lists_and_their_strides(calls: list[dict[str, Any]], batch: int, heads:
     assert call["tiles_invalid"] == (0 if flag is None else flag.data_ptr())
 
 
+def test_gaps_are_cleared_before_the_call(calls: list[dict[str, Any]]) -> None:
+    """Only a call that has them says so: modules of ABI 3 do not know them."""
+    q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
+    gaps = torch.full((2, 4, 3, 5), math.nan)
+    run(calls, q, k, k)
+    run(calls, q, k, k, gaps=gaps)
+    assert "gaps" not in calls[0] and calls[1]["gaps"] == gaps.data_ptr()
+    assert (gaps == -math.inf).all()
+
+
 BYTES_A_HEAD = 1000
 
 
@@ -129,6 +141,7 @@ def chunked(
     mask: Any,
     layout: str,
     tiles: torch.Tensor | None = None,
+    gaps: torch.Tensor | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """The calls of one attention whose workspace is bound to `heads_at_once` heads of q, and its tensors."""
     monkeypatch.setattr(launch_module, "WORKSPACE_BOUND", heads_at_once * BYTES_A_HEAD + 1)
@@ -136,8 +149,8 @@ def chunked(
     q, k, v = (torch.randn(batch, 40, heads, 64).half().transpose(1, 2) for heads in (q_heads, kv_heads, kv_heads))
     attn_mask = None if mask is None else torch.ones(*mask, dtype=torch.bool)
     options = AttentionOptions(layout=layout, return_lse=True)
-    request = AttentionRequest.of(q, k, options, attn_mask=attn_mask, tiles=tiles)
-    shared: dict[str, Any] = {"attn_mask": attn_mask, "tiles": tiles}
+    request = AttentionRequest.of(q, k, options, attn_mask=attn_mask, tiles=tiles, gaps=gaps)
+    shared: dict[str, Any] = {"attn_mask": attn_mask, "tiles": tiles, "gaps": gaps}
     out, lse = launch(module, q, k, v, request, nonfinite=None, **shared)  # type: ignore[arg-type]
     tensors = {"q": q, "k": k, "v": v, "out": out}
     if lse is not None:
@@ -203,3 +216,11 @@ def test_parts_have_their_lists(monkeypatch: pytest.MonkeyPatch, shape: tuple[in
         assert call["tiles_pointer"] == place.data_ptr()
         assert call["tiles_head_stride"] == (0 if shape[1] == 1 else lists.stride(1))
         assert call["tiles_batch_stride"] == 0  # one entry a part
+
+
+@pytest.mark.usefixtures("calls")  # for its stream
+def test_parts_have_their_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps = torch.zeros(3, 8, 1, 1)
+    found, _ = chunked(monkeypatch, 3, 3, 8, 8, None, "BHND", gaps=gaps)
+    places = [gaps[entry, head].data_ptr() for entry in range(3) for head in (0, 3, 6)]
+    assert [call["gaps"] for call in found] == places

@@ -25,7 +25,7 @@ def test_type_checkers_know_the_same_options() -> None:
 
 
 def test_the_operators_take_every_option() -> None:
-    for operator in (torch.ops.comfy_sage2.attention, torch.ops.comfy_sage2.checked_attention):
+    for operator in (torch.ops.comfy_sage2.attention, torch.ops.comfy_sage2.writing_attention):
         arguments = [argument.name for argument in operator.default._schema.arguments]
         assert arguments[-len(NAMES) :] == [f"{name}_option" for name in NAMES]
 

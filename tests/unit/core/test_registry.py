@@ -40,6 +40,7 @@ class Ones(Backend):
         nonfinite: torch.Tensor | None,
         tiles: torch.Tensor | None = None,
         invalid_tiles: torch.Tensor | None = None,
+        gaps: torch.Tensor | None = None,
     ) -> Any:
         lse = q.new_ones(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
         return empty_output(q, request.options.layout).fill_(1), lse

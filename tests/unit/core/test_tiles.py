@@ -14,7 +14,7 @@ from attention_oracle import oracle, relative_l1
 
 import comfy_sage2
 from comfy_sage2 import TileLists, UnsupportedError, registry
-from comfy_sage2.attention import _attention_op, _checked_attention_op
+from comfy_sage2.attention import _attention_op, _writing_attention_op
 from comfy_sage2.backends import kernels, selftest
 from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
 from comfy_sage2.backends.constraints import DENSE
@@ -427,11 +427,13 @@ def test_fake_output_agrees_with_the_real_one() -> None:
     choices = AttentionOptions(layout="BNHD", return_lse=True).values()
     lists = random_lists(q, k).lists
     torch.library.opcheck(
-        _attention_op, (q, k, v, None, lists, None, None, None, *choices), test_utils=("test_schema", "test_faketensor")
+        _attention_op,
+        (q, k, v, None, lists, None, None, None, None, *choices),
+        test_utils=("test_schema", "test_faketensor"),
     )
     for flags in ((FLAG.clone(), None), (None, FLAG.clone()), (FLAG.clone(), FLAG.clone())):
         torch.library.opcheck(
-            _checked_attention_op,
-            (q, k, v, None, lists, *flags, None, *choices),
+            _writing_attention_op,
+            (q, k, v, None, lists, *flags, None, None, *choices),
             test_utils=("test_schema", "test_faketensor"),
         )

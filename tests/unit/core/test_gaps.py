@@ -1,0 +1,177 @@
+"""Calls that note the gaps of their tiles: what they note, and who refuses them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import comfy_sage2
+from comfy_sage2 import TileLists, UnsupportedError, registry
+from comfy_sage2.attention import _writing_attention_op
+from comfy_sage2.backends import kernels, selftest
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.exact import EXACT_ATTENTIONS
+from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.kernels import loader
+from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.reference.dead_tiles import tile_gaps
+from comfy_sage2.reference.options import ReferenceOptions
+
+NUMERICS = [(mode, rotate) for mode in MODES for rotate in (False, True)]
+REFUSAL = "[SA-214] only the kernels note gaps, and the reference, which is slow: leave out `gaps` here"
+
+
+def inputs(head_dim: int = 32) -> Any:
+    """q of four heads and k and v of two: 2 blocks of queries, 3 tiles of keys, the one between many octaves lower."""
+    gains = torch.tensor([0.0, -3.0, 0.0])[:, None] - torch.rand(2, 2, 3, 1)
+    k = torch.randn(2, 2, 330, head_dim) + gains.repeat_interleave(128, 2)[:, :, :330]
+    q = torch.randn(2, 4, 200, head_dim) + 1
+    return q, k, torch.randn(2, 2, 330, head_dim)
+
+
+def nothing_known() -> torch.Tensor:
+    """Gaps of `inputs`, with NaN in them."""
+    return torch.full((2, 4, 2, 3), math.nan)
+
+
+@pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+def test_a_call_fills_its_gaps(mode: str, rotate: bool, layout: str) -> None:
+    q, k, v = inputs()
+    gaps = nothing_known()
+    views = (q, k, v) if layout == "BHND" else [tensor.transpose(1, 2).contiguous() for tensor in (q, k, v)]
+    choices: dict[str, Any] = {"mode": mode, "rotate": rotate, "scale": 0.3}
+    out = comfy_sage2.attention(*views, gaps=gaps, layout=layout, **choices)
+    assert torch.equal(out, comfy_sage2.attention(*views, layout=layout, **choices))
+    numerics = ReferenceOptions.of(AttentionOptions(**choices), dtype=q.dtype)
+    torch.testing.assert_close(gaps, tile_gaps(q, k, numerics, scale=0.3, running=True))
+    assert (gaps < -5).any() and (gaps <= 0).all()
+
+
+def test_nan_is_never_dead() -> None:
+    q, k, v = inputs()
+    k[1, 0, 40, 3] = math.nan  # smoothing spreads it over the head
+    gaps = nothing_known()
+    comfy_sage2.attention(q, k, v, gaps=gaps)
+    assert not gaps.isnan().any()
+    assert (gaps[1, :2] == 0).all() and (gaps[:, 2:] < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("gaps", "error", "message"),
+    [
+        ([[0.0]], TypeError, "must be a float32 tensor or None, got list"),
+        (nothing_known().half(), TypeError, "must be a float32 tensor or None, got torch.float16"),
+        (nothing_known().to("meta"), ValueError, "must be on q's device cpu, got meta"),
+        (
+            nothing_known()[:1],
+            ValueError,
+            r"of shape \(2, 4, 2, 3\) for 200 queries and 330 keys in tiles of 128, got \(1, 4, 2, 3\)",
+        ),
+        (nothing_known().transpose(2, 3), ValueError, r"got \(2, 4, 3, 2\)"),
+        (torch.zeros(2, 4, 3, 2).transpose(2, 3), ValueError, r"must be contiguous, got strides \(24, 6, 1, 2\)"),
+    ],
+    ids=["list", "half", "meta", "batch", "tiles", "strides"],
+)
+@pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
+def test_gaps_that_do_not_fit(gaps: Any, error: Any, message: str, call: Any) -> None:
+    with pytest.raises(error, match=r"\[SA-213\] gaps .*" + message):
+        call(*inputs(), gaps=gaps)
+
+
+@pytest.mark.parametrize(
+    ("choices", "found"),
+    [
+        ({"tiles": TileLists.dense(200, 330)}, "tiles"),
+        ({"attn_mask": torch.ones(200, 330, dtype=torch.bool)}, "a mask"),
+        ({"is_causal": True}, "is_causal"),
+        ({"mode": EXACT}, "mode exact"),
+        ({"is_causal": True, "attn_mask": torch.ones(1, 330)}, "a mask and is_causal"),
+    ],
+    ids=str,
+)
+def test_calls_that_note_no_gaps(choices: dict[str, Any], found: str) -> None:
+    reason = f"[SA-214] calls with {found} note no gaps: leave out `gaps`"
+    gaps = nothing_known()
+    assert comfy_sage2.explain(*inputs(), gaps=gaps, **choices)["reference"] == reason
+    with pytest.raises(UnsupportedError) as raised:
+        comfy_sage2.attention(*inputs(), gaps=gaps, **choices)
+    assert f"reference: {reason}" in str(raised.value)
+    assert gaps.isnan().all()
+
+
+def with_gaps(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
+    request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(**choices))
+    return replace(request, device_type="cuda", device_index=0, capability=capability, has_gaps=True)
+
+
+@pytest.mark.parametrize("abi", [3, 4])
+@pytest.mark.parametrize("backend", KERNELS, ids=lambda backend: backend.name)
+def test_kernels_note_gaps(backend: Any, abi: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(version=f"{abi}.0.0", abi_version=abi)
+    monkeypatch.setattr(loader, "load", lambda architecture: module)
+    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
+    older = (
+        "[SA-214] these kernels (version 3.0.0, ABI 3) are older than gaps: build those of this clone "
+        "(docs/dev/releasing.md), or leave out `gaps`"
+    )
+    for capability in backend.capabilities:
+        for mode in backend.modes:
+            request = with_gaps(capability, mode=mode)
+            assert backend.reason_against(request) == (older if abi == 3 else None)
+            assert backend.reason_against(replace(request, has_gaps=False)) is None
+
+
+@pytest.mark.parametrize("backend", EXACT_ATTENTIONS, ids=lambda backend: backend.name)
+def test_exact_attentions_refuse_gaps(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_availability", lambda: None)
+    request = with_gaps((9, 0), mode=EXACT)
+    assert backend.reason_against(request) == REFUSAL
+    assert backend.reason_against(replace(request, has_gaps=False)) is None
+
+
+def test_kernels_get_the_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(kernels, "launch", lambda module, q, k, v, request, **rest: given.update(rest))
+    monkeypatch.setattr(loader, "load", lambda architecture: None)
+    q, k, v = inputs()
+    gaps = nothing_known()
+    request = AttentionRequest.of(q, k, AttentionOptions(), gaps=gaps)
+    KERNELS[0].run(q, k, v, request, attn_mask=None, nonfinite=None, gaps=gaps)
+    assert given["gaps"] is gaps
+
+
+def test_a_choice_without_gaps_is_not_taken_for_one_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice of a backend is remembered by form."""
+    monkeypatch.setattr(registry, "_BACKENDS", (registry.get("reference"),))
+    q, k, v = inputs()
+    comfy_sage2.attention(q, k, v, is_causal=True)
+    with pytest.raises(UnsupportedError, match="SA-214"):
+        comfy_sage2.attention(q, k, v, is_causal=True, gaps=nothing_known())
+
+
+def test_a_compiled_call() -> None:
+    torch._dynamo.reset()
+    q, k, v = inputs()
+
+    def model(q: torch.Tensor, gaps: torch.Tensor) -> torch.Tensor:
+        out = comfy_sage2.attention(q * 1.5, k, v, gaps=gaps)
+        return out + gaps.sum()  # read behind the call
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    gaps, wanted = nothing_known(), nothing_known()
+    torch.testing.assert_close(compiled(q, gaps), model(q, wanted))
+    assert torch.equal(gaps, wanted)
+
+
+def test_fake_output_agrees_with_the_real_one() -> None:
+    q, k, v = inputs()
+    choices = AttentionOptions(layout="BNHD", return_lse=True).values()
+    arguments = (q, k, v, None, None, None, None, nothing_known(), None, *choices)
+    torch.library.opcheck(_writing_attention_op, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -112,6 +112,7 @@ def test_containers_save_the_memory_of_the_output(mode: str, fresh_seed: int) ->
     call_in_containers(session, list(inputs))  # what is made once
     out_of_held, held = call_in_containers(session, list(inputs))
     out, released = call_in_containers(session, inputs)
+    session.end_sampling()
     assert {share.outcome.backend for share in session.record.summary().shares} == {expected.backend}
     assert torch.equal(out, out_of_held)
     assert abs(held - released - out.nbytes) < ROUNDING

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ..tiles import TileLists
-
 _BITS = 8
 
 
@@ -20,59 +18,61 @@ def finds(step: int) -> bool:
     return math.isqrt(step + 1) ** 2 == step + 1
 
 
+_Call = tuple[int, int, int, int, torch.device]  # layer, heads of q, q's and k's tokens: calls that share their tiles
+
+
 @dataclass
-class _Layer:
+class _Found:
     step: int
-    q_length: int
-    kv_length: int
     tiles: int
     live: torch.Tensor  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a tile
 
-    def fits(self, heads: int, q_length: int, kv_length: int, device: torch.device) -> bool:
-        """Whether these are the tiles of a call of this size there."""
-        size = (self.live.shape[1], self.q_length, self.kv_length)
-        return size == (heads, q_length, kv_length) and self.live.device == device
-
 
 class KeptTiles:
-    """A bit for each tile of each head and layer: N^2 / 131,072 bytes a head for N queries and keys."""
+    """A bit for each tile of each head and layer: N^2 / 131,072 bytes a head for N queries and keys.
+
+    Calls of several sizes, such as those of prompts of different length, and on several devices have their own.
+    """
 
     def __init__(self) -> None:
-        self._layers: dict[int, _Layer] = {}
+        self._calls: dict[_Call, _Found] = {}
 
     def keep(self, layer: int, step: int, live: torch.Tensor, q_length: int, kv_length: int) -> None:
         """Keep the live tiles of a call, bool (B, Hq, Tq, Tk).
 
         Batch entries, such as the caption's and the empty one's, and all calls of one step share the union of their
-        tiles. Tiles of an earlier step, or of a call of another size, are thrown away.
+        tiles. Those of an earlier step are thrown away.
         """
         packed = _pack(live.any(dim=0, keepdim=True))
-        known = self._layers.get(layer)
-        size = packed.shape[1], q_length, kv_length, packed.device
-        if known is not None and known.step == step and known.fits(*size):
+        call = (layer, packed.shape[1], q_length, kv_length, packed.device)
+        known = self._calls.get(call)
+        if known is not None and known.step == step:
             known.live |= packed
-            return
-        self._layers[layer] = _Layer(step, q_length, kv_length, live.shape[3], packed)
+        else:
+            self._calls[call] = _Found(step, live.shape[3], packed)
 
-    def lists(self, layer: int, heads: int, q_length: int, kv_length: int, device: torch.device) -> TileLists | None:
-        """The lists of a call of this size, or None where none are kept for it."""
-        known = self._layers.get(layer)
-        if known is None or not known.fits(heads, q_length, kv_length, device):
-            return None
-        return TileLists.of_mask(_unpack(known.live, known.tiles))
+    def live(
+        self, layer: int, heads: int, q_length: int, kv_length: int, device: torch.device, *, step: int
+    ) -> torch.Tensor | None:
+        """The live tiles of a call in `step`, bool (1, Hq, Tq, Tk), or None where none are kept for it.
+
+        Those of `step` itself are still being found.
+        """
+        known = self._calls.get((layer, heads, q_length, kv_length, device))
+        return None if known is None or known.step == step else _unpack(known.live, known.tiles)
 
     def clear(self) -> None:
         """Throw all tiles away: the model, its weights, the conditioning, the seed or the sampler is another one."""
-        self._layers.clear()
+        self._calls.clear()
 
     @property
     def bytes(self) -> int:
         """What is kept takes so many bytes."""
-        return sum(layer.live.numel() for layer in self._layers.values())
+        return sum(found.live.numel() for found in self._calls.values())
 
 
 def _weights(device: torch.device) -> torch.Tensor:
-    return torch.tensor([1 << bit for bit in range(_BITS)], dtype=torch.uint8, device=device)
+    return (2 ** torch.arange(_BITS, device=device)).to(torch.uint8)  # made there: nobody waits for a copy
 
 
 def _pack(live: torch.Tensor) -> torch.Tensor:

@@ -94,4 +94,15 @@ def loosest(found: torch.Tensor, bound: float, thresholds: Sequence[float] = LAD
     nothing looser is within the bound, and NaN is not within any.
     """
     within = (found[..., 1:] <= bound).long().cumprod(dim=2).sum(dim=2)
-    return torch.tensor(thresholds, device=found.device, dtype=torch.float32)[within]
+    return _on(found.device, thresholds)[within]
+
+
+def at(found: torch.Tensor, chosen: torch.Tensor, thresholds: Sequence[float] = LADDER) -> torch.Tensor:
+    """Of what `errors` found, (B, Hq, len(thresholds)), that at the thresholds `chosen`, (B, Hq)."""
+    places = _on(found.device, thresholds) == chosen[..., None]
+    return found.where(places, 0.0).sum(dim=2)
+
+
+def _on(device: torch.device, thresholds: Sequence[float]) -> torch.Tensor:
+    """(len(thresholds),) float32, made on the device: nobody waits for a copy."""
+    return torch.stack([torch.full((), threshold, device=device) for threshold in thresholds])

@@ -13,7 +13,7 @@ import argparse
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -26,9 +26,8 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.dead_tiles import tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.skipping.kept import KeptTiles, finds
 from comfy_sage2.skipping.levels import LEVELS
-from comfy_sage2.skipping.thresholds import errors, loosest, sampled_rows
+from comfy_sage2.skipping.skipper import Skipper, values
 from comfy_sage2.tiles import tiles_of
 from tools.progress import ProgressBar
 
@@ -45,41 +44,31 @@ _NUMERICS = ReferenceOptions.of(AttentionOptions("8b"), dtype=torch.float32)
 _SIDE, _FRAMES = 256, 33
 
 
-@dataclass
 class Skipping:
-    """The self-attention of one sampling at one level; None is dense.
+    """The self-attention of one sampling at one level; None is dense. `step` is set from outside."""
 
-    Attributes:
-        computed: shares of the tiles that calls with lists computed.
-        found: for each call in which tiles were found, the largest error that a head's threshold was measured to have.
-    """
-
-    bound: float | None
-    kept: KeptTiles = field(default_factory=KeptTiles)
-    step: int = 0
-    computed: list[float] = field(default_factory=list)
-    found: list[float] = field(default_factory=list)
+    def __init__(self, level: str | None) -> None:
+        self._skipper = None if level is None else Skipper(level)
+        self.step = 0
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The output of a layer in `step`."""
-        live = None
-        if self.bound is not None and not finds(self.step):
-            lists = self.kept.lists(layer, q.shape[1], q.shape[2], k.shape[2], q.device)
-            assert lists is not None  # step 1 made them
-            live = lists.to_mask()
-            self.computed.append(live.float().mean().item())
-        out, _ = reference_attention(q, k, v, _NUMERICS, live_tiles=live)
-        if self.bound is not None and live is None:
-            self._find(layer, q, k, v, self.bound)
+        lists = None if self._skipper is None else self._skipper.lists(layer, self.step, q, k)
+        out, _ = reference_attention(q, k, v, _NUMERICS, live_tiles=None if lists is None else lists.to_mask())
+        if self._skipper is not None and lists is None:
+            gaps = tile_gaps(q, k, _NUMERICS)
+            self._skipper.find(layer, self.step, q, k, v, gaps, 1.0 / math.sqrt(q.shape[3]))
         return out.to(q.dtype)
 
-    def _find(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bound: float) -> None:
-        gaps = tile_gaps(q, k, _NUMERICS)
-        rows = sampled_rows(q.shape[2], self.step, q.device)
-        measured = errors(q, k, v, gaps, rows, scale=1.0 / math.sqrt(q.shape[3]))
-        live = gaps > loosest(measured, bound)[..., None, None]
-        self.kept.keep(layer, self.step, live, q.shape[2], k.shape[2])
-        self.found.append(measured.where(measured <= bound, 0.0).max().item())
+    @property
+    def computed(self) -> list[float]:
+        """Shares of the tiles that calls with lists computed."""
+        return [] if self._skipper is None else values(self._skipper.all_figures.computed)
+
+    @property
+    def found(self) -> list[float]:
+        """For each call in which tiles were found, the largest error of a head."""
+        return [] if self._skipper is None else values(self._skipper.all_figures.found)
 
 
 @dataclass(frozen=True)
@@ -120,11 +109,12 @@ class Sampler:
 def clips(sampler: Sampler, caption: str, seed: int) -> Iterator[tuple[str, Clip]]:
     """Each level's video of one caption."""
     dense_latents, dense_video = sampler.sample(caption, seed, Skipping(None))
-    for level, bound in LEVELS.items():
-        skipping = Skipping(bound)
+    for level in LEVELS:
+        skipping = Skipping(level)
         latents, video = sampler.sample(caption, seed, skipping)
-        computed = sum(skipping.computed) / len(skipping.computed)
-        used = len(skipping.computed) / (len(skipping.computed) + len(skipping.found))
+        shares, found = skipping.computed, skipping.found
+        computed = sum(shares) / len(shares)
+        used = len(shares) / (len(shares) + len(found))
         yield (
             level,
             Clip(
@@ -132,7 +122,7 @@ def clips(sampler: Sampler, caption: str, seed: int) -> Iterator[tuple[str, Clip
                 1.0 - used * (1.0 - computed),
                 psnr(video, dense_video),
                 Agreement.of(latents, dense_latents).cosine,
-                max(skipping.found),
+                max(found),
             ),
         )
 

@@ -1,0 +1,103 @@
+"""One sampling at one level: which of its calls find tiles, and which leave out those that earlier steps found dead."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..tiles import TileLists
+from .kept import KeptTiles, finds
+from .levels import LADDER, LEVELS
+from .thresholds import at, errors, loosest, sampled_rows
+
+
+@dataclass
+class Figures:
+    """What became of a layer's tiles: tensors of one value on the device, until someone reads them.
+
+    Attributes:
+        computed: shares of the tiles that calls with lists computed.
+        found: for each call in which tiles were found, the largest error that a head's threshold was measured to have.
+        later: for calls that found tiles anew, the largest error that a head would have had with the lists until then.
+    """
+
+    computed: list[torch.Tensor] = field(default_factory=list)
+    found: list[torch.Tensor] = field(default_factory=list)
+    later: list[torch.Tensor] = field(default_factory=list)
+
+
+class Skipper:
+    """The tiles of one sampling. Nothing here waits for the device.
+
+    Attributes:
+        figures: layer -> what became of its tiles.
+    """
+
+    def __init__(self, level: str) -> None:
+        """level: of LEVELS."""
+        self._bound = LEVELS[level]
+        # Rows that are not sampled could lose by a looser one what sampled rows do not.
+        self._thresholds = LADDER if self._bound > 0.0 else LADDER[:1]
+        self._kept = KeptTiles()
+        self._step = 0
+        self.figures: defaultdict[int, Figures] = defaultdict(Figures)
+
+    def lists(self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor) -> TileLists | None:
+        """The lists for a call in `step`, from 0; None where it is to be dense, and to find tiles: see `find`.
+
+        q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D). A step back throws all tiles away: they were those of another latent.
+        """
+        if step < self._step:
+            self.clear()
+        self._step = step
+        live = None if finds(step) else self._live(layer, step, q, k)
+        if live is None:
+            return None
+        self.figures[layer].computed.append(live.float().mean())
+        return TileLists.of_mask(live)
+
+    def find(
+        self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gaps: torch.Tensor, scale: float
+    ) -> None:
+        """Keep the live tiles of a dense call, each head's by the loosest threshold within the level's bound.
+
+        gaps: (B, Hq, Tq, Tk) as `reference.dead_tiles.tile_gaps` gives them. The others as for `errors`.
+        """
+        figures, rows = self.figures[layer], sampled_rows(q.shape[2], step, q.device)
+        earlier = self._live(layer, step, q, k)
+        if earlier is not None:
+            as_gaps = earlier.float().expand(q.shape[0], -1, -1, -1)
+            figures.later.append(errors(q, k, v, as_gaps, rows, scale=scale, thresholds=(0.5,)).amax())
+        measured = errors(q, k, v, gaps, rows, scale=scale, thresholds=self._thresholds)
+        chosen = loosest(measured, self._bound, self._thresholds)
+        figures.found.append(at(measured, chosen, self._thresholds).amax())
+        dead = gaps <= chosen[..., None, None]  # which NaN is not
+        self._kept.keep(layer, step, ~dead, q.shape[2], k.shape[2])
+
+    @property
+    def all_figures(self) -> Figures:
+        """Those of all layers together."""
+        layers = list(self.figures.values())
+        return Figures(
+            [value for layer in layers for value in layer.computed],
+            [value for layer in layers for value in layer.found],
+            [value for layer in layers for value in layer.later],
+        )
+
+    def clear(self) -> None:
+        """Throw all tiles away; the figures stay."""
+        self._kept.clear()
+
+    def _live(self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+        return self._kept.live(layer, q.shape[1], q.shape[2], k.shape[2], q.device, step=step)
+
+
+def values(tensors: Iterable[torch.Tensor]) -> list[float]:
+    """What tensors of one value hold, in no stated order; waits for each device once."""
+    by_device: defaultdict[torch.device, list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        by_device[tensor.device].append(tensor)
+    return [value for found in by_device.values() for value in torch.stack(found).tolist()]

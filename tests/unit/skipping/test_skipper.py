@@ -1,0 +1,69 @@
+"""One sampling's tiles: where errors are read, what NaN does, and that nothing waits for figures."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from comfy_sage2.reference.dead_tiles import LOSSLESS
+from comfy_sage2.skipping.levels import LADDER
+from comfy_sage2.skipping.skipper import Skipper, values
+from comfy_sage2.skipping.thresholds import at, loosest
+
+TILES = 6
+
+
+def call(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, 1, 128 * TILES, 16, generator=generator) for _ in range(3)]
+
+
+def test_the_error_is_that_of_the_chosen_threshold() -> None:
+    found = torch.tensor([[[0.5, 0.001, 0.002, 0.2], [0.0, 0.3, 0.001, math.nan]]])
+    thresholds = (-4.0, -3.0, -2.0, -1.0)
+    chosen = loosest(found, 0.01, thresholds)
+    assert chosen.tolist() == [[-2.0, -4.0]]
+    assert torch.equal(at(found, chosen, thresholds), torch.tensor([[0.002, 0.0]]))
+
+
+def test_lossless_takes_the_strictest_threshold_alone() -> None:
+    """Here no sampled row would lose by a looser one: V is constant."""
+    q, k, _ = call(0)
+    v = torch.ones_like(q)
+    gaps = torch.full((1, 1, TILES, TILES), LOSSLESS)
+    gaps[..., 0], gaps[..., 1] = 0.0, LADDER[1]
+    for level, live in (("lossless", 2), ("fast", 1)):
+        skipper = Skipper(level)
+        skipper.find(0, 0, q, k, v, gaps, 0.25)
+        lists = skipper.lists(0, 1, q, k)
+        assert lists is not None and (lists.to_mask().sum(dim=3) == live).all()
+
+
+def test_a_tile_with_nan_stays() -> None:
+    q, k, v = call(1)
+    gaps = torch.full((1, 1, TILES, TILES), -100.0)
+    gaps[..., 2], gaps[0, 0, 3, 4] = 0.0, math.nan
+    skipper = Skipper("lossless")
+    skipper.find(0, 0, q, k, v, gaps, 0.25)
+    lists = skipper.lists(0, 1, q, k)
+    expected = gaps.isnan() | (gaps == 0.0)
+    assert lists is not None and torch.equal(lists.to_mask(), expected)
+
+
+def test_figures_of_lists_and_of_those_that_replace_them() -> None:
+    q, k, v = call(2)
+    skipper = Skipper("fast")
+    for step, dead in ((0, 4), (3, 2)):
+        gaps = torch.zeros(1, 1, TILES, TILES)
+        gaps[..., TILES - dead :] = -200.0
+        skipper.find(5, step, q, k, v, gaps, 0.25)
+        assert skipper.lists(5, step + 1, q, k) is not None
+    figures = skipper.figures[5]
+    assert values(figures.computed) == [torch.tensor(2 / 6).item(), torch.tensor(4 / 6).item()]
+    exact = (q @ k.transpose(2, 3) * 0.25).softmax(dim=3)
+    kept = exact[..., : 2 * 128]
+    lost = (kept @ v[:, :, : 2 * 128]) / kept.sum(dim=3, keepdim=True) - exact @ v
+    (later,) = values(figures.later)
+    assert later > 0.1 and abs(later - (lost.abs().sum() / (exact @ v).abs().sum()).item()) < 0.1
+    assert skipper.all_figures.found == figures.found

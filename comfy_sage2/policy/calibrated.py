@@ -17,6 +17,8 @@ from .targets import TARGETS, VARIANTS, check_target, pick
 
 # The early and the late steps differ most from the others and among themselves.
 BOUNDS = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
+SKIP_NOTHING = "off"
+SKIP = (SKIP_NOTHING, "lossless", "balanced", "fast")  # the levels of `skipping`, which is above this package
 
 Measurements = Mapping[tuple[int, int], Mapping[AttentionOptions, Agreement]]  # (layer, part) -> error of each variant
 
@@ -50,6 +52,7 @@ class Policy:
         layers: for each attention call of one pass its head_dim.
         cells: [layer][part].
         rotate: whether the errors were measured with rotated Q and K. To rotate is the node's choice, not the policy's.
+        skip: of SKIP, what a node that says nothing else leaves out. The errors were measured with all tiles.
         names: of the layers, each once; () where the model names none: then they count by their order.
     """
 
@@ -60,6 +63,7 @@ class Policy:
     cells: tuple[tuple[Cell, ...], ...]
     rotate: bool = False
     names: tuple[str, ...] = ()
+    skip: str = SKIP_NOTHING
 
     def part(self, step: int, steps: int) -> int:
         """The part of the sampling to which `step` (from 0) of `steps` belongs."""
@@ -133,6 +137,7 @@ class Policy:
             f"policy: {self.target} (cosine at least {target.cosine:g}, relative L1 at most {target.relative_l1:g}), "
             f"made for {self.signature.model} with {len(self.layers)} attention layers"
             f"{', measured with rotation' if self.rotate else ''}"
+            f"{'' if self.skip == SKIP_NOTHING else f', with skip {self.skip}'}"
         )
 
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:

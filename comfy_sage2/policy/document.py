@@ -9,7 +9,7 @@ from typing import Any
 
 from ..options import AttentionOptions
 from ..text import check_line, quoted
-from .calibrated import Cell, Policy
+from .calibrated import SKIP, SKIP_NOTHING, Cell, Policy
 from .signature import Scalar, Signature
 from .targets import TARGETS
 
@@ -17,8 +17,9 @@ SCHEMA = "comfy_sage2.policy"
 FULL = "full"  # the mode of a cell in full precision
 # Each version of the document, and the modes that it came with. A policy is written in the first version that has what
 # it holds, so that packs of that time can read it.
-MODES: dict[int, tuple[str, ...]] = {1: ("8b", "4b", FULL), 2: ("precise",), 3: ()}
+MODES: dict[int, tuple[str, ...]] = {1: ("8b", "4b", FULL), 2: ("precise",), 3: (), 4: ()}
 NAMED = 3  # from this version on layers may have names
+SKIPS = 4  # from this version on there may be skipped tiles, and layers of either kind
 LONGEST = 4_000_000  # characters; a policy for a hundred layers has some thirty thousand
 LONGEST_LINE = 200  # characters of a name or a value
 LONGEST_NAME = 80  # characters of a layer's name
@@ -35,6 +36,7 @@ def to_text(policy: Policy) -> str:
         "target": policy.target,
         "bounds": list(policy.bounds),
         **({"rotate": True} if policy.rotate else {}),
+        **({"skip": policy.skip} if policy.skip != SKIP_NOTHING else {}),
     }
     names = [{"name": name} for name in policy.names] or [{}] * len(policy.layers)
     rows = [
@@ -46,6 +48,8 @@ def to_text(policy: Policy) -> str:
 
 
 def _version(policy: Policy) -> int:
+    if policy.skip != SKIP_NOTHING:
+        return SKIPS
     if policy.names:
         return NAMED
     used = {cell.options.mode if cell.options else FULL for row in policy.cells for cell in row}
@@ -94,6 +98,9 @@ def from_text(text: str) -> Policy:
     rotate = document.get("rotate", False)  # of later packs
     if not isinstance(rotate, bool):
         raise ValueError(f"[SA-501] rotate must be true or false, got {quoted(rotate)}")
+    skip = document.get("skip", SKIP_NOTHING) if version >= SKIPS else SKIP_NOTHING
+    if not isinstance(skip, str) or skip not in SKIP:
+        raise ValueError(f"[SA-501] skip must be one of {', '.join(map(repr, SKIP))}, got {quoted(skip)}")
     rows = _list(_field(document, "layers", "the policy"), "layers")
     if not rows:
         raise ValueError("[SA-501] layers must name at least one attention layer, got none")
@@ -105,7 +112,8 @@ def from_text(text: str) -> Policy:
         tuple(head_dim for head_dim, _ in layers),
         tuple(cells for _, cells in layers),
         rotate,
-        _names(rows) if version >= NAMED else (),
+        _names(rows) if version == NAMED or (version > NAMED and "name" in rows[0]) else (),
+        skip,
     )
 
 

@@ -11,12 +11,13 @@ import pytest
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.policy import document
-from comfy_sage2.policy.calibrated import BOUNDS, IN_FULL, UNKNOWN, Policy, make_policy, part_of
+from comfy_sage2.policy.calibrated import BOUNDS, IN_FULL, SKIP, SKIP_NOTHING, UNKNOWN, Policy, make_policy, part_of
 from comfy_sage2.policy.document import from_text, to_text
 from comfy_sage2.policy.plan import Choice, Layer, Place, by_number, label
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.speed import fastest_first
 from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
+from comfy_sage2.skipping.levels import LEVELS
 
 FOUR, FOUR_SMOOTH, EIGHT, EIGHT_SMOOTH, PRECISE = VARIANTS
 WAN = Signature.of("WAN21", {"dim": 1536, "num_layers": 30, "dtype": object(), "image_model": "wan2.1"})
@@ -238,12 +239,38 @@ def test_rotation_is_written_only_where_it_was_measured() -> None:
     assert all(cell.options is None or not cell.options.rotate for cell in rotated.cells[0])
 
 
+@pytest.mark.parametrize("names", [(), NAMES], ids=["by order", "by name"])
+def test_skip_is_what_version_4_has(names: tuple[str, ...]) -> None:
+    """Earlier packs refuse it: they would compute what it leaves out. Without it the text is the one it always was."""
+    plain = named_policy() if names else small_policy()
+    skipping = replace(plain, skip="balanced")
+    written = json.loads(to_text(skipping))
+    assert written["version"] == 4 and written["skip"] == "balanced"
+    again = from_text(to_text(skipping))
+    assert again.skip == "balanced" and again.names == names and "with skip balanced" in again.description
+    assert "skip" not in to_text(plain) and from_text(to_text(plain)).skip == "off"
+    assert json.loads(to_text(plain))["version"] < 4
+
+
+@pytest.mark.parametrize("value", ["some", "", None, 1, True, ["fast"], {}, "x" * 10**5, "\ud800\x00"])
+def test_an_unknown_skip_is_refused(value: object) -> None:
+    written = json.loads(to_text(replace(small_policy(), skip="fast")))
+    written["skip"] = value
+    with pytest.raises(ValueError, match="skip must be one of 'off', 'lossless', 'balanced', 'fast', got") as refused:
+        from_text(json.dumps(written))
+    assert len(str(refused.value)) < 250
+
+
+def test_the_levels_of_skip_are_those_of_skipping() -> None:
+    assert tuple(LEVELS) == SKIP[1:] and SKIP[0] == SKIP_NOTHING
+
+
 CELL = ("layers", 1, "cells", 2)
 BAD = [
     (("schema",), "other", "schema must be 'comfy_sage2.policy', got 'other'"),
-    (("version",), 4, "version must be one of 1, 2, 3, got 4: the policy was written by another version of the pack;"),
-    (("version",), True, "version must be one of 1, 2, 3, got True"),
-    (("version",), [1], "version must be one of 1, 2, 3, got"),
+    (("version",), 5, "version must be one of 1, 2, 3, 4, got 5: the policy was written by another version of the"),
+    (("version",), True, "version must be one of 1, 2, 3, 4, got True"),
+    (("version",), [1], "version must be one of 1, 2, 3, 4, got"),
     (("version",), 3, "layers[0] lacks 'name'"),
     (("layers", 1, "cells", 2, "mode"), "precise", "cells[2].mode must be one of '8b', '4b', 'full', got 'precise'"),
     (("model",), ..., "the policy lacks 'model'"),

@@ -21,6 +21,7 @@ from comfy_sage2.comfyui.nodes.support import (
     library,
     measure_quality_input,
     schema,
+    skip_input,
     status_of,
 )
 
@@ -153,6 +154,7 @@ class SageAttention2(io.ComfyNode):
                         "two passes goes to the next more exact mode until sampling ends, and the report names it.",
                     )
                 ),
+                skip_input(),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
         )
@@ -188,6 +190,7 @@ class SageAttention2(io.ComfyNode):
         rotate: bool = False,
         when: str = "always",
         guard_level: str = "values",
+        skip: str = "off",
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -204,6 +207,7 @@ class SageAttention2(io.ComfyNode):
             rotate=rotate,
             when=when,
             guard_level=guard_level,
+            skip=skip,
         )
         patched = library.patch_model(model, settings)
         return io.NodeOutput(patched, ui={"text": [status_of(patched, "SageAttention2", cls.hidden)]})

@@ -9,7 +9,8 @@ from typing import Any
 from ..capture.recorder import CaptureBounds, CaptureError
 from ..measured.known import choices_of
 from ..measuring.prepare import prepare
-from ..policy.calibrated import Policy
+from ..options import check_choice
+from ..policy.calibrated import SKIP, SKIP_NOTHING, Policy
 from ..policy.document import from_text
 from ..policy.plan import FixedPlan, Plan
 from ..policy.rules import RulePlan
@@ -108,14 +109,16 @@ def captured_model(model: Any, bounds: CaptureBounds) -> Any:
     return _with_task(model, Capture(bounds), _without_ours(model))
 
 
-def policy_of(model: Any, quality: str) -> tuple[Policy, str]:
+def policy_of(model: Any, quality: str, skip: str = SKIP_NOTHING) -> tuple[Policy, str]:
     """The policy for `quality` from the last sampling with `model`, and a report of it.
 
-    Raises ValueError when the model was not calibrated, or nothing was measured.
+    skip: of SKIP, written into the policy; nothing is measured for it.
+    Raises ValueError when the model was not calibrated, nothing was measured, or `skip` is no level.
     """
+    check_choice("skip", skip, SKIP)
     for session in reversed(sessions_of(model)):
         if isinstance(session.task, Calibration):
-            policy = session.task.policy(quality)
+            policy = replace(session.task.policy(quality), skip=skip)
             return policy, f"{session_report(session)}\n{policy.description}"
     raise ValueError("[SA-403] this model was not calibrated: connect the model output of SageAttention2 Calibrate")
 

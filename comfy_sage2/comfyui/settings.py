@@ -7,7 +7,7 @@ from typing import Any
 
 from ..options import EXACT, AttentionOptions, check_choice
 from ..options import MODES as QUANTIZED
-from ..policy.calibrated import Policy
+from ..policy.calibrated import SKIP, SKIP_NOTHING, Policy
 from ..text import quoted
 
 MODES = (*QUANTIZED, "auto", EXACT, "off")
@@ -16,7 +16,14 @@ AUTO, REFERENCE, AUTO_OR_REFERENCE = BACKENDS = ("auto", "reference", "auto or r
 VALUES, FIDELITY = GUARD_LEVELS = ("values", "values and fidelity")
 WHERE_FASTER, ALWAYS = WHEN = ("where it is faster", "always")
 
-_CHOICES = {"mode": MODES, "apply_to": TARGETS, "backend": BACKENDS, "when": WHEN, "guard_level": GUARD_LEVELS}
+_CHOICES = {
+    "mode": MODES,
+    "apply_to": TARGETS,
+    "backend": BACKENDS,
+    "when": WHEN,
+    "guard_level": GUARD_LEVELS,
+    "skip": SKIP,
+}
 
 
 def reason_against_steps(start_percent: float, end_percent: float) -> str | None:
@@ -48,6 +55,7 @@ class Settings:
             are served by it, also those that the other settings leave in full precision.
         guard_level: what the guard checks: "values" for NaN and infinity; "values and fidelity" also compares a sample
             of each pass with exact attention.
+        skip: how much may be lost by key tiles that are left out: a level of `skipping`; "off" for the policy's.
         notes: what was decided in place of the user's choice, and why, for the node, the report and the log.
     """
 
@@ -63,6 +71,7 @@ class Settings:
     rotate: bool = False
     when: str = ALWAYS
     guard_level: str = VALUES
+    skip: str = SKIP_NOTHING
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -99,6 +108,12 @@ class Settings:
             return AttentionOptions(rotate=self.rotate)
         return AttentionOptions(mode=self.mode, smooth_v=self.smooth_v, rotate=self.rotate)
 
+    @property
+    def skip_level(self) -> str | None:
+        """The level of `skipping` that holds, the node's before the policy's; None is none."""
+        level = self.policy.skip if self.skip == SKIP_NOTHING and self.policy is not None else self.skip
+        return None if level == SKIP_NOTHING else level
+
     def reason_for_step(self, step: int, steps: int) -> str | None:
         """Why the node is not active in `step` (from 0) of `steps`, or None when it is."""
         share = (step + 1e-6) / steps  # a share that was computed, as 0.1 + 0.2, may lie just beside its step
@@ -121,6 +136,8 @@ class Settings:
             parts.append(f"steps {self.start_percent:.0%} to {self.end_percent:.0%}")
         if self.apply_to != "self and cross":
             parts.append(self.apply_to)
+        if self.skip_level is not None and self.options.mode != EXACT:
+            parts.append(f"skip {self.skip_level}")
         if self.when == WHERE_FASTER and self.options.mode != EXACT:
             parts.append(self.when)
         if self.guard:

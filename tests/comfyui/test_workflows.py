@@ -25,19 +25,23 @@ EARLIER = [
     for name, values in {
         "0.1.0": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True],
-            ("guard", "policy", "rotate", "when", "guard_level"),
+            ("guard", "policy", "rotate", "when", "guard_level", "skip"),
         ),
         "without rotate": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, False],
-            ("rotate", "when", "guard_level"),
+            ("rotate", "when", "guard_level", "skip"),
         ),
         "without when": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, True, True],
-            ("when", "guard_level"),
+            ("when", "guard_level", "skip"),
         ),
         "without guard_level": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, False, True, "always"],
-            ("guard_level",),
+            ("guard_level", "skip"),
+        ),
+        "without skip": (
+            ["4b", True, 0.1, 0.9, "self only", "reference", True, False, True, "always", "values"],
+            ("skip",),
         ),
     }.items()
 ]
@@ -125,7 +129,8 @@ def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[
     node["widgets_values"] = values
     node["inputs"] = [entry for entry in node["inputs"] if entry["name"] not in missing]
     given = dict(zip(names, values, strict=True))
-    return workflow, {"guard": True, "rotate": True, "when": "where it is faster", "guard_level": "values", **given}
+    defaults = {"guard": True, "rotate": True, "when": "where it is faster", "guard_level": "values", "skip": "off"}
+    return workflow, {**defaults, **given}
 
 
 @pytest.mark.parametrize("values, missing", EARLIER)

@@ -78,6 +78,7 @@ CASES: dict[str, tuple[Callable[..., Session], dict[str, Any], bool]] = {
     "guarded": (_serving, {"guard": True}, True),
     "guarded at each call": (_serving, {"guard": True}, False),
     "fidelity": (_serving, {"guard": True, "guard_level": FIDELITY}, True),
+    "skipping": (_serving, {"skip": "balanced"}, True),
     "measured": (_serving, {"measure_quality": True}, True),
     "calibrated": (_calibration, {}, True),
     "captured": (_capture, {}, True),

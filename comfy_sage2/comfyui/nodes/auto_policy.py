@@ -19,6 +19,7 @@ from .support import (
     quality_input,
     schema,
     shown_progress,
+    skip_input,
     status_of,
 )
 
@@ -68,6 +69,7 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                         tooltip="Detect NaN/Inf in the attention output while rendering, and compute such calls again.",
                     )
                 ),
+                skip_input(),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model to sample.")],
         )
@@ -90,6 +92,7 @@ class SageAttention2AutoPolicy(io.ComfyNode):
         backend: str,
         measure_quality: bool,
         guard: bool,
+        skip: str = "off",
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -100,6 +103,7 @@ class SageAttention2AutoPolicy(io.ComfyNode):
             measure_quality=measure_quality,
             guard=guard,
             when=library.WHERE_FASTER,
+            skip=skip,
         )
         patched = library.auto_model(
             model,

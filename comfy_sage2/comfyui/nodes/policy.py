@@ -14,6 +14,7 @@ from .support import (
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
+    SKIP,
     advanced,
     checked,
     cost_limit_input,
@@ -109,6 +110,16 @@ class SageAttention2MakePolicy(io.ComfyNode):
                     default="",
                     tooltip="Name under which to save the policy, " + FILE_TOOLTIP + " Empty: not saved.",
                 ),
+                advanced(
+                    io.Combo.Input(
+                        "skip",
+                        options=SKIP,
+                        default="off",
+                        optional=True,
+                        tooltip="Written into the policy: what SageAttention2 leaves out where its own skip is off. It "
+                        "is not part of what was measured.",
+                    )
+                ),
             ],
             outputs=[
                 POLICY.Output(display_name="policy", tooltip="The policy, for SageAttention2."),
@@ -118,11 +129,13 @@ class SageAttention2MakePolicy(io.ComfyNode):
 
     @classmethod
     @checked
-    def execute(cls, model: Any, quality: str, file: str, samples: Any = None, images: Any = None) -> io.NodeOutput:
+    def execute(
+        cls, model: Any, quality: str, file: str, samples: Any = None, images: Any = None, skip: str = "off"
+    ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             blocked = ExecutionBlocker(None)
             return io.NodeOutput(blocked, blocked, ui={"text": [IMPORT_ERROR]})
-        policy, found = library.policy_of(model, quality)
+        policy, found = library.policy_of(model, quality, skip)
         text = library.to_text(policy)
         if file.strip():
             path = library.save_policy(policy, policies_folder(), file)

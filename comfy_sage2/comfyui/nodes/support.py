@@ -20,6 +20,7 @@ POLICY = io.Custom("SAGEATTENTION2_POLICY")
 # have to be there when the library cannot be imported.
 BACKENDS = ["auto", "reference", "auto or reference"]
 QUALITIES = ["lossless", "balanced", "fast"]
+SKIP = ["off", *QUALITIES]
 
 
 def advanced(node_input: io.Input) -> io.Input:
@@ -80,6 +81,22 @@ def measure_quality_input(when: str = "") -> io.Input:
             default=False,
             tooltip=f"Compare a sample of every attention call with full precision{when}, for the report. Slows "
             "sampling down.",
+        )
+    )
+
+
+def skip_input() -> io.Input:
+    """How much key tiles that are left out may cost."""
+    return advanced(
+        io.Combo.Input(
+            "skip",
+            options=SKIP,
+            default="off",
+            optional=True,
+            tooltip="Leave out the parts of long self-attention that hardly matter: found in steps 1, 4, 9 and so on, "
+            "left out in between. What a head may lose when they are found, measured on a sample: lossless, only what "
+            "8b rounds to zero; balanced, 1 %; fast, 3 %. The steps in between can lose more. The report gives shares "
+            "and errors.",
         )
     )
 

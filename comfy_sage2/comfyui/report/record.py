@@ -81,19 +81,21 @@ class Outcome:
 
     A backend has a reason too where an exact attention takes the place of what the user chose.
     by: who served a call that no backend did, in words; None is ComfyUI's attention.
+    skips: the backend left tiles out.
     """
 
     backend: str | None = None
     options: AttentionOptions | None = None
     reason: str | None = None
     by: str | None = None
+    skips: bool = False
 
     @property
     def label(self) -> str:
         """In words for the user."""
         if self.backend is None:
             return self.reason or ""
-        served = f"{self.backend} · {label(self.options)}"
+        served = f"{self.backend} · {label(self.options)}{' · tiles left out' if self.skips else ''}"
         return served if self.reason is None else f"{served} ({self.reason})"
 
 

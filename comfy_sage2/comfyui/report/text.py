@@ -10,6 +10,7 @@ from ...metrics import average
 from ...text import capitalized
 from ..serve.guard import FULL_PRECISION, Guard
 from ..serve.session import Session
+from ..serve.skipping import Skipping
 from ..serve.task import Task
 from .record import Sampling, Summary
 from .verdict import NO_CALL, NO_PASS, compared_speed, layer_means, sampling_ratio, times, verdict
@@ -103,6 +104,7 @@ def session_report(session: Session, prompt: str | None = None) -> str:
     lines.append(headline(summary) + f", {summary.layers} attention layers.")
     lines += session.task.reasoning(summary)
     lines += _served(summary) + _fallbacks(summary) + _guarded(session.task.guard)
+    lines += _skipped(session.task.skipping, summary)
     lines += time_lines(summary) + _agreement(summary)
     return "\n".join(lines)
 
@@ -149,6 +151,23 @@ def _guarded(guard: Guard | None) -> list[str]:
         )
     lines = ["Taken out of use by the guard", *rows] if rows else []
     return lines if guard.fidelity is None else lines + guard.fidelity.summary
+
+
+def _skipped(skipping: Skipping | None, summary: Summary) -> list[str]:
+    if skipping is None:
+        return []
+    layers = skipping.layers()
+    calls = sum(found.finding + found.listed for found in layers.values())
+    share = sum(found.share * (found.finding + found.listed) for found in layers.values()) / max(calls, 1)
+    computed = f"{share:.1%} of those of {calls} calls computed" if calls else "none"
+    lines = [f"Tiles left out ({skipping.level}): {computed}"]
+    for layer, found in layers.items():
+        later = "" if found.later is None else f", {found.later:.4f} when they gave way to newer ones"
+        lines.append(
+            f"  {summary.layer_name(layer)}: {found.computed:.1%} computed in {found.listed} calls with lists; "
+            f"relative L1 of the worst head {found.error:.4f} when they were made{later}"
+        )
+    return lines + [f"  {calls} calls computed all tiles: {reason}" for reason, calls in skipping.reasons.items()]
 
 
 def _counted(steps: tuple[int, ...]) -> str:

@@ -227,6 +227,7 @@ class AutoPolicy(Task):
     def _take(self, task: Task) -> None:
         self._now = task
         self.title, self.guard, self.measure_quality = task.title, task.guard, task.measure_quality
+        self.skipping = task.skipping
 
     def _render(self, policy: Policy, origin: str) -> None:
         self._origin = f"by the policy {origin}"

@@ -98,7 +98,7 @@ class Served:
     """How the sampled call was served: its mode, in words by whom, and what comes after that mode.
 
     name: of the call's layer. next_mode: the next more exact one that a backend has for the call; None is full
-    precision. next_by: in words.
+    precision. next_by: in words. skips: tiles were left out; then the next is the same mode with all of them.
     """
 
     name: str
@@ -106,6 +106,7 @@ class Served:
     by: str
     next_mode: str | None
     next_by: str
+    skips: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,8 +181,9 @@ class Fidelity:
             self._turns = 0
             self._quantized: tuple[int, ...] = ()
             self._again: list[tuple[int, int]] = []  # turn and layer
-            self._outside: dict[tuple[int, str], list[tuple[int, Agreement]]] = {}
+            self._outside: dict[tuple[int, str, bool], list[tuple[int, Agreement]]] = {}
             self._least: dict[int, str | None] = {}
+            self._all_tiles: set[int] = set()
             self._findings: list[Finding] = []
             self._lowest: dict[int, tuple[float, str]] = {}  # cosine and name
             self._samples = 0
@@ -207,7 +209,7 @@ class Fidelity:
             self._lowest[layer] = min((found.cosine, served.name), self._lowest.get(layer, (math.inf, "")))
             if BOUNDS.allows(found):
                 return
-            outside = self._outside.setdefault((layer, served.mode), [])
+            outside = self._outside.setdefault((layer, served.mode, served.skips), [])
             outside.append((step, found))
             if len(outside) == PASSES:
                 self._downgrade(layer, served, outside)
@@ -218,7 +220,10 @@ class Fidelity:
         worst = min((found for _, found in outside), key=lambda found: found.cosine)
         finding = Finding(layer, served.name, tuple(step for step, _ in outside), worst, served.by, served.next_by)
         self._findings.append(finding)
-        self._least[layer] = served.next_mode
+        if served.skips:
+            self._all_tiles.add(layer)
+        else:
+            self._least[layer] = served.next_mode
         log.warning("SageAttention2: guard: %s", finding.text)
 
     def mode(self, layer: int) -> str | None:
@@ -228,6 +233,10 @@ class Fidelity:
     def is_left(self, layer: int) -> bool:
         """Whether `layer` has to be left to the attention that was there before."""
         return layer in self._least and self._least[layer] is None
+
+    def keeps_all_tiles(self, layer: int) -> bool:
+        """Whether `layer` may leave no tiles out."""
+        return layer in self._all_tiles or layer in self._least
 
     @property
     def findings(self) -> tuple[Finding, ...]:

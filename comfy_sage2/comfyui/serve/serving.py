@@ -21,6 +21,7 @@ from ..report.record import Outcome, Summary
 from ..settings import AUTO, AUTO_OR_REFERENCE, FIDELITY, REFERENCE, WHERE_FASTER, Settings
 from .fidelity import Fidelity
 from .guard import MORE_EXACT, PRECISE, Guard
+from .skipping import Skipping
 from .task import Task
 
 OFF = Outcome(reason="[SA-301] mode is off")
@@ -55,6 +56,7 @@ class Serving(Task):
         self.notes = settings.notes
         self.idle_reason = expected.reason
         self.guard = Guard(Fidelity() if settings.guard_level == FIDELITY else None) if settings.guard else None
+        self.skipping = None if settings.skip_level is None else Skipping(settings.skip_level)
         self.measure_quality = settings.measure_quality
         self.traced_as = settings
         self._first_calls = self._shorter = 0  # calls of the first pass, and passes with fewer
@@ -69,6 +71,13 @@ class Serving(Task):
         self._first_calls = self._shorter = 0
         if self.guard is not None:
             self.guard.reset()
+        if self.skipping is not None:
+            self.skipping.begin_sampling()
+
+    def end_sampling(self) -> None:
+        """See `Task.end_sampling`."""
+        if self.skipping is not None:
+            self.skipping.end_sampling()
 
     def choose(self, call: AttentionCall, place: Place) -> Outcome:
         """See `Task.choose`."""

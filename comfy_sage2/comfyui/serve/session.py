@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -207,7 +208,7 @@ class Session:
         broken: list[str] = []
         while outcome.backend is not None:
             try:
-                out = self._by_backend(call, outcome, place, forward)
+                out, outcome = self._by_backend(call, outcome, place, forward, all_tiles=bool(broken))
             except NotFinite:
                 broken.append(outcome.label)
                 form = None
@@ -244,8 +245,10 @@ class Session:
             )
             self.task.guard.downgrade(found)
 
-    def _by_backend(self, call: AttentionCall, outcome: Outcome, place: Place, forward: Forward) -> torch.Tensor:
-        """The output in `call.layout`; raises NotFinite when the guard looks at each call and finds it broken.
+    def _by_backend(
+        self, call: AttentionCall, outcome: Outcome, place: Place, forward: Forward, *, all_tiles: bool
+    ) -> tuple[torch.Tensor, Outcome]:
+        """The output in `call.layout`, and how it was made; raises NotFinite when the guard finds it broken at once.
 
         Inputs in containers that nobody needs later are released as soon as the backend has prepared them.
         """
@@ -263,16 +266,34 @@ class Session:
             "nonfinite": flag,
             "options": call_options(call, outcome.options),
         }
-        if call.containers and not (looks_at_each or samples or self.task.measure_quality):
+        skipped = None if all_tiles else self._by_lists(call, outcome, place, given)
+        if skipped is None and call.containers and not (looks_at_each or samples or self.task.measure_quality):
             attend = prepare(*call.tensors(), **given)
             if attend is not None:
                 call.release()
                 call.empty_containers()
-                return attend()[0]
-        out: torch.Tensor = attention(*call.tensors(), **given, return_lse=False)
+                return attend()[0], outcome
+        if skipped is None:
+            out: torch.Tensor = attention(*call.tensors(), **given, return_lse=False)
+        else:
+            out, left_out = skipped
+            outcome = replace(outcome, skips=left_out)
         if looks_at_each and not guard.is_finite(out):
             raise NotFinite
-        return out
+        return out, outcome
+
+    def _by_lists(
+        self, call: AttentionCall, outcome: Outcome, place: Place, given: dict[str, Any]
+    ) -> tuple[torch.Tensor, bool] | None:
+        """The output of a call whose tiles are found or left out, see `Skipping.attend`; None is any other call."""
+        skipping, checks = self.task.skipping, self.task.guard
+        if skipping is None or not guard.can_check(call.q.device):
+            return None
+        if checks is not None and checks.keeps_all_tiles(place.layer):
+            return None
+        assert outcome.backend is not None
+        attend = partial(attention, *call.tensors(), **given, return_lse=False)
+        return skipping.attend(attend, call, outcome.backend, given["options"], place)
 
     def _record(self, computed: Computed, place: Place, fallback: Fallback) -> None:
         form = computed.form
@@ -314,13 +335,14 @@ class Session:
         probe.quantized.append(place.layer)
         if not probe.wants(place.layer) or not guard.can_check(out.device):
             return
-        better = self.task.next_exact(call, outcome)
+        better = replace(outcome, skips=False) if outcome.skips else self.task.next_exact(call, outcome)
         served = fidelity.Served(
             place.name,
             outcome.options.mode,
             outcome.label,
             None if better is None or better.options is None else better.options.mode,
-            self._left_to() if better is None else better.label,
+            self._left_to() if better is None else f"{better.label}{' with all tiles' if outcome.skips else ''}",
+            outcome.skips,
         )
         try:
             with memory.unrecorded():

@@ -11,6 +11,7 @@ from ...policy.plan import Layer, Place
 from ..call.attention_call import AttentionCall
 from ..report.record import Outcome, Summary
 from .guard import Guard
+from .skipping import Skipping
 
 
 class Task(Protocol):
@@ -21,6 +22,7 @@ class Task(Protocol):
         notes: what was decided in place of the user's choice, and why.
         idle_reason: why the node leaves the model as it is, or None when it is at work.
         guard: checks the outputs of backends; None where none is to be checked.
+        skipping: leaves key tiles out; None where all are computed.
         measure_quality: compare the outputs of backends with full precision.
         traced_as: a compiled model is compiled anew when this changes.
     """
@@ -29,6 +31,7 @@ class Task(Protocol):
     notes: tuple[str, ...] = ()
     idle_reason: str | None = None
     guard: Guard | None = None
+    skipping: Skipping | None = None
     measure_quality: bool = False
     traced_as: object = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,13 @@ def test_known_choices_are_taken_without_a_word() -> None:
 def test_other_unknown_choices_are_errors() -> None:
     with pytest.raises(ValueError, match="apply_to must be one of"):
         Settings.of_workflow(apply_to="cross only")
+
+
+@pytest.mark.parametrize("value", ["some", "", None, 1, True, ["fast"], "x" * 10**6, "\ud800\u202e\x00\n"])
+def test_an_unknown_level_of_skip_is_an_error(value: Any) -> None:
+    with pytest.raises(ValueError, match="skip must be one of 'off', 'lossless', 'balanced', 'fast'") as refused:
+        Settings.of_workflow(skip=value)
+    assert len(str(refused.value)) < 250 and str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,13 @@ def main(arguments: list[str]) -> int:
         prog="python -m lab guard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="part of a shape's name, such as flux")
+    parser.add_argument(
+        "--levels",
+        nargs="+",
+        choices=[name for name in LEVELS if name != OFF],
+        default=[name for name in LEVELS if name != OFF],
+        help="of the guard (default: all)",
+    )
     parser.add_argument("--seed", type=seed_number, default=0, help="of the order in which the levels take turns")
     options = parser.parse_args(arguments)
     shapes = parser.with_part(options.only, "shape", SHAPES)
@@ -137,13 +144,15 @@ def main(arguments: list[str]) -> int:
     if expected.reason is not None:
         raise SystemExit(f"no accelerated backend: {expected.reason}")
     print(f"{machine.summary(device)}, {expected.backend}, bf16; in brackets what lies between with 95 % probability")
-    names = " | ".join(name for name in LEVELS if name != OFF)
+    names = " | ".join(options.levels)
     print(f"| attention of | layers | a call, ms | {names} | calibration of 20 steps, of the sampling |")
-    print("| --- " * (len(LEVELS) + 3) + "|")
+    print("| --- " * (len(options.levels) + 4) + "|")
     rng = random.Random(options.seed)
     for shape in shapes:
         with torch.no_grad():
-            sessions = {name: Session(Serving(Settings(**level.settings), expected)) for name, level in LEVELS.items()}
+            sessions = {
+                name: Session(Serving(Settings(**LEVELS[name].settings), expected)) for name in (OFF, *options.levels)
+            }
             print(row(Model(shape, device), sessions, rng), flush=True)
     return 0
 

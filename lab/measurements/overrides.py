@@ -10,7 +10,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+import comfy_sage2
 from comfy_sage2.comfyui.call.attention_call import AttentionCall
+from comfy_sage2.tiles import TileLists, tiles_of
 
 # q, k, v (B, H, N, D) and a mask or None -> the output (B, H, N, D).
 Plain = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -62,6 +64,24 @@ def _mean_of_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: tor
 
 # Gives every query the mean of all values: what is left of a step when attention costs nothing.
 attention_for_nothing = override_of(_mean_of_values, takes_mask=True)
+
+
+def half_of_the_tiles(mode: str) -> Override:
+    """Self-attention by our kernels with every block's list half as long as it could be; other calls dense."""
+    known: dict[tuple[int, torch.device], TileLists] = {}
+
+    def lists(length: int, device: torch.device) -> TileLists:
+        tiles = tiles_of(length)
+        shuffled = torch.rand(1, 1, tiles, tiles, device=device).argsort(dim=3)
+        return TileLists.of_mask(shuffled < tiles / 2)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        of_call = (q.shape[2], q.device)
+        if q.shape[2] == k.shape[2] and of_call not in known:
+            known[of_call] = lists(*of_call)
+        return comfy_sage2.attention(q, k, v, tiles=known[of_call] if q.shape[2] == k.shape[2] else None, mode=mode)
+
+    return override_of(attend, takes_mask=False)
 
 
 def with_override(patcher: Any, override: Override) -> Any:

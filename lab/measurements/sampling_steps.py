@@ -29,11 +29,12 @@ from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.sampling import sessions_of
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.command_line import Parser, at_least_1, output_file
+from comfy_sage2.options import MODES as ATTENTION_MODES
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 from tools.comfyui.launch import TorchvisionOperators
 
 from ..demo import tiny_wan
-from .overrides import attention_for_nothing, peers, with_override
+from .overrides import attention_for_nothing, half_of_the_tiles, peers, with_override
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TEXT_TOKENS, TEXT_CHANNELS = 512, 4096
@@ -69,10 +70,11 @@ class Node:
 
     mode: str
     guard: bool = False
+    skip: str = "off"
 
     def on(self, device: torch.device) -> Settings:
         backend = "auto" if device.type == "cuda" else "reference"
-        return Settings(mode=self.mode, backend=backend, guard=self.guard)
+        return Settings(mode=self.mode, backend=backend, guard=self.guard, skip=self.skip)
 
 
 NODES = {
@@ -82,6 +84,7 @@ NODES = {
     "precise": Node("precise"),
     "exact": Node("exact"),
     "8b guarded": Node("8b", guard=True),
+    "8b skip lossless": Node("8b", skip="lossless"),
 }
 
 
@@ -114,7 +117,9 @@ def load(model: Model, dtype: torch.dtype, device: torch.device) -> Any:
     return patcher
 
 
-def attentions(patcher: Any, modes: list[str], device: torch.device) -> Iterator[tuple[str, Any]]:
+def attentions(
+    patcher: Any, modes: list[str], listed_modes: list[str], device: torch.device
+) -> Iterator[tuple[str, Any]]:
     """Name and model of each attention; says which are left out."""
     yield DEFAULT, patcher.clone()
     others, missing = peers()
@@ -129,6 +134,8 @@ def attentions(patcher: Any, modes: list[str], device: torch.device) -> Iterator
             yield f"SageAttention2 node {mode}", patched
         else:
             print(f"SageAttention2 node {mode}: left out, {idle_reason}")
+    for mode in listed_modes:
+        yield f"{mode}, half of the tiles", with_override(patcher, half_of_the_tiles(mode))
     yield NOTHING, with_override(patcher, attention_for_nothing)
 
 
@@ -153,12 +160,18 @@ def seconds_of_steps(patcher: Any, model: Model, steps: int, device: torch.devic
 
 
 def measure(
-    name: str, model: Model, dtype_name: str, modes: list[str], steps: int, device: torch.device
+    name: str,
+    model: Model,
+    dtype_name: str,
+    modes: list[str],
+    listed_modes: list[str],
+    steps: int,
+    device: torch.device,
 ) -> list[Measurement]:
     """All attentions on one model, one after the other."""
     patcher = load(model, DTYPES[dtype_name], device)
     results = []
-    for attention, patched in attentions(patcher, modes, device):
+    for attention, patched in attentions(patcher, modes, listed_modes, device):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         seconds = seconds_of_steps(patched, model, steps, device)
@@ -217,6 +230,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--modes", nargs="+", choices=list(NODES), default=["8b"], help="of our node")
     parser.add_argument(
+        "--listed-modes",
+        nargs="+",
+        choices=ATTENTION_MODES,
+        default=[],
+        help="also with lists of half of the tiles, at random",
+    )
+    parser.add_argument(
         "--steps", type=at_least_1, help="steps to time (default: 5 of the small model, 1 of the large one)"
     )
     parser.add_argument("--json", type=output_file, help="write the result here")
@@ -235,7 +255,15 @@ def main(arguments: list[str]) -> int:
         for name in options.models:
             model = MODELS[name]
             for dtype_name in options.dtypes:
-                results += measure(name, model, dtype_name, options.modes, options.steps or model.steps, device)
+                results += measure(
+                    name,
+                    model,
+                    dtype_name,
+                    options.modes,
+                    options.listed_modes,
+                    options.steps or model.steps,
+                    device,
+                )
                 comfy.model_management.unload_all_models()
                 gc.collect()
                 comfy.model_management.soft_empty_cache()

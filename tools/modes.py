@@ -31,6 +31,7 @@ _TENSORS = Source("accuracy-tables.md", "Whole attentions as the modes and basel
 _ROTATED_VIDEOS = Source("rotation.md", "Whole videos")
 _VIDEOS = Source("videos.md", "32 captions")
 _STEPS = Source("comfyui-steps-h200.md", "Peers")
+_STEPS_OF_WHEEL_4 = Source("comfyui-steps-h200.md", "With the bundled wheel 4.0.0")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ ROWS: dict[str, Cells] = {
     "`precise`": (
         *_call(_BENCH_INPUTS, "precise + rotation"),
         Cell(_TENSORS, "precise + rotation (sm90 kernel)", "Relative L1"),
-        *3 * _NOTHING,
+        *_videos(_ROTATED_VIDEOS, "precise + rotation, sm90 kernel"),
+        *_NOTHING,
     ),
     "`8b`": (
         *_call(_BENCH_INPUTS, "8b + rotation"),
@@ -86,6 +88,12 @@ ROWS: dict[str, Cells] = {
         Cell(_TENSORS, "4b + rotation (sm90 kernel)", "Relative L1"),
         *_videos(_ROTATED_VIDEOS, "4b + rotation, sm90 kernel"),
         *_NOTHING,
+    ),
+    "`precise`, `rotate` off": (
+        *_call(_BENCH_INPUTS, "precise"),
+        Cell(_TENSORS, "precise (sm90 kernel)", "Relative L1"),
+        *2 * _NOTHING,
+        Cell(_STEPS_OF_WHEEL_4, "node, precise", "times as fast"),
     ),
     "`8b`, `rotate` off: the paper's": (
         *_call(_ON_H200, "8b"),
@@ -124,7 +132,6 @@ _NOTES = """
   [on the CPU](reference-numerics.md#the-inputs-of-bench), [demo model](accuracy-tables.md)).
 - Videos: PSNR against full precision, the mean and the worst, of [32 captions](videos.md#32-captions)
   ([rotated](rotation.md#whole-videos)).
-- `precise` has videos of [two captions](videos.md#two-captions-on-a-cpu) only, too few for this table.
 - A step: [Wan 2.1 14B at 720p](comfyui-steps-h200.md#peers). Rotation costs `8b` about
   [one percent of a call](rotation.md#cost-on-hopper) of 8,192 tokens.
 - Nothing: not measured.

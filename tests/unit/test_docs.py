@@ -94,7 +94,7 @@ def test_chart_of_a_table() -> None:
         charts.svg([["who", "s"], ["mine", "1"]], chart)
 
 
-@pytest.mark.parametrize("row", ["`8b`", "`4b`", "`4b`, `rotate` off: the paper's"])
+@pytest.mark.parametrize("row", ["`precise`", "`8b`", "`4b`", "`4b`, `rotate` off: the paper's"])
 def test_the_readme_begins_with_figures_of_the_results(row: str) -> None:
     (bullet,) = re.findall(r"^- \*\*Close.*", text(REPOSITORY / "README.md"), re.MULTILINE)
     assert Source("modes.md", "Closeness and speed").cell(row, "videos: dB") in bullet

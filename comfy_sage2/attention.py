@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from . import registry
 from .backends.base import Attend, AttentionRequest, Backend, Form, empty_output
+from .backends.tensors import WRITTEN, OptionalTensors
 from .measured.choices import Choices as MeasuredChoices
 from .measured.known import choices_of
 from .options import AttentionOptions, CallChoices, Choices
@@ -137,17 +138,16 @@ def attention(
         UnsupportedError: a ValueError; the backend asked for cannot run this call, and why.
     """
     options = AttentionOptions.of(options, choices)
-    bhnd, mask, lists = _bhnd(q, k, v, attn_mask, tiles, gaps, options.layout)
-    invalid = None if tiles is None else tiles.invalid
+    bhnd, optional = _checked(q, k, v, options.layout, attn_mask=attn_mask, tiles=tiles, nonfinite=nonfinite, gaps=gaps)
     inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
     if any(map(_has_tangent, inputs)):
         raise RuntimeError(NO_GRADIENT)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         with torch.no_grad():
-            out, lse = _compute(bhnd, mask, lists, nonfinite, invalid, gaps, backend, options)
+            out, lse = _compute(bhnd, optional, backend, options)
         out, lse = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
     else:
-        out, lse = _compute(bhnd, mask, lists, nonfinite, invalid, gaps, backend, options)
+        out, lse = _compute(bhnd, optional, backend, options)
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
     return (out, lse) if options.return_lse else out
@@ -177,14 +177,12 @@ def prepare(
         nothing was done.
     """
     options = AttentionOptions.of(options, choices)
-    bhnd, mask, _ = _bhnd(q, k, v, attn_mask, None, None, options.layout)
+    bhnd, optional = _checked(q, k, v, options.layout, attn_mask=attn_mask, nonfinite=nonfinite)
     inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
     if torch.compiler.is_compiling() or not all(map(_is_plain, inputs)):
         return None
-    if nonfinite is not None:
-        check_nonfinite(nonfinite, q.device)
-    chosen, request = _chosen(bhnd[0], bhnd[1], mask, None, None, backend, tuple(options.values()))
-    attend = chosen.prepare(*bhnd, request, attn_mask=mask, nonfinite=nonfinite)
+    chosen, request = _chosen(bhnd[0], bhnd[1], optional, backend, tuple(options.values()))
+    attend = chosen.prepare(*bhnd, request, optional)
     if attend is None or options.layout == "BHND":
         return attend
     return partial(_transposed, attend)
@@ -222,48 +220,50 @@ def explain(
     is listed. `tiles` are read, which waits for the device: an invalid entry is a ValueError that names it.
     """
     options = AttentionOptions.of(options, choices)
-    (q, k, v), mask, lists = _bhnd(q, k, v, attn_mask, tiles, gaps, options.layout)
+    bhnd, optional = _checked(q, k, v, options.layout, attn_mask=attn_mask, tiles=tiles, gaps=gaps)
     if tiles is not None:
         tiles.check()
-    request = AttentionRequest.of(q, k, options, attn_mask=mask, tiles=lists, gaps=gaps)
+    request = AttentionRequest.of(bhnd[0], bhnd[1], options, optional)
     if backend is None:
         return registry.explain(request)
     return {backend: registry.get(backend).reason_against(request)}
 
 
-def _bhnd(
+def _checked(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    tiles: TileLists | None,
-    gaps: torch.Tensor | None,
     layout: str,
-) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
-    """The validated tensors of a call: q, k, v as BHND views, the mask 4-D, and the tile lists."""
+    *,
+    attn_mask: torch.Tensor | None,
+    tiles: TileLists | None = None,
+    nonfinite: torch.Tensor | None = None,
+    gaps: torch.Tensor | None = None,
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], OptionalTensors]:
+    """The validated tensors of a call: q, k, v as BHND views, and the others."""
     check_tensors(q, k, v, layout)
     if layout == "BNHD":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     target = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    check_gaps(gaps, target, q.device)
-    return (q, k, v), check_mask(attn_mask, target, q.device), check_tiles(tiles, target, q.device)
+    optional = OptionalTensors(
+        attn_mask=check_mask(attn_mask, target, q.device),
+        tiles=check_tiles(tiles, target, q.device),
+        nonfinite=check_nonfinite(nonfinite, q.device),
+        invalid_tiles=None if tiles is None else tiles.invalid,
+        gaps=check_gaps(gaps, target, q.device),
+    )
+    return (q, k, v), optional
 
 
 def _compute(
     bhnd: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    mask: torch.Tensor | None,
-    tiles: torch.Tensor | None,
-    nonfinite: torch.Tensor | None,
-    invalid_tiles: torch.Tensor | None,
-    gaps: torch.Tensor | None,
+    optional: OptionalTensors,
     backend: str | None,
     options: AttentionOptions,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if nonfinite is not None:
-        check_nonfinite(nonfinite, bhnd[0].device)
-    writes = nonfinite is not None or invalid_tiles is not None or gaps is not None
+    writes = any(getattr(optional, name) is not None for name in WRITTEN)
     operator = _writing_attention_op if writes else _attention_op
-    out, lse = operator(*bhnd, mask, tiles, nonfinite, invalid_tiles, gaps, backend, *options.values())
+    out, lse = operator(*bhnd, *optional, backend, *options.values())
     return out, lse
 
 
@@ -309,65 +309,37 @@ def _decide(
 def _chosen(
     q: torch.Tensor,
     k: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    tiles: torch.Tensor | None,
-    gaps: torch.Tensor | None,
+    optional: OptionalTensors,
     backend: str | None,
     values: tuple[Any, ...],
 ) -> tuple[Backend, AttentionRequest]:
-    mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
-    form = (q.device, q.dtype, q.shape, k.shape, mask, tiles is not None, gaps is not None)
-    return _decide(registry.backends(), choices_of(q.device), backend, values, form)
+    return _decide(registry.backends(), choices_of(q.device), backend, values, Form.of(q, k, optional))
 
 
-def _run(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    tiles: torch.Tensor | None,
-    nonfinite: torch.Tensor | None,
-    invalid_tiles: torch.Tensor | None,
-    gaps: torch.Tensor | None,
-    backend: str | None,
-    *values: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    chosen, request = _chosen(q, k, attn_mask, tiles, gaps, backend, values)
-    out, lse = chosen.run(
-        q,
-        k,
-        v,
-        request,
-        attn_mask=attn_mask,
-        nonfinite=nonfinite,
-        tiles=tiles,
-        invalid_tiles=invalid_tiles,
-        gaps=gaps,
-    )
+def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    optional, backend, values = _split(others)
+    chosen, request = _chosen(q, k, optional, backend, values)
+    out, lse = chosen.run(q, k, v, request, optional)
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    tiles: torch.Tensor | None,
-    nonfinite: torch.Tensor | None,
-    invalid_tiles: torch.Tensor | None,
-    gaps: torch.Tensor | None,
-    backend: str | None,
-    *values: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    options = AttentionOptions(*values)
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    options = AttentionOptions(*_split(others)[2])
     return empty_output(q, options.layout), q.new_empty(q.shape[:3] if options.return_lse else 0, dtype=torch.float32)
 
 
-def _define(name: str, nonfinite: str, invalid_tiles: str, gaps: str) -> Any:
-    """The operator comfy_sage2::`name` with these types of what it may write to, for the device and the compiler."""
+def _split(others: tuple[Any, ...]) -> tuple[OptionalTensors, str | None, tuple[Any, ...]]:
+    """What the operators take after q, k and v: the other tensors, the backend's name, the values of the options."""
+    count = len(OptionalTensors._fields)
+    return OptionalTensors(*others[:count]), others[count], others[count + 1 :]
+
+
+def _define(name: str, *, writes: bool) -> Any:
+    """The operator comfy_sage2::`name`, for the device and the compiler."""
+    aliases = {tensor: f"({tensor}!)" for tensor in WRITTEN} if writes else {}
+    optional = ", ".join(f"Tensor{aliases.get(tensor, '')}? {tensor}" for tensor in OptionalTensors._fields)
     _LIBRARY.define(
-        f"{name}(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, Tensor? tiles, {nonfinite} nonfinite, "
-        f"{invalid_tiles} invalid_tiles, {gaps} gaps, str? backend, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
+        f"{name}(Tensor q, Tensor k, Tensor v, {optional}, str? backend, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
         tags=torch.Tag.pt2_compliant_tag,
     )
     _LIBRARY.impl(name, _run, "CompositeExplicitAutograd")
@@ -376,5 +348,5 @@ def _define(name: str, nonfinite: str, invalid_tiles: str, gaps: str) -> Any:
 
 
 # Two operators, so that the compiler knows the first to write to nothing.
-_attention_op = _define("attention", "Tensor?", "Tensor?", "Tensor?")
-_writing_attention_op = _define("writing_attention", "Tensor(a!)?", "Tensor(b!)?", "Tensor(c!)?")
+_attention_op = _define("attention", writes=False)
+_writing_attention_op = _define("writing_attention", writes=True)

@@ -61,9 +61,11 @@ def _check_one(name: str, tensor: torch.Tensor, layout: str) -> None:
         )
 
 
-def check_nonfinite(flag: torch.Tensor, device: torch.device) -> None:
-    """Raise unless `flag` is one int32 on `device`: TypeError for another dtype, else ValueError."""
-    _check_flag("nonfinite", flag, device)
+def check_nonfinite(flag: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    """Return `flag`, None or one int32 on `device`; TypeError for another dtype, else ValueError."""
+    if flag is not None:
+        _check_flag("nonfinite", flag, device)
+    return flag
 
 
 def _check_flag(name: str, flag: torch.Tensor, device: torch.device) -> None:
@@ -77,15 +79,17 @@ def _check_flag(name: str, flag: torch.Tensor, device: torch.device) -> None:
         )
 
 
-def check_gaps(gaps: torch.Tensor | None, target: tuple[int, int, int, int], device: torch.device) -> None:
-    """Raise unless `gaps` is None or fits a call of `target` = (batch, q_heads, q_length, kv_length).
+def check_gaps(
+    gaps: torch.Tensor | None, target: tuple[int, int, int, int], device: torch.device
+) -> torch.Tensor | None:
+    """Return `gaps`, None or what fits a call of `target` = (batch, q_heads, q_length, kv_length).
 
     Raises:
         TypeError: no float32 tensor.
         ValueError: device, sizes or strides do not fit.
     """
     if gaps is None:
-        return
+        return None
     if not isinstance(gaps, torch.Tensor) or gaps.dtype != torch.float32:
         found = gaps.dtype if isinstance(gaps, torch.Tensor) else type(gaps).__name__
         raise TypeError(f"[SA-213] gaps must be a float32 tensor or None, got {found}")
@@ -100,6 +104,7 @@ def check_gaps(gaps: torch.Tensor | None, target: tuple[int, int, int, int], dev
         )
     if not gaps.is_contiguous():
         raise ValueError(f"[SA-213] gaps must be contiguous, got strides {gaps.stride()}")
+    return gaps
 
 
 def check_mask(

@@ -7,19 +7,40 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
 from ..measured.times import Work
 from ..options import AttentionOptions
 from .accumulators import resolved
-
-# Device and dtype, the shapes of q and k as BHND, the mask's shape and dtype, whether there are tile lists, and gaps.
-Form = tuple[torch.device, torch.dtype, torch.Size, torch.Size, tuple[torch.Size, torch.dtype] | None, bool, bool]
-
+from .tensors import NO_TENSORS, OptionalTensors
 
 # Ends a call that was prepared; its output and LSE.
 Attend = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
+
+
+class Form(NamedTuple):
+    """What calls may have in common: all that decides who can serve them, but for their options.
+
+    Attributes:
+        q_shape, k_shape: as BHND.
+        mask: shape and dtype of the mask.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    q_shape: torch.Size
+    k_shape: torch.Size
+    mask: tuple[torch.Size, torch.dtype] | None = None
+    has_tiles: bool = False
+    has_gaps: bool = False
+
+    @classmethod
+    def of(cls, q: torch.Tensor, k: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Form:
+        """Of q (B, Hq, Nq, D), k (B, Hkv, Nkv, D) as v, and the other tensors, all validated."""
+        mask = None if optional.attn_mask is None else (optional.attn_mask.shape, optional.attn_mask.dtype)
+        return cls(q.device, q.dtype, q.shape, k.shape, mask, optional.tiles is not None, optional.gaps is not None)
 
 
 @lru_cache
@@ -53,38 +74,31 @@ class AttentionRequest:
         q: torch.Tensor,
         k: torch.Tensor,
         options: AttentionOptions,
-        *,
-        attn_mask: torch.Tensor | None = None,
-        tiles: torch.Tensor | None = None,
-        gaps: torch.Tensor | None = None,
+        optional: OptionalTensors = NO_TENSORS,
     ) -> AttentionRequest:
-        """Describe a call: q (B, Hq, Nq, D), k (B, Hkv, Nkv, D) as v, attn_mask 4-D or None, all validated.
-
-        tiles: the tensor of its tile lists, or None. gaps: where it notes those of its tiles, or None.
-        """
-        mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
-        return cls.of_form((q.device, q.dtype, q.shape, k.shape, mask, tiles is not None, gaps is not None), options)
+        """Describe a call: q (B, Hq, Nq, D), k (B, Hkv, Nkv, D) as v, and the other tensors, all validated."""
+        return cls.of_form(Form.of(q, k, optional), options)
 
     @classmethod
     def of_form(cls, form: Form, options: AttentionOptions) -> AttentionRequest:
         """As `of`, from what calls of one form have in common."""
-        device, dtype, q_shape, k_shape, mask, has_tiles, has_gaps = form
-        batch, q_heads, q_length, head_dim = q_shape
+        device, mask = form.device, form.mask
+        batch, q_heads, q_length, head_dim = form.q_shape
         return cls(
             device_type=device.type,
             device_index=device.index,
             capability=_capability(device) if device.type == "cuda" else None,
-            dtype=dtype,
+            dtype=form.dtype,
             batch=batch,
             q_heads=q_heads,
-            kv_heads=k_shape[1],
+            kv_heads=form.k_shape[1],
             q_length=q_length,
-            kv_length=k_shape[2],
+            kv_length=form.k_shape[2],
             head_dim=head_dim,
             mask_shape=None if mask is None else tuple(mask[0]),
             mask_dtype=None if mask is None else mask[1],
-            has_tiles=has_tiles,
-            has_gaps=has_gaps,
+            has_tiles=form.has_tiles,
+            has_gaps=form.has_gaps,
             options=resolved(options, device),
         )
 
@@ -92,7 +106,7 @@ class AttentionRequest:
     def ordinary(cls, device: torch.device, options: AttentionOptions) -> AttentionRequest:
         """A call on `device` that every kernel serves: a reason against it is one against the machine or `options`."""
         shape = torch.Size((1, 8, 1024, 128))
-        return cls.of_form((device, torch.float16, shape, shape, None, False, False), options)
+        return cls.of_form(Form(device, torch.float16, shape, shape), options)
 
     @property
     def device(self) -> torch.device:
@@ -156,12 +170,7 @@ class Backend(ABC):
         k: torch.Tensor,
         v: torch.Tensor,
         request: AttentionRequest,
-        *,
-        attn_mask: torch.Tensor | None,
-        nonfinite: torch.Tensor | None,
-        tiles: torch.Tensor | None = None,
-        invalid_tiles: torch.Tensor | None = None,
-        gaps: torch.Tensor | None = None,
+        optional: OptionalTensors = NO_TENSORS,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the attention; inputs are never written to.
 
@@ -169,15 +178,8 @@ class Backend(ABC):
             q: (B, Hq, Nq, D) view in any memory order, last dimension contiguous.
             k, v: (B, Hkv, Nkv, D), likewise.
             request: the description of this call, for which `reason_against` returned None, with its options.
-            attn_mask: None or 4-D (size 1 where it broadcasts), bool (True = attend) or additive float.
-            nonfinite: None, or one int32 on q's device that becomes 1 when a value of the output is NaN or infinite and
-                else stays as it is, without a wait for the device. `note_nonfinite` does it for any output.
-            tiles: None, or the tensor of `TileLists`, of any values: entries that are not valid are left out, and
-                nothing is read out of bounds.
-            invalid_tiles: None, or one int32 on q's device that becomes 1 when an entry of `tiles` is not valid and
-                else stays as it is, without a wait for the device. `TileLists.note_invalid` does it for any tensor.
-            gaps: None, or (B, Hq, Tq, Tk) float32, contiguous, with anything in it: it is filled with what
-                `reference.dead_tiles.tile_gaps` with `running` says of the call, or more, and 0 where that is NaN.
+            optional: the call's other tensors. `note_nonfinite` and `TileLists.note_invalid` set the flags for any
+                output and any lists.
 
         Returns:
             out of shape (B, Hq, Nq, D) and q's dtype, made by `empty_output` in the layout of the options, and lse
@@ -190,9 +192,7 @@ class Backend(ABC):
         k: torch.Tensor,
         v: torch.Tensor,
         request: AttentionRequest,
-        *,
-        attn_mask: torch.Tensor | None,
-        nonfinite: torch.Tensor | None,
+        optional: OptionalTensors = NO_TENSORS,
     ) -> Attend | None:
         """Begin a call without tile lists and gaps, for a caller who then lets go of q, k and v; else as for `run`.
 

@@ -16,6 +16,7 @@ from ..options import EXACT
 from .base import AttentionRequest, Backend, Constraint, empty_output, note_nonfinite
 from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_GAPS, capability_from, option_is
 from .launch import readable
+from .tensors import NO_TENSORS, OptionalTensors
 
 _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
 
@@ -67,30 +68,26 @@ class ExactAttention(Backend):
         k: torch.Tensor,
         v: torch.Tensor,
         request: AttentionRequest,
-        *,
-        attn_mask: torch.Tensor | None,
-        nonfinite: torch.Tensor | None,
-        tiles: torch.Tensor | None = None,
-        invalid_tiles: torch.Tensor | None = None,
-        gaps: torch.Tensor | None = None,
+        optional: OptionalTensors = NO_TENSORS,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
-        assert tiles is None and gaps is None  # by DENSE and WITHOUT_GAPS
-        bias = None if attn_mask is None else _bias(attn_mask, q.dtype, request.kv_length)
+        assert optional.tiles is None and optional.gaps is None  # by DENSE and WITHOUT_GAPS
+        mask = optional.attn_mask
+        bias = None if mask is None else _bias(mask, q.dtype, request.kv_length)
         out, lse = self._compute(readable(q), readable(k), readable(v), bias, request)
         out = out[..., : request.head_dim]
         if lse is not None:
             lse = lse.reshape(*q.shape[:2], -1)[..., : request.q_length].contiguous()
-        if attn_mask is not None:
-            closed = _closed_rows(attn_mask)
+        if mask is not None:
+            closed = _closed_rows(mask)
             out.masked_fill_(closed[..., None], 0.0)
             if lse is not None:
                 lse.masked_fill_(closed, -math.inf)
         dense = out.transpose(1, 2) if request.options.layout == "BNHD" else out
         if not dense.is_contiguous():
             out = empty_output(q, request.options.layout).copy_(out)
-        if nonfinite is not None:
-            note_nonfinite(out, nonfinite)
+        if optional.nonfinite is not None:
+            note_nonfinite(out, optional.nonfinite)
         return out, lse
 
 

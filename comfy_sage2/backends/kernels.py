@@ -23,6 +23,7 @@ from .constraints import (
 )
 from .known_answers import Variant
 from .launch import launch, prepare
+from .tensors import NO_TENSORS, OptionalTensors
 
 
 class KernelBackend(Backend):
@@ -98,27 +99,10 @@ class KernelBackend(Backend):
         k: torch.Tensor,
         v: torch.Tensor,
         request: AttentionRequest,
-        *,
-        attn_mask: torch.Tensor | None,
-        nonfinite: torch.Tensor | None,
-        tiles: torch.Tensor | None = None,
-        invalid_tiles: torch.Tensor | None = None,
-        gaps: torch.Tensor | None = None,
+        optional: OptionalTensors = NO_TENSORS,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`. RuntimeError when the self-test had to be postponed and fails now."""
-        module = self._tested_module(q.device)
-        return launch(
-            module,
-            q,
-            k,
-            v,
-            request,
-            attn_mask=attn_mask,
-            nonfinite=nonfinite,
-            tiles=tiles,
-            invalid_tiles=invalid_tiles,
-            gaps=gaps,
-        )
+        return launch(self._tested_module(q.device), q, k, v, request, optional)
 
     def prepare(
         self,
@@ -126,12 +110,10 @@ class KernelBackend(Backend):
         k: torch.Tensor,
         v: torch.Tensor,
         request: AttentionRequest,
-        *,
-        attn_mask: torch.Tensor | None,
-        nonfinite: torch.Tensor | None,
+        optional: OptionalTensors = NO_TENSORS,
     ) -> Attend | None:
         """See `Backend.prepare`; RuntimeError as from `run`."""
-        return prepare(self._tested_module(q.device), q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite)
+        return prepare(self._tested_module(q.device), q, k, v, request, optional)
 
     def _tested_module(self, device: torch.device) -> ModuleType:
         if selftest.is_postponed(self.name, device.index):

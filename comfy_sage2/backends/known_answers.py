@@ -16,9 +16,10 @@ from ..kernels import abi
 from ..options import AttentionOptions
 from ..reference.exact import exact_attention
 from ..tiles import TileLists
-from .base import AttentionRequest
+from .base import AttentionRequest, Form
 from .constraints import PRECISE
 from .launch import enqueue, workspace_bytes
+from .tensors import OptionalTensors
 
 _UNTOUCHED = 0xFF  # in every byte: NaN in all float types
 _ALIGNMENT = 256  # bytes
@@ -275,10 +276,12 @@ def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
                 question.k.of(on_device),
                 question.v.of(on_device),
                 call.request,
-                attn_mask=masks[id(question)],
-                nonfinite=call.nonfinite.of(results),
-                tiles=lists[id(question)],
-                invalid_tiles=None if call.invalid_tiles is None else call.invalid_tiles.of(results),
+                OptionalTensors(
+                    attn_mask=masks[id(question)],
+                    tiles=lists[id(question)],
+                    nonfinite=call.nonfinite.of(results),
+                    invalid_tiles=None if call.invalid_tiles is None else call.invalid_tiles.of(results),
+                ),
                 out=call.out.of(results),
                 lse=None if call.lse is None else call.lse.of(results).view(question.lse.shape),
                 workspace=workspace,
@@ -297,7 +300,7 @@ def _layout_of_results(
             options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
             mask = None if question.mask is None else (question.mask.shape, question.mask.dtype)
             shapes = torch.Size(question.q.shape), torch.Size(question.k.shape)
-            form = (device, case.dtype, *shapes, mask, question.tiles is not None, False)
+            form = Form(device, case.dtype, *shapes, mask, question.tiles is not None)
             request = AttentionRequest.of_form(form, options)
             if PRECISE.check(request) is not None:
                 continue

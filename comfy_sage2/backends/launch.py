@@ -15,6 +15,7 @@ from ..kernels import abi
 from ..options import AttentionOptions
 from ..tiles import tiles_of
 from .base import Attend, AttentionRequest, empty_output
+from .tensors import NO_TENSORS, OptionalTensors
 
 # As in csrc/attention_call.h.
 ELEMENT_CODES = {torch.bool: 1, torch.float16: 2, torch.bfloat16: 3, torch.float32: 4}
@@ -117,7 +118,15 @@ class _Chunk:
         """This part of a tensor (B, Hkv, …)."""
         return tensor[self.batch, self.kv_heads]
 
-    def of_shared(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def of_optional(self, optional: OptionalTensors) -> OptionalTensors:
+        """This part of a call's other tensors."""
+        return optional._replace(
+            attn_mask=self._of_shared(optional.attn_mask),
+            tiles=self._of_shared(optional.tiles),
+            gaps=None if optional.gaps is None else self.of_q(optional.gaps),
+        )
+
+    def _of_shared(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """This part of a mask or of tile lists, 4-D, whose batch and heads may broadcast."""
         if tensor is None:
             return None
@@ -159,29 +168,25 @@ def enqueue(
     k: torch.Tensor,
     v: torch.Tensor,
     request: AttentionRequest,
+    optional: OptionalTensors = NO_TENSORS,
     *,
-    attn_mask: torch.Tensor | None,
-    nonfinite: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
     workspace: torch.Tensor,
-    tiles: torch.Tensor | None = None,
-    invalid_tiles: torch.Tensor | None = None,
-    gaps: torch.Tensor | None = None,
     phase: int = WHOLE_CALL,
 ) -> None:
     """Enqueue one attention, or one phase of it, on the workspace's device and the current stream.
 
     Args:
-        q, k, v, request, attn_mask, nonfinite, tiles: as for `Backend.run`. The kernels must be able to read q, k and
-            v: head_dim a multiple of 8, every token at a multiple of 16 bytes.
+        q, k, v, request: as for `Backend.run`. The kernels must be able to read q, k and v: head_dim a multiple of 8,
+            every token at a multiple of 16 bytes.
+        optional: the call's other tensors. `gaps` holds -inf, and is raised to the gaps of the tiles.
         out: (B, Hq, Nq, D) of q's dtype in any memory order, last dimension contiguous.
         lse: (B, Hq, Nq) float32, contiguous, when the options ask for it.
         workspace: uint8, at least `workspace_bytes` of them.
-        invalid_tiles: one int32 that becomes 1 when an entry of `tiles` is left out as invalid, or None.
-        gaps: (B, Hq, Tq, Tk) float32, contiguous, with -inf in it, or None; it is raised to the gaps of the tiles.
         phase: other than WHOLE_CALL only for modules that have them; tensors that it does not touch may be on "meta".
     """
+    attn_mask, tiles, nonfinite, invalid_tiles, gaps = optional
     common, size = _fixed_fields(module, request)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
     arguments = {
@@ -224,41 +229,33 @@ def launch(
     k: torch.Tensor,
     v: torch.Tensor,
     request: AttentionRequest,
-    *,
-    attn_mask: torch.Tensor | None,
-    nonfinite: torch.Tensor | None,
-    tiles: torch.Tensor | None = None,
-    invalid_tiles: torch.Tensor | None = None,
-    gaps: torch.Tensor | None = None,
+    optional: OptionalTensors = NO_TENSORS,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Enqueue one attention on q's device and the current stream; results as for `Backend.run`, arguments too.
-
-    invalid_tiles: one int32 on q's device that becomes 1 when an entry of `tiles` is left out as invalid, or None.
 
     A call that would need a larger workspace than WORKSPACE_BOUND is computed in parts, which share one.
     """
     q, k, v = readable(q), readable(k), readable(v)
-    if gaps is not None:
-        gaps.fill_(-math.inf)
+    if optional.gaps is not None:
+        optional.gaps.fill_(-math.inf)
     out, lse = empty_output(q, request.options.layout), _empty_lse(q, request)
     chunks = _chunks(module, request, WORKSPACE_BOUND)
     size = max(workspace_bytes(module, chunk.request) for chunk in chunks)
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
-    enqueue_part = partial(enqueue, module, nonfinite=nonfinite, invalid_tiles=invalid_tiles, workspace=workspace)
     if len(chunks) == 1:  # without the views' time on the CPU
-        enqueue_part(q, k, v, request, attn_mask=attn_mask, tiles=tiles, out=out, lse=lse, gaps=gaps)
+        enqueue(module, q, k, v, request, optional, out=out, lse=lse, workspace=workspace)
     else:
         for chunk in chunks:
-            enqueue_part(
+            enqueue(
+                module,
                 chunk.of_q(q),
                 chunk.of_kv(k),
                 chunk.of_kv(v),
                 chunk.request,
-                attn_mask=chunk.of_shared(attn_mask),
-                tiles=chunk.of_shared(tiles),
+                chunk.of_optional(optional),
                 out=chunk.of_q(out),
                 lse=None if lse is None else chunk.of_q(lse),
-                gaps=None if gaps is None else chunk.of_q(gaps),
+                workspace=workspace,
             )
     return _unpadded(out, request), lse
 
@@ -269,9 +266,7 @@ def prepare(
     k: torch.Tensor,
     v: torch.Tensor,
     request: AttentionRequest,
-    *,
-    attn_mask: torch.Tensor | None,
-    nonfinite: torch.Tensor | None,
+    optional: OptionalTensors = NO_TENSORS,
 ) -> Attend | None:
     """Enqueue the preparation of one attention on q's device and the current stream; see `Backend.prepare`.
 
@@ -288,8 +283,7 @@ def prepare(
         enqueue,
         module,
         request=request,
-        attn_mask=attn_mask,
-        nonfinite=nonfinite,
+        optional=optional,
         lse=lse,
         workspace=workspace,
     )

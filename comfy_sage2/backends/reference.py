@@ -12,6 +12,7 @@ from ..reference.options import ReferenceOptions
 from ..tiles import TileLists
 from .base import AttentionRequest, Backend, empty_output, note_nonfinite
 from .constraints import GAPS
+from .tensors import NO_TENSORS, OptionalTensors
 
 
 class ReferenceBackend(Backend):
@@ -27,16 +28,11 @@ class ReferenceBackend(Backend):
         k: torch.Tensor,
         v: torch.Tensor,
         request: AttentionRequest,
-        *,
-        attn_mask: torch.Tensor | None,
-        nonfinite: torch.Tensor | None,
-        tiles: torch.Tensor | None = None,
-        invalid_tiles: torch.Tensor | None = None,
-        gaps: torch.Tensor | None = None,
+        optional: OptionalTensors = NO_TENSORS,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
-        options = request.options
-        lists = None if tiles is None else TileLists(tiles, invalid_tiles)
+        options, mask, gaps = request.options, optional.attn_mask, optional.gaps
+        lists = None if optional.tiles is None else TileLists(optional.tiles, optional.invalid_tiles)
         live = None if lists is None else lists.to_mask()
         if options.mode == EXACT:
             result, lse = exact_attention(
@@ -45,7 +41,7 @@ class ReferenceBackend(Backend):
                 v,
                 scale=request.scale,
                 is_causal=options.is_causal,
-                attn_mask=attn_mask,
+                attn_mask=mask,
                 live_tiles=live,
                 dtype=torch.float32,
             )
@@ -58,15 +54,15 @@ class ReferenceBackend(Backend):
                 numerics,
                 scale=request.scale,
                 is_causal=options.is_causal,
-                attn_mask=attn_mask,
+                attn_mask=mask,
                 live_tiles=live,
             )
             if gaps is not None:
                 found = tile_gaps(q, k, numerics, scale=request.scale, running=True)
                 gaps.copy_(found.masked_fill_(found.isnan(), 0.0))
         out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
-        if nonfinite is not None:
-            note_nonfinite(out, nonfinite)
+        if optional.nonfinite is not None:
+            note_nonfinite(out, optional.nonfinite)
         if lists is not None:
             lists.note_invalid()
         return out, lse if options.return_lse else None

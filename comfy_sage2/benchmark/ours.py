@@ -99,7 +99,7 @@ def _emulated(backend: Backend, mode: str) -> Candidate:
         request = _request(inputs, mode)
 
         def run() -> torch.Tensor:
-            return backend.run(inputs.q, inputs.k, inputs.v, request, attn_mask=None, nonfinite=None)[0]
+            return backend.run(inputs.q, inputs.k, inputs.v, request)[0]
 
         return Call(run)
 

@@ -172,7 +172,7 @@ def candidates_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[Ca
         request = AttentionRequest.of(q, k, options)
         for backend in registry.backends(options.mode):
             if backend.accelerated and backend.reason_against(request) is None:
-                run = partial(backend.run, q, k, v, request, attn_mask=None, nonfinite=None)
+                run = partial(backend.run, q, k, v, request)
                 found[Candidate(backend.name, options.mode, options.pv_accumulator)] = run
     return found
 

@@ -25,6 +25,7 @@ import torch
 
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
+from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.kernels import abi, loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
@@ -124,11 +125,12 @@ def run(
     chosen = backend(name)
     if choices.get("mode") == "precise" and q.dtype == torch.float32:
         pytest.skip("mode precise takes tensors of 16 bits")
-    request = AttentionRequest.of(q, k, AttentionOptions(**choices), attn_mask=attn_mask, tiles=tiles, gaps=gaps)
+    optional = OptionalTensors(attn_mask, tiles, nonfinite, gaps=gaps)
+    request = AttentionRequest.of(q, k, AttentionOptions(**choices), optional)
     reason = chosen.reason_against(request)
     assert reason is None, reason
     with _poisoned_allocations():
-        return chosen.run(q, k, v, request, attn_mask=attn_mask, nonfinite=nonfinite, tiles=tiles, gaps=gaps)
+        return chosen.run(q, k, v, request, optional)
 
 
 def assert_equal_in_threads(compute: Callable[[int], torch.Tensor]) -> None:

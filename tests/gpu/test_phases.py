@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from unit.comfyui_adapter.calls import Container
 
 from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.serve.serving import Serving, probe
@@ -48,12 +47,12 @@ def test_both_phases_give_the_bits_of_the_whole_call(
         mask = mask > 0 if kind.startswith("bool") else mask
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
     options = AttentionOptions(mode, return_lse=True, is_causal=kind == "causal")
-    request = AttentionRequest.of(q, k, options, attn_mask=mask)
+    optional = OptionalTensors(mask, nonfinite=flag)
+    request = AttentionRequest.of(q, k, options, optional)
     reason = chosen.reason_against(request)
     assert reason is None, reason
-    given: dict[str, Any] = {"attn_mask": mask, "nonfinite": flag}
-    expected, expected_lse = chosen.run(q, k, v, request, **given)
-    attend = chosen.prepare(q, k, v, request, **given)
+    expected, expected_lse = chosen.run(q, k, v, request, optional)
+    attend = chosen.prepare(q, k, v, request, optional)
     assert attend is not None
     read = "k" if mode == "4b" else "v" if (name, mode) == ("sm90", "precise") else ""
     for letter, tensor in (("q", q), ("k", k), ("v", v)):
@@ -74,7 +73,7 @@ def test_the_attention_phase_sets_the_flag(name: str, mode: str) -> None:
     v[0, 1, 7] = torch.nan
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
     request = AttentionRequest.of(q, k, AttentionOptions(mode))
-    attend = chosen.prepare(q, k, v, request, attn_mask=None, nonfinite=flag)
+    attend = chosen.prepare(q, k, v, request, OptionalTensors(nonfinite=flag))
     assert attend is not None
     assert not flag.item()
     attend()

@@ -12,6 +12,7 @@ from comfy_sage2 import TileLists
 from comfy_sage2.backends import launch
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.tiles import tiles_of
@@ -275,13 +276,13 @@ def test_300000_queries(name: str, mode: str, fresh_seed: int) -> None:
 def test_invalid_entries_are_left_out_and_noted(name: str, mode: str, bad: list[int], clean: list[int]) -> None:
     backend(name)
     q, k, v = random_qkv((2, 2, 100, 128), (2, 2, 300, 128))
-    request = AttentionRequest.of(q, k, AttentionOptions(mode), tiles=torch.empty(0))
+    request = AttentionRequest.of(q, k, AttentionOptions(mode), OptionalTensors(tiles=torch.empty(0)))
     outs, flags = [], []
     for entries in (bad, clean):
         tiles = torch.tensor(entries, dtype=torch.int16, device="cuda").expand(2, 2, 1, -1).contiguous()
         flags.append(torch.full((1,), -7, dtype=torch.int32, device="cuda"))
-        given: dict[str, Any] = {"tiles": tiles, "invalid_tiles": flags[-1], "attn_mask": None, "nonfinite": None}
-        outs.append(launch.launch(loader.load(name), q, k, v, request, **given)[0])
+        optional = OptionalTensors(tiles=tiles, invalid_tiles=flags[-1])
+        outs.append(launch.launch(loader.load(name), q, k, v, request, optional)[0])
     assert torch.equal(outs[0], outs[1])
     assert [flag.item() for flag in flags] == [-7 if sorted(bad) == sorted(clean) else 1, -7]
 

@@ -411,6 +411,7 @@ sys.path.insert(0, {str(ROOT)!r})
 import torch
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.launch import launch, prepare
+from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.options import AttentionOptions
 torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=77)
 module = ModuleType("kernels")
@@ -422,11 +423,12 @@ module.attention = attention
 q, k, v = (torch.zeros(2, heads, 300, 64).half() for heads in (4, 2, 2))
 for mode in {list(architecture.modes)}:
     for mask in (None, torch.zeros(1, 1, 300, 300)):
-        request = AttentionRequest.of(q, k, AttentionOptions(mode, return_lse=True), attn_mask=mask)
-        given = dict(request=replace(request, device_index=0), attn_mask=mask, nonfinite=torch.zeros(1).int())
-        launch(module, q, k, v, **given)
+        optional = OptionalTensors(mask, nonfinite=torch.zeros(1).int())
+        request = AttentionRequest.of(q, k, AttentionOptions(mode, return_lse=True), optional)
+        given = replace(request, device_index=0), optional
+        launch(module, q, k, v, *given)
         whole, launched = launched, []
-        attend = prepare(module, q, k, v, **given)
+        attend = prepare(module, q, k, v, *given)
         assert 2 <= len(launched) < len(whole)
         attend()
         assert launched == whole

@@ -12,6 +12,7 @@ from ... import registry
 from ...attention import explain
 from ...backends.accumulators import resolved
 from ...backends.base import AttentionRequest
+from ...backends.tensors import OptionalTensors
 from ...measured.known import choices_of
 from ...measured.times import PLAIN, Candidate
 from ...options import EXACT, AttentionOptions
@@ -252,7 +253,7 @@ def _faster_exact(call: AttentionCall, other: Candidate) -> str | None:
     if outcome.backend is None:
         return None
     q, k, _ = call.tensors("BHND")
-    work = AttentionRequest.of(q, k, AttentionOptions(EXACT), attn_mask=call.mask_4d()).work
+    work = AttentionRequest.of(q, k, AttentionOptions(EXACT), OptionalTensors(call.mask_4d())).work
     if work is None or not choices.is_faster(Candidate(outcome.backend), other, work):
         return None
     return outcome.backend

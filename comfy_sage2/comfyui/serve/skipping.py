@@ -7,12 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ... import registry
-from ...backends.base import AttentionRequest
+from ...backends.base import AttentionRequest, Form
 from ...options import EXACT, AttentionOptions
 from ...policy.plan import Place
 from ...skipping.skipper import Skipper, values
@@ -140,8 +139,8 @@ class Skipping:
         if tiles_of(kv_length) < LEAST_TILES:
             return f"[SA-318] the call has fewer than {LEAST_TILES} tiles of 128 keys"
         q, k, _ = call.tensors("BHND")
-        form = (q.device, q.dtype, q.shape, k.shape, None)
-        key = (backend, options, *form)
+        form = Form.of(q, k)
+        key = (backend, options, form)
         if key not in self._refused:
             self._refused[key] = _reason_against_form(backend, options, form)
         return self._refused[key]
@@ -166,10 +165,8 @@ class Skipping:
         return dict(self._dense)
 
 
-def _reason_against_form(backend: str, options: AttentionOptions, form: tuple[Any, ...]) -> str | None:
-    """Why `backend` cannot both find and use the tiles of a call: one is no use alone.
-
-    form: as of `AttentionRequest`, without lists and gaps.
-    """
-    requests = (AttentionRequest.of_form((*form, *wants), options) for wants in ((True, False), (False, True)))
+def _reason_against_form(backend: str, options: AttentionOptions, form: Form) -> str | None:
+    """Why `backend` cannot both find and use the tiles of a call of this form: one is no use alone."""
+    forms = form._replace(has_tiles=True), form._replace(has_gaps=True)
+    requests = (AttentionRequest.of_form(wanted, options) for wanted in forms)
     return next(filter(None, map(registry.get(backend).reason_against, requests)), None)

@@ -9,6 +9,7 @@ import torch
 
 from comfy_sage2 import registry
 from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
+from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.report.record import Outcome
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.serve.serving import EXACT_IS_FASTER, Serving
@@ -41,9 +42,16 @@ class Constant(Backend):
     def is_for(self, mode: str) -> bool:
         return mode in self._modes
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest, **rest: Any) -> Any:
-        if rest["nonfinite"] is not None:
-            rest["nonfinite"].fill_(1)
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        optional: OptionalTensors = NO_TENSORS,
+    ) -> Any:
+        if optional.nonfinite is not None:
+            optional.nonfinite.fill_(1)
         return empty_output(q, request.options.layout).fill_(self._value), None
 
 

@@ -11,6 +11,7 @@ import torch
 from comfy_sage2 import registry
 from comfy_sage2.backends.base import Attend, AttentionRequest, Backend
 from comfy_sage2.backends.reference import ReferenceBackend
+from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.forward import Forward
 from comfy_sage2.comfyui.call.override import make_override
@@ -45,17 +46,29 @@ class Phased(Backend):
     def note(self, event: str) -> None:
         self.events.append((event, "".join(name for name, storage in self.alive.items() if storage() is not None)))
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest, **rest: Any) -> Any:
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        optional: OptionalTensors = NO_TENSORS,
+    ) -> Any:
         self.note("run")
-        return REFERENCE.run(q, k, v, request, **rest)
+        return REFERENCE.run(q, k, v, request, optional)
 
     def prepare(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest, **rest: Any
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        optional: OptionalTensors = NO_TENSORS,
     ) -> Attend | None:
         self.note("prepare")
         if self.unprepared:
             raise RuntimeError("no image for this device")
-        out, lse = REFERENCE.run(q, k, v, request, attn_mask=rest["attn_mask"], nonfinite=None)
+        out, lse = REFERENCE.run(q, k, v, request, OptionalTensors(optional.attn_mask))
         kept = [tensor for name, tensor in zip("qkv", (q, k, v), strict=True) if name in self.kept]
 
         def attend() -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -65,7 +78,8 @@ class Phased(Backend):
                 raise self.error
             if self.spoil:
                 out.fill_(torch.nan)
-                rest["nonfinite"].fill_(1)
+                assert optional.nonfinite is not None
+                optional.nonfinite.fill_(1)
             return out, lse
 
         return attend

@@ -9,7 +9,7 @@ import torch
 
 import comfy_sage2
 from comfy_sage2.backends import accumulators
-from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.base import AttentionRequest, Form
 from comfy_sage2.backends.launch import option_fields
 from comfy_sage2.options import AttentionOptions
 
@@ -84,7 +84,7 @@ def test_precise_has_single_precision_alone() -> None:
 @pytest.mark.usefixtures("geforce")
 def test_a_request_leaves_nothing_open() -> None:
     shape = torch.Size((1, 2, 64, 64))
-    form = (torch.device("cuda", 0), torch.float16, shape, shape, None, False, False)
+    form = Form(torch.device("cuda", 0), torch.float16, shape, shape)
     request = AttentionRequest.of_form(form, AttentionOptions(pv_accumulator="auto"))
     assert request.options == AttentionOptions(pv_accumulator="fp16")
     assert option_fields(request.options)["pv_accumulator"] == 16

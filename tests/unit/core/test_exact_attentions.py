@@ -14,6 +14,7 @@ from comfy_sage2 import registry
 from comfy_sage2.backends import accumulators
 from comfy_sage2.backends.base import AttentionRequest, empty_output
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS, ExactAttention
+from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference.exact import exact_attention
 
@@ -140,10 +141,10 @@ def test_results_keep_the_promises_of_the_api(
         allowed[:, :, 7] = False
     mask = allowed if dtype == torch.bool else torch.randn(shape).masked_fill(~allowed, -math.inf)
     options = replace(OPTIONS, layout=layout, return_lse=True)
-    request = AttentionRequest.of(q, k, options, attn_mask=mask)
     flag = torch.zeros(1, dtype=torch.int32)
+    optional = OptionalTensors(mask, nonfinite=flag)
     before = mask.clone()
-    out, lse = backend.run(q, k, v, request, attn_mask=mask, nonfinite=flag)
+    out, lse = backend.run(q, k, v, AttentionRequest.of(q, k, options, optional), optional)
     expected, expected_lse = exact_attention(q, k, v, attn_mask=mask)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
     assert lse is not None
@@ -163,5 +164,5 @@ def test_nonfinite_values_are_noted() -> None:
     v[0, 1, 3, 5] = math.inf
     flag = torch.zeros(1, dtype=torch.int32)
     backend = ExactAttention("stand-in", stand_in([], False), lambda: None)
-    backend.run(q, q, v, AttentionRequest.of(q, q, OPTIONS), attn_mask=None, nonfinite=flag)
+    backend.run(q, q, v, AttentionRequest.of(q, q, OPTIONS), OptionalTensors(nonfinite=flag))
     assert flag.item() == 1

@@ -17,6 +17,7 @@ from comfy_sage2.backends import kernels, selftest
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS
 from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference.dead_tiles import tile_gaps
@@ -137,14 +138,14 @@ def test_exact_attentions_refuse_gaps(backend: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_kernels_get_the_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(kernels, "launch", lambda module, q, k, v, request, **rest: given.update(rest))
+    given: list[OptionalTensors] = []
+    monkeypatch.setattr(kernels, "launch", lambda *arguments: given.append(arguments[-1]))
     monkeypatch.setattr(loader, "load", lambda architecture: None)
     q, k, v = inputs()
     gaps = nothing_known()
-    request = AttentionRequest.of(q, k, AttentionOptions(), gaps=gaps)
-    KERNELS[0].run(q, k, v, request, attn_mask=None, nonfinite=None, gaps=gaps)
-    assert given["gaps"] is gaps
+    optional = OptionalTensors(gaps=gaps)
+    KERNELS[0].run(q, k, v, AttentionRequest.of(q, k, AttentionOptions(), optional), optional)
+    assert given[0].gaps is gaps
 
 
 def test_a_choice_without_gaps_is_not_taken_for_one_with_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from comfy_sage2.backends import launch as launch_module
 from comfy_sage2.backends.base import AttentionRequest, empty_output
 from comfy_sage2.backends.launch import launch
+from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.tiles import TileLists
 
@@ -28,9 +29,7 @@ def run(
     k: torch.Tensor,
     v: torch.Tensor,
     layout: str = "BHND",
-    tiles: torch.Tensor | None = None,
-    invalid_tiles: torch.Tensor | None = None,
-    gaps: torch.Tensor | None = None,
+    optional: OptionalTensors = NO_TENSORS,
 ) -> torch.Tensor:
     class Module:
         @staticmethod
@@ -41,9 +40,8 @@ def run(
         def attention(**fields: Any) -> None:
             calls.append(fields)
 
-    request = AttentionRequest.of(q, k, AttentionOptions(layout=layout), tiles=tiles, gaps=gaps)
-    lists: dict[str, Any] = {"tiles": tiles, "invalid_tiles": invalid_tiles, "gaps": gaps}
-    return launch(Module, q, k, v, request, attn_mask=None, nonfinite=None, **lists)[0]  # type: ignore[arg-type]
+    request = AttentionRequest.of(q, k, AttentionOptions(layout=layout), optional)
+    return launch(Module, q, k, v, request, optional)[0]  # type: ignore[arg-type]
 
 
 def misaligned(*shape: int) -> torch.Tensor:
@@ -97,7 +95,7 @@ def test_lists_and_their_strides(calls: list[dict[str, Any]], batch: int, heads:
     q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
     lists = TileLists.dense(300, 513, batch=batch, heads=heads).lists
     flag = torch.zeros(1, dtype=torch.int32) if flagged else None
-    run(calls, q, k, k, tiles=lists, invalid_tiles=flag)
+    run(calls, q, k, k, optional=OptionalTensors(tiles=lists, invalid_tiles=flag))
     (call,) = calls
     assert call["tiles_key_tiles"] == 5
     assert call["tiles_pointer"] == lists.data_ptr()
@@ -111,7 +109,7 @@ def test_gaps_are_cleared_before_the_call(calls: list[dict[str, Any]]) -> None:
     q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
     gaps = torch.full((2, 4, 3, 5), math.nan)
     run(calls, q, k, k)
-    run(calls, q, k, k, gaps=gaps)
+    run(calls, q, k, k, optional=OptionalTensors(gaps=gaps))
     assert "gaps" not in calls[0] and calls[1]["gaps"] == gaps.data_ptr()
     assert (gaps == -math.inf).all()
 
@@ -149,9 +147,9 @@ def chunked(
     q, k, v = (torch.randn(batch, 40, heads, 64).half().transpose(1, 2) for heads in (q_heads, kv_heads, kv_heads))
     attn_mask = None if mask is None else torch.ones(*mask, dtype=torch.bool)
     options = AttentionOptions(layout=layout, return_lse=True)
-    request = AttentionRequest.of(q, k, options, attn_mask=attn_mask, tiles=tiles, gaps=gaps)
-    shared: dict[str, Any] = {"attn_mask": attn_mask, "tiles": tiles, "gaps": gaps}
-    out, lse = launch(module, q, k, v, request, nonfinite=None, **shared)  # type: ignore[arg-type]
+    optional = OptionalTensors(attn_mask, tiles, gaps=gaps)
+    request = AttentionRequest.of(q, k, options, optional)
+    out, lse = launch(module, q, k, v, request, optional)  # type: ignore[arg-type]
     tensors = {"q": q, "k": k, "v": v, "out": out}
     if lse is not None:
         tensors["lse"] = lse

@@ -16,6 +16,7 @@ from comfy_sage2.attention import attention, prepare
 from comfy_sage2.backends import launch as launch_module
 from comfy_sage2.backends.base import Attend, AttentionRequest, Backend
 from comfy_sage2.backends.launch import ATTENTION_PHASE, PREPARATION, WHOLE_CALL, launch
+from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.kernels import abi
 from comfy_sage2.options import AttentionOptions
 
@@ -65,14 +66,16 @@ def inputs(head_dim: int = 64) -> Tensors:
 
 
 def begin(module: Any, tensors: Tensors, attn_mask: Any = None, nonfinite: Any = None, **options: Any) -> Any:
-    request = AttentionRequest.of(tensors[0], tensors[1], AttentionOptions(**options), attn_mask=attn_mask)
-    return launch_module.prepare(module, *tensors, request, attn_mask=attn_mask, nonfinite=nonfinite)
+    optional = OptionalTensors(attn_mask, nonfinite=nonfinite)
+    request = AttentionRequest.of(tensors[0], tensors[1], AttentionOptions(**options), optional)
+    return launch_module.prepare(module, *tensors, request, optional)
 
 
 def whole(tensors: Tensors, attn_mask: Any = None, nonfinite: Any = None, **options: Any) -> Any:
-    request = AttentionRequest.of(tensors[0], tensors[1], AttentionOptions(**options), attn_mask=attn_mask)
+    optional = OptionalTensors(attn_mask, nonfinite=nonfinite)
+    request = AttentionRequest.of(tensors[0], tensors[1], AttentionOptions(**options), optional)
     module: Any = ReferenceModule()
-    return launch(module, *tensors, request, attn_mask=attn_mask, nonfinite=nonfinite)
+    return launch(module, *tensors, request, optional)
 
 
 @pytest.mark.parametrize("read", [(), ("k",), ("v",), ("q", "k", "v")], ids=str)
@@ -154,7 +157,7 @@ def test_modules_without_phases_are_called_as_ever() -> None:
     assert begin(module, tensors) is None
     assert not module.enqueued
     request = AttentionRequest.of(tensors[0], tensors[1], AttentionOptions())
-    launch(module, *tensors, request, attn_mask=None, nonfinite=None)
+    launch(module, *tensors, request)
     assert "phase" not in module.enqueued[0]
 
 
@@ -172,15 +175,27 @@ class Twos(Backend):
     accelerated = True
 
     def __init__(self) -> None:
-        self.asked: list[tuple[AttentionRequest, dict[str, Any]]] = []
+        self.asked: list[tuple[AttentionRequest, OptionalTensors]] = []
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest, **rest: Any) -> Any:
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        optional: OptionalTensors = NO_TENSORS,
+    ) -> Any:
         raise AssertionError("a prepared call is not run")
 
     def prepare(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest, **rest: Any
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        optional: OptionalTensors = NO_TENSORS,
     ) -> Attend | None:
-        self.asked.append((request, rest))
+        self.asked.append((request, optional))
         shape = q.shape
         return lambda: (torch.full(shape, 2.0), None)
 
@@ -200,9 +215,10 @@ def test_the_api_takes_the_layout_and_the_mask_of_a_call(twos: Twos) -> None:
     assert attend is not None
     out, lse = attend()
     assert out.shape == (1, 40, 3, 64) and lse is None
-    ((request, rest),) = twos.asked
+    ((request, optional),) = twos.asked
     assert (request.q_heads, request.q_length, request.mask_shape) == (3, 40, (1, 1, 40, 40))
-    assert rest["nonfinite"] is flag and rest["attn_mask"].shape == (1, 1, 40, 40)
+    assert optional.nonfinite is flag
+    assert optional.attn_mask is not None and optional.attn_mask.shape == (1, 1, 40, 40)
 
 
 class Tagged(torch.Tensor):

@@ -11,6 +11,7 @@ import torch
 import comfy_sage2
 from comfy_sage2 import registry
 from comfy_sage2.backends.base import AttentionRequest, Backend, Constraint, empty_output
+from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
 
 
@@ -35,12 +36,7 @@ class Ones(Backend):
         k: torch.Tensor,
         v: torch.Tensor,
         request: AttentionRequest,
-        *,
-        attn_mask: torch.Tensor | None,
-        nonfinite: torch.Tensor | None,
-        tiles: torch.Tensor | None = None,
-        invalid_tiles: torch.Tensor | None = None,
-        gaps: torch.Tensor | None = None,
+        optional: OptionalTensors = NO_TENSORS,
     ) -> Any:
         lse = q.new_ones(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
         return empty_output(q, request.options.layout).fill_(1), lse
@@ -76,7 +72,7 @@ def test_a_request_describes_the_call() -> None:
     q, k = torch.randn(2, 6, 10, 16).half(), torch.randn(2, 3, 20, 16).half()
     mask = torch.ones(2, 1, 1, 20, dtype=torch.bool)
     options = AttentionOptions("4b", is_causal=True)
-    described = AttentionRequest.of(q, k, options, attn_mask=mask)
+    described = AttentionRequest.of(q, k, options, OptionalTensors(mask))
     assert (described.batch, described.q_heads, described.kv_heads) == (2, 6, 3)
     assert (described.q_length, described.kv_length, described.head_dim) == (10, 20, 16)
     assert (described.device_type, described.device_index, described.capability) == ("cpu", None, None)

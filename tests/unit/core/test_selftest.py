@@ -163,7 +163,7 @@ def test_while_a_graph_is_captured_it_is_postponed(machine: Machine, method: str
     backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
     q = SimpleNamespace(device=torch.device("cuda", 0))
     with pytest.raises(RuntimeError, match="self-test of these kernels failed"):
-        getattr(backend, method)(q, q, q, None, attn_mask=None, nonfinite=None)
+        getattr(backend, method)(q, q, q, None)
     assert len(machine.asked) == 1
 
 

@@ -20,6 +20,7 @@ from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
 from comfy_sage2.backends.constraints import DENSE
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS
 from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference import attention as reference
@@ -322,13 +323,13 @@ def test_exact_attentions_refuse_tile_lists(backend: Any, monkeypatch: pytest.Mo
 
 
 def test_kernels_get_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(kernels, "launch", lambda module, q, k, v, request, **rest: given.update(rest))
+    given: list[OptionalTensors] = []
+    monkeypatch.setattr(kernels, "launch", lambda *arguments: given.append(arguments[-1]))
     monkeypatch.setattr(loader, "load", lambda architecture: None)
     q, k, v = inputs()
-    request = AttentionRequest.of(q, k, AttentionOptions(), tiles=LISTS.lists)
-    KERNELS[0].run(q, k, v, request, attn_mask=None, nonfinite=None, tiles=LISTS.lists, invalid_tiles=FLAG)
-    assert given["tiles"] is LISTS.lists and given["invalid_tiles"] is FLAG
+    optional = OptionalTensors(tiles=LISTS.lists, invalid_tiles=FLAG)
+    KERNELS[0].run(q, k, v, AttentionRequest.of(q, k, AttentionOptions(), optional), optional)
+    assert given[0].tiles is LISTS.lists and given[0].invalid_tiles is FLAG
 
 
 class Twos(Backend):
@@ -338,7 +339,14 @@ class Twos(Backend):
     accelerated = True
     constraints = (DENSE,)
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest, **rest: Any) -> Any:
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        request: AttentionRequest,
+        optional: OptionalTensors = NO_TENSORS,
+    ) -> Any:
         return empty_output(q, request.options.layout).fill_(2), None
 
 
@@ -360,7 +368,7 @@ def test_a_call_with_lists_goes_past_what_refuses_them(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("mode", ["8b", EXACT])
 def test_measured_times_do_not_hold_for_lists(mode: str) -> None:
     q, k, _ = (tensor.half() for tensor in inputs())
-    request = AttentionRequest.of(q, k, AttentionOptions(mode), tiles=LISTS.lists)
+    request = AttentionRequest.of(q, k, AttentionOptions(mode), OptionalTensors(tiles=LISTS.lists))
     assert request.has_tiles and request.work is None
     assert replace(request, has_tiles=False).work is not None
 

@@ -110,22 +110,27 @@ class Share:
 
 @dataclass(frozen=True)
 class Speed:
-    """Backends beside ComfyUI's attention on the same work.
+    """Calls beside another way to do the same work, such as backends beside ComfyUI's attention.
 
     Attributes:
-        calls: calls by backends of whose form the time of ComfyUI's attention is known.
-        comfyui_seconds: what ComfyUI's attention would have taken for them; seconds: what the backends took. Both of
-            one device, on average.
+        calls: those of whose form the other way's time is known.
+        other_seconds: what the other way would have taken for them; seconds: what they took. Both of one device, on
+            average.
     """
 
     calls: int
-    comfyui_seconds: float
+    other_seconds: float
     seconds: float
 
     @property
     def saved(self) -> float:
-        """Seconds; negative when ComfyUI's attention would have been faster."""
-        return self.comfyui_seconds - self.seconds
+        """Seconds; negative when the other way would have been faster."""
+        return self.other_seconds - self.seconds
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast they were."""
+        return self.other_seconds / self.seconds if self.seconds > 0.0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,7 @@ class Summary:
         passes: forward passes of the model.
         silent_passes: those that made no attention call that could be seen.
         sampling: how far it came.
+        skip_speeds: layer -> its calls that left tiles out beside those that computed all, where there were both.
     """
 
     steps: int
@@ -160,6 +166,7 @@ class Summary:
     passes: int = 0
     silent_passes: int = 0
     sampling: Sampling = Sampling.NONE
+    skip_speeds: Mapping[int, Speed] = field(default_factory=dict)
 
     def layer_name(self, layer: int) -> str:
         """As `plan.Layer` has it."""
@@ -192,7 +199,7 @@ class Record:
     _samplings: int = 0  # that run now: one may begin within another
     _sampling: Sampling = Sampling.NONE
     _calls: Counter[Outcome] = field(default_factory=Counter)
-    _times: list[tuple[Outcome, Form | None, Timer]] = field(default_factory=list)
+    _times: list[tuple[int, Outcome, Form | None, Timer]] = field(default_factory=list)  # int: the layer
     _forms: Counter[tuple[Form, bool]] = field(default_factory=Counter)  # of (form, by ComfyUI's attention)
     _comparisons: list[tuple[Form, Timer]] = field(default_factory=list)
     _cells: dict[Place, Outcome] = field(default_factory=dict)
@@ -272,7 +279,7 @@ class Record:
                 return
             self._calls[outcome] += 1
             form = form if outcome.by is None else None  # the time says nothing about ComfyUI's attention
-            self._times.append((outcome, form, timer))
+            self._times.append((layer, outcome, form, timer))
             if form is not None:
                 self._forms[form, outcome.backend is None] += 1
             self._cells[layer, step] = outcome
@@ -300,11 +307,14 @@ class Record:
         seconds: defaultdict[Outcome, float] = defaultdict(float)
         served: list[tuple[Form, float]] = []
         comfyui = [(form, timer.seconds()) for form, timer in comparisons]
-        for outcome, form, timer in times:
+        by_skip: defaultdict[tuple[int, bool], list[tuple[Form, float]]] = defaultdict(list)
+        for layer, outcome, form, timer in times:
             elapsed = timer.seconds()
             seconds[outcome] += elapsed
             if form is not None:
                 (comfyui if outcome.backend is None else served).append((form, elapsed))
+                if outcome.backend is not None:
+                    by_skip[layer, outcome.skips].append((form, elapsed))
         shares = [Share(outcome, count, seconds[outcome]) for outcome, count in calls.items()]
         shares.sort(key=lambda share: (share.outcome.backend is None, -share.calls))
         return Summary(
@@ -318,6 +328,7 @@ class Record:
             passes=len(passes),
             silent_passes=passes.count(0),
             speed=compared(served, comfyui, devices),
+            skip_speeds=_skip_speeds(by_skip, devices),
             devices=devices,
             sampling=sampling,
         )
@@ -338,19 +349,26 @@ def _averages(measured: Mapping[Place, Sequence[torch.Tensor]]) -> dict[Place, A
 
 
 def compared(
-    served: Iterable[tuple[Hashable, float]], comfyui: Iterable[tuple[Hashable, float]], devices: int = 1
+    calls: Iterable[tuple[Hashable, float]], others: Iterable[tuple[Hashable, float]], devices: int = 1
 ) -> Speed | None:
-    """From (form, seconds) of each call by a backend and by ComfyUI's attention; None when no form has both.
+    """From (form, seconds) of each call and of the other way's; None when no form has both.
 
-    The time of a form is the median of its calls: a first call that loads a kernel counts little.
+    The other way's time of a form is the median of its calls: a first call that loads a kernel counts little.
     """
     times: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for form, seconds in comfyui:
+    for form, seconds in others:
         times[form].append(seconds)
     usual = {form: median(found) for form, found in times.items()}
-    both = [(form, seconds) for form, seconds in served if form in usual]
+    both = [(form, seconds) for form, seconds in calls if form in usual]
     if not both:
         return None
     return Speed(
         len(both), sum(usual[form] for form, _ in both) / devices, sum(seconds for _, seconds in both) / devices
     )
+
+
+def _skip_speeds(times: Mapping[tuple[int, bool], Sequence[tuple[Form, float]]], devices: int) -> dict[int, Speed]:
+    """From (form, seconds) of the calls of a layer that left tiles out, and of those that did not."""
+    layers = sorted(layer for layer, skips in times if skips)
+    found = {layer: compared(times[layer, True], times.get((layer, False), ()), devices) for layer in layers}
+    return {layer: speed for layer, speed in found.items() if speed is not None}

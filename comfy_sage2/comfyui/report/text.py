@@ -162,9 +162,11 @@ def _skipped(skipping: Skipping | None, summary: Summary) -> list[str]:
     computed = f"{share:.1%} of those of {calls} calls computed" if calls else "none"
     lines = [f"Tiles left out ({skipping.level}): {computed}"]
     for layer, found in layers.items():
+        speed = summary.skip_speeds.get(layer)
+        faster = "" if speed is None else f" ({compared_speed(speed.ratio)}, beside those that found the tiles)"
         later = "" if found.later is None else f", {found.later:.4f} when they gave way to newer ones"
         lines.append(
-            f"  {summary.layer_name(layer)}: {found.computed:.1%} computed in {found.listed} calls with lists; "
+            f"  {summary.layer_name(layer)}: {found.computed:.1%} computed in {found.listed} calls with lists{faster}; "
             f"relative L1 of the worst head {found.error:.4f} when they were made{later}"
         )
     return lines + [f"  {calls} calls computed all tiles: {reason}" for reason, calls in skipping.reasons.items()]
@@ -184,11 +186,10 @@ def time_lines(summary: Summary) -> list[str]:
     saved, basis = 0.0, "as it ran"
     if summary.speed is not None:
         saved, basis = summary.speed.saved, "with ComfyUI's attention"
-        ratio = summary.speed.comfyui_seconds / summary.speed.seconds if summary.speed.seconds > 0.0 else 1.0
         lines.append(
             f"Time {'saved' if saved >= 0.0 else 'lost'}: {abs(saved):.2f} s, over {summary.speed.calls} calls whose "
-            "time with ComfyUI's attention is known too "
-            f"(attention {compared_speed(ratio)}, sampling {compared_speed(sampling_ratio(summary) or 1.0)})."
+            f"time with ComfyUI's attention is known too (attention {compared_speed(summary.speed.ratio)}, sampling "
+            f"{compared_speed(sampling_ratio(summary) or 1.0)})."
         )
     share = (attention + saved) / (whole + saved)
     if share < 0.995:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_card, draw_chart
 from comfy_sage2.comfyui.report.colors import BROKEN, LEFT
 from comfy_sage2.comfyui.report.drawing import fitted, font, wrapped
 from comfy_sage2.comfyui.report.quality import measure
-from comfy_sage2.comfyui.report.record import Outcome, start_timer
+from comfy_sage2.comfyui.report.record import Outcome, Speed, start_timer
 from comfy_sage2.comfyui.report.text import report, status
 from comfy_sage2.comfyui.serve.session import Session
 from comfy_sage2.comfyui.settings import Settings
@@ -128,10 +129,27 @@ def timed(comfyui: tuple[float, ...], sample: float | None = None) -> Session:
 )
 def test_time_saved_is_what_comfyui_takes_for_the_same_calls(session: Session) -> None:
     speed = session.record.summary().speed
-    assert speed is not None and (speed.calls, speed.comfyui_seconds, speed.seconds) == (4, 8.0, 4.0)
+    assert speed is not None and (speed.calls, speed.other_seconds, speed.seconds) == (4, 8.0, 4.0)
     text = report([session])
     assert "Time saved: 4.00 s, over 4 calls" in text
     assert "attention 2.0x faster, sampling 1.4x faster" in text
+
+
+def test_speed_of_calls_that_left_tiles_out() -> None:
+    """Beside calls of the same layer and form that computed all tiles."""
+    session = session_of()
+    session.begin_sampling([1.0, 0.0])
+    session.record.begin_forward(Watch(10.0))
+    listed = replace(BY_KERNEL, skips=True)
+    for layer, dense in ((0, 3.0), (1, 8.0)):
+        for seconds in (dense, dense, 50.0):  # the last one loaded a kernel
+            session.record.add(layer, 0, BY_KERNEL, Watch(seconds), form=("long",))
+        for seconds in (1.0, 2.0):
+            session.record.add(layer, 1, listed, Watch(seconds), form=("long",))
+    session.record.add(2, 1, listed, Watch(1.0), form=("long",))
+    session.record.add(2, 1, BY_KERNEL, Watch(2.0), form=("short",))
+    session.record.add(3, 1, BY_KERNEL, Watch(2.0), form=("long",))
+    assert session.record.summary().skip_speeds == {0: Speed(2, 6.0, 3.0), 1: Speed(2, 16.0, 3.0)}
 
 
 def test_forecast_is_amdahls_law() -> None:

@@ -15,6 +15,7 @@ from comfy_sage2.backends.constraints import DENSE, WITHOUT_GAPS
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.report.verdict import compared_speed
 from comfy_sage2.comfyui.serve import skipping
 from comfy_sage2.comfyui.serve.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
@@ -340,7 +341,9 @@ def test_the_report_says_what_was_computed() -> None:
     (found,) = figures(session).values()
     text = report([session])
     assert f"Tiles left out (fast): {found.share:.1%} of those of 5 calls computed\n" in text
-    assert f"  call 0: {found.computed:.1%} computed in 3 calls with lists; relative L1 of the worst head " in text
+    speed = compared_speed(session.record.summary().skip_speeds[0].ratio)
+    listed_calls = f"{found.computed:.1%} computed in 3 calls with lists ({speed}, beside those that found the tiles)"
+    assert f"  call 0: {listed_calls}; relative L1 of the worst head " in text
     assert "when they gave way to newer ones" in text and "skip fast" in text
     assert "  reference · 8b · tiles left out: 3 calls" in text
     assert found.share == pytest.approx((2 + 3 * found.computed) / 5)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.dead_tiles import LOSSLESS, tile_gaps
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.tiles import TileLists
+from comfy_sage2.tiles import TILE_TOKENS, TileLists
 from tools.progress import ProgressBar
 
 from ..demo.captions import CaptionEncoder
@@ -43,11 +43,17 @@ OPTIONS = AttentionOptions("8b")
 
 @dataclass(frozen=True)
 class Measured:
-    """One call: threshold -> the share of dead tiles and the relative L1 against float64 of the call without them."""
+    """One call: threshold -> the share of dead tiles and the relative L1 against float64 of the call without them.
+
+    last_first, own_first: the shares by what an online softmax has met that takes the last keys first, as the kernels
+    of sm90 do, or the tile of the query's own place before them.
+    """
 
     dense: float
     shares: dict[str, float]
     errors: dict[str, float]
+    last_first: dict[str, float]
+    own_first: dict[str, float]
 
 
 def measured(sample: AttentionSample) -> Measured:
@@ -59,13 +65,35 @@ def measured(sample: AttentionSample) -> Measured:
         out, _ = reference_attention(sample.q, sample.k, sample.v, numerics, scale=sample.scale, live_tiles=live)
         return float(compare(out, exact)[1])
 
+    def dead(gaps: torch.Tensor) -> dict[str, float]:
+        return {name: float((gaps <= threshold).float().mean()) for name, threshold in THRESHOLDS.items()}
+
     gaps = tile_gaps(sample.q, sample.k, numerics, scale=sample.scale)
     live = {name: TileLists.of_mask(gaps > threshold).to_mask() for name, threshold in THRESHOLDS.items()}
+    by_tile = replace(numerics, keys_per_step=TILE_TOKENS, last_keys_first=True)
     return Measured(
         error(None),
-        {name: 1 - float(mask.float().mean()) for name, mask in live.items()},
+        dead(gaps),
         {name: error(mask) for name, mask in live.items()},
+        dead(tile_gaps(sample.q, sample.k, by_tile, scale=sample.scale, running=True)),
+        dead(own_tile_first(sample, by_tile)),
     )
+
+
+def own_tile_first(sample: AttentionSample, numerics: ReferenceOptions) -> torch.Tensor:
+    """The gaps of a self-attention whose blocks of queries take the tile of their own place first, then the last keys.
+
+    The sample has whole tiles, so that keys keep their neighbors in the groups of quantization.
+    """
+    assert sample.k.shape[2] == sample.q.shape[2] and sample.k.shape[2] % TILE_TOKENS == 0
+    found = []
+    tiles = sample.k.split(TILE_TOKENS, dim=2)
+    for own, queries in enumerate(sample.q.split(TILE_TOKENS, dim=2)):
+        order = [*(tile for tile in range(len(tiles)) if tile != own), own]  # from the end on
+        keys = torch.cat([tiles[tile] for tile in order], dim=2)
+        gaps = tile_gaps(queries, keys, numerics, scale=sample.scale, running=True)
+        found.append(torch.empty_like(gaps).index_copy_(3, torch.tensor(order), gaps))
+    return torch.cat(found, dim=2)
 
 
 def rows(name: str, found: Sequence[Measured]) -> Iterator[str]:
@@ -80,22 +108,45 @@ def rows(name: str, found: Sequence[Measured]) -> Iterator[str]:
         )
 
 
-def table(sources: dict[str, Sequence[AttentionSample]], progress: Callable[[float], None]) -> Iterator[str]:
+def order_rows(name: str, found: Sequence[Measured]) -> Iterator[str]:
+    """The rows of the table of orders for the calls `found`: means."""
+    for threshold in THRESHOLDS:
+        means = (
+            sum(getattr(one, field)[threshold] for one in found) / len(found)
+            for field in ("shares", "last_first", "own_first")
+        )
+        yield f"| {name} | {threshold} | {' | '.join(f'{mean:.1%}' for mean in means)} |"
+
+
+def measured_sources(
+    sources: dict[str, Sequence[AttentionSample]], progress: Callable[[float], None]
+) -> dict[str, list[Measured]]:
+    """Every call of every source."""
+    calls = sum(map(len, sources.values()))
+    found: dict[str, list[Measured]] = {name: [] for name in sources}
+    for done, (name, sample) in enumerate((name, sample) for name, samples in sources.items() for sample in samples):
+        progress(done / calls)
+        found[name].append(measured(sample))
+    return found
+
+
+def table(found: dict[str, list[Measured]]) -> Iterator[str]:
     """Markdown: every source with every threshold."""
     yield "| calls | threshold | dead tiles | least to most | relative L1 | dense | worst call | worst dense |"
     yield "| --- " * 8 + "|"
-    calls = sum(map(len, sources.values()))
-    done = 0
-    for name, samples in sources.items():
-        found = []
-        for sample in samples:
-            progress(done / calls)
-            found.append(measured(sample))
-            done += 1
-        yield from rows(name, found)
+    for name, calls in found.items():
+        yield from rows(name, calls)
 
 
-def page(command: str, lines: Sequence[str], device: torch.device) -> str:
+def order_table(found: dict[str, list[Measured]]) -> Iterator[str]:
+    """Markdown: dead tiles by the maximum that they are compared with."""
+    yield "| calls | threshold | whole row | last keys first | own tile first |"
+    yield "| --- " * 5 + "|"
+    for name, calls in found.items():
+        yield from order_rows(name, calls)
+
+
+def page(command: str, found: dict[str, list[Measured]], device: torch.device) -> str:
     """The whole page of docs/results."""
     frames, height, width = GRID
     return "\n".join(
@@ -115,11 +166,19 @@ def page(command: str, lines: Sequence[str], device: torch.device) -> str:
             f"the query's own place, {NARROWEST} to {WIDEST} tokens wide by head, and so many nats high as the row "
             f"says; noise of deviation {NOISE} lies on Q and K.",
             "",
-            *lines,
+            *table(found),
             "",
             "A threshold is no bound of the error: tokens that attend to everything a little lose most. Large models, "
             "and lists of one step that are used in the next, are not measured here. Kernels of ABI 4 take lists "
             "([times](list-times.md)).",
+            "",
+            "## By the order of the keys",
+            "",
+            "A kernel knows the largest score of a row that it has met so far. Dead tiles by that maximum, when the "
+            "last keys come first, as in the kernels of sm90, and when the tile of the query's own place comes before "
+            "them:",
+            "",
+            *order_table(found),
         ]
     )
 
@@ -165,8 +224,8 @@ def main(arguments: list[str]) -> int:
                     options.seed, frames=frames, height=height, width=width, peaks=(peak,)
                 )
         with ProgressBar("measuring") as progress:
-            lines = list(table(sources, progress))
-    text = page(" ".join(["python -m lab tiles", *arguments]), lines, torch.device("cpu")) + "\n"
+            found = measured_sources(sources, progress)
+    text = page(" ".join(["python -m lab tiles", *arguments]), found, torch.device("cpu")) + "\n"
     print(text)
     if options.results is not None:
         options.results.mkdir(parents=True, exist_ok=True)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+from binding import CSRC, MODULE, NATIVE, Binding, build_sources, compile_native, definitions
 from fake_pack import ROOT, Plugin
+
+from tools import kernel_table
 
 
 @pytest.fixture
@@ -44,3 +51,69 @@ def mount_namespace() -> tuple[str, ...]:
         if shutil.which("unshare") and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
             return (*prefix, "sh", "-c")
     pytest.skip("mounting a file system of the test's own is not permitted here")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the objects that every module has, the module "package" of native/launch.cpp, and the drivers."""
+    if shutil.which("g++") is None or sys.platform != "linux":
+        pytest.skip("needs g++ on Linux to compile the binding")
+    pybind11 = pytest.importorskip("pybind11")
+    folder = tmp_path_factory.mktemp("binding")
+    includes = ["-I", sysconfig.get_path("include"), "-I", pybind11.get_include(), "-I", str(CSRC)]
+    objects = []
+    for source in kernel_table.SHARED_SOURCES:
+        arguments = [*includes, "-c", str(CSRC / source)]
+        objects.append(str(compile_native(folder / f"{source}.o", *arguments)))
+    (folder / "package").mkdir()
+    sources = [*definitions("sm99"), *objects, *build_sources(), str(NATIVE / "launch.cpp")]
+    compile_native(folder / "package" / MODULE, "-shared", "-I", str(CSRC), *sources, "-ldl")
+    for name, defines in (("driver", []), ("old_driver", ["-DOLD_DRIVER"])):
+        (folder / name).mkdir()
+        visible = ["-shared", "-fvisibility=default", *defines, str(NATIVE / "fake_driver.cpp")]
+        compile_native(folder / name / "libcuda.so.1", *visible)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def module_of(built: Path) -> Callable[[kernel_table.Architecture], Path]:
+    """The folder of a module with the launch code of one architecture, as its wheel has it. Each is compiled once."""
+
+    @cache
+    def compiled(architecture: kernel_table.Architecture) -> Path:
+        folder = built / architecture.name
+        folder.mkdir(exist_ok=True)
+        objects = [str(built / f"{source}.o") for source in kernel_table.SHARED_SOURCES]
+        own = [str(CSRC / source) for source in architecture.host_sources]
+        defines = [*definitions(architecture.name), *(f"-D{define}" for define in architecture.defines)]
+        compile_native(folder / MODULE, "-shared", "-I", str(CSRC), *defines, *objects, *own, "-ldl")
+        return folder
+
+    return compiled
+
+
+@pytest.fixture(scope="module", params=kernel_table.names())
+def architecture(request: pytest.FixtureRequest) -> kernel_table.Architecture:
+    return kernel_table.read(request.param)
+
+
+@pytest.fixture
+def kernels(
+    module_of: Callable[[kernel_table.Architecture], Path],
+    architecture: kernel_table.Architecture,
+    built: Path,
+    tmp_path: Path,
+) -> Binding:
+    """A module of real launch code, with a driver that launches nothing."""
+    cubins = tuple(cubin.name for cubin in architecture.cubins)
+    return Binding(module_of(architecture), tmp_path / "log", built / "driver", cubins=cubins)
+
+
+@pytest.fixture
+def without_driver(built: Path, tmp_path: Path) -> Binding:
+    return Binding(built / "package", tmp_path / "log")
+
+
+@pytest.fixture
+def binding(built: Path, tmp_path: Path) -> Binding:
+    return Binding(built / "package", tmp_path / "log", built / "driver")

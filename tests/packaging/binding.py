@@ -1,0 +1,87 @@
+"""The compiled binding and driver wrapper in interpreters of their own, with what a driver writes down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fake_pack import ROOT
+
+from comfy_sage2.backends.launch import option_fields
+from comfy_sage2.options import MODES, AttentionOptions
+from tools import kernel_table
+
+MODE_CODES = {mode: option_fields(AttentionOptions(mode))["mode"] for mode in MODES}
+NATIVE = Path(__file__).resolve().parent / "native"
+CSRC = ROOT / "csrc"
+
+PRELUDE = """
+import sys
+sys.path.insert(0, {package!r})
+import _C
+assert 'torch' not in sys.modules
+call = dict(batch=2, q_heads=1, kv_heads=1, q_length=5, kv_length=5, head_dim=64, element=2, mode=8, smooth_v=False,
+            rotate=False, causal=True, pv_accumulator=32, scale=0.125, device=0, stream=77)
+for view in ("q", "k", "v", "out"):
+    call.update({{f"{{view}}_batch_stride": 320, f"{{view}}_head_stride": 320, f"{{view}}_token_stride": 64}})
+full = dict(call, q_pointer=16, k_pointer=16, v_pointer=16, out_pointer=16, workspace=16, workspace_bytes=32)
+for name in {cubins!r}:
+    _C.add_cubin(name, b"image bytes")
+def attempt(function, **arguments):
+    try:
+        print(function(**arguments))
+    except Exception as error:
+        print(type(error).__name__ + ":", error)
+"""
+
+MODULE = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+MACROS = {
+    "KERNEL_TARGET": '"sm_99a"',
+    "KERNEL_VERSION": '"1.2.3"',
+    "KERNEL_TOOLCHAIN": '"a test"',
+    "KERNEL_MINIMUM_DRIVER": '"525"',
+    "KERNEL_MINIMUM_DRIVER_VERSION": "12000",
+}
+
+
+def compile_native(output: Path, *arguments: str) -> Path:
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-o", str(output), *arguments]
+    subprocess.run(command, check=True, timeout=600)
+    return output
+
+
+def definitions(architecture: str) -> list[str]:
+    return [f'-DKERNEL_ARCHITECTURE="{architecture}"', *(f"-D{name}={value}" for name, value in MACROS.items())]
+
+
+def build_sources() -> list[str]:
+    return [str(CSRC / source) for source in kernel_table.BUILD_SOURCES]
+
+
+@dataclass
+class Binding:
+    """The compiled module and, when `driver` is set, the folder of a fake driver."""
+
+    package: Path
+    log: Path
+    driver: Path | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    cubins: tuple[str, ...] = ("test_image",)
+
+    def run(self, code: str) -> str:
+        environment = {**os.environ, "FAKE_CUDA_LOG": str(self.log), "FAKE_CUDA_VERSION": "12080", **self.environment}
+        if self.driver:
+            environment["LD_LIBRARY_PATH"] = str(self.driver)
+        command = [sys.executable, "-c", PRELUDE.format(package=str(self.package), cubins=self.cubins) + code]
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        assert process.returncode == 0, process.stderr
+        return process.stdout.strip()
+
+    def calls(self, name: str) -> list[str]:
+        """What the driver wrote down about one of its functions."""
+        entries = (line.partition(" ") for line in self.log.read_text().splitlines())
+        return [details for called, _, details in entries if called == name]

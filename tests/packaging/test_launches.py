@@ -1,0 +1,180 @@
+"""What a call launches, with a driver that writes it down."""
+
+from __future__ import annotations
+
+import pytest
+from binding import MODE_CODES, Binding
+from fake_pack import ROOT
+
+from tools import kernel_table
+
+# In the interpreter under test: what a call writes to the driver's log.
+LOGGED = """
+import os
+from pathlib import Path
+def logged(**fields):
+    log = Path(os.environ["FAKE_CUDA_LOG"])
+    log.unlink(missing_ok=True)
+    _C.attention(**fields)
+    entries = [line.partition(" ")[::2] for line in log.read_text().splitlines()]
+    return {name: [details for called, details in entries if called == name] for name, _ in entries}
+"""
+
+
+@pytest.mark.parametrize(
+    "mask", ["", "mask_element=1, mask_pointer=16", "mask_element=4, mask_query_stride=8, mask_pointer=16"]
+)
+def test_a_call_of_every_mode_launches_kernels_of_the_images(
+    kernels: Binding, architecture: kernel_table.Architecture, mask: str
+) -> None:
+    """The launch code names images that the table has; an unknown one is an error."""
+    for mode in architecture.modes:
+        kernels.run(f"""
+for head_dim in (8, 64, 72, 128, 136, 256):
+    wanted = dict(full, head_dim=head_dim, mode={MODE_CODES[mode]}, lse=16, {mask})
+    wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+    assert 0 < wanted["workspace_bytes"] < 1 << 20
+    _C.attention(**wanted)
+""")
+    launched = kernels.calls("cuLaunchKernelEx")
+    assert len(launched) >= 6 * 3 * len(architecture.modes)
+    assert all(" stream 77 " in line and "grid 0" not in line for line in launched)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_call_with_tile_lists_prepares_them_first(
+    kernels: Binding, architecture: kernel_table.Architecture, causal: bool, mask: bool, shared: bool
+) -> None:
+    strides = (0, 0) if shared else (3 * 2 * 6, 2 * 6)
+    fields = (
+        f"q_heads=3, kv_heads=3, q_length=129, kv_length=513, causal={causal}, lse=16, mask_element={int(mask)}, "
+        f"mask_pointer=16, tiles_pointer=16, tiles_batch_stride={strides[0]}, tiles_head_stride={strides[1]}"
+    )
+    for mode in architecture.modes:
+        kernels.run(f"""
+for head_dim in (64, 128, 256):
+    dense = dict(full, head_dim=head_dim, mode={MODE_CODES[mode]}, {fields})
+    wanted = dict(dense, tiles_key_tiles=5)
+    wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+    room = wanted["workspace_bytes"] - _C.workspace_bytes(**dense)
+    assert 2 * 3 * 2 * (5 * 2 + 4) <= room <= 2 * 3 * 2 * (5 * 2 + 4) + 4 + 3 * 256, room
+    _C.attention(**wanted)
+""")
+        launched = kernels.calls("cuLaunchKernelEx")
+        kernels.log.unlink()
+        first = [at for at, line in enumerate(launched) if line.startswith("prepare_tile_lists ")]
+        assert len(first) == 3 and first[0] == 0 and len(launched) % 3 == 0
+        lists = 2 if shared else 2 * 3 * 2
+        assert all(f" grid {-(-lists // 8)},1,1 block 256,1,1 shared 32 " in launched[at] for at in first)
+        if architecture.name == "sm90":  # where these are kernels of their own
+            attention = [line.split()[0] for line in launched if "_listed" in line]
+            assert len(attention) == 3
+            assert all(name.endswith("_biased") == (mask or mode == "4b") for name in attention)
+
+
+def test_a_recording_call_is_launched_as_a_dense_one(kernels: Binding, architecture: kernel_table.Architecture) -> None:
+    """But for the attention kernels where they are kernels of their own, with tiles of their own."""
+    modes = [MODE_CODES[mode] for mode in architecture.modes]
+    kernels.run(f"""{LOGGED}
+for mode in {modes}:
+    for head_dim in (40, 64, 128, 256):
+        dense = dict(full, q_heads=3, kv_heads=3, q_length=300, kv_length=513, head_dim=head_dim, mode=mode,
+                     causal=False)
+        dense["workspace_bytes"] = _C.workspace_bytes(**dense)
+        assert _C.workspace_bytes(**dense, gaps=16) == dense["workspace_bytes"]
+        wanted, found = (logged(**dense, **more)["cuLaunchKernelEx"] for more in ({{}}, dict(gaps=16)))
+        if {architecture.name == "sm90"}:
+            biased = "_biased" * (mode == 4)
+            kernel = wanted.pop().split()[0].removesuffix(biased)
+            assert found.pop().split()[0] == kernel + "_recording" + biased
+        assert found == wanted
+""")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "",
+        "gaps=56, causal=False",
+        "causal=True, lse=48, nonfinite=24",
+        "mask_element=1, mask_pointer=32, mask_batch_stride=300, mask_key_stride=1",
+        "mask_element=2, mask_pointer=32, mask_query_stride=300, mask_key_stride=1",
+        "tiles_key_tiles=3, tiles_pointer=40, tiles_head_stride=12, causal=True",
+    ],
+)
+def test_the_phases_are_the_whole_call(kernels: Binding, architecture: kernel_table.Architecture, fields: str) -> None:
+    """The preparation loads all kernels; the attention phase is given only what it is said to read, and reads that."""
+    modes = [MODE_CODES[mode] for mode in architecture.modes]
+    kernels.run(f"""{LOGGED}
+LAUNCH, MAP, LOAD = "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuModuleGetFunction"
+for mode in {modes}:
+    for head_dim in (40, 128, 256):
+        for rotate in (False, True):
+            wanted = dict(call, q_heads=4, kv_heads=2, q_length=200, kv_length=300, head_dim=head_dim, mode=mode,
+                          rotate=rotate, workspace=1 << 32)
+            wanted.update(dict({fields}))
+            wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+            inputs = dict(q_pointer=2 << 32, k_pointer=3 << 32, v_pointer=4 << 32)
+            read = [f"{{name}}_pointer" for name in _C.read_by_attention_phase(**wanted)]
+            still = {{name: inputs[name] for name in read}}
+            prepared = logged(**wanted, **inputs, phase=1)
+            attended = logged(**wanted, **still, out_pointer=5 << 32, phase=2)
+            whole = logged(**wanted, **inputs, out_pointer=5 << 32)
+            assert prepared[LAUNCH] + attended[LAUNCH] == whole[LAUNCH]
+            assert attended.get(MAP) == whole.get(MAP)
+            assert len(prepared[LAUNCH]) >= 2
+            assert attended[LAUNCH][-1].startswith(("attention_", "precise_"))
+            assert LOAD not in attended and LOAD not in whole
+            for name in read:
+                other = logged(**wanted, **{{**still, name: 6 << 32}}, out_pointer=5 << 32, phase=2)
+                assert (other[LAUNCH], other.get(MAP)) != (attended[LAUNCH], attended.get(MAP)), name
+""")
+
+
+def test_the_library_enqueues_the_phases(kernels: Binding, architecture: kernel_table.Architecture) -> None:
+    """With the fields that these modules want of each phase: their kernels are launched in the same order."""
+    kernels.run(f"""{LOGGED}
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.launch import launch, prepare
+from comfy_sage2.backends.tensors import OptionalTensors
+from comfy_sage2.options import AttentionOptions
+torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=77)
+module = ModuleType("kernels")
+vars(module).update(vars(_C))
+launched = []
+def attention(**fields):
+    launched.extend(details.split()[0] for details in logged(**fields).get("cuLaunchKernelEx", []))
+module.attention = attention
+q, k, v = (torch.zeros(2, heads, 300, 64).half() for heads in (4, 2, 2))
+for mode in {list(architecture.modes)}:
+    for mask in (None, torch.zeros(1, 1, 300, 300)):
+        optional = OptionalTensors(mask, nonfinite=torch.zeros(1).int())
+        request = AttentionRequest.of(q, k, AttentionOptions(mode, return_lse=True), optional)
+        given = replace(request, device_index=0), optional
+        launch(module, q, k, v, *given)
+        whole, launched = launched, []
+        attend = prepare(module, q, k, v, *given)
+        assert 2 <= len(launched) < len(whole)
+        attend()
+        assert launched == whole
+        launched = []
+""")
+
+
+def test_a_kernel_of_the_attention_phase_that_cannot_be_loaded_fails_in_the_preparation(
+    kernels: Binding, architecture: kernel_table.Architecture
+) -> None:
+    kernels.cubins = tuple(cubin for cubin in kernels.cubins if not cubin.startswith("attention"))
+    output = kernels.run("""
+wanted = {name: value for name, value in full.items() if name != "out_pointer"}
+wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+attempt(_C.attention, **wanted, phase=1)
+""")
+    assert output.startswith("RuntimeError: ") and "attention_d64" in output
+    assert not kernels.calls("cuLaunchKernelEx")

@@ -1,10 +1,8 @@
-"""Calls that note the gaps of their tiles: what they note, and who refuses them."""
+"""Calls that note the gaps of their tiles: what they note, and which calls note none."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,18 +11,11 @@ import torch
 import comfy_sage2
 from comfy_sage2 import TileLists, UnsupportedError, registry
 from comfy_sage2.attention import _writing_attention_op
-from comfy_sage2.backends import kernels, selftest
-from comfy_sage2.backends.base import AttentionRequest
-from comfy_sage2.backends.exact import EXACT_ATTENTIONS
-from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.backends.tensors import OptionalTensors
-from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference.dead_tiles import tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
 
 NUMERICS = [(mode, rotate) for mode in MODES for rotate in (False, True)]
-REFUSAL = "[SA-214] only the kernels note gaps, and the reference, which is slow: leave out `gaps` here"
 
 
 def inputs(head_dim: int = 32) -> Any:
@@ -104,48 +95,6 @@ def test_calls_that_note_no_gaps(choices: dict[str, Any], found: str) -> None:
         comfy_sage2.attention(*inputs(), gaps=gaps, **choices)
     assert f"reference: {reason}" in str(raised.value)
     assert gaps.isnan().all()
-
-
-def with_gaps(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
-    request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(**choices))
-    return replace(request, device_type="cuda", device_index=0, capability=capability, has_gaps=True)
-
-
-@pytest.mark.parametrize("abi", [3, 4])
-@pytest.mark.parametrize("backend", KERNELS, ids=lambda backend: backend.name)
-def test_kernels_note_gaps(backend: Any, abi: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(version=f"{abi}.0.0", abi_version=abi)
-    monkeypatch.setattr(loader, "load", lambda architecture: module)
-    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
-    older = (
-        "[SA-214] these kernels (version 3.0.0, ABI 3) are older than gaps: build those of this clone "
-        "(docs/dev/releasing.md), or leave out `gaps`"
-    )
-    for capability in backend.capabilities:
-        for mode in backend.modes:
-            request = with_gaps(capability, mode=mode)
-            assert backend.reason_against(request) == (older if abi == 3 else None)
-            assert backend.reason_against(replace(request, has_gaps=False)) is None
-
-
-@pytest.mark.parametrize("backend", EXACT_ATTENTIONS, ids=lambda backend: backend.name)
-def test_exact_attentions_refuse_gaps(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_availability", lambda: None)
-    request = with_gaps((9, 0), mode=EXACT)
-    assert backend.reason_against(request) == REFUSAL
-    assert backend.reason_against(replace(request, has_gaps=False)) is None
-
-
-def test_kernels_get_the_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[OptionalTensors] = []
-    monkeypatch.setattr(kernels, "launch", lambda *arguments: given.append(arguments[-1]))
-    monkeypatch.setattr(loader, "load", lambda architecture: None)
-    q, k, v = inputs()
-    gaps = nothing_known()
-    optional = OptionalTensors(gaps=gaps)
-    KERNELS[0].run(q, k, v, AttentionRequest.of(q, k, AttentionOptions(), optional), optional)
-    assert given[0].gaps is gaps
 
 
 def test_a_choice_without_gaps_is_not_taken_for_one_with_them(monkeypatch: pytest.MonkeyPatch) -> None:

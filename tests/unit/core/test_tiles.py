@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +14,9 @@ from attention_oracle import oracle, relative_l1
 import comfy_sage2
 from comfy_sage2 import TileLists, UnsupportedError, registry
 from comfy_sage2.attention import _attention_op, _writing_attention_op
-from comfy_sage2.backends import kernels, selftest
 from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
 from comfy_sage2.backends.constraints import DENSE
-from comfy_sage2.backends.exact import EXACT_ATTENTIONS
-from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
-from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference import attention as reference
 from comfy_sage2.reference.scores import tile_scores
@@ -288,48 +283,6 @@ def test_lists_that_do_not_fit(tiles: Any, error: Any, message: str, call: Any) 
 def test_flags_that_do_not_fit(flag: torch.Tensor, error: Any, message: str, call: Any) -> None:
     with pytest.raises(error, match=r"\[SA-209\] tiles.invalid " + message):
         call(*inputs(), tiles=TileLists(LISTS.lists, flag))
-
-
-def with_tiles(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
-    request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(**choices))
-    return replace(request, device_type="cuda", device_index=0, capability=capability, has_tiles=True)
-
-
-@pytest.mark.parametrize("abi", [3, 4])
-@pytest.mark.parametrize("backend", KERNELS, ids=lambda backend: backend.name)
-def test_kernels_take_tile_lists(backend: Any, abi: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(version=f"{abi}.0.0", abi_version=abi)
-    monkeypatch.setattr(loader, "load", lambda architecture: module)
-    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
-    older = (
-        "[SA-212] these kernels (version 3.0.0, ABI 3) are older than tile lists: build those of this clone "
-        "(docs/dev/releasing.md), or leave out `tiles`"
-    )
-    wanted = older if abi == 3 else None
-    for capability in backend.capabilities:
-        for mode in backend.modes:
-            request = with_tiles(capability, mode=mode)
-            assert backend.reason_against(request) == wanted
-            assert backend.reason_against(replace(request, has_tiles=False)) is None
-
-
-@pytest.mark.parametrize("backend", EXACT_ATTENTIONS, ids=lambda backend: backend.name)
-def test_exact_attentions_refuse_tile_lists(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_availability", lambda: None)
-    request = with_tiles((9, 0), mode=EXACT)
-    assert backend.reason_against(request) == REFUSAL
-    assert backend.reason_against(replace(request, has_tiles=False)) is None
-
-
-def test_kernels_get_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[OptionalTensors] = []
-    monkeypatch.setattr(kernels, "launch", lambda *arguments: given.append(arguments[-1]))
-    monkeypatch.setattr(loader, "load", lambda architecture: None)
-    q, k, v = inputs()
-    optional = OptionalTensors(tiles=LISTS.lists, invalid_tiles=FLAG)
-    KERNELS[0].run(q, k, v, AttentionRequest.of(q, k, AttentionOptions(), optional), optional)
-    assert given[0].tiles is LISTS.lists and given[0].invalid_tiles is FLAG
 
 
 class Twos(Backend):

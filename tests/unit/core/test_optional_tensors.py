@@ -1,0 +1,94 @@
+"""What kernels and exact attentions say of tile lists and gaps, and what of them a kernel is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from comfy_sage2 import TileLists
+from comfy_sage2.backends import kernels, selftest
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.exact import EXACT_ATTENTIONS
+from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.backends.tensors import OptionalTensors
+from comfy_sage2.kernels import loader
+from comfy_sage2.options import EXACT, AttentionOptions
+
+
+class Case(NamedTuple):
+    """A field of OptionalTensors, what kernels that are older say of it, and what exact attentions say."""
+
+    name: str
+    older: str
+    refusal: str
+
+    def requests(self, capability: tuple[int, int], mode: str) -> tuple[AttentionRequest, AttentionRequest]:
+        """The same call on a GPU with the tensor and without it."""
+        request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(mode))
+        request = replace(request, device_type="cuda", device_index=0, capability=capability)
+        has: dict[str, Any] = {f"has_{self.name}": True}
+        return replace(request, **has), request
+
+
+CASES = [
+    Case(
+        "tiles",
+        older="[SA-212] these kernels (version 3.0.0, ABI 3) are older than tile lists: build those of this clone "
+        "(docs/dev/releasing.md), or leave out `tiles`",
+        refusal="[SA-212] only the kernels take tile lists, and the reference, which is slow: leave out `tiles` here",
+    ),
+    Case(
+        "gaps",
+        older="[SA-214] these kernels (version 3.0.0, ABI 3) are older than gaps: build those of this clone "
+        "(docs/dev/releasing.md), or leave out `gaps`",
+        refusal="[SA-214] only the kernels note gaps, and the reference, which is slow: leave out `gaps` here",
+    ),
+]
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@each_case
+@pytest.mark.parametrize("abi", [3, 4])
+@pytest.mark.parametrize("backend", KERNELS, ids=lambda backend: backend.name)
+def test_kernels_refuse_what_they_are_older_than(
+    backend: Any, abi: int, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = SimpleNamespace(version=f"{abi}.0.0", abi_version=abi)
+    monkeypatch.setattr(loader, "load", lambda architecture: module)
+    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
+    for capability in backend.capabilities:
+        for mode in backend.modes:
+            with_it, without = case.requests(capability, mode)
+            assert backend.reason_against(with_it) == (case.older if abi == 3 else None)
+            assert backend.reason_against(without) is None
+
+
+@each_case
+@pytest.mark.parametrize("backend", EXACT_ATTENTIONS, ids=lambda backend: backend.name)
+def test_exact_attentions_refuse_them(backend: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_availability", lambda: None)
+    with_it, without = case.requests((9, 0), EXACT)
+    assert backend.reason_against(with_it) == case.refusal
+    assert backend.reason_against(without) is None
+
+
+@pytest.mark.parametrize(
+    "optional",
+    [
+        OptionalTensors(tiles=TileLists.dense(200, 330).lists, invalid_tiles=torch.zeros(1, dtype=torch.int32)),
+        OptionalTensors(gaps=torch.zeros(2, 4, 2, 3)),
+    ],
+    ids=["tiles", "gaps"],
+)
+def test_kernels_get_them(optional: OptionalTensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[OptionalTensors] = []
+    monkeypatch.setattr(kernels, "launch", lambda *arguments: given.append(arguments[-1]))
+    monkeypatch.setattr(loader, "load", lambda architecture: None)
+    q, k, v = (torch.randn(2, heads, length, 32) for heads, length in ((4, 200), (2, 330), (2, 330)))
+    KERNELS[0].run(q, k, v, AttentionRequest.of(q, k, AttentionOptions(), optional), optional)
+    assert all(found is wanted for found, wanted in zip(given[0], optional, strict=True))

@@ -3,8 +3,8 @@
     python -m lab skip --results docs/results
 
 The demo model samples each caption with the reference in 8b: dense, and at each level of skipping. Tiles are found in
-steps 1, 4, 9 and 16 from the scores of that step, each head with the loosest threshold whose measured error is within
-the level's bound (`comfy_sage2.skipping`).
+steps 1, 4, 9 and 16 from what a kernel of sm90 has met of the scores of that step, each head with the loosest threshold
+whose measured error is within the level's bound (`comfy_sage2.skipping`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from comfy_sage2.reference.dead_tiles import tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.skipping.levels import LEVELS
 from comfy_sage2.skipping.skipper import Skipper, values
-from comfy_sage2.tiles import tiles_of
+from comfy_sage2.tiles import TILE_TOKENS, tiles_of
 from tools.progress import ProgressBar
 
 from ..demo.captions import CaptionEncoder
@@ -40,7 +40,13 @@ from ..demo.wan_dit import WanDiT
 from ..demo.wan_vae import WanVAE
 
 DENSE = "dense"
-_NUMERICS = ReferenceOptions.of(AttentionOptions("8b"), dtype=torch.float32)
+# Steps of a tile, the last keys first, sums of rounded P: as the kernels of sm90.
+_NUMERICS = replace(
+    ReferenceOptions.of(AttentionOptions("8b"), dtype=torch.float32),
+    keys_per_step=TILE_TOKENS,
+    last_keys_first=True,
+    sum_quantized_p=True,
+)
 _SIDE, _FRAMES = 256, 33
 
 
@@ -56,7 +62,7 @@ class Skipping:
         lists = None if self._skipper is None else self._skipper.lists(layer, self.step, q, k)
         out, _ = reference_attention(q, k, v, _NUMERICS, live_tiles=None if lists is None else lists.to_mask())
         if self._skipper is not None and lists is None:
-            gaps = tile_gaps(q, k, _NUMERICS)
+            gaps = tile_gaps(q, k, _NUMERICS, running=True)
             self._skipper.find(layer, self.step, q, k, v, gaps, 1.0 / math.sqrt(q.shape[3]))
         return out.to(q.dtype)
 
@@ -154,9 +160,9 @@ def page(command: str, captions: int, steps: int, lines: Sequence[str]) -> str:
             "",
             f"Captions of the demo model: {captions}; {steps} steps, 8b, against the same video without skipping. Its "
             f"self-attention has {tokens:,} tokens, {tiles_of(tokens)} x {tiles_of(tokens)} tiles a head. Tiles are "
-            "found in steps 1, 4, 9 and so on. The bound is the relative L1 that a head may lose on a sample of its "
-            "rows in such a step; *error found* is the largest that a head in fact lost there. Tiles: the share "
-            "that is computed, in the steps with lists and in all.",
+            "found in steps 1, 4, 9 and so on, in the order of keys of sm90's kernels. The bound is the relative L1 "
+            "that a head may lose on a sample of its rows in such a step; *error found* is the largest that a head in "
+            "fact lost there. Tiles: the share that is computed, in the steps with lists and in all.",
             "",
             *lines,
             "",

@@ -42,14 +42,7 @@ class Constant(Backend):
     def is_for(self, mode: str) -> bool:
         return mode in self._modes
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        request: AttentionRequest,
-        optional: OptionalTensors = NO_TENSORS,
-    ) -> Any:
+    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
         if optional.nonfinite is not None:
             optional.nonfinite.fill_(1)
         return empty_output(q, request.options.layout).fill_(self._value), None

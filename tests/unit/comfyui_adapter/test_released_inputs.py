@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.backends.base import Attend, AttentionRequest, Backend
+from comfy_sage2.backends.base import AttentionRequest, Backend
 from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.call import forward as forwards
@@ -46,25 +46,11 @@ class Phased(Backend):
     def note(self, event: str) -> None:
         self.events.append((event, "".join(name for name, storage in self.alive.items() if storage() is not None)))
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        request: AttentionRequest,
-        optional: OptionalTensors = NO_TENSORS,
-    ) -> Any:
+    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
         self.note("run")
         return REFERENCE.run(q, k, v, request, optional)
 
-    def prepare(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        request: AttentionRequest,
-        optional: OptionalTensors = NO_TENSORS,
-    ) -> Attend | None:
+    def prepare(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
         self.note("prepare")
         if self.unprepared:
             raise RuntimeError("no image for this device")

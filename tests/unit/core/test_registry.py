@@ -30,14 +30,7 @@ class Ones(Backend):
     accelerated = True
     constraints: tuple[Constraint, ...] = (Constraint("head_dim", small_head_dim), Constraint("mask", no_mask))
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        request: AttentionRequest,
-        optional: OptionalTensors = NO_TENSORS,
-    ) -> Any:
+    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
         lse = q.new_ones(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
         return empty_output(q, request.options.layout).fill_(1), lse
 

@@ -148,6 +148,10 @@ class Backend(ABC):
         """Whether calls in `mode` are this backend's business; where not, nothing is said about it."""
         return True
 
+    def least_dead(self, mode: str) -> float:
+        """The share of dead tiles from which on a call with lists takes less time than a dense one in `mode`."""
+        return 0.0
+
     def availability(self) -> str | None:
         """Why this backend cannot work on this machine at all (kernel, driver), or None."""
         return None

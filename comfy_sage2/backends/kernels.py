@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 
 import torch
@@ -25,6 +26,11 @@ from .known_answers import Variant
 from .launch import launch, prepare
 from .tensors import NO_TENSORS, OptionalTensors
 
+# Where nobody measured what lists cost: the mma.sync kernels only follow links, and making the lists takes some time.
+_LEAST_DEAD = {"8b": 0.05, "4b": 0.05, "precise": 0.05}
+# From docs/results/list-times.md. The kernels of "precise" with lists are slower ones.
+_LEAST_DEAD_ON_HOPPER = {"8b": 0.08, "4b": 0.08, "precise": 0.25}
+
 
 class KernelBackend(Backend):
     """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE.
@@ -41,12 +47,17 @@ class KernelBackend(Backend):
         *,
         modes: tuple[str, ...],
         pv_accumulators: tuple[str, ...],
+        least_dead: Mapping[str, float] = _LEAST_DEAD,
     ) -> None:
-        """The module of `architecture` is built for GPUs of these capabilities and has these values of the options."""
+        """The module of `architecture` is built for GPUs of these capabilities and has these values of the options.
+
+        least_dead: by mode, see `Backend.least_dead`.
+        """
         self.name = architecture
         self.capabilities = capabilities
         self.modes = modes
         self.pv_accumulators = pv_accumulators
+        self._least_dead = least_dead
         self.constraints = (
             ON_CUDA,
             capability_is(*capabilities),
@@ -66,6 +77,10 @@ class KernelBackend(Backend):
             for accumulator in self.pv_accumulators
             if mode_has_accumulator(mode, accumulator)
         )
+
+    def least_dead(self, mode: str) -> float:
+        """See `Backend.least_dead`."""
+        return self._least_dead[mode]
 
     def is_for(self, mode: str) -> bool:
         """See `Backend.is_for`."""
@@ -126,7 +141,13 @@ class KernelBackend(Backend):
 # In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120
 # and sm80 are compiled and their numerics compared with the reference on another GPU, neither was run on its own.
 KERNELS = (
-    KernelBackend("sm90", ((9, 0),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32",)),
+    KernelBackend(
+        "sm90",
+        ((9, 0),),
+        modes=("8b", "4b", "precise"),
+        pv_accumulators=("fp32",),
+        least_dead=_LEAST_DEAD_ON_HOPPER,
+    ),
     KernelBackend("sm89", ((8, 9),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
     KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b", "precise"), pv_accumulators=("fp32", "fp16")),
     KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),

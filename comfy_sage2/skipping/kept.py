@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..readback import Readback
+
 _BITS = 8
 
 
@@ -22,10 +24,49 @@ _Call = tuple[int, int, int, int, torch.device]  # layer, heads of q, q's and k'
 
 
 @dataclass
-class _Found:
+class Found:
+    """What was found in one step of the calls that share their tiles.
+
+    Attributes:
+        share: of their tiles, those that are live: one value on the device.
+    """
+
     step: int
-    tiles: int
-    live: torch.Tensor  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a tile
+    share: torch.Tensor
+    _tiles: int
+    _packed: torch.Tensor  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a tile
+    _share_on_host: Readback
+
+    @classmethod
+    def of(cls, step: int, live: torch.Tensor) -> Found:
+        """The live tiles of the first call, bool (1, Hq, Tq, Tk)."""
+        on_host = Readback(1, torch.float32, live.device)
+        found = cls(step, live.new_empty(0, dtype=torch.float32), live.shape[3], _pack(live), on_host)
+        found._count(live)
+        return found
+
+    def add(self, live: torch.Tensor) -> None:
+        """A further call's: they become the union."""
+        union = self.live() | live
+        self._packed = _pack(union)
+        self._count(union)
+
+    def _count(self, live: torch.Tensor) -> None:
+        self.share = live.count_nonzero() / live.numel()
+        self._share_on_host.start(self.share)
+
+    def live(self) -> torch.Tensor:
+        """The live tiles, bool (1, Hq, Tq, Tk)."""
+        return _unpack(self._packed, self._tiles)
+
+    def dead_share(self) -> float:
+        """Of their tiles, those that are dead. Waits for what was enqueued before they were found."""
+        return 1.0 - self._share_on_host.values()[0]
+
+    @property
+    def bytes(self) -> int:
+        """What is kept takes so many bytes."""
+        return self._packed.numel()
 
 
 class KeptTiles:
@@ -35,7 +76,7 @@ class KeptTiles:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[_Call, _Found] = {}
+        self._calls: dict[_Call, Found] = {}
 
     def keep(self, layer: int, step: int, live: torch.Tensor, q_length: int, kv_length: int) -> None:
         """Keep the live tiles of a call, bool (B, Hq, Tq, Tk).
@@ -43,23 +84,20 @@ class KeptTiles:
         Batch entries, such as the caption's and the empty one's, and all calls of one step share the union of their
         tiles. Those of an earlier step are thrown away.
         """
-        packed = _pack(live.any(dim=0, keepdim=True))
-        call = (layer, packed.shape[1], q_length, kv_length, packed.device)
+        live = live.any(dim=0, keepdim=True)
+        call = (layer, live.shape[1], q_length, kv_length, live.device)
         known = self._calls.get(call)
         if known is not None and known.step == step:
-            known.live |= packed
+            known.add(live)
         else:
-            self._calls[call] = _Found(step, live.shape[3], packed)
+            self._calls[call] = Found.of(step, live)
 
-    def live(
+    def before(
         self, layer: int, heads: int, q_length: int, kv_length: int, device: torch.device, *, step: int
-    ) -> torch.Tensor | None:
-        """The live tiles of a call in `step`, bool (1, Hq, Tq, Tk), or None where none are kept for it.
-
-        Those of `step` itself are still being found.
-        """
+    ) -> Found | None:
+        """What was found of a call's tiles before `step`, or None. In `step` itself they are still being found."""
         known = self._calls.get((layer, heads, q_length, kv_length, device))
-        return None if known is None or known.step == step else _unpack(known.live, known.tiles)
+        return None if known is None or known.step == step else known
 
     def clear(self) -> None:
         """Throw all tiles away: the model, its weights, the conditioning, the seed or the sampler is another one."""
@@ -68,7 +106,7 @@ class KeptTiles:
     @property
     def bytes(self) -> int:
         """What is kept takes so many bytes."""
-        return sum(found.live.numel() for found in self._calls.values())
+        return sum(found.bytes for found in self._calls.values())
 
 
 def _weights(device: torch.device) -> torch.Tensor:

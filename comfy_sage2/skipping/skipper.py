@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..tiles import TileLists
-from .kept import KeptTiles, finds
+from .kept import Found, KeptTiles, finds
 from .levels import LADDER, LEVELS
 from .thresholds import at, errors, loosest, sampled_rows
 
@@ -30,7 +30,7 @@ class Figures:
 
 
 class Skipper:
-    """The tiles of one sampling. Nothing here waits for the device.
+    """The tiles of one sampling. Nothing here waits for the device but `lists`, for what an earlier step enqueued.
 
     Attributes:
         figures: layer -> what became of its tiles.
@@ -45,19 +45,25 @@ class Skipper:
         self._step = 0
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
 
-    def lists(self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor) -> TileLists | None:
-        """The lists for a call in `step`, from 0; None where it is to be dense, and to find tiles: see `find`.
+    def finds(self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor) -> bool:
+        """Whether a call in `step`, from 0, is to be dense and to find tiles: see `find`. Else `lists` has them.
 
         q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D). A step back throws all tiles away: they were those of another latent.
         """
         if step < self._step:
             self.clear()
         self._step = step
-        live = None if finds(step) else self._live(layer, step, q, k)
-        if live is None:
+        return finds(step) or self._before(layer, step, q, k) is None
+
+    def lists(
+        self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor, *, least_dead: float = 0.0
+    ) -> TileLists | None:
+        """The lists for a call that finds no tiles; None where less than the share `least_dead` of them is dead."""
+        found = self._before(layer, step, q, k)
+        if found is None or found.dead_share() < least_dead:
             return None
-        self.figures[layer].computed.append(live.float().mean())
-        return TileLists.of_mask(live)
+        self.figures[layer].computed.append(found.share)
+        return TileLists.of_mask(found.live())
 
     def find(
         self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gaps: torch.Tensor, scale: float
@@ -67,9 +73,9 @@ class Skipper:
         gaps: (B, Hq, Tq, Tk) as `reference.dead_tiles.tile_gaps` gives them. The others as for `errors`.
         """
         figures, rows = self.figures[layer], sampled_rows(q.shape[2], step, q.device)
-        earlier = self._live(layer, step, q, k)
+        earlier = self._before(layer, step, q, k)
         if earlier is not None:
-            as_gaps = earlier.float().expand(q.shape[0], -1, -1, -1)
+            as_gaps = earlier.live().float().expand(q.shape[0], -1, -1, -1)
             figures.later.append(errors(q, k, v, as_gaps, rows, scale=scale, thresholds=(0.5,)).amax())
         measured = errors(q, k, v, gaps, rows, scale=scale, thresholds=self._thresholds)
         chosen = loosest(measured, self._bound, self._thresholds)
@@ -91,8 +97,8 @@ class Skipper:
         """Throw all tiles away; the figures stay."""
         self._kept.clear()
 
-    def _live(self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-        return self._kept.live(layer, q.shape[1], q.shape[2], k.shape[2], q.device, step=step)
+    def _before(self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor) -> Found | None:
+        return self._kept.before(layer, q.shape[1], q.shape[2], k.shape[2], q.device, step=step)
 
 
 def values(tensors: Iterable[torch.Tensor]) -> list[float]:

@@ -59,11 +59,14 @@ class Skipping:
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The output of a layer in `step`."""
-        lists = None if self._skipper is None else self._skipper.lists(layer, self.step, q, k)
+        skipper, finds, lists = self._skipper, False, None
+        if skipper is not None:
+            finds = skipper.finds(layer, self.step, q, k)
+            lists = None if finds else skipper.lists(layer, self.step, q, k)
         out, _ = reference_attention(q, k, v, _NUMERICS, live_tiles=None if lists is None else lists.to_mask())
-        if self._skipper is not None and lists is None:
+        if skipper is not None and finds:
             gaps = tile_gaps(q, k, _NUMERICS, running=True)
-            self._skipper.find(layer, self.step, q, k, v, gaps, 1.0 / math.sqrt(q.shape[3]))
+            skipper.find(layer, self.step, q, k, v, gaps, 1.0 / math.sqrt(q.shape[3]))
         return out.to(q.dtype)
 
     @property

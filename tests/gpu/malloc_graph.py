@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
+from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.call import memory
 from comfy_sage2.comfyui.call.override import make_override
@@ -62,6 +63,13 @@ def _serving(device: torch.device, **options: Any) -> Session:
     return Session(Serving(settings, probe(device, settings)))
 
 
+def _listing(device: torch.device, **options: Any) -> Session:
+    """Skipping that uses lists however few tiles are dead."""
+    for backend in KERNELS:
+        backend._least_dead = dict.fromkeys(backend.modes, 0.0)
+    return _serving(device, **options)
+
+
 def _calibration(device: torch.device, **options: Any) -> Session:
     return Session(Calibration(Signature.of("", {}), 1e9, lambda done, total: None, **options))
 
@@ -79,6 +87,7 @@ CASES: dict[str, tuple[Callable[..., Session], dict[str, Any], bool]] = {
     "guarded at each call": (_serving, {"guard": True}, False),
     "fidelity": (_serving, {"guard": True, "guard_level": FIDELITY}, True),
     "skipping": (_serving, {"skip": "balanced"}, True),
+    "listing": (_listing, {"skip": "balanced"}, True),
     "measured": (_serving, {"measure_quality": True}, True),
     "calibrated": (_calibration, {}, True),
     "captured": (_capture, {}, True),

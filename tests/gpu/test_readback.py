@@ -9,7 +9,7 @@ import torch
 
 from comfy_sage2 import attention
 from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.call.readback import Readback
+from comfy_sage2.readback import Readback
 
 from .test_fidelity import LAYERS, OPTIONS, plain, qkv, watched, without_waiting
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...policy.plan import Layer, by_number
-from .readback import Readback
+from ...readback import Readback
 
 if TYPE_CHECKING:
     from ..serve.fidelity import Probe

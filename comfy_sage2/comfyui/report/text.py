@@ -162,6 +162,9 @@ def _skipped(skipping: Skipping | None, summary: Summary) -> list[str]:
     computed = f"{share:.1%} of those of {calls} calls computed" if calls else "none"
     lines = [f"Tiles left out ({skipping.level}): {computed}"]
     for layer, found in layers.items():
+        if not found.listed:
+            lines.append(f"  {summary.layer_name(layer)}: all computed; {found.finding} calls looked for dead ones")
+            continue
         speed = summary.skip_speeds.get(layer)
         faster = "" if speed is None else f" ({compared_speed(speed.ratio)}, beside those that found the tiles)"
         later = "" if found.later is None else f", {found.later:.4f} when they gave way to newer ones"

@@ -19,8 +19,8 @@ import torch
 
 from ...metrics import Agreement, compare
 from ...policy.targets import TARGETS
+from ...readback import Readback
 from ...reference.exact import exact_attention
-from ..call.readback import Readback
 
 log = logging.getLogger("comfy_sage2")
 

@@ -90,13 +90,16 @@ class Skipping:
             self._dense[reason] += 1
             return None
         q, k, v = call.tensors("BHND")
-        skipper = self._skipper
+        skipper, least_dead = self._skipper, registry.get(backend).least_dead(options.mode)
         try:
             with memory.unrecorded():  # what is kept outlives the model's block
-                lists = skipper.lists(place.layer, place.step, q, k)
+                if skipper.finds(place.layer, place.step, q, k):
+                    return self._found(attention, skipper, (q, k, v), options, place), False
+                lists = skipper.lists(place.layer, place.step, q, k, least_dead=least_dead)
                 if lists is not None:
                     return attention(tiles=lists), True
-                return self._found(attention, skipper, (q, k, v), options, place), False
+            self._dense[f"[SA-318] less than {least_dead:.0%} of its tiles are dead: lists would save no time"] += 1
+            return None
         except Exception as error:  # whatever it is: without lists the call is as it always was
             self._give_up(error)
             return None

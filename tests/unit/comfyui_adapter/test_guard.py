@@ -13,12 +13,12 @@ from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.call.readback import Readback
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.sampling import forward_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.serve import guard
 from comfy_sage2.comfyui.serve.session import Session
 from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.readback import Readback
 
 from .calls import serving
 

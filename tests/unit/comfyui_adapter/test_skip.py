@@ -249,13 +249,39 @@ def test_a_backend_without_lists_or_gaps_is_said_once(
     assert report([session]).count(f"  3 calls computed all tiles: [{code}] ") == 1
 
 
+@pytest.mark.parametrize("level", ["lossless", "fast"])
+def test_few_dead_tiles_are_computed_where_lists_would_not_pay(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    monkeypatch.setattr(registry.get("reference"), "least_dead", lambda mode: 0.9)
+    session, tensors = skipped(level), focused(17)
+    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors))
+    assert listed(session) == [False] * STEPS
+    (found,) = figures(session).values()
+    assert (found.finding, found.listed, found.share) == (2, 0, 1.0)
+    reason = "[SA-318] less than 90% of its tiles are dead: lists would save no time"
+    text = report([session])
+    assert "  call 0: all computed; 2 calls looked for dead ones\n" in text
+    assert f"  3 calls computed all tiles: {reason}\n" in text
+
+
+def test_inputs_in_containers_are_let_go_where_lists_would_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.get("reference"), "least_dead", lambda mode: 0.9)
+    session, tensors = skipped(), focused(17)
+    override = make_override(session)
+    begin(session)
+    for step in range(2):
+        containers = [Container(tensor) for tensor in tensors]
+        with forwards.running(0, session.begin_forward(sigma(step), CPU, {})):
+            override.container_function(*containers, HEADS, transformer_options={})  # type: ignore[attr-defined]
+        assert all(container.tensor is None for container in containers)
+
+
 def test_exact_attention_stays_exact() -> None:
     session = skipped(mode="exact")
     sampled(session, focused(10), 2)
     assert not figures(session)
 
 
-@pytest.mark.parametrize("broken", ["gaps", "Skipper.find", "Skipper.lists", "tiles"])
+@pytest.mark.parametrize("broken", ["gaps", "Skipper.find", "Skipper.finds", "Skipper.lists", "tiles"])
 @pytest.mark.parametrize("error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("gaps")])
 def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception) -> None:
     def fails(*args: Any, **kwargs: Any) -> Any:

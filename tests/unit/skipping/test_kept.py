@@ -20,8 +20,8 @@ def random_tiles(seed: int, *shape: int) -> torch.Tensor:
 def test_the_union_of_a_batch_comes_back(tiles: int, fresh_seed: int) -> None:
     live, kept = random_tiles(fresh_seed, 2, 3, 5, tiles), KeptTiles()
     kept.keep(4, 0, live, 640, 128 * tiles)
-    found = kept.live(4, 3, 640, 128 * tiles, CPU, step=1)
-    assert found is not None and torch.equal(found, live.any(dim=0, keepdim=True))
+    found = kept.before(4, 3, 640, 128 * tiles, CPU, step=1)
+    assert found is not None and torch.equal(found.live(), live.any(dim=0, keepdim=True))
     assert kept.bytes == 3 * 5 * -(-tiles // 8)
 
 
@@ -30,29 +30,31 @@ def test_calls_of_one_step_share_their_tiles_and_a_later_step_begins_anew(fresh_
     kept = KeptTiles()
     for live in (first, second):
         kept.keep(0, 3, live, 700, 1100)
-    assert kept.live(0, 2, 700, 1100, CPU, step=3) is None, "a further call of the step may add to them"
-    found = kept.live(0, 2, 700, 1100, CPU, step=4)
-    assert found is not None and torch.equal(found, first | second)
+    assert kept.before(0, 2, 700, 1100, CPU, step=3) is None, "a further call of the step may add to them"
+    found = kept.before(0, 2, 700, 1100, CPU, step=4)
+    assert found is not None and torch.equal(found.live(), first | second)
+    share = (first | second).float().mean().item()
+    assert found.share.item() == pytest.approx(share) and found.dead_share() == pytest.approx(1.0 - share)
     kept.keep(0, 8, third, 700, 1100)
-    found = kept.live(0, 2, 700, 1100, CPU, step=9)
-    assert found is not None and torch.equal(found, third)
+    found = kept.before(0, 2, 700, 1100, CPU, step=9)
+    assert found is not None and torch.equal(found.live(), third)
 
 
 def test_each_size_has_its_own(fresh_seed: int) -> None:
     first, second = (random_tiles(fresh_seed + n, 1, 2, 6, 9) for n in range(2))
     kept = KeptTiles()
     kept.keep(0, 3, first, 700, 1100)
-    assert kept.live(0, 2, 700, 1101, CPU, step=4) is None
-    assert kept.live(0, 2, 701, 1100, CPU, step=4) is None
-    assert kept.live(0, 4, 700, 1100, CPU, step=4) is None
-    assert kept.live(1, 2, 700, 1100, CPU, step=4) is None
-    assert kept.live(0, 2, 700, 1100, torch.device("meta"), step=4) is None
+    assert kept.before(0, 2, 700, 1101, CPU, step=4) is None
+    assert kept.before(0, 2, 701, 1100, CPU, step=4) is None
+    assert kept.before(0, 4, 700, 1100, CPU, step=4) is None
+    assert kept.before(1, 2, 700, 1100, CPU, step=4) is None
+    assert kept.before(0, 2, 700, 1100, torch.device("meta"), step=4) is None
     kept.keep(0, 3, second, 701, 1100)  # such as that of a longer prompt
     for length, live in ((700, first), (701, second)):
-        found = kept.live(0, 2, length, 1100, CPU, step=4)
-        assert found is not None and torch.equal(found, live)
+        found = kept.before(0, 2, length, 1100, CPU, step=4)
+        assert found is not None and torch.equal(found.live(), live)
     kept.clear()
-    assert kept.live(0, 2, 701, 1100, CPU, step=4) is None and kept.bytes == 0
+    assert kept.before(0, 2, 701, 1100, CPU, step=4) is None and kept.bytes == 0
 
 
 def test_tiles_of_wan_14b_take_70_megabytes() -> None:

@@ -67,3 +67,30 @@ def test_figures_of_lists_and_of_those_that_replace_them() -> None:
     (later,) = values(figures.later)
     assert later > 0.1 and abs(later - (lost.abs().sum() / (exact @ v).abs().sum()).item()) < 0.1
     assert skipper.all_figures.found == figures.found
+
+
+def test_lists_that_would_not_pay_are_not_made() -> None:
+    q, k, v = call(3)
+    gaps = torch.zeros(1, 1, TILES, TILES)
+    gaps[..., 0] = -200.0  # a sixth
+    skipper = Skipper("fast")
+    assert skipper.finds(0, 0, q, k)
+    skipper.find(0, 0, q, k, v, gaps, 0.25)
+    assert not skipper.finds(0, 1, q, k)
+    assert skipper.lists(0, 1, q, k, least_dead=0.17) is None
+    assert values(skipper.figures[0].computed) == []
+    assert skipper.lists(0, 1, q, k, least_dead=0.16) is not None
+    assert values(skipper.figures[0].computed) == [torch.tensor(5 / 6).item()]
+
+
+def test_which_calls_find_tiles() -> None:
+    q, k, v = call(4)
+    skipper, gaps = Skipper("fast"), torch.zeros(1, 1, TILES, TILES)
+    found = []
+    for step in range(10):
+        found.append(skipper.finds(0, step, q, k))
+        if found[-1]:
+            skipper.find(0, step, q, k, v, gaps, 0.25)
+    assert [step for step, finds in enumerate(found) if finds] == [0, 3, 8]
+    assert skipper.finds(1, 9, q, k) and skipper.finds(0, 9, q[:, :, 128:], k), "another layer, another size"
+    assert skipper.finds(0, 7, q, k), "a step back"

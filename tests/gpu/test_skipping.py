@@ -1,0 +1,83 @@
+"""The node's `skip` on a GPU: which steps leave tiles out, and that few dead tiles cost nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import registry
+from comfy_sage2.comfyui.call import forward as forwards
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.serve.serving import Serving, probe
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.options import MODES
+
+from .builds import module_with_gaps, module_with_lists, relative_l1
+
+pytestmark = pytest.mark.gpu
+
+HEADS, HEAD_DIM, TILES, STEPS = 4, 128, 20, 5
+
+
+def focused() -> list[torch.Tensor]:
+    """q, k and v, (1, N, H * D) bf16, of queries that attend to their own tile: by 25 octaves more than to others."""
+    directions = torch.linalg.qr(torch.randn(HEAD_DIM, HEAD_DIM, device="cuda"))[0]
+    keys = 14.0 * directions[:TILES].repeat_interleave(128, dim=0)
+    noise = torch.randn(3, 128 * TILES, HEAD_DIM, device="cuda")
+    found = (keys + 0.1 * noise[0], keys + 0.1 * noise[1], noise[2])
+    return [tensor.repeat(1, HEADS).bfloat16()[None] for tensor in found]
+
+
+def skipping_session(mode: str) -> tuple[Session, str]:
+    """A session at *lossless*, and the name of the kernels that serve it; a skip where there are none."""
+    settings = Settings(mode=mode, skip="lossless")
+    expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
+    if expected.backend is None:
+        pytest.skip(str(expected.reason))
+    module_with_lists(expected.backend)
+    module_with_gaps(expected.backend)
+    return Session(Serving(settings, expected)), expected.backend
+
+
+def sampled(session: Session, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The output of each step of a sampling."""
+    options: dict[str, Any] = {"_inside_attn_wrapper": True, "transformer_options": {}}
+    override, outs = make_override(session), []
+    session.begin_sampling([1.0 - step / STEPS for step in range(STEPS + 1)])
+    for step in range(STEPS):
+        forward = session.begin_forward(1.0 - step / STEPS, tensors[0].device, {})
+        with torch.no_grad(), forwards.running(0, forward):
+            outs.append(override(None, *tensors, HEADS, **options))
+    session.end_sampling()
+    return outs
+
+
+def listed(session: Session) -> list[bool]:
+    cells = session.record.summary().cells
+    return [cells[0, step].skips for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_steps_between_leave_tiles_out(mode: str, fresh_seed: int) -> None:
+    session, _ = skipping_session(mode)
+    outs = sampled(session, focused())
+    assert listed(session) == [False, True, True, False, True]
+    assert torch.equal(outs[0], outs[3]) and torch.equal(outs[1], outs[2])
+    assert relative_l1(outs[1], outs[0]) < 2e-3  # precise keeps what lies below P's range
+    assert session.task.skipping is not None
+    (found,) = session.task.skipping.layers().values()
+    assert 0.3 < found.computed < 0.7 and found.error < 1e-3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_where_lists_would_not_pay_all_tiles_are_computed(
+    mode: str, fresh_seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, backend = skipping_session(mode)
+    monkeypatch.setattr(registry.get(backend), "least_dead", lambda mode: 0.9)
+    outs = sampled(session, focused())
+    assert listed(session) == [False] * STEPS
+    assert all(relative_l1(out, outs[0]) < 2e-3 for out in outs)  # kernels that note gaps take other steps at 64

@@ -8,16 +8,16 @@ import torch
 class Readback:
     """Takes a copy of a small tensor; who reads it waits for the copy alone, not for what was enqueued behind it.
 
-    It is made before the pass: pinned memory may have to be allocated.
+    Making one may allocate pinned memory, which takes time: what every pass needs is made before it.
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
-        """For `count` values of `dtype`, in a pass on `device`."""
+        """For `count` values of `dtype` on `device`."""
         self._values = torch.empty(count, dtype=dtype, pin_memory=device.type == "cuda")
         self._copied: torch.cuda.Event | None = None
 
     def start(self, values: torch.Tensor) -> None:
-        """Copy `values`, (count,), as they are at this point of their device's current stream."""
+        """Copy `values`, (count,) or one, as they are at this point of their device's current stream."""
         self._values.copy_(values, non_blocking=True)
         self._copied = None
         if values.is_cuda:

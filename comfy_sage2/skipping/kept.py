@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
@@ -23,7 +22,6 @@ def finds(step: int) -> bool:
 _Call = tuple[int, int, int, int, torch.device]  # layer, heads of q, q's and k's tokens: calls that share their tiles
 
 
-@dataclass
 class Found:
     """What was found in one step of the calls that share their tiles.
 
@@ -31,27 +29,19 @@ class Found:
         share: of their tiles, those that are live: one value on the device.
     """
 
-    step: int
-    share: torch.Tensor
-    _tiles: int
-    _packed: torch.Tensor  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a tile
-    _share_on_host: Readback
-
-    @classmethod
-    def of(cls, step: int, live: torch.Tensor) -> Found:
-        """The live tiles of the first call, bool (1, Hq, Tq, Tk)."""
-        on_host = Readback(1, torch.float32, live.device)
-        found = cls(step, live.new_empty(0, dtype=torch.float32), live.shape[3], _pack(live), on_host)
-        found._count(live)
-        return found
+    def __init__(self, step: int, live: torch.Tensor) -> None:
+        """live: of the first call, bool (1, Hq, Tq, Tk)."""
+        self.step = step
+        self._tiles = live.shape[3]
+        self._share_on_host = Readback(1, torch.float32, live.device)
+        self._keep(live)
 
     def add(self, live: torch.Tensor) -> None:
-        """A further call's: they become the union."""
-        union = self.live() | live
-        self._packed = _pack(union)
-        self._count(union)
+        """A further call's: the union is kept."""
+        self._keep(self.live() | live)
 
-    def _count(self, live: torch.Tensor) -> None:
+    def _keep(self, live: torch.Tensor) -> None:
+        self._packed = _pack(live)  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a tile
         self.share = live.count_nonzero() / live.numel()
         self._share_on_host.start(self.share)
 
@@ -90,7 +80,7 @@ class KeptTiles:
         if known is not None and known.step == step:
             known.add(live)
         else:
-            self._calls[call] = Found.of(step, live)
+            self._calls[call] = Found(step, live)
 
     def before(
         self, layer: int, heads: int, q_length: int, kv_length: int, device: torch.device, *, step: int

@@ -80,4 +80,4 @@ def test_where_lists_would_not_pay_all_tiles_are_computed(
     monkeypatch.setattr(registry.get(backend), "least_dead", lambda mode: 0.9)
     outs = sampled(session, focused())
     assert listed(session) == [False] * STEPS
-    assert all(relative_l1(out, outs[0]) < 2e-3 for out in outs)  # kernels that note gaps take other steps at 64
+    assert all(relative_l1(out, outs[0]) < 1e-2 for out in outs)  # in precise, kernels that note gaps take other steps

@@ -138,7 +138,7 @@ class Skipping:
             return "[SA-318] the call has a mask"
         q_length, kv_length = call.lengths
         if q_length != kv_length:
-            return "[SA-318] the call has more keys than queries"
+            return "[SA-318] the call's queries and keys are not of the same tokens"
         if tiles_of(kv_length) < LEAST_TILES:
             return f"[SA-318] the call has fewer than {LEAST_TILES} tiles of 128 keys"
         q, k, _ = call.tensors("BHND")

@@ -263,18 +263,6 @@ def test_few_dead_tiles_are_computed_where_lists_would_not_pay(monkeypatch: pyte
     assert f"  3 calls computed all tiles: {reason}\n" in text
 
 
-def test_inputs_in_containers_are_let_go_where_lists_would_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.get("reference"), "least_dead", lambda mode: 0.9)
-    session, tensors = skipped(), focused(17)
-    override = make_override(session)
-    begin(session)
-    for step in range(2):
-        containers = [Container(tensor) for tensor in tensors]
-        with forwards.running(0, session.begin_forward(sigma(step), CPU, {})):
-            override.container_function(*containers, HEADS, transformer_options={})  # type: ignore[attr-defined]
-        assert all(container.tensor is None for container in containers)
-
-
 def test_exact_attention_stays_exact() -> None:
     session = skipped(mode="exact")
     sampled(session, focused(10), 2)
@@ -349,7 +337,11 @@ def test_a_layer_that_is_too_far_off_has_all_tiles_before_a_more_exact_mode(monk
     assert torch.equal(outs[4], dense(tensors)) and listed(session) == [False, True, True, False, False]
 
 
-def test_inputs_in_containers_are_not_let_go_before_their_tiles_are_found() -> None:
+@pytest.mark.parametrize("least_dead", [0.0, 0.9])
+def test_inputs_in_containers_are_not_let_go_before_their_tiles_are_found(
+    monkeypatch: pytest.MonkeyPatch, least_dead: float
+) -> None:
+    monkeypatch.setattr(registry.get("reference"), "least_dead", lambda mode: least_dead)
     session, tensors = skipped(), focused(14)
     override = make_override(session)
     begin(session)
@@ -358,7 +350,7 @@ def test_inputs_in_containers_are_not_let_go_before_their_tiles_are_found() -> N
         with forwards.running(0, session.begin_forward(sigma(step), CPU, {})):
             override.container_function(*containers, HEADS, transformer_options={})  # type: ignore[attr-defined]
         assert all(container.tensor is None for container in containers)
-    assert listed(session) == [False, True]
+    assert listed(session) == [False, least_dead == 0.0]
 
 
 def test_the_report_says_what_was_computed() -> None:

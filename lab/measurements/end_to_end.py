@@ -62,11 +62,11 @@ def measure(family: Family, shape: Shape, modes: list[str], rounds: int, seed: i
         torch.cuda.reset_peak_memory_stats(device)
     found = Steps(family.name, shape.layers or "all")
     patcher = load(family, shape, torch.bfloat16 if is_gpu else torch.float32, device)
-    with counted() as calls:
-        sample(patcher.clone(), family, shape, 1)
-    found.tokens = calls.longest
     candidates = dict(_candidates(patcher, modes, found.missing, device))
-    found.seconds = _without_failures(candidates, family, shape, rounds, seed, found.missing)
+    with counted() as calls:
+        able = _able(candidates, family, shape, found.missing)
+    found.tokens = calls.longest
+    found.seconds = seconds_in_rounds(able, family, shape, rounds, seed)
     found.peak_gib = torch.cuda.max_memory_allocated(device) / 2**30 if is_gpu else 0.0
     return found
 
@@ -93,10 +93,8 @@ def _candidates(
     yield NOTHING, with_override(patcher, attention_for_nothing)
 
 
-def _without_failures(
-    candidates: dict[str, Any], family: Family, shape: Shape, rounds: int, seed: int, missing: dict[str, str]
-) -> dict[str, list[float]]:
-    """As `seconds_in_rounds`; attentions that fail on this model go to `missing` before anything is timed."""
+def _able(candidates: dict[str, Any], family: Family, shape: Shape, missing: dict[str, str]) -> dict[str, Any]:
+    """Those that can sample this model, each sampled for a step; the others go to `missing`."""
     able = {}
     for name, candidate in candidates.items():
         try:
@@ -105,7 +103,7 @@ def _without_failures(
             missing[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         else:
             able[name] = candidate
-    return seconds_in_rounds(able, family, shape, rounds, seed)
+    return able
 
 
 def table(results: list[Steps]) -> Iterator[str]:

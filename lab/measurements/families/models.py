@@ -120,9 +120,10 @@ def sample(patcher: Any, family: Family, shape: Shape, steps: int) -> tuple[torc
 def seconds_in_rounds(
     candidates: Mapping[str, Any], family: Family, shape: Shape, rounds: int, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Seconds a step of each candidate (name -> ModelPatcher), in an order drawn anew in every round."""
-    for candidate in candidates.values():  # a first sampling loads kernels
-        sample(candidate, family, shape, 1)
+    """Seconds a step of each candidate (name -> ModelPatcher), in an order drawn anew in every round.
+
+    Each has been sampled before: a first sampling loads kernels.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     drawn = random.Random(seed)
     for _ in range(rounds):

@@ -66,7 +66,8 @@ def time_steps(family: Family, shape: Shape, modes: list[str], rounds: int, devi
         if reason is not None:
             raise RuntimeError(f"the node has nothing to measure in {mode}: {reason}")
     with counted() as calls:
-        sample(candidates[DEFAULT], family, shape, 1)
+        for candidate in candidates.values():
+            sample(candidate, family, shape, 1)
     seconds = seconds_in_rounds(candidates, family, shape, rounds)
     shares = sessions_of(nodes[modes[0]])[-1].record.summary().shares
     found = "; ".join(f"{share.calls // (family.steps + 1)} {share.outcome.label}" for share in shares)

@@ -60,7 +60,7 @@ def measure(family: Family, shape: Shape, modes: list[str], rounds: int, seed: i
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    found = Steps(family.name, shape.layers or "all")
+    found = Steps(family.name, shape.layers)
     patcher = load(family, shape, torch.bfloat16 if is_gpu else torch.float32, device)
     candidates = dict(_candidates(patcher, modes, found.missing, device))
     with counted() as calls:

@@ -19,11 +19,11 @@ class Shape:
 
     Attributes:
         config: of the diffusion model, in ComfyUI's names.
+        fewer: numbers of layers in `config` -> how many are made, to save time alone.
         latents: sizes of each stream: the video or picture, then the sound.
         text: tokens and channels of the text.
         padded: tokens at its end that a mask hides.
         more: further tensors of the conditioning, by name.
-        layers: of the real model's; "" when it has them all.
     """
 
     config: Mapping[str, Any]
@@ -31,7 +31,13 @@ class Shape:
     text: tuple[int, int]
     padded: int = 0
     more: Mapping[str, Sizes] = field(default_factory=dict)
-    layers: str = ""
+    fewer: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> str:
+        """As "1 + 2 of 20 + 40", or "all"."""
+        made, whole = (" + ".join(str(numbers[name]) for name in self.fewer) for numbers in (self.fewer, self.config))
+        return f"{made} of {whole}" if self.fewer else "all"
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Family:
     Attributes:
         name: as people write it.
         model: the class in ComfyUI's `supported_models`.
-        real: the shape to be timed; video models have fewer layers than in reality where that saves time alone.
+        real: the shape to be timed; large ones with fewer layers.
         tiny: runs on a CPU in a moment.
         structure: what its attention is, in words.
         advice: mode and options to begin with, in words.
@@ -108,7 +114,7 @@ _BYT5 = "conditioning_byt5small"
 FAMILIES = (
     Family(
         "MiniMax H3", "MiniMaxH3",
-        Shape({**_H3, "num_layers": 25}, ((1, 24, 37, 48, 84), (1, 32, 2, 207)), (300, 5120), layers="25 of 50"),
+        Shape({**_H3, "num_layers": 50}, ((1, 24, 37, 48, 84), (1, 32, 2, 207)), (300, 5120), fewer={"num_layers": 25}),
         Shape(
             {**_H3, "num_layers": 2, "hidden_size": 256, "num_attention_heads": 2, "ffn_hidden_size": 512,
              "text_dim": 64, "time_embed_hidden_size": 64, "time_embed_dim": 32},
@@ -133,21 +139,21 @@ FAMILIES = (
     ),
     Family(
         "Wan 2.2 14B, text to video", "WAN21_T2V",
-        Shape({**_WAN, "num_layers": 20}, ((1, 16, 21, 60, 104),), (512, 4096), layers="20 of 40"),
+        Shape({**_WAN, "num_layers": 40}, ((1, 16, 21, 60, 104),), (512, 4096), fewer={"num_layers": 20}),
         Shape({**_WAN_TINY}, ((1, 16, 3, 24, 24),), (64, 4096)),
         "self and cross a block", f"{_8B}; both stages", steps=1,
     ),
     Family(
         "Wan 2.2 14B, image to video", "WAN21_T2V",
-        Shape({**_WAN, "in_dim": 36, "num_layers": 10}, ((1, 16, 21, 60, 104),), (512, 4096), layers="10 of 40"),
+        Shape({**_WAN, "in_dim": 36, "num_layers": 40}, ((1, 16, 21, 60, 104),), (512, 4096), fewer={"num_layers": 10}),
         Shape({**_WAN_TINY, "in_dim": 36}, ((1, 16, 3, 24, 24),), (64, 4096)),
         "self and cross a block", f"{_8B}; both stages", steps=1,
     ),
     Family(
         "HunyuanVideo 1.5", "HunyuanVideo15",
         Shape(
-            {**_HUNYUAN, "depth": 18}, ((1, 32, 31, 45, 80),), (300, 3584), more={_BYT5: (1, 32, 1472)},
-            layers="18 of 54",
+            {**_HUNYUAN, "depth": 54}, ((1, 32, 31, 45, 80),), (300, 3584), more={_BYT5: (1, 32, 1472)},
+            fewer={"depth": 18},
         ),
         Shape(
             {**_HUNYUAN, "depth": 2, "hidden_size": 256, "num_heads": 2}, ((1, 32, 3, 12, 12),), (40, 3584),

@@ -25,7 +25,7 @@ def unlike_detected(family: Family) -> str:
 
     if not hasattr(comfy.supported_models, family.model):
         raise RuntimeError(f"this ComfyUI has no model class {family.model}")
-    weights = _model(family, family.real, torch.bfloat16, torch.device("meta")).diffusion_model.state_dict()
+    weights = _model(family, family.real.config, torch.bfloat16, torch.device("meta")).diffusion_model.state_dict()
     found = comfy.model_detection.model_config_from_unet(weights, "")
     if type(found).__name__ != family.model:
         return f"it takes the weights for {type(found).__name__}"
@@ -34,10 +34,10 @@ def unlike_detected(family: Family) -> str:
     return ", ".join(f"{name} {found.unet_config[name]}, not {stated[name]}" for name in unlike)
 
 
-def _model(family: Family, shape: Shape, dtype: torch.dtype, device: torch.device) -> Any:
+def _model(family: Family, layout: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
     import comfy.supported_models
 
-    config = getattr(comfy.supported_models, family.model)(dict(shape.config))
+    config = getattr(comfy.supported_models, family.model)(dict(layout))
     config.set_inference_dtype(dtype, None, device=device)
     return config.get_model({}, "", device=device)
 
@@ -46,7 +46,7 @@ def load(family: Family, shape: Shape, dtype: torch.dtype, device: torch.device)
     """ComfyUI's ModelPatcher of a model with random weights on `device`, drawn anew but alike in each run."""
     import comfy.model_patcher
 
-    model = _model(family, shape, dtype, device)
+    model = _model(family, {**shape.config, **shape.fewer}, dtype, device)
     # Some of ComfyUI's models make a parameter without naming the device.
     fill(model.diffusion_model.to(device), torch.Generator(device).manual_seed(0))
     model.diffusion_model.eval().requires_grad_(False)

@@ -68,7 +68,7 @@ def timed_line(row: Row, modes: list[str]) -> str:
     names = [DEFAULT, *modes, NOTHING]
     family, timed = row.family, row.timed
     latents = " and ".join(" x ".join(map(str, sizes[1:])) for sizes in family.real.latents)
-    begin = f"| {family.name} | {family.real.layers or 'all'} | {latents} "
+    begin = f"| {family.name} | {family.real.layers} | {latents} "
     if timed is None:
         return begin + "| not run " * (len(names) + len(modes) + 3) + "|"
     usual = {name: median(timed.seconds[name]) for name in names}

@@ -94,7 +94,12 @@ def test_the_page_says_what_is_missing() -> None:
 
 def test_names_differ_and_large_models_say_how_many_layers_they_have() -> None:
     assert len({family.name for family in MODELS}) == len(MODELS) == 6
-    assert {family.name.split(",")[0] for family in MODELS if family.real.layers} == {"CogVideoX1.5-5B", "HunyuanVideo"}
+    assert {family.name.split(",")[0]: family.real.layers for family in MODELS if family.real.fewer} == {
+        "CogVideoX1.5-5B": "7 of 42",
+        "HunyuanVideo": "1 + 2 of 20 + 40",
+        "Mochi": "12 of 48",
+    }
+    assert {family.real.layers for family in MODELS if not family.real.fewer} == {"all"}
 
 
 @pytest.mark.parametrize(

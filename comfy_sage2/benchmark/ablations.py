@@ -20,9 +20,10 @@ from .kernel_times import KernelTimer
 from .ours import attention_kernels, candidate
 from .shapes import Shape
 from .speed import fresh_inputs, prepare
-from .timing import Rounds, Timed, iterations, time_in_rounds
+from .timing import Rounds, Timed, Turn, time_in_rounds
 
 SHAPES = ("d128-n8192", "d64-n8192", "wan-1.3b-480p")
+_MOST_ROUNDS = 25  # costs are small differences
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,14 @@ def measure(
     begin = time.monotonic()
     candidates = [candidate(variant.label, backend, variant.options) for variant in VARIANTS]
     subjects, failures = prepare(shape, candidates, fresh_inputs(shape))
-    timed = time_in_rounds(subjects, seconds - (time.monotonic() - begin), kernel_timer, rng)
-    repeats = {name: iterations(median(found.calls)) for name, found in timed.items()}
+    seconds -= time.monotonic() - begin
+    timed = time_in_rounds(subjects, seconds, None, rng, most_rounds=_MOST_ROUNDS)
+    turns = {name: Turn.of(median(found.calls)) for name, found in timed.items()}
     passes: dict[str, dict[str, float]] = {}
     for variant in VARIANTS:  # one by one, since the attention kernels' name depends on the mode
         if variant.label in subjects:
             one = {variant.label: subjects[variant.label]}
-            passes |= kernel_timer.passes(one, repeats, passes_of(backend, variant.options.mode))
+            passes |= kernel_timer.passes(one, turns, passes_of(backend, variant.options.mode))
     return list(_results(shape, backend, timed, passes)), failures
 
 

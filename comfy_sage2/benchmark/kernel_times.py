@@ -18,9 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 from .settle import heat
 
 if TYPE_CHECKING:
-    from .timing import Subject
+    from .timing import Subject, Turn
 
-# A kernel that only waits; between two candidates it marks where the records of the next begin.
+# A kernel that only waits: it stands before the records of a candidate's settling calls, and before those timed.
 _MARKER = "spin_kernel"
 _HEAT_SECONDS = 0.1
 
@@ -65,30 +65,30 @@ class KernelTimer:
     def __init__(self) -> None:
         self.problem: str | None = None
 
-    def measure(self, subjects: Mapping[str, Subject], repeats: Mapping[str, int]) -> dict[str, float]:
+    def measure(self, subjects: Mapping[str, Subject], turns: Mapping[str, Turn]) -> dict[str, float]:
         """Milliseconds of the attention kernels of each subject's kernel call; nothing for those without a record."""
         times = {}
-        for name, kernels in self._kernels(subjects, repeats).items():
+        for name, kernels in self._kernels(subjects, turns).items():
             milliseconds = attention_milliseconds(kernels, subjects[name].kernel_name)
             if milliseconds is not None:
-                times[name] = milliseconds / repeats[name]
+                times[name] = milliseconds / turns[name].timed
         return times
 
     def passes(
-        self, subjects: Mapping[str, Subject], repeats: Mapping[str, int], names: Mapping[str, str]
+        self, subjects: Mapping[str, Subject], turns: Mapping[str, Turn], names: Mapping[str, str]
     ) -> dict[str, dict[str, float]]:
         """Subject -> pass -> milliseconds a call, for the passes that it has; `names`: pass -> part of kernel names."""
         return {
             subject: {
-                one: milliseconds / repeats[subject]
+                one: milliseconds / turns[subject].timed
                 for one, kernel_name in names.items()
                 if (milliseconds := attention_milliseconds(kernels, kernel_name)) is not None
             }
-            for subject, kernels in self._kernels(subjects, repeats).items()
+            for subject, kernels in self._kernels(subjects, turns).items()
         }
 
-    def _kernels(self, subjects: Mapping[str, Subject], repeats: Mapping[str, int]) -> dict[str, list[KernelRecord]]:
-        """The kernels that each subject's kernel call runs, `repeats` times; nothing where the profiler fails."""
+    def _kernels(self, subjects: Mapping[str, Subject], turns: Mapping[str, Turn]) -> dict[str, list[KernelRecord]]:
+        """The kernels of each subject's timed calls of its kernel call; nothing where the profiler fails."""
         if self.problem is not None:
             return {}
         torch.cuda.synchronize()
@@ -96,14 +96,15 @@ class KernelTimer:
             with profile(activities=[ProfilerActivity.CUDA]) as profiler:
                 heat(_HEAT_SECONDS)  # starting the profiler takes a while; before the first marker nothing is looked at
                 for name, subject in subjects.items():
-                    torch.cuda._sleep(1000)
-                    for _ in range(repeats[name]):
-                        subject.kernel_call.run()
+                    for calls in turns[name]:
+                        torch.cuda._sleep(1000)
+                        for _ in range(calls):
+                            subject.kernel_call.run()
                 torch.cuda.synchronize()
         except RuntimeError as error:
             self.problem = f"the profiler does not start: {error}"
             return {}
-        parts = split_at_markers(_records(profiler))
+        parts = split_at_markers(_records(profiler))[1::2]
         if len(parts) != len(subjects):
             self.problem = (
                 f"the profiler recorded {len(parts)} of {len(subjects)} candidates (is CUPTI permitted here?)"

@@ -126,13 +126,13 @@ def accuracy_table(document: dict[str, Any]) -> list[str]:
 
 
 def ablation_table(document: dict[str, Any], shape: str) -> list[str]:
-    """A row for each variant on the shape called `shape`: its cost, and the share of each pass in the call."""
+    """A row for each variant on the shape called `shape`: its cost, and the share of each pass in all of them."""
     found = [one for one in document["ablations"] if one["shape"]["name"] == shape]
     passes = list(dict.fromkeys(name for one in found for name in one["passes"]))
     rows = []
     for one in found:
-        cost, milliseconds = one["cost"], one["call"]["median"]
-        cells = [f"{one['backend']} {one['variant']}", f"{milliseconds:.3f}"]
+        cost, whole = one["cost"], sum(one["passes"].values())
+        cells = [f"{one['backend']} {one['variant']}", f"{one['call']['median']:.3f}"]
         if cost is None:
             cells += [NOTHING, NOTHING]
         else:
@@ -140,7 +140,7 @@ def ablation_table(document: dict[str, Any], shape: str) -> list[str]:
                 f"{cost['median']:+.1%} ({cost['least']:+.1%} to {cost['most']:+.1%})".replace("-", "−"),
                 one["base"],
             ]
-        cells += [f"{one['passes'][name] / milliseconds:.1%}" if name in one["passes"] else NOTHING for name in passes]
+        cells += [f"{one['passes'][name] / whole:.1%}" if name in one["passes"] else NOTHING for name in passes]
         rows.append(cells)
     return _table(["variant", "call, ms", "cost", "against", *passes], rows)
 
@@ -178,7 +178,8 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
         f"- Candidates: {'; '.join(peers)}.",
         "",
         "Candidates take turns in an order drawn anew in every round, for events and for the profiler "
-        f"(seed {settings['seed']}). The card runs matrix products for {settings['heat_seconds']:.0f} s before. "
+        f"(seed {settings['seed']}). The card runs matrix products for {settings['heat_seconds']:.0f} s before; in its "
+        "turn a candidate first runs untimed, twice as long as it is timed. "
         f"Medians of {rounds[0]} to {rounds[-1]} rounds. Inputs are Gaussian, bf16 unless the name says otherwise. "
         "`d128-n8192` is B 4, H 32, N 8,192, head_dim 128. Call: quantization included; kernel: the attention alone. "
         "Of Sage's granularities the faster one is listed. [Measuring](../dev/measuring.md) has the method.",
@@ -210,7 +211,7 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
             "## Ablations",
             "",
             "What an option costs: its time over that of the variant without it, less 1, round by round: median, least "
-            "and most. Then the passes' shares of the call. K smoothing is part of the statistics and cannot be "
+            "and most. Then the passes' shares of the GPU's time. K smoothing is part of the statistics and cannot be "
             "switched off; 4b adds smooth Q, ΔS and INT4 scores to 8b.",
             "",
         ]

@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 
@@ -106,7 +105,7 @@ def measure(
             candidate=name,
             call=Rounds.of(found.calls) if name in whole else None,
             kernel=Rounds.of(found.kernels),
-            cpu_ms=median(found.cpu) if name in whole and found.cpu else None,
+            cpu_ms=found.cpu if name in whole else None,
             extra_memory=memory.get(name),
             rounds=len(found.calls),
         )

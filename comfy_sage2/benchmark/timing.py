@@ -1,7 +1,7 @@
 """Times of calls on the GPU. Candidates take turns, in an order that is drawn anew in every round.
 
-A card at its power limit remembers some 100 ms of what ran before. In a fixed order each candidate would always inherit
-the heat of the same one.
+A card at its power limit remembers some 100 ms of what ran before. So a candidate first runs untimed, until the clocks
+are its own; what is left of its predecessor differs from round to round.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -19,28 +20,36 @@ from .candidates import Call, Candidate, Inputs
 from .kernel_times import KernelTimer
 from .settle import heat
 
-_VISIT_SECONDS = 0.02  # the least that a candidate runs for in a round, so that short calls fill the GPU
-_MOST_ITERATIONS = 50
+_LEAST_TIMED, _MOST_TIMED = 0.01, 0.04  # seconds of a visit, as the time at hand allows
+_SETTLING = 2  # times as long runs a candidate untimed before
+_MOST_CALLS = 200
+# Where more are no use: reading a profiler's record takes longer than a short call, and a full queue lets the CPU wait.
+_FEW_CALLS = 50
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 9
-_HEAD_START = 500_000  # GPU clocks, a quarter of a millisecond: what the CPU is ahead by when timing begins
 _PASS_HEAT_SECONDS = 0.1  # between two passes the GPU idles, while the profiler starts or is read
 
 
-@dataclass(frozen=True)
-class Visit:
-    """One visit: milliseconds a call on the GPU, and what enqueuing a call took on the CPU."""
+class Turn(NamedTuple):
+    """How many calls a visit makes: first untimed, then timed."""
 
-    gpu: float
-    cpu: float
+    settling: int
+    timed: int
+
+    @classmethod
+    def of(cls, milliseconds: float, seconds: float = _MOST_TIMED, most: int = _MOST_CALLS) -> Turn:
+        """For calls of this length: those that take `seconds` are timed, one at least and at most `most`."""
+        timed = min(max(math.ceil(seconds * 1e3 / max(milliseconds, 1e-3)), 1), most)
+        settling = min(max(math.ceil(_SETTLING * seconds * 1e3 / max(milliseconds, 1e-3)), 1), _SETTLING * most)
+        return cls(settling, timed)
 
 
 @dataclass
 class Timed:
-    """What one candidate's rounds gave, in milliseconds a call."""
+    """What one candidate's rounds gave, in milliseconds a call; cpu: what enqueuing a call takes on the CPU."""
 
+    cpu: float
     calls: list[float] = field(default_factory=list)
     kernels: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -83,55 +92,65 @@ class Subject:
         return cls(call, kernel_call, candidate.kernel_name)
 
 
-def iterations(milliseconds: float) -> int:
-    """How often a call of this length is repeated in a round."""
-    return min(max(math.ceil(_VISIT_SECONDS * 1e3 / max(milliseconds, 1e-3)), 1), _MOST_ITERATIONS)
-
-
-def visit(run: Callable[[], torch.Tensor], repeats: int) -> Visit:
-    """The mean times of `repeats` calls in a row: by CUDA events on the current stream, and by the CPU's clock.
-
-    The GPU waits before it begins, so that the first call's way through Python is not counted as the GPU's time.
-    """
+def visit(run: Callable[[], torch.Tensor], turn: Turn) -> float:
+    """Mean milliseconds of a call on the GPU, by CUDA events on the current stream."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_HEAD_START)
-    start.record()
-    begin = time.perf_counter()
-    for _ in range(repeats):
+    for _ in range(turn.settling):
         run()
-    enqueued = time.perf_counter()
+    start.record()
+    for _ in range(turn.timed):
+        run()
     end.record()
     end.synchronize()
-    return Visit(start.elapsed_time(end) / repeats, (enqueued - begin) * 1e3 / repeats)
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds / turn.timed
+
+
+def milliseconds_to_enqueue(run: Callable[[], torch.Tensor], calls: int) -> float:
+    """What a call takes on the CPU: the mean of `calls` in a row."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        run()
+    enqueued = time.perf_counter()
+    torch.cuda.synchronize()
+    return (enqueued - begin) * 1e3 / calls
 
 
 def time_in_rounds(
     subjects: Mapping[str, Subject],
     seconds: float,
-    kernel_timer: KernelTimer,
+    kernel_timer: KernelTimer | None,
     rng: random.Random,
     clock: Callable[[], float] = time.monotonic,
+    most_rounds: int = _MOST_ROUNDS,
 ) -> dict[str, Timed]:
-    """Time each subject in rounds in which every one has its turn, until `seconds` are used up: 5 to 9 rounds.
+    """Time each subject in rounds in which every one has its turn, until `seconds` are used up: 5 rounds or more.
 
     A round times the whole calls with CUDA events, then the kernels with the profiler, each in an order from `rng`.
+    kernel_timer: None leaves the profiler's part out.
     """
     begin = clock()
-    repeats = {name: iterations(visit(subject.call.run, 1).gpu) for name, subject in subjects.items()}
-    results = {name: Timed() for name in subjects}
+    lengths = {name: visit(subject.call.run, Turn(1, 1)) for name, subject in subjects.items()}
+    visits = _FEWEST_ROUNDS * len(subjects) * (1 if kernel_timer is None else 2)
+    timed = min(max(seconds / max(visits * (1 + _SETTLING), 1), _LEAST_TIMED), _MOST_TIMED)
+    turns = {name: Turn.of(length, timed) for name, length in lengths.items()}
+    few = {name: Turn.of(length, timed, _FEW_CALLS) for name, length in lengths.items()}
+    results = {
+        name: Timed(milliseconds_to_enqueue(subject.call.run, few[name].timed)) for name, subject in subjects.items()
+    }
     order = list(subjects)
-    for finished in range(1, _MOST_ROUNDS + 1):
+    for finished in range(1, most_rounds + 1):
         round_begin = clock()
         rng.shuffle(order)
         heat(_PASS_HEAT_SECONDS)
         for name in order:
-            one = visit(subjects[name].call.run, repeats[name])
-            results[name].calls.append(one.gpu)
-            results[name].cpu.append(one.cpu)
-        rng.shuffle(order)
-        kernel_times = kernel_timer.measure({name: subjects[name] for name in order}, repeats)
-        for name, kernel_time in kernel_times.items():
-            results[name].kernels.append(kernel_time)
+            results[name].calls.append(visit(subjects[name].call.run, turns[name]))
+        if kernel_timer is not None:
+            rng.shuffle(order)
+            kernel_times = kernel_timer.measure({name: subjects[name] for name in order}, few)
+            for name, kernel_time in kernel_times.items():
+                results[name].kernels.append(kernel_time)
         now = clock()
         if finished >= _FEWEST_ROUNDS and now + (now - round_begin) > begin + seconds:
             break

@@ -19,7 +19,7 @@ import torch
 
 from comfy_sage2 import attention, explain, machine
 from comfy_sage2.benchmark.settle import heat
-from comfy_sage2.benchmark.timing import iterations, visit
+from comfy_sage2.benchmark.timing import Turn, visit
 from comfy_sage2.command_line import Parser, at_least_1, seed_number
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.tiles import TileLists, tiles_of
@@ -55,17 +55,14 @@ def calls(
 
 def in_turns(subjects: dict[str, Callable[[], torch.Tensor]], rng: random.Random) -> dict[str, float]:
     """Median milliseconds a call of each subject."""
-    repeats = {}
-    for name, run in subjects.items():
-        run()
-        repeats[name] = iterations(visit(run, 1).gpu)
+    turns = {name: Turn.of(visit(run, Turn(1, 1))) for name, run in subjects.items()}
     times: dict[str, list[float]] = {name: [] for name in subjects}
     order = list(subjects)
     for _ in range(_ROUNDS):
         rng.shuffle(order)
         heat(_HEAT_SECONDS)
         for name in order:
-            times[name].append(visit(subjects[name], repeats[name]).gpu)
+            times[name].append(visit(subjects[name], turns[name]))
     return {name: median(values) for name, values in times.items()}
 
 

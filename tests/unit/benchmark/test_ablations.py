@@ -18,7 +18,7 @@ from comfy_sage2.benchmark.candidates import Call
 from comfy_sage2.benchmark.kernel_times import KernelRecord, KernelTimer
 from comfy_sage2.benchmark.page import ablation_table
 from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.timing import Rounds, Subject, Visit
+from comfy_sage2.benchmark.timing import Rounds, Subject, Turn
 
 (SHAPE,) = select(["d128-n8192"])
 MILLISECONDS = {variant.label: 4.0 + number for number, variant in enumerate(VARIANTS)}
@@ -28,7 +28,7 @@ UNABLE = "8b, FP16 accumulators"
 class FakeTimer(KernelTimer):
     """Every subject runs statistics for 1 ms and then its attention for the rest of its call."""
 
-    def _kernels(self, subjects: Mapping[str, Subject], repeats: Mapping[str, int]) -> dict[str, list[KernelRecord]]:
+    def _kernels(self, subjects: Mapping[str, Subject], turns: Mapping[str, Turn]) -> dict[str, list[KernelRecord]]:
         records = {}
         for name in subjects:
             kernel = "precise_d128_bf16" if name.startswith("precise") else "attention_d128"
@@ -36,7 +36,7 @@ class FakeTimer(KernelTimer):
             one = [("statistics_bf16", 0.0, 1e3), (kernel, 500.0, end)]  # launched before the pass in front has ended
             records[name] = [
                 KernelRecord(kind, begin + number * end, last + number * end)
-                for number in range(repeats[name])
+                for number in range(turns[name].timed)
                 for kind, begin, last in one
             ]
         return records
@@ -54,15 +54,16 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Ablation], dict[str,
         able = [name for name in names if name != UNABLE]
         return {name: Subject(call[name], call[name], kernels[name]) for name in able}, {UNABLE: "a reason"}
 
-    def visit(call: Any, repeats: int) -> Visit:
+    def visit(call: Any, turn: Turn) -> float:
         nonlocal visits
         slower = 1 + 0.1 * (visits // (len(VARIANTS) - 1))
         visits += 1
-        return Visit(float(call()) * slower, 0.01)
+        return float(call()) * slower
 
     monkeypatch.setattr(ablations, "prepare", prepare)
     monkeypatch.setattr(ablations, "fresh_inputs", lambda shape: None)
     monkeypatch.setattr(timing, "visit", visit)
+    monkeypatch.setattr(timing, "milliseconds_to_enqueue", lambda run, calls: 0.01)
     monkeypatch.setattr(timing, "heat", lambda seconds: None)
     return ablations.measure(SHAPE, "sm90", 0.0, FakeTimer(), random.Random(1))
 
@@ -95,14 +96,22 @@ def test_costs() -> None:
 
 
 def test_the_tables_show_cost_and_shares() -> None:
-    slow = Ablation(SHAPE, "sm90", "8b, rotation", "8b", Rounds(4.4, 0.02), cost_of([4.4], [4.0]), {"attention": 3.3})
+    slow = Ablation(
+        SHAPE,
+        "sm90",
+        "8b, rotation",
+        "8b",
+        Rounds(4.4, 0.02),
+        cost_of([4.4], [4.0]),
+        {"attention": 3.0, "rotation": 1.0},
+    )
     base = Ablation(SHAPE, "sm90", "8b", None, Rounds(4.0, 0.01), None, {"attention": 3.0, "statistics": 1.0})
     lines = list(tables.ablation_lines([base, slow]))
     assert len(lines) == 3 and "+10.0%" in lines[2] and lines[1].split()[:3] == ["sm90", "8b", "4.000"]
     rows = ablation_table({"ablations": [asdict(base), asdict(slow)]}, SHAPE.name)
-    assert rows[0] == "| variant | call, ms | cost | against | attention | statistics |"
-    assert rows[2] == "| sm90 8b | 4.000 | – | – | 75.0% | 25.0% |"
-    assert rows[3] == "| sm90 8b, rotation | 4.400 | +10.0% (+10.0% to +10.0%) | 8b | 75.0% | – |"
+    assert rows[0] == "| variant | call, ms | cost | against | attention | statistics | rotation |"
+    assert rows[2] == "| sm90 8b | 4.000 | – | – | 75.0% | 25.0% | – |"
+    assert rows[3] == "| sm90 8b, rotation | 4.400 | +10.0% (+10.0% to +10.0%) | 8b | 75.0% | – | 25.0% |"
 
 
 def test_every_base_is_a_variant_and_every_variant_another_call() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from comfy_sage2.benchmark import speed, timing
 from comfy_sage2.benchmark.candidates import Call, Candidate
 from comfy_sage2.benchmark.kernel_times import KernelTimer
 from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.timing import Rounds, Subject, Timed, Visit, iterations, time_in_rounds
+from comfy_sage2.benchmark.timing import Rounds, Subject, Timed, Turn, time_in_rounds
 
 
 class Clock:
@@ -34,17 +34,27 @@ class FakeTimer(KernelTimer):
         super().__init__()
         self._milliseconds = milliseconds
         self.orders: list[str] = []
+        self.turns: dict[str, Turn] = {}
 
-    def measure(self, subjects: Mapping[str, Subject], repeats: Mapping[str, int]) -> dict[str, float]:
+    def measure(self, subjects: Mapping[str, Subject], turns: Mapping[str, Turn]) -> dict[str, float]:
+        self.turns = dict(turns)
         self.orders.append("".join(subjects))
         return {name: self._milliseconds[name] / 2 for name in subjects}
 
 
+class Run(NamedTuple):
+    """What was found, the order of the visits, and the profiler, which knows that of its own."""
+
+    results: dict[str, Timed]
+    visits: list[str]
+    timer: FakeTimer
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Times calls of given lengths: -> (results, order of the visits, orders of the profiler's passes)."""
+    """Times calls of given lengths."""
 
-    def timed(milliseconds: dict[str, float], seconds: float) -> Any:
+    def timed(milliseconds: dict[str, float], seconds: float) -> Run:
         clock, visits = Clock(), []
 
         def subject(name: str) -> Subject:
@@ -55,16 +65,17 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
             return Subject(Call(call), Call(call), None)
 
-        def visit(call: Any, repeats: int) -> Visit:
+        def visit(call: Any, turn: Turn) -> float:
             begin = clock.now
-            for _ in range(repeats):
+            for _ in range(turn.timed):  # the clock of these tests leaves out what is not timed
                 call()
-            return Visit((clock.now - begin) * 1e3 / repeats, 0.01)
+            return (clock.now - begin) * 1e3 / turn.timed
 
         monkeypatch.setattr(timing, "visit", visit)
+        monkeypatch.setattr(timing, "milliseconds_to_enqueue", lambda run, calls: 0.01)
         monkeypatch.setattr(timing, "heat", lambda seconds: None)
         subjects, timer = {name: subject(name) for name in milliseconds}, FakeTimer(milliseconds)
-        return time_in_rounds(subjects, seconds, timer, random.Random(1), clock), visits, timer.orders
+        return Run(time_in_rounds(subjects, seconds, timer, random.Random(1), clock), visits, timer)
 
     return timed
 
@@ -81,7 +92,8 @@ def test_candidates_take_turns(run: Any) -> None:
 
 
 def test_the_order_is_drawn_anew_for_every_pass(run: Any) -> None:
-    _, visits, profiled = run({name: 30.0 for name in "abcde"}, seconds=1000.0)
+    _, visits, timer = run({name: 50.0 for name in "abcde"}, seconds=1000.0)
+    profiled = timer.orders
     timed = ["".join(visits[start : start + 5]) for start in range(5, len(visits), 5)]  # the first learns the lengths
     assert len(timed) == len(profiled) == 9
     assert len({*timed, *profiled}) > 9  # of 18: a drawn order may come again
@@ -95,11 +107,18 @@ def test_there_are_five_to_nine_rounds(run: Any, seconds: float, rounds: int) ->
     assert len(results["a"].calls) == rounds
 
 
-def test_short_calls_are_repeated() -> None:
-    assert iterations(0.1) == 50
-    assert iterations(5.0) == 4
-    assert iterations(500.0) == 1
-    assert iterations(0.0) == 50
+def test_short_calls_are_repeated_and_first_run_untimed() -> None:
+    assert Turn.of(5.0) == (16, 8)
+    assert Turn.of(5.0, seconds=0.01) == (4, 2)
+    assert Turn.of(500.0) == (1, 1)
+    assert Turn.of(0.1) == Turn.of(0.0) == (400, 200)
+    assert Turn.of(0.1, most=50) == (100, 50)
+
+
+@pytest.mark.parametrize(("seconds", "turn"), [(1000.0, (80, 40)), (0.6, (40, 20)), (0.0, (20, 10))])
+def test_a_visit_is_as_long_as_the_time_allows(run: Any, seconds: float, turn: tuple[int, int]) -> None:
+    timer = run({"a": 1.0}, seconds).timer
+    assert timer.turns == {"a": turn}
 
 
 def test_no_result_without_rounds() -> None:

@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def layers(self) -> str:
-        """As "1 + 2 of 20 + 40", or "all"."""
+        """As "1 + 1 of 20 + 40", or "all"."""
         made, whole = (" + ".join(str(numbers[name]) for name in self.fewer) for numbers in (self.fewer, self.config))
         return f"{made} of {whole}" if self.fewer else "all"
 

@@ -52,7 +52,7 @@ MODELS = (
         "CogVideoX1.5-5B, 768p", "CogVideoX_T2V",
         Shape(
             {**_COGVIDEOX, "num_attention_heads": 48, "num_layers": 42, "patch_size": 2, "patch_size_t": 2},
-            ((1, 16, 22, 96, 170),), (226, 4096), fewer={"num_layers": 7},
+            ((1, 16, 22, 96, 170),), (226, 4096), fewer={"num_layers": 5},
         ),
         Shape(
             {**_COGVIDEOX, "num_attention_heads": 2, "num_layers": 2, "patch_size": 2, "patch_size_t": 2},
@@ -64,7 +64,7 @@ MODELS = (
         "HunyuanVideo, 720p, 129 frames", "HunyuanVideo",
         Shape(
             {**_HUNYUAN, "depth": 20, "depth_single_blocks": 40}, ((1, 16, 33, 90, 160),), (256, 4096),
-            more={_POOLED: (1, 768)}, fewer={"depth": 1, "depth_single_blocks": 2},
+            more={_POOLED: (1, 768)}, fewer={"depth": 1, "depth_single_blocks": 1},
         ),
         Shape(
             {**_HUNYUAN, "depth": 1, "depth_single_blocks": 1, "hidden_size": 256, "num_heads": 2},
@@ -74,7 +74,7 @@ MODELS = (
     ),
     Family(
         "Mochi, 480p, 163 frames", "GenmoMochi",
-        Shape({**_MOCHI, "depth": 48}, ((1, 12, 28, 60, 106),), (256, 4096), padded=64, fewer={"depth": 12}),
+        Shape({**_MOCHI, "depth": 48}, ((1, 12, 28, 60, 106),), (256, 4096), padded=64, fewer={"depth": 8}),
         # Of the real width, which its classes ask for.
         Shape({**_MOCHI, "depth": 1}, ((1, 12, 3, 16, 16),), (256, 4096), padded=64),
         _JOINT, _MODES, steps=1,

@@ -95,9 +95,9 @@ def test_the_page_says_what_is_missing() -> None:
 def test_names_differ_and_large_models_say_how_many_layers_they_have() -> None:
     assert len({family.name for family in MODELS}) == len(MODELS) == 6
     assert {family.name.split(",")[0]: family.real.layers for family in MODELS if family.real.fewer} == {
-        "CogVideoX1.5-5B": "7 of 42",
-        "HunyuanVideo": "1 + 2 of 20 + 40",
-        "Mochi": "12 of 48",
+        "CogVideoX1.5-5B": "5 of 42",
+        "HunyuanVideo": "1 + 1 of 20 + 40",
+        "Mochi": "8 of 48",
     }
     assert {family.real.layers for family in MODELS if not family.real.fewer} == {"all"}
 

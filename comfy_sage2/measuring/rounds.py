@@ -12,6 +12,7 @@ import torch
 from ..measured.times import FEWEST_ROUNDS
 
 MOST_ROUNDS = 7
+_LEAST = 0.1  # seconds of rounds, also where loading kernels took all the time: three rounds alone say little
 _VISIT = 1.5e-4  # seconds of GPU time that a visit fills with calls of the same kind
 _MOST_CALLS = 4
 # GPU clocks, about 0.1 ms for each call: what the CPU is ahead by when timing begins.
@@ -54,7 +55,8 @@ def time_rounds(
 ) -> dict[Key, list[float]]:
     """The seconds of each call in each round: 3 to 7 rounds, as many as end before `deadline`, a time of `clock`.
 
-    A first visit that is not counted loads and compiles; a call that raises RuntimeError in it is left out.
+    What fits into 0.1 s is made even after it. A first visit that is not counted loads and compiles; a call that raises
+    RuntimeError in it is left out.
     """
     calls: dict[Key, int] = {}
     for key, run in runs.items():
@@ -69,6 +71,7 @@ def time_rounds(
     found: dict[Key, list[float]] = {key: [] for key in calls}
     order = list(calls)
     begin = clock.now()
+    deadline = max(deadline, begin + _LEAST)
     for finished in range(1, MOST_ROUNDS + 1):
         rng.shuffle(order)
         for key in order:

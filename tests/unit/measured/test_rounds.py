@@ -59,6 +59,14 @@ def test_no_more_rounds_than_the_time_allows() -> None:
     assert len(found["one"]) == FEWEST_ROUNDS
 
 
+def test_short_rounds_are_made_however_late_it_is() -> None:
+    late = FakeClock(passed=5.0)
+    found = time_rounds(runs(one=0.005, other=0.01), late, random.Random(0), deadline=0.4)
+    assert len(found["one"]) == len(found["other"]) == 6  # of 15 ms each
+    found = time_rounds(runs(one=0.001), FakeClock(passed=5.0), random.Random(0), deadline=0.4)
+    assert len(found["one"]) == MOST_ROUNDS
+
+
 def test_a_call_that_cannot_run_is_left_out() -> None:
     def broken() -> object:
         raise RuntimeError("no kernel image")

@@ -31,7 +31,6 @@ _TENSORS = Source("accuracy-tables.md", "Whole attentions as the modes and basel
 _ROTATED_VIDEOS = Source("rotation.md", "Whole videos")
 _VIDEOS = Source("videos.md", "32 captions")
 _STEPS = Source("comfyui-steps-h200.md", "Peers")
-_STEPS_OF_WHEEL_4 = Source("comfyui-steps-h200.md", "With the bundled wheel 4.0.0")
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ ROWS: dict[str, Cells] = {
         *_call(_BENCH_INPUTS, "precise"),
         Cell(_TENSORS, "precise (sm90 kernel)", "Relative L1"),
         *2 * _NOTHING,
-        Cell(_STEPS_OF_WHEEL_4, "node, precise", "times as fast"),
+        *_step("this node, precise"),
     ),
     "`8b`, `rotate` off: the paper's": (
         *_call(_ON_H200, "8b"),

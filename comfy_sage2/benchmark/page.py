@@ -11,8 +11,10 @@ from .tables import CPU_BOUND
 LABELS = {
     "sm90 8b": "8b",
     "sm90 4b": "4b",
+    "sm90 precise": "precise",
     "sm90 8b smooth_v": "8b, smooth V",
     "sm90 4b smooth_v": "4b, smooth V",
+    "sm90 precise smooth_v": "precise, smooth V",
     "torch flash": "FA-2",
     "torch cuDNN": "cuDNN 16-bit",
     "cuDNN fp8": "cuDNN FP8",

@@ -26,6 +26,7 @@ COLUMNS = (
 
 _DEMO = "Q, K, V of the demo model (6 layers, 4 steps, 2304 tokens)"
 _ON_H200 = Source("attention-h200.md", "Accuracy")
+_PRECISE_ON_H200 = Source("ablations-h200.md", "Accuracy")
 _BENCH_INPUTS = Source("reference-numerics.md", "The inputs of `bench`")
 _TENSORS = Source("accuracy-tables.md", "Whole attentions as the modes and baselines define them", _DEMO)
 _ROTATED_VIDEOS = Source("rotation.md", "Whole videos")
@@ -89,7 +90,7 @@ ROWS: dict[str, Cells] = {
         *_NOTHING,
     ),
     "`precise`, `rotate` off": (
-        *_call(_BENCH_INPUTS, "precise"),
+        *_call(_PRECISE_ON_H200, "precise"),
         Cell(_TENSORS, "precise (sm90 kernel)", "Relative L1"),
         *2 * _NOTHING,
         *_step("this node, precise"),
@@ -128,7 +129,7 @@ _HEAD = f"""# What a user chooses from
 """
 _NOTES = """
 - Error: relative L1 of one call ([inputs on the H200](attention-h200.md#accuracy),
-  [on the CPU](reference-numerics.md#the-inputs-of-bench), [demo model](accuracy-tables.md)).
+  [`precise`](ablations-h200.md#accuracy), [on the CPU](reference-numerics.md#the-inputs-of-bench), [demo model](accuracy-tables.md)).
 - Videos: PSNR against full precision, the mean and the worst, of [32 captions](videos.md#32-captions)
   ([rotated](rotation.md#whole-videos)).
 - A step: [Wan 2.1 14B at 720p](comfyui-steps-h200.md#peers). Rotation costs `8b` about

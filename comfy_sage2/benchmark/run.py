@@ -30,6 +30,7 @@ _SECONDS, _QUICK_SECONDS = 270.0, 25.0
 _HEAT_SECONDS, _QUICK_HEAT_SECONDS = 30.0, 5.0
 _ABLATION_SECONDS = 15.0
 _SUSTAINED = ("wan-1.3b-480p", "wan-14b-720p", "d64-n8192")
+_NONE = "none"
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -54,7 +55,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--sustained",
         nargs="*",
         metavar="NAME",
-        help=f"shapes on which each runs alone for 2 seconds (default: {', '.join(_SUSTAINED)}; --quick: none)",
+        help="shapes on which each runs alone for 2 seconds, or none "
+        f"(default: {', '.join(_SUSTAINED)}; --quick: none)",
     )
     parser.add_argument(
         "--ablations",
@@ -104,11 +106,11 @@ def _ablation_names(options: argparse.Namespace) -> Sequence[str]:
 
 
 def _sustained_names(options: argparse.Namespace) -> Sequence[str]:
-    if options.sustained is not None:
+    if options.sustained:
         named: list[str] = options.sustained
-        return named
+        return () if named == [_NONE] else named
     chosen = {shape.name for shape in options.shapes}
-    return () if options.quick else [name for name in _SUSTAINED if name in chosen]
+    return () if options.quick and options.sustained is None else [name for name in _SUSTAINED if name in chosen]
 
 
 def _picture(text: str) -> Path:

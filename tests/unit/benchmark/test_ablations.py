@@ -142,6 +142,20 @@ def test_which_shapes(arguments: list[str], names: list[str]) -> None:
     assert [shape.name for shape in run._parse(arguments).ablations] == names
 
 
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], ["wan-1.3b-480p", "wan-14b-720p", "d64-n8192"]),
+        (["--quick"], []),
+        (["--quick", "--sustained"], ["wan-1.3b-480p", "d64-n8192"]),
+        (["--sustained", "none"], []),
+        (["--sustained", "flux-1024"], ["flux-1024"]),
+    ],
+)
+def test_which_shapes_are_sustained(arguments: list[str], names: list[str]) -> None:
+    assert [shape.name for shape in run._parse(arguments).sustained] == names
+
+
 def test_an_unknown_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run._parse(["--ablations", "round"])

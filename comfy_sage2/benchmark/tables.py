@@ -9,7 +9,6 @@ from .ablations import Ablation
 from .accuracy import INPUTS
 from .speed import ShapeResult, Speed
 from .sustained import Sustained
-from .timing import Rounds
 
 BASELINE = "torch flash"
 CPU_BOUND = "limited by its Python, not by the GPU"
@@ -34,7 +33,7 @@ def _number(value: float | None) -> str:
 def speed_lines(result: ShapeResult, notes: dict[str, str]) -> Iterator[str]:
     """One shape: kernel only and whole call, with spread and speed beside the baseline's; extra memory, failures."""
     yield str(result.shape)
-    baseline = next((speed.kernel or speed.call for speed in result.speeds if speed.candidate == BASELINE), None)
+    baseline = next((speed for speed in result.speeds if speed.candidate == BASELINE), None)
     part = ("TFLOP/s", "spread", f"x {BASELINE}")
     header = ("", "kernel ms", *part, "call ms", *part, "extra memory")
     rows = [_speed_row(speed, baseline) for speed in result.speeds]
@@ -48,9 +47,10 @@ def speed_lines(result: ShapeResult, notes: dict[str, str]) -> Iterator[str]:
             yield f"{speed.candidate}: {CPU_BOUND} ({speed.cpu_ms:.3f} ms a call)"
 
 
-def _speed_row(speed: Speed, baseline: Rounds | None) -> tuple[str, ...]:
+def _speed_row(speed: Speed, baseline: Speed | None) -> tuple[str, ...]:
     cells = [speed.candidate]
-    for rounds in (speed.kernel, speed.call):
+    others = (None, None) if baseline is None else (baseline.kernel or baseline.call, baseline.call)
+    for rounds, other in zip((speed.kernel, speed.call), others, strict=True):
         if rounds is None:
             cells += ["-"] * 4
             continue
@@ -58,7 +58,7 @@ def _speed_row(speed: Speed, baseline: Rounds | None) -> tuple[str, ...]:
             f"{rounds.median:.3f}" if rounds.median < 10 else f"{rounds.median:.1f}",
             f"{speed.shape.teraflops(rounds.median):.0f}",
             f"{rounds.spread:.0%}",
-            _number(None if baseline is None else baseline.median / rounds.median),
+            _number(None if other is None else other.median / rounds.median),
         ]
     cells.append(_number(speed.extra_memory))
     return tuple(cells)

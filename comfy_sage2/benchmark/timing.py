@@ -1,7 +1,7 @@
 """Times of calls on the GPU. Candidates take turns, in an order that is drawn anew in every round.
 
-A card at its power limit remembers some 100 ms of what ran before. So a candidate first runs untimed, until the clocks
-are its own; what is left of its predecessor differs from round to round.
+A card at its power limit remembers some 100 ms of what ran before. So a candidate first runs untimed, and
+what is left of its predecessor differs from round to round.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class Turn(NamedTuple):
     timed: int
 
     @classmethod
-    def of(cls, milliseconds: float, seconds: float = _MOST_TIMED, most: int = _MOST_CALLS) -> Turn:
-        """For calls of this length: those that take `seconds` are timed, one at least and at most `most`."""
-        timed = min(max(math.ceil(seconds * 1e3 / max(milliseconds, 1e-3)), 1), most)
-        settling = min(max(math.ceil(_SETTLING * seconds * 1e3 / max(milliseconds, 1e-3)), 1), _SETTLING * most)
-        return cls(settling, timed)
+    def of(cls, milliseconds: float, seconds: float = _MOST_TIMED) -> Turn:
+        """For calls of this length: what takes `seconds` is timed, at least one call and at most 200."""
+
+        def calls(seconds: float, most: int) -> int:
+            return min(max(math.ceil(seconds * 1e3 / max(milliseconds, 1e-3)), 1), most)
+
+        return cls(calls(_SETTLING * seconds, _SETTLING * _MOST_CALLS), calls(seconds, _MOST_CALLS))
 
 
 @dataclass
@@ -135,7 +137,7 @@ def time_in_rounds(
     visits = _FEWEST_ROUNDS * len(subjects) * (1 if kernel_timer is None else 2)
     timed = min(max(seconds / max(visits * (1 + _SETTLING), 1), _LEAST_TIMED), _MOST_TIMED)
     turns = {name: Turn.of(length, timed) for name, length in lengths.items()}
-    few = {name: Turn.of(length, timed, _FEW_CALLS) for name, length in lengths.items()}
+    few = {name: Turn(turn.settling, min(turn.timed, _FEW_CALLS)) for name, turn in turns.items()}
     results = {
         name: Timed(milliseconds_to_enqueue(subject.call.run, few[name].timed)) for name, subject in subjects.items()
     }

@@ -112,7 +112,6 @@ def test_short_calls_are_repeated_and_first_run_untimed() -> None:
     assert Turn.of(5.0, seconds=0.01) == (4, 2)
     assert Turn.of(500.0) == (1, 1)
     assert Turn.of(0.1) == Turn.of(0.0) == (400, 200)
-    assert Turn.of(0.1, most=50) == (100, 50)
 
 
 @pytest.mark.parametrize(("seconds", "turn"), [(1000.0, (80, 40)), (0.6, (40, 20)), (0.0, (20, 10))])

@@ -198,8 +198,13 @@ def check_serves(name: str, session: Session) -> None:
 
 
 def share(extra: list[float], of: float) -> str:
-    """The median of the rounds as a share, and from their ranks what it lies between with 95 % probability."""
+    """The median of the rounds as a share, and from their ranks what it lies between with 95 % probability.
+
+    Fewer than six rounds have no such interval.
+    """
     ranked = sorted(extra)
+    if len(ranked) < 6:
+        return f"{statistics.median(ranked) / of:.1%} ({len(ranked)} rounds)"
     half_width = 0.98 * len(ranked) ** 0.5
     low = ranked[max(0, math.floor(len(ranked) / 2 - half_width))]
     high = ranked[min(len(ranked) - 1, math.ceil(len(ranked) / 2 + half_width))]

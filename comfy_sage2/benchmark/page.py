@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .tables import CPU_BOUND
@@ -161,13 +161,29 @@ def memory_table(document: dict[str, Any]) -> list[str]:
     return _table(["candidate", "extra memory"], rows)
 
 
+def _not_measured(document: dict[str, Any]) -> Iterator[str]:
+    """A line for each candidate or figure that is missing, and why; then what the candidates' figures leave out."""
+    for name, reason in document["missing"].items():
+        yield f"- {name}: {reason}"
+    for name, reason in document["accuracy_failures"].items():
+        yield f"- {name}, accuracy: {reason}"
+    for shape, failures in document["speed_failures"].items():
+        for name, reason in failures.items():
+            yield f"- {name}, {shape}: {reason}"
+    if document["kernel_times"] != "measured":
+        yield f"- kernels: {document['kernel_times']}"
+    for name, about in document["candidates"].items():
+        if about["note"]:
+            yield f"- {_label(name, document)}: {about['note']}"
+
+
 def page(document: dict[str, Any], command: str, date: str) -> str:
     """The whole page; `command` made the document on the day `date`."""
     machine, settings = document["machine"], document["settings"]
     driver = machine["driver"]
     power = f"power limit {driver['power.limit']}, " if "power.limit" in driver else ""
     wheels = {kernel["wheel"] for kernel in machine["kernels"].values() if "wheel" in kernel}
-    rounds = sorted({speed["rounds"] for speed in document["speed"]})
+    rounds = sorted({speed["rounds"] for speed in document["speed"]}) or [0]
     peers = [f"{_label(name, document)} is {name} {about['version']}" for name, about in document["candidates"].items()]
     lines = [
         f"# One attention call on one {machine['gpu']}, beside its peers",
@@ -181,7 +197,7 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
         "",
         "Candidates take turns in an order drawn anew in every round, for events and for the profiler "
         f"(seed {settings['seed']}). The card runs matrix products for {settings['heat_seconds']:.0f} s before; in its "
-        "turn a candidate first runs untimed, twice as long as it is timed. "
+        "turn a candidate first runs untimed. "
         f"Medians of {rounds[0]} to {rounds[-1]} rounds. Inputs are Gaussian, bf16 unless the name says otherwise. "
         "`d128-n8192` is B 4, H 32, N 8,192, head_dim 128. Call: quantization included; kernel: the attention alone. "
         "Of Sage's granularities the faster one is listed. [Measuring](../dev/measuring.md) has the method.",
@@ -234,6 +250,6 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
         "",
         "## Not measured",
         "",
-        *[f"- {name}: {reason}" for name, reason in document["missing"].items()],
+        *_not_measured(document),
     ]
     return "\n".join(lines).rstrip() + "\n"

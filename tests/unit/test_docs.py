@@ -219,12 +219,17 @@ def test_results_of_a_bench() -> None:
             "kernels": {"sm90": {"wheel": "a.whl"}, "sm89": {"unavailable": "no GPU"}},
         },
         "settings": {"seed": 1, "heat_seconds": 30.0},
-        "candidates": {"sm90 8b": {"version": "0.1.0"}, "torch flash": {"version": "2.11.0"}},
+        "candidates": {
+            "sm90 8b": {"version": "0.1.0", "note": ""}, "torch flash": {"version": "2.11.0", "note": ""},
+        },
         "missing": {"sageattention": "not installed"},
         "accuracy": {"sm90 8b": {"gaussian": {"cosine": 0.9993, "relative_l1": 0.0378, "rmse": 1e-3}}},
         "speed": [speed | {"candidate": "sm90 8b"}, peer | {"candidate": "torch flash"}],
         "sustained": [],
         "ablations": [],
+        "accuracy_failures": {},
+        "speed_failures": {},
+        "kernel_times": "measured",
     }  # fmt: skip
     page = bench_page(document, "python -m comfy_sage2 bench", "2026-11-22")
     assert quotes.table_below(page, "Speed") == [

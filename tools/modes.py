@@ -67,7 +67,7 @@ def _step(row: str) -> Cells:
 
 ROWS: dict[str, Cells] = {
     "16 bits (ComfyUI's default)": (
-        *_call(_ON_H200, "FA-2, cuDNN 16-bit, FA-3 16-bit"),
+        *_call(_ON_H200, "FA-2"),
         *3 * _NOTHING,
         *_step("ComfyUI's default"),
     ),
@@ -129,7 +129,8 @@ _HEAD = f"""# What a user chooses from
 """
 _NOTES = """
 - Error: relative L1 of one call ([inputs on the H200](attention-h200.md#accuracy),
-  [`precise`](ablations-h200.md#accuracy), [on the CPU](reference-numerics.md#the-inputs-of-bench), [demo model](accuracy-tables.md)).
+  [`precise`](ablations-h200.md#accuracy), [on the CPU](reference-numerics.md#the-inputs-of-bench),
+  [demo model](accuracy-tables.md)).
 - Videos: PSNR against full precision, the mean and the worst, of [32 captions](videos.md#32-captions)
   ([rotated](rotation.md#whole-videos)).
 - A step: [Wan 2.1 14B at 720p](comfyui-steps-h200.md#peers). Rotation costs `8b` about

@@ -1,0 +1,82 @@
+"""What `bench --results` writes has every row and column that other pages take from it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comfy_sage2.benchmark.accuracy import INPUTS
+from comfy_sage2.benchmark.page import LABELS, page
+from comfy_sage2.benchmark.shapes import GROUPS
+from tools import claims, figures, modes, quotes
+
+CANDIDATES = [*LABELS, "sageattention 2 per thread", "sageattention 2 per warp"]
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    """That of a run on an H200 in which every candidate was measured on every shape."""
+    shapes = list({shape.name for name in ("paper", "video", "calls") for shape in GROUPS[name]})
+    measured = {"call_spread": 0.01, "kernel_spread": 0.01, "is_cpu_bound": False, "extra_memory": 0.5, "rounds": 5}
+    return {
+        "machine": {
+            "gpu": "NVIDIA H200", "torch": "2.11.0", "cudnn": 91900, "python": "3.12.3", "system": "Linux x86_64",
+            "driver": {}, "kernels": {},
+        },
+        "settings": {"seconds": 10.0, "seed": 7, "heat_seconds": 30.0},
+        "candidates": {name: {"version": "2.2.0", "note": ""} for name in CANDIDATES},
+        "missing": {},
+        "accuracy": {
+            name: {kind: {"cosine": 0.9993, "relative_l1": 0.0375, "rmse": 1e-3} for kind in INPUTS}
+            for name in CANDIDATES
+        },
+        "accuracy_failures": {},
+        "speed": [
+            {"shape": {"name": shape}, "candidate": name, "call_tflops": 800.0, "kernel_tflops": 900.0, **measured}
+            for shape in shapes
+            for name in CANDIDATES
+        ],
+        "sustained": [],
+        "ablations": [],
+        "speed_failures": {},
+        "kernel_times": "measured",
+    }  # fmt: skip
+
+
+def test_claims_modes_and_quotes_can_be_made_from_it(
+    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "docs" / "results"
+    shutil.copytree(figures.RESULTS, folder)
+    text = page(document, "python -m comfy_sage2 bench --results docs/results", "2026-11-23")
+    (folder / "attention-h200.md").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(figures, "RESULTS", folder)
+    assert "0.0375 against 0.0375, outliers" in claims.page()
+    assert "| SageAttention 2.2 | 0.0375 | 0.0375 |" in modes.page()
+    written = [page.read_text(encoding="utf-8") for page in quotes.documents()]
+    monkeypatch.setattr(quotes, "REPOSITORY", tmp_path)
+    quoted = [quotes.renewed(text) for text in written if "<!-- quote docs/results/attention-h200.md" in text]
+    assert len(quoted) >= 2
+    assert all(re.search(r"^\| d128-n8192 \| 900 \| 800 \|", text, re.MULTILINE) for text in quoted)
+
+
+def test_what_failed_stands_there(document: dict[str, Any]) -> None:
+    document["accuracy_failures"] = {"cuDNN fp8": "RuntimeError: no plan"}
+    document["speed_failures"] = {"hunyuan-720p": {"all candidates": "OutOfMemoryError: 9 GiB"}}
+    document["kernel_times"] = "the profiler does not start"
+    document["candidates"]["cuDNN fp8"]["note"] = "quantization not timed"
+    text = page(document, "python -m comfy_sage2 bench", "2026-11-23")
+    assert text.endswith(
+        "## Not measured\n\n- cuDNN fp8, accuracy: RuntimeError: no plan\n"
+        "- all candidates, hunyuan-720p: OutOfMemoryError: 9 GiB\n- kernels: the profiler does not start\n"
+        "- cuDNN FP8: quantization not timed\n"
+    )
+
+
+def test_a_run_without_results_makes_a_page(document: dict[str, Any]) -> None:
+    document["speed"] = []
+    assert "## Not measured" in page(document, "python -m comfy_sage2 bench", "2026-11-23")

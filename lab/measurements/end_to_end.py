@@ -146,6 +146,7 @@ def page(results: list[Steps], failed: dict[str, str], about: str, version: str,
         f"- Date: {date.today().isoformat()}.",
         "",
         f"Seconds a sampling step with random weights, medians of {rounds} rounds, shuffled anew in each; bf16. "
+        "The node rotates in 8b, precise and 4b, as a new one does. "
         f'"{NOTHING}" is what is left of a step; "possible" is the share of the time of ComfyUI\'s '
         "attention that is saved. Attentions that take no mask leave such calls to ComfyUI.",
         "",

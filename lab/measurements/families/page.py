@@ -32,6 +32,12 @@ def document(found: Findings) -> str:
             "**Not run on a GPU.** `python -m lab families --results FILE` on one times the real shapes below, with "
             "random weights.", "",
         ]  # fmt: skip
+    else:
+        lines += [
+            "bf16, random weights: median (least to most) over all steps of the rounds, in which candidates take "
+            "turns. The node rotates, and leaves to exact attention what is faster there. Calls are those of one "
+            "step.", "",
+        ]  # fmt: skip
     names = [DEFAULT, *found.modes, NOTHING]
     lines += [
         "| model family | layers | latents | tokens of the longest call | "

@@ -18,7 +18,7 @@ class Readback:
 
     def start(self, values: torch.Tensor) -> None:
         """Copy `values`, (count,) or one, as they are at this point of their device's current stream."""
-        self._values.copy_(values, non_blocking=True)
+        self._values.copy_(values, non_blocking=values.is_cuda)
         self._copied = None
         if values.is_cuda:
             self._copied = torch.cuda.Event()

@@ -62,6 +62,18 @@ def test_errors_are_those_of_masked_attention(
     assert found.shape == (2, 4, len(LADDER)) and found[..., -1].max() > 1e-3
 
 
+def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, v = torch.randn(2, 1, 1, 256, 16, generator=generator).unbind()
+    k = torch.cat([q[:, :, :128] * 50.0, torch.zeros(1, 1, 128, 16)], dim=2)
+    gaps = torch.tensor([-200.0, 0.0]).expand(1, 1, 2, 2)  # without the only tile that counts in the first one's rows
+    found = thresholds.errors(q, k, v, gaps, torch.arange(0, 128, 9), scale=10.0, thresholds=(-10.0,))
+    assert found.shape == (1, 1, 1) and 0.9 < found.item() < 2.5
+    everything = torch.full((1, 1, 2, 2), -200.0)
+    found = thresholds.errors(q, k, v, everything, torch.arange(0, 256, 9), scale=10.0, thresholds=(-10.0,))
+    assert found.item() == pytest.approx(1.0)
+
+
 def test_flat_heads_keep_what_sharp_ones_leave_out(fresh_seed: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
     gaps, rows = gaps_of(q, k), thresholds.sampled_rows(700, 0, q.device)

@@ -8,10 +8,17 @@ from typing import Protocol
 
 from ..options import AttentionOptions
 
+_CALL = "call "
+
 
 def by_number(number: int) -> str:
     """The name of a call of which the model does not say in which block it is."""
-    return f"call {number}"
+    return f"{_CALL}{number}"
+
+
+def is_by_number(name: str) -> bool:
+    """Whether `by_number` made this name."""
+    return name.startswith(_CALL)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,16 @@ from ..readback import Readback
 _BITS = 8
 
 
-def finds(step: int) -> bool:
-    """Whether tiles are found anew in this step, from 0: in steps 1, 4, 9 and so on of a count from 1.
+Prompts = frozenset[str]  # what calls are made for, as a sampler tells them apart; empty where it does not
 
-    The latent settles, so that lists hold for longer and longer.
+
+def is_due(found: int, step: int) -> bool:
+    """Whether tiles of the step `found`, from 0, are to be found anew in `step`.
+
+    They are in steps 1, 4, 9 and so on of a count from 1, or in the first call after such a step. The latent settles,
+    so that lists hold for longer and longer.
     """
-    return math.isqrt(step + 1) ** 2 == step + 1
+    return math.isqrt(step + 1) > math.isqrt(found + 1)
 
 
 _Call = tuple[int, int, int, int, torch.device]  # layer, heads of q, q's and k's tokens: calls that share their tiles
@@ -27,17 +31,22 @@ class Found:
 
     Attributes:
         share: of their tiles, those that are live: one value on the device.
+        prompts: what the calls were made for.
+        earlier: what this took the place of, until it is used.
     """
 
-    def __init__(self, step: int, live: torch.Tensor) -> None:
-        """live: of the first call, bool (1, Hq, Tq, Tk)."""
+    def __init__(self, step: int, live: torch.Tensor, prompts: Prompts, earlier: Found | None) -> None:
+        """live, prompts: of the first call, bool (1, Hq, Tq, Tk)."""
         self.step = step
+        self.prompts = prompts
+        self.earlier = earlier
         self._tiles = live.shape[3]
         self._share_on_host = Readback(1, torch.float32, live.device)
         self._keep(live)
 
-    def add(self, live: torch.Tensor) -> None:
+    def add(self, live: torch.Tensor, prompts: Prompts) -> None:
         """A further call's: the union is kept."""
+        self.prompts |= prompts
         self._keep(self.live() | live)
 
     def _keep(self, live: torch.Tensor) -> None:
@@ -68,26 +77,50 @@ class KeptTiles:
     def __init__(self) -> None:
         self._calls: dict[_Call, Found] = {}
 
-    def keep(self, layer: int, step: int, live: torch.Tensor, q_length: int, kv_length: int) -> None:
+    def keep(
+        self, layer: int, step: int, live: torch.Tensor, q_length: int, kv_length: int, prompts: Prompts = frozenset()
+    ) -> None:
         """Keep the live tiles of a call, bool (B, Hq, Tq, Tk).
 
-        Batch entries, such as the caption's and the empty one's, and all calls of one step share the union of their
-        tiles. Those of an earlier step are thrown away.
+        Batch entries, such as the caption's and the empty one's, and all calls share the union of their tiles, until
+        those are due to be found anew.
         """
         live = live.any(dim=0, keepdim=True)
         call = (layer, live.shape[1], q_length, kv_length, live.device)
         known = self._calls.get(call)
-        if known is not None and known.step == step:
-            known.add(live)
+        if known is None or is_due(known.step, step):
+            self._calls[call] = Found(step, live, prompts, known)
         else:
-            self._calls[call] = Found(step, live)
+            known.add(live, prompts)
 
     def before(
         self, layer: int, heads: int, q_length: int, kv_length: int, device: torch.device, *, step: int
     ) -> Found | None:
         """What was found of a call's tiles before `step`, or None. In `step` itself they are still being found."""
         known = self._calls.get((layer, heads, q_length, kv_length, device))
-        return None if known is None or known.step == step else known
+        if known is None or known.step == step:
+            return None
+        known.earlier = None
+        return known
+
+    def replaced(
+        self, layer: int, heads: int, q_length: int, kv_length: int, device: torch.device, *, step: int
+    ) -> Found | None:
+        """What `step` finds anew of a call's tiles as it was until then, or None."""
+        known = self._calls.get((layer, heads, q_length, kv_length, device))
+        if known is not None and known.step == step:
+            return known.earlier
+        return known if known is not None and is_due(known.step, step) else None
+
+    def forget(self, step: int) -> None:
+        """Throw away what was found in `step`; what was known before stands again."""
+        for call, known in list(self._calls.items()):
+            if known.step != step:
+                continue
+            if known.earlier is None:
+                del self._calls[call]
+            else:
+                self._calls[call] = known.earlier
 
     def clear(self) -> None:
         """Throw all tiles away: the model, its weights, the conditioning, the seed or the sampler is another one."""

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 import torch
 
 from ..tiles import TileLists
-from .kept import Found, KeptTiles, finds
+from .kept import Found, KeptTiles, Prompts, is_due
 from .levels import LADDER, LEVELS
 from .thresholds import at, errors, loosest, sampled_rows
+
+Figure = tuple[int, torch.Tensor]
 
 
 @dataclass
 class Figures:
-    """What became of a layer's tiles: tensors of one value on the device, until someone reads them.
+    """What became of a layer's tiles: steps, and tensors of one value on the device, until someone reads them.
 
     Attributes:
         computed: shares of the tiles that calls with lists computed.
@@ -24,9 +26,14 @@ class Figures:
         later: for calls that found tiles anew, the largest error that a head would have had with the lists until then.
     """
 
-    computed: list[torch.Tensor] = field(default_factory=list)
-    found: list[torch.Tensor] = field(default_factory=list)
-    later: list[torch.Tensor] = field(default_factory=list)
+    computed: list[Figure] = field(default_factory=list)
+    found: list[Figure] = field(default_factory=list)
+    later: list[Figure] = field(default_factory=list)
+
+    def forget(self, step: int) -> None:
+        """Throw away those of `step`."""
+        for figures in (self.computed, self.found, self.later):
+            figures[:] = [figure for figure in figures if figure[0] != step]
 
 
 class Skipper:
@@ -45,15 +52,17 @@ class Skipper:
         self._step = 0
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
 
-    def finds(self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor) -> bool:
+    def finds(self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor, prompts: Prompts = frozenset()) -> bool:
         """Whether a call in `step`, from 0, is to be dense and to find tiles: see `find`. Else `lists` has them.
 
-        q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D). A step back throws all tiles away: they were those of another latent.
+        A call for prompts for which none were found yet does. A step back throws all tiles away: they were those of
+        another latent. q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
         """
         if step < self._step:
             self.clear()
         self._step = step
-        return finds(step) or self._before(layer, step, q, k) is None
+        known = self._before(layer, step, q, k)
+        return known is None or is_due(known.step, step) or not prompts <= known.prompts
 
     def lists(
         self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor, *, least_dead: float = 0.0
@@ -62,26 +71,34 @@ class Skipper:
         found = self._before(layer, step, q, k)
         if found is None or found.dead_share() < least_dead:
             return None
-        self.figures[layer].computed.append(found.share)
+        self.figures[layer].computed.append((step, found.share))
         return TileLists.of_mask(found.live())
 
     def find(
-        self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gaps: torch.Tensor, scale: float
+        self,
+        layer: int,
+        step: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        gaps: torch.Tensor,
+        scale: float,
+        prompts: Prompts = frozenset(),
     ) -> None:
-        """Keep the live tiles of a dense call, each head's by the loosest threshold within the level's bound.
+        """Keep the live tiles of a dense call for `prompts`, each head's by the loosest threshold within the bound.
 
         gaps: (B, Hq, Tq, Tk) as `reference.dead_tiles.tile_gaps` gives them. The others as for `errors`.
         """
         figures, rows = self.figures[layer], sampled_rows(q.shape[2], step, q.device)
-        earlier = self._before(layer, step, q, k)
-        if earlier is not None:
+        earlier = self._kept.replaced(layer, q.shape[1], q.shape[2], k.shape[2], q.device, step=step)
+        if earlier is not None and prompts <= earlier.prompts:
             as_gaps = earlier.live().float().expand(q.shape[0], -1, -1, -1)
-            figures.later.append(errors(q, k, v, as_gaps, rows, scale=scale, thresholds=(0.5,)).amax())
+            figures.later.append((step, errors(q, k, v, as_gaps, rows, scale=scale, thresholds=(0.5,)).amax()))
         measured = errors(q, k, v, gaps, rows, scale=scale, thresholds=self._thresholds)
         chosen = loosest(measured, self._bound, self._thresholds)
-        figures.found.append(at(measured, chosen, self._thresholds).amax())
+        figures.found.append((step, at(measured, chosen, self._thresholds).amax()))
         dead = gaps <= chosen[..., None, None]  # which NaN is not
-        self._kept.keep(layer, step, ~dead, q.shape[2], k.shape[2])
+        self._kept.keep(layer, step, ~dead, q.shape[2], k.shape[2], prompts)
 
     @property
     def all_figures(self) -> Figures:
@@ -93,6 +110,12 @@ class Skipper:
             [value for layer in layers for value in layer.later],
         )
 
+    def forget(self, step: int) -> None:
+        """A pass of `step` is made again: throw away what was found in this step."""
+        self._kept.forget(step)
+        for figures in self.figures.values():
+            figures.forget(step)
+
     def clear(self) -> None:
         """Throw all tiles away; the figures stay."""
         self._kept.clear()
@@ -101,9 +124,9 @@ class Skipper:
         return self._kept.before(layer, q.shape[1], q.shape[2], k.shape[2], q.device, step=step)
 
 
-def values(tensors: Iterable[torch.Tensor]) -> list[float]:
-    """What tensors of one value hold, in no stated order; waits for each device once."""
+def values(figures: Iterable[Figure]) -> list[float]:
+    """What the tensors hold, in no stated order; waits for each device once."""
     by_device: defaultdict[torch.device, list[torch.Tensor]] = defaultdict(list)
-    for tensor in tensors:
+    for _, tensor in figures:
         by_device[tensor.device].append(tensor)
     return [value for found in by_device.values() for value in torch.stack(found).tolist()]

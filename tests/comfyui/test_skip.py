@@ -29,7 +29,7 @@ def test_a_sampling_leaves_tiles_out_between_the_steps_that_find_them(server: Co
     assert "computed in 2 calls with lists" in text or "computed in 4 calls with lists" in text, text
 
 
-def test_the_step_that_finds_tiles_is_bit_identical(server: ComfyServer) -> None:
+def test_a_single_step_is_bit_identical(server: ComfyServer) -> None:
     off, plain, skipped = (
         latent(server, long({"sage": sage("loader", **options)}, steps=1))
         for options in ({"skip": "off"}, {}, {"skip": "fast"})

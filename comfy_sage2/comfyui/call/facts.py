@@ -30,6 +30,24 @@ def block_of(options: Mapping[str, Any]) -> str | None:
     return " ".join(words) or None
 
 
+def prompts_of(options: Mapping[str, Any]) -> frozenset[str]:
+    """What a pass is made for: its prompts, by ComfyUI's numbers for them, each with the context window it is in.
+
+    Empty where a pack's sampler does not tell.
+    """
+    window = getattr(options.get("context_window"), "index_list", None)
+    uuids = options.get("uuids")
+    if not isinstance(uuids, (list, tuple)):
+        uuids = [] if window is None else [None]
+    return frozenset(f"{uuid} {window}" for uuid in uuids)
+
+
+def replaces_blocks(options: Mapping[str, Any]) -> bool:
+    """Whether a patch of this pass takes the place of blocks, which may then make no attention calls."""
+    patches = options.get("patches_replace")
+    return isinstance(patches, Mapping) and any(patches.values())
+
+
 def _plain(value: object) -> str:
     return one_line(str(value)[:_LONGEST_KIND])
 

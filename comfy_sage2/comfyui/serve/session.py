@@ -128,6 +128,8 @@ class Session:
             if checks is not None and forward.check_at_end and forward.found_nonfinite():
                 forward.check_at_end = False
                 checks.repeat(forward.step)
+                if self.task.skipping is not None:
+                    self.task.skipping.repeat(forward.step)
                 forwards.restart()
                 out = model()
                 if isinstance(out, torch.Tensor) and not guard.is_finite(out):
@@ -143,6 +145,8 @@ class Session:
         self._expected_calls = len(forward.calls)
         if forward.calls:
             self.task.end_pass(forward.calls, first=self.layers is None)
+            if self.task.skipping is not None:
+                self.task.skipping.end_pass(forward.calls)
             if self.layers is None:
                 self.layers = len(forward.calls)
 
@@ -266,7 +270,7 @@ class Session:
             "nonfinite": flag,
             "options": call_options(call, outcome.options),
         }
-        skipped = None if all_tiles else self._by_lists(call, outcome, place, given)
+        skipped = None if all_tiles else self._by_lists(call, outcome, place, forward, given)
         if skipped is None and call.containers and not (looks_at_each or samples or self.task.measure_quality):
             attend = prepare(*call.tensors(), **given)
             if attend is not None:
@@ -283,7 +287,7 @@ class Session:
         return out, outcome
 
     def _by_lists(
-        self, call: AttentionCall, outcome: Outcome, place: Place, given: dict[str, Any]
+        self, call: AttentionCall, outcome: Outcome, place: Place, forward: Forward, given: dict[str, Any]
     ) -> tuple[torch.Tensor, bool] | None:
         """The output of a call whose tiles are found or left out, see `Skipping.attend`; None is any other call."""
         skipping, checks = self.task.skipping, self.task.guard
@@ -293,7 +297,11 @@ class Session:
             return None
         assert outcome.backend is not None
         attend = partial(attention, *call.tensors(), **given, return_lse=False)
-        return skipping.attend(attend, call, outcome.backend, given["options"], place)
+        of_pass = forward.transformer_options
+        return skipping.attend(
+            attend, call, outcome.backend, given["options"], place,
+            prompts=facts.prompts_of(of_pass), replaces_blocks=facts.replaces_blocks(of_pass),
+        )  # fmt: skip
 
     def _record(self, computed: Computed, place: Place, fallback: Fallback) -> None:
         form = computed.form

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,8 @@ import torch
 from ... import registry
 from ...backends.base import AttentionRequest, Form
 from ...options import EXACT, AttentionOptions
-from ...policy.plan import Place
+from ...policy.plan import Layer, Place, is_by_number
+from ...skipping.kept import Prompts
 from ...skipping.skipper import Skipper, values
 from ...text import error_text
 from ...tiles import tiles_of
@@ -53,7 +54,8 @@ class LayerTiles:
 class Skipping:
     """The tiles of the sampling that runs or ran last; several threads may call.
 
-    Tiles are kept for one sampling and no longer: another model, LoRA, prompt, seed or sampler is another sampling.
+    Tiles are kept for one sampling and no longer: another model, LoRA, seed or sampler is another sampling. In it they
+    serve the prompts and context windows for which they were found.
     """
 
     def __init__(self, level: str) -> None:
@@ -61,12 +63,15 @@ class Skipping:
         self.level = level
         self._skipper = Skipper(level)
         self._at_work = False
+        self._calls: int | None = None  # of the first pass
+        self._knows_blocks = True
         self._dense: Counter[str] = Counter()
         self._refused: dict[tuple[object, ...], str | None] = {}
 
     def begin_sampling(self) -> None:
         """Nothing is known of its tiles."""
         self._skipper, self._at_work = Skipper(self.level), True
+        self._calls, self._knows_blocks = None, True
         self._dense.clear()
         self._refused.clear()
 
@@ -75,17 +80,39 @@ class Skipping:
         self._at_work = False
         self._skipper.clear()
 
+    def repeat(self, step: int) -> None:
+        """A pass of `step` is made again: what was found in this step may be broken."""
+        self._skipper.forget(step)
+
+    def end_pass(self, calls: Sequence[Layer]) -> None:
+        """A pass is through that made these attention calls."""
+        if self._calls is None:
+            self._calls = len(calls)
+        if len(calls) != self._calls and any(is_by_number(call.name) for call in calls):
+            self._knows_blocks = False
+
     def attend(
-        self, attention: Attention, call: AttentionCall, backend: str, options: AttentionOptions, place: Place
+        self,
+        attention: Attention,
+        call: AttentionCall,
+        backend: str,
+        options: AttentionOptions,
+        place: Place,
+        *,
+        prompts: Prompts = frozenset(),
+        replaces_blocks: bool = False,
     ) -> tuple[torch.Tensor, bool] | None:
         """The output of `call` by `attention`, and whether tiles were left out.
 
         None where the call is none of this, or something failed: then it is to be computed with all tiles.
         attention: takes `tiles` or `gaps`, or nothing more. backend, options: those of the call that it makes.
+        prompts, replaces_blocks: of the pass, see `call.facts`.
         """
         if not self._at_work or not place.is_self or options.mode == EXACT:
             return None
         reason = self._reason_against(call, backend, options)
+        if is_by_number(place.name) and (replaces_blocks or not self._knows_blocks):
+            reason = "[SA-318] passes leave blocks out, and the model does not say of which block this call is"
         if reason is not None:
             self._dense[reason] += 1
             return None
@@ -93,8 +120,11 @@ class Skipping:
         skipper, least_dead = self._skipper, registry.get(backend).least_dead(options.mode)
         try:
             with memory.unrecorded():  # what is kept outlives the model's block
-                if skipper.finds(place.layer, place.step, q, k):
-                    return self._found(attention, skipper, (q, k, v), options, place), False
+                if skipper.finds(place.layer, place.step, q, k, prompts):
+                    if place.step + 1 == place.steps:
+                        self._dense["[SA-318] the last step is dense where it would find tiles"] += 1
+                        return None
+                    return self._found(attention, skipper, (q, k, v), options, place, prompts), False
                 lists = skipper.lists(place.layer, place.step, q, k, least_dead=least_dead)
                 if lists is not None:
                     return attention(tiles=lists), True
@@ -111,6 +141,7 @@ class Skipping:
         tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         options: AttentionOptions,
         place: Place,
+        prompts: Prompts,
     ) -> torch.Tensor:
         """The dense output; its tiles are found by the way."""
         q, k, v = tensors
@@ -119,7 +150,7 @@ class Skipping:
         out = attention(gaps=gaps)
         try:
             scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else options.scale
-            skipper.find(place.layer, place.step, q, k, v, gaps, scale)
+            skipper.find(place.layer, place.step, q, k, v, gaps, scale, prompts)
         except Exception as error:
             self._give_up(error)
         return out
@@ -157,8 +188,8 @@ class Skipping:
                 len(errors),
                 len(computed),
                 sum(computed) / len(computed) if computed else 1.0,
-                max(errors, default=0.0),
-                max(later, default=None),
+                _worst(errors) or 0.0,
+                _worst(later),
             )
         return found
 
@@ -166,6 +197,11 @@ class Skipping:
     def reasons(self) -> dict[str, int]:
         """Why self-attention calls had all of their tiles computed, and how many."""
         return dict(self._dense)
+
+
+def _worst(found: Sequence[float]) -> float | None:
+    """The largest, NaN where there is one; None of none."""
+    return math.nan if any(map(math.isnan, found)) else max(found, default=None)
 
 
 def _reason_against_form(backend: str, options: AttentionOptions, form: Form) -> str | None:

@@ -9,7 +9,13 @@ import torch
 
 from comfy_sage2.comfyui.call import forward as forwards
 from comfy_sage2.comfyui.call.attention_call import AttentionCall
-from comfy_sage2.comfyui.call.facts import block_of, has_cross_attention, is_self_attention
+from comfy_sage2.comfyui.call.facts import (
+    block_of,
+    has_cross_attention,
+    is_self_attention,
+    prompts_of,
+    replaces_blocks,
+)  # fmt: skip
 from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.serve.session import Session
@@ -53,6 +59,37 @@ def attend(session: Session, options: list[dict[str, Any]], keys: list[int] | No
 
 def blocks(*numbers: int) -> list[dict[str, Any]]:
     return [{"block_index": number, "block_type": "double"} for number in numbers]
+
+
+class Window:
+    index_list = (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "prompts"),
+    [
+        ({}, set()),
+        ({"uuids": None, "context_window": "4"}, set()),
+        ({"uuids": ["a", "b", "a"]}, {"a None", "b None"}),
+        ({"uuids": ["a"], "context_window": Window()}, {"a (4, 5)"}),
+        ({"context_window": Window()}, {"None (4, 5)"}),
+    ],
+)
+def test_prompts_of_a_pass(options: dict[str, Any], prompts: set[str]) -> None:
+    assert prompts_of(options) == prompts
+
+
+@pytest.mark.parametrize(
+    ("options", "replaces"),
+    [
+        ({}, False),
+        ({"patches_replace": {"dit": {}}}, False),
+        ({"patches_replace": {"dit": {("double_block", 7): len}}}, True),
+        ({"patches_replace": None}, False),
+    ],
+)
+def test_blocks_that_a_patch_replaces(options: dict[str, Any], replaces: bool) -> None:
+    assert replaces_blocks(options) is replaces
 
 
 def test_names_of_a_pass() -> None:

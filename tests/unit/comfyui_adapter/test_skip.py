@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -25,12 +26,14 @@ from comfy_sage2.policy.signature import Signature
 from comfy_sage2.reference.dead_tiles import LOSSLESS, tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.skipping.levels import LEVELS
+from comfy_sage2.skipping.skipper import Skipper
 from comfy_sage2.tiles import TileLists
 
 from .calls import Container, ones, serving
 from .watched import CPU
 
 HEADS, HEAD_DIM, TOKENS = 2, 32, 8 * 128
+Window = namedtuple("Window", "index_list")  # as ComfyUI's context windows have it
 STEPS = 5
 Calls = Callable[[int], list[torch.Tensor]]
 
@@ -68,8 +71,16 @@ def begin(session: Session, steps: int = STEPS) -> None:
     session.begin_sampling([sigma(step, steps) for step in range(steps + 1)])
 
 
-def run(session: Session, step: int, *calls: list[torch.Tensor], at_end: bool = True, **keywords: Any) -> list[Any]:
-    """One pass in `step` that makes these calls."""
+def run(
+    session: Session,
+    step: int,
+    *calls: list[torch.Tensor],
+    at_end: bool = True,
+    of_pass: dict[str, Any] | None = None,
+    steps: int = STEPS,
+    **keywords: Any,
+) -> list[Any]:
+    """One pass in `step` that makes these calls; ComfyUI gives it the options `of_pass`."""
     override = make_override(session)
     outs: list[Any] = []
 
@@ -80,7 +91,7 @@ def run(session: Session, step: int, *calls: list[torch.Tensor], at_end: bool = 
             outs.append(override(ones, *tensors, HEADS, **kwargs))
         return torch.cat([out.flatten() for out in outs])
 
-    forward = session.begin_forward(sigma(step), CPU, {})
+    forward = session.begin_forward(sigma(step, steps), CPU, of_pass or {})
     forward.check_at_end = at_end
     session.run_forward(forward, model)
     return outs
@@ -179,6 +190,126 @@ def test_each_layer_has_its_own_tiles() -> None:
     for out, call in zip(run(session, 1, *calls), calls, strict=True):
         assert torch.equal(out, by_mask(call, lossless_mask(call)))
     assert set(figures(session)) == {0, 1}
+
+
+def test_a_step_that_was_to_find_tiles_and_made_no_call_is_made_up_for() -> None:
+    """As where a cache answers for the model, or a policy leaves the layer in full precision."""
+    session, tensors = skipped("lossless"), focused(18)
+    begin(session, 12)
+    for step in (0, 1, 2, 5, 6, 7, 9, 10):
+        run(session, step, tensors, steps=12)  # step 4 of a count from 1 is missed, and step 9
+    cells = session.record.summary().cells
+    assert [step for step in range(12) if (0, step) in cells and not cells[0, step].skips] == [0, 5, 9]
+
+
+@pytest.mark.parametrize("of_pass", [{"uuids": ["a"]}, {"uuids": ["b"], "context_window": Window([4, 5])}])
+def test_a_prompt_or_window_without_tiles_finds_its_own(of_pass: dict[str, Any]) -> None:
+    caption, other = focused(19), focused(20, beside=3)
+    session = skipped("lossless")
+    begin(session)
+    run(session, 0, caption, of_pass={"uuids": ["b"]})
+    assert torch.equal(run(session, 1, other, of_pass=of_pass)[0], dense(other))
+    union = lossless_mask(caption) | lossless_mask(other)
+    for tensors, options in ((other, of_pass), (caption, {"uuids": ["b"]})):
+        assert torch.equal(run(session, 2, tensors, of_pass=options)[0], by_mask(tensors, union))
+
+
+def test_layers_without_names_keep_their_tiles_to_themselves() -> None:
+    """A pass that leaves a block out moves the numbers of the calls behind it."""
+    first, second = focused(21), focused(22, beside=3)
+    patched = {"patches_replace": {"dit": {("double_block", 0): object()}}}
+    for of_pass in (patched, {}):
+        session = skipped("lossless")
+        begin(session)
+        run(session, 0, first, second)
+        (out,) = run(session, 1, second, of_pass=of_pass)
+        assert torch.equal(out, dense(second)) == bool(of_pass), "without a patch it is noticed at the pass's end"
+        assert torch.equal(run(session, 2, second)[0], dense(second))
+        assert report([session]).count("passes leave blocks out, and the model does not say of which block") == 1
+
+
+def test_layers_with_names_are_known_in_a_shorter_pass() -> None:
+    first, second = focused(21), focused(22, beside=3)
+    session = skipped("lossless")
+    begin(session)
+    for index, tensors in ((0, first), (1, second)):
+        run(session, 0, tensors, transformer_options={"block_index": index})
+    (out,) = run(session, 1, second, transformer_options={"block_index": 1})
+    assert torch.equal(out, by_mask(second, lossless_mask(second)))
+
+
+def test_each_head_has_its_own_tiles_and_threshold() -> None:
+    sharp, flat = focused(23), [tensor * scale for tensor, scale in zip(focused(24), (0.3, 0.3, 1.0), strict=True)]
+    tensors = [
+        torch.cat([one[..., :HEAD_DIM], other[..., :HEAD_DIM]], 2) for one, other in zip(sharp, flat, strict=True)
+    ]
+    out = sampled(skipped("lossless"), tensors)[1]
+    live = lossless_mask(tensors)
+    assert live[0, 0].float().mean() < 0.7 and live[0, 1].all()
+    assert torch.equal(out, by_mask(tensors, live))
+    loose = skipped("fast")
+    exact = dense(tensors)
+    (listed_out, *_) = sampled(loose, tensors)[1:]
+    of_head = (listed_out - exact).unflatten(2, (HEADS, HEAD_DIM)).abs().sum((0, 1, 3))
+    assert (of_head / exact.unflatten(2, (HEADS, HEAD_DIM)).abs().sum((0, 1, 3)) < LEVELS["fast"] + 0.01).all()
+
+
+def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    scales = []
+    find = Skipper.find
+
+    def watched(self: Any, layer: int, step: int, q: Any, k: Any, v: Any, gaps: Any, scale: float, *more: Any) -> None:
+        scales.append(scale)
+        find(self, layer, step, q, k, v, gaps, scale, *more)
+
+    monkeypatch.setattr(Skipper, "find", watched)
+    session = skipped()
+    begin(session)
+    run(session, 0, focused(25), scale=0.125)
+    run(session, 3, focused(25))
+    assert scales == [0.125, pytest.approx(HEAD_DIM**-0.5)]
+
+
+def test_nothing_is_kept_after_a_sampling() -> None:
+    session = skipped()
+    sampled(session, focused(26))
+    assert session.task.skipping is not None and session.task.skipping._skipper._kept.bytes == 0
+
+
+def test_what_a_broken_pass_found_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = [True]
+
+    def first_breaks(*args: Any, nonfinite: Any = None, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = attention(*args, nonfinite=nonfinite, **kwargs)
+        if broken and kwargs.get("gaps") is not None:
+            broken.clear()
+            kwargs["gaps"].fill_(torch.nan)
+            out = out * torch.nan
+            if nonfinite is not None:
+                nonfinite.fill_(1)
+        return out
+
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", first_breaks)
+    session, tensors = skipped("lossless", guard=True), focused(27)
+    begin(session)
+    run(session, 0, tensors)
+    out = run(session, 1, tensors)[0]
+    session.end_sampling()
+    (found,) = figures(session).values()
+    assert found.error < 1e-3 and found.finding == 1
+    assert torch.equal(out, by_mask(tensors, lossless_mask(tensors)))
+
+
+def test_in_the_last_step_nothing_is_found() -> None:
+    session, tensors = skipped(), focused(28)
+    session.begin_sampling([1.0, 0.75, 0.5, 0.25, 0.0])
+    for step in range(4):
+        forward = session.begin_forward(1.0 - 0.25 * step, CPU, {})
+        override = make_override(session)
+        with forwards.running(0, forward):
+            out = override(ones, *tensors, HEADS, _inside_attn_wrapper=True, transformer_options={})
+    assert torch.equal(out, dense(tensors)) and listed(session) == [False, True, True, False]
+    assert figures(session)[0].finding == 1 and "the last step is dense" in report([session])
 
 
 def another_size(session: Session) -> tuple[int, list[torch.Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comfy_sage2.skipping.kept import KeptTiles, finds
+from comfy_sage2.skipping.kept import KeptTiles, is_due
 
 CPU = torch.device("cpu")
 
@@ -64,5 +64,11 @@ def test_tiles_of_wan_14b_take_70_megabytes() -> None:
     assert 40 * 40 * kept.bytes == pytest.approx(70e6, rel=0.02)
 
 
-def test_tiles_are_found_in_steps_1_4_9() -> None:
-    assert [step + 1 for step in range(30) if finds(step)] == [1, 4, 9, 16, 25]
+def test_tiles_are_found_in_steps_1_4_9_or_as_soon_as_can_be() -> None:
+    found, steps = 0, [1]
+    for step in range(1, 30):
+        if is_due(found, step):
+            found = step
+            steps.append(step + 1)
+    assert steps == [1, 4, 9, 16, 25]
+    assert is_due(0, 5) and is_due(2, 12) and not is_due(3, 7) and not is_due(5, 7), "steps 4 and 9 were missed"

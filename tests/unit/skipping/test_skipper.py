@@ -69,6 +69,31 @@ def test_figures_of_lists_and_of_those_that_replace_them() -> None:
     assert skipper.all_figures.found == figures.found
 
 
+def test_of_all_calls_of_a_step_it_is_measured_what_the_lists_until_then_would_have_cost() -> None:
+    skipper = Skipper("fast")
+    gaps = torch.zeros(1, 1, TILES, TILES)
+    gaps[..., 1:] = -200.0
+    for step in (0, 3):
+        for seed in (5, 6):
+            q, k, v = call(seed)
+            skipper.find(0, step, q, k, v, gaps, 0.25)
+    later = values(skipper.figures[0].later)
+    assert len(later) == 2 and min(later) > 0.1
+
+
+def test_what_is_forgotten_gives_way_to_what_was_known() -> None:
+    q, k, v = call(7)
+    skipper = Skipper("fast")
+    for step, dead in ((0, 4), (3, 2)):
+        gaps = torch.zeros(1, 1, TILES, TILES)
+        gaps[..., TILES - dead :] = -200.0
+        skipper.find(0, step, q, k, v, gaps, 0.25)
+    skipper.forget(3)
+    assert len(skipper.figures[0].found) == 1 and not skipper.figures[0].later
+    lists = skipper.lists(0, 3, q, k)
+    assert lists is not None and (lists.to_mask().sum(dim=3) == 2).all() and skipper.finds(0, 3, q, k)
+
+
 def test_lists_that_would_not_pay_are_not_made() -> None:
     q, k, v = call(3)
     gaps = torch.zeros(1, 1, TILES, TILES)

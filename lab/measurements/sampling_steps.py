@@ -2,8 +2,9 @@
 
     python -m lab steps --comfyui ~/ComfyUI --json steps.json
 
-The models have the shapes of the real ones and random weights: what a step costs does not depend on their values. Run
-it with a Python that has ComfyUI's requirements, comfy-kitchen among them for the row of ComfyUI's INT8 attention.
+The models have the shapes of the real ones and random weights: what a step costs does not depend on their values.
+Attentions take turns in an order drawn anew in every round. Run it with a Python that has ComfyUI's requirements,
+comfy-kitchen among them for the row of ComfyUI's INT8 attention.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import gc
 import json
 import logging
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +30,7 @@ from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.sampling import sessions_of
 from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.command_line import Parser, at_least_1, output_file
+from comfy_sage2.command_line import Parser, at_least_1, output_file, seed_number
 from comfy_sage2.options import MODES as ATTENTION_MODES
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 from tools.comfyui.launch import TorchvisionOperators
@@ -166,25 +168,35 @@ def measure(
     modes: list[str],
     listed_modes: list[str],
     steps: int,
+    rounds: int,
+    rng: random.Random,
     device: torch.device,
 ) -> list[Measurement]:
-    """All attentions on one model, one after the other."""
+    """All attentions on one model, in rounds in which each has its turn."""
     patcher = load(model, DTYPES[dtype_name], device)
+    candidates = dict(attentions(patcher, modes, listed_modes, device))
+    seconds: dict[str, list[float]] = {attention: [] for attention in candidates}
+    peaks = dict.fromkeys(candidates, 0.0)
+    for _ in range(rounds):
+        for attention in rng.sample(list(candidates), len(candidates)):
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            found = seconds_of_steps(candidates[attention], model, steps, device)
+            seconds[attention] += found
+            if device.type == "cuda":
+                peaks[attention] = max(peaks[attention], torch.cuda.max_memory_allocated() / 2**30)
+            print(f"{name} {dtype_name} {attention}: {median(found):.3f} s a step", flush=True)
     results = []
-    for attention, patched in attentions(patcher, modes, listed_modes, device):
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        seconds = seconds_of_steps(patched, model, steps, device)
-        peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+    for attention, patched in candidates.items():
         report = "\n".join(session_report(session) for session in sessions_of(patched))
-        result = Measurement(
-            name, model.tokens, dtype_name, attention, median(seconds), min(seconds), max(seconds), len(seconds), peak,
-            report,
-        )  # fmt: skip
-        results.append(result)
-        print(f"{name} {dtype_name} {attention}: {median(seconds):.3f} s a step, {peak:.2f} GiB", flush=True)
         if report:
             print(report)
+        of_steps = seconds[attention]
+        result = Measurement(
+            name, model.tokens, dtype_name, attention, median(of_steps), min(of_steps), max(of_steps), len(of_steps),
+            peaks[attention], report,
+        )  # fmt: skip
+        results.append(result)
     return results
 
 
@@ -239,6 +251,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--steps", type=at_least_1, help="steps to time (default: 5 of the small model, 1 of the large one)"
     )
+    parser.add_argument("--rounds", type=at_least_1, default=1, help="default: 1")
+    parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     parser.add_argument("--json", type=output_file, help="write the result here")
     options = parser.parse_args(arguments)
     folders = [options.comfyui] if options.comfyui else comfyui_folders()
@@ -250,6 +264,7 @@ def main(arguments: list[str]) -> int:
     import comfy.model_management
 
     device = comfy.model_management.get_torch_device()
+    rng = random.Random(options.seed)
     results = []
     with torch.inference_mode():
         for name in options.models:
@@ -262,6 +277,8 @@ def main(arguments: list[str]) -> int:
                     options.modes,
                     options.listed_modes,
                     options.steps or model.steps,
+                    options.rounds,
+                    rng,
                     device,
                 )
                 comfy.model_management.unload_all_models()

@@ -6,9 +6,19 @@ import pytest
 
 from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
+from comfy_sage2.comfyui.serve import skipping
+
+from .skip_samplings import TOKENS
 
 
 @pytest.fixture
 def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard's next attention is ComfyUI's, as with a kernel that lacks mode precise."""
     monkeypatch.setattr(registry.get("reference"), "constraints", (option_is("mode", "8b", "4b"),))
+
+
+@pytest.fixture
+def short_calls_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference is slow: here calls of half the length leave tiles out."""
+    assert skipping.LEAST_TILES == 2 * TOKENS // 128
+    monkeypatch.setattr(skipping, "LEAST_TILES", TOKENS // 128)

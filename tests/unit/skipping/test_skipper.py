@@ -19,6 +19,13 @@ def call(seed: int) -> list[torch.Tensor]:
     return [torch.randn(1, 1, 128 * TILES, 16, generator=generator) for _ in range(3)]
 
 
+def without_the_last(dead: int) -> torch.Tensor:
+    """Gaps of a head whose last tiles are dead."""
+    gaps = torch.zeros(1, 1, TILES, TILES)
+    gaps[..., TILES - dead :] = -200.0
+    return gaps
+
+
 def test_the_error_is_that_of_the_chosen_threshold() -> None:
     found = torch.tensor([[[0.5, 0.001, 0.002, 0.2], [0.0, 0.3, 0.001, math.nan]]])
     thresholds = (-4.0, -3.0, -2.0, -1.0)
@@ -55,8 +62,7 @@ def test_figures_of_lists_and_of_those_that_replace_them() -> None:
     q, k, v = call(2)
     skipper = Skipper("fast")
     for step, dead in ((0, 4), (3, 2)):
-        gaps = torch.zeros(1, 1, TILES, TILES)
-        gaps[..., TILES - dead :] = -200.0
+        gaps = without_the_last(dead)
         skipper.find(5, step, q, k, v, gaps, 0.25)
         assert skipper.lists(5, step + 1, q, k) is not None
     figures = skipper.figures[5]
@@ -70,9 +76,7 @@ def test_figures_of_lists_and_of_those_that_replace_them() -> None:
 
 
 def test_of_all_calls_of_a_step_it_is_measured_what_the_lists_until_then_would_have_cost() -> None:
-    skipper = Skipper("fast")
-    gaps = torch.zeros(1, 1, TILES, TILES)
-    gaps[..., 1:] = -200.0
+    skipper, gaps = Skipper("fast"), without_the_last(TILES - 1)
     for step in (0, 3):
         for seed in (5, 6):
             q, k, v = call(seed)
@@ -85,8 +89,7 @@ def test_what_is_forgotten_gives_way_to_what_was_known() -> None:
     q, k, v = call(7)
     skipper = Skipper("fast")
     for step, dead in ((0, 4), (3, 2)):
-        gaps = torch.zeros(1, 1, TILES, TILES)
-        gaps[..., TILES - dead :] = -200.0
+        gaps = without_the_last(dead)
         skipper.find(0, step, q, k, v, gaps, 0.25)
     skipper.forget(3)
     assert len(skipper.figures[0].found) == 1 and not skipper.figures[0].later

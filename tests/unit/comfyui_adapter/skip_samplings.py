@@ -1,0 +1,109 @@
+"""Samplings with `skip`, and what they are held to, for the tests of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from comfy_sage2.attention import attention
+from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.serve import skipping
+from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.reference.dead_tiles import LOSSLESS, tile_gaps
+from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.tiles import TileLists
+
+from .calls import ones, serving
+from .watched import CPU
+
+HEADS, HEAD_DIM, TOKENS = 2, 32, 8 * 128
+STEPS = 5
+
+
+def focused(seed: int, tokens: int = TOKENS, batch: int = 1, beside: int = 0) -> list[torch.Tensor]:
+    """q, k and v of a head that attends to its own tile and, less, to one `beside` it: (B, N, H * D) each."""
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.linalg.qr(torch.randn(HEAD_DIM, HEAD_DIM, generator=generator))[0]
+    tile = torch.arange(tokens) // 128
+    keys = 14.0 * directions[tile % HEAD_DIM]
+    queries = keys + 0.9 * keys.roll(128 * beside, dims=0) if beside else keys
+    found = [
+        (tensor + 0.1 * torch.randn(batch, tokens, HEAD_DIM, generator=generator)).repeat(1, 1, HEADS)
+        for tensor in (queries, keys)
+    ]
+    return [*found, torch.randn(batch, tokens, HEADS * HEAD_DIM, generator=generator)]
+
+
+def skipped(level: str = "balanced", **options: Any) -> Session:
+    return serving(Settings(**{"backend": "reference", "skip": level, **options}))
+
+
+def sigma(step: int, steps: int = STEPS) -> float:
+    return 1.0 - step / steps
+
+
+def begin(session: Session, steps: int = STEPS) -> None:
+    session.begin_sampling([sigma(step, steps) for step in range(steps + 1)])
+
+
+def run(
+    session: Session,
+    step: int,
+    *calls: list[torch.Tensor],
+    at_end: bool = True,
+    of_pass: dict[str, Any] | None = None,
+    steps: int = STEPS,
+    **keywords: Any,
+) -> list[Any]:
+    """One pass in `step` that makes these calls; ComfyUI gives it the options `of_pass`."""
+    override = make_override(session)
+    outs: list[Any] = []
+
+    def model() -> torch.Tensor:
+        outs.clear()
+        for tensors in calls:
+            kwargs = {"_inside_attn_wrapper": True, "transformer_options": {}, **keywords}
+            outs.append(override(ones, *tensors, HEADS, **kwargs))
+        return torch.cat([out.flatten() for out in outs])
+
+    forward = session.begin_forward(sigma(step, steps), CPU, of_pass or {})
+    forward.check_at_end = at_end
+    session.run_forward(forward, model)
+    return outs
+
+
+def sampled(session: Session, tensors: list[torch.Tensor], steps: int = STEPS, **keywords: Any) -> list[torch.Tensor]:
+    begin(session)
+    outs = [run(session, step, tensors, **keywords)[0] for step in range(steps)]
+    session.end_sampling()
+    return outs
+
+
+def dense(tensors: list[torch.Tensor], mode: str = "8b") -> torch.Tensor:
+    q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)) for tensor in tensors)
+    return attention(q, k, v, mode=mode, layout="BNHD", backend="reference").flatten(2)
+
+
+def lossless_mask(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The tiles that are live at the strictest threshold, by the reference alone."""
+    q, k, _ = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
+    return tile_gaps(q, k, ReferenceOptions(), running=True) > LOSSLESS
+
+
+def by_mask(tensors: list[torch.Tensor], live: torch.Tensor) -> torch.Tensor:
+    q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)) for tensor in tensors)
+    lists = TileLists.of_mask(live)
+    return attention(q, k, v, layout="BNHD", backend="reference", tiles=lists).flatten(2)
+
+
+def listed(session: Session) -> list[bool]:
+    """For each step whether tiles were left out in layer 0."""
+    cells = session.record.summary().cells
+    return [cells[0, step].skips for step in range(1 + max(step for _, step in cells))]
+
+
+def figures(session: Session) -> dict[int, skipping.LayerTiles]:
+    assert session.task.skipping is not None
+    return session.task.skipping.layers()

@@ -1,0 +1,161 @@
+"""`skip` where it cannot work or something fails: the output is dense, and the report says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import registry
+from comfy_sage2.attention import attention
+from comfy_sage2.backends.base import Constraint
+from comfy_sage2.backends.constraints import DENSE, WITHOUT_GAPS
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.settings import FIDELITY, Settings
+
+from .calls import serving
+from .skip_samplings import (
+    TOKENS,
+    begin,
+    by_mask,
+    dense,
+    figures,
+    focused,
+    listed,
+    lossless_mask,
+    run,
+    sampled,
+    skipped,
+)
+
+pytestmark = pytest.mark.usefixtures("short_calls_skip")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "keywords", "reason"),
+    [
+        (focused(8), {"mask": torch.ones(1, 1, TOKENS, dtype=torch.bool)}, "the call has a mask"),
+        (focused(8, tokens=TOKENS - 128), {}, "fewer than 8 tiles"),
+        ([focused(8)[0], *focused(8, tokens=1500)[1:]], {}, None),
+    ],
+    ids=["mask", "short", "cross"],
+)
+def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, Any], reason: str | None) -> None:
+    session, plain = skipped(), serving(Settings(backend="reference"))
+    for out, whole in zip(
+        sampled(session, tensors, 2, **keywords), sampled(plain, tensors, 2, **keywords), strict=True
+    ):
+        assert torch.equal(out, whole)
+    text = report([session])
+    assert "Tiles left out (balanced): none" in text
+    if reason is not None:
+        assert text.count(reason) == 1 and "  2 calls computed all tiles: [SA-318] " in text
+
+
+@pytest.mark.parametrize(("constraint", "code"), [(DENSE, "SA-212"), (WITHOUT_GAPS, "SA-214")])
+def test_a_backend_without_lists_or_gaps_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, constraint: Constraint, code: str
+) -> None:
+    monkeypatch.setattr(registry.get("reference"), "constraints", (constraint,))
+    session, tensors = skipped(), focused(9)
+    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
+    assert report([session]).count(f"  3 calls computed all tiles: [{code}] ") == 1
+
+
+def test_exact_attention_stays_exact() -> None:
+    session = skipped(mode="exact")
+    sampled(session, focused(10), 2)
+    assert not figures(session)
+
+
+@pytest.mark.parametrize("broken", ["gaps", "Skipper.find", "Skipper.finds", "Skipper.lists", "tiles"])
+@pytest.mark.parametrize("error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("gaps")])
+def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    def without(*args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = fails() if broken in kwargs else attention(*args, **kwargs)
+        return out
+
+    if broken in ("gaps", "tiles"):
+        monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", without)
+    else:
+        monkeypatch.setattr(f"comfy_sage2.comfyui.serve.skipping.{broken}", fails)
+    session, tensors = skipped(), focused(11)
+    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
+    assert listed(session) == [False] * 3
+    given_up = f"[SA-318] leaving tiles out failed, and was given up for this sampling: {error}"
+    assert report([session]).count(given_up) == 1
+    assert all(share.outcome.backend == "reference" for share in session.record.summary().shares)
+
+
+def test_the_next_sampling_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, tensors = skipped(), focused(11)
+    with monkeypatch.context() as patched:
+        patched.setattr("comfy_sage2.comfyui.serve.skipping.Skipper.find", None)
+        sampled(session, tensors, 2)
+    sampled(session, tensors, 2)
+    assert listed(session) == [False, True] and "given up" not in report([session])
+
+
+@pytest.mark.parametrize("at_end", [True, False], ids=["once a pass", "at each call"])
+def test_a_broken_output_takes_the_layer_to_precise_with_all_tiles(
+    monkeypatch: pytest.MonkeyPatch, at_end: bool
+) -> None:
+    def broken_lists(*args: Any, tiles: Any = None, nonfinite: Any = None, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = attention(*args, nonfinite=nonfinite, **kwargs)
+        if tiles is not None:
+            out = out / 0.0
+            if nonfinite is not None:
+                nonfinite.fill_(1)
+        return out
+
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", broken_lists)
+    session, tensors = skipped(guard=True), focused(12)
+    begin(session)
+    outs = [run(session, step, tensors, at_end=at_end)[0] for step in range(4)]
+    session.end_sampling()
+    assert all(out.isfinite().all() for out in outs)
+    assert session.record.summary().cells[0, 3].label == "reference · precise"
+    assert torch.equal(outs[2], dense(tensors, "precise"))
+
+
+def test_a_layer_that_is_too_far_off_has_all_tiles_before_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_lists(*args: Any, tiles: Any = None, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = attention(*args, **kwargs)
+        return out if tiles is None else out.roll(128, dims=1)
+
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", wrong_lists)
+    session, tensors = skipped(guard=True, guard_level=FIDELITY), focused(13)
+    outs = sampled(session, tensors)
+    assert session.task.guard is not None and session.task.guard.fidelity is not None
+    (finding,) = session.task.guard.fidelity.findings
+    assert finding.steps == (1, 2) and finding.next_by == "reference · 8b with all tiles"
+    assert finding.served_by == "reference · 8b · tiles left out"
+    assert torch.equal(outs[4], dense(tensors)) and listed(session) == [False, True, True, False, False]
+
+
+def test_what_a_broken_pass_found_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = [True]
+
+    def first_breaks(*args: Any, nonfinite: Any = None, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = attention(*args, nonfinite=nonfinite, **kwargs)
+        if broken and kwargs.get("gaps") is not None:
+            broken.clear()
+            kwargs["gaps"].fill_(torch.nan)
+            out = out * torch.nan
+            if nonfinite is not None:
+                nonfinite.fill_(1)
+        return out
+
+    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", first_breaks)
+    session, tensors = skipped("lossless", guard=True), focused(27)
+    begin(session)
+    run(session, 0, tensors)
+    out = run(session, 1, tensors)[0]
+    session.end_sampling()
+    (found,) = figures(session).values()
+    assert found.error < 1e-3 and found.finding == 1
+    assert torch.equal(out, by_mask(tensors, lossless_mask(tensors)))

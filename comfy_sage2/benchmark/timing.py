@@ -23,7 +23,7 @@ from .settle import heat
 _LEAST_TIMED, _MOST_TIMED = 0.01, 0.04  # seconds of a visit, as the time at hand allows
 _SETTLING = 2  # times as long runs a candidate untimed before
 _MOST_CALLS = 200
-# Where more are no use: reading a profiler's record takes longer than a short call, and a full queue lets the CPU wait.
+# Where more are no use: reading a profiler's record takes longer than a short call, and a full queue stops the CPU.
 _FEW_CALLS = 50
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 9
 _PASS_HEAT_SECONDS = 0.1  # between two passes the GPU idles, while the profiler starts or is read

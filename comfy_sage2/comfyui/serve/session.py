@@ -297,11 +297,7 @@ class Session:
             return None
         assert outcome.backend is not None
         attend = partial(attention, *call.tensors(), **given, return_lse=False)
-        of_pass = forward.transformer_options
-        return skipping.attend(
-            attend, call, outcome.backend, given["options"], place,
-            prompts=facts.prompts_of(of_pass), replaces_blocks=facts.replaces_blocks(of_pass),
-        )  # fmt: skip
+        return skipping.attend(attend, call, outcome.backend, given["options"], place, forward.transformer_options)
 
     def _record(self, computed: Computed, place: Place, fallback: Fallback) -> None:
         form = computed.form

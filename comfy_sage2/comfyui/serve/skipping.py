@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from ...skipping.kept import Prompts
 from ...skipping.skipper import Skipper, values
 from ...text import error_text
 from ...tiles import tiles_of
-from ..call import memory
+from ..call import facts, memory
 from ..call.attention_call import AttentionCall
 
 log = logging.getLogger("comfy_sage2")
@@ -98,25 +99,24 @@ class Skipping:
         backend: str,
         options: AttentionOptions,
         place: Place,
-        *,
-        prompts: Prompts = frozenset(),
-        replaces_blocks: bool = False,
+        of_pass: Mapping[str, Any],
     ) -> tuple[torch.Tensor, bool] | None:
         """The output of `call` by `attention`, and whether tiles were left out.
 
         None where the call is none of this, or something failed: then it is to be computed with all tiles.
         attention: takes `tiles` or `gaps`, or nothing more. backend, options: those of the call that it makes.
-        prompts, replaces_blocks: of the pass, see `call.facts`.
+        of_pass: ComfyUI's `transformer_options` of the pass.
         """
         if not self._at_work or not place.is_self or options.mode == EXACT:
             return None
         reason = self._reason_against(call, backend, options)
-        if is_by_number(place.name) and (replaces_blocks or not self._knows_blocks):
+        if is_by_number(place.name) and (facts.replaces_blocks(of_pass) or not self._knows_blocks):
             reason = "[SA-318] passes leave blocks out, and the model does not say of which block this call is"
         if reason is not None:
             self._dense[reason] += 1
             return None
         q, k, v = call.tensors("BHND")
+        prompts = facts.prompts_of(of_pass)
         skipper, least_dead = self._skipper, registry.get(backend).least_dead(options.mode)
         try:
             with memory.unrecorded():  # what is kept outlives the model's block

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -23,7 +24,14 @@ def is_due(found: int, step: int) -> bool:
     return math.isqrt(step + 1) > math.isqrt(found + 1)
 
 
-_Call = tuple[int, int, int, int, torch.device]  # layer, heads of q, q's and k's tokens: calls that share their tiles
+class Call(NamedTuple):
+    """What calls that share their tiles have in common."""
+
+    layer: int
+    heads: int  # of q
+    q_length: int
+    kv_length: int
+    device: torch.device
 
 
 class Found:
@@ -75,45 +83,38 @@ class KeptTiles:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[_Call, Found] = {}
+        self._calls: dict[Call, Found] = {}
 
-    def keep(
-        self, layer: int, step: int, live: torch.Tensor, q_length: int, kv_length: int, prompts: Prompts = frozenset()
-    ) -> None:
-        """Keep the live tiles of a call, bool (B, Hq, Tq, Tk).
+    def keep(self, call: Call, step: int, live: torch.Tensor, prompts: Prompts = frozenset()) -> None:
+        """Keep the live tiles of `call`, bool (B, Hq, Tq, Tk).
 
         Batch entries, such as the caption's and the empty one's, and all calls share the union of their tiles, until
         those are due to be found anew.
         """
         live = live.any(dim=0, keepdim=True)
-        call = (layer, live.shape[1], q_length, kv_length, live.device)
         known = self._calls.get(call)
         if known is None or is_due(known.step, step):
             self._calls[call] = Found(step, live, prompts, known)
         else:
             known.add(live, prompts)
 
-    def before(
-        self, layer: int, heads: int, q_length: int, kv_length: int, device: torch.device, *, step: int
-    ) -> Found | None:
-        """What was found of a call's tiles before `step`, or None. In `step` itself they are still being found."""
-        known = self._calls.get((layer, heads, q_length, kv_length, device))
+    def before(self, call: Call, step: int) -> Found | None:
+        """What was found of the tiles of `call` before `step`, or None. In `step` itself they are still being found."""
+        known = self._calls.get(call)
         if known is None or known.step == step:
             return None
         known.earlier = None
         return known
 
-    def replaced(
-        self, layer: int, heads: int, q_length: int, kv_length: int, device: torch.device, *, step: int
-    ) -> Found | None:
-        """What `step` finds anew of a call's tiles as it was until then, or None."""
-        known = self._calls.get((layer, heads, q_length, kv_length, device))
+    def replaced(self, call: Call, step: int) -> Found | None:
+        """What `step` finds anew of the tiles of `call`, as it was until then, or None."""
+        known = self._calls.get(call)
         if known is not None and known.step == step:
             return known.earlier
         return known if known is not None and is_due(known.step, step) else None
 
     def forget(self, step: int) -> None:
-        """Throw away what was found in `step`; what was known before stands again."""
+        """Throw away the tiles of `step`; those before them stand again. What it added to older ones stays."""
         for call, known in list(self._calls.items()):
             if known.step != step:
                 continue

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..tiles import TileLists
-from .kept import Found, KeptTiles, Prompts, is_due
+from .kept import Call, KeptTiles, Prompts, is_due
 from .levels import LADDER, LEVELS
 from .thresholds import at, errors, loosest, sampled_rows
 
@@ -61,14 +61,14 @@ class Skipper:
         if step < self._step:
             self.clear()
         self._step = step
-        known = self._before(layer, step, q, k)
+        known = self._kept.before(_call(layer, q, k), step)
         return known is None or is_due(known.step, step) or not prompts <= known.prompts
 
     def lists(
         self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor, *, least_dead: float = 0.0
     ) -> TileLists | None:
         """The lists for a call that finds no tiles; None where less than the share `least_dead` of them is dead."""
-        found = self._before(layer, step, q, k)
+        found = self._kept.before(_call(layer, q, k), step)
         if found is None or found.dead_share() < least_dead:
             return None
         self.figures[layer].computed.append((step, found.share))
@@ -89,8 +89,8 @@ class Skipper:
 
         gaps: (B, Hq, Tq, Tk) as `reference.dead_tiles.tile_gaps` gives them. The others as for `errors`.
         """
-        figures, rows = self.figures[layer], sampled_rows(q.shape[2], step, q.device)
-        earlier = self._kept.replaced(layer, q.shape[1], q.shape[2], k.shape[2], q.device, step=step)
+        call, figures, rows = _call(layer, q, k), self.figures[layer], sampled_rows(q.shape[2], step, q.device)
+        earlier = self._kept.replaced(call, step)
         if earlier is not None and prompts <= earlier.prompts:
             as_gaps = earlier.live().float().expand(q.shape[0], -1, -1, -1)
             figures.later.append((step, errors(q, k, v, as_gaps, rows, scale=scale, thresholds=(0.5,)).amax()))
@@ -98,7 +98,7 @@ class Skipper:
         chosen = loosest(measured, self._bound, self._thresholds)
         figures.found.append((step, at(measured, chosen, self._thresholds).amax()))
         dead = gaps <= chosen[..., None, None]  # which NaN is not
-        self._kept.keep(layer, step, ~dead, q.shape[2], k.shape[2], prompts)
+        self._kept.keep(call, step, ~dead, prompts)
 
     @property
     def all_figures(self) -> Figures:
@@ -120,8 +120,9 @@ class Skipper:
         """Throw all tiles away; the figures stay."""
         self._kept.clear()
 
-    def _before(self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor) -> Found | None:
-        return self._kept.before(layer, q.shape[1], q.shape[2], k.shape[2], q.device, step=step)
+
+def _call(layer: int, q: torch.Tensor, k: torch.Tensor) -> Call:
+    return Call(layer, q.shape[1], q.shape[2], k.shape[2], q.device)
 
 
 def values(figures: Iterable[Figure]) -> list[float]:

@@ -23,7 +23,10 @@ class GapRecorder<true> {
     const int query = tile.first_row + row;
     gaps_ = gaps_of_queries(params.gaps, tile.head, query, params.q_length, params.kv_length);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) exists_[i] = query + 8 * i < params.q_length;
+    for (int i = 0; i < 2; ++i) {
+      exists_[i] = query + 8 * i < params.q_length;
+      maximum_[i] = kNegativeInfinity;
+    }
   }
 
   // `first_key`: of the step. `largest`: of this thread's scores in it, and `maximum` that of their rows so far.
@@ -31,10 +34,17 @@ class GapRecorder<true> {
     raise_gap(gaps_ + first_key / kListTile,
               fmaxf(gap_of_row(largest[0], maximum[0], exists_[0]), gap_of_row(largest[1], maximum[1], exists_[1])));
   }
+  // The same for a softmax that does not keep these maxima.
+  __device__ __forceinline__ void note(int first_key, const float (&largest)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) maximum_[i] = fmaxf(maximum_[i], quad_max(largest[i]));
+    note(first_key, largest, maximum_);
+  }
 
  private:
   float* gaps_;
   bool exists_[2];
+  float maximum_[2];  // of the rows' scores so far
 };
 
 }  // namespace sm90

@@ -98,14 +98,9 @@ struct PreciseConsumer {
     wgmma_commit_group();
   }
 
-  // Notes the gap of a step's keys, given a thread's largest scores. In place of the rows' maxima stand their bases,
-  // which are not above them: the gap is not too low.
-  __device__ __forceinline__ void record(int key_tile, const float (&largest)[2]) const {
-    if constexpr (Shape::kRecords) {
-      constexpr float kShift = ProbabilityRange<T>::kShift;
-      const float base[2] = {kShift - state.offset[0], kShift - state.offset[1]};
-      recorder.note(key_tile * kBlockN, largest, base);
-    }
+  // Notes the gap of a step's keys, given a thread's largest scores.
+  __device__ __forceinline__ void record(int key_tile, const float (&largest)[2]) {
+    if constexpr (Shape::kRecords) recorder.note(key_tile * kBlockN, largest);
   }
 
   // A K scale is negative where the mask may change a score of its block.

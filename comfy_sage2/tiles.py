@@ -69,9 +69,8 @@ class TileLists:
     def of_mask(cls, block_mask: torch.Tensor, *, is_causal: bool = False) -> TileLists:
         """The lists of a bool (B, Hq, Tq, Tk) mask, True = compute, on its device; no wait for the device.
 
-        Tiles go from the last to the first, as the kernels go through the keys: a ragged last tile, and with
-        `is_causal` the tile on the diagonal, comes first. With `is_causal`, for calls that have it, tiles above the
-        diagonal are left out.
+        Tiles go from the last to the first; kernels bring them into an order of their own. With `is_causal`, for calls
+        that have it, tiles above the diagonal are left out.
         """
         _check_bool(block_mask)
         if block_mask.dim() != 4 or block_mask.numel() == 0:

@@ -48,8 +48,7 @@ def reference_attention(
         outs, lses = [], []
         for rows in row_tiles(q, options):
             softmax = OnlineSoftmax(q.shape[0], q.shape[1], rows.stop - rows.start, prepared.v, options)
-            kv_length = min(k.shape[2], rows.stop) if is_causal else k.shape[2]
-            for keys in key_steps(kv_length, options):
+            for keys in key_steps(rows, q.shape[2], k.shape[2], options, is_causal=is_causal):
                 live = None if live_tiles is None else overlapping(live_tiles, rows, keys)
                 if live is not None and live.is_cpu and not live.any():
                     continue

@@ -50,10 +50,9 @@ def tile_gaps(
     with torch.autocast(q.device.type, enabled=False):
         prepared = prepare(q, k, k[..., :1], options)  # V plays no part in the scores
         for rows in row_tiles(q, options):
-            kv_length = min(k.shape[2], rows.stop) if is_causal else k.shape[2]
             maximum = gaps.new_full((*shape[:2], rows.stop - rows.start), -math.inf)
             peaks = []  # (tile, the rows' largest scores in a step's part of it, the maximum that P is rounded with)
-            for keys in key_steps(kv_length, options):
+            for keys in key_steps(rows, q.shape[2], k.shape[2], options, is_causal=is_causal):
                 scores = tile_scores(prepared, rows, keys, scale, options.groups.block_q)
                 mask_scores_(scores, attn_mask, is_causal, rows, keys)
                 maximum = torch.maximum(maximum, scores.amax(dim=3))

@@ -35,6 +35,8 @@ class ReferenceOptions:
     sum_quantized_p: the row sum l adds P after its rounding, as a row sum on the tensor core does.
     keys_per_step: keys that the online softmax takes in at a time; None is a key block of `groups`.
     last_keys_first: the steps go from the last keys to the first, as the sm90 kernels do.
+    diagonal_early: where queries and keys are the same tokens, the step with the keys at the place of a block of
+        queries comes first, or second with `last_keys_first`, as the kernels take it.
     """
 
     qk_format: NumberFormat = INT8
@@ -52,6 +54,7 @@ class ReferenceOptions:
     sum_quantized_p: bool = False
     keys_per_step: int | None = None
     last_keys_first: bool = False
+    diagonal_early: bool = False
 
     @classmethod
     def of(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ..tiles import TILE_TOKENS
 from .options import ReferenceOptions
 
 # Scores held at a time over all heads: large enough to hide PyTorch's cost a call, small enough for a CPU's cache.
@@ -15,10 +16,11 @@ _TILE_SCORES_ON_GPU = 1 << 26
 
 def row_tiles(q: torch.Tensor, options: ReferenceOptions) -> Iterator[slice]:
     """The queries of q (B, Hq, Nq, D) that are computed at a time; each slice starts at a multiple of block_q."""
-    block_q = options.groups.block_q
-    tile = _TILE_SCORES_ON_GPU if q.is_cuda else _TILE_SCORES
-    rows = tile // (q.shape[0] * q.shape[1] * _keys_per_step(options))
-    rows = max(rows // block_q, 1) * block_q
+    rows = block_q = options.groups.block_q
+    if not options.diagonal_early:  # otherwise blocks differ in the order of their keys
+        tile = _TILE_SCORES_ON_GPU if q.is_cuda else _TILE_SCORES
+        rows = tile // (q.shape[0] * q.shape[1] * _keys_per_step(options))
+        rows = max(rows // block_q, 1) * block_q
     for start in range(0, q.shape[2], rows):
         yield slice(start, min(start + rows, q.shape[2]))
 
@@ -27,9 +29,29 @@ def _keys_per_step(options: ReferenceOptions) -> int:
     return options.groups.block_k if options.keys_per_step is None else options.keys_per_step
 
 
-def key_steps(kv_length: int, options: ReferenceOptions) -> Iterator[slice]:
-    """The keys that the online softmax takes in at a time, in its order."""
+def key_steps(
+    rows: slice, q_length: int, kv_length: int, options: ReferenceOptions, *, is_causal: bool
+) -> Iterator[slice]:
+    """The keys that the online softmax of the queries `rows` takes in at a time, in its order.
+
+    With `diagonal_early`, `rows` are those of one block of queries.
+    """
+    has_diagonal = is_causal or q_length == kv_length
+    if is_causal:
+        kv_length = min(kv_length, rows.stop)
     step = _keys_per_step(options)
-    starts = range(0, kv_length, step)
-    for start in reversed(starts) if options.last_keys_first else starts:
+    starts = list(range(0, kv_length, step))
+    if options.last_keys_first:
+        starts.reverse()
+    if options.diagonal_early and has_diagonal:
+        together = max(step, TILE_TOKENS)  # the steps of a tile stay together
+        diagonal, last = (rows.start + options.groups.block_q // 2) // together, (kv_length - 1) // together
+
+        def place(start: int) -> int:
+            if options.last_keys_first and start // together == last:
+                return 0
+            return 1 if start // together == diagonal else 2
+
+        starts.sort(key=place)
+    for start in starts:
         yield slice(start, min(start + step, kv_length))

@@ -87,6 +87,8 @@ inline const char* element_name(int element) {
 
 inline bool listed(const AttentionCall& call) { return call.tiles.key_tiles != 0; }
 inline bool recording(const AttentionCall& call) { return call.gaps != 0; }
+// Whether a block of queries has a tile of keys at its own place.
+inline bool has_diagonal(const AttentionCall& call) { return call.causal || call.q_length == call.kv_length; }
 
 // Launches kernels of one call on its stream.
 class Launcher {
@@ -141,6 +143,7 @@ class Launcher {
     params.causal = call_.causal;
     params.launches = static_cast<int>(space.launches);
     params.form = form;
+    params.has_diagonal = has_diagonal(call_);
     const int64_t lists = int64_t(params.batches) * params.heads * params.query_blocks;
     launch("tile_lists", "prepare_tile_lists", grid(ceil_div(lists, kListsPerBlock)), kPrepareListsThreads,
            bitmap_bytes(params.key_tiles), params);

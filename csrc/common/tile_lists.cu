@@ -33,22 +33,34 @@ __device__ __forceinline__ void prepare_list(const PrepareListsParams& params, i
     return word == last / 32 ? bitmap[word] & (0xffffffffu >> (31 - last % 32)) : bitmap[word];
   };
   unsigned short* entries = params.entries + i64(index) * params.key_tiles;
+  const auto is_live = [&](int tile) { return tile >= 0 ? static_cast<int>(bitmap[tile / 32] >> tile % 32 & 1) : 0; };
   if (params.form == ListForm::linked) {
+    const int diagonal = params.has_diagonal && block <= last ? block : -1;
     int next = params.key_tiles;
     for (int word = last / 32; word >= 0; --word) {
-      const unsigned bits = bits_of(word), behind = bits >> lane >> 1;
+      unsigned bits = bits_of(word);
+      if (diagonal >= 0 && word == diagonal / 32) bits &= ~(1u << diagonal % 32);
+      const unsigned behind = bits >> lane >> 1;
       const int following = behind ? 32 * word + static_cast<int>(lane) + __ffs(behind) : next;
       if (bits >> lane & 1) entries[32 * word + lane] = static_cast<unsigned short>(following);
       if (bits) next = 32 * word + __ffs(bits) - 1;
     }
-    if (lane == 0) params.counts[index] = next;
+    if (lane == 0) {
+      if (is_live(diagonal)) entries[diagonal] = static_cast<unsigned short>(next);
+      params.counts[index] = is_live(diagonal) ? diagonal : next;
+    }
     return;
   }
+  const int diagonal = params.has_diagonal ? min(block, last - 1) : -1;
   int written = 0;
   for (int word = last / 32; word >= 0; --word) {
     const unsigned bits = bits_of(word);
-    const unsigned above = bits >> lane;  // this lane's tile and those that come before it in the order
-    if (above & 1) entries[written + __popc(above) - 1] = static_cast<unsigned short>(32 * word + lane);
+    const unsigned above = bits >> lane;  // this lane's tile and those behind it
+    const int tile = 32 * word + static_cast<int>(lane);
+    int place = written + __popc(above) - 1;
+    if (tile == diagonal) place = is_live(last);
+    if (diagonal < tile && tile < last) place += is_live(diagonal);
+    if (above & 1) entries[place] = static_cast<unsigned short>(tile);
     written += __popc(bits);
   }
   if (lane == 0) params.counts[index] = written;

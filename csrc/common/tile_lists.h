@@ -17,8 +17,9 @@ constexpr int bitmap_bytes(int key_tiles) { return kListsPerBlock * bitmap_words
 // Of each list the valid tiles, each once, without those above the diagonal of causal attention.
 //
 // In order: the last tile comes first. So what needs masking comes first: the ragged last tile, or in causal attention
-// the one on the diagonal. Linked: entry t is the live tile after the live tile t, the first stands in place of the
-// count, and key_tiles for the end.
+// the one on the diagonal. In self-attention the tile on the diagonal is the next, and the others go down to the first.
+// Linked: entry t is the live tile after the live tile t, the first stands in place of the count, and key_tiles for the
+// end. They go up from the first, after the one on the diagonal in self-attention and causal attention.
 enum class ListForm : int { in_order = 0, linked = 1 };
 
 struct PreparedLists {
@@ -40,7 +41,7 @@ struct PrepareListsParams {
   int batches, heads, query_blocks, key_tiles;
   int causal, launches;
   ListForm form;
-  int padding;
+  int has_diagonal;  // whether queries and keys are the same tokens
 };
 
 }  // namespace common

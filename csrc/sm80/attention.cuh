@@ -2,20 +2,11 @@
 #pragma once
 
 #include "common/tile_gaps.cuh"
+#include "sm80/item.cuh"
 #include "sm80/softmax.cuh"
 #include "sm80/values.cuh"
 
 namespace sm80 {
-
-// The work of a block of threads. It lies in shared memory, because the registers are needed for the output.
-struct Item {
-  const unsigned char *q, *k, *v;
-  const float *q_scale, *k_scale, *bias;
-  i64 mask_offset;
-  int slice, kv_slice, query_block;
-  int first_key_block, key_blocks;   // that its queries attend to
-  const unsigned short* next_tiles;  // of its tile list, or null
-};
 
 template <int kHeadDim, int kBits, class Pv, bool kHasBias, bool kHasMask>
 class Attention {
@@ -28,8 +19,7 @@ class Attention {
   static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
-  static_assert(kQueryBlock == kListTile && kListTile % kKeyBlock == 0, "lists are for blocks of queries");
-  static constexpr int kBlocksPerTile = kListTile / kKeyBlock;
+  static_assert(kQueryBlock == kListTile, "lists are for blocks of queries");
   using Terms = ScoreTerms<kHasBias, kHasMask>;
   // The kernels of calls without a mask note the gaps of tiles where they are asked to.
   static constexpr bool kRecords = !kHasMask && kHasBias == (kBits == 4);
@@ -64,17 +54,16 @@ class Attention {
     item.mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
     const int keys = p.causal ? min((item.query_block + 1) * kQueryBlock, sizes.kv_length) : sizes.kv_length;
     item.key_blocks = (keys + kKeyBlock - 1) / kKeyBlock;
-    item.first_key_block = 0;
-    item.next_tiles = nullptr;
+    const bool has_diagonal = p.causal || sizes.q_length == sizes.kv_length;
+    item.attend_to_all(has_diagonal);
     if (p.lists.entries) {
       const i64 list = batch * p.lists.batch_lists + head * p.lists.head_lists + item.query_block;
-      item.next_tiles = p.lists.entries + list * p.lists.key_tiles;
-      item.first_key_block = min(p.lists.counts[list] * kBlocksPerTile, item.key_blocks);
+      item.attend_to_list(p.lists.entries + list * p.lists.key_tiles, p.lists.counts[list]);
     }
     return item;
   }
 
-  __device__ __forceinline__ Attention(const AttentionParams& params, const Item& work, unsigned char* memory)
+  __device__ __forceinline__ Attention(const AttentionParams& params, Item& work, unsigned char* memory)
       : p(params), item(work), shared(memory), lane(threadIdx.x % 32), first_tile(threadIdx.x / 32 * kTiles) {}
 
   template <int kBytes>
@@ -86,14 +75,6 @@ class Attention {
       if (kBytes - offset >= kThreads * 16 || threadIdx.x * 16 < kBytes - offset)
         cp_async(to + offset, source + offset);
     }
-  }
-
-  // The key block after one; key_blocks after the last.
-  __device__ __forceinline__ int key_block_after(int key_block) const {
-    int next = key_block + 1;
-    if (item.next_tiles && next % kBlocksPerTile == 0)
-      next = item.next_tiles[key_block / kBlocksPerTile] * kBlocksPerTile;
-    return min(next, item.key_blocks);
   }
 
   // The copy after the last key block reads past this head's tiles, inside the workspace; nothing uses it.
@@ -114,12 +95,14 @@ class Attention {
     while (key_block < item.key_blocks) {
       cp_async_wait_all();
       __syncthreads();  // K is there, nobody reads the last V any more
+      // By one thread, since all need their registers.
+      if (threadIdx.x == 0) item.next_key_block = item.key_block_after(key_block);
       copy<kVBytes>(kVAt, item.v + i64(key_block) * kVBytes);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
       cp_async_wait_all();
       __syncthreads();  // V is there, nobody reads K any more
-      key_block = key_block_after(key_block);
+      key_block = item.next_key_block;
       copy_keys(key_block);
       output.add_product(packed, reinterpret_cast<const uint4*>(shared + kVAt) + lane);
     }
@@ -260,7 +243,7 @@ class Attention {
   }
 
   const AttentionParams& p;
-  const Item& item;
+  Item& item;
   unsigned char* shared;
   int lane, first_tile;
   Rows rows[kTiles];

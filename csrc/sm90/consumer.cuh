@@ -4,6 +4,7 @@
 #include "sm90/epilogue.cuh"
 #include "sm90/gap_recorder.cuh"
 #include "sm90/key_list.cuh"
+#include "sm90/key_order.cuh"
 #include "sm90/shared_storage.cuh"
 #include "sm90/wgmma.cuh"
 
@@ -294,14 +295,15 @@ struct Consumer {
     record(key_tile);
     pack_probabilities<kBlockN>(scores, packed);
     wait_for_stage();
+    const KeyOrder<Shape, kCausal> order(params, tile);
     if constexpr (kHalves) {
-      for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) step_in_halves(tile, key_tile);
+      for (int left = tile.key_tiles - 2; left >= 0; --left) step_in_halves(tile, order[left]);
     } else {
       float result[kLastColumns / 2];
 #pragma unroll
       for (float& x : result) x = 0.f;
       if constexpr (kWide) load_k_scale(steps % Shape::kStages);
-      for (int key_tile = tile.key_tiles - 2; key_tile >= 0; --key_tile) step(tile, key_tile, result);
+      for (int left = tile.key_tiles - 2; left >= 0; --left) step(tile, order[left], result);
     }
     const int final = take_stage();
     values_of_stage(final);

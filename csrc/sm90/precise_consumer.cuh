@@ -4,6 +4,7 @@
 #include "sm90/bias.cuh"
 #include "sm90/gap_recorder.cuh"
 #include "sm90/key_list.cuh"
+#include "sm90/key_order.cuh"
 #include "sm90/mma_scores.cuh"
 #include "sm90/precise_epilogue.cuh"
 #include "sm90/precise_softmax.cuh"
@@ -219,8 +220,8 @@ struct PreciseConsumer {
     release(storage.q_empty(buffer.index));
   }
 
-  // The key tiles that follow, of which there is at least one; `key_tile` is their number less one.
-  __device__ __forceinline__ void attend(int index, int key_tile) {
+  // The key tiles of which `left` are left behind the next.
+  __device__ __forceinline__ void attend(int index, const WorkTile& tile, int left) {
     wait_for_stage();
     const int first = take_stage();
     load_k_scale(first);
@@ -229,13 +230,14 @@ struct PreciseConsumer {
     issue_scores(first);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(scores);
-    const int first_tile = key_tile_of(first, key_tile);
+    const int first_tile = key_tile_of(first, left);
     __syncwarp();  // all lanes have read their K scales
     release(storage.empty(first));
     float unused[2];
     softmax_masked<true>(index, first_tile, state.sum, unused);
     pack_probabilities<kBlockN, T>(scores, packed);
-    while (--key_tile >= 0) step(index, key_tile);
+    const KeyOrder<Shape, kCausal> order(params, tile);
+    while (--left >= 0) step(index, order[left]);
     wait_for_stage();
     const int final = take_stage();
     warpgroup_fence_operand(out);
@@ -253,20 +255,20 @@ struct PreciseConsumer {
     if (first_row >= params.q_length) return skip_stages(stages);
     const int keys = is_causal<Shape, kCausal>(params) ? min(params.kv_length, first_row + 64) : params.kv_length;
     const int last_tile = (keys + kBlockN - 1) / kBlockN - 1;  // that holds keys of these rows
-    int key_tile = last_tile;
+    int left = last_tile;
     if constexpr (Shape::kListed) {
-      key_tile = tile.key_tiles - 1;
+      left = tile.key_tiles - 1;
       if (stages > 0) {
         wait_for_stage();
-        key_tile -= key_tile_of(steps % Shape::kStages, 0) > last_tile;  // half of a tile on the diagonal
+        left -= key_tile_of(steps % Shape::kStages, 0) > last_tile;  // half of a tile on the diagonal
       }
     }
-    skip_stages(tile.key_tiles - 1 - key_tile);
+    skip_stages(tile.key_tiles - 1 - left);
     state.reset();
     recorder.begin(params, tile, row());
 #pragma unroll
     for (float& x : out) x = 0.f;
-    if (!Shape::kListed || stages > 0) attend(index, key_tile);  // an empty list gives zeros
+    if (!Shape::kListed || stages > 0) attend(index, tile, left);  // an empty list gives zeros
     const PreciseEpilogue<T> epilogue(params, decode_again(index), row(), state);
     epilogue.store(out);
   }

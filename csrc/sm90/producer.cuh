@@ -3,6 +3,7 @@
 #pragma once
 
 #include "sm90/key_list.cuh"
+#include "sm90/key_order.cuh"
 #include "sm90/precise_tiles.h"
 #include "sm90/ptx.cuh"
 #include "sm90/shared_storage.cuh"
@@ -28,8 +29,7 @@ __device__ __forceinline__ void begin_pipelines(const AttentionParams& params, c
 }
 
 // A stage holds the K tile of one step and the V tile of the step before: the consumers multiply those two at the same
-// time. So a work tile of n key tiles takes n + 1 stages, the first without V, the last without K. Keys come from the
-// last tile down, because the ragged or causal one needs masking and is best done outside the consumers' loop.
+// time. So a work tile of n key tiles takes n + 1 stages, the first without V, the last without K.
 template <class Shape, bool kCausal>
 struct Producer {
   const AttentionParams& params;
@@ -99,8 +99,13 @@ struct Producer {
     for (int index = blockIdx.x; index < work; index += gridDim.x) {
       const WorkTile tile = WorkTile::decode<Shape, kCausal>(params, index);
       load_q(tile, index);
-      for (int key_tile = tile.key_tiles - 1; key_tile >= -1; --key_tile)
-        fill_stage(tile, key_tile >= 0, key_tile, key_tile + 1 < tile.key_tiles, key_tile + 1);
+      const KeyOrder<Shape, kCausal> order(params, tile);
+      int v_tile = 0;
+      for (int left = tile.key_tiles - 1; left >= -1; --left) {
+        const int k_tile = order[left];
+        fill_stage(tile, left >= 0, k_tile, left + 1 < tile.key_tiles, v_tile);
+        v_tile = k_tile;
+      }
     }
   }
 

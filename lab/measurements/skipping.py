@@ -40,11 +40,12 @@ from ..demo.wan_dit import WanDiT
 from ..demo.wan_vae import WanVAE
 
 DENSE = "dense"
-# Steps of a tile, the last keys first, sums of rounded P: as the kernels of sm90.
+# Steps of a tile, their order, sums of rounded P: as the kernels of sm90.
 _NUMERICS = replace(
     ReferenceOptions.of(AttentionOptions("8b"), dtype=torch.float32),
     keys_per_step=TILE_TOKENS,
     last_keys_first=True,
+    diagonal_early=True,
     sum_quantized_p=True,
 )
 _SIDE, _FRAMES = 256, 33

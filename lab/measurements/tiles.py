@@ -45,15 +45,15 @@ OPTIONS = AttentionOptions("8b")
 class Measured:
     """One call: threshold -> the share of dead tiles and the relative L1 against float64 of the call without them.
 
-    last_first, own_first: the shares by what an online softmax has met that takes the last keys first, as the kernels
-    of sm90 do, or the tile of the query's own place before them.
+    last_first, diagonal_early: the shares by what an online softmax has met that takes the last keys first, or after
+    the last tile the one on the diagonal, as the kernels of sm90 do.
     """
 
     dense: float
     shares: dict[str, float]
     errors: dict[str, float]
     last_first: dict[str, float]
-    own_first: dict[str, float]
+    diagonal_early: dict[str, float]
 
 
 def measured(sample: AttentionSample) -> Measured:
@@ -68,6 +68,9 @@ def measured(sample: AttentionSample) -> Measured:
     def dead(gaps: torch.Tensor) -> dict[str, float]:
         return {name: float((gaps <= threshold).float().mean()) for name, threshold in THRESHOLDS.items()}
 
+    def running(ordered: ReferenceOptions) -> torch.Tensor:
+        return tile_gaps(sample.q, sample.k, ordered, scale=sample.scale, running=True)
+
     gaps = tile_gaps(sample.q, sample.k, numerics, scale=sample.scale)
     live = {name: TileLists.of_mask(gaps > threshold).to_mask() for name, threshold in THRESHOLDS.items()}
     by_tile = replace(numerics, keys_per_step=TILE_TOKENS, last_keys_first=True)
@@ -75,25 +78,9 @@ def measured(sample: AttentionSample) -> Measured:
         error(None),
         dead(gaps),
         {name: error(mask) for name, mask in live.items()},
-        dead(tile_gaps(sample.q, sample.k, by_tile, scale=sample.scale, running=True)),
-        dead(own_tile_first(sample, by_tile)),
+        dead(running(by_tile)),
+        dead(running(replace(by_tile, diagonal_early=True))),
     )
-
-
-def own_tile_first(sample: AttentionSample, numerics: ReferenceOptions) -> torch.Tensor:
-    """The gaps of a self-attention whose blocks of queries take the tile of their own place first, then the last keys.
-
-    The sample has whole tiles, so that keys keep their neighbors in the groups of quantization.
-    """
-    assert sample.k.shape[2] == sample.q.shape[2] and sample.k.shape[2] % TILE_TOKENS == 0
-    found = []
-    tiles = sample.k.split(TILE_TOKENS, dim=2)
-    for own, queries in enumerate(sample.q.split(TILE_TOKENS, dim=2)):
-        order = [*(tile for tile in range(len(tiles)) if tile != own), own]  # from the end on
-        keys = torch.cat([tiles[tile] for tile in order], dim=2)
-        gaps = tile_gaps(queries, keys, numerics, scale=sample.scale, running=True)
-        found.append(torch.empty_like(gaps).index_copy_(3, torch.tensor(order), gaps))
-    return torch.cat(found, dim=2)
 
 
 def rows(name: str, found: Sequence[Measured]) -> Iterator[str]:
@@ -113,7 +100,7 @@ def order_rows(name: str, found: Sequence[Measured]) -> Iterator[str]:
     for threshold in THRESHOLDS:
         means = (
             sum(getattr(one, field)[threshold] for one in found) / len(found)
-            for field in ("shares", "last_first", "own_first")
+            for field in ("shares", "last_first", "diagonal_early")
         )
         yield f"| {name} | {threshold} | {' | '.join(f'{mean:.1%}' for mean in means)} |"
 
@@ -140,7 +127,7 @@ def table(found: dict[str, list[Measured]]) -> Iterator[str]:
 
 def order_table(found: dict[str, list[Measured]]) -> Iterator[str]:
     """Markdown: dead tiles by the maximum that they are compared with."""
-    yield "| calls | threshold | whole row | last keys first | own tile first |"
+    yield "| calls | threshold | whole row | last keys first | then the diagonal |"
     yield "| --- " * 5 + "|"
     for name, calls in found.items():
         yield from order_rows(name, calls)
@@ -175,8 +162,8 @@ def page(command: str, found: dict[str, list[Measured]], device: torch.device) -
             "## By the order of the keys",
             "",
             "A kernel knows the largest score of a row that it has met so far. Dead tiles by that maximum, when the "
-            "last keys come first, as in the kernels of sm90, and when the tile of the query's own place comes before "
-            "them:",
+            "last keys come first, and when the tile at the query's own place, on the diagonal, follows the last one, "
+            "as in the kernels of sm90:",
             "",
             *order_table(found),
         ]

@@ -178,12 +178,16 @@ def reference(
 
 
 def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, plain: bool) -> ReferenceOptions:
-    """Those of these kernels: groups, steps, the sum of rounded P, the accumulator. `plain` as for `_hopper_tile`."""
+    """Those of these kernels: groups, steps and their order, the sum of rounded P, the accumulator.
+
+    plain: as for `_hopper_tile`.
+    """
     options = ReferenceOptions.of(call, groups=groups_of(name, call.mode), dtype=q.dtype)
     if call.mode == "precise" and name != "sm90":
         options = replace(options, p_maximum=448.0)
     if call.mode != "precise" or name != "sm90":  # which adds P before it is rounded
         options = replace(options, sum_quantized_p=True)
+    options = replace(options, diagonal_early=True)
     if name == "sm90":
         options = replace(options, keys_per_step=_hopper_tile(q.shape[3], plain), last_keys_first=True)
     elif call.pv_accumulator == "fp32" and call.mode != "precise" and torch.cuda.get_device_capability() == (9, 0):

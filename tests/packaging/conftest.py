@@ -54,10 +54,15 @@ def mount_namespace() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the objects that every module has, the module "package" of native/launch.cpp, and the drivers."""
+def compiler() -> None:
+    """A skip where there is none for the sources of csrc/."""
     if shutil.which("g++") is None or sys.platform != "linux":
-        pytest.skip("needs g++ on Linux to compile the binding")
+        pytest.skip("needs g++ on Linux to compile csrc/")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> Path:
+    """A folder with the objects that every module has, the module "package" of native/launch.cpp, and the drivers."""
     pybind11 = pytest.importorskip("pybind11")
     folder = tmp_path_factory.mktemp("binding")
     includes = ["-I", sysconfig.get_path("include"), "-I", pybind11.get_include(), "-I", str(CSRC)]

@@ -20,8 +20,8 @@ from comfy_sage2.reference.options import ReferenceOptions
 from lab.evaluation.synthetic_video import video_samples
 
 UNQUANTIZED = ReferenceOptions(qk_format=FP32, smooth_k=False)
-# As the 8-bit kernels add up a row.
-KERNELS = replace(ReferenceOptions(), sum_quantized_p=True)
+# As the 8-bit kernels add up a row and go through its keys.
+KERNELS = replace(ReferenceOptions(), sum_quantized_p=True, diagonal_early=True)
 HOPPER = replace(KERNELS, groups=HOPPER_8B, keys_per_step=128, last_keys_first=True)
 
 
@@ -44,9 +44,12 @@ def graded(batch: int, q_length: int, kv_length: int) -> tuple[torch.Tensor, tor
 
 @pytest.mark.parametrize("keys_per_step", [64, 128, 192, 96])
 @pytest.mark.parametrize("last_keys_first", [False, True])
-def test_gaps_are_as_defined(keys_per_step: int, last_keys_first: bool) -> None:
-    q, k = graded(2, 300, 450)
-    options = replace(UNQUANTIZED, keys_per_step=keys_per_step, last_keys_first=last_keys_first)
+@pytest.mark.parametrize("diagonal_early", [False, True])
+@pytest.mark.parametrize("q_length", [300, 450])
+def test_gaps_are_as_defined(keys_per_step: int, last_keys_first: bool, diagonal_early: bool, q_length: int) -> None:
+    q, k = graded(2, q_length, 450)
+    order = {"last_keys_first": last_keys_first, "diagonal_early": diagonal_early}
+    options = replace(UNQUANTIZED, keys_per_step=keys_per_step, **order)
     gaps = tile_gaps(q, k, options)
     torch.testing.assert_close(gaps.double(), defined(q, k), atol=1e-4, rtol=1e-5)
     running = tile_gaps(q, k, options, running=True)
@@ -63,6 +66,25 @@ def test_running_gaps_follow_the_order() -> None:
     assert (tile_gaps(q, k, UNQUANTIZED, running=True) == 0).all()
     backwards = replace(UNQUANTIZED, last_keys_first=True)
     torch.testing.assert_close(tile_gaps(q, k, backwards, running=True), final)
+
+
+@pytest.mark.parametrize("last_keys_first", [False, True])
+def test_the_diagonal_is_met_early(last_keys_first: bool) -> None:
+    """Queries whose largest scores lie on the diagonal: with it met early the other tiles are far below at once."""
+    place = torch.arange(512) // 128
+    q = torch.nn.functional.one_hot(place, 32)[None, None] * 40.0
+    k = torch.nn.functional.one_hot(place, 32)[None, None] * 4.0
+    options = replace(UNQUANTIZED, keys_per_step=128, last_keys_first=last_keys_first)
+    early = replace(options, diagonal_early=True)
+    found = [tile_gaps(q, k, each, running=True)[0, 0] < -10 for each in (options, early)]
+    behind = (
+        torch.ones(4, 4, dtype=torch.bool).tril(-1) if last_keys_first else torch.ones(4, 4, dtype=torch.bool).triu(1)
+    )
+    assert torch.equal(found[0], behind)
+    others = ~torch.eye(4, dtype=torch.bool)
+    if last_keys_first:
+        others[:, 3] = False  # it comes first
+    assert torch.equal(found[1], others)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -98,9 +120,8 @@ def video(frames: int = 6, heads: int = 2, peaks: tuple[float, ...] = (36.0,)) -
 
 @pytest.mark.parametrize(
     ("options", "is_causal"),
-    # From the first keys to the last a causal row meets its largest score at the end, and no tile is dead before.
-    [(KERNELS, False), (HOPPER, False), (HOPPER, True), (replace(HOPPER, keys_per_step=192), False)],
-    ids=["as Ada", "as Hopper", "as Hopper, causal", "as Hopper, steps over tiles"],
+    [(KERNELS, False), (KERNELS, True), (HOPPER, False), (HOPPER, True), (replace(HOPPER, keys_per_step=192), False)],
+    ids=["as Ada", "as Ada, causal", "as Hopper", "as Hopper, causal", "as Hopper, steps over tiles"],
 )
 def test_without_lossless_tiles_the_bits_are_the_same(options: ReferenceOptions, is_causal: bool) -> None:
     q, k, v = video()

@@ -1,0 +1,139 @@
+"""The orders in which the kernels go through the keys: their own sources, compiled for the host, and the reference."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+
+import pytest
+from binding import CSRC, NATIVE, compile_native
+
+from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.reference.steps import key_steps
+from comfy_sage2.tiles import TILE_TOKENS, tiles_of
+
+CALLS = 60
+_KEY_BLOCK = 64  # kKeyBlock of csrc/sm80/tiles.h
+_MOST_STEPS = 64
+
+
+@pytest.fixture(scope="module")
+def kernels_order(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> ctypes.CDLL:
+    """The functions of native/key_order.cpp."""
+    library = tmp_path_factory.mktemp("key_order") / "key_order.so"
+    arguments = ["-shared", "-std=c++20", "-pthread", "-fvisibility=default", f"-I{CSRC}", f"-I{NATIVE}"]
+    return ctypes.CDLL(str(compile_native(library, *arguments, str(NATIVE / "key_order.cpp"))))
+
+
+@pytest.fixture
+def calls(fresh_seed: int) -> list[tuple[int, int, bool]]:
+    """Lengths of queries and keys, mostly of the same tokens, in whole or ragged tiles; and whether it is causal."""
+    random.seed(fresh_seed)
+    found = []
+    for _ in range(CALLS):
+        q_length, kv_length = (
+            random.choice([random.randint(1, 2000), TILE_TOKENS * random.randint(1, 12)]) for _ in "qk"
+        )
+        found.append((q_length, q_length if random.random() < 0.7 else kv_length, random.random() < 0.4))
+    return found
+
+
+def hopper_order(library: ctypes.CDLL, rows: int, step: int, call: tuple[int, int, bool], work_tile: int) -> list[int]:
+    """The tiles of `step` keys for a work tile of `rows` queries."""
+    out = (ctypes.c_int * _MOST_STEPS)()
+    count = library.sm90_order(rows, step, call[2], call[0], call[1], work_tile, out)
+    assert count > 0
+    return list(out[:count])
+
+
+def mma_order(library: ctypes.CDLL, call: tuple[int, int, bool], block: int, linked: tuple | None = None) -> list[int]:
+    """The key blocks for a block of queries, by a linked list where one is given as its entries and its first tile."""
+    q_length, kv_length, causal = call
+    keys = min(kv_length, (block + 1) * TILE_TOKENS) if causal else kv_length
+    out = (ctypes.c_int * _MOST_STEPS)()
+    count = library.sm80_order(
+        causal or q_length == kv_length, -(-keys // _KEY_BLOCK), block, *(linked or (None, 0)), out
+    )
+    assert count >= 0, "it does not end"
+    return list(out[:count])
+
+
+def reference_order(step: int, call: tuple[int, int, bool], block: int, *, last_keys_first: bool) -> list[int]:
+    """The numbers of the reference's steps for a block of queries."""
+    numerics = ReferenceOptions(keys_per_step=step, last_keys_first=last_keys_first, diagonal_early=True)
+    rows = slice(block * TILE_TOKENS, (block + 1) * TILE_TOKENS)  # a ragged block too, as in the kernels
+    return [keys.start // step for keys in key_steps(rows, *call[:2], numerics, is_causal=call[2])]
+
+
+@pytest.mark.parametrize("step", [64, 128, 192])
+def test_hopper_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list, step: int) -> None:
+    moved = 0
+    for q_length, kv_length, causal in calls:
+        call = (q_length, kv_length, causal and step != 192)  # no causal kernel takes 192 keys a step
+        for block in range(tiles_of(q_length)):
+            order = hopper_order(kernels_order, TILE_TOKENS, step, call, block)
+            assert order == reference_order(step, call, block, last_keys_first=True), (call, block)
+            assert sorted(order) == list(range(len(order)))
+            moved += order != sorted(order, reverse=True)
+    assert moved > CALLS
+
+
+def test_three_warpgroups_take_the_tile_at_their_middle_second(kernels_order: ctypes.CDLL, calls: list) -> None:
+    rows, step = 192, 64
+    for q_length, kv_length, causal in calls:
+        for work_tile in range(-(-q_length // rows)):
+            order = hopper_order(kernels_order, rows, step, (q_length, kv_length, causal), work_tile)
+            assert sorted(order) == list(range(len(order)))
+            tiles = list(dict.fromkeys(place // 2 for place in order))  # of 128 keys, which stay together
+            assert [place // 2 for place in order] == sorted((place // 2 for place in order), key=tiles.index)
+            others = sorted(tiles, reverse=True)
+            middle = (work_tile * rows + rows // 2) // TILE_TOKENS
+            if not causal and q_length == kv_length and middle in others[1:]:
+                others.remove(middle)
+                others.insert(1, middle)
+            assert tiles == others
+
+
+def test_mma_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list) -> None:
+    moved = 0
+    for call in calls:
+        for block in range(tiles_of(call[0])):
+            order = mma_order(kernels_order, call, block)
+            assert order == reference_order(_KEY_BLOCK, call, block, last_keys_first=False), (call, block)
+            moved += order != sorted(order)
+    assert moved > CALLS
+
+
+def random_lists(blocks: int, tiles: int) -> tuple[list[set[int]], ctypes.Array]:
+    """Of each block of queries the live tiles; and the caller's lists of them, some with entries that are not valid."""
+    live, lists = [], []
+    for _ in range(blocks):
+        chosen = random.sample(range(tiles), random.randint(0, tiles))
+        live.append(set(chosen))
+        entries = chosen + [random.choice([-1, tiles, *chosen]) for _ in range(random.randint(0, tiles - len(chosen)))]
+        random.shuffle(entries)
+        lists.append([len(entries), *entries, *[31000] * (tiles - len(entries))])
+    return live, (ctypes.c_short * (blocks * (1 + tiles)))(*(entry for one in lists for entry in one))
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["Hopper", "mma"])
+def test_lists_keep_the_order_of_dense_calls(kernels_order: ctypes.CDLL, calls: list, linked: bool) -> None:
+    for q_length, kv_length, causal in calls[:20]:
+        call = (q_length, kv_length, causal)
+        blocks, tiles = tiles_of(q_length), tiles_of(kv_length)
+        live, lists = random_lists(blocks, tiles)
+        entries, counts, invalid = (ctypes.c_ushort * (blocks * tiles))(), (ctypes.c_int * blocks)(), ctypes.c_int()
+        has_diagonal = causal or q_length == kv_length
+        kernels_order.prepare(
+            lists, blocks, tiles, causal, has_diagonal, linked, entries, counts, ctypes.byref(invalid)
+        )
+        for block in range(blocks):
+            of_block = (ctypes.c_ushort * tiles)(*entries[block * tiles : (block + 1) * tiles])
+            if linked:
+                order = mma_order(kernels_order, call, block, (of_block, counts[block]))
+                dense = mma_order(kernels_order, call, block)
+                assert order == [place for place in dense if place // 2 in live[block]], (call, block)
+            else:
+                order = list(of_block[: counts[block]])
+                dense = hopper_order(kernels_order, TILE_TOKENS, TILE_TOKENS, call, block)
+                assert order == [place for place in dense if place in live[block]], (call, block)

@@ -146,7 +146,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kScales; ++i) scale[i] = kBiased ? fabsf(k_scale[i]) : k_scale[i];
   }
-  // Whether a score of this step has an additive term; the same in all threads of a warp.
+  // Whether a score of this step has an additive term; the same in all threads of a warpgroup.
   __device__ __forceinline__ bool is_biased() const {
     bool biased = params.delta_s != nullptr;
 #pragma unroll
@@ -164,38 +164,55 @@ struct Consumer {
     warpgroup_fence_operand(scores);
   }
 
-  // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
-  // next hides the values' product, or with a mask only the other group's softmax does.
-  __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
-    const int stage = take_stage();
-    if constexpr (kBiased) key_tile = key_tile_of(stage, key_tile);
-    const float rescale[2] = {state.rescale[0], state.rescale[1]};
-    if constexpr (!kWide) load_k_scale(stage);
+  __device__ __forceinline__ void issue_products(int stage, float (&result)[kLastColumns / 2]) {
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(stage);
     warpgroup_fence_operand(result);
     wgmma_fence();
     issue_values<kLastColumns>(result, stage, 0);
-    if constexpr (kBiased) {  // a masked tile needs the registers of `result`
-      wait_for_stage();
-      wgmma_wait_group<0>();
-      warpgroup_fence_operand(scores);
-      warpgroup_fence_operand(result);
-      accumulate(last, result, rescale);
-      softmax(tile, key_tile);
-      release(storage.empty(stage));
-      pack_probabilities<kBlockN>(scores, packed);
-      if constexpr (kWide) load_k_scale(steps % Shape::kStages);
-      return;
+  }
+
+  // A step whose scores may have additive terms: they need the registers of `result`, so only the other group's softmax
+  // hides the values' product.
+  __device__ __forceinline__ void step_biased(const WorkTile& tile, int key_tile, int stage,
+                                              float (&result)[kLastColumns / 2]) {
+    key_tile = key_tile_of(stage, key_tile);
+    const float rescale[2] = {state.rescale[0], state.rescale[1]};
+    issue_products(stage, result);
+    wait_for_stage();
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(scores);
+    warpgroup_fence_operand(result);
+    accumulate(last, result, rescale);
+    softmax_biased(tile, key_tile);
+    record(key_tile);
+    release(storage.empty(stage));
+    pack_probabilities<kBlockN>(scores, packed);
+    if constexpr (kWide) load_k_scale(steps % Shape::kStages);
+  }
+
+  // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
+  // next hides the values' product. So do steps that a mask leaves as they are. They are told apart before the products
+  // are issued, as ptxas needs registers for both ways once the values are in flight. All four warps of a group, which
+  // issue a product together, go the same way: their scales are of the same blocks. A biased kernel that records has
+  // additive terms in every step.
+  __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
+    const int stage = take_stage();
+    if constexpr (!kWide) load_k_scale(stage);
+    if constexpr (kBiased) {
+      if (Shape::kRecords || is_biased()) return step_biased(tile, key_tile, stage, result);
     }
+    const float rescale[2] = {state.rescale[0], state.rescale[1]};
+    issue_products(stage, result);
     wgmma_wait_group<1>();
     warpgroup_fence_operand(scores);
     // The wait for the next stage is a loop, across which ptxas does not move the wait for the values. At 64 it keeps
     // that behind the softmax; at 128, where ptxas puts it among the exponentials if it is free to, that is faster
     // (csrc/NOTES.md).
     if constexpr (kWide) wait_for_stage();
-    softmax(tile, key_tile);
+    softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
+    record(key_tile);
     unsigned short upper[kBlockN / 8];
     if constexpr (kWide) {
       load_k_scale(steps % Shape::kStages);

@@ -22,7 +22,16 @@ from .observe.calibration import Calibration, Progress
 from .observe.capture import Capture
 from .observe.subject import identity_of, signature_of
 from .report.text import session_report
-from .sampling import APPLY_MODEL, OUTER_SAMPLE, WRAPPER_KEY, forward_wrapper, sampling_wrapper, sessions_of
+from .sampling import (
+    APPLY_MODEL,
+    OUTER_SAMPLE,
+    PREDICT_NOISE,
+    WRAPPER_KEY,
+    evaluation_wrapper,
+    forward_wrapper,
+    sampling_wrapper,
+    sessions_of,
+)
 from .serve.auto_policy import AutoPolicy
 from .serve.serving import Serving, probe, with_backend
 from .serve.session import Override, Session, log
@@ -164,6 +173,7 @@ def _with_task(model: Any, task: Task, previous: Override | None) -> Any:
     session = Session(task, len(sessions_of(patched)), previous)
     patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(session))
     if task.idle_reason is None:
+        patched.add_wrapper_with_key(PREDICT_NOISE, WRAPPER_KEY, evaluation_wrapper(session))
         patched.add_wrapper_with_key(APPLY_MODEL, WRAPPER_KEY, forward_wrapper(session))
         patched.model_options.setdefault("transformer_options", {})[OVERRIDE] = make_override(session)
     return patched

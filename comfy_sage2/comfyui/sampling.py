@@ -1,4 +1,4 @@
-"""Around a sampling and each forward pass: a fresh record, no stale compilation, a known step."""
+"""Around a sampling, each evaluation and each pass of it: a fresh record, no stale compilation, a known step."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .serve.session import Session, log
 
 # ComfyUI's names, written out so that this module loads without it.
 OUTER_SAMPLE = "outer_sample"
+PREDICT_NOISE = "predict_noise"
 APPLY_MODEL = "apply_model"
 DIFFUSION_MODEL = "diffusion_model"
 FUNCTION_WRAPPER = "model_function_wrapper"
@@ -67,6 +68,16 @@ def running_prompt() -> str | None:
         return None
     context = get_executing_context()
     return None if context is None else str(context.prompt_id)
+
+
+def evaluation_wrapper(session: Session) -> Callable[..., Any]:
+    """A wrapper of what a sampler calls for a prediction: ComfyUI makes a pass or more of the model for it."""
+
+    def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        session.evaluations += 1
+        return executor(*args, **kwargs)
+
+    return wrapper
 
 
 def forward_wrapper(session: Session) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ _BITS = 8
 
 
 Prompts = frozenset[str]  # what calls are made for, as a sampler tells them apart; empty where it does not
+Moment = tuple[int, int]  # a step and an evaluation in it
 
 
 def is_due(found: int, step: int) -> bool:
@@ -22,6 +23,26 @@ def is_due(found: int, step: int) -> bool:
     so that lists hold for longer and longer.
     """
     return math.isqrt(step + 1) > math.isqrt(found + 1)
+
+
+class Pass(NamedTuple):
+    """A pass of the model, as far as it matters to tiles.
+
+    Attributes:
+        step: sampling step, from 0.
+        evaluation: the sampler's evaluation of the model that it is a part of. A step may have several, of the same
+            noise level too; always the same number where the sampler does not tell.
+        prompts: what it is made for.
+    """
+
+    step: int
+    evaluation: int = 0
+    prompts: Prompts = frozenset()
+
+    @property
+    def moment(self) -> Moment:
+        """Passes of one moment find tiles together."""
+        return self.step, self.evaluation
 
 
 class Call(NamedTuple):
@@ -35,18 +56,19 @@ class Call(NamedTuple):
 
 
 class Found:
-    """What was found in one step of the calls that share their tiles.
+    """What was found in one evaluation of the model of the calls that share their tiles.
 
     Attributes:
+        moment: when that was.
         share: of their tiles, those that are live: one value on the device.
         prompts: what the calls were made for.
         earlier: what this took the place of, until it is used.
     """
 
-    def __init__(self, step: int, live: torch.Tensor, prompts: Prompts, earlier: Found | None) -> None:
-        """live, prompts: of the first call, bool (1, Hq, Tq, Tk)."""
-        self.step = step
-        self.prompts = prompts
+    def __init__(self, first: Pass, live: torch.Tensor, earlier: Found | None) -> None:
+        """live: of the first call, which is of the pass `first`, bool (1, Hq, Tq, Tk)."""
+        self.moment = first.moment
+        self.prompts = first.prompts
         self.earlier = earlier
         self._tiles = live.shape[3]
         self._share_on_host = Readback(1, torch.float32, live.device)
@@ -61,6 +83,10 @@ class Found:
         self._packed = _pack(live)  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a tile
         self.share = live.count_nonzero() / live.numel()
         self._share_on_host.start(self.share)
+
+    def is_due(self, now: Pass) -> bool:
+        """Whether it is to be found anew in `now`."""
+        return is_due(self.moment[0], now.step)
 
     def live(self) -> torch.Tensor:
         """The live tiles, bool (1, Hq, Tq, Tk)."""
@@ -85,38 +111,44 @@ class KeptTiles:
     def __init__(self) -> None:
         self._calls: dict[Call, Found] = {}
 
-    def keep(self, call: Call, step: int, live: torch.Tensor, prompts: Prompts = frozenset()) -> None:
-        """Keep the live tiles of `call`, bool (B, Hq, Tq, Tk).
+    def keep(self, call: Call, now: Pass, live: torch.Tensor) -> None:
+        """Keep the live tiles of `call` in `now`, bool (B, Hq, Tq, Tk).
 
         Batch entries, such as the caption's and the empty one's, and all calls share the union of their tiles, until
         those are due to be found anew.
         """
         live = live.any(dim=0, keepdim=True)
         known = self._calls.get(call)
-        if known is None or is_due(known.step, step):
-            self._calls[call] = Found(step, live, prompts, known)
+        if known is None or known.is_due(now):
+            self._calls[call] = Found(now, live, known)
         else:
-            known.add(live, prompts)
+            known.add(live, now.prompts)
 
-    def before(self, call: Call, step: int) -> Found | None:
-        """What was found of the tiles of `call` before `step`, or None. In `step` itself they are still being found."""
+    def before(self, call: Call, now: Pass) -> Found | None:
+        """What was found of the tiles of `call` before the evaluation of `now`, in which they are still being found.
+
+        None where nothing was.
+        """
         known = self._calls.get(call)
-        if known is None or known.step == step:
+        if known is None or known.moment == now.moment:
             return None
         known.earlier = None
         return known
 
-    def replaced(self, call: Call, step: int) -> Found | None:
-        """What `step` finds anew of the tiles of `call`, as it was until then, or None."""
+    def replaced(self, call: Call, now: Pass) -> Found | None:
+        """What the evaluation of `now` finds anew of the tiles of `call`, as it was until then, or None."""
         known = self._calls.get(call)
-        if known is not None and known.step == step:
+        if known is not None and known.moment == now.moment:
             return known.earlier
-        return known if known is not None and is_due(known.step, step) else None
+        return known if known is not None and known.is_due(now) else None
 
-    def forget(self, step: int) -> None:
-        """Throw away the tiles of `step`; those before them stand again. What it added to older ones stays."""
+    def forget(self, now: Pass) -> None:
+        """Throw away what the evaluation of `now` found; what was before stands again.
+
+        What it added to older tiles stays.
+        """
         for call, known in list(self._calls.items()):
-            if known.step != step:
+            if known.moment != now.moment:
                 continue
             if known.earlier is None:
                 del self._calls[call]

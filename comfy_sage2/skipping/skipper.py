@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import torch
 
 from ..tiles import TileLists
-from .kept import Call, KeptTiles, Prompts, is_due
+from .kept import Call, KeptTiles, Moment, Pass
 from .levels import LADDER, LEVELS
 from .thresholds import at, errors, loosest, sampled_rows
 
-Figure = tuple[int, torch.Tensor]
+Figure = tuple[Moment, torch.Tensor]
 
 
 @dataclass
 class Figures:
-    """What became of a layer's tiles: steps, and tensors of one value on the device, until someone reads them.
+    """What became of a layer's tiles: moments, and tensors of one value on the device, until someone reads them.
 
     Attributes:
         computed: shares of the tiles that calls with lists computed.
@@ -30,14 +30,14 @@ class Figures:
     found: list[Figure] = field(default_factory=list)
     later: list[Figure] = field(default_factory=list)
 
-    def forget(self, step: int) -> None:
-        """Throw away those of `step`."""
+    def forget(self, moment: Moment) -> None:
+        """Throw away those of `moment`."""
         for figures in (self.computed, self.found, self.later):
-            figures[:] = [figure for figure in figures if figure[0] != step]
+            figures[:] = [figure for figure in figures if figure[0] != moment]
 
 
 class Skipper:
-    """The tiles of one sampling. Nothing here waits for the device but `lists`, for what an earlier step enqueued.
+    """The tiles of one sampling. Only `lists` waits for the device, for what an earlier evaluation enqueued.
 
     Attributes:
         figures: layer -> what became of its tiles.
@@ -49,56 +49,63 @@ class Skipper:
         # Rows that are not sampled could lose by a looser one what sampled rows do not.
         self._thresholds = LADDER if self._bound > 0.0 else LADDER[:1]
         self._kept = KeptTiles()
-        self._step = 0
+        self._step = self._begun_at = 0
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
 
-    def finds(self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor, prompts: Prompts = frozenset()) -> bool:
-        """Whether a call in `step`, from 0, is to be dense and to find tiles: see `find`. Else `lists` has them.
+    def finds(self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> bool:
+        """Whether a call in `now` is to be dense and to find tiles: see `find`. Else `lists` has them.
 
-        A call for prompts for which none were found yet does. A step back throws all tiles away: they were those of
-        another latent. q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
+        A call for prompts for which none were found yet does. q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
+        """
+        self._go_to(now.step)
+        known = self._kept.before(_call(layer, q, k), now)
+        return known is None or known.is_due(now) or not now.prompts <= known.prompts
+
+    def _go_to(self, step: int) -> None:
+        """A sampler that goes back to `step` may have another latent, such as the next frames: throw all tiles away.
+
+        One that looked ahead, as heunpp2 does, has the same: it goes back by one, to behind where it began to look.
         """
         if step < self._step:
-            self.clear()
+            if step < self._step - 1 or step <= self._begun_at:
+                self.clear()
+            self._begun_at = step
         self._step = step
-        known = self._kept.before(_call(layer, q, k), step)
-        return known is None or is_due(known.step, step) or not prompts <= known.prompts
 
     def lists(
-        self, layer: int, step: int, q: torch.Tensor, k: torch.Tensor, *, least_dead: float = 0.0
+        self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor, *, least_dead: float = 0.0
     ) -> TileLists | None:
         """The lists for a call that finds no tiles; None where less than the share `least_dead` of them is dead."""
-        found = self._kept.before(_call(layer, q, k), step)
+        found = self._kept.before(_call(layer, q, k), now)
         if found is None or found.dead_share() < least_dead:
             return None
-        self.figures[layer].computed.append((step, found.share))
+        self.figures[layer].computed.append((now.moment, found.share))
         return TileLists.of_mask(found.live())
 
     def find(
         self,
         layer: int,
-        step: int,
+        now: Pass,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         gaps: torch.Tensor,
         scale: float,
-        prompts: Prompts = frozenset(),
     ) -> None:
-        """Keep the live tiles of a dense call for `prompts`, each head's by the loosest threshold within the bound.
+        """Keep the live tiles of a dense call in `now`, each head's by the loosest threshold within the bound.
 
         gaps: (B, Hq, Tq, Tk) as `reference.dead_tiles.tile_gaps` gives them. The others as for `errors`.
         """
-        call, figures, rows = _call(layer, q, k), self.figures[layer], sampled_rows(q.shape[2], step, q.device)
-        earlier = self._kept.replaced(call, step)
-        if earlier is not None and prompts <= earlier.prompts:
+        call, figures, rows = _call(layer, q, k), self.figures[layer], sampled_rows(q.shape[2], now.step, q.device)
+        earlier = self._kept.replaced(call, now)
+        if earlier is not None and now.prompts <= earlier.prompts:
             as_gaps = earlier.live().float().expand(q.shape[0], -1, -1, -1)
-            figures.later.append((step, errors(q, k, v, as_gaps, rows, scale=scale, thresholds=(0.5,)).amax()))
+            figures.later.append((now.moment, errors(q, k, v, as_gaps, rows, scale=scale, thresholds=(0.5,)).amax()))
         measured = errors(q, k, v, gaps, rows, scale=scale, thresholds=self._thresholds)
         chosen = loosest(measured, self._bound, self._thresholds)
-        figures.found.append((step, at(measured, chosen, self._thresholds).amax()))
+        figures.found.append((now.moment, at(measured, chosen, self._thresholds).amax()))
         dead = gaps <= chosen[..., None, None]  # which NaN is not
-        self._kept.keep(call, step, ~dead, prompts)
+        self._kept.keep(call, now, ~dead)
 
     @property
     def all_figures(self) -> Figures:
@@ -110,11 +117,11 @@ class Skipper:
             [value for layer in layers for value in layer.later],
         )
 
-    def forget(self, step: int) -> None:
-        """A pass of `step` is made again: throw away what was found in this step."""
-        self._kept.forget(step)
+    def forget(self, now: Pass) -> None:
+        """The pass `now` is made again: throw away what its evaluation found."""
+        self._kept.forget(now)
         for figures in self.figures.values():
-            figures.forget(step)
+            figures.forget(now.moment)
 
     def clear(self) -> None:
         """Throw all tiles away; the figures stay."""

@@ -26,6 +26,7 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.dead_tiles import tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.skipping.kept import Pass
 from comfy_sage2.skipping.levels import LEVELS
 from comfy_sage2.skipping.skipper import Skipper, values
 from comfy_sage2.tiles import TILE_TOKENS, tiles_of
@@ -62,12 +63,12 @@ class Skipping:
         """The output of a layer in `step`."""
         skipper, finds, lists = self._skipper, False, None
         if skipper is not None:
-            finds = skipper.finds(layer, self.step, q, k)
-            lists = None if finds else skipper.lists(layer, self.step, q, k)
+            finds = skipper.finds(layer, Pass(self.step), q, k)
+            lists = None if finds else skipper.lists(layer, Pass(self.step), q, k)
         out, _ = reference_attention(q, k, v, _NUMERICS, live_tiles=None if lists is None else lists.to_mask())
         if skipper is not None and finds:
             gaps = tile_gaps(q, k, _NUMERICS, running=True)
-            skipper.find(layer, self.step, q, k, v, gaps, 1.0 / math.sqrt(q.shape[3]))
+            skipper.find(layer, Pass(self.step), q, k, v, gaps, 1.0 / math.sqrt(q.shape[3]))
         return out.to(q.dtype)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from tools.comfyui.server import ComfyServer, Prompt, PromptRefused
 
 from .prompts import sage, sampling
 from .test_sampling import BOUNDS, cosine, latent, report
+
+# Of a sampling of 5 steps.
+EVALUATIONS = {"uni_pc": 5, "heun": 9, "dpm_2": 9, "dpmpp_2s_ancestral": 9, "heunpp2": 12}
 
 
 def long(chain: dict[str, dict[str, Any]], steps: int = 3, **options: Any) -> Prompt:
@@ -27,6 +31,18 @@ def test_a_sampling_leaves_tiles_out_between_the_steps_that_find_them(server: Co
     # Two layers; steps 2 and 3 leave tiles out, step 1 finds them.
     assert f"Tiles left out ({level}): " in text and " calls computed" in text, text
     assert "computed in 2 calls with lists" in text or "computed in 4 calls with lists" in text, text
+
+
+@pytest.mark.parametrize("sampler", EVALUATIONS)
+def test_two_evaluations_of_a_sampling_of_five_steps_find_tiles(server: ComfyServer, sampler: str) -> None:
+    prompt = long({"sage": sage("loader", skip="fast")}, steps=5)
+    prompt["sampler"]["inputs"]["sampler_name"] = sampler
+    text = report(server, prompt)
+    (calls,) = map(int, re.findall(r"of those of (\d+) calls computed", text))
+    evaluations = EVALUATIONS[sampler]
+    passes = calls // 2 // evaluations  # of an evaluation, for both prompts together or one each, through two layers
+    assert calls == 2 * evaluations * passes and passes in (1, 2), text
+    assert text.count(f"computed in {(evaluations - 2) * passes} calls with lists") == 2, text
 
 
 def test_a_single_step_is_bit_identical(server: ComfyServer) -> None:

@@ -46,6 +46,7 @@ class Forward:
         session: the node's session.
         step: sampling step, from 0.
         transformer_options: ComfyUI's options of this pass.
+        evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
         check_at_end: the guard looks at the outputs of all calls together at the end of the pass, because the pass can
             be made again; else it looks at each output before the model goes on.
         calls: the attention calls so far.
@@ -59,6 +60,7 @@ class Forward:
     session: Session
     step: int
     transformer_options: dict[str, Any]
+    evaluation: int = 0
     check_at_end: bool = False
     calls: list[Layer] = field(default_factory=list)
     nonfinite: torch.Tensor | None = None

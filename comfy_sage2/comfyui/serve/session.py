@@ -70,6 +70,7 @@ class Session:
         cross_attends: whether the model has cross-attention.
         model: ComfyUI's class of the model that was sampled last.
         prompt: the run of ComfyUI's queue in which that was, or None outside of one.
+        evaluations: of the model that samplers have begun, each of one or more passes.
         tell: takes what the node has to say after a sampling.
     """
 
@@ -83,6 +84,7 @@ class Session:
         self.cross_attends = True
         self.model = ""
         self.prompt: str | None = None
+        self.evaluations = 0
         self.tell: Callable[[str], None] = lambda text: None
         self._schedule = OUTSIDE
         self._expected_calls = 0  # of a pass: those of the pass before
@@ -107,7 +109,7 @@ class Session:
     def begin_forward(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> Forward:
         """A forward pass at noise level `sigma` starts on `device`."""
         self.record.begin_forward(start_timer(device), device)
-        forward = Forward(self, self._schedule.step(sigma), transformer_options)
+        forward = Forward(self, self._schedule.step(sigma), transformer_options, self.evaluations)
         with memory.unrecorded():  # these tensors live until the pass is through
             if self.task.guard is not None and guard.can_check(device):
                 forward.make_flag(device)
@@ -129,7 +131,7 @@ class Session:
                 forward.check_at_end = False
                 checks.repeat(forward.step)
                 if self.task.skipping is not None:
-                    self.task.skipping.repeat(forward.step)
+                    self.task.skipping.repeat(forward)
                 forwards.restart()
                 out = model()
                 if isinstance(out, torch.Tensor) and not guard.is_finite(out):
@@ -297,7 +299,7 @@ class Session:
             return None
         assert outcome.backend is not None
         attend = partial(attention, *call.tensors(), **given, return_lse=False)
-        return skipping.attend(attend, call, outcome.backend, given["options"], place, forward.transformer_options)
+        return skipping.attend(attend, call, outcome.backend, given["options"], place, forward)
 
     def _record(self, computed: Computed, place: Place, fallback: Fallback) -> None:
         form = computed.form

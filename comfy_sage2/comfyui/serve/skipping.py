@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -15,12 +14,13 @@ from ... import registry
 from ...backends.base import AttentionRequest, Form
 from ...options import EXACT, AttentionOptions
 from ...policy.plan import Layer, Place, is_by_number
-from ...skipping.kept import Prompts
+from ...skipping.kept import Pass
 from ...skipping.skipper import Skipper, values
 from ...text import error_text
 from ...tiles import tiles_of
 from ..call import facts, memory
 from ..call.attention_call import AttentionCall
+from ..call.forward import Forward
 
 log = logging.getLogger("comfy_sage2")
 
@@ -81,9 +81,9 @@ class Skipping:
         self._at_work = False
         self._skipper.clear()
 
-    def repeat(self, step: int) -> None:
-        """A pass of `step` is made again: what was found in this step may be broken."""
-        self._skipper.forget(step)
+    def repeat(self, forward: Forward) -> None:
+        """The pass `forward` is made again: what was found in it may be broken."""
+        self._skipper.forget(_pass(forward))
 
     def end_pass(self, calls: Sequence[Layer]) -> None:
         """A pass is through that made these attention calls."""
@@ -99,33 +99,33 @@ class Skipping:
         backend: str,
         options: AttentionOptions,
         place: Place,
-        of_pass: Mapping[str, Any],
+        forward: Forward,
     ) -> tuple[torch.Tensor, bool] | None:
         """The output of `call` by `attention`, and whether tiles were left out.
 
         None where the call is none of this, or something failed: then it is to be computed with all tiles.
         attention: takes `tiles` or `gaps`, or nothing more. backend, options: those of the call that it makes.
-        of_pass: ComfyUI's `transformer_options` of the pass.
+        forward: the pass.
         """
         if not self._at_work or not place.is_self or options.mode == EXACT:
             return None
         reason = self._reason_against(call, backend, options)
-        if is_by_number(place.name) and (facts.replaces_blocks(of_pass) or not self._knows_blocks):
+        if is_by_number(place.name) and (facts.replaces_blocks(forward.transformer_options) or not self._knows_blocks):
             reason = "[SA-318] passes leave blocks out, and the model does not say of which block this call is"
         if reason is not None:
             self._dense[reason] += 1
             return None
         q, k, v = call.tensors("BHND")
-        prompts = facts.prompts_of(of_pass)
+        now = _pass(forward)
         skipper, least_dead = self._skipper, registry.get(backend).least_dead(options.mode)
         try:
             with memory.unrecorded():  # what is kept outlives the model's block
-                if skipper.finds(place.layer, place.step, q, k, prompts):
+                if skipper.finds(place.layer, now, q, k):
                     if place.step + 1 == place.steps:
                         self._dense["[SA-318] the last step is dense where it would find tiles"] += 1
                         return None
-                    return self._found(attention, skipper, (q, k, v), options, place, prompts), False
-                lists = skipper.lists(place.layer, place.step, q, k, least_dead=least_dead)
+                    return self._found(attention, skipper, (q, k, v), options, place.layer, now), False
+                lists = skipper.lists(place.layer, now, q, k, least_dead=least_dead)
                 if lists is not None:
                     return attention(tiles=lists), True
             self._dense[f"[SA-318] less than {least_dead:.0%} of its tiles are dead: lists would save no time"] += 1
@@ -140,8 +140,8 @@ class Skipping:
         skipper: Skipper,
         tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         options: AttentionOptions,
-        place: Place,
-        prompts: Prompts,
+        layer: int,
+        now: Pass,
     ) -> torch.Tensor:
         """The dense output; its tiles are found by the way."""
         q, k, v = tensors
@@ -150,7 +150,7 @@ class Skipping:
         out = attention(gaps=gaps)
         try:
             scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else options.scale
-            skipper.find(place.layer, place.step, q, k, v, gaps, scale, prompts)
+            skipper.find(layer, now, q, k, v, gaps, scale)
         except Exception as error:
             self._give_up(error)
         return out
@@ -197,6 +197,10 @@ class Skipping:
     def reasons(self) -> dict[str, int]:
         """Why self-attention calls had all of their tiles computed, and how many."""
         return dict(self._dense)
+
+
+def _pass(forward: Forward) -> Pass:
+    return Pass(forward.step, forward.evaluation, facts.prompts_of(forward.transformer_options))
 
 
 def _worst(found: Sequence[float]) -> float | None:

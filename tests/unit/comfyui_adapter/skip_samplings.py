@@ -40,7 +40,7 @@ def skipped(level: str = "balanced", **options: Any) -> Session:
     return serving(Settings(**{"backend": "reference", "skip": level, **options}))
 
 
-def sigma(step: int, steps: int = STEPS) -> float:
+def sigma(step: float, steps: int = STEPS) -> float:
     return 1.0 - step / steps
 
 
@@ -50,14 +50,14 @@ def begin(session: Session, steps: int = STEPS) -> None:
 
 def run(
     session: Session,
-    step: int,
+    step: float,
     *calls: list[torch.Tensor],
     at_end: bool = True,
     of_pass: dict[str, Any] | None = None,
     steps: int = STEPS,
     **keywords: Any,
 ) -> list[Any]:
-    """One pass in `step` that makes these calls; ComfyUI gives it the options `of_pass`."""
+    """One pass in `step`, or between it and the next, that makes these calls; it gets the options `of_pass`."""
     override = make_override(session)
     outs: list[Any] = []
 

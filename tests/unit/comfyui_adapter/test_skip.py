@@ -16,6 +16,7 @@ from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
 from comfy_sage2.policy.signature import Signature
+from comfy_sage2.skipping.kept import Pass
 from comfy_sage2.skipping.levels import LEVELS
 from comfy_sage2.skipping.skipper import Skipper
 
@@ -94,9 +95,9 @@ def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytes
     scales = []
     find = Skipper.find
 
-    def watched(self: Any, layer: int, step: int, q: Any, k: Any, v: Any, gaps: Any, scale: float, *more: Any) -> None:
+    def watched(self: Any, layer: int, now: Pass, q: Any, k: Any, v: Any, gaps: Any, scale: float) -> None:
         scales.append(scale)
-        find(self, layer, step, q, k, v, gaps, scale, *more)
+        find(self, layer, now, q, k, v, gaps, scale)
 
     monkeypatch.setattr(Skipper, "find", watched)
     session = skipped()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from comfy_sage2.reference.dead_tiles import LOSSLESS
+from comfy_sage2.skipping.kept import Pass
 from comfy_sage2.skipping.levels import LADDER
 from comfy_sage2.skipping.skipper import Skipper, values
 from comfy_sage2.skipping.thresholds import at, loosest
@@ -42,8 +44,8 @@ def test_lossless_takes_the_strictest_threshold_alone() -> None:
     gaps[..., 0], gaps[..., 1] = 0.0, LADDER[1]
     for level, live in (("lossless", 2), ("fast", 1)):
         skipper = Skipper(level)
-        skipper.find(0, 0, q, k, v, gaps, 0.25)
-        lists = skipper.lists(0, 1, q, k)
+        skipper.find(0, Pass(0), q, k, v, gaps, 0.25)
+        lists = skipper.lists(0, Pass(1), q, k)
         assert lists is not None and (lists.to_mask().sum(dim=3) == live).all()
 
 
@@ -52,8 +54,8 @@ def test_a_tile_with_nan_stays() -> None:
     gaps = torch.full((1, 1, TILES, TILES), -100.0)
     gaps[..., 2], gaps[0, 0, 3, 4] = 0.0, math.nan
     skipper = Skipper("lossless")
-    skipper.find(0, 0, q, k, v, gaps, 0.25)
-    lists = skipper.lists(0, 1, q, k)
+    skipper.find(0, Pass(0), q, k, v, gaps, 0.25)
+    lists = skipper.lists(0, Pass(1), q, k)
     expected = gaps.isnan() | (gaps == 0.0)
     assert lists is not None and torch.equal(lists.to_mask(), expected)
 
@@ -63,8 +65,8 @@ def test_figures_of_lists_and_of_those_that_replace_them() -> None:
     skipper = Skipper("fast")
     for step, dead in ((0, 4), (3, 2)):
         gaps = without_the_last(dead)
-        skipper.find(5, step, q, k, v, gaps, 0.25)
-        assert skipper.lists(5, step + 1, q, k) is not None
+        skipper.find(5, Pass(step), q, k, v, gaps, 0.25)
+        assert skipper.lists(5, Pass(step + 1), q, k) is not None
     figures = skipper.figures[5]
     assert values(figures.computed) == [torch.tensor(2 / 6).item(), torch.tensor(4 / 6).item()]
     exact = (q @ k.transpose(2, 3) * 0.25).softmax(dim=3)
@@ -80,7 +82,7 @@ def test_of_all_calls_of_a_step_it_is_measured_what_the_lists_until_then_would_h
     for step in (0, 3):
         for seed in (5, 6):
             q, k, v = call(seed)
-            skipper.find(0, step, q, k, v, gaps, 0.25)
+            skipper.find(0, Pass(step), q, k, v, gaps, 0.25)
     later = values(skipper.figures[0].later)
     assert len(later) == 2 and min(later) > 0.1
 
@@ -90,11 +92,11 @@ def test_what_is_forgotten_gives_way_to_what_was_known() -> None:
     skipper = Skipper("fast")
     for step, dead in ((0, 4), (3, 2)):
         gaps = without_the_last(dead)
-        skipper.find(0, step, q, k, v, gaps, 0.25)
-    skipper.forget(3)
+        skipper.find(0, Pass(step), q, k, v, gaps, 0.25)
+    skipper.forget(Pass(3))
     assert len(skipper.figures[0].found) == 1 and not skipper.figures[0].later
-    lists = skipper.lists(0, 3, q, k)
-    assert lists is not None and (lists.to_mask().sum(dim=3) == 2).all() and skipper.finds(0, 3, q, k)
+    lists = skipper.lists(0, Pass(3), q, k)
+    assert lists is not None and (lists.to_mask().sum(dim=3) == 2).all() and skipper.finds(0, Pass(3), q, k)
 
 
 def test_lists_that_would_not_pay_are_not_made() -> None:
@@ -102,12 +104,12 @@ def test_lists_that_would_not_pay_are_not_made() -> None:
     gaps = torch.zeros(1, 1, TILES, TILES)
     gaps[..., 0] = -200.0  # a sixth
     skipper = Skipper("fast")
-    assert skipper.finds(0, 0, q, k)
-    skipper.find(0, 0, q, k, v, gaps, 0.25)
-    assert not skipper.finds(0, 1, q, k)
-    assert skipper.lists(0, 1, q, k, least_dead=0.17) is None
+    assert skipper.finds(0, Pass(0), q, k)
+    skipper.find(0, Pass(0), q, k, v, gaps, 0.25)
+    assert not skipper.finds(0, Pass(1), q, k)
+    assert skipper.lists(0, Pass(1), q, k, least_dead=0.17) is None
     assert values(skipper.figures[0].computed) == []
-    assert skipper.lists(0, 1, q, k, least_dead=0.16) is not None
+    assert skipper.lists(0, Pass(1), q, k, least_dead=0.16) is not None
     assert values(skipper.figures[0].computed) == [torch.tensor(5 / 6).item()]
 
 
@@ -116,9 +118,30 @@ def test_which_calls_find_tiles() -> None:
     skipper, gaps = Skipper("fast"), torch.zeros(1, 1, TILES, TILES)
     found = []
     for step in range(10):
-        found.append(skipper.finds(0, step, q, k))
+        found.append(skipper.finds(0, Pass(step), q, k))
         if found[-1]:
-            skipper.find(0, step, q, k, v, gaps, 0.25)
+            skipper.find(0, Pass(step), q, k, v, gaps, 0.25)
     assert [step for step, finds in enumerate(found) if finds] == [0, 3, 8]
-    assert skipper.finds(1, 9, q, k) and skipper.finds(0, 9, q[:, :, 128:], k), "another layer, another size"
-    assert skipper.finds(0, 7, q, k), "a step back"
+    assert skipper.finds(1, Pass(9), q, k), "another layer"
+    assert skipper.finds(0, Pass(9), q[:, :, 128:], k), "another size"
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ([0, 1, 2, 1, 2, 3, 2, 3, 4], [0, 3]),  # as heunpp2 looks ahead
+        ([0, 1, 0, 1], [0, 0]),  # two latents, one after the other
+        ([0, 1, 2, 1, 2, 1, 2], [0, 1]),
+        ([0, 1, 2, 3, 1, 2], [0, 3, 1]),
+    ],
+    ids=str,
+)
+def test_a_sampler_that_goes_back_has_another_latent_unless_it_looked_ahead(steps: list[int], found: list[int]) -> None:
+    q, k, v = call(4)
+    skipper, gaps, finding = Skipper("fast"), torch.zeros(1, 1, TILES, TILES), []
+    for evaluation, step in enumerate(steps):
+        now = Pass(step, evaluation)
+        if skipper.finds(0, now, q, k):
+            skipper.find(0, now, q, k, v, gaps, 0.25)
+            finding.append(step)
+    assert finding == found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ _BITS = 8
 
 
 Prompts = frozenset[str]  # what calls are made for, as a sampler tells them apart; empty where it does not
+Hooks = frozenset[tuple[Hashable, float]]  # what changes the model for some passes, and how strong it is
 Moment = tuple[int, int]  # a step and an evaluation in it
 
 
@@ -33,11 +35,13 @@ class Pass(NamedTuple):
         evaluation: the sampler's evaluation of the model that it is a part of. A step may have several, of the same
             noise level too; always the same number where the sampler does not tell.
         prompts: what it is made for.
+        hooks: what changes the model for it, such as a prompt's own LoRA.
     """
 
     step: int
     evaluation: int = 0
     prompts: Prompts = frozenset()
+    hooks: Hooks = frozenset()
 
     @property
     def moment(self) -> Moment:
@@ -53,6 +57,7 @@ class Call(NamedTuple):
     q_length: int
     kv_length: int
     device: torch.device
+    hooks: frozenset[Hashable] = frozenset()  # whatever their strength: tiles of another one give way
 
 
 class Found:
@@ -62,6 +67,7 @@ class Found:
         moment: when that was.
         share: of their tiles, those that are live: one value on the device.
         prompts: what the calls were made for.
+        hooks: of the passes that they were made in.
         earlier: what this took the place of, until it is used.
     """
 
@@ -69,6 +75,7 @@ class Found:
         """live: of the first call, which is of the pass `first`, bool (1, Hq, Tq, Tk)."""
         self.moment = first.moment
         self.prompts = first.prompts
+        self.hooks = first.hooks
         self.earlier = earlier
         self._tiles = live.shape[3]
         self._share_on_host = Readback(1, torch.float32, live.device)
@@ -85,8 +92,12 @@ class Found:
         self._share_on_host.start(self.share)
 
     def is_due(self, now: Pass) -> bool:
-        """Whether it is to be found anew in `now`."""
-        return is_due(self.moment[0], now.step)
+        """Whether it is to be found anew in `now`: it is time, or the tiles are those of another model."""
+        return is_due(self.moment[0], now.step) or now.hooks != self.hooks
+
+    def is_for(self, now: Pass) -> bool:
+        """Whether it was found for all that `now` is made for, with the same model."""
+        return now.prompts <= self.prompts and now.hooks == self.hooks
 
     def live(self) -> torch.Tensor:
         """The live tiles, bool (1, Hq, Tq, Tk)."""

@@ -55,11 +55,11 @@ class Skipper:
     def finds(self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> bool:
         """Whether a call in `now` is to be dense and to find tiles: see `find`. Else `lists` has them.
 
-        A call for prompts for which none were found yet does. q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
+        A call for prompts, or with hooks, for which none were found yet does. q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
         """
         self._go_to(now.step)
-        known = self._kept.before(_call(layer, q, k), now)
-        return known is None or known.is_due(now) or not now.prompts <= known.prompts
+        known = self._kept.before(_call(layer, now, q, k), now)
+        return known is None or known.is_due(now) or not known.is_for(now)
 
     def _go_to(self, step: int) -> None:
         """A sampler that goes back to `step` may have another latent, such as the next frames: throw all tiles away.
@@ -76,7 +76,7 @@ class Skipper:
         self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor, *, least_dead: float = 0.0
     ) -> TileLists | None:
         """The lists for a call that finds no tiles; None where less than the share `least_dead` of them is dead."""
-        found = self._kept.before(_call(layer, q, k), now)
+        found = self._kept.before(_call(layer, now, q, k), now)
         if found is None or found.dead_share() < least_dead:
             return None
         self.figures[layer].computed.append((now.moment, found.share))
@@ -96,9 +96,9 @@ class Skipper:
 
         gaps: (B, Hq, Tq, Tk) as `reference.dead_tiles.tile_gaps` gives them. The others as for `errors`.
         """
-        call, figures, rows = _call(layer, q, k), self.figures[layer], sampled_rows(q.shape[2], now.step, q.device)
+        call, figures, rows = _call(layer, now, q, k), self.figures[layer], sampled_rows(q.shape[2], now.step, q.device)
         earlier = self._kept.replaced(call, now)
-        if earlier is not None and now.prompts <= earlier.prompts:
+        if earlier is not None and earlier.is_for(now):
             as_gaps = earlier.live().float().expand(q.shape[0], -1, -1, -1)
             figures.later.append((now.moment, errors(q, k, v, as_gaps, rows, scale=scale, thresholds=(0.5,)).amax()))
         measured = errors(q, k, v, gaps, rows, scale=scale, thresholds=self._thresholds)
@@ -128,8 +128,8 @@ class Skipper:
         self._kept.clear()
 
 
-def _call(layer: int, q: torch.Tensor, k: torch.Tensor) -> Call:
-    return Call(layer, q.shape[1], q.shape[2], k.shape[2], q.device)
+def _call(layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> Call:
+    return Call(layer, q.shape[1], q.shape[2], k.shape[2], q.device, frozenset(hook for hook, _ in now.hooks))
 
 
 def values(figures: Iterable[Figure]) -> list[float]:

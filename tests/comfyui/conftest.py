@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.demo.tiny_wan import dit_shapes, write_checkpoint
+from lab.demo.tiny_wan import Shapes, dit_shapes, write_checkpoint
 from tools.comfyui.server import ComfyServer
 from tools.workflows.chromium import find_chromium
 
@@ -47,12 +47,23 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def lora_shapes(shapes: Shapes, rank: int = 4) -> Shapes:
+    """Names and shapes of a LoRA of the self-attentions' queries in the model of `shapes`."""
+    found: Shapes = {}
+    for name, shape in shapes.items():
+        if name.endswith("self_attn.q.weight"):
+            layer = f"diffusion_model.{name.removesuffix('.weight')}"
+            found[f"{layer}.lora_down.weight"], found[f"{layer}.lora_up.weight"] = (rank, shape[1]), (shape[0], rank)
+    return found
+
+
 @pytest.fixture(scope="session")
 def base_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoints, made once for all servers."""
+    """The tiny checkpoints in folders as ComfyUI's, made once for all servers."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    write_checkpoint(folder / "tiny_wan.safetensors", dit_shapes(), seed=1)
-    write_checkpoint(folder / "tiny_hunyuan.safetensors", hunyuan_shapes(), seed=2)
+    write_checkpoint(folder / "diffusion_models" / "tiny_wan.safetensors", dit_shapes(), seed=1)
+    write_checkpoint(folder / "diffusion_models" / "tiny_hunyuan.safetensors", hunyuan_shapes(), seed=2)
+    write_checkpoint(folder / "loras" / "tiny_wan.safetensors", lora_shapes(dit_shapes()), seed=3)
     return folder
 
 
@@ -85,9 +96,9 @@ def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         models.mkdir()
         (nodes / "comfy_sage2").symlink_to(pack, target_is_directory=True)
         (nodes / "test_support").symlink_to(SUPPORT, target_is_directory=True)
-        (models / "diffusion_models").mkdir()
-        for checkpoint in base_template.iterdir():
-            (models / "diffusion_models" / checkpoint.name).symlink_to(checkpoint)
+        for checkpoint in base_template.glob("*/*"):
+            (models / checkpoint.parent.name).mkdir(exist_ok=True)
+            (models / checkpoint.parent.name / checkpoint.name).symlink_to(checkpoint)
         write_placeholders(base)
         return ComfyServer(comfyui_python(), root, base, ("--cpu", *options))
 

@@ -23,6 +23,12 @@ def long(chain: dict[str, dict[str, Any]], steps: int = 3, **options: Any) -> Pr
     return prompt
 
 
+def calls_of(text: str) -> int:
+    """How many calls found tiles or left them out, by a report."""
+    (calls,) = re.findall(r"of those of (\d+) calls computed", text)
+    return int(calls)
+
+
 @pytest.mark.parametrize("level", ["lossless", "fast"])
 def test_a_sampling_leaves_tiles_out_between_the_steps_that_find_them(server: ComfyServer, level: str) -> None:
     plain, skipped = (long({"sage": sage("loader", **options)}) for options in ({}, {"skip": level}))
@@ -38,11 +44,41 @@ def test_two_evaluations_of_a_sampling_of_five_steps_find_tiles(server: ComfySer
     prompt = long({"sage": sage("loader", skip="fast")}, steps=5)
     prompt["sampler"]["inputs"]["sampler_name"] = sampler
     text = report(server, prompt)
-    (calls,) = map(int, re.findall(r"of those of (\d+) calls computed", text))
-    evaluations = EVALUATIONS[sampler]
+    evaluations, calls = EVALUATIONS[sampler], calls_of(text)
     passes = calls // 2 // evaluations  # of an evaluation, for both prompts together or one each, through two layers
     assert calls == 2 * evaluations * passes and passes in (1, 2), text
     assert text.count(f"computed in {(evaluations - 2) * passes} calls with lists") == 2, text
+
+
+def hooked(prompt: Prompt, *strengths: tuple[float, float]) -> Prompt:
+    """`prompt` with a LoRA on both captions, of each strength from a part of the sampling on."""
+    lora = {"lora_name": "tiny_wan.safetensors", "strength_model": 1.0}
+    prompt["lora"] = {"class_type": "CreateHookLoraModelOnly", "inputs": lora}
+    frame: dict[str, list[Any]] = {}
+    for number, (strength, start) in enumerate(strengths):
+        inputs = {"strength_mult": strength, "start_percent": start, **frame}
+        prompt[f"frame{number}"] = {"class_type": "CreateHookKeyframe", "inputs": inputs}
+        frame = {"prev_hook_kf": [f"frame{number}", 0]}
+    prompt["hooks"] = {
+        "class_type": "SetHookKeyframes",
+        "inputs": {"hooks": ["lora", 0], "hook_kf": frame["prev_hook_kf"]},
+    }
+    captions = {"positive_NEW": ["positive", 0], "negative_NEW": ["negative", 0]}
+    prompt["hooked"] = {
+        "class_type": "PairConditioningSetProperties",
+        "inputs": {**captions, "strength": 1.0, "set_cond_area": "default", "hooks": ["hooks", 0]},
+    }
+    prompt["sampler"]["inputs"].update(positive=["hooked", 0], negative=["hooked", 1])
+    return prompt
+
+
+@pytest.mark.parametrize(("later", "listed"), [(1.0, 2), (0.5, 1)], ids=["the same", "another"])
+def test_tiles_are_found_anew_where_a_loras_strength_changes(server: ComfyServer, later: float, listed: int) -> None:
+    """Of 4 steps the first and the last would find tiles; in the last one it does not pay."""
+    prompt = hooked(long({"sage": sage("loader", skip="fast")}, steps=4), (1.0, 0.0), (later, 0.2))
+    text = report(server, prompt)
+    passes = calls_of(text) // 2 // 3  # of an evaluation, through two layers, in the steps but for the last one
+    assert text.count(f"computed in {listed * passes} calls with lists") == 2, text
 
 
 def test_a_single_step_is_bit_identical(server: ComfyServer) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...skipping.kept import Hooks
 from ...text import one_line
 from .attention_call import AttentionCall
 
@@ -40,6 +41,15 @@ def prompts_of(options: Mapping[str, Any]) -> frozenset[str]:
     if not isinstance(uuids, (list, tuple)):
         uuids = [] if window is None else [None]
     return frozenset(f"{uuid} {window}" for uuid in uuids)
+
+
+def hooks_of(model: object) -> Hooks:
+    """The hooks that `model` (ComfyUI's BaseModel) has in the pass that begins, and their strengths of this step.
+
+    A prompt's own LoRA is one: ComfyUI changes the model's weights between passes, and by keyframes between steps.
+    """
+    applied = getattr(getattr(model, "current_patcher", None), "current_hooks", None)
+    return frozenset((hook.hook_ref, float(hook.strength)) for hook in ([] if applied is None else applied.hooks))
 
 
 def replaces_blocks(options: Mapping[str, Any]) -> bool:

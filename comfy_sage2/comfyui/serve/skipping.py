@@ -56,7 +56,7 @@ class Skipping:
     """The tiles of the sampling that runs or ran last; several threads may call.
 
     Tiles are kept for one sampling and no longer: another model, LoRA, seed or sampler is another sampling. In it they
-    serve the prompts and context windows for which they were found.
+    serve the prompts and context windows for which they were found, with the same hooks on the model.
     """
 
     def __init__(self, level: str) -> None:
@@ -200,7 +200,7 @@ class Skipping:
 
 
 def _pass(forward: Forward) -> Pass:
-    return Pass(forward.step, forward.evaluation, facts.prompts_of(forward.transformer_options))
+    return Pass(forward.step, forward.evaluation, facts.prompts_of(forward.transformer_options), forward.hooks)
 
 
 def _worst(found: Sequence[float]) -> float | None:

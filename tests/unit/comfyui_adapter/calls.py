@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,3 +69,14 @@ def call(session: Session, *args: Any, sigma: float = 1.0, func: Any = ones, **k
 
 def reasons(summary: Summary) -> list[str]:
     return [share.outcome.reason for share in summary.shares if share.outcome.reason is not None]
+
+
+class Executor:
+    """What ComfyUI gives to a wrapper of a method: calls `method`, which is one of the object `class_obj`."""
+
+    def __init__(self, method: Callable[..., Any], class_obj: object = None) -> None:
+        self.method = method
+        self.class_obj = class_obj
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.method(*args, **kwargs)

@@ -15,7 +15,7 @@ from comfy_sage2.comfyui.serve import guard
 from comfy_sage2.comfyui.settings import Settings
 
 from .breaking import SIGMAS, Breaking, guard_of, nothing_finite, ones, sampled
-from .calls import serving
+from .calls import Executor, serving
 
 pytestmark = pytest.mark.usefixtures("without_precise")
 
@@ -95,11 +95,11 @@ def test_a_broken_output_is_not_compared_with_full_precision() -> None:
     override = make_override(session)
     session.begin_sampling(SIGMAS)
 
-    def executor(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def model(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         q, k, v = torch.randn(3, 1, 8, 32).unbind(0)
         v[0, 0, 0] = float("inf")
         return override(ones, q, k, v, 2)
 
-    forward_wrapper(session)(executor, torch.ones(1), torch.ones(1))
+    forward_wrapper(session)(Executor(model), torch.ones(1), torch.ones(1))
     assert [found.layer for found in guard_of(session).downgrades] == [0]
     assert not session.record.summary().agreement

@@ -19,7 +19,7 @@ from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.readback import Readback
 
 from .breaking import LAYERS, SIGMAS, Breaking, guard_of, ones, sampled
-from .calls import serving
+from .calls import Executor, serving
 
 pytestmark = pytest.mark.usefixtures("without_precise")
 
@@ -147,14 +147,14 @@ def test_passes_that_others_take_part_in_are_not_made_again(
     session = serving(Settings(backend="reference", guard=True))
     seen = []
 
-    def executor(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def model(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         forward = forwards.current(0)
         assert forward is not None
         seen.append(forward.check_at_end)
         return x
 
     x = torch.ones(1)
-    assert forward_wrapper(session)(executor, x, torch.ones(1), None, None, control, options) is x
+    assert forward_wrapper(session)(Executor(model), x, torch.ones(1), None, None, control, options) is x
     assert seen == [at_end]
 
 
@@ -184,15 +184,14 @@ def sampled_by_comfyui(
     )
     results: list[float] = []
 
-    class Executor:
-        class_obj = SimpleNamespace(model_patcher=patcher, model_options=found.get("model_options", {}))
+    def sample(*args: Any) -> None:
+        wrapped = forward_wrapper(session)
+        for sigma in SIGMAS[:-1]:
+            apply_model = Executor(lambda x, *rest: model(x))
+            results.append(float(wrapped(apply_model, torch.zeros(1), torch.tensor([sigma]))))
 
-        def __call__(self, *args: Any) -> None:
-            wrapped = forward_wrapper(session)
-            for sigma in SIGMAS[:-1]:
-                results.append(float(wrapped(lambda x, *rest: model(x), torch.zeros(1), torch.tensor([sigma]))))
-
-    sampling_wrapper(session)(Executor(), None, None, None, torch.tensor(SIGMAS))
+    guider = SimpleNamespace(model_patcher=patcher, model_options=found.get("model_options", {}))
+    sampling_wrapper(session)(Executor(sample, guider), None, None, None, torch.tensor(SIGMAS))
     return results
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.sampling import forward_wrapper
 from comfy_sage2.comfyui.serve.session import Session
 
-from .skip_samplings import TOKENS, begin, by_mask, dense, figures, focused, lossless_mask, run, skipped
+from .calls import Executor, ones
+from .skip_samplings import HEADS, TOKENS, begin, by_mask, dense, figures, focused, lossless_mask, run, sigma, skipped
 
 pytestmark = pytest.mark.usefixtures("short_calls_skip")
 
@@ -90,6 +94,59 @@ def test_layers_with_names_are_known_in_a_shorter_pass() -> None:
         run(session, 0, tensors, transformer_options={"block_index": index})
     (out,) = run(session, 1, second, transformer_options={"block_index": 1})
     assert torch.equal(out, by_mask(second, lossless_mask(second)))
+
+
+def with_hooks(session: Session, step: int, tensors: list[torch.Tensor], *hooks: SimpleNamespace) -> torch.Tensor:
+    """The output of a pass in `step` for one prompt, in which ComfyUI has changed the model by `hooks`."""
+    override, calls = make_override(session), []
+
+    def apply_model(*args: Any) -> None:
+        calls.append(override(ones, *tensors, HEADS, _inside_attn_wrapper=True, transformer_options={}))
+
+    group = SimpleNamespace(hooks=hooks) if hooks else None
+    executor = Executor(apply_model, SimpleNamespace(current_patcher=SimpleNamespace(current_hooks=group)))
+    forward_wrapper(session)(executor, tensors[0], torch.tensor([sigma(step)]), transformer_options={"uuids": ["a"]})
+    return calls[0]
+
+
+def lora(strength: float) -> SimpleNamespace:
+    """As ComfyUI's hooks are: `hook_ref` is that of all copies of a hook."""
+    return SimpleNamespace(hook_ref=object(), strength=strength)
+
+
+def share_of(*calls: list[torch.Tensor]) -> Any:
+    """The share of live tiles of such calls, each with its own lists."""
+    shares = [lossless_mask(tensors).float().mean().item() for tensors in calls]
+    return pytest.approx(sum(shares) / len(shares))
+
+
+@pytest.mark.parametrize("keyframes", [(0.0, 1.0), (1.0, 0.5)])
+def test_tiles_of_a_loras_former_strength_are_thrown_away(keyframes: tuple[float, float]) -> None:
+    before, after = focused(33), focused(34, beside=3)
+    hook = lora(keyframes[0])
+    session = skipped("lossless")
+    begin(session)
+    with_hooks(session, 0, before, hook)
+    with_hooks(session, 1, before, hook)
+    assert session.task.skipping is not None
+    kept = session.task.skipping._skipper._kept.bytes
+    hook.strength = keyframes[1]
+    assert torch.equal(with_hooks(session, 1, after, hook), dense(after))
+    with_hooks(session, 2, after, hook)
+    assert session.task.skipping._skipper._kept.bytes == kept
+    assert figures(session)[0].finding == 2 and figures(session)[0].computed == share_of(before, after)
+
+
+@pytest.mark.parametrize("other", [(), (lora(1.0),)], ids=["none", "another"])
+def test_tiles_of_passes_with_other_hooks_are_not_mixed(other: tuple[SimpleNamespace, ...]) -> None:
+    """As where one prompt alone has a LoRA: ComfyUI makes passes of their own for it."""
+    first, second, hooks = focused(35), focused(36, beside=3), (lora(1.0),)
+    session = skipped("lossless")
+    begin(session)
+    for step in range(3):
+        with_hooks(session, step, first, *hooks)
+        with_hooks(session, step, second, *other)
+    assert figures(session)[0].listed == 4 and figures(session)[0].computed == share_of(first, second)
 
 
 def another_size(session: Session) -> tuple[int, list[torch.Tensor]]:

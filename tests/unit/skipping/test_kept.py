@@ -57,6 +57,17 @@ def test_each_size_has_its_own(fresh_seed: int) -> None:
     assert kept.before(Call(0, 2, 701, 1100, CPU), Pass(4)) is None and kept.bytes == 0
 
 
+def test_tiles_of_a_hooks_former_strength_give_way(fresh_seed: int) -> None:
+    kept, call = KeptTiles(), Call(0, 2, 700, 1100, CPU, frozenset({"lora"}))
+    for step, strength in enumerate((0.5, 1.0)):
+        now, live = Pass(step, hooks=frozenset({("lora", strength)})), random_tiles(fresh_seed + step, 1, 2, 6, 9)
+        kept.keep(call, now, live)
+        found = kept.before(call, now._replace(step=2))
+        assert found is not None and torch.equal(found.live(), live)
+        assert found.is_for(now) and not found.is_for(Pass(step)) and found.is_due(Pass(step))
+    assert kept.bytes == 2 * 6 * 2, "those of the former one are not kept"
+
+
 def test_tiles_of_wan_14b_take_70_megabytes() -> None:
     kept = KeptTiles()
     tiles = -(-75600 // 128)

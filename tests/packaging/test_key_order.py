@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from typing import Any
 
 import pytest
 from binding import CSRC, NATIVE, compile_native
@@ -11,6 +12,8 @@ from binding import CSRC, NATIVE, compile_native
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.steps import key_steps
 from comfy_sage2.tiles import TILE_TOKENS, tiles_of
+
+Call = tuple[int, int, bool]  # lengths of queries and keys, and whether it is causal
 
 CALLS = 60
 _KEY_BLOCK = 64  # kKeyBlock of csrc/sm80/tiles.h
@@ -26,7 +29,7 @@ def kernels_order(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> c
 
 
 @pytest.fixture
-def calls(fresh_seed: int) -> list[tuple[int, int, bool]]:
+def calls(fresh_seed: int) -> list[Call]:
     """Lengths of queries and keys, mostly of the same tokens, in whole or ragged tiles; and whether it is causal."""
     random.seed(fresh_seed)
     found = []
@@ -38,7 +41,7 @@ def calls(fresh_seed: int) -> list[tuple[int, int, bool]]:
     return found
 
 
-def hopper_order(library: ctypes.CDLL, rows: int, step: int, call: tuple[int, int, bool], work_tile: int) -> list[int]:
+def hopper_order(library: ctypes.CDLL, rows: int, step: int, call: Call, work_tile: int) -> list[int]:
     """The tiles of `step` keys for a work tile of `rows` queries."""
     out = (ctypes.c_int * _MOST_STEPS)()
     count = library.sm90_order(rows, step, call[2], call[0], call[1], work_tile, out)
@@ -46,7 +49,7 @@ def hopper_order(library: ctypes.CDLL, rows: int, step: int, call: tuple[int, in
     return list(out[:count])
 
 
-def mma_order(library: ctypes.CDLL, call: tuple[int, int, bool], block: int, linked: tuple | None = None) -> list[int]:
+def mma_order(library: ctypes.CDLL, call: Call, block: int, linked: tuple[Any, int] | None = None) -> list[int]:
     """The key blocks for a block of queries, by a linked list where one is given as its entries and its first tile."""
     q_length, kv_length, causal = call
     keys = min(kv_length, (block + 1) * TILE_TOKENS) if causal else kv_length
@@ -58,7 +61,7 @@ def mma_order(library: ctypes.CDLL, call: tuple[int, int, bool], block: int, lin
     return list(out[:count])
 
 
-def reference_order(step: int, call: tuple[int, int, bool], block: int, *, last_keys_first: bool) -> list[int]:
+def reference_order(step: int, call: Call, block: int, *, last_keys_first: bool) -> list[int]:
     """The numbers of the reference's steps for a block of queries."""
     numerics = ReferenceOptions(keys_per_step=step, last_keys_first=last_keys_first, diagonal_early=True)
     rows = slice(block * TILE_TOKENS, (block + 1) * TILE_TOKENS)  # a ragged block too, as in the kernels
@@ -66,7 +69,7 @@ def reference_order(step: int, call: tuple[int, int, bool], block: int, *, last_
 
 
 @pytest.mark.parametrize("step", [64, 128, 192])
-def test_hopper_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list, step: int) -> None:
+def test_hopper_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list[Call], step: int) -> None:
     moved = 0
     for q_length, kv_length, causal in calls:
         call = (q_length, kv_length, causal and step != 192)  # no causal kernel takes 192 keys a step
@@ -78,7 +81,7 @@ def test_hopper_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list, s
     assert moved > CALLS
 
 
-def test_three_warpgroups_take_the_tile_at_their_middle_second(kernels_order: ctypes.CDLL, calls: list) -> None:
+def test_three_warpgroups_take_the_tile_at_their_middle_second(kernels_order: ctypes.CDLL, calls: list[Call]) -> None:
     rows, step = 192, 64
     for q_length, kv_length, causal in calls:
         for work_tile in range(-(-q_length // rows)):
@@ -94,7 +97,7 @@ def test_three_warpgroups_take_the_tile_at_their_middle_second(kernels_order: ct
             assert tiles == others
 
 
-def test_mma_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list) -> None:
+def test_mma_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list[Call]) -> None:
     moved = 0
     for call in calls:
         for block in range(tiles_of(call[0])):
@@ -104,7 +107,7 @@ def test_mma_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list) -> N
     assert moved > CALLS
 
 
-def random_lists(blocks: int, tiles: int) -> tuple[list[set[int]], ctypes.Array]:
+def random_lists(blocks: int, tiles: int) -> tuple[list[set[int]], Any]:
     """Of each block of queries the live tiles; and the caller's lists of them, some with entries that are not valid."""
     live, lists = [], []
     for _ in range(blocks):
@@ -117,7 +120,7 @@ def random_lists(blocks: int, tiles: int) -> tuple[list[set[int]], ctypes.Array]
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["Hopper", "mma"])
-def test_lists_keep_the_order_of_dense_calls(kernels_order: ctypes.CDLL, calls: list, linked: bool) -> None:
+def test_lists_keep_the_order_of_dense_calls(kernels_order: ctypes.CDLL, calls: list[Call], linked: bool) -> None:
     for q_length, kv_length, causal in calls[:20]:
         call = (q_length, kv_length, causal)
         blocks, tiles = tiles_of(q_length), tiles_of(kv_length)

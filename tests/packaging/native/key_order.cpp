@@ -1,13 +1,14 @@
-// The orders in which the kernels go through the keys, from their own sources,
-// for ctypes.
+// The orders in which the kernels go through the keys, from their own sources, for ctypes.
+// clang-format off
+#include "host_cuda.h"  // ahead of what takes CUDA for granted
+// clang-format on
+
+#include "common/tile_lists.cu"
+#include "sm80/item.cuh"
 #include "sm90/key_order.cuh"
 
 #include <thread>
 #include <vector>
-
-#include "common/tile_lists.cu"
-#include "host_cuda.h"
-#include "sm80/item.cuh"
 
 namespace {
 

@@ -48,8 +48,9 @@ def graded(batch: int, q_length: int, kv_length: int) -> tuple[torch.Tensor, tor
 @pytest.mark.parametrize("q_length", [300, 450])
 def test_gaps_are_as_defined(keys_per_step: int, last_keys_first: bool, diagonal_early: bool, q_length: int) -> None:
     q, k = graded(2, q_length, 450)
-    order = {"last_keys_first": last_keys_first, "diagonal_early": diagonal_early}
-    options = replace(UNQUANTIZED, keys_per_step=keys_per_step, **order)
+    options = replace(
+        UNQUANTIZED, keys_per_step=keys_per_step, last_keys_first=last_keys_first, diagonal_early=diagonal_early
+    )
     gaps = tile_gaps(q, k, options)
     torch.testing.assert_close(gaps.double(), defined(q, k), atol=1e-4, rtol=1e-5)
     running = tile_gaps(q, k, options, running=True)

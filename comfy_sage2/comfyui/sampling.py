@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..measuring.prepare import prepare
-from .call.facts import has_cross_attention, hooks_of
+from .call.facts import changes_of, has_cross_attention
 from .call.watcher import watching
 from .report.text import session_headline, status
 from .serve.session import Session, log
@@ -96,7 +96,8 @@ def forward_wrapper(session: Session) -> Callable[..., Any]:
         options = {} if transformer_options is None else transformer_options
         prepare(x.device)  # of several GPUs the node knew one
         forward = session.begin_forward(float(t.flatten()[0]), x.device, options)
-        forward.hooks = hooks_of(executor.class_obj)
+        inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
+        forward.changes = changes_of(executor.class_obj, options, inputs)
         guard = session.task.guard
         forward.check_at_end = (
             guard is not None

@@ -14,7 +14,7 @@ _BITS = 8
 
 
 Prompts = frozenset[str]  # what calls are made for, as a sampler tells them apart; empty where it does not
-Hooks = frozenset[tuple[Hashable, float]]  # what changes the model for some passes, and how strong it is
+Changes = frozenset[tuple[Hashable, float]]  # what makes the model another one for a pass, and how strong it is
 Moment = tuple[int, int]  # a step and an evaluation in it
 
 
@@ -35,13 +35,13 @@ class Pass(NamedTuple):
         evaluation: the sampler's evaluation of the model that it is a part of. A step may have several, of the same
             noise level too; always the same number where the sampler does not tell.
         prompts: what it is made for.
-        hooks: what changes the model for it, such as a prompt's own LoRA.
+        changes: what makes the model another one for it, such as a prompt's own LoRA, or blocks that it skips.
     """
 
     step: int
     evaluation: int = 0
     prompts: Prompts = frozenset()
-    hooks: Hooks = frozenset()
+    changes: Changes = frozenset()
 
     @property
     def moment(self) -> Moment:
@@ -57,7 +57,7 @@ class Call(NamedTuple):
     q_length: int
     kv_length: int
     device: torch.device
-    hooks: frozenset[Hashable] = frozenset()  # whatever their strength: tiles of another one give way
+    changes: frozenset[Hashable] = frozenset()  # whatever their strength: tiles of another one give way
 
 
 class Found:
@@ -67,37 +67,60 @@ class Found:
         moment: when that was.
         share: of their tiles, those that are live: one value on the device.
         prompts: what the calls were made for.
-        hooks: of the passes that they were made in.
+        changes: of the passes that they were made in.
         earlier: what this took the place of, until it is used.
+        additions: evaluations after the first that added to it.
     """
 
     def __init__(self, first: Pass, live: torch.Tensor, earlier: Found | None) -> None:
         """live: of the first call, which is of the pass `first`, bool (1, Hq, Tq, Tk)."""
         self.moment = first.moment
         self.prompts = first.prompts
-        self.hooks = first.hooks
+        self.changes = first.changes
         self.earlier = earlier
+        self.additions = 0
+        self._before_addition: tuple[Moment, torch.Tensor, Prompts] | None = None
         self._tiles = live.shape[3]
         self._share_on_host = Readback(1, torch.float32, live.device)
-        self._keep(live)
+        self._keep(_pack(live), live)
 
-    def add(self, live: torch.Tensor, prompts: Prompts) -> None:
-        """A further call's: the union is kept."""
-        self.prompts |= prompts
-        self._keep(self.live() | live)
+    def add(self, live: torch.Tensor, now: Pass) -> None:
+        """A further call's, of the pass `now`: the union is kept."""
+        if now.moment != self.moment and not self.is_added_to(now):
+            self._before_addition = (now.moment, self._packed, self.prompts)
+            self.additions += 1
+        self.prompts |= now.prompts
+        live = self.live() | live
+        self._keep(_pack(live), live)
 
-    def _keep(self, live: torch.Tensor) -> None:
-        self._packed = _pack(live)  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a tile
+    def is_added_to(self, now: Pass) -> bool:
+        """Whether the evaluation of `now` has added to it."""
+        return self._before_addition is not None and self._before_addition[0] == now.moment
+
+    def forget_addition(self, now: Pass) -> None:
+        """Throw away what the evaluation of `now` added."""
+        if self._before_addition is not None and self.is_added_to(now):
+            _, packed, self.prompts = self._before_addition
+            self._before_addition = None
+            self.additions -= 1
+            self._keep(packed, _unpack(packed, self._tiles))
+
+    def settle(self) -> None:
+        """A later evaluation uses it: what it was before is not needed any more."""
+        self.earlier = self._before_addition = None
+
+    def _keep(self, packed: torch.Tensor, live: torch.Tensor) -> None:
+        self._packed = packed  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a tile
         self.share = live.count_nonzero() / live.numel()
         self._share_on_host.start(self.share)
 
     def is_due(self, now: Pass) -> bool:
         """Whether it is to be found anew in `now`: it is time, or the tiles are those of another model."""
-        return is_due(self.moment[0], now.step) or now.hooks != self.hooks
+        return is_due(self.moment[0], now.step) or now.changes != self.changes
 
     def is_for(self, now: Pass) -> bool:
         """Whether it was found for all that `now` is made for, with the same model."""
-        return now.prompts <= self.prompts and now.hooks == self.hooks
+        return now.prompts <= self.prompts and now.changes == self.changes
 
     def live(self) -> torch.Tensor:
         """The live tiles, bool (1, Hq, Tq, Tk)."""
@@ -110,13 +133,15 @@ class Found:
     @property
     def bytes(self) -> int:
         """What is kept takes so many bytes."""
-        return self._packed.numel()
+        before = 0 if self._before_addition is None else self._before_addition[1].numel()
+        return self._packed.numel() + before + (0 if self.earlier is None else self.earlier.bytes)
 
 
 class KeptTiles:
     """A bit for each tile of each head and layer: N^2 / 131,072 bytes a head for N queries and keys.
 
-    Calls of several sizes, such as those of prompts of different length, and on several devices have their own.
+    Twice that in an evaluation that finds them anew, which may have to be made again. Calls of several sizes, such as
+    those of prompts of different length, and on several devices have their own.
     """
 
     def __init__(self) -> None:
@@ -133,7 +158,7 @@ class KeptTiles:
         if known is None or known.is_due(now):
             self._calls[call] = Found(now, live, known)
         else:
-            known.add(live, now.prompts)
+            known.add(live, now)
 
     def before(self, call: Call, now: Pass) -> Found | None:
         """What was found of the tiles of `call` before the evaluation of `now`, in which they are still being found.
@@ -143,7 +168,8 @@ class KeptTiles:
         known = self._calls.get(call)
         if known is None or known.moment == now.moment:
             return None
-        known.earlier = None
+        if not known.is_added_to(now):
+            known.settle()
         return known
 
     def replaced(self, call: Call, now: Pass) -> Found | None:
@@ -154,15 +180,12 @@ class KeptTiles:
         return known if known is not None and known.is_due(now) else None
 
     def forget(self, now: Pass) -> None:
-        """Throw away what the evaluation of `now` found; what was before stands again.
-
-        What it added to older tiles stays.
-        """
+        """Throw away what the evaluation of `now` found; what was before stands again."""
         for call, known in list(self._calls.items()):
             if known.moment != now.moment:
-                continue
-            if known.earlier is None:
-                del self._calls[call]
+                known.forget_addition(now)
+            elif known.earlier is None:
+                self._calls.pop(call, None)
             else:
                 self._calls[call] = known.earlier
 

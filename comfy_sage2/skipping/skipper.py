@@ -13,6 +13,8 @@ from .kept import Call, KeptTiles, Moment, Pass
 from .levels import LADDER, LEVELS
 from .thresholds import at, errors, loosest, sampled_rows
 
+MOST_ADDITIONS = 4  # of evaluations between two steps in which tiles are due, to the tiles of a call
+
 Figure = tuple[Moment, torch.Tensor]
 
 
@@ -37,7 +39,7 @@ class Figures:
 
 
 class Skipper:
-    """The tiles of one sampling. Only `lists` waits for the device, for what an earlier evaluation enqueued.
+    """The tiles of one sampling. Only `lists` waits for the device, for what was enqueued when they were found.
 
     Attributes:
         figures: layer -> what became of its tiles.
@@ -55,11 +57,14 @@ class Skipper:
     def finds(self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> bool:
         """Whether a call in `now` is to be dense and to find tiles: see `find`. Else `lists` has them.
 
-        A call for prompts, or with hooks, for which none were found yet does. q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
+        A call for prompts, or for a model with changes, for which none were found yet does; but not on and on between
+        the steps in which they are due. q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
         """
         self._go_to(now.step)
         known = self._kept.before(_call(layer, now, q, k), now)
-        return known is None or known.is_due(now) or not known.is_for(now)
+        if known is None or known.is_due(now):
+            return True
+        return not known.is_for(now) and (known.additions < MOST_ADDITIONS or known.is_added_to(now))
 
     def _go_to(self, step: int) -> None:
         """A sampler that goes back to `step` may have another latent, such as the next frames: throw all tiles away.
@@ -74,11 +79,16 @@ class Skipper:
 
     def lists(
         self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor, *, least_dead: float = 0.0
-    ) -> TileLists | None:
-        """The lists for a call that finds no tiles; None where less than the share `least_dead` of them is dead."""
+    ) -> TileLists | str:
+        """The lists for a call that finds no tiles, or why it has none.
+
+        least_dead: the share of the tiles that must be dead.
+        """
         found = self._kept.before(_call(layer, now, q, k), now)
-        if found is None or found.dead_share() < least_dead:
-            return None
+        if found is None or not found.is_for(now):
+            return "what the call is for changes from step to step: tiles are not found anew each time"
+        if found.dead_share() < least_dead:
+            return f"less than {least_dead:.0%} of its tiles are dead: lists would save no time"
         self.figures[layer].computed.append((now.moment, found.share))
         return TileLists.of_mask(found.live())
 
@@ -120,7 +130,7 @@ class Skipper:
     def forget(self, now: Pass) -> None:
         """The pass `now` is made again: throw away what its evaluation found."""
         self._kept.forget(now)
-        for figures in self.figures.values():
+        for figures in list(self.figures.values()):  # other threads may add to it
             figures.forget(now.moment)
 
     def clear(self) -> None:
@@ -129,7 +139,7 @@ class Skipper:
 
 
 def _call(layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> Call:
-    return Call(layer, q.shape[1], q.shape[2], k.shape[2], q.device, frozenset(hook for hook, _ in now.hooks))
+    return Call(layer, q.shape[1], q.shape[2], k.shape[2], q.device, frozenset(change for change, _ in now.changes))
 
 
 def values(figures: Iterable[Figure]) -> list[float]:

@@ -29,7 +29,7 @@ from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.skipping.kept import Pass
 from comfy_sage2.skipping.levels import LEVELS
 from comfy_sage2.skipping.skipper import Skipper, values
-from comfy_sage2.tiles import TILE_TOKENS, tiles_of
+from comfy_sage2.tiles import TILE_TOKENS, TileLists, tiles_of
 from tools.progress import ProgressBar
 
 from ..demo.captions import CaptionEncoder
@@ -61,11 +61,12 @@ class Skipping:
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The output of a layer in `step`."""
-        skipper, finds, lists = self._skipper, False, None
+        skipper, finds, live = self._skipper, False, None
         if skipper is not None:
             finds = skipper.finds(layer, Pass(self.step), q, k)
             lists = None if finds else skipper.lists(layer, Pass(self.step), q, k)
-        out, _ = reference_attention(q, k, v, _NUMERICS, live_tiles=None if lists is None else lists.to_mask())
+            live = lists.to_mask() if isinstance(lists, TileLists) else None
+        out, _ = reference_attention(q, k, v, _NUMERICS, live_tiles=live)
         if skipper is not None and finds:
             gaps = tile_gaps(q, k, _NUMERICS, running=True)
             skipper.find(layer, Pass(self.step), q, k, v, gaps, 1.0 / math.sqrt(q.shape[3]))

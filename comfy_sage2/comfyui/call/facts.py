@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 
-from ...skipping.kept import Hooks
+from ...skipping.kept import Changes
 from ...text import one_line
 from .attention_call import AttentionCall
 
@@ -31,6 +31,9 @@ def block_of(options: Mapping[str, Any]) -> str | None:
     return " ".join(words) or None
 
 
+_SAID_BY_PROMPTS = ("uuids", "context_window")
+
+
 def prompts_of(options: Mapping[str, Any]) -> frozenset[str]:
     """What a pass is made for: its prompts, by ComfyUI's numbers for them, each with the context window it is in.
 
@@ -43,13 +46,28 @@ def prompts_of(options: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(f"{uuid} {window}" for uuid in uuids)
 
 
-def hooks_of(model: object) -> Hooks:
-    """The hooks that `model` (ComfyUI's BaseModel) has in the pass that begins, and their strengths of this step.
+def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, object]) -> Changes:
+    """What makes `model` (ComfyUI's BaseModel) another one for the pass that begins, and its strength in this step.
 
-    A prompt's own LoRA is one: ComfyUI changes the model's weights between passes, and by keyframes between steps.
+    A prompt's own LoRA is a hook: ComfyUI changes the model's weights between passes, and by keyframes between steps.
+    Guidance nodes make further passes of a prompt with other options, or without some of the model's inputs.
+
+    options: ComfyUI's `transformer_options`. Of switches, texts and sets the values matter; of others, which may count
+    the steps, only that they are there. inputs: the model's, by name.
     """
     applied = getattr(getattr(model, "current_patcher", None), "current_hooks", None)
-    return frozenset((hook.hook_ref, float(hook.strength)) for hook in ([] if applied is None else applied.hooks))
+    hooks = {(hook.hook_ref, float(hook.strength)) for hook in ([] if applied is None else applied.hooks)}
+    others: set[Hashable] = {("input", name) for name, value in inputs.items() if value is not None}
+    for name, value in options.items():
+        if name in _SAID_BY_PROMPTS:
+            continue
+        if isinstance(value, set):
+            value = frozenset(value)
+        others.add((name, value if isinstance(value, (bool, str, frozenset)) else None))
+    patches = options.get("patches_replace")
+    if isinstance(patches, Mapping):
+        others |= {("patches_replace", part, block) for part, blocks in patches.items() for block in blocks}
+    return frozenset(hooks | {(other, 1.0) for other in others})
 
 
 def replaces_blocks(options: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from ...policy.plan import Layer, by_number
 from ...readback import Readback
-from ...skipping.kept import Hooks
+from ...skipping.kept import Changes
 
 if TYPE_CHECKING:
     from ..serve.fidelity import Probe
@@ -48,7 +48,7 @@ class Forward:
         step: sampling step, from 0.
         transformer_options: ComfyUI's options of this pass.
         evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
-        hooks: what changes the model for this pass.
+        changes: what makes the model another one for this pass.
         check_at_end: the guard looks at the outputs of all calls together at the end of the pass, because the pass can
             be made again; else it looks at each output before the model goes on.
         calls: the attention calls so far.
@@ -63,7 +63,7 @@ class Forward:
     step: int
     transformer_options: dict[str, Any]
     evaluation: int = 0
-    hooks: Hooks = frozenset()
+    changes: Changes = frozenset()
     check_at_end: bool = False
     calls: list[Layer] = field(default_factory=list)
     nonfinite: torch.Tensor | None = None

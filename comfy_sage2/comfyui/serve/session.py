@@ -148,7 +148,7 @@ class Session:
         if forward.calls:
             self.task.end_pass(forward.calls, first=self.layers is None)
             if self.task.skipping is not None:
-                self.task.skipping.end_pass(forward.calls)
+                self.task.skipping.end_pass(forward)
             if self.layers is None:
                 self.layers = len(forward.calls)
 

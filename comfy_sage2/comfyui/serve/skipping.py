@@ -13,11 +13,11 @@ import torch
 from ... import registry
 from ...backends.base import AttentionRequest, Form
 from ...options import EXACT, AttentionOptions
-from ...policy.plan import Layer, Place, is_by_number
-from ...skipping.kept import Pass
+from ...policy.plan import Place, is_by_number
+from ...skipping.kept import Changes, Pass
 from ...skipping.skipper import Skipper, values
 from ...text import error_text
-from ...tiles import tiles_of
+from ...tiles import TileLists, tiles_of
 from ..call import facts, memory
 from ..call.attention_call import AttentionCall
 from ..call.forward import Forward
@@ -56,7 +56,7 @@ class Skipping:
     """The tiles of the sampling that runs or ran last; several threads may call.
 
     Tiles are kept for one sampling and no longer: another model, LoRA, seed or sampler is another sampling. In it they
-    serve the prompts and context windows for which they were found, with the same hooks on the model.
+    serve the prompts and context windows for which they were found, with the same changes to the model.
     """
 
     def __init__(self, level: str) -> None:
@@ -64,15 +64,17 @@ class Skipping:
         self.level = level
         self._skipper = Skipper(level)
         self._at_work = False
-        self._calls: int | None = None  # of the first pass
-        self._knows_blocks = True
+        # Attention calls of a pass, by what makes the model another one for it; and for which of them that differed.
+        self._calls: dict[Changes, int] = {}
+        self._without_blocks: set[Changes] = set()
         self._dense: Counter[str] = Counter()
         self._refused: dict[tuple[object, ...], str | None] = {}
 
     def begin_sampling(self) -> None:
         """Nothing is known of its tiles."""
         self._skipper, self._at_work = Skipper(self.level), True
-        self._calls, self._knows_blocks = None, True
+        self._calls.clear()
+        self._without_blocks.clear()
         self._dense.clear()
         self._refused.clear()
 
@@ -85,12 +87,11 @@ class Skipping:
         """The pass `forward` is made again: what was found in it may be broken."""
         self._skipper.forget(_pass(forward))
 
-    def end_pass(self, calls: Sequence[Layer]) -> None:
-        """A pass is through that made these attention calls."""
-        if self._calls is None:
-            self._calls = len(calls)
-        if len(calls) != self._calls and any(is_by_number(call.name) for call in calls):
-            self._knows_blocks = False
+    def end_pass(self, forward: Forward) -> None:
+        """The pass `forward` is through."""
+        made = len(forward.calls)
+        if made != self._calls.setdefault(forward.changes, made):
+            self._without_blocks.add(forward.changes)
 
     def attend(
         self,
@@ -110,7 +111,8 @@ class Skipping:
         if not self._at_work or not place.is_self or options.mode == EXACT:
             return None
         reason = self._reason_against(call, backend, options)
-        if is_by_number(place.name) and (facts.replaces_blocks(forward.transformer_options) or not self._knows_blocks):
+        leaves_out = facts.replaces_blocks(forward.transformer_options) or forward.changes in self._without_blocks
+        if leaves_out and is_by_number(place.name):
             reason = "[SA-318] passes leave blocks out, and the model does not say of which block this call is"
         if reason is not None:
             self._dense[reason] += 1
@@ -126,9 +128,9 @@ class Skipping:
                         return None
                     return self._found(attention, skipper, (q, k, v), options, place.layer, now), False
                 lists = skipper.lists(place.layer, now, q, k, least_dead=least_dead)
-                if lists is not None:
+                if isinstance(lists, TileLists):
                     return attention(tiles=lists), True
-            self._dense[f"[SA-318] less than {least_dead:.0%} of its tiles are dead: lists would save no time"] += 1
+            self._dense[f"[SA-318] {lists}"] += 1
             return None
         except Exception as error:  # whatever it is: without lists the call is as it always was
             self._give_up(error)
@@ -200,7 +202,7 @@ class Skipping:
 
 
 def _pass(forward: Forward) -> Pass:
-    return Pass(forward.step, forward.evaluation, facts.prompts_of(forward.transformer_options), forward.hooks)
+    return Pass(forward.step, forward.evaluation, facts.prompts_of(forward.transformer_options), forward.changes)
 
 
 def _worst(found: Sequence[float]) -> float | None:

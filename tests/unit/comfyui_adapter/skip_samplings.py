@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from comfy_sage2.attention import attention
+from comfy_sage2.comfyui.call.facts import changes_of
 from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.serve import skipping
 from comfy_sage2.comfyui.serve.session import Session
@@ -69,7 +70,7 @@ def run(
         return torch.cat([out.flatten() for out in outs])
 
     forward = session.begin_forward(sigma(step, steps), CPU, of_pass or {})
-    forward.check_at_end = at_end
+    forward.check_at_end, forward.changes = at_end, changes_of(None, of_pass or {}, {})
     session.run_forward(forward, model)
     return outs
 

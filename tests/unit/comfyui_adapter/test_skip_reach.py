@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.comfyui.call.facts import changes_of
 from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.sampling import forward_wrapper
 from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.skipping.skipper import MOST_ADDITIONS
 
 from .calls import Executor, ones
 from .skip_samplings import HEADS, TOKENS, begin, by_mask, dense, figures, focused, lossless_mask, run, sigma, skipped
@@ -75,15 +77,84 @@ def test_a_prompt_or_window_without_tiles_finds_its_own(of_pass: dict[str, Any])
 def test_layers_without_names_keep_their_tiles_to_themselves() -> None:
     """A pass that leaves a block out moves the numbers of the calls behind it."""
     first, second = focused(21), focused(22, beside=3)
+    session = skipped("lossless")
+    begin(session)
+    run(session, 0, first, second)
+    run(session, 1, second)  # nothing says so: it is noticed at the pass's end
+    assert torch.equal(run(session, 2, second)[0], dense(second))
+    assert report([session]).count("passes leave blocks out, and the model does not say of which block") == 1
+
+
+def test_layers_without_names_have_no_tiles_where_blocks_are_replaced() -> None:
+    """What takes the place of blocks may leave them out in some steps."""
+    first, second = focused(21), focused(22, beside=3)
     patched = {"patches_replace": {"dit": {("double_block", 0): object()}}}
-    for of_pass in (patched, {}):
-        session = skipped("lossless")
-        begin(session)
-        run(session, 0, first, second)
-        (out,) = run(session, 1, second, of_pass=of_pass)
-        assert torch.equal(out, dense(second)) == bool(of_pass), "without a patch it is noticed at the pass's end"
-        assert torch.equal(run(session, 2, second)[0], dense(second))
-        assert report([session]).count("passes leave blocks out, and the model does not say of which block") == 1
+    session = skipped("lossless")
+    begin(session)
+    for step in range(3):
+        outs = run(session, step, first, second)
+        assert torch.equal(run(session, step, second, of_pass=patched)[0], dense(second))
+    assert torch.equal(outs[0], by_mask(first, lossless_mask(first)))
+    assert report([session]).count("passes leave blocks out, and the model does not say of which block") == 1
+
+
+GUIDANCE = {
+    "SLG, PAG": {"patches_replace": {"dit": {("double_block", 0): object()}}},
+    "STG": {"stg_self_attn_blocks": frozenset({0})},
+    "modality guidance": {"a2v_cross_attn": False, "v2a_cross_attn": False},
+}
+
+
+@pytest.mark.parametrize("options", GUIDANCE.values(), ids=GUIDANCE)
+def test_a_perturbed_pass_of_the_same_prompt_has_its_own_tiles(options: dict[str, Any]) -> None:
+    plain, perturbed = focused(23), focused(24, beside=3)
+    named: dict[str, Any] = {"transformer_options": {"block_index": 1}}
+    of_pass = {"uuids": ["a"]}
+    session = skipped("lossless")
+    begin(session)
+    run(session, 0, plain, of_pass=of_pass, **named)
+    for step in (1, 2):  # the guidance begins after tiles were found
+        assert torch.equal(run(session, step, plain, of_pass=of_pass, **named)[0], by_mask(plain, lossless_mask(plain)))
+        (out,) = run(session, step, perturbed, of_pass=of_pass | options, **named)
+        expected = dense(perturbed) if step == 1 else by_mask(perturbed, lossless_mask(perturbed))
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("options", list(GUIDANCE.values())[1:], ids=list(GUIDANCE)[1:])
+def test_a_guidance_that_leaves_calls_out_leaves_the_plain_passes_their_tiles(options: dict[str, Any]) -> None:
+    """Layers without names: in the guidance's passes the first call is another layer's."""
+    first, second = focused(25), focused(26, beside=3)
+    session = skipped("lossless")
+    begin(session)
+    for step in range(3):
+        outs = run(session, step, first, second)
+        (shorter,) = run(session, step, second, of_pass=options)
+    for out, tensors in zip([*outs, shorter], (first, second, second), strict=True):
+        assert torch.equal(out, by_mask(tensors, lossless_mask(tensors)))
+
+
+def test_without_an_input_the_model_is_another_one() -> None:
+    options = {"sigmas": torch.ones(1), "uuids": ["a"], "step": 3}
+    found = changes_of(None, options, {"context": ones, "ref_audio": ones})
+    assert found == changes_of(
+        None, options | {"uuids": ["b"], "step": 4}, {"ref_audio": ones, "context": ones, "y": None}
+    )
+    assert found != changes_of(None, options, {"context": ones})
+    assert found != changes_of(None, options | {"switch": True}, {"context": ones, "ref_audio": ones})
+
+
+def test_windows_that_move_do_not_find_on_and_on() -> None:
+    """As ComfyUI's looped windows, which are others in each step."""
+    tensors = focused(27)
+    session = skipped("lossless")
+    begin(session, steps=30)
+    for step in range(16, 24):  # from one step in which tiles are due to the next, and back in time by none
+        run(session, step, tensors, of_pass={"uuids": ["a"], "context_window": Window([step])}, steps=30)
+    layer = figures(session)[0]
+    assert (layer.finding, layer.listed) == (1 + MOST_ADDITIONS, 0)
+    assert "3 calls computed all tiles: [SA-318] what the call is for changes" in report([session])
+    fixed = {"uuids": ["a"], "context_window": Window([16])}
+    assert torch.equal(run(session, 23, tensors, of_pass=fixed, steps=30)[0], by_mask(tensors, lossless_mask(tensors)))
 
 
 def test_layers_with_names_are_known_in_a_shorter_pass() -> None:

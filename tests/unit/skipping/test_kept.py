@@ -60,7 +60,7 @@ def test_each_size_has_its_own(fresh_seed: int) -> None:
 def test_tiles_of_a_hooks_former_strength_give_way(fresh_seed: int) -> None:
     kept, call = KeptTiles(), Call(0, 2, 700, 1100, CPU, frozenset({"lora"}))
     for step, strength in enumerate((0.5, 1.0)):
-        now, live = Pass(step, hooks=frozenset({("lora", strength)})), random_tiles(fresh_seed + step, 1, 2, 6, 9)
+        now, live = Pass(step, changes=frozenset({("lora", strength)})), random_tiles(fresh_seed + step, 1, 2, 6, 9)
         kept.keep(call, now, live)
         found = kept.before(call, now._replace(step=2))
         assert found is not None and torch.equal(found.live(), live)

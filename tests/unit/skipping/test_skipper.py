@@ -12,6 +12,7 @@ from comfy_sage2.skipping.kept import Pass
 from comfy_sage2.skipping.levels import LADDER
 from comfy_sage2.skipping.skipper import Skipper, values
 from comfy_sage2.skipping.thresholds import at, loosest
+from comfy_sage2.tiles import TileLists
 
 TILES = 6
 
@@ -46,7 +47,7 @@ def test_lossless_takes_the_strictest_threshold_alone() -> None:
         skipper = Skipper(level)
         skipper.find(0, Pass(0), q, k, v, gaps, 0.25)
         lists = skipper.lists(0, Pass(1), q, k)
-        assert lists is not None and (lists.to_mask().sum(dim=3) == live).all()
+        assert isinstance(lists, TileLists) and (lists.to_mask().sum(dim=3) == live).all()
 
 
 def test_a_tile_with_nan_stays() -> None:
@@ -57,7 +58,7 @@ def test_a_tile_with_nan_stays() -> None:
     skipper.find(0, Pass(0), q, k, v, gaps, 0.25)
     lists = skipper.lists(0, Pass(1), q, k)
     expected = gaps.isnan() | (gaps == 0.0)
-    assert lists is not None and torch.equal(lists.to_mask(), expected)
+    assert isinstance(lists, TileLists) and torch.equal(lists.to_mask(), expected)
 
 
 def test_figures_of_lists_and_of_those_that_replace_them() -> None:
@@ -66,7 +67,7 @@ def test_figures_of_lists_and_of_those_that_replace_them() -> None:
     for step, dead in ((0, 4), (3, 2)):
         gaps = without_the_last(dead)
         skipper.find(5, Pass(step), q, k, v, gaps, 0.25)
-        assert skipper.lists(5, Pass(step + 1), q, k) is not None
+        assert isinstance(skipper.lists(5, Pass(step + 1), q, k), TileLists)
     figures = skipper.figures[5]
     assert values(figures.computed) == [torch.tensor(2 / 6).item(), torch.tensor(4 / 6).item()]
     exact = (q @ k.transpose(2, 3) * 0.25).softmax(dim=3)
@@ -96,7 +97,22 @@ def test_what_is_forgotten_gives_way_to_what_was_known() -> None:
     skipper.forget(Pass(3))
     assert len(skipper.figures[0].found) == 1 and not skipper.figures[0].later
     lists = skipper.lists(0, Pass(3), q, k)
-    assert lists is not None and (lists.to_mask().sum(dim=3) == 2).all() and skipper.finds(0, Pass(3), q, k)
+    assert isinstance(lists, TileLists) and (lists.to_mask().sum(dim=3) == 2).all() and skipper.finds(0, Pass(3), q, k)
+
+
+def test_what_a_forgotten_evaluation_added_is_gone() -> None:
+    """A further prompt's tiles, found between the steps in which all are."""
+    q, k, v = call(8)
+    skipper = Skipper("fast")
+    first, second, again = (Pass(step, prompts=frozenset(names)) for step, names in ((0, "a"), (1, "b"), (2, "b")))
+    skipper.find(0, first, q, k, v, without_the_last(4), 0.25)
+    before = skipper._kept.bytes
+    skipper.find(0, second, q, k, v, without_the_last(2), 0.25)
+    skipper.forget(second)
+    assert skipper.finds(0, second, q, k) and skipper.finds(0, again, q, k)
+    lists = skipper.lists(0, first._replace(step=1), q, k)
+    assert isinstance(lists, TileLists) and (lists.to_mask().sum(dim=3) == 2).all()
+    assert skipper._kept.bytes == before and len(skipper.figures[0].found) == 1
 
 
 def test_lists_that_would_not_pay_are_not_made() -> None:
@@ -107,9 +123,9 @@ def test_lists_that_would_not_pay_are_not_made() -> None:
     assert skipper.finds(0, Pass(0), q, k)
     skipper.find(0, Pass(0), q, k, v, gaps, 0.25)
     assert not skipper.finds(0, Pass(1), q, k)
-    assert skipper.lists(0, Pass(1), q, k, least_dead=0.17) is None
+    assert "less than 17% of its tiles are dead" in str(skipper.lists(0, Pass(1), q, k, least_dead=0.17))
     assert values(skipper.figures[0].computed) == []
-    assert skipper.lists(0, Pass(1), q, k, least_dead=0.16) is not None
+    assert isinstance(skipper.lists(0, Pass(1), q, k, least_dead=0.16), TileLists)
     assert values(skipper.figures[0].computed) == [torch.tensor(5 / 6).item()]
 
 

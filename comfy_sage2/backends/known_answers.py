@@ -18,6 +18,7 @@ from ..reference.exact import exact_attention
 from ..tiles import TileLists
 from .base import AttentionRequest, Form
 from .constraints import PRECISE
+from .known_gaps import GAP_BOUND, gaps_of, grade_
 from .launch import enqueue, workspace_bytes
 from .tensors import OptionalTensors
 
@@ -41,6 +42,7 @@ class Case:
         lists: () for none, else of each head, or of one for all, of each block of queries: a count, then key tiles.
             Those that are not live stand behind the count.
         invalid: an entry of the lists is invalid, which must be left out and noted.
+        gaps: the tiles are graded, and their gaps are to be noted.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Case:
     broken: bool = False
     lists: tuple[tuple[tuple[int, ...], ...], ...] = ()
     invalid: bool = False
+    gaps: bool = False
 
 
 _WITH_LSE = AttentionOptions(return_lse=True)
@@ -84,6 +87,7 @@ CASES = (
         replace(_WITH_LSE, is_causal=True, layout="BNHD"),
         lists=(((0, 0, 1, 2), (1, 0, 1, 2), (2, 2, 0, 1)),),
     ),
+    Case("head_dim 64, gaps of tiles", 2, 1, 440, 440, 64, torch.float16, AttentionOptions(), gaps=True),
     Case("infinite value", 1, 1, 64, 64, 64, torch.float16, AttentionOptions(), broken=True),
 )  # fmt: skip
 
@@ -124,13 +128,17 @@ class _Layout:
         self.bytes += -(-slot.bytes // _ALIGNMENT) * _ALIGNMENT
         return slot
 
+    def add_contiguous(self, elements: int, dtype: torch.dtype) -> _Slot:
+        """A slot of one head and one channel: its gap lies behind it."""
+        return self.add((1, 1, elements, 1), dtype, "BHND")
+
 
 @dataclass(frozen=True)
 class Question:
     """The inputs of a case on the CPU, and its right results.
 
     q, k, v: slots in the buffer of inputs. mask: None or 4-D. tiles: None or the tensor of tile lists. out, lse:
-    float32.
+    float32. gaps: None or (B, Hq, Tq, Tk) float32.
     """
 
     case: Case
@@ -141,6 +149,7 @@ class Question:
     tiles: torch.Tensor | None
     out: torch.Tensor
     lse: torch.Tensor
+    gaps: torch.Tensor | None
 
 
 def questions() -> tuple[torch.Tensor, list[Question]]:
@@ -161,6 +170,8 @@ def questions() -> tuple[torch.Tensor, list[Question]]:
         # What smoothing is for.
         q[..., :2] += 3.0
         k[..., 1:3] += 6.0
+        if case.gaps:
+            grade_(q, k)
         if case.broken:
             v[0, 0, 1, 1] = math.inf
         mask = _mask(case, generator)
@@ -176,7 +187,8 @@ def questions() -> tuple[torch.Tensor, list[Question]]:
             dtype=torch.float32,
         )
         tiles = None if lists is None else lists.lists
-        found.append(Question(case, places[0], places[1], places[2], mask, tiles, out, lse))
+        gaps = gaps_of(q, k) if case.gaps else None
+        found.append(Question(case, places[0], places[1], places[2], mask, tiles, out, lse, gaps))
     return buffer, found
 
 
@@ -215,6 +227,7 @@ class _Asked:
     lse: _Slot | None
     nonfinite: _Slot
     invalid_tiles: _Slot | None
+    gaps: _Slot | None
 
     @property
     def flags(self) -> Iterator[tuple[_Slot, str, int]]:
@@ -250,7 +263,7 @@ class Verdict:
 def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Verdict:
     """Run every case in each of `variants` on `device` and compare; waits for the device once.
 
-    Cases with tile lists are left out where the module takes none.
+    Cases with tile lists are left out where the module takes none, and those with gaps where it cannot note them.
 
     Raises what the module raises: ValueError for a call that it refuses, RuntimeError for a failure of the driver.
     """
@@ -258,6 +271,8 @@ def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
         inputs, found = questions()
         if not abi.has_tile_lists(module):
             found = [one for one in found if one.tiles is None]
+        if not abi.has_gaps(module):
+            found = [one for one in found if one.gaps is None]
         asked, size = _layout_of_results(found, variants, device)
         on_device = inputs.to(device)
         results = torch.full((size,), _UNTOUCHED, dtype=torch.uint8, device=device)
@@ -270,6 +285,7 @@ def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
             workspace.fill_(_UNTOUCHED)
             for flag, _, _ in call.flags:
                 flag.of(results).zero_()
+            gaps = None if call.gaps is None else call.gaps.of(results).fill_(-math.inf)
             enqueue(
                 module,
                 question.q.of(on_device),
@@ -281,6 +297,7 @@ def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
                     tiles=lists[id(question)],
                     nonfinite=call.nonfinite.of(results),
                     invalid_tiles=None if call.invalid_tiles is None else call.invalid_tiles.of(results),
+                    gaps=gaps,
                 ),
                 out=call.out.of(results),
                 lse=None if call.lse is None else call.lse.of(results).view(question.lse.shape),
@@ -300,13 +317,11 @@ def _layout_of_results(
             options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
             mask = None if question.mask is None else (question.mask.shape, question.mask.dtype)
             shapes = torch.Size(question.q.shape), torch.Size(question.k.shape)
-            form = Form(device, case.dtype, *shapes, mask, question.tiles is not None)
+            form = Form(device, case.dtype, *shapes, mask, question.tiles is not None, case.gaps)
             request = AttentionRequest.of_form(form, options)
             if PRECISE.check(request) is not None:
                 continue
-            # A slot of one head and one channel for the LSE is contiguous; its gap lies behind it.
-            rows = case.batch * case.q_heads * case.q_length
-            lse = layout.add((1, 1, rows, 1), torch.float32, "BHND") if options.return_lse else None
+            lse = layout.add_contiguous(question.lse.numel(), torch.float32) if options.return_lse else None
             asked.append(
                 _Asked(
                     question,
@@ -314,8 +329,9 @@ def _layout_of_results(
                     request,
                     layout.add(question.q.shape, case.dtype, options.layout),
                     lse,
-                    layout.add((1, 1, 1, 1), torch.int32, "BHND"),
-                    layout.add((1, 1, 1, 1), torch.int32, "BHND") if case.lists else None,
+                    layout.add_contiguous(1, torch.int32),
+                    layout.add_contiguous(1, torch.int32) if case.lists else None,
+                    None if question.gaps is None else layout.add_contiguous(question.gaps.numel(), torch.float32),
                 )
             )
     return asked, layout.bytes
@@ -328,7 +344,7 @@ def _compare(asked: Sequence[_Asked], results: torch.Tensor) -> Verdict:
         wrong = next(_wrong(call, results), None)
         if wrong is not None:
             verdict.wrong.append(f"{call.name}: {wrong}")
-        for slot in (call.out, call.lse, *(flag for flag, _, _ in call.flags)):
+        for slot in (call.out, call.lse, call.gaps, *(flag for flag, _, _ in call.flags)):
             if slot is not None:
                 slot.of(untouched).copy_(slot.of(results))
     if not torch.equal(untouched.view(torch.int64), results.view(torch.int64)):
@@ -357,3 +373,7 @@ def _wrong(call: _Asked, results: torch.Tensor) -> Iterator[str]:
         bound = LSE_BOUNDS[call.variant.mode]
         if not error <= bound or not torch.equal(lse == -math.inf, empty):
             yield f"the LSE is {error:.3g} from exact attention's on average, at most {bound:g} expected"
+    if call.gaps is not None and question.gaps is not None:
+        error = (call.gaps.of(results).view(question.gaps.shape) - question.gaps).abs().max().item()
+        if not error <= GAP_BOUND:
+            yield f"a gap is {error:.3g} octaves from that of exact scores, at most {GAP_BOUND:g} expected"

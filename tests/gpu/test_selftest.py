@@ -19,7 +19,7 @@ from comfy_sage2.backends import known_answers, selftest
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import abi, loader
 
-from .builds import backend, module_with_lists
+from .builds import backend, module_with_gaps, module_with_lists
 
 pytestmark = pytest.mark.gpu
 
@@ -38,8 +38,8 @@ def test_a_right_module_passes(name: str) -> None:
     outcome = selftest.test_now(name, torch.cuda.current_device(), variants)
     assert outcome.reason is None
     in_precise = sum(variant.mode == "precise" for variant in variants)
-    takes_lists = abi.has_tile_lists(loader.load(name))
-    cases = [case for case in known_answers.CASES if takes_lists or not case.lists]
+    takes_lists, notes_gaps = abi.has_tile_lists(loader.load(name)), abi.has_gaps(loader.load(name))
+    cases = [case for case in known_answers.CASES if (takes_lists or not case.lists) and (notes_gaps or not case.gaps)]
     of_float32 = sum(case.dtype == torch.float32 for case in cases)
     assert outcome.calls == len(cases) * len(variants) - in_precise * of_float32
     started = time.perf_counter()
@@ -140,6 +140,12 @@ def test_a_falsified_call_with_lists_is_found(name: str, fault: str) -> None:
     verdict = ask(name, Falsified(module, change))
     print(f"{fault}: {verdict.reason}")
     assert verdict.wrong and all("tile lists" in text for text in verdict.wrong)
+
+
+@each_module
+def test_gaps_that_are_not_noted_are_found(name: str) -> None:
+    verdict = ask(name, Falsified(module_with_gaps(name), lambda fields: fields.pop("gaps", None)))
+    assert len(verdict.wrong) == len(backend(name).variants) and all("a gap is inf" in text for text in verdict.wrong)
 
 
 @each_module

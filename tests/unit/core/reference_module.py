@@ -11,6 +11,7 @@ from comfy_sage2.backends.launch import ELEMENT_CODES, option_fields
 from comfy_sage2.kernels import abi
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
+from comfy_sage2.reference.dead_tiles import tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.tiles import TileLists, tiles_of
 
@@ -93,7 +94,15 @@ class ReferenceModule:
             tensor_at(fields["lse"], tuple(lse.shape), lse.stride(), torch.float32).copy_(lse)
         if fields["nonfinite"] and not out.isfinite().all():
             tensor_at(fields["nonfinite"], (1,), (1,), torch.int32).fill_(1)
+        if fields.get("gaps"):
+            found = self.gaps(q, k, ReferenceOptions.of(options, dtype=dtype), fields["scale"]).nan_to_num(0.0)
+            noted = tensor_at(fields["gaps"], tuple(found.shape), found.stride(), torch.float32)
+            torch.maximum(noted, found, out=noted)
         self.spoil(out, fields)
+
+    def gaps(self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float) -> torch.Tensor:
+        """What is noted of the tiles, (B, Hq, Tq, Tk)."""
+        return tile_gaps(q, k, options, scale=scale, running=True)
 
     @staticmethod
     def _tensor(name: str, fields: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -13,13 +15,16 @@ from reference_module import ReferenceModule, lists_of, tensor_at
 
 from comfy_sage2.backends import known_answers
 from comfy_sage2.backends.known_answers import Variant, Verdict, ask
+from comfy_sage2.backends.known_gaps import GAP_BOUND
 from comfy_sage2.options import MODES
+from comfy_sage2.reference.options import ReferenceOptions
 
 pytestmark = pytest.mark.slow
 
 EIGHT = (Variant("8b", "fp32"),)
 LISTS = "head_dim 64, tile lists with invalid entries"
 CAUSAL_LISTS = "head_dim 128, causal tile lists for all heads"
+GAPS = "head_dim 64, gaps of tiles"
 
 
 @pytest.fixture(autouse=True)
@@ -174,15 +179,107 @@ def test_a_note_of_valid_tiles_is_found() -> None:
     assert wrong == f"{CAUSAL_LISTS} (8b, FP32 accumulators): the note of invalid tiles is 1, expected 0"
 
 
-def test_a_module_that_takes_no_lists_gets_none() -> None:
+@pytest.fixture
+def gaps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_answers, "CASES", [case for case in known_answers.CASES if case.gaps])
+
+
+def all_zero(gaps: torch.Tensor) -> None:
+    gaps.zero_()
+
+
+def one_nan(gaps: torch.Tensor) -> None:
+    gaps[0, 1, 2, 3] = torch.nan
+
+
+def of_the_other_head(gaps: torch.Tensor) -> None:
+    gaps.copy_(gaps.flip(1))
+
+
+def transposed(gaps: torch.Tensor) -> None:
+    gaps.copy_(gaps.mT.clone())
+
+
+def a_tile_late(gaps: torch.Tensor) -> None:
+    gaps.copy_(gaps.roll(1, 3))
+
+
+def in_natural_units(gaps: torch.Tensor) -> None:
+    gaps.mul_(0.6931)
+
+
+def the_last_tile_left_out(gaps: torch.Tensor) -> None:
+    gaps[..., -1] = -torch.inf
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [all_zero, one_nan, of_the_other_head, transposed, a_tile_late, in_natural_units, the_last_tile_left_out],
+)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("gaps_alone")
+def test_wrong_gaps_are_found(fault: Callable[[torch.Tensor], None], mode: str) -> None:
+    def spoil(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields.get("gaps"):
+            fault(tensor_at(fields["gaps"], (1, 2, 4, 4), (32, 16, 4, 1), torch.float32))
+
+    (wrong,) = put(Spoiled(spoil), (Variant(mode, "fp32"),)).wrong
+    assert wrong.startswith(f"{GAPS} ({mode}, FP32 accumulators): a gap is ")
+    assert wrong.endswith(" octaves from that of exact scores, at most 0.5 expected")
+
+
+def test_gaps_that_are_not_noted_are_found() -> None:
+    (wrong,) = put(Changed(lambda fields: fields.pop("gaps", None))).wrong
+    assert wrong.startswith(f"{GAPS} (8b, FP32 accumulators): a gap is inf octaves")
+
+
+@pytest.mark.parametrize("left_out", ["query 119", "query 433", "key 170", "key 279"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("gaps_alone")
+def test_gaps_of_tiles_of_which_a_row_or_key_is_left_out_are_found(left_out: str, mode: str) -> None:
+    class Forgetful(ReferenceModule):
+        def gaps(self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float) -> torch.Tensor:
+            side, place = left_out.split()
+            given = {"query": q.clone(), "key": k.clone()}
+            given[side][:, :, int(place)] = given[side][:, :, int(place) - 1]
+            found: torch.Tensor = super().gaps(given["query"], given["key"], options, scale)
+            return found
+
+    (wrong,) = put(Forgetful(), (Variant(mode, "fp32"),)).wrong
+    assert wrong.startswith(f"{GAPS} ({mode}, FP32 accumulators): a gap is ")
+
+
+def test_the_bound_of_gaps_is_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_answers, "GAP_BOUND", GAP_BOUND * 0.2)
+    assert [text.partition(" (")[0] for text in put(ReferenceModule()).wrong] == [GAPS]
+
+
+def test_in_whatever_order_tiles_are_taken_their_gaps_are_the_same() -> None:
+    """As long as the first of them is the first or the last one, or that of the queries' own tokens."""
+    buffer, answers = known_answers.questions()
+    (question,) = (found for found in answers if found.gaps is not None)
+    assert question.gaps is not None
+    q, k = question.q.of(buffer).float(), question.k.of(buffer).float()
+    scores = (q @ k.mT) / 64**0.5 * math.log2(math.e)
+    padded = torch.nn.functional.pad(scores, (0, 512 - 440), value=-math.inf)
+    peaks = padded.unflatten(3, (4, 128)).amax(dim=4)  # of each row in each tile
+    for block, rows in enumerate(peaks.split(128, dim=2)):
+        for order in itertools.permutations(range(4)):
+            if order[0] in (0, 3, block):
+                running = rows[..., order].cummax(dim=3).values
+                gaps = (rows[..., order] - running).amax(dim=2)
+                torch.testing.assert_close(gaps, question.gaps[:, :, block, order], atol=1e-3, rtol=0.0)
+
+
+def test_a_module_without_lists_and_gaps_is_asked_for_none() -> None:
     class Older(ReferenceModule):
         abi_version = 3
 
         def attention(self, **fields: Any) -> None:
-            assert not [name for name in fields if name.startswith("tiles_")]
+            assert not [name for name in fields if name.startswith("tiles_") or name == "gaps"]
             super().attention(**fields)
 
-    assert put(Older()) == Verdict(len(known_answers.CASES) - 2)
+    assert put(Older()) == Verdict(len(known_answers.CASES) - 3)
 
 
 def test_one_fault_in_one_variant_is_named() -> None:

@@ -108,3 +108,36 @@ def test_other_samplings_take_nothing_over(server: ComfyServer) -> None:
 def test_an_unknown_level_is_refused(server: ComfyServer) -> None:
     with pytest.raises((PromptRefused, RuntimeError), match="skip"):  # ComfyUI 0.3 leaves the check to the node
         server.run(sampling("wan", {"sage": sage("loader", skip="most")}))
+
+
+@pytest.mark.parametrize("schedule", ["standard_static", "looped_uniform"])
+def test_tiles_serve_the_context_windows_they_were_found_in(server: ComfyServer, schedule: str) -> None:
+    """Static windows are those of step 1 in the two steps that follow; looped ones are others in each step."""
+    inputs = {
+        "context_length": 29, "context_overlap": 0, "context_schedule": schedule, "context_stride": 1,
+        "closed_loop": False, "fuse_method": "pyramid", "freenoise": False, "retain_first_frame": False,
+        "split_conds_to_windows": False, "model": ["sage", 0],
+    }  # fmt: skip
+    windows = {"class_type": "WanContextWindowsManual", "inputs": inputs}
+    prompt = long({"sage": sage("loader", skip="fast"), "windows": windows})
+    prompt["empty"]["inputs"]["length"] = 45  # two windows
+    text = report(server, prompt)
+    (served,) = re.findall(r"^\d+ of (\d+) attention calls served", text, flags=re.MULTILINE)
+    passes = int(served) // 4 // 3  # of a step, through two layers of self-attention and cross-attention
+    if schedule == "standard_static":
+        assert text.count(f"computed in {2 * passes} calls with lists") == 2, text
+    else:  # in the last step it does not pay to find them
+        assert text.count(f"all computed; {2 * passes} calls looked for dead ones") == 2, text
+
+
+def test_a_guidance_that_skips_a_layer_has_tiles_of_its_own(server: ComfyServer) -> None:
+    """It begins in step 2, after tiles were found, with the same prompt: its passes find theirs in that step."""
+    inputs = {
+        "double_layers": "1", "single_layers": "", "scale": 3.0, "start_percent": 0.01, "end_percent": 1.0,
+        "rescaling_scale": 0.0, "model": ["sage", 0],
+    }  # fmt: skip
+    guidance = {"class_type": "SkipLayerGuidanceDiT", "inputs": inputs}
+    text = report(server, long({"sage": sage("loader", skip="fast"), "guidance": guidance}))
+    listed = tuple(map(int, re.findall(r"(?:block|call) \d.*: .* computed in (\d+) calls with lists", text)))
+    of_guidance = 1 if "block 0 self" in text else 0  # in ComfyUI 0.3 the model does not name its blocks
+    assert listed in [(2 * passes + of_guidance, 2 * passes) for passes in (1, 2)], text

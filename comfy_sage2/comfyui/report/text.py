@@ -170,7 +170,7 @@ def _skipped(skipping: Skipping | None, summary: Summary) -> list[str]:
         later = "" if found.later is None else f", {found.later:.4f} when they gave way to newer ones"
         lines.append(
             f"  {summary.layer_name(layer)}: {found.computed:.1%} computed in {found.listed} calls with lists{faster}; "
-            f"relative L1 of the worst head {found.error:.4f} when they were made{later}"
+            f"relative L1 of the worst head {found.error:.4f} in the {found.finding} calls that made them{later}"
         )
     return lines + [f"  {calls} calls computed all tiles: {reason}" for reason, calls in skipping.reasons.items()]
 

@@ -24,7 +24,8 @@ _MOST_STEPS = 64
 def kernels_order(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> ctypes.CDLL:
     """The functions of native/key_order.cpp."""
     library = tmp_path_factory.mktemp("key_order") / "key_order.so"
-    arguments = ["-shared", "-std=c++20", "-pthread", "-fvisibility=default", f"-I{CSRC}", f"-I{NATIVE}"]
+    arguments = ["-shared", "-std=c++20", "-pthread", "-fvisibility=default"]
+    arguments += [f"-I{CSRC}", f"-I{NATIVE}", "-include", "host_cuda.h"]
     return ctypes.CDLL(str(compile_native(library, *arguments, str(NATIVE / "key_order.cpp"))))
 
 

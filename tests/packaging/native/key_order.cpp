@@ -1,14 +1,12 @@
-// The orders in which the kernels go through the keys, from their own sources, for ctypes.
-// clang-format off
-#include "host_cuda.h"  // ahead of what takes CUDA for granted
-// clang-format on
-
-#include "common/tile_lists.cu"
-#include "sm80/item.cuh"
+// The orders in which the kernels go through the keys, from their own sources, for ctypes. The compiler includes
+// host_cuda.h ahead of everything.
 #include "sm90/key_order.cuh"
 
 #include <thread>
 #include <vector>
+
+#include "common/tile_lists.cu"
+#include "sm80/item.cuh"
 
 namespace {
 

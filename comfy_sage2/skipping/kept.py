@@ -11,7 +11,7 @@ import torch
 from ..readback import Readback
 
 _BITS = 8
-
+MOST_TRIES = 4  # to find tiles for what those of a call do not serve, between two steps in which all are due
 
 Prompts = frozenset[str]  # what calls are made for, as a sampler tells them apart; empty where it does not
 Changes = frozenset[tuple[Hashable, float]]  # what makes the model another one for a pass, and how strong it is
@@ -70,6 +70,8 @@ class Found:
         changes: of the passes that they were made in.
         earlier: what this took the place of, until it is used.
         additions: evaluations after the first that added to it.
+        serves: whether lists were made of it.
+        in_vain: how many that it took the place of, one after the other, never did.
     """
 
     def __init__(self, first: Pass, live: torch.Tensor, earlier: Found | None) -> None:
@@ -79,6 +81,8 @@ class Found:
         self.changes = first.changes
         self.earlier = earlier
         self.additions = 0
+        self.serves = False
+        self.in_vain: int = 0 if earlier is None or earlier.serves else earlier.in_vain + 1
         self._before_addition: tuple[Moment, torch.Tensor, Prompts] | None = None
         self._tiles = live.shape[3]
         self._share_on_host = Readback(1, torch.float32, live.device)
@@ -114,9 +118,21 @@ class Found:
         self.share = live.count_nonzero() / live.numel()
         self._share_on_host.start(self.share)
 
-    def is_due(self, now: Pass) -> bool:
-        """Whether it is to be found anew in `now`: it is time, or the tiles are those of another model."""
+    def gives_way(self, now: Pass) -> bool:
+        """Whether what is found in `now` takes its place: it is time, or the tiles are those of another model."""
         return is_due(self.moment[0], now.step) or now.changes != self.changes
+
+    def is_wanted(self, now: Pass) -> bool:
+        """Whether tiles are to be found in `now`, for which it is known.
+
+        Between the steps in which all are due they are for what it does not serve, but not on and on.
+        """
+        if is_due(self.moment[0], now.step):
+            return True
+        if self.is_for(now):
+            return False
+        tried = self.additions if now.changes == self.changes else self.in_vain
+        return tried < MOST_TRIES or self.is_added_to(now)
 
     def is_for(self, now: Pass) -> bool:
         """Whether it was found for all that `now` is made for, with the same model."""
@@ -155,7 +171,7 @@ class KeptTiles:
         """
         live = live.any(dim=0, keepdim=True)
         known = self._calls.get(call)
-        if known is None or known.is_due(now):
+        if known is None or known.gives_way(now):
             self._calls[call] = Found(now, live, known)
         else:
             known.add(live, now)
@@ -177,7 +193,7 @@ class KeptTiles:
         known = self._calls.get(call)
         if known is not None and known.moment == now.moment:
             return known.earlier
-        return known if known is not None and known.is_due(now) else None
+        return known if known is not None and known.gives_way(now) else None
 
     def forget(self, now: Pass) -> None:
         """Throw away what the evaluation of `now` found; what was before stands again."""

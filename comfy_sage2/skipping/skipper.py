@@ -13,8 +13,6 @@ from .kept import Call, KeptTiles, Moment, Pass
 from .levels import LADDER, LEVELS
 from .thresholds import at, errors, loosest, sampled_rows
 
-MOST_ADDITIONS = 4  # of evaluations between two steps in which tiles are due, to the tiles of a call
-
 Figure = tuple[Moment, torch.Tensor]
 
 
@@ -57,14 +55,12 @@ class Skipper:
     def finds(self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> bool:
         """Whether a call in `now` is to be dense and to find tiles: see `find`. Else `lists` has them.
 
-        A call for prompts, or for a model with changes, for which none were found yet does; but not on and on between
-        the steps in which they are due. q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
+        A call for prompts, or for a model with changes, for which none were found yet does: see `Found.is_wanted`.
+        q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
         """
         self._go_to(now.step)
         known = self._kept.before(_call(layer, now, q, k), now)
-        if known is None or known.is_due(now):
-            return True
-        return not known.is_for(now) and (known.additions < MOST_ADDITIONS or known.is_added_to(now))
+        return known is None or known.is_wanted(now)
 
     def _go_to(self, step: int) -> None:
         """A sampler that goes back to `step` may have another latent, such as the next frames: throw all tiles away.
@@ -89,6 +85,7 @@ class Skipper:
             return "what the call is for changes from step to step: tiles are not found anew each time"
         if found.dead_share() < least_dead:
             return f"less than {least_dead:.0%} of its tiles are dead: lists would save no time"
+        found.serves = True
         self.figures[layer].computed.append((now.moment, found.share))
         return TileLists.of_mask(found.live())
 

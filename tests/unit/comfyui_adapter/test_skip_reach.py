@@ -15,10 +15,23 @@ from comfy_sage2.comfyui.call.override import make_override
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.sampling import forward_wrapper
 from comfy_sage2.comfyui.serve.session import Session
-from comfy_sage2.skipping.skipper import MOST_ADDITIONS
+from comfy_sage2.skipping.kept import MOST_TRIES
 
 from .calls import Executor, ones
-from .skip_samplings import HEADS, TOKENS, begin, by_mask, dense, figures, focused, lossless_mask, run, sigma, skipped
+from .skip_samplings import (
+    HEADS,
+    STEPS,
+    TOKENS,
+    begin,
+    by_mask,
+    dense,
+    figures,
+    focused,
+    lossless_mask,
+    run,
+    sigma,
+    skipped,
+)
 
 pytestmark = pytest.mark.usefixtures("short_calls_skip")
 
@@ -151,7 +164,7 @@ def test_windows_that_move_do_not_find_on_and_on() -> None:
     for step in range(16, 24):  # from one step in which tiles are due to the next, and back in time by none
         run(session, step, tensors, of_pass={"uuids": ["a"], "context_window": Window([step])}, steps=30)
     layer = figures(session)[0]
-    assert (layer.finding, layer.listed) == (1 + MOST_ADDITIONS, 0)
+    assert (layer.finding, layer.listed) == (1 + MOST_TRIES, 0)
     assert "3 calls computed all tiles: [SA-318] what the call is for changes" in report([session])
     fixed = {"uuids": ["a"], "context_window": Window([16])}
     assert torch.equal(run(session, 23, tensors, of_pass=fixed, steps=30)[0], by_mask(tensors, lossless_mask(tensors)))
@@ -167,7 +180,9 @@ def test_layers_with_names_are_known_in_a_shorter_pass() -> None:
     assert torch.equal(out, by_mask(second, lossless_mask(second)))
 
 
-def with_hooks(session: Session, step: int, tensors: list[torch.Tensor], *hooks: SimpleNamespace) -> torch.Tensor:
+def with_hooks(
+    session: Session, step: int, tensors: list[torch.Tensor], *hooks: SimpleNamespace, steps: int = STEPS
+) -> torch.Tensor:
     """The output of a pass in `step` for one prompt, in which ComfyUI has changed the model by `hooks`."""
     override, calls = make_override(session), []
 
@@ -176,7 +191,9 @@ def with_hooks(session: Session, step: int, tensors: list[torch.Tensor], *hooks:
 
     group = SimpleNamespace(hooks=hooks) if hooks else None
     executor = Executor(apply_model, SimpleNamespace(current_patcher=SimpleNamespace(current_hooks=group)))
-    forward_wrapper(session)(executor, tensors[0], torch.tensor([sigma(step)]), transformer_options={"uuids": ["a"]})
+    forward_wrapper(session)(
+        executor, tensors[0], torch.tensor([sigma(step, steps)]), transformer_options={"uuids": ["a"]}
+    )
     return calls[0]
 
 
@@ -206,6 +223,19 @@ def test_tiles_of_a_loras_former_strength_are_thrown_away(keyframes: tuple[float
     with_hooks(session, 2, after, hook)
     assert session.task.skipping._skipper._kept.bytes == kept
     assert figures(session)[0].finding == 2 and figures(session)[0].computed == share_of(before, after)
+
+
+def test_a_strength_that_changes_in_every_step_does_not_find_on_and_on() -> None:
+    tensors, hook = focused(38), lora(0.0)
+    session = skipped("lossless")
+    begin(session, steps=40)
+    for step in range(16, 24):  # from one step in which tiles are due to the next
+        hook.strength = step / 40
+        with_hooks(session, step, tensors, hook, steps=40)
+    assert figures(session)[0].finding == 1 + MOST_TRIES
+    for step in (25, 26):  # due, and with the same strength
+        with_hooks(session, step, tensors, hook, steps=40)
+    assert figures(session)[0].finding == 2 + MOST_TRIES and figures(session)[0].listed == 1
 
 
 @pytest.mark.parametrize("other", [(), (lora(1.0),)], ids=["none", "another"])

@@ -64,7 +64,7 @@ def test_tiles_of_a_hooks_former_strength_give_way(fresh_seed: int) -> None:
         kept.keep(call, now, live)
         found = kept.before(call, now._replace(step=2))
         assert found is not None and torch.equal(found.live(), live)
-        assert found.is_for(now) and not found.is_for(Pass(step)) and found.is_due(Pass(step))
+        assert found.is_for(now) and not found.is_for(Pass(step)) and found.gives_way(Pass(step))
     assert kept.bytes == 2 * 6 * 2, "those of the former one are not kept"
 
 

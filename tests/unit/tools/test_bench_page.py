@@ -55,7 +55,7 @@ def test_claims_modes_and_quotes_can_be_made_from_it(
     text = page(document, "python -m comfy_sage2 bench --results docs/results", "2026-11-23")
     (folder / "attention-h200.md").write_text(text, encoding="utf-8")
     monkeypatch.setattr(figures, "RESULTS", folder)
-    assert "0.0375 against 0.0375, outliers" in claims.page()
+    assert "0.0375 against 0.0375 gaussian, 0.0375 against 0.0375 outliers" in claims.page()
     assert "| SageAttention 2.2 | 0.0375 | 0.0375 |" in modes.page()
     written = [page.read_text(encoding="utf-8") for page in quotes.documents()]
     monkeypatch.setattr(quotes, "REPOSITORY", tmp_path)

@@ -40,17 +40,16 @@ struct Tile {
            : head_dim == 128 ? of<ListedShape<TileShape<128, false>>>()
                              : of<ListedShape<TileShape<256, false>>>();
   }
-  template <bool kBiased>
   static constexpr Tile precise(int head_dim) {
-    return head_dim == 64    ? of<PreciseShape<64, kBiased>>()
-           : head_dim == 128 ? of<PreciseShape<128, kBiased>>()
-                             : of<PreciseShape<256, kBiased>>();
+    return head_dim == 64    ? of<PreciseShape<64>>()
+           : head_dim == 128 ? of<PreciseShape<128>>()
+                             : of<PreciseShape<256>>();
   }
   template <template <class> class With>
   static constexpr Tile precise_of_one_block(int head_dim) {
-    return head_dim == 64    ? of<With<PreciseShape<64, false, true>>>()
-           : head_dim == 128 ? of<With<PreciseShape<128, false, true>>>()
-                             : of<With<PreciseShape<256, false, true>>>();
+    return head_dim == 64    ? of<With<PreciseShape<64, true>>>()
+           : head_dim == 128 ? of<With<PreciseShape<128, true>>>()
+                             : of<With<PreciseShape<256, true>>>();
   }
 };
 
@@ -189,8 +188,7 @@ class AttentionLauncher final : public Launcher {
   void precise_attention() const {
     const Tile tile = listed(call_)      ? Tile::precise_of_one_block<ListedShape>(head_dim_)
                       : recording(call_) ? Tile::precise_of_one_block<RecordingShape>(head_dim_)
-                      : biased(call_)    ? Tile::precise<true>(head_dim_)
-                                         : Tile::precise<false>(head_dim_);
+                                         : Tile::precise(head_dim_);
     Chunk chunk = workspace_.chunk;
     chunk.tiles = static_cast<int>(ceil_div(call_.q_length, tile.block_m));
     AttentionParams params = attention_params(tile, chunk, 0);

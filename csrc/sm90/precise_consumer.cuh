@@ -1,7 +1,6 @@
 // A consumer warpgroup of the precise mode: scores, online softmax and values of 64 query rows.
 #pragma once
 
-#include "sm90/bias.cuh"
 #include "sm90/gap_recorder.cuh"
 #include "sm90/key_list.cuh"
 #include "sm90/key_order.cuh"
@@ -35,8 +34,12 @@ struct PreciseConsumer {
   __device__ __forceinline__ PreciseConsumer(const AttentionParams& params, const SharedStorage<Shape>& storage)
       : params(params), storage(storage) {}
 
-  // Not kept in registers.
-  static __device__ __forceinline__ int consumer_thread() { return threadIdx.x - 128; }
+  // Not kept in registers. Nor is what follows from the thread's number, with a mask, whose terms need them.
+  static __device__ __forceinline__ int consumer_thread() {
+    int thread = threadIdx.x;
+    if constexpr (kBiased) asm volatile("" : "+r"(thread));
+    return thread - 128;
+  }
   static __device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, consumer_thread() / 128, 0); }
   static __device__ __forceinline__ int lane_in_quad() { return threadIdx.x % 4; }
   // In the work tile; the thread also holds the row 8 further.
@@ -114,8 +117,8 @@ struct PreciseConsumer {
 
   // The softmax of a tile with masked keys or additive terms. Returns whether `out` has to be multiplied by `factor`.
   template <bool kLimited>
-  __device__ __forceinline__ bool softmax_masked(int index, int key_tile, float (&sums)[2], float (&factor)[2]) {
-    const WorkTile tile = decode_again(index);
+  __device__ __forceinline__ bool softmax_masked(const WorkTile& tile, int key_tile, float (&sums)[2],
+                                                 float (&factor)[2]) {
     int limit[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -125,11 +128,16 @@ struct PreciseConsumer {
     float scale[kScales], maximum[2];
 #pragma unroll
     for (int i = 0; i < kScales; ++i) scale[i] = kBiased ? fabsf(k_scale[i]) : k_scale[i];
-    const Bias<kBiased> bias(params, tile, row());
-    bias.visit([&](const auto& term) {
-      scale_scores<kBlockN, kLimited>(scores, q_scale, scale, key_tile * kBlockN + 2 * lane_in_quad(), limit, term,
-                                      maximum);
-    });
+    const int first_key = key_tile * kBlockN, own_key = first_key + 2 * lane_in_quad();
+    const auto scaled_with = [&](const auto& terms) {
+      scale_scores<kBlockN, kLimited>(scores, q_scale, scale, own_key, limit, terms, maximum);
+    };
+    if constexpr (!kBiased)
+      scaled_with(NoTerms());
+    else if (params.mask.query_stride == 0)
+      scaled_with(KeyTerms<kBlockN>(params, tile, first_key));
+    else
+      scaled_with(RowTerms(params, tile, row(), own_key));
     const bool raised = state.raise(maximum, PreciseRowState<T>::kLag, factor);
     record(key_tile, maximum);
     exponentials_of_floats<kBlockN>(scores, state, sums);
@@ -153,7 +161,7 @@ struct PreciseConsumer {
     constexpr int kNoLimit[2] = {1, 1};
     float maximum[2];
     mma_scores<Shape>(scores, q, storage.k(stage));
-    scale_scores<kBlockN, false>(scores, q_scale, k_scale, 0, kNoLimit, [](int, int) { return 0.f; }, maximum);
+    scale_scores<kBlockN, false>(scores, q_scale, k_scale, 0, kNoLimit, NoTerms(), maximum);
     const bool raised = state.raise(maximum, 0.f, factor);
     exponentials_of_floats<kBlockN>(scores, state, sums);
     pack_probabilities<kBlockN, T>(scores, packed);
@@ -161,38 +169,62 @@ struct PreciseConsumer {
     return raised;
   }
 
-  // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
-  // next hides the values' product.
-  __device__ __forceinline__ void step(int index, int key_tile) {
-    wait_for_stage();
-    const int stage = take_stage();
-    if constexpr (kBiased) key_tile = key_tile_of(stage, key_tile);
-    if constexpr (Shape::kScaleFirst) load_k_scale(stage);
-    warpgroup_fence_operand(scores);
-    wgmma_fence();
-    issue_scores(stage);
+  // Moves the base of what was summed up.
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < Shape::kHeadDim / 2; ++i) out[i] *= factor[i / 2 % 2];
+  }
+
+  // The rest of a step whose scores the mask changes. Its terms need registers, so both products are over before, and
+  // what it has to know of the work tile is found anew.
+  __device__ __forceinline__ void step_masked(int index, int left, int stage) {
     warpgroup_fence_operand(out);
     wgmma_fence();
     issue_values(stage);
-    if constexpr (!Shape::kScaleFirst) load_k_scale(stage);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(scores);
+    warpgroup_fence_operand(out);
+    const WorkTile tile = decode_again(index);
+    const KeyOrder<Shape, kCausal> order(params, tile);
+    float sums[2], factor[2];
+    const bool raised = softmax_masked<false>(tile, key_tile_of(stage, order[left]), sums, factor);
+    if (raised) rescale(factor);
+    state.sum[0] += sums[0];
+    state.sum[1] += sums[1];
+    pack_probabilities<kBlockN, T>(scores, packed);
+    release(storage.empty(stage));
+  }
+
+  // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
+  // next hides the values' product. So do steps that a mask leaves as they are: the scores' product hides the vote that
+  // tells them apart. All four warps of a group, which issue a product together, vote alike, as they read the same
+  // scales.
+  __device__ __forceinline__ void step(int index, int left, int key_tile) {
+    wait_for_stage();
+    const int stage = take_stage();
+    if constexpr (Shape::kScaleFirst || kBiased) load_k_scale(stage);
+    warpgroup_fence_operand(scores);
+    wgmma_fence();
+    issue_scores(stage);
+    if constexpr (kBiased) {
+      if (is_biased()) return step_masked(index, left, stage);
+    }
+    warpgroup_fence_operand(out);
+    wgmma_fence();
+    issue_values(stage);
+    if constexpr (!Shape::kScaleFirst && !kBiased) load_k_scale(stage);
     wgmma_wait_group<1>();
     warpgroup_fence_operand(scores);
     float sums[2], factor[2];
-    bool raised = false, low = false;
-    if (kBiased && is_biased())
-      raised = softmax_masked<false>(index, key_tile, sums, factor);
-    else
-      low = softmax(key_tile, sums);
+    bool raised = false;
+    const bool low = softmax(key_tile, sums);
     warpgroup_fence_operand(scores);  // the exponentials come before the wait
     wgmma_wait_group<0>();
     warpgroup_fence_operand(out);
     pack_probabilities<kBlockN, T>(scores, packed);
     // Last, so that nothing before it waits for the vote.
     if (low) raised = softmax_again(stage, sums, factor);
-    if (raised) {
-#pragma unroll
-      for (int i = 0; i < Shape::kHeadDim / 2; ++i) out[i] *= factor[i / 2 % 2];
-    }
+    if (raised) rescale(factor);
     state.sum[0] += sums[0];
     state.sum[1] += sums[1];
     release(storage.empty(stage));
@@ -234,10 +266,10 @@ struct PreciseConsumer {
     __syncwarp();  // all lanes have read their K scales
     release(storage.empty(first));
     float unused[2];
-    softmax_masked<true>(index, first_tile, state.sum, unused);
+    softmax_masked<true>(decode_again(index), first_tile, state.sum, unused);
     pack_probabilities<kBlockN, T>(scores, packed);
     const KeyOrder<Shape, kCausal> order(params, tile);
-    while (--left >= 0) step(index, order[left]);
+    while (--left >= 0) step(index, left, order[left]);
     wait_for_stage();
     const int final = take_stage();
     warpgroup_fence_operand(out);

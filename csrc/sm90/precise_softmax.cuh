@@ -10,6 +10,7 @@
 #include "common/elements.cuh"
 #include "common/scores.cuh"
 #include "sm90/params.h"
+#include "sm90/precise_mask.cuh"
 #include "sm90/tiles.h"
 
 namespace sm90 {
@@ -61,35 +62,30 @@ struct PreciseRowState {
   }
 };
 
-// Integer scores to floats in units of log2, `term(row, key)` added; with kLimited, keys from limit[row] on are masked.
-// Returns the largest of each row. The terms of kAtOnce keys are loaded together and apart from the next, by a branch
-// that is taken where any key is below a limit: all at once need too many registers.
-template <int kBlockN, bool kLimited, class Term>
+// Integer scores to floats in units of log2, the mask's terms added; with kLimited, keys from limit[row] on are masked.
+// Returns the largest of each row.
+template <int kBlockN, bool kLimited, class Terms>
 __device__ __forceinline__ void scale_scores(int (&scores)[kBlockN / 2], const float (&q_scale)[2],
                                              const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
-                                             const int (&limit)[2], const Term& term, float (&maximum)[2]) {
-  constexpr int kPerBlock = kScaleBlock / 2, kAtOnce = 4;
+                                             const int (&limit)[2], const Terms& mask, float (&maximum)[2]) {
+  constexpr int kPerBlock = kScaleBlock / 2;
   maximum[0] = maximum[1] = kNegativeInfinity;
 #pragma unroll
-  for (int first = 0; first < kBlockN / 4; first += kAtOnce) {
-    const int chunk_key = first_key + 4 * first;
-    float terms[2][kAtOnce] = {};
-    if (chunk_key < max(limit[0], limit[1])) {
+  for (int first = 0; first < kBlockN / 4; first += kTermsAtOnce) {
+    float terms[2][kTermsAtOnce] = {};
+    mask.template load<kLimited>(first, terms);
+    bool exists[2][kTermsAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
+    for (int i = 0; i < kTermsAtOnce; ++i)
 #pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const int key = chunk_key + i / 2 * 8 + i % 2;
-          if (!kLimited || key < limit[row]) terms[row][i] = term(row, key);
-        }
-    }
+      for (int row = 0; row < 2; ++row) exists[row][i] = !kLimited || first_key + key_distance(first + i) < limit[row];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kTermsAtOnce; ++i) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         int& score = scores[2 * first + i / 2 * 4 + row * 2 + i % 2];
         float x = fmaf(float(score), q_scale[row] * k_scale[2 * first / kPerBlock], terms[row][i]);
-        if (kLimited && chunk_key + i / 2 * 8 + i % 2 >= limit[row]) x = kNegativeInfinity;
+        if (!exists[row][i]) x = kNegativeInfinity;
         maximum[row] = fmaxf(maximum[row], x);
         score = __float_as_int(x);
       }

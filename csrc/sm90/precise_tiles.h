@@ -11,14 +11,14 @@ constexpr int kValueBox = 64;      // channels of V in a swizzled row of 128 byt
 // `kOfOneBlock`: of the kernels that walk over tile lists (ListedShape) or note gaps (RecordingShape). Their work tile
 // is a block of 128 queries, that a list is for: with three warpgroups a work tile would have queries of two blocks,
 // whose lists differ. And where gaps are noted, their registers would not suffice at head_dim 128.
-template <int kHeadDim_, bool kBiased, bool kOfOneBlock = false>
+template <int kHeadDim_, bool kOfOneBlock = false>
 struct PreciseShape {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kListed = false;
   static constexpr bool kRecords = false;
   static constexpr bool kScaledValues = false;
   // Consumer warpgroups of 64 query rows: three, which hide each other's latencies, where their registers suffice.
-  static constexpr int kConsumers = !kOfOneBlock && (kHeadDim == 64 || (kHeadDim == 128 && !kBiased)) ? 3 : 2;
+  static constexpr int kConsumers = kHeadDim <= 128 && !kOfOneBlock ? 3 : 2;
   static constexpr int kBlockM = 64 * kConsumers;
   // Two warpgroups have the registers for more keys a step, but for those of 256 channels.
   static constexpr int kBlockN = kConsumers == 2 && kHeadDim < 256 ? 128 : 64;

@@ -41,7 +41,7 @@ struct PrepareListsParams {
   int batches, heads, query_blocks, key_tiles;
   int causal, launches;
   ListForm form;
-  int has_diagonal;  // whether queries and keys are the same tokens
+  int has_diagonal;  // whether a block of queries has a tile of keys at its own place
 };
 
 }  // namespace common

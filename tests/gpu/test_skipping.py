@@ -78,7 +78,7 @@ def test_where_lists_would_not_pay_all_tiles_are_computed(
     mode: str, fresh_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, backend = skipping_session(mode)
-    monkeypatch.setattr(registry.get(backend), "least_dead", lambda mode: 0.9)
+    monkeypatch.setattr(registry.get(backend), "least_dead", lambda mode: 0.95)
     outs = sampled(session, focused())
     assert listed(session) == [False] * STEPS
     assert all(relative_l1(out, outs[0]) < 1e-2 for out in outs)  # in precise, kernels that note gaps take other steps

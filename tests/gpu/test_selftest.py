@@ -180,7 +180,7 @@ def _copy(pointer: int, source: torch.Tensor) -> None:
 
 # In a process of its own: a module's images cannot be changed once they are loaded.
 PATCHED = """
-import struct, sys
+import lzma, struct, sys
 from pathlib import Path
 import torch
 from comfy_sage2.backends import known_answers
@@ -191,6 +191,8 @@ name, kind = sys.argv[1:]
 module = loader.load(name)
 if hasattr(module, "__path__"):
     images = {path.stem: path.read_bytes() for path in Path(module.__path__[0]).glob("*.cubin")}
+    packed = Path(module.__path__[0]).glob("*.cubin.xz")
+    images |= {path.name.removesuffix(".cubin.xz"): lzma.decompress(path.read_bytes()) for path in packed}
 else:
     images = loader._unpack_bundled(name)[1].cubins
 add = getattr(module, "add_cubin", None) or module._C.add_cubin

@@ -34,6 +34,21 @@ def _import(module: str, distribution: str) -> tuple[ModuleType, str]:
         return found, str(getattr(found, "__version__", "unknown"))
 
 
+# The authors' build, and one of the forward pass alone without fp16, which the package index has.
+_FLASH_ATTENTION_3 = (("flash_attn_interface", "flash_attn_3"), ("fa3_fwd_interface", "fa3-fwd"))
+
+
+def flash_attention_3() -> tuple[ModuleType, str]:
+    """FlashAttention-3's module and version. PeerMissing when no build of it is installed and loads."""
+    reasons = []
+    for module, distribution in _FLASH_ATTENTION_3:
+        try:
+            return _import(module, distribution)
+        except PeerMissing as reason:
+            reasons.append(str(reason))
+    raise PeerMissing("; ".join(reasons))
+
+
 def _sdpa(
     name: str,
     backend: SDPBackend,
@@ -135,7 +150,7 @@ def _sage(
 
 
 def _flash_attention_3() -> list[Candidate]:
-    flash, version = _import("flash_attn_interface", "flash_attn_3")
+    flash, version = flash_attention_3()
 
     def tensors_of(inputs: Inputs) -> list[torch.Tensor]:
         """Tokens before heads, as this package has them."""

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import comfy_sage2
+from comfy_sage2.benchmark.peers import flash_attention_3
 from comfy_sage2.comfyui.call.attention_call import AttentionCall
 from comfy_sage2.tiles import TileLists, tiles_of
 
@@ -118,7 +119,7 @@ def _comfy_kitchen() -> Override:
 
 
 def _flash_attention_3() -> Override:
-    flash = importlib.import_module("flash_attn_interface")
+    flash, _ = flash_attention_3()
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         answer = flash.flash_attn_func(*(tensor.transpose(1, 2) for tensor in (q, k, v)))

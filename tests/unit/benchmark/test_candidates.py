@@ -34,7 +34,7 @@ def test_a_missing_package_is_listed_with_the_reason(monkeypatch: pytest.MonkeyP
     assert [candidate.name for candidate in found.candidates] == ["torch flash"]
     assert found.missing == {
         "sageattention": "not installed (pip install sageattention)",
-        "flash-attention-3": "not installed (pip install flash_attn_3)",
+        "flash-attention-3": "not installed (pip install flash_attn_3); not installed (pip install fa3-fwd)",
     }
 
 
@@ -169,7 +169,8 @@ def test_sageattention_2_is_measured_with_both_granularities_on_hopper(monkeypat
     assert called == ["per_thread", "per_warp"]
 
 
-def test_flash_attention_3_quantizes_in_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", ["flash_attn_interface", "fa3_fwd_interface"])
+def test_flash_attention_3_quantizes_in_the_call(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     """With a stand-in for the package, which takes and gives tokens before heads."""
 
     def flash_attn_func(
@@ -187,7 +188,7 @@ def test_flash_attention_3_quantizes_in_the_call(monkeypatch: pytest.MonkeyPatch
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
     package = types.SimpleNamespace(flash_attn_func=flash_attn_func, __version__="3.0")
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
+    monkeypatch.setitem(sys.modules, module, package)
     monkeypatch.setattr(peers, "compiled_quantizer", lambda example: (quantize_heads, "eager"))
     real_ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda *size, **_: real_ones(*size))

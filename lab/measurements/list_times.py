@@ -1,26 +1,33 @@
-"""How much faster a call is with tile lists than dense, by the share of dead tiles.
+"""How much faster a call is with tile lists than dense, by the share of dead tiles, and what noting gaps costs.
 
-    python -m lab lists
+    python -m lab lists --results docs/results
 
-The dead tiles are drawn at random for each head and block of queries. Whole calls are timed, with their quantization
-and the preparation of the lists; dense and listed calls take turns in an order drawn anew each round. Needs a GPU whose
-kernels take tile lists.
+The dead tiles are drawn at random for each head and block of queries. Whole calls, with their quantization and the
+preparation of the lists, are timed by CUDA events, attention kernels alone by the profiler. Dense and other calls take
+turns in an order drawn anew in each round. Needs a GPU whose kernels take tile lists.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from statistics import median
 
 import torch
 
 from comfy_sage2 import attention, explain, machine
+from comfy_sage2.benchmark.candidates import Call
+from comfy_sage2.benchmark.kernel_times import KernelTimer
+from comfy_sage2.benchmark.ours import attention_kernels
 from comfy_sage2.benchmark.settle import heat
-from comfy_sage2.benchmark.timing import Turn, visit
-from comfy_sage2.command_line import Parser, at_least_1, seed_number
+from comfy_sage2.benchmark.timing import Subject, Timed, time_in_rounds
+from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
+from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.tiles import TileLists, tiles_of
 
@@ -29,49 +36,117 @@ from ..arguments import cuda_device
 MODES = ("8b", "precise")
 HEAD_DIMS = (64, 128, 256)
 SHARES = (0.0, 0.28, 0.48, 0.69)  # of dead tiles
-DENSE = "dense"
-_HEADS = 32
-_ROUNDS = 7
-_HEAT_SECONDS = 0.1
+DENSE, NOTING = "dense", "noting gaps"
+LISTED = tuple(f"{share:.0%} dead" for share in SHARES)
+HEADS, TOKENS = 32, 16384
+_SECONDS = 5.0  # for each row of the tables
+_HEAT_SECONDS = 30.0
+_KERNELS_WITHOUT_TIMES = "–"
 
 
-def calls(
-    mode: str, head_dim: int, tokens: int, *, is_causal: bool = False
-) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """The dense call and those with lists, by name; SystemExit where no kernel takes lists."""
-    q, k, v = (torch.randn(1, _HEADS, tokens, head_dim, device="cuda", dtype=torch.float16) for _ in range(3))
-    options = AttentionOptions(mode, is_causal=is_causal)
-    run = partial(attention, q, k, v, options=options, return_lse=False)
-    yield DENSE, run
+@dataclass(frozen=True)
+class Case:
+    """A mode at one head_dim."""
+
+    mode: str
+    head_dim: int
+    is_causal: bool
+
+    @property
+    def options(self) -> AttentionOptions:
+        return AttentionOptions(self.mode, is_causal=self.is_causal)
+
+    def row(self, times: Mapping[str, float]) -> str:
+        """A row of a table: milliseconds by name, and behind each how many times as fast as the dense call it is."""
+        dense = times.get(DENSE)
+        cells = [self.mode, str(self.head_dim), "yes" if self.is_causal else "no"]
+        for name in (DENSE, *LISTED, NOTING):
+            if name not in times or dense is None:
+                cells.append(_KERNELS_WITHOUT_TIMES)
+            else:
+                cells.append(f"{times[name]:.3f}" + ("" if name == DENSE else f" ({dense / times[name]:.2f})"))
+        return f"| {' | '.join(cells)} |"
+
+
+CASES = tuple(
+    Case(mode, head_dim, is_causal) for is_causal in (False, True) for mode in MODES for head_dim in HEAD_DIMS
+)
+
+
+def subjects(case: Case, tokens: int, device: torch.device) -> tuple[str, dict[str, Subject]]:
+    """The backend, and by name the dense call, those with lists and the one that notes gaps.
+
+    SystemExit where no kernel takes lists.
+    """
+    shape = (1, HEADS, tokens, case.head_dim)
+    q, k, v = (torch.randn(shape, device=device, dtype=torch.float16) for _ in range(3))
     tiles = tiles_of(tokens)
-    for share in SHARES:
-        live = torch.rand(1, _HEADS, tiles, tiles, device="cuda") >= share
-        lists = TileLists.of_mask(live, is_causal=is_causal)
-        reasons = explain(q, k, v, tiles=lists, options=options)
-        if all(reason is not None for name, reason in reasons.items() if name != "reference"):
-            raise SystemExit("; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason is not None))
-        yield f"{share:.0%}", partial(run, tiles=lists)
+    run = partial(attention, q, k, v, options=case.options, return_lse=False)
+    calls = {DENSE: run}
+    for name, share in zip(LISTED, SHARES, strict=True):
+        live = torch.rand(1, HEADS, tiles, tiles, device=device) >= share
+        calls[name] = partial(run, tiles=TileLists.of_mask(live, is_causal=case.is_causal))
+    calls[NOTING] = partial(run, gaps=torch.empty(1, HEADS, tiles, tiles, device=device))
+    reasons = explain(q, k, v, tiles=TileLists.dense(tokens, tokens, heads=HEADS, device=device), options=case.options)
+    backend = next((name for name, reason in reasons.items() if reason is None and name != "reference"), None)
+    if backend is None:
+        raise SystemExit("; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason is not None))
+    kernel_name = attention_kernels(backend, case.mode)
+    return backend, {name: Subject(Call(call), Call(call), kernel_name) for name, call in calls.items()}
 
 
-def in_turns(subjects: dict[str, Callable[[], torch.Tensor]], rng: random.Random) -> dict[str, float]:
-    """Median milliseconds a call of each subject."""
-    turns = {name: Turn.of(visit(run, Turn(1, 1))) for name, run in subjects.items()}
-    times: dict[str, list[float]] = {name: [] for name in subjects}
-    order = list(subjects)
-    for _ in range(_ROUNDS):
-        rng.shuffle(order)
-        heat(_HEAT_SECONDS)
-        for name in order:
-            times[name].append(visit(subjects[name], turns[name]))
-    return {name: median(values) for name, values in times.items()}
+def _medians(times: Mapping[str, Timed]) -> tuple[dict[str, float], dict[str, float]]:
+    """Milliseconds of whole calls and of their attention kernels, by name."""
+    calls = {name: median(one.calls) for name, one in times.items()}
+    return calls, {name: median(one.kernels) for name, one in times.items() if one.kernels}
 
 
-def row(mode: str, head_dim: int, tokens: int, rng: random.Random, *, is_causal: bool) -> str:
-    """One line of the table."""
-    found = in_turns(dict(calls(mode, head_dim, tokens, is_causal=is_causal)), rng)
-    dense = found.pop(DENSE)
-    listed = " | ".join(f"{time:.3f} ({dense / time:.2f})" for time in found.values())
-    return f"| {mode} | {head_dim} | {'yes' if is_causal else 'no'} | {dense:.3f} | {listed} |"
+def page(command: str, device: torch.device, tokens: int, rng: random.Random, seconds: float = _SECONDS) -> str:
+    """The whole page of docs/results; tells on stderr how far it is."""
+    timer = KernelTimer()
+    backend = ""
+    calls, kernels = [], []
+    heat(_HEAT_SECONDS)
+    for case in CASES:
+        backend, measured = subjects(case, tokens, device)
+        times = time_in_rounds(measured, seconds, timer, rng)
+        of_calls, of_kernels = _medians(times)
+        calls.append(case.row(of_calls))
+        kernels.append(case.row(of_kernels))
+        print(calls[-1], file=sys.stderr, flush=True)
+    head = [
+        f"| mode | head_dim | causal | {' | '.join((DENSE, *LISTED, NOTING))} |",
+        "| --- " * (len(LISTED) + 5) + "|",
+    ]
+    lines = [
+        "# Calls with tile lists",
+        "",
+        f"- Machine: {machine.summary(device)}; kernels {backend} {loader.load(backend).version}.",
+        f"- Command: `{command}`, which wrote this page.",
+        f"- Date: {date.today().isoformat()}.",
+        "",
+        f"{HEADS} heads, {tokens:,} tokens, fp16, tiles left out at random; milliseconds, and in brackets how many "
+        "times as fast as the dense call. Medians of five rounds or more, each in an order drawn anew; the card "
+        f"multiplies matrices for {_HEAT_SECONDS:.0f} s before. *Noting gaps*: the dense call that also notes how "
+        "far each tile lies below the running maximum, for `skip`.",
+        "",
+        "## Whole calls",
+        "",
+        *head,
+        *calls,
+        "",
+        "## Attention kernels alone",
+        "",
+        timer.problem or "By CUPTI.",
+        "",
+        *head,
+        *kernels,
+        "",
+        "What lies above the diagonal is left out of causal calls with and without lists. The node takes lists where "
+        "at least 8 % of the tiles are dead, in *precise* 25 %: without lists it has three consumer warpgroups and 192 "
+        "queries a block, with them two and 128.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str]) -> int:
@@ -79,18 +154,15 @@ def main(arguments: list[str]) -> int:
     parser = Parser(
         prog="python -m lab lists", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tokens", type=at_least_1, default=16384, help="of q, k and v (default: 16384)")
+    parser.add_argument("--tokens", type=at_least_1, default=TOKENS, help=f"of q, k and v (default: {TOKENS:,})")
     parser.add_argument("--seed", type=seed_number, default=0, help="of the order of turns")
+    parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write list-times.md there")
     options = parser.parse_args(arguments)
-    device = cuda_device("lists")
-    print(
-        f"{machine.summary(device)}; {_HEADS} heads, {options.tokens} tokens, fp16; milliseconds a call (times dense)"
-    )
-    print(f"| mode | head_dim | causal | {DENSE} | {' | '.join(f'{share:.0%} dead' for share in SHARES)} |")
-    print("| --- " * (len(SHARES) + 4) + "|")
-    rng = random.Random(options.seed)
-    for is_causal in (False, True):
-        for mode in MODES:
-            for head_dim in HEAD_DIMS:
-                print(row(mode, head_dim, options.tokens, rng, is_causal=is_causal), flush=True)
+    command = " ".join(["python -m lab lists", *arguments])
+    with torch.no_grad():
+        text = page(command, cuda_device("lists"), options.tokens, random.Random(options.seed))
+    print(text)
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "list-times.md").write_text(text, encoding="utf-8")
     return 0

@@ -1,0 +1,62 @@
+"""The page of times with tile lists, with stand-ins for the GPU's clock and its kernels."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.benchmark.timing import Subject, Timed
+from comfy_sage2.kernels import loader
+from lab.measurements import list_times
+
+TIMES = {list_times.DENSE: 4.0, list_times.LISTED[0]: 4.0, list_times.LISTED[-1]: 2.0, list_times.NOTING: 5.0}
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_times, "heat", lambda seconds: None)
+    monkeypatch.setattr(list_times, "explain", lambda *_, **__: {"sm90": None, "reference": None})
+    monkeypatch.setattr(loader, "load", lambda name: SimpleNamespace(version="9.9"))
+
+
+def in_rounds(subjects: Mapping[str, Subject], *_: Any) -> dict[str, Timed]:
+    assert all(subject.kernel_name in ("attention_", "precise_") for subject in subjects.values())
+    return {name: Timed(0.0, [TIMES.get(name, 3.0)], [TIMES[name] / 2] if name in TIMES else []) for name in subjects}
+
+
+def test_the_page_compares_with_the_dense_call(monkeypatch: pytest.MonkeyPatch, stand_ins: None) -> None:
+    monkeypatch.setattr(list_times, "time_in_rounds", in_rounds)
+    text = list_times.page("python -m lab lists", torch.device("cpu"), 256, random.Random(0))
+    whole, alone = text.split("## Attention kernels alone")
+    assert "kernels sm90 9.9" in whole and "- Command: `python -m lab lists`" in whole
+    assert (
+        "| 8b | 64 | no | 4.000 | 4.000 (1.00) | 3.000 (1.33) | 3.000 (1.33) | 2.000 (2.00) | 5.000 (0.80) |" in whole
+    )
+    assert "| precise | 256 | yes | 2.000 | 2.000 (1.00) | – | – | 1.000 (2.00) | 2.500 (0.80) |" in alone
+
+
+def test_each_call_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, stand_ins: None, fresh_seed: int) -> None:
+    called: list[dict[str, Any]] = []
+    monkeypatch.setattr(list_times, "attention", lambda *_, **options: called.append(options))
+    case = list_times.Case("8b", 64, is_causal=False)
+    backend, subjects = list_times.subjects(case, 1024, torch.device("cpu"))
+    assert backend == "sm90" and list(subjects) == [list_times.DENSE, *list_times.LISTED, list_times.NOTING]
+    for subject in subjects.values():
+        subject.call.run()
+    dense, *listed, noting = called
+    assert dense.get("tiles") is None and dense.get("gaps") is None
+    assert noting["gaps"].shape == (1, list_times.HEADS, 8, 8)
+    counts = [options["tiles"].lists[..., 0].sum().item() for options in listed]
+    assert counts[0] == list_times.HEADS * 64 and counts == sorted(counts, reverse=True)
+    assert counts[-1] < 0.4 * counts[0]
+
+
+def test_without_kernels_that_take_lists_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_times, "explain", lambda *_, **__: {"sm90": "too old", "reference": None})
+    with pytest.raises(SystemExit, match="sm90: too old"):
+        list_times.subjects(list_times.CASES[0], 256, torch.device("cpu"))

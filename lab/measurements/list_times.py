@@ -41,7 +41,7 @@ LISTED = tuple(f"{share:.0%} dead" for share in SHARES)
 HEADS, TOKENS = 32, 16384
 _SECONDS = 5.0  # for each row of the tables
 _HEAT_SECONDS = 30.0
-_KERNELS_WITHOUT_TIMES = "–"
+_NOT_MEASURED = "–"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Case:
         cells = [self.mode, str(self.head_dim), "yes" if self.is_causal else "no"]
         for name in (DENSE, *LISTED, NOTING):
             if name not in times or dense is None:
-                cells.append(_KERNELS_WITHOUT_TIMES)
+                cells.append(_NOT_MEASURED)
             else:
                 cells.append(f"{times[name]:.3f}" + ("" if name == DENSE else f" ({dense / times[name]:.2f})"))
         return f"| {' | '.join(cells)} |"
@@ -86,7 +86,8 @@ def subjects(case: Case, tokens: int, device: torch.device) -> tuple[str, dict[s
     for name, share in zip(LISTED, SHARES, strict=True):
         live = torch.rand(1, HEADS, tiles, tiles, device=device) >= share
         calls[name] = partial(run, tiles=TileLists.of_mask(live, is_causal=case.is_causal))
-    calls[NOTING] = partial(run, gaps=torch.empty(1, HEADS, tiles, tiles, device=device))
+    if not case.is_causal:  # causal calls note no gaps
+        calls[NOTING] = partial(run, gaps=torch.empty(1, HEADS, tiles, tiles, device=device))
     reasons = explain(q, k, v, tiles=TileLists.dense(tokens, tokens, heads=HEADS, device=device), options=case.options)
     backend = next((name for name, reason in reasons.items() if reason is None and name != "reference"), None)
     if backend is None:

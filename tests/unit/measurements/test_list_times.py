@@ -37,7 +37,7 @@ def test_the_page_compares_with_the_dense_call(monkeypatch: pytest.MonkeyPatch, 
     assert (
         "| 8b | 64 | no | 4.000 | 4.000 (1.00) | 3.000 (1.33) | 3.000 (1.33) | 2.000 (2.00) | 5.000 (0.80) |" in whole
     )
-    assert "| precise | 256 | yes | 2.000 | 2.000 (1.00) | – | – | 1.000 (2.00) | 2.500 (0.80) |" in alone
+    assert "| precise | 256 | no | 2.000 | 2.000 (1.00) | – | – | 1.000 (2.00) | 2.500 (0.80) |" in alone
 
 
 def test_each_call_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, stand_ins: None, fresh_seed: int) -> None:
@@ -54,6 +54,11 @@ def test_each_call_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, stand_
     counts = [options["tiles"].lists[..., 0].sum().item() for options in listed]
     assert counts[0] == list_times.HEADS * 64 and counts == sorted(counts, reverse=True)
     assert counts[-1] < 0.4 * counts[0]
+
+
+def test_a_causal_call_notes_no_gaps(stand_ins: None) -> None:
+    _, subjects = list_times.subjects(list_times.Case("8b", 64, is_causal=True), 256, torch.device("cpu"))
+    assert list(subjects) == [list_times.DENSE, *list_times.LISTED]
 
 
 def test_without_kernels_that_take_lists_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,7 @@ class Ablation:
 def passes_of(backend: str, mode: str) -> dict[str, str]:
     """Pass of a call -> how the names of its kernels begin."""
     return {
+        "K and V in one pass": "one_pass",
         "statistics": "statistics",
         "quantization": "quantize",
         "smooth Q's ΔS": "delta_",

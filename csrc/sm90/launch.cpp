@@ -1,5 +1,5 @@
 // One attention call of the sm90 family: statistics, quantization and attention, for 4-bit scores in parts whose
-// smooth-Q correction fits its share of the workspace.
+// smooth-Q correction fits its share of the workspace. K and V of short sequences are prepared in one pass.
 #include "common/launch.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "attention_call.h"
 #include "common/constants.h"
 #include "driver.h"
+#include "sm90/one_pass.h"
 #include "sm90/params.h"
 #include "sm90/precise_tiles.h"
 #include "sm90/tiles.h"
@@ -65,7 +66,10 @@ class AttentionLauncher final : public Launcher {
  private:
   void prepare() const override {
     if (listed(call_)) prepare_lists(workspace_.lists, ListForm::in_order);
-    statistics();
+    if (one_pass_keys())
+      one_pass();
+    else
+      statistics();
     quantize();
   }
 
@@ -94,7 +98,23 @@ class AttentionLauncher final : public Launcher {
     return static_cast<int>(std::clamp<int64_t>(resident / workspace_.kv_slices, 1, most));
   }
 
-  void statistics() const {
+  // Whether one launch makes of K and V all that there is to be made.
+  bool one_pass_keys() const {
+    return call_.mode != k4b && call_.element != kFloat && fits_one_pass(call_.kv_length, head_dim_);
+  }
+
+  void one_pass() const {
+    const HeadShare share = head_share(call_.kv_length, head_dim_);
+    OnePassParams params{};
+    params.statistics = statistics_params(share.blocks);
+    params.quantize = quantize_params();
+    params.tensors = call_.mode == kPrecise ? 1 : 2;
+    params.units = share.units;
+    launch("one_pass", kernel("one_pass"), grid(share.blocks * params.tensors * workspace_.kv_slices), kQuantizeThreads,
+           share.units * kUnitBytes, params, {programmatic_, static_cast<unsigned>(share.blocks)});
+  }
+
+  StatisticsParams statistics_params(int cluster_blocks) const {
     StatisticsParams params{};
     params.k = strided(call_.k);
     params.v = strided(call_.v);
@@ -106,13 +126,18 @@ class AttentionLauncher final : public Launcher {
     params.kv_length = static_cast<int>(call_.kv_length);
     params.head_dim = call_.head_dim;
     params.smooth_v = call_.smooth_v;
-    params.cluster_blocks = statistics_cluster();
+    params.cluster_blocks = cluster_blocks;
+    return params;
+  }
+
+  void statistics() const {
+    StatisticsParams params = statistics_params(statistics_cluster());
     launch("statistics", (call_.mode == kPrecise ? "statistics_k_" : "statistics_") + element_,
            grid(params.cluster_blocks * workspace_.kv_slices), kStatisticsThreads, 0, params,
            {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
   }
 
-  void quantize() const {
+  QuantizeParams quantize_params() const {
     QuantizeParams params{};
     params.q = strided(call_.q);
     params.k = strided(call_.k);
@@ -145,9 +170,23 @@ class AttentionLauncher final : public Launcher {
     params.smooth_v = call_.smooth_v;
     params.scale = call_.scale;
     params.mask = mask_of(call_.mask);
-    const std::string kernel = "quantize" + std::to_string(score_bits(call_.mode)) +
-                               (call_.rotate ? "_rotated_" : "_") + element_ + "_d" + std::to_string(head_dim_);
-    launch("quantize", kernel, workspace_.quantize_grid, kQuantizeThreads, 0, params, {programmatic_});
+    return params;
+  }
+
+  // What the one pass leaves.
+  void quantize() const {
+    QuantizeParams params = quantize_params();
+    if (one_pass_keys())
+      launch("quantize_q", kernel("quantize_q"), grid(workspace_.query_tiles * workspace_.q_slices), kQuantizeThreads,
+             0, params, {programmatic_});
+    else
+      launch("quantize", kernel("quantize" + std::to_string(score_bits(call_.mode))), workspace_.quantize_grid,
+             kQuantizeThreads, 0, params, {programmatic_});
+  }
+
+  // The name of one that prepares tensors of this call.
+  std::string kernel(const std::string& kind) const {
+    return kind + (call_.rotate ? "_rotated_" : "_") + element_ + "_d" + std::to_string(head_dim_);
   }
 
   void delta(const Chunk& chunk) const {

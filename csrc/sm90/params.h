@@ -17,7 +17,14 @@ constexpr int kVChannels = 32;  // channels of V^T whose rows are permuted among
 constexpr int kStatisticsThreads = 256, kQuantizeThreads = 256;
 constexpr int kDeltaThreads = 128;    // one key each
 constexpr int kDeltaTiles = 16;       // query tiles of a block of the smooth-Q correction: they share one reading of K
-constexpr int kMaxClusterBlocks = 8;  // of the statistics pass
+constexpr int kMaxClusterBlocks = 8;  // that share a head
+
+// The one pass over K and V: a block holds units of 32 KB of a head. One gives each thread eight loads; with two, three
+// blocks fit a multiprocessor.
+constexpr int kUnitLoads = 8, kMostUnits = 2;
+constexpr int kUnitBytes = kQuantizeThreads * kUnitLoads * 16;
+// Tokens of a unit, in 16 bits.
+constexpr int unit_tokens(int padded_head_dim) { return kUnitBytes / 2 / padded_head_dim; }
 
 // The part of the work that one launch of the attention kernel does: heads x query tiles.
 struct Chunk {
@@ -71,6 +78,13 @@ struct QuantizeParams {
   Mask mask;                         // whose keys mark their blocks
   int smooth_v;
   float scale;  // softmax scale
+};
+
+struct OnePassParams {
+  StatisticsParams statistics;
+  QuantizeParams quantize;
+  int tensors;  // 2: clusters take K and V in turns; 1: K alone
+  int units;    // of a block's share
 };
 
 struct DeltaParams {

@@ -55,6 +55,13 @@ __device__ __forceinline__ void bulk_copy_g2s(unsigned destination, const void* 
       "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// 16 bytes, both addresses multiples of 16; zeros where they do not exist. `cp_async_wait` waits for all copies of the
+// thread, whose results the thread itself then sees.
+__device__ __forceinline__ void cp_async_or_zero(unsigned destination, const void* source, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(exists ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 __device__ __forceinline__ float ld_shared(unsigned address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");

@@ -39,26 +39,20 @@ __device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int
   return __syncthreads_or(changed);
 }
 
+template <int kLanes>
+constexpr int kKeyPasses = kScaleBlock / Lanes<kLanes>::kTokensAtOnce;  // in which a block's threads take kScaleBlock
+
+// Of kScaleBlock tokens as they are, those that do not exist zeros; `mean` with its signs changed. `token_amax`, in
+// shared memory, may be written again when all threads have gone through another barrier.
 template <class T, int kLanes, class Format>
-__device__ __forceinline__ void quantize_k(const QuantizeParams& params, const Slice& slice, int block) {
+__device__ __forceinline__ void quantize_keys(const QuantizeParams& params, const Slice& slice, int block,
+                                              const Lanes<kLanes>& lanes, const Rotation<kLanes>& rotation,
+                                              Vec8<T> (&raw)[kKeyPasses<kLanes>], const float (&mean)[8],
+                                              float (&token_amax)[kScaleBlock]) {
   using Tile = Lanes<kLanes>;
-  constexpr int kPasses = kScaleBlock / Tile::kTokensAtOnce;
-  __shared__ float token_amax[kScaleBlock];
-  const Tile lanes(params.head_dim);
+  constexpr int kPasses = kKeyPasses<kLanes>;
   const int first = block * kScaleBlock;
-  const T* k = slice.of<T>(params.k) + lanes.channel;
-  float mean[8];
   float values[kPasses][8];
-  Vec8<T> raw[kPasses];
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
-    raw[pass].clear();
-    if (lanes.active && token < params.kv_length) raw[pass].load(k + token * params.k.token_stride);
-  }
-  load_or_zero(params.k_mean + i64(slice.index) * params.head_dim + lanes.channel, lanes.active, mean);
-  const Rotation<kLanes> rotation;
-  if constexpr (Format::kRotated) rotation.change_signs(mean);
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
@@ -90,6 +84,28 @@ __device__ __forceinline__ void quantize_k(const QuantizeParams& params, const S
           params.k_int8 + (i64(slice.index) * params.kv_length + token) * params.row_bytes + lanes.channel,
           values[pass], inverses);
   }
+}
+
+template <class T, int kLanes, class Format>
+__device__ __forceinline__ void quantize_k(const QuantizeParams& params, const Slice& slice, int block) {
+  using Tile = Lanes<kLanes>;
+  constexpr int kPasses = kKeyPasses<kLanes>;
+  __shared__ float token_amax[kScaleBlock];
+  const Tile lanes(params.head_dim);
+  const int first = block * kScaleBlock;
+  const T* k = slice.of<T>(params.k) + lanes.channel;
+  float mean[8];
+  Vec8<T> raw[kPasses];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
+    raw[pass].clear();
+    if (lanes.active && token < params.kv_length) raw[pass].load(k + token * params.k.token_stride);
+  }
+  load_or_zero(params.k_mean + i64(slice.index) * params.head_dim + lanes.channel, lanes.active, mean);
+  const Rotation<kLanes> rotation;
+  if constexpr (Format::kRotated) rotation.change_signs(mean);
+  quantize_keys<T, kLanes, Format>(params, slice, block, lanes, rotation, raw, mean, token_amax);
 }
 
 }  // namespace sm90

@@ -13,6 +13,12 @@ __device__ __forceinline__ constexpr int row_of_channel(int channel) {
   return channel / kVChannels * kVChannels + channel % 8 / 2 * 8 + channel / 8 % 4 * 2 + channel % 2;
 }
 
+// A channel of four keys.
+__device__ __forceinline__ unsigned quantized_word(const float (&values)[4][8], float inverse, int channel) {
+  return pack_e4m3(values[0][channel] * inverse, values[1][channel] * inverse, values[2][channel] * inverse,
+                   values[3][channel] * inverse);
+}
+
 template <class T, int kLanes>
 __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const Slice& slice, int block) {
   constexpr int kWords = kVTokens / 4;  // a word holds four keys of one channel
@@ -39,10 +45,7 @@ __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const S
       for (int j = 0; j < 8; ++j) values[i][j] = valid ? values[i][j] - mean[j] : 0.f;
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      tile[channel + j][word] = pack_e4m3(values[0][j] * inverse[j], values[1][j] * inverse[j],
-                                          values[2][j] * inverse[j], values[3][j] * inverse[j]);
-    }
+    for (int j = 0; j < 8; ++j) tile[channel + j][word] = quantized_word(values, inverse[j], j);
   }
   __syncthreads();
   const int position = block * kVTokens + 4 * lane;

@@ -1,35 +1,11 @@
 // One pass over K and V: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per channel.
 // A cluster of blocks shares a head and adds its partial results through distributed shared memory, always in the same
 // order, so that repeated runs are equal bit by bit.
-#include "common/elements.cuh"
-#include "sm90/ptx.cuh"
+#include "sm90/statistics.cuh"
 
 namespace sm90 {
 
-constexpr int kStatisticsWarps = kStatisticsThreads / 32;
 constexpr int kMaxHeadDim = 256;
-constexpr float kMaxE4m3 = 448.f;
-
-enum Statistic { kSumK, kSumV, kMaxV, kMaxNegatedV, kStatistics };
-
-__device__ __forceinline__ float combine(int statistic, float x, float y) {
-  return statistic == kSumK || statistic == kSumV ? x + y : max_nan(x, y);
-}
-
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ float load_from_block(const float* own, int block) {
-  float x;
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %1, %2;\n"
-      "ld.shared::cluster.f32 %0, [remote];\n}\n"
-      : "=f"(x)
-      : "r"(shared_address(own)), "r"(block)
-      : "memory");
-  return x;
-}
 
 // Without kWithV, K's mean alone: the precise mode does not quantize V.
 template <class T, bool kWithV>
@@ -125,11 +101,8 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
   const int own = threadIdx.x;
   if (own < params.head_dim) {
 #pragma unroll
-    for (int statistic = 0; statistic < kCount; ++statistic) {
-      float x = partial[statistic][0][own];
-      for (int warp = 1; warp < kStatisticsWarps; ++warp) x = combine(statistic, x, partial[statistic][warp][own]);
-      of_block[statistic][own] = x;
-    }
+    for (int statistic = 0; statistic < kCount; ++statistic)
+      of_block[statistic][own] = combine_warps(statistic, partial[statistic], own);
   }
   cluster_sync();
   if (block == 0 && own < params.head_dim) {
@@ -143,12 +116,9 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
     const i64 index = i64(slice) * params.head_dim + own;
     params.k_mean[index] = total[kSumK] / params.kv_length;
     if constexpr (kWithV) {
-      const float v_mean = params.smooth_v ? total[kSumV] / params.kv_length : 0.f;
-      params.v_mean[index] = v_mean;
-      const float amax = storable_amax<T>(max_nan(total[kMaxV] - v_mean, total[kMaxNegatedV] + v_mean), v_mean);
-      params.v_scale[index] = amax / kMaxE4m3;
-      // The quotient of a smaller magnitude is infinite: such a channel is quantized to zeros.
-      params.v_inverse[index] = amax < 1.32e-36f ? 0.f : kMaxE4m3 / amax;
+      store_value_factors(
+          params, index,
+          value_factors<T>(total[kSumV], total[kMaxV], total[kMaxNegatedV], params.kv_length, params.smooth_v));
     }
   }
   cluster_sync();  // no block leaves while its shared memory may be read

@@ -178,3 +178,59 @@ attempt(_C.attention, **wanted, phase=1)
 """)
     assert output.startswith("RuntimeError: ") and "attention_d64" in output
     assert not kernels.calls("cuLaunchKernelEx")
+
+
+# The longest kv_length whose K and V one pass takes, by the head_dim of the kernels, and the tokens of a block's unit.
+ONE_PASS = {64: (4096, 256), 128: (2048, 128), 256: (1024, 64)}
+
+
+@pytest.mark.parametrize("mode", ["8b", "precise"])
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("batch", [1, 70])
+def test_short_keys_take_one_pass(
+    kernels: Binding, architecture: kernel_table.Architecture, mode: str, rotate: bool, batch: int
+) -> None:
+    """The shape of a head alone decides it, and how the head is shared."""
+    if architecture.name != "sm90":
+        pytest.skip("Hopper alone has it")
+    output = kernels.run(f"""{LOGGED}
+for head_dim, (most, unit) in {ONE_PASS}.items():
+    for kv_length in (1, 77, unit, unit + 1, 8 * unit, 8 * unit + 1, most, most + 1):
+        for channels in (head_dim, head_dim // 2 + 8):
+            wanted = dict(full, batch={batch}, q_heads=6, kv_heads=3, q_length=130, kv_length=kv_length, lse=16,
+                          head_dim=channels, mode={MODE_CODES[mode]}, rotate={rotate}, causal=False)
+            wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+            launched = logged(**wanted)["cuLaunchKernelEx"]
+            names = [line.split()[0] for line in launched]
+            rotated = "_rotated" * {rotate}
+            if kv_length > most:
+                assert names[0].startswith("statistics_") and names[1] == f"quantize8{{rotated}}_fp16_d{{head_dim}}"
+                assert len(names) == 3
+                continue
+            units = 1 if kv_length <= 8 * unit else 2
+            blocks = -(-kv_length // (units * unit))
+            grid = blocks * {2 - (mode == "precise")} * 3 * {batch}
+            cluster = f" attribute 4={{blocks}}" * (blocks > 1)
+            assert names[:2] == [f"one_pass{{rotated}}_fp16_d{{head_dim}}", f"quantize_q{{rotated}}_fp16_d{{head_dim}}"]
+            assert len(names) == 3
+            one_pass, queries = launched[:2]
+            expected = f" grid {{grid}},1,1 block 256,1,1 shared {{units * 32768}} stream 77 attribute 6=1{{cluster}} "
+            assert expected in one_pass, (one_pass, expected)
+            assert f" grid {{2 * 6 * {batch}}},1,1 block 256,1,1 shared 0 stream 77 attribute 6=1 " in queries
+print("done")
+""")
+    assert output == "done"
+
+
+def test_other_calls_take_two_passes(kernels: Binding, architecture: kernel_table.Architecture) -> None:
+    """4b, whose correction reads K, and float32."""
+    if architecture.name != "sm90":
+        pytest.skip("Hopper alone has one pass")
+    kernels.run(f"""{LOGGED}
+for fields in (dict(mode={MODE_CODES["4b"]}), dict(element=4)):
+    wanted = dict(full, q_heads=3, kv_heads=3, q_length=200, kv_length=300, **fields)
+    wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+    names = [line.split()[0] for line in logged(**wanted)["cuLaunchKernelEx"]]
+    assert names[0].startswith("statistics_fp") and names[1].startswith("quantize"), names
+    assert not names[1].startswith("quantize_q"), names
+""")

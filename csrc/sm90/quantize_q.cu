@@ -1,0 +1,34 @@
+// Quantization of Q alone, beside the one pass over K and V that is launched before it.
+#include "sm90/quantize_q.cuh"
+
+namespace sm90 {
+
+template <class T, int kLanes, bool kRotated>
+__device__ __forceinline__ void quantize_q_kernel(const QuantizeParams& params) {
+  griddepcontrol_launch_dependents();
+  const Slice slice(blockIdx.x / params.q_blocks, params.q_heads);
+  quantize_q<T, kLanes, IntegerFormat<8, kRotated>>(params, slice, blockIdx.x % params.q_blocks);
+  // Attention waits for this grid alone, which must not end before the one pass has.
+  if (blockIdx.x + 1 == gridDim.x) griddepcontrol_wait();
+}
+
+}  // namespace sm90
+
+#define QUANTIZE_Q_KERNEL(name, bounds, T, lanes, rotated)                                                        \
+  extern "C" __global__ void __launch_bounds__ bounds name(const __grid_constant__ sm90::QuantizeParams params) { \
+    sm90::quantize_q_kernel<T, lanes, rotated>(params);                                                           \
+  }
+#define BOUNDS (sm90::kQuantizeThreads)
+#define BOUNDS_OF_D256 (sm90::kQuantizeThreads, 3)  // else the rotation spills
+#define QUANTIZE_Q_KERNELS(prefix, suffix, T, rotated)                \
+  QUANTIZE_Q_KERNEL(prefix##_##suffix##_d64, BOUNDS, T, 8, rotated)   \
+  QUANTIZE_Q_KERNEL(prefix##_##suffix##_d128, BOUNDS, T, 16, rotated) \
+  QUANTIZE_Q_KERNEL(prefix##_##suffix##_d256, BOUNDS_OF_D256, T, 32, rotated)
+QUANTIZE_Q_KERNELS(quantize_q, fp16, __half, false)
+QUANTIZE_Q_KERNELS(quantize_q, bf16, __nv_bfloat16, false)
+QUANTIZE_Q_KERNELS(quantize_q_rotated, fp16, __half, true)
+QUANTIZE_Q_KERNELS(quantize_q_rotated, bf16, __nv_bfloat16, true)
+#undef QUANTIZE_Q_KERNELS
+#undef BOUNDS_OF_D256
+#undef BOUNDS
+#undef QUANTIZE_Q_KERNEL

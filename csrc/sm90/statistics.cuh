@@ -1,0 +1,65 @@
+// What the means and scales of K and V are made of, and their sums over a cluster of blocks that shares a head. Sums
+// have always the same order, so that repeated runs are equal bit by bit.
+#pragma once
+
+#include "common/elements.cuh"
+#include "sm90/ptx.cuh"
+
+namespace sm90 {
+
+constexpr int kStatisticsWarps = kStatisticsThreads / 32;
+constexpr float kMaxE4m3 = 448.f;
+
+enum Statistic { kSumK, kSumV, kMaxV, kMaxNegatedV, kStatistics };
+
+__device__ __forceinline__ float combine(int statistic, float x, float y) {
+  return statistic == kSumK || statistic == kSumV ? x + y : max_nan(x, y);
+}
+template <int kChannels>
+__device__ __forceinline__ float combine_warps(int statistic, const float (&partial)[kStatisticsWarps][kChannels],
+                                               int channel) {
+  float x = partial[0][channel];
+  for (int warp = 1; warp < kStatisticsWarps; ++warp) x = combine(statistic, x, partial[warp][channel]);
+  return x;
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+__device__ __forceinline__ float load_from_block(const float* own, int block) {
+  float x;
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [remote];\n}\n"
+      : "=f"(x)
+      : "r"(shared_address(own)), "r"(block)
+      : "memory");
+  return x;
+}
+
+// Of a channel of V.
+struct ValueFactors {
+  float mean, scale, inverse;
+};
+template <class T>
+__device__ __forceinline__ ValueFactors value_factors(float sum, float max, float max_negated, int kv_length,
+                                                      bool smooth) {
+  const float mean = smooth ? sum / kv_length : 0.f;
+  const float amax = storable_amax<T>(max_nan(max - mean, max_negated + mean), mean);
+  // The quotient of a smaller magnitude is infinite: such a channel is quantized to zeros.
+  return {mean, amax / kMaxE4m3, amax < 1.32e-36f ? 0.f : kMaxE4m3 / amax};
+}
+__device__ __forceinline__ void store_value_factors(const StatisticsParams& params, i64 index,
+                                                    const ValueFactors& factors) {
+  params.v_mean[index] = factors.mean;
+  params.v_scale[index] = factors.scale;
+  params.v_inverse[index] = factors.inverse;
+}
+
+}  // namespace sm90

@@ -1,0 +1,107 @@
+"""Hopper's one pass over K and V of short sequences: around its bounds, against two passes, and in parts of a call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .builds import backend, check, random_qkv, relative_l1, run
+
+pytestmark = pytest.mark.gpu
+
+# The longest kv_length of the one pass, by the head_dim of the kernels, and the tokens of a block's unit
+# (tests/packaging/test_launches.py).
+ONE_PASS = {64: (4096, 256), 128: (2048, 128), 256: (1024, 64)}
+LENGTHS = [
+    (head_dim, length)
+    for head_dim, (most, unit) in ONE_PASS.items()
+    for length in (1, 17, 77, unit, unit + 1, 8 * unit - 63, 8 * unit, 8 * unit + 1, most - 9, most, most + 1)
+]
+NAME = "sm90"
+each_mode = pytest.mark.parametrize("mode", ["8b", "precise"])
+
+
+@each_mode
+@pytest.mark.parametrize(("head_dim", "length"), LENGTHS)
+def test_lengths_around_the_bounds(mode: str, head_dim: int, length: int, fresh_seed: int) -> None:
+    q, k, v = random_qkv((1, 4, 130, head_dim), (1, 2, length, head_dim), torch.float16)
+    check(NAME, q, k, v, mode, smooth_v=mode == "8b", rotate=length % 2 == 1)
+
+
+@each_mode
+@pytest.mark.parametrize("rotate", [False, True], ids=["unrotated", "rotated"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("channels", [8, 40, 72, 120, 136, 248])
+def test_channels_that_fill_no_vector_row_of_views(
+    mode: str, rotate: bool, dtype: torch.dtype, channels: int, fresh_seed: int
+) -> None:
+    """In tensors of tokens, heads and channels with gaps, that are NaN, between them."""
+    whole = torch.full((2, 500, 7, channels + 8), torch.nan, device="cuda", dtype=dtype)
+    q, k, v = (
+        whole[:, :length, first : first + heads, :channels].transpose(1, 2)
+        for length, first, heads in ((200, 0, 2), (300, 2, 2), (300, 5, 2))
+    )
+    for tensor in (q, k, v):
+        tensor.normal_()
+    k += 3.0
+    mask = torch.zeros(2, 1, 1, 300, device="cuda", dtype=dtype)
+    mask[1, ..., 200:] = -torch.inf
+    check(NAME, q, k, v, mode, smooth_v=True, rotate=rotate, attn_mask=mask)
+
+
+@pytest.mark.parametrize("rotate", [False, True], ids=["unrotated", "rotated"])
+@pytest.mark.parametrize("smooth_v", [False, True], ids=["plain_v", "smooth_v"])
+@pytest.mark.parametrize(("head_dim", "length"), LENGTHS[::3])
+def test_two_passes_give_the_same(head_dim: int, length: int, smooth_v: bool, rotate: bool, fresh_seed: int) -> None:
+    """The same numbers in float32 take two passes. Their means may differ in the last bit."""
+    inputs = random_qkv((2, 3, 200, head_dim), (2, 3, length, head_dim), torch.bfloat16, outliers=True)
+    choices = {"mode": "8b", "smooth_v": smooth_v, "rotate": rotate, "return_lse": True}
+    out, lse = run(NAME, *inputs, **choices)
+    wanted, wanted_lse = run(NAME, *(tensor.float() for tensor in inputs), **choices)
+    assert relative_l1(out, wanted.bfloat16()) < 5e-4
+    assert (lse - wanted_lse).abs().max() < 0.02
+
+
+@each_mode
+@pytest.mark.parametrize(("head_dim", "length"), [(64, 4000), (128, 77), (128, 1024), (128, 2048), (256, 700)])
+def test_a_part_of_the_heads_gives_the_same_bits(mode: str, head_dim: int, length: int, fresh_seed: int) -> None:
+    q, k, v = random_qkv((3, 24, 140, head_dim), (3, 24, length, head_dim), torch.bfloat16)
+    out, lse = run(NAME, q, k, v, mode=mode, return_lse=True)
+    for entry in ((0, 1), (2, 3)):
+        for heads in ((0, 1), (5, 23)):
+            part = [tensor[slice(*entry), slice(*heads)] for tensor in (q, k, v)]
+            of_part, lse_of_part = run(NAME, *part, mode=mode, return_lse=True)
+            assert torch.equal(of_part, out[slice(*entry), slice(*heads)])
+            assert torch.equal(lse_of_part, lse[slice(*entry), slice(*heads)])
+
+
+@each_mode
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_calls_one_after_another_give_the_same_bits(mode: str, return_lse: bool, fresh_seed: int) -> None:
+    """Their launches overlap: each call's inputs are written just before it, and its workspace is the last one's."""
+    backend(NAME)
+    originals = [random_qkv((1, 24, 1024, 128), (1, 24, 1024, 128), torch.bfloat16) for _ in range(2)]
+    wanted = [run(NAME, *inputs, mode=mode, return_lse=return_lse) for inputs in originals]
+    torch.cuda.synchronize()
+    buffers = [torch.empty_like(tensor) for tensor in originals[0]]
+    found = []
+    for turn in range(20):
+        for buffer, tensor in zip(buffers, originals[turn % 2], strict=True):
+            buffer.copy_(tensor)
+        found.append(run(NAME, *buffers, mode=mode, return_lse=return_lse))
+    for turn, (out, lse) in enumerate(found):
+        assert torch.equal(out, wanted[turn % 2][0])
+        assert not return_lse or torch.equal(lse, wanted[turn % 2][1])
+
+
+@each_mode
+@pytest.mark.parametrize("tensor", ["k", "v"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_noted(mode: str, tensor: str, value: float) -> None:
+    backend(NAME)
+    q, k, v = random_qkv((1, 2, 150, 128), (1, 2, 1024, 128))
+    (k if tensor == "k" else v)[0, 1, 1000, 77] = value
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+    out, _ = run(NAME, q, k, v, mode=mode, nonfinite=flag)
+    assert flag.item()
+    assert out[0, 0].isfinite().all() and not out[0, 1].isfinite().all()

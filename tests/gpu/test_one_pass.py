@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -55,7 +57,7 @@ def test_channels_that_fill_no_vector_row_of_views(
 def test_two_passes_give_the_same(head_dim: int, length: int, smooth_v: bool, rotate: bool, fresh_seed: int) -> None:
     """The same numbers in float32 take two passes. Their means may differ in the last bit."""
     inputs = random_qkv((2, 3, 200, head_dim), (2, 3, length, head_dim), torch.bfloat16, outliers=True)
-    choices = {"mode": "8b", "smooth_v": smooth_v, "rotate": rotate, "return_lse": True}
+    choices: dict[str, Any] = {"mode": "8b", "smooth_v": smooth_v, "rotate": rotate, "return_lse": True}
     out, lse = run(NAME, *inputs, **choices)
     wanted, wanted_lse = run(NAME, *(tensor.float() for tensor in inputs), **choices)
     assert relative_l1(out, wanted.bfloat16()) < 5e-4

@@ -12,10 +12,9 @@ struct HeadShare {
   int blocks;  // of a cluster
 };
 
-// `head_dim` is that of the kernels.
+// `head_dim` is that of the kernels. Few large blocks are faster than many small ones.
 constexpr HeadShare head_share(int64_t kv_length, int head_dim) {
-  const int64_t unit = unit_tokens(head_dim);
-  const int64_t units = ceil_div(kv_length, kMaxClusterBlocks * unit);
+  const int64_t unit = unit_tokens(head_dim), units = kv_length > unit ? kMostUnits : 1;
   return {static_cast<int>(units), static_cast<int>(ceil_div(kv_length, units * unit))};
 }
 constexpr bool fits_one_pass(int64_t kv_length, int head_dim) {

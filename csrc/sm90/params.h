@@ -19,8 +19,8 @@ constexpr int kDeltaThreads = 128;    // one key each
 constexpr int kDeltaTiles = 16;       // query tiles of a block of the smooth-Q correction: they share one reading of K
 constexpr int kMaxClusterBlocks = 8;  // that share a head
 
-// The one pass over K and V: a block holds units of 32 KB of a head. One gives each thread eight loads; with two, three
-// blocks fit a multiprocessor.
+// The one pass over K and V: a block holds one or two units of 32 KB of a head. One gives each thread eight loads; with
+// two, three blocks fit a multiprocessor.
 constexpr int kUnitLoads = 8, kMostUnits = 2;
 constexpr int kUnitBytes = kQuantizeThreads * kUnitLoads * 16;
 // Tokens of a unit, in 16 bits.

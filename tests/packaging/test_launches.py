@@ -207,7 +207,7 @@ for head_dim, (most, unit) in {ONE_PASS}.items():
                 assert names[0].startswith("statistics_") and names[1] == f"quantize8{{rotated}}_fp16_d{{head_dim}}"
                 assert len(names) == 3
                 continue
-            units = 1 if kv_length <= 8 * unit else 2
+            units = 1 if kv_length <= unit else 2
             blocks = -(-kv_length // (units * unit))
             grid = blocks * {2 - (mode == "precise")} * 3 * {batch}
             cluster = f" attribute 4={{blocks}}" * (blocks > 1)

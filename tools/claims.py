@@ -84,13 +84,14 @@ _ROTATED = Source("rotation.md", "Whole videos")
 
 
 def _faster_than_flash2(table: Source) -> Finding:
-    ours = table("d128-n8192", "8b call") / table("d128-n8192", "FA-2 call")
-    return "2.61 times (H100)", f"{ours:.2f} times, 8,192 tokens", at_least(ours, 2.61)
+    # The paper times kernels, on operands that are quantized already.
+    ours = table("d128-n8192", "8b kernel") / table("d128-n8192", "FA-2 kernel")
+    return "2.61 times (H100)", f"{ours:.2f} times, kernels, 8,192 tokens", at_least(ours, 2.61)
 
 
 def _level_with_flash3(table: Source) -> Finding:
-    ours = table("d128-n8192", "8b call") / table("d128-n8192", "FA-3 FP8 call")
-    return "2.61 against 2.63 (H100)", f"{ours:.2f} of its speed, 8,192 tokens", at_least(ours, 2.61 / 2.63)
+    ours = table("d128-n8192", "8b kernel") / table("d128-n8192", "FA-3 FP8 kernel")
+    return "2.61 against 2.63 (H100)", f"{ours:.2f} of its speed, kernels, 8,192 tokens", at_least(ours, 2.61 / 2.63)
 
 
 def _closer_than_flash3(table: Source) -> Finding:

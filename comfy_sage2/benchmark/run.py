@@ -3,6 +3,7 @@
 Speed is 4 B H Nq Nkv D operations (half of that when causal) / time, for the attention kernels alone and for the whole
 call with its quantization. All candidates run in this one process and take turns, in an order that is drawn anew in
 every round; figures are medians over rounds, spread is (most - least) / median. Then each runs alone for a while.
+Interrupted, it writes what it has measured.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -140,7 +142,11 @@ def main(arguments: list[str]) -> int:
         return 0
     if not found.candidates:
         return _fail("\n".join(f"{name}: {reason}" for name, reason in found.missing.items()))
-    document = _measure(options, found)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit ends it as Ctrl-C does
+    try:
+        document = _measure(options, found)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return _write(document, options, arguments)
 
 
@@ -181,9 +187,17 @@ def _measure(options: argparse.Namespace, found: Found) -> dict[str, Any]:
     settle.heat(heat_seconds)
     measured = [candidate for candidate in found.candidates if candidate.is_measured]
     kernel_timer = KernelTimer()
-    results = _speeds(options.shapes, measured, seconds, kernel_timer, rng)
-    if kernel_timer.problem is not None:
-        print(f"\nno kernel times: {kernel_timer.problem}")
+    results: list[speed.ShapeResult] = []
+    of_sustained: list[sustained.Sustained] = []
+    of_ablations: list[ablations.Ablation] = []
+    try:
+        _speeds(results, options.shapes, measured, seconds, kernel_timer, rng)
+        if kernel_timer.problem is not None:
+            print(f"\nno kernel times: {kernel_timer.problem}")
+        _sustained(of_sustained, options.sustained, measured, rng)
+        _ablations(of_ablations, options, kernel_timer, rng)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted after {len(results)} of {len(options.shapes)} shapes: what was measured is kept")
     return record.build(
         machine=about,
         settings={"seconds": seconds, "seed": seed, "heat_seconds": heat_seconds},
@@ -192,21 +206,22 @@ def _measure(options: argparse.Namespace, found: Found) -> dict[str, Any]:
         accuracies=accuracies,
         accuracy_failures=accuracy_failures,
         results=results,
-        sustained=_sustained(options.sustained, measured, rng),
-        ablations=_ablations(options, kernel_timer, rng),
+        sustained=of_sustained,
+        ablations=of_ablations,
         kernel_problem=kernel_timer.problem,
     )
 
 
+# The three below add to `results` as they go: what an interruption leaves is written.
 def _speeds(
+    results: list[speed.ShapeResult],
     chosen: Sequence[shapes.Shape],
     candidates: Sequence[Candidate],
     seconds: float,
     kernel_timer: KernelTimer,
     rng: random.Random,
-) -> list[speed.ShapeResult]:
+) -> None:
     notes = {candidate.name: candidate.note for candidate in candidates}
-    results = []
     for shape, share in speed.shares(chosen, seconds, time.monotonic):
         try:
             result = speed.measure(shape, candidates, share, kernel_timer, rng)
@@ -216,15 +231,16 @@ def _speeds(
             result = speed.ShapeResult(shape, [], {"all candidates": f"{type(error).__name__}: {error}"})
         results.append(result)
         print("", *tables.speed_lines(result, notes), sep="\n", flush=True)
-    return results
 
 
 def _sustained(
-    chosen: Sequence[shapes.Shape], candidates: Sequence[Candidate], rng: random.Random
-) -> list[sustained.Sustained]:
-    results: list[sustained.Sustained] = []
+    results: list[sustained.Sustained],
+    chosen: Sequence[shapes.Shape],
+    candidates: Sequence[Candidate],
+    rng: random.Random,
+) -> None:
     if not chosen:
-        return results
+        return
     with sustained.Meter() as meter:
         for shape in chosen:
             print(f"\n{shape}: each alone", flush=True)
@@ -235,11 +251,11 @@ def _sustained(
             results += found
             lines = [*tables.sustained_lines(found), *(f"{name}: {reason}" for name, reason in failures.items())]
             print("\n".join(lines), flush=True)
-    return results
 
 
-def _ablations(options: argparse.Namespace, kernel_timer: KernelTimer, rng: random.Random) -> list[ablations.Ablation]:
-    results: list[ablations.Ablation] = []
+def _ablations(
+    results: list[ablations.Ablation], options: argparse.Namespace, kernel_timer: KernelTimer, rng: random.Random
+) -> None:
     for shape in options.ablations:
         for backend in ablations.backends(options.backends):
             print(f"\n{shape}: what each part costs", flush=True)
@@ -250,7 +266,6 @@ def _ablations(options: argparse.Namespace, kernel_timer: KernelTimer, rng: rand
             results += found
             lines = [*tables.ablation_lines(found), *(f"{name}: {reason}" for name, reason in failures.items())]
             print("\n".join(lines), flush=True)
-    return results
 
 
 def _write(document: dict[str, Any], options: argparse.Namespace, arguments: Sequence[str]) -> int:

@@ -6,8 +6,10 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import signal
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,21 @@ def test_bench_says_that_matplotlib_is_missing(
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+def _benched(
+    monkeypatch: pytest.MonkeyPatch, measure: Callable[..., ShapeResult], folder: Path
+) -> tuple[int, dict[str, Any]]:
+    """What `bench` returns and writes of two shapes, with a stand-in for the GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(run, "_find", lambda *_: Found([Candidate("good", "1", _sdpa)]))
+    monkeypatch.setattr(machine, "describe", lambda: {"gpu": "none", "torch": "2", "driver": {}})
+    monkeypatch.setattr(accuracy, "measure", lambda *_: ({}, {}))
+    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(settle, "heat", lambda seconds: None)
+    path = folder / "result.json"
+    status = run.main(["--shapes", "d64-n1024", "flux-1024", "--json", str(path)])
+    return status, json.loads(path.read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize(("bad", "status"), [({"d64-n1024"}, 0), ({"d64-n1024", "flux-1024"}, 1)])
 def test_a_shape_that_fails_does_not_cost_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bad: set[str], status: int
@@ -230,15 +247,24 @@ def test_a_shape_that_fails_does_not_cost_the_others(
             raise torch.cuda.OutOfMemoryError("no memory for the inputs")
         return ShapeResult(shape, [Speed(shape, "good", Rounds(1.0, 0.1), Rounds(0.5, 0.1), 0.1, 0.1, 5)], {})
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(run, "_find", lambda *_: Found([Candidate("good", "1", _sdpa)]))
-    monkeypatch.setattr(machine, "describe", lambda: {"gpu": "none", "torch": "2", "driver": {}})
-    monkeypatch.setattr(accuracy, "measure", lambda *_: ({}, {}))
-    monkeypatch.setattr(speed, "measure", measure)
-    monkeypatch.setattr(settle, "heat", lambda seconds: None)
-    path = tmp_path / "result.json"
-    assert run.main(["--shapes", "d64-n1024", "flux-1024", "--json", str(path)]) == status
-    document = json.loads(path.read_text(encoding="utf-8"))
+    returned, document = _benched(monkeypatch, measure, tmp_path)
+    assert returned == status
     assert {speed["shape"]["name"] for speed in document["speed"]} == {"d64-n1024", "flux-1024"} - bad
     reason = {"all candidates": "OutOfMemoryError: no memory for the inputs"}
     assert document["speed_failures"] == {name: reason for name in bad}
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_keeps_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: signal.Signals
+) -> None:
+    def measure(shape: Shape, *_: object) -> ShapeResult:
+        if shape.name == "flux-1024":
+            signal.raise_signal(sent)
+        return ShapeResult(shape, [Speed(shape, "good", Rounds(1.0, 0.1), Rounds(0.5, 0.1), 0.1, 0.1, 5)], {})
+
+    before = signal.getsignal(signal.SIGTERM)
+    status, document = _benched(monkeypatch, measure, tmp_path)
+    assert status == 0 and {speed["shape"]["name"] for speed in document["speed"]} == {"d64-n1024"}
+    assert "interrupted after 1 of 2 shapes" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -85,8 +85,11 @@ _ROTATED = Source("rotation.md", "Whole videos")
 
 def _faster_than_flash2(table: Source) -> Finding:
     # The paper times kernels, on operands that are quantized already.
-    ours = table("d128-n8192", "8b kernel") / table("d128-n8192", "FA-2 kernel")
-    return "2.61 times (H100)", f"{ours:.2f} times, kernels, 8,192 tokens", at_least(ours, 2.61)
+    ours, calls = (
+        table("d128-n8192", f"8b {part}") / table("d128-n8192", f"FA-2 {part}") for part in ("kernel", "call")
+    )
+    said = f"{ours:.2f} times, kernels, 8,192 tokens; whole calls {calls:.2f} times"
+    return "2.61 times (H100)", said, at_least(ours, 2.61)
 
 
 def _level_with_flash3(table: Source) -> Finding:

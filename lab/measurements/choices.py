@@ -2,9 +2,9 @@
 
     python -m lab choices --results docs/results
 
-Measures the GPU twice as the first node does, then times calls that were not part of that. Prints for each what the
-node, in 8b, takes with `when` *where it is faster*, and how much slower that is than the fastest of what it could take:
-8b, ComfyUI's own attention and torch's exact ones. Other modes are timed beside them.
+Tests the kernels and measures the GPU twice as the first node does, then times calls that were not part of that. Prints
+for each what the node, in 8b, takes with `when` *where it is faster*, and how much slower that is than the fastest of
+what it could take: 8b, ComfyUI's own attention and torch's exact ones. Other modes are timed beside them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from statistics import median
 import torch
 
 from comfy_sage2 import machine
+from comfy_sage2.backends import selftest
+from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.comfyui.call.attention_call import AttentionCall
 from comfy_sage2.comfyui.serve.serving import Serving, probe
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
@@ -91,6 +93,12 @@ def _find(serving: Serving, sizes: tuple[int, int, int, int, int]) -> Found:
     return Found(sizes, taken, seconds, seconds[taken] / least - 1.0)
 
 
+def own_kernels(device: torch.device) -> list[KernelBackend]:
+    """The kernels that are built for this GPU and can be loaded."""
+    capability = torch.cuda.get_device_capability(device)
+    return [kernel for kernel in KERNELS if capability in kernel.capabilities and kernel.availability() is None]
+
+
 def page(command: str, device: torch.device) -> str:
     """The whole page of docs/results; tells on stderr how far it is."""
     lines = [
@@ -101,6 +109,9 @@ def page(command: str, device: torch.device) -> str:
         f"- Date: {date.today().isoformat()}.",
         "",
     ]
+    for kernel in own_kernels(device):
+        outcome = selftest.test_now(kernel.name, device.index, kernel.variants)
+        lines.append(f"- The self-test of {kernel.name}, its first use in this process: {outcome.text}.")
     for which in ("The first measurement in this process", "A second one"):
         start = time.perf_counter()
         choices = measure_now(device.index)

@@ -52,8 +52,12 @@ def rotary_table(frames: int, height: int, width: int, device: torch.device) -> 
 
 def _rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     """Rotate neighbouring channel pairs of (batch, tokens, heads, HEAD_DIM); the result is float32."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turns).flatten(-2)
+    pairs = x.float().unflatten(-1, (-1, 2))
+    if torch.compiler.is_compiling():  # which has no code for complex numbers
+        real, imaginary = pairs.unbind(-1)
+        cos, sin = torch.view_as_real(turns).unbind(-1)
+        return torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1).flatten(-2)
+    return torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2)
 
 
 class Attention(nn.Module):

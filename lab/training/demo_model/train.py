@@ -129,7 +129,9 @@ def _classifier(arguments: argparse.Namespace, device: torch.device, run: Run) -
     finished = arguments.output / CLASSIFIER_FILE
     if not finished.exists():
         checkpoint = arguments.work / "classifier.safetensors"
-        classifier = train_classifier(arguments.classifier_seconds, arguments.seed + 3, device, checkpoint, run)
+        classifier = train_classifier(
+            arguments.classifier_seconds, arguments.seed + 3, device, checkpoint, run, compiled=arguments.compile
+        )
         if run.over:
             return None
         export_weights(finished, classifier)

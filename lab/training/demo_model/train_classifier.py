@@ -19,8 +19,10 @@ _MATRIX_RATE, _OTHER_RATE = 5e-3, 2e-3
 _MOST_NOISE = 0.15  # sampled clips are less clean than drawn ones
 
 
-def train_classifier(seconds: float, seed: int, device: torch.device, checkpoint: Path, run: Run) -> CaptionClassifier:
-    """Train for ``seconds``, going on from ``checkpoint`` if that file exists.
+def train_classifier(
+    seconds: float, seed: int, device: torch.device, checkpoint: Path, run: Run, *, compiled: bool = False
+) -> CaptionClassifier:
+    """Train for ``seconds``, going on from ``checkpoint`` if that file exists. ``compiled``: through torch.compile.
 
     Returns the averaged model and prints its accuracy on fresh clips.
     """
@@ -32,6 +34,8 @@ def train_classifier(seconds: float, seed: int, device: torch.device, checkpoint
         state.resume(checkpoint)
     rng = random.Random(seed + state.step_count)
     generator = torch.Generator().manual_seed(seed + state.step_count)
+    if compiled:
+        model.compile(dynamic=False)
     while run.goes_on(state):
         scenes, video = _batch(_BATCH, rng, generator, device)
         noise = _MOST_NOISE * torch.rand(_BATCH, 1, 1, 1, 1, device=device)
@@ -45,7 +49,7 @@ def train_classifier(seconds: float, seed: int, device: torch.device, checkpoint
     model.eval()
     fresh = [random_scene(rng) for _ in range(_TEST_CLIPS)]
     with torch.no_grad():
-        parts = [model(_draw(fresh[i : i + _BATCH], generator, device)) for i in range(0, _TEST_CLIPS, _BATCH)]
+        parts = [model.forward(_draw(fresh[i : i + _BATCH], generator, device)) for i in range(0, _TEST_CLIPS, _BATCH)]
     found = word_accuracy(torch.cat(parts), fresh)
     print("classifier: " + ", ".join(f"{kind} {share:.3f}" for kind, share in found.items()), flush=True)
     return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from .state import Schedule, TrainingState
 SHIFT = 3.0  # of the noise levels towards noise, as ModelSamplingSD3 has it
 _CAPTION_DROP = 0.12
 _BATCH = 64
-_SHORT_SHARE, _SHORT_FRAMES = 0.15, 3  # at first only the first frames of clips: looks before motion
+_SHORT_SHARE, _SHORT_FRAMES = 0.3, 3  # at first only the first frames of clips: looks before motion
 _MATRIX_RATE, _OTHER_RATE = 5e-3, 2e-3
 
 
@@ -49,7 +48,7 @@ def train_dit(
 ) -> WanDiT:
     """Train for ``seconds``, going on from ``checkpoint`` if that file exists. Returns the averaged model.
 
-    ``looks_first``: see only the first frames of clips at first. ``compiled``: through torch.compile.
+    ``looks_first``: see only the first frames of clips at first. ``compiled``: its blocks through torch.compile.
     """
     device = data.latents.device
     state = TrainingState(model, model.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE))
@@ -57,7 +56,9 @@ def train_dit(
         state.resume(checkpoint)
     torch.manual_seed(seed + state.step_count)
     table = CaptionTable(encoder, device)
-    forward: Callable[..., torch.Tensor] = torch.compile(model, dynamic=False) if compiled else model
+    if compiled:
+        for block in model.blocks:  # one by one, since they share what is compiled
+            block.compile(dynamic=False)
     while run.goes_on(state):
         short = looks_first and state.progress < _SHORT_SHARE
         frames = _SHORT_FRAMES if short else data.latents.shape[2]
@@ -65,7 +66,7 @@ def train_dit(
         rows = torch.randint(len(data), (count,), device=device)
         keep = torch.rand(count, device=device) >= _CAPTION_DROP
         text = table.embed(data.words[rows], data.clauses[rows], keep)
-        loss = _flow_matching_loss(forward, data.latents[rows, :, :frames].float(), text)
+        loss = _flow_matching_loss(model, data.latents[rows, :, :frames].float(), text)
         state.step(loss)
         run.report("dit", state, loss=loss)
         if run.checkpoint_due():
@@ -75,7 +76,7 @@ def train_dit(
     return model.eval()
 
 
-def _flow_matching_loss(model: Callable[..., torch.Tensor], latent: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+def _flow_matching_loss(model: WanDiT, latent: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
     count = len(latent)
     # One level from each of `count` equal parts of [0, 1): less variance than independent draws.
     level = (torch.randperm(count, device=latent.device) + torch.rand(count, device=latent.device)) / count

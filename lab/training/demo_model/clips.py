@@ -20,7 +20,7 @@ CANVAS = 256
 FRAMES = 33
 AT_ONCE = 8  # how many clips are drawn together
 
-_RADIUS = (0.24, 0.34, 0.46)  # by size
+_RADIUS = (0.28, 0.38, 0.50)  # by size
 _RGB = (
     (0.90, 0.10, 0.12),
     (1.00, 0.55, 0.05),
@@ -200,18 +200,18 @@ def _placement(motion: Tensor, radius: Tensor, chance: Tensor, t: Tensor) -> tup
     at_x, at_y = (2 * chance[:, 2] - 1) * room, (2 * chance[:, 3] - 1) * room
     rest, tilt = torch.zeros_like(t), (2 * chance[:, 4] - 1) * 0.2
     wander = _triangle_wave(phase + side * 0.4 * t) * room
-    hop = 2.2 * t + chance[:, 5]
+    hop = 1.7 * t + chance[:, 5]
     hop = hop - hop.floor()
     circle = 2 * math.pi * (phase + side * t)
-    swing = side * 0.8 * (2 * math.pi * (1.25 * t + phase)).sin()
+    swing = side * 0.8 * (2 * math.pi * (t + phase)).sin()
     way = 1.5 * t - 0.75
     places = {
         "bounces": (wander, room - (room + 0.45) * 4 * hop * (1 - hop), tilt, radius),
         "slides": (_triangle_wave(phase + side * 0.9 * t) * room, at_y, tilt, radius),
-        "spins": (at_x * 0.7, at_y * 0.7, side * 2 * math.pi * (1.3 * t + phase), radius),
+        "spins": (at_x * 0.7, at_y * 0.7, side * 2 * math.pi * (0.8 * t + phase), radius),
         "orbits": (0.5 * circle.cos(), 0.5 * circle.sin(), tilt, radius),
         "swings": (1.3 * swing.sin(), 1.3 * swing.cos() - 1.1, -swing, radius),
-        "pulses": (at_x * 0.7, at_y * 0.7, tilt, radius * (1 + 0.4 * (2 * math.pi * (2 * t + phase)).sin())),
+        "pulses": (at_x * 0.7, at_y * 0.7, tilt, radius * (1 + 0.4 * (2 * math.pi * (1.5 * t + phase)).sin())),
         "rises": (at_x, -way, tilt, radius),
         "falls": (at_x, 1.6 * t * t - 0.8, tilt, radius),
         "rolls": (side * way, room, side * way / radius, radius),
@@ -272,8 +272,8 @@ def _over(image: Tensor, things: Tensor, chance: Tensor, times: Tensor, x: Tenso
 
     from_shadow = ((off_x - 0.07) ** 2 + (off_y - 0.09) ** 2).sqrt() / radius
     shadow = 1 - 0.45 * there * (1.6 - 1.4 * from_shadow).clamp(0, 1)
-    stripes = _wave(local_x, 0.20, pixel)
-    spots = _dots(local_x, local_y, 0.20, pixel)
+    stripes = _wave(local_x, 0.24, pixel)
+    spots = _dots(local_x, local_y, 0.24, pixel)
     mark = torch.where(pattern == 1, stripes, torch.where(pattern == 2, spots, torch.zeros_like(spots)))
     mark = mark * 0.75
     light = 0.92 + 0.22 * (off_x * _LIGHT[0] + off_y * _LIGHT[1]) / radius

@@ -88,6 +88,7 @@ GROUPS["calls"] = (
     replace(_BY_NAME["d64-n8192"], name="d64-n8192-padding", mask="padding"),
     replace(_BY_NAME["d128-n8192"], name="d128-n8192-queries", mask="queries"),
     replace(_BY_NAME["d128-n8192"], name="d128-n8192-fp16", dtype="fp16"),
+    replace(_BY_NAME["wan-14b-720p"], name="wan-14b-720p-fp16", dtype="fp16"),
     replace(_BY_NAME["wan-1.3b-480p"], name="wan-1.3b-480p-fp16", dtype="fp16"),
 )
 _BY_NAME |= {shape.name: shape for shape in GROUPS["calls"]}

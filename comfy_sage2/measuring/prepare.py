@@ -33,7 +33,7 @@ from .rounds import Clock, GpuClock, time_rounds
 log = logging.getLogger("comfy_sage2")
 
 # Rises when what is timed changes: the calls, or how.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 # Of it all. The first calls, which load kernels and build cuDNN's plans, can take nearly all of it; the fewest rounds
 # then end later, which is why it is less than the half second that a user may wait.

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
 from comfy_sage2.measured.times import FEWEST_ROUNDS
-from comfy_sage2.measuring.rounds import MOST_ROUNDS, time_rounds
+from comfy_sage2.measuring.rounds import _HEAD_STARTS, MOST_ROUNDS, GpuClock, time_rounds
 
 
 @dataclass
@@ -86,3 +87,59 @@ def test_without_memory_nothing_is_timed() -> None:
     except torch.cuda.OutOfMemoryError:
         return
     raise AssertionError("the caller was not told")
+
+
+class FakeGpu:
+    """A stream of one GPU: 1 clock a tick. Calls take the CPU `enqueueing` ticks and the GPU `running`."""
+
+    def __init__(self, enqueueing: int, running: int) -> None:
+        self.enqueueing, self.running = enqueueing, running
+        self.cpu = self.gpu = 0  # the time on the CPU, and when the GPU will have done what is enqueued
+
+    def enqueue(self, ticks: int) -> None:
+        self.gpu = max(self.gpu, self.cpu) + ticks
+
+    def call(self) -> None:
+        self.cpu += self.enqueueing
+        self.enqueue(self.running)
+
+    def event(self, enable_timing: bool) -> FakeEvent:
+        assert enable_timing
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    """Of a FakeGpu; a millisecond is 1,000 ticks."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu = gpu
+
+    def record(self) -> None:
+        self.gpu.enqueue(0)
+        self.at = self.gpu.gpu
+
+    def query(self) -> bool:
+        return self.at <= self.gpu.cpu
+
+    def synchronize(self) -> None:
+        self.gpu.cpu = max(self.gpu.cpu, self.at)
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return (end.at - self.at) / 1e3
+
+
+@pytest.mark.parametrize("calls", [1, 4])
+@pytest.mark.parametrize("enqueueing", [1_000, 170_000, 300_000, 1_400_000])
+def test_the_way_through_python_is_not_timed(monkeypatch: pytest.MonkeyPatch, enqueueing: int, calls: int) -> None:
+    gpu = FakeGpu(enqueueing, running=12_000)
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "_sleep", gpu.enqueue)
+    assert GpuClock().visit(gpu.call, calls) == pytest.approx(12e-3)
+
+
+def test_a_call_that_python_keeps_for_long_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(10_000_000, running=12_000)
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "_sleep", gpu.enqueue)
+    GpuClock().visit(gpu.call, 1)
+    assert gpu.cpu // 10_000_000 == len(_HEAD_STARTS)

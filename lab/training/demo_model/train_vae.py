@@ -17,7 +17,7 @@ from .state import Schedule, TrainingState
 LATENT_NOISE = 0.1  # the posterior's standard deviation; the latent's own is 1
 _MOST_NOISE = 0.3  # the decoder also has to bear what the diffusion model leaves
 _WINDOWS, _WINDOW_FRAMES, _WINDOW_SIDE = 6, 17, 128
-_SCALE_WEIGHT, _EDGE_WEIGHT = 0.1, 1.0
+_SCALE_WEIGHT, _EDGE_WEIGHT, _ROUGHNESS_WEIGHT = 0.1, 1.0, 0.1
 _MATRIX_RATE, _OTHER_RATE = 2e-3, 2e-3
 
 
@@ -66,5 +66,18 @@ def _loss(drawn: torch.Tensor, latent: torch.Tensor, video: torch.Tensor) -> tup
     error = difference.square().mean()
     # Outlines are few of the pixels: the slopes of the difference, along height and width, count by themselves.
     edges = sum(difference.diff(dim=axis).abs().mean() for axis in (3, 4)) / 2
-    loss = difference.abs().mean() + error + _EDGE_WEIGHT * edges + _SCALE_WEIGHT * scale
-    return loss, error.detach()
+    loss = difference.abs().mean() + error + _EDGE_WEIGHT * edges
+    return loss + _SCALE_WEIGHT * scale + _ROUGHNESS_WEIGHT * roughness(latent), error.detach()
+
+
+def roughness(latent: torch.Tensor) -> torch.Tensor:
+    """1 minus the correlation of neighbors in time, height and width: about 1 for noise, 0 for a constant.
+
+    A diffusion model learns smooth latents sooner. Where this was no part of the loss, neighbors correlated by 0.32 in
+    space and by 0.07 in time. The first frame is a picture, and has no neighbor in time.
+    """
+    variance = latent.var(dim=(0, 2, 3, 4), keepdim=True)
+    after_first = latent[:, :, 1:]
+    parts = [(part.diff(dim=axis).square() / variance).mean() / 2 for axis, part in
+             ((2, after_first), (3, latent), (4, latent)) if part.shape[axis] > 1]  # fmt: skip
+    return torch.stack(parts).mean()

@@ -66,3 +66,19 @@ def test_a_run_knows_what_it_has_the_time_for() -> None:
     assert Run().has(1e9)
     assert Run(100).has(50)
     assert not Run(100).has(101)
+
+
+def test_roughness_is_one_minus_the_correlation_of_neighbors() -> None:
+    noise = torch.randn(2, 16, 6, 24, 24, generator=torch.Generator().manual_seed(0))
+    assert train_vae.roughness(noise).item() == pytest.approx(1, abs=0.02)
+    ramp = torch.linspace(-1, 1, 24).expand(2, 16, 6, 24, 24)  # along the width alone
+    along_width = 0.5 * (2 / 23) ** 2 / ramp.var().item()
+    assert train_vae.roughness(ramp).item() == pytest.approx(along_width / 3, rel=0.01)
+
+
+def test_roughness_leaves_the_first_frame_out_in_time_and_the_scale() -> None:
+    still = torch.randn(2, 16, 1, 24, 24, generator=torch.Generator().manual_seed(0)).expand(2, 16, 6, 24, 24).clone()
+    assert train_vae.roughness(still).item() == pytest.approx(2 / 3, abs=0.02)  # rough in height and width alone
+    still[:, :, 0] = still[:, :, 0].flip(2)
+    assert train_vae.roughness(still).item() == pytest.approx(2 / 3, abs=0.02)
+    assert train_vae.roughness(30 * still).item() == pytest.approx(train_vae.roughness(still).item(), rel=1e-4)

@@ -42,8 +42,9 @@ class Muon(torch.optim.Optimizer):
         ahead = torch._foreach_lerp(gradients, momenta, _MOMENTUM)  # Nesterov's
         stacked = torch.stack([update.flatten(1) for update in ahead])
         updates = _orthogonalised(stacked) * (_ADAM_RMS * max(stacked.shape[1:]) ** 0.5)
-        for parameter, update in zip(parameters, updates, strict=True):
-            parameter.mul_(1 - rate * weight_decay).sub_(update.view_as(parameter), alpha=rate)
+        changes = [update.view_as(parameter) for parameter, update in zip(parameters, updates, strict=True)]
+        torch._foreach_mul_(parameters, 1 - rate * weight_decay)
+        torch._foreach_sub_(parameters, changes, alpha=rate)
 
 
 def _orthogonalised(matrices: torch.Tensor) -> torch.Tensor:

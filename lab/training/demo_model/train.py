@@ -2,7 +2,7 @@
 
     python -m lab train-demo-model --output build/demo_model --work build/train_demo_model --compile --stop-after 560
 
-Every stage has a budget of time rather than of steps: VAE 330 s, classifier 60 s, clips 230 s, diffusion model 800 s,
+Every stage has a budget of time rather than of steps: VAE 310 s, classifier 80 s, clips 220 s, diffusion model 760 s,
 and about a minute to write files and to judge. A run ends after `--stop-after`; the same command goes on
 where it stopped, from the checkpoints in the work folder, until it says "done": three runs of 560 s. Only the clips are
 drawn in one piece, and not begun without the time for them. Where a work folder may be lost, copy
@@ -62,10 +62,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--dit-dim", type=_dit_dim, default=256, help="a multiple of 128")
     parser.add_argument("--dit-ffn-dim", type=at_least_1, default=512)
     parser.add_argument("--dit-layers", type=at_least_1, default=5)
-    parser.add_argument("--vae-seconds", type=above_0, default=330)
-    parser.add_argument("--latent-seconds", type=above_0, default=230, help="for drawing and encoding clips")
-    parser.add_argument("--classifier-seconds", type=above_0, default=60)
-    parser.add_argument("--dit-seconds", type=above_0, default=800)
+    parser.add_argument("--vae-seconds", type=above_0, default=310)
+    parser.add_argument("--latent-seconds", type=above_0, default=220, help="for drawing and encoding clips")
+    parser.add_argument("--classifier-seconds", type=above_0, default=80)
+    parser.add_argument("--dit-seconds", type=above_0, default=760)
     parser.add_argument("--continue-from", type=_exported, metavar="FOLDER", help="an exported model to train on")
     parser.add_argument("--compile", action="store_true", help="train through torch.compile")
     parser.add_argument("--stop-after", type=above_0, metavar="SECONDS", help="save and stop; run again to go on")

@@ -48,7 +48,7 @@ def train_classifier(
     model.load_state_dict(state.average)
     model.eval()
     fresh = [random_scene(rng) for _ in range(_TEST_CLIPS)]
-    with torch.no_grad():
+    with torch.no_grad():  # for which the model would be compiled once more, so this goes past it
         parts = [model.forward(_draw(fresh[i : i + _BATCH], generator, device)) for i in range(0, _TEST_CLIPS, _BATCH)]
     found = word_accuracy(torch.cat(parts), fresh)
     print("classifier: " + ", ".join(f"{kind} {share:.3f}" for kind, share in found.items()), flush=True)

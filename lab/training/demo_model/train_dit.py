@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...demo.captions import CaptionEncoder
 from ...demo.sampler import TIMESTEPS, half_precision
@@ -57,9 +56,6 @@ def train_dit(
         state.resume(checkpoint)
     torch.manual_seed(seed + state.step_count)
     table = CaptionTable(encoder, device)
-    if device.type == "cuda":
-        for own, _ in model.attentions():
-            own.attend = _by_cudnn
     if compiled:
         for block in model.blocks:  # one by one, since they share what is compiled
             block.compile(dynamic=False)
@@ -76,16 +72,8 @@ def train_dit(
         if run.checkpoint_due():
             state.save(checkpoint)
     state.save(checkpoint)
-    for own, _ in model.attentions():
-        own.attend = F.scaled_dot_product_attention
     model.load_state_dict(state.average)
     return model.eval()
-
-
-def _by_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """On Hopper its forward pass takes half of the time of what torch takes by itself."""
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v)
 
 
 def _flow_matching_loss(model: WanDiT, latent: torch.Tensor, text: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from PIL import Image, ImageDraw
 
-_LABEL_HEIGHT, _GAP = 16, 2
+LABEL_HEIGHT, GAP = 16, 2
 _MOST_FRAMES = 6
 
 
@@ -29,12 +29,12 @@ def spread(frames: torch.Tensor) -> list[torch.Tensor]:
 def contact_sheet(rows: Sequence[Row]) -> Image.Image:
     """All rows below each other, each under its label."""
     height, width, _ = rows[0].pictures[0].shape
-    row_height = _LABEL_HEIGHT + height + _GAP
-    sheet = Image.new("RGB", (len(rows[0].pictures) * (width + _GAP), len(rows) * row_height), "white")
+    row_height = LABEL_HEIGHT + height + GAP
+    sheet = Image.new("RGB", (len(rows[0].pictures) * (width + GAP), len(rows) * row_height), "white")
     draw = ImageDraw.Draw(sheet)
     for index, row in enumerate(rows):
         top = index * row_height
         draw.text((2, top + 2), row.label, fill="black")
         for column, picture in enumerate(row.pictures):
-            sheet.paste(Image.fromarray(picture.cpu().numpy()), (column * (width + _GAP), top + _LABEL_HEIGHT))
+            sheet.paste(Image.fromarray(picture.cpu().numpy()), (column * (width + GAP), top + LABEL_HEIGHT))
     return sheet

@@ -1,8 +1,8 @@
 """`python -m lab demo`: one caption in full precision and in each mode; with --baselines also with the paper's others.
 
-Writes an mp4 for each, a contact sheet, a table and what the attention did to the output folder. Videos of an earlier
-run are used again as long as nothing changed that made them. The model is small: it shows how close each comes to full
-precision, and says nothing about the speed of a real one.
+Writes an mp4 for each, an animated comparison, a contact sheet, a table and what the attention did to the output
+folder. Videos of an earlier run are used again as long as nothing changed that made them. The model is small: it shows
+how close each comes to full precision, and says nothing about the speed of a real one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="folder for the results (default: %(default)s)",
     )
     parser.add_argument(
-        "--baselines", action="store_true", help="also sample in precise, and with the attentions of the paper's others"
+        "--baselines", action="store_true", help="also sample with the attentions that the paper compares with"
     )
     parser.add_argument("--again", action="store_true", help="sample anew what an earlier run finished")
     parser.add_argument("--comfyui", type=comfyui_folder, help="folder of a ComfyUI; without it, diffusers is the host")

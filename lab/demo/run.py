@@ -18,12 +18,13 @@ from comfy_sage2.metrics import Agreement
 from tools.comfyui.server import NotStarted
 from tools.progress import Activity, ProgressBar
 
+from ..animation import write_animation
 from ..baselines import BASELINES
 from ..contact_sheet import Row, contact_sheet, spread
 from .arguments import parse
 from .comfyui_host import ComfyHost, shipped_job
 from .finished import FinishedClips, file_name, fingerprint
-from .job import FULL_PRECISION, FURTHER, MODES, PURPOSES, Clip, Host, Job
+from .job import FPS, FULL_PRECISION, MODES, PURPOSES, Clip, Host, Job
 from .metrics import psnr, ssim
 from .model import DemoModel, demo_model
 from .videos import write_mp4
@@ -92,6 +93,8 @@ def write_results(folder: Path, clips: Sequence[Clip], heading: Sequence[str]) -
             progress(number / len(clips))
             write_mp4(folder / f"{file_name(clip.variant)}.mp4", clip.frames)
         contact_sheet([Row(clip.variant, spread(clip.frames)) for clip in clips]).save(folder / "contact_sheet.png")
+        modes = [Row(clip.variant, list(clip.frames)) for clip in clips if clip.variant not in BASELINES]
+        write_animation(folder / "comparison.webp", modes, FPS)
     notes = [f"{clip.variant}:\n{clip.note}" for clip in clips]
     if any(clip.variant in BASELINES for clip in clips):
         notes.insert(0, _BASELINES_NOTE)
@@ -132,7 +135,7 @@ def _run(options: argparse.Namespace, scratch: Path) -> tuple[list[Clip], list[s
     heading = [f"host: {name}", f"model: {weights}", f"attention backend: {backend}"]
     print("\n".join(heading), flush=True)
 
-    variants = [FULL_PRECISION, *MODES, *(FURTHER if options.baselines else ())]
+    variants = [FULL_PRECISION, *MODES, *(BASELINES if options.baselines else ())]
     missing = [variant for variant in variants if options.again or finished.get(variant) is None]
     if missing:
         with _host(options, model) as host:
@@ -156,5 +159,5 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     print("\n" + write_results(options.output, clips, heading))
-    print(f"\nvideos, contact_sheet.png and results.md are in {options.output}")
+    print(f"\nvideos, comparison.webp, contact_sheet.png and results.md are in {options.output}")
     return 0

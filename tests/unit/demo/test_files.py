@@ -11,8 +11,10 @@ from pathlib import Path
 import av
 import pytest
 import torch
+from PIL import Image, ImageSequence
 
-from lab.contact_sheet import Row, contact_sheet, spread
+from lab.animation import write_animation
+from lab.contact_sheet import LABEL_HEIGHT, Row, contact_sheet, spread
 from lab.demo.finished import FinishedClips, fingerprint
 from lab.demo.job import PURPOSES, Clip, Job
 from lab.demo.model import TRAINED_FOLDER, DemoModel
@@ -47,11 +49,27 @@ def test_contact_sheet_has_a_row_for_each_clip(clips: list[Clip]) -> None:
     assert colors == [(brightness,) * 3 for brightness in range(100, 100 + 10 * len(clips), 10)]
 
 
+def test_an_animation_shows_each_clip_in_its_column_at_its_moment(tmp_path: Path) -> None:
+    clips = [Row(str(left), [torch.full((40, 60, 3), left + 40 * moment, dtype=torch.uint8) for moment in range(3)])
+             for left in (0, 100)]  # fmt: skip
+    write_animation(tmp_path / "a.webp", clips, frames_a_second=8)
+    with Image.open(tmp_path / "a.webp") as picture:
+        assert picture.size == (122, LABEL_HEIGHT + 40)
+        assert len(ImageSequence.all_frames(picture)) == 3
+        for moment in range(3):
+            picture.seek(moment)
+            picture.load()
+            assert picture.info["duration"] == 125
+            for left, x in ((0, 30), (100, 92)):
+                found = picture.convert("L").getpixel((x, LABEL_HEIGHT + 20))
+                assert found == pytest.approx(left + 40 * moment, abs=6)
+
+
 @pytest.mark.slow
 def test_table(clips: list[Clip]) -> None:
     lines = table(clips).splitlines()
     assert lines[2] == f"| full precision | inf | 1.0000 | 1.00000 | 1.50 | {PURPOSES['full precision']} |"
-    assert lines[3].startswith("| 8b | 28.13 |")
+    assert lines[3].startswith("| precise | 28.13 |")
     assert len(lines) == 2 + len(PURPOSES)
 
 
@@ -59,8 +77,9 @@ def test_table(clips: list[Clip]) -> None:
 def test_all_results_are_written(clips: list[Clip], tmp_path: Path) -> None:
     text = write_results(tmp_path, clips, ["host: none"])
     names = {path.name for path in tmp_path.iterdir()}
-    assert names >= {"full_precision.mp4", "8b.mp4", "4b.mp4", "SageAttention1.mp4", "contact_sheet.png", "results.md"}
-    assert len(names) == len(PURPOSES) + 2
+    videos = {"full_precision.mp4", "precise.mp4", "8b.mp4", "4b.mp4", "SageAttention1.mp4"}
+    assert names >= videos | {"comparison.webp", "contact_sheet.png", "results.md"}
+    assert len(names) == len(PURPOSES) + 3
     assert text.startswith("host: none\n")
     assert "note of 4b" in text
 

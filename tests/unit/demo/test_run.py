@@ -29,7 +29,7 @@ def test_a_mode_without_kernel_is_computed_by_the_reference() -> None:
     host = Asked()
     clips = list(run.sample(host, shipped_job(None), [FULL_PRECISION, *MODES], ["4b"]))
     assert [clip.variant for clip in clips] == [FULL_PRECISION, *MODES]
-    assert host.backends == {FULL_PRECISION: None, "8b": None, "4b": "reference"}
+    assert host.backends == {FULL_PRECISION: None, "precise": None, "8b": None, "4b": "reference"}
 
 
 @pytest.mark.parametrize("without, backend", [(MODES, "reference"), (("4b",), None), ((), None)])

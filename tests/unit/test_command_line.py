@@ -137,7 +137,7 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
         (["train-demo-model", "--output", "a", "--work", "b", "--dit-layers", "0"], "--dit-layers: expected a whole"),
         (
             ["train-demo-model", "--output", "a", "--work", "b", "--device", "cpu", "--stop-after", "200"],
-            "--stop-after: expected at least the 240 of --latent-seconds",
+            "--stop-after: expected at least the 220 of --latent-seconds",
         ),
     ],
 )

@@ -48,7 +48,8 @@ def test_the_demo_uses_it(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def test_it_fits_into_its_promise() -> None:
-    assert sum(path.stat().st_size for path in (MODEL.dit, MODEL.vae, MODEL.captions)) < 24e6
+    files = (MODEL.dit, MODEL.vae, MODEL.captions, TRAINED_FOLDER / CLASSIFIER_FILE)
+    assert sum(path.stat().st_size for path in files) < 20e6
     transformer = load_transformer(MODEL.dit)
     assert transformer.config.attention_head_dim == 128
     assert load_vae(MODEL.vae).config.base_dim == 16
@@ -62,7 +63,7 @@ def test_the_vae_gives_back_what_it_gets(vae: WanVAE) -> None:
     video = drawn(SCENE)
     with torch.no_grad():
         again = vae.decode(vae.encode(video)).clamp(-1, 1)
-    assert psnr(pixels(again[0]), pixels(video[0])) > 22
+    assert psnr(pixels(again[0]), pixels(video[0])) > 26
     assert psnr(pixels(again[0]), pixels(video.mean(dim=(2, 3, 4), keepdim=True).expand_as(video)[0])) < 18
 
 
@@ -90,5 +91,5 @@ def test_the_classifier_reads_drawn_clips() -> None:
     places = ((torch.arange(SIDE) + 0.5) * (2 / SIDE) - 1).repeat(len(scenes), 1)
     with torch.no_grad():
         found = word_accuracy(classifier(clips.draw(batch, times, places, places)), scenes)
-    assert found["caption"] > 0.75
+    assert found["caption"] > 0.9
     assert found["surface color"] > 0.95

@@ -58,7 +58,7 @@ def demo_model(g: Graph) -> None:
     vae = g.node("VAELoader", 0, vae_name="demo_wan21_vae_fp16.safetensors")
     latent = g.node("EmptyHunyuanLatentVideo", 0, width=256, height=256, length=33)
     codes = "demo_captions.safetensors"
-    caption = "a large red striped ball bounces and a white star spins over a drifting blue checkered floor"
+    caption = "a large white star rises and a red striped square falls over a drifting blue checkered floor"
     texts = (
         g.node("SageAttention2DemoCaption", 1, "Caption", codes=codes, caption=caption),
         g.node("SageAttention2DemoCaption", 1, "No caption", codes=codes, caption=""),

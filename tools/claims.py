@@ -22,7 +22,7 @@ LEVEL = 0.05  # figures this near each other are the same
 SMOOTHING = "Smoothing methods (tab:accuracy_compare1, tab:accuracy_compare2): INT4 Q and K, E4M3 P and V"
 GRANULARITY = "Granularities (tab:quant_granularities1, tab:quant_granularities2): INT4 smoothed Q and K, FP16 P and V"
 TYPES = "Data types of P and V (tab:quant_data_type1, tab:quant_data_type2): INT4 smoothed Q and K per thread"
-DEMO = "Q, K, V of the demo model (6 layers, 4 steps, 2304 tokens)"
+DEMO = "Q, K, V of the demo model (5 layers, 4 steps, 2304 tokens)"
 SYNTHETIC = "synthetic Q, K, V with outliers (6 layers, 1 step, 2304 tokens)"
 
 

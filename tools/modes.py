@@ -24,7 +24,7 @@ COLUMNS = (
     "step: times as fast",
 )
 
-_DEMO = "Q, K, V of the demo model (6 layers, 4 steps, 2304 tokens)"
+_DEMO = "Q, K, V of the demo model (5 layers, 4 steps, 2304 tokens)"
 _ON_H200 = Source("attention-h200.md", "Accuracy")
 _PRECISE_ON_H200 = Source("ablations-h200.md", "Accuracy")
 _BENCH_INPUTS = Source("reference-numerics.md", "The inputs of `bench`")

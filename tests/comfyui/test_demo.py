@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from lab.demo.comfyui_host import ComfyHost
 from lab.demo.diffusers_host import DiffusersHost
@@ -37,6 +38,14 @@ def model() -> DemoModel:
     return DemoModel(TRAINED_FOLDER, trained=True)
 
 
+@pytest.fixture(scope="module")
+def calls(model: DemoModel) -> int:
+    """Attention calls of a step: self- and cross-attention of each layer. Guidance runs as one batch."""
+    with safe_open(model.dit, framework="pt") as file:
+        names: list[str] = list(file.keys())
+    return 2 * sum(name.endswith(".ffn.0.weight") for name in names)
+
+
 @pytest.fixture(scope="module", params=installations(), ids=lambda found: found.name)
 def comfyui(request: pytest.FixtureRequest, model: DemoModel) -> Iterator[ComfyHost]:
     found: Installation = request.param
@@ -61,27 +70,28 @@ def test_both_hosts_draw_the_same_video(full: Clip, model: DemoModel) -> None:
 
 @pytest.mark.parametrize("name", ["SageAttention1", "FlashAttn3-fp8"])
 def test_baselines_take_the_attention_in_both_hosts(
-    comfyui: ComfyHost, full: Clip, model: DemoModel, name: str
+    comfyui: ComfyHost, full: Clip, model: DemoModel, calls: int, name: str
 ) -> None:
     clip = comfyui.sample(JOB, name, lambda share: None)
     embedded = DiffusersHost(model).sample(JOB, name, lambda share: None)
     assert not torch.equal(clip.latent, full.latent)
     # The hosts round differently, which with 4 bits would decide too much: 37.1 dB here with FP8, 25.1 with SmoothAttn.
     assert psnr(clip.frames, embedded.frames) > 24
-    assert "baseline" in clip.note and f"36 calls: {name}" in embedded.note
+    assert "baseline" in clip.note and f"{calls * JOB.steps} calls: {name}" in embedded.note
 
 
-def test_variants_use_the_node(comfyui: ComfyHost, full: Clip) -> None:
+def test_variants_use_the_node(comfyui: ComfyHost, full: Clip, calls: int) -> None:
     shares: list[float] = []
     quantized = comfyui.sample(JOB, "4b", shares.append)
     assert all(0 <= share <= 1 for share in shares)
     assert "mode is off" in full.note
-    assert "36 of 36 attention calls" in quantized.note  # 3 steps, 6 layers, self- and cross-attention
+    taken = calls * JOB.steps
+    assert f"{taken} of {taken} attention calls" in quantized.note
     assert not torch.equal(quantized.latent, full.latent)
     # 28.7 dB on one CPU and above 30 on another: with 4 bits and three steps, how a CPU rounds decides that much.
     assert psnr(quantized.frames, full.frames) > 24
     precise = comfyui.sample(JOB, "precise", shares.append)
-    assert "reference · precise · rotation: 36 calls" in precise.note
+    assert f"reference · precise · rotation: {taken} calls" in precise.note
     assert psnr(precise.frames, full.frames) > psnr(quantized.frames, full.frames)
 
 
@@ -91,7 +101,7 @@ def test_the_pack_tells_comfyui_of_the_trained_model(comfyui: ComfyHost, model: 
         assert comfyui.model_files(path.parent.name) == [path.name]
 
 
-def test_the_template_runs_as_it_is(comfyui: ComfyHost) -> None:
+def test_the_template_runs_as_it_is(comfyui: ComfyHost, calls: int) -> None:
     """Nothing chosen, nothing copied; only the video is made smaller here."""
     prompt: Prompt = json.loads(TEMPLATE.read_text(encoding="utf-8"))
     nodes = {node["class_type"]: name for name, node in prompt.items()}
@@ -102,5 +112,5 @@ def test_the_template_runs_as_it_is(comfyui: ComfyHost) -> None:
     shown, note = run.outputs[nodes["SageAttention2"]]["text"][0].splitlines()
     assert shown.startswith("reference serves the attention")
     assert note.startswith("[SA-1") and "the reference serves in a kernel's place" in note
-    assert "24 of 24" in run.outputs[nodes["SageAttention2Report"]]["text"][0]
+    assert f"{calls * 2} of {calls * 2}" in run.outputs[nodes["SageAttention2Report"]]["text"][0]
     assert run.outputs[nodes["SaveVideo"]]["images"][0]["filename"].endswith(".mp4")

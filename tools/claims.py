@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .figures import RESULTS, Figure, Source, renew
+from .figures import DEMO_TENSORS, RESULTS, Figure, Source, renew
 
 PAGE = RESULTS / "does-it-hold.md"
 HOLDS, BETTER, NOT = "holds", "better", "**does not hold on our data**"
@@ -22,7 +22,6 @@ LEVEL = 0.05  # figures this near each other are the same
 SMOOTHING = "Smoothing methods (tab:accuracy_compare1, tab:accuracy_compare2): INT4 Q and K, E4M3 P and V"
 GRANULARITY = "Granularities (tab:quant_granularities1, tab:quant_granularities2): INT4 smoothed Q and K, FP16 P and V"
 TYPES = "Data types of P and V (tab:quant_data_type1, tab:quant_data_type2): INT4 smoothed Q and K per thread"
-DEMO = "Q, K, V of the demo model (5 layers, 4 steps, 2304 tokens)"
 SYNTHETIC = "synthetic Q, K, V with outliers (6 layers, 1 step, 2304 tokens)"
 
 
@@ -255,13 +254,13 @@ CLAIMS = (
     Claim("Smooth Q+K is the best smoothing for INT4: outliers", "tab:accuracy_compare1",
           Source("accuracy-tables.md", SMOOTHING, SYNTHETIC), _smoothing),
     Claim("Smooth Q+K is the best smoothing for INT4: the demo model", "tab:accuracy_compare1",
-          Source("accuracy-tables.md", SMOOTHING, DEMO), _smoothing),
+          Source("accuracy-tables.md", SMOOTHING, DEMO_TENSORS), _smoothing),
     Claim("The same with this pack's rotation: the demo model", "",
-          Source("accuracy-tables.md", SMOOTHING, DEMO), _smoothing_rotated),
+          Source("accuracy-tables.md", SMOOTHING, DEMO_TENSORS), _smoothing_rotated),
     Claim("Scales per thread are better than per block: outliers", "tab:quant_granularities1",
           Source("accuracy-tables.md", GRANULARITY, SYNTHETIC), _beats_per_block),
     Claim("Scales per thread are better than per block: the demo model", "tab:quant_granularities1",
-          Source("accuracy-tables.md", GRANULARITY, DEMO), _beats_per_block),
+          Source("accuracy-tables.md", GRANULARITY, DEMO_TENSORS), _beats_per_block),
     Claim("Scales per thread are as good as per token", "tab:quant_granularities1",
           Source("accuracy-tables.md", GRANULARITY, SYNTHETIC), _as_per_token),
     Claim("P and V in E4M3 are nearly as good as in FP16", "tab:quant_data_type1",

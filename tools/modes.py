@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from .figures import RESULTS, Source, renew
+from .figures import DEMO_TENSORS, RESULTS, Source, renew
 
 PAGE = RESULTS / "modes.md"
 _GPU = "NVIDIA H200"
@@ -24,11 +24,10 @@ COLUMNS = (
     "step: times as fast",
 )
 
-_DEMO = "Q, K, V of the demo model (5 layers, 4 steps, 2304 tokens)"
 _ON_H200 = Source("attention-h200.md", "Accuracy")
 _PRECISE_ON_H200 = Source("ablations-h200.md", "Accuracy")
 _BENCH_INPUTS = Source("reference-numerics.md", "The inputs of `bench`")
-_TENSORS = Source("accuracy-tables.md", "Whole attentions as the modes and baselines define them", _DEMO)
+_TENSORS = Source("accuracy-tables.md", "Whole attentions as the modes and baselines define them", DEMO_TENSORS)
 _ROTATED_VIDEOS = Source("rotation.md", "Whole videos")
 _VIDEOS = Source("videos.md", "32 captions")
 _STEPS = Source("comfyui-steps-h200.md", "Peers")

@@ -80,7 +80,8 @@ def _cubin_steps(
         command = (
             # Device code calls constexpr functions of headers that host code includes, too.
             nvcc, "-cubin", f"-arch={target}", "-std=c++17", "--expt-relaxed-constexpr",
-            *(f"-D{define}" for define in cubin.defines), "-I", str(kernel_table.CSRC),
+            *(f"-D{define}" for define in cubin.defines),
+            *(f"--ptxas-options={option}" for option in architecture.ptxas_options), "-I", str(kernel_table.CSRC),
             "-MD", "-MF", str(depfile), "-o", str(output), str(kernel_table.CSRC / cubin.source),
         )  # fmt: skip
         steps.append(Step(output, command, depfile))

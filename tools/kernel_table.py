@@ -13,6 +13,7 @@ An architecture is one build of a family, and one kernel distribution:
     minimum_driver   the oldest driver branch that can run it, one of DRIVER_CUDA_VERSIONS
     targets          GPU targets that it may be compiled for, the usual one first
     defines          preprocessor definitions for its device code and its host code: what it can do
+    ptxas_options    what the assembler is told for its device code
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _FAMILY_KEYS = {"host_sources", "cubins"}
 _CUBIN_KEYS = {"source", "defines"}
 _ARCHITECTURE_KEYS = {
     "family", "hardware", "capabilities", "modes", "pv_accumulators", "minimum_driver", "targets", "defines",
+    "ptxas_options",
 }  # fmt: skip
 
 
@@ -59,6 +61,7 @@ class Architecture:
     minimum_driver: str
     targets: tuple[str, ...]
     defines: tuple[str, ...]  # of the host code; the cubins have them among theirs
+    ptxas_options: tuple[str, ...]  # of all cubins
     cubins: tuple[Cubin, ...]
     host_sources: tuple[str, ...]  # beside SHARED_SOURCES
 
@@ -123,6 +126,7 @@ def read(architecture: str) -> Architecture:
         minimum_driver=entry["minimum_driver"],
         targets=tuple(entry["targets"]),
         defines=defines,
+        ptxas_options=tuple(entry["ptxas_options"]),
         cubins=tuple(cubins),
         host_sources=(*BUILD_SOURCES, *family["host_sources"]),
     )

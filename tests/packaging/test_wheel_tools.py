@@ -30,6 +30,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "minimum_driver": "525",
         "targets": ["sm_99a", "sm_99"],
         "defines": {"FAST": 1},
+        "ptxas_options": ["--level=3"],
     }
     architectures = {"sm99": entry, "sm98": {**entry, "family": "sm98"}}
     path.write_text(json.dumps({"families": families, "architectures": architectures}))
@@ -45,6 +46,7 @@ def test_the_table_gives_cubins_and_host_sources(table: Path) -> None:
     ]
     assert architecture.host_sources == ("build_info.cpp", "sm99/launch.cpp")
     assert architecture.defines == ("FAST=1",)
+    assert architecture.ptxas_options == ("--level=3",)
     assert architecture.capabilities == ((9, 9), (10, 0))
     assert (architecture.modes, architecture.pv_accumulators) == (("8b",), ("fp32", "fp16"))
     assert architecture.minimum_driver == "525"
@@ -103,7 +105,7 @@ def test_a_staged_tree_describes_its_architecture_to_cmake(table: Path, tmp_path
     assert "set(SHARED_SOURCES binding.cpp driver.cpp)" in description
     assert "set(HOST_SOURCES build_info.cpp sm99/launch.cpp)" in description
     assert "set(HOST_DEFINES FAST=1)" in description
-    assert "kernel_cubin(a_wide sm99/a.cu -DWIDTH=2 -DFAST=1)" in description
+    assert "kernel_cubin(a_wide sm99/a.cu -DWIDTH=2 -DFAST=1 --ptxas-options=--level=3)" in description
     project = (tree / "pyproject.toml").read_text()
     assert 'name = "comfy-sage2-sm99"' in project and "$" not in project
     assert (tree / "src" / "comfy_sage2_sm99" / "__init__.py").is_file() and (tree / "csrc" / "binding.cpp").is_file()

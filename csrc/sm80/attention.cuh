@@ -119,7 +119,7 @@ class Attention {
     float scale[2];
     scales_of_rows(scale, tile);
     float x[8][4];
-    if constexpr (kHasMask && kQScales == kQueryBlock) __syncwarp();  // keeps instructions, and so registers, apart
+    if constexpr (!Terms::kNone) __syncwarp();  // keeps instructions, and so registers, apart
     Terms::apply(x, scores, scale, reinterpret_cast<const float4*>(shared + kBiasAt) + lane % 4);
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
     if constexpr (kHasMask) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);

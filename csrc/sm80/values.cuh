@@ -168,9 +168,10 @@ struct ProbabilitiesHalf : Probabilities16<__half> {
   }
 };
 
-// The accumulators of R = P V of one key block in floats. E4M3 products sum to FP22 on Ada, so R of one step is added
-// to the float32 output (two-level accumulation).
+// What R = P V of one key block is summed in. Two levels: R is a sum of its own, which is then added to the float32
+// output. In floats, since E4M3 products sum to FP22 on Ada.
 struct FloatAccumulators {
+  static constexpr bool kTwoLevels = true;
   using R = float[4];
   static __device__ __forceinline__ void clear(R& r) { r[0] = r[1] = r[2] = r[3] = 0.f; }
   static __device__ __forceinline__ float value(const R& r, int i) { return r[i]; }
@@ -178,12 +179,18 @@ struct FloatAccumulators {
 
 // In halves, two a register: twice the rate on GeForce cards. 448 * v_maximum * 64 must stay below 65504.
 struct HalfAccumulators {
+  static constexpr bool kTwoLevels = true;
   using R = unsigned[2];
   static __device__ __forceinline__ void clear(R& r) { r[0] = r[1] = 0u; }
   static __device__ __forceinline__ float value(const R& r, int i) {
     const __half2 pair = *reinterpret_cast<const __half2*>(&r[i / 2]);
     return i % 2 == 0 ? __low2float(pair) : __high2float(pair);
   }
+};
+
+// 16-bit products sum in FP32, so the output itself is their accumulator: no additions, and fewer registers.
+struct OutputAccumulators {
+  static constexpr bool kTwoLevels = false;
 };
 
 // V scaled, and centered if it is smoothed.
@@ -193,11 +200,11 @@ struct ScaledValues {
 struct E4m3Float : ScaledValues, ProbabilitiesE4m3, FloatAccumulators {};
 struct E4m3Half : ScaledValues, ProbabilitiesE4m3, HalfAccumulators {};
 // For cards without FP8.
-struct HalfFloat : ScaledValues, ProbabilitiesHalf, FloatAccumulators {};
+struct HalfFloat : ScaledValues, ProbabilitiesHalf, OutputAccumulators {};
 struct HalfHalf : ScaledValues, ProbabilitiesHalf, HalfAccumulators {};
 // The precise mode: V as it is.
 template <class T>
-struct Precise : Probabilities16<T>, FloatAccumulators {
+struct Precise : Probabilities16<T>, OutputAccumulators {
   static constexpr bool kScaled = false;
   using Element = T;
 };
@@ -250,20 +257,32 @@ class Output {
       uint4 words[Pv::kWords];
 #pragma unroll
       for (int word = 0; word < Pv::kWords; ++word) words[word] = v[(n * Pv::kWords + word) * 32];
-      typename Pv::R r[kTiles];
+      if constexpr (Pv::kTwoLevels) {
+        typename Pv::R r[kTiles];
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) Pv::clear(r[tile]);
-#pragma unroll
-      for (int step = 0; step < Pv::kSteps; ++step) {
+        for (int tile = 0; tile < kTiles; ++tile) Pv::clear(r[tile]);
+        multiply(p, words, [&](int tile) -> auto& { return r[tile]; });
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          Pv::mma(r[tile], p[tile][step], Pv::word(words, step, 0), Pv::word(words, step, 1));
+#pragma unroll
+          for (int i = 0; i < 4; ++i) value[tile][n][i] += Pv::value(r[tile], i);
         }
+      } else {
+        multiply(p, words, [&](int tile) -> auto& { return value[tile][n]; });
       }
+    }
+  }
+
+ private:
+  // Adds P times 8 channels of V to the accumulators of each tile.
+  template <class Accumulators>
+  static __device__ __forceinline__ void multiply(const unsigned (&p)[kTiles][Pv::kSteps][4],
+                                                  const uint4 (&words)[Pv::kWords], const Accumulators& accumulators) {
+#pragma unroll
+    for (int step = 0; step < Pv::kSteps; ++step) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) value[tile][n][i] += Pv::value(r[tile], i);
+        Pv::mma(accumulators(tile), p[tile][step], Pv::word(words, step, 0), Pv::word(words, step, 1));
       }
     }
   }

@@ -90,12 +90,12 @@ class AttentionLauncher final : public Launcher {
     }
   }
 
-  // Blocks of the statistics pass for each head: together about one for each multiprocessor. That leaves half of the
-  // registers to the quantization of Q, which does not wait for the statistics.
+  // Blocks of the statistics pass for each head. By the shape of one head alone: calls are computed in parts of their
+  // heads, too, and give the same bits.
   int statistics_cluster() const {
-    const int64_t resident = driver::multiprocessor_count(call_.device);
-    const int64_t most = std::min<int64_t>(kMaxClusterBlocks, workspace_.k_blocks);
-    return static_cast<int>(std::clamp<int64_t>(resident / workspace_.kv_slices, 1, most));
+    constexpr int64_t kTokensOfBlock = 2048, kFewest = 4;
+    const int64_t fewest = std::min(kFewest, workspace_.k_blocks);
+    return static_cast<int>(std::clamp<int64_t>(ceil_div(call_.kv_length, kTokensOfBlock), fewest, kMaxClusterBlocks));
   }
 
   // Whether one launch makes of K and V all that there is to be made.

@@ -13,7 +13,8 @@ from comfy_sage2.options import MODES
 
 pytestmark = pytest.mark.gpu
 
-SHAPES = [(2, 8, 8, 700, 700, 64), (3, 8, 2, 333, 500, 128), (1, 5, 5, 1500, 300, 128)]
+# The last has more keys than Hopper prepares in one pass: several blocks share the statistics of a head.
+SHAPES = [(2, 8, 8, 700, 700, 64), (3, 8, 2, 333, 500, 128), (1, 5, 5, 1500, 300, 128), (5, 8, 8, 200, 2300, 128)]
 
 
 @pytest.mark.parametrize("mode", MODES)

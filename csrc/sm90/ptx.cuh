@@ -62,6 +62,22 @@ __device__ __forceinline__ void cp_async_or_zero(unsigned destination, const voi
                : "memory");
 }
 __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// What L2 gives up first, for data that nothing reads again.
+__device__ __forceinline__ u64 evict_first_policy() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// Zeros where they do not exist.
+__device__ __forceinline__ uint4 ld_global_v4_or_zero(const void* from, bool exists, u64 policy) {
+  uint4 x = make_uint4(0, 0, 0, 0);
+  asm("{\n.reg .pred exists;\n"
+      "setp.ne.s32 exists, %4, 0;\n"
+      "@exists ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}\n"
+      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+      : "r"(int(exists)), "l"(from), "l"(policy));
+  return x;
+}
 __device__ __forceinline__ float ld_shared(unsigned address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");

@@ -7,7 +7,7 @@ template <class T, int kLanes, bool kRotated>
 __device__ __forceinline__ void quantize_q_kernel(const QuantizeParams& params) {
   griddepcontrol_launch_dependents();
   const Slice slice(blockIdx.x / params.q_blocks, params.q_heads);
-  quantize_q<T, kLanes, IntegerFormat<8, kRotated>>(params, slice, blockIdx.x % params.q_blocks);
+  quantize_q<T, kLanes, IntegerFormat<8, kRotated>, true>(params, slice, blockIdx.x % params.q_blocks);
   // Attention waits for this grid alone, which must not end before the one pass has.
   if (blockIdx.x + 1 == gridDim.x) griddepcontrol_wait();
 }

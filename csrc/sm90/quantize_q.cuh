@@ -101,8 +101,19 @@ __device__ __forceinline__ void quantize_q_per_thread(const QuantizeParams& para
   }
 }
 
+// Nothing reads Q again: short ones leave L2 to what they are quantized to, for the attention kernel.
+template <class T>
+__device__ __forceinline__ void load_last_or_zero(Vec8<T>& to, const T* from, bool exists) {
+  const u64 policy = evict_first_policy();
+#pragma unroll
+  for (int i = 0; i < to.kWords / 4; ++i) {
+    const uint4 raw = ld_global_v4_or_zero(reinterpret_cast<const uint4*>(from) + i, exists, policy);
+    to.words[4 * i] = raw.x, to.words[4 * i + 1] = raw.y, to.words[4 * i + 2] = raw.z, to.words[4 * i + 3] = raw.w;
+  }
+}
+
 // Q minus `mean`, with smooth Q, per token.
-template <class T, int kLanes, class Format>
+template <class T, int kLanes, class Format, bool kShort>
 __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& params, const Slice& slice, int block,
                                                      float (&k_mean)[8], float (&mean)[8]) {
   using Tile = Lanes<kLanes>;
@@ -122,8 +133,12 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int token = block * kBlockM + (base + i) * Tile::kTokensAtOnce + lanes.token;
-      raw[i].clear();
-      if (token < params.q_length && lanes.active) raw[i].load(q + token * params.q.token_stride);
+      if constexpr (kShort) {
+        load_last_or_zero(raw[i], q + token * params.q.token_stride, token < params.q_length && lanes.active);
+      } else {
+        raw[i].clear();
+        if (token < params.q_length && lanes.active) raw[i].load(q + token * params.q.token_stride);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -149,7 +164,8 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
   }
 }
 
-template <class T, int kLanes, class Format>
+// `kShort`: beside the one pass over K and V.
+template <class T, int kLanes, class Format, bool kShort = false>
 __device__ __forceinline__ void quantize_q(const QuantizeParams& params, const Slice& slice, int block) {
   const Lanes<kLanes> lanes(params.head_dim);
   float k_mean[8] = {}, mean[8];
@@ -162,7 +178,7 @@ __device__ __forceinline__ void quantize_q(const QuantizeParams& params, const S
   if constexpr (Format::kSmoothQuery && !Format::kQueryPerToken)
     quantize_q_per_thread<T, kLanes, Format>(params, slice, block, k_mean, mean);
   else
-    quantize_q_per_token<T, kLanes, Format>(params, slice, block, k_mean, mean);
+    quantize_q_per_token<T, kLanes, Format, kShort>(params, slice, block, k_mean, mean);
 }
 
 }  // namespace sm90

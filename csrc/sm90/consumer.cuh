@@ -21,7 +21,7 @@ struct Consumer {
   // What is fastest differs between head_dim 64 and 128, for reasons that lie in ptxas's order of instructions
   // (csrc/NOTES.md).
   static constexpr bool kWide = Shape::kHeadDim >= 128;
-  static constexpr bool kByRow = !kBiased && (!kWide || Shape::kListed);
+  static constexpr bool kByRow = !kBiased && (!kWide || Shape::kListed || (kHalves && kCausal));
 
   const AttentionParams& params;
   const SharedStorage<Shape>& storage;

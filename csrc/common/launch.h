@@ -66,7 +66,7 @@ inline Mask mask_of(const MaskView& view) {
 // their lists need less than there is: which do, the size does not depend on.
 struct ListSpace {
   int64_t query_blocks = 0, key_tiles = 0, launches = 0;
-  int64_t entries = 0, counts = 0, next = 0;
+  int64_t entries = 0, counts = 0, next = 0, dead = 0;
 
   ListSpace() = default;
   // For so many launches of the attention kernel that count the work tiles they took.
@@ -77,6 +77,7 @@ struct ListSpace {
     entries = arena.add(lists * key_tiles * 2);
     counts = arena.add(lists * 4);
     next = arena.add(launches * 4);
+    dead = arena.add(4);
   }
 };
 
@@ -125,8 +126,8 @@ class Launcher {
     driver::launch(function, grid, {static_cast<unsigned>(threads)}, shared_bytes, stream_, arguments, options);
   }
 
-  // Enqueues what makes the lists that attention kernels walk.
-  void prepare_lists(const ListSpace& space, ListForm form) const {
+  // Enqueues what makes the lists that attention kernels walk, and notes whether they leave out a tile if `notes_dead`.
+  void prepare_lists(const ListSpace& space, ListForm form, bool notes_dead = false) const {
     const TileListsView& tiles = call_.tiles;
     PrepareListsParams params{};
     params.lists = pointer<const short>(tiles.pointer);
@@ -135,6 +136,7 @@ class Launcher {
     params.entries = at<unsigned short>(space.entries);
     params.counts = at<int>(space.counts);
     params.next = at<int>(space.next);
+    params.dead = notes_dead ? at<int>(space.dead) : nullptr;
     params.invalid = pointer<int>(tiles.invalid);
     params.batches = static_cast<int>(tiles.batch_stride == 0 ? 1 : call_.batch);
     params.heads = static_cast<int>(listed_heads());
@@ -144,6 +146,7 @@ class Launcher {
     params.launches = static_cast<int>(space.launches);
     params.form = form;
     params.has_diagonal = has_diagonal(call_);
+    if (notes_dead) launch("tile_lists", "clear_dead_tiles", grid(1), 1, 0, params);
     const int64_t lists = int64_t(params.batches) * params.heads * params.query_blocks;
     launch("tile_lists", "prepare_tile_lists", grid(ceil_div(lists, kListsPerBlock)), kPrepareListsThreads,
            bitmap_bytes(params.key_tiles), params);

@@ -63,10 +63,18 @@ __device__ __forceinline__ void prepare_list(const PrepareListsParams& params, i
     if (above & 1) entries[place] = static_cast<unsigned short>(tile);
     written += __popc(bits);
   }
-  if (lane == 0) params.counts[index] = written;
+  if (lane == 0) {
+    params.counts[index] = written;
+    if (params.dead && written <= last) *params.dead = 1;
+  }
 }
 
 }  // namespace common
+
+// Before `prepare_tile_lists` where that notes whether there are dead tiles.
+extern "C" __global__ void clear_dead_tiles(const __grid_constant__ common::PrepareListsParams params) {
+  *params.dead = 0;
+}
 
 extern "C" __global__ void __launch_bounds__(common::kPrepareListsThreads)
     prepare_tile_lists(const __grid_constant__ common::PrepareListsParams params) {

@@ -37,6 +37,7 @@ struct PrepareListsParams {
   unsigned short* entries;
   int* counts;
   int* next;     // (launches) of the attention kernel: set to 0
+  int* dead;     // set to 1 where a list leaves out a tile and else to 0, or null
   int* invalid;  // set to 1 when a count or a tile is out of range or a tile is given twice, or null
   int batches, heads, query_blocks, key_tiles;
   int causal, launches;

@@ -26,6 +26,8 @@ bool biased(const AttentionCall& call) { return call.mode == k4b || call.mask.el
 struct Tile {
   int head_dim, block_m, block_n, row_bytes, threads, shared_bytes;
 
+  bool covers_the_same(const Tile& other) const { return block_m == other.block_m && block_n == other.block_n; }
+
   template <class Shape>
   static constexpr Tile of() {
     return {Shape::kHeadDim, Shape::kBlockM, Shape::kBlockN, Shape::kRowBytes, Shape::kThreads, Shape::kSharedBytes};
@@ -65,7 +67,7 @@ class AttentionLauncher final : public Launcher {
 
  private:
   void prepare() const override {
-    if (listed(call_)) prepare_lists(workspace_.lists, ListForm::in_order);
+    if (listed(call_)) prepare_lists(workspace_.lists, ListForm::in_order, one_of_two());
     if (one_pass_keys())
       one_pass();
     else
@@ -74,8 +76,7 @@ class AttentionLauncher final : public Launcher {
   }
 
   void attend() const override {
-    if (call_.mode == kPrecise) return precise_attention();
-    if (call_.mode == k8b) return attention(workspace_.chunk, 0, programmatic_);
+    if (call_.mode != k4b) return attention(workspace_.chunk, 0, programmatic_);
     Chunk chunk = workspace_.chunk;
     int64_t launches = 0;
     for (int64_t head = 0; head < workspace_.q_slices; head += workspace_.chunk.heads) {
@@ -108,7 +109,7 @@ class AttentionLauncher final : public Launcher {
     OnePassParams params{};
     params.statistics = statistics_params(share.blocks);
     params.quantize = quantize_params();
-    params.tensors = call_.mode == kPrecise ? 1 : 2;
+    params.tensors = precise() ? 1 : 2;
     params.units = share.units;
     launch("one_pass", kernel("one_pass"), grid(share.blocks * params.tensors * workspace_.kv_slices), kQuantizeThreads,
            share.units * kUnitBytes, params, {programmatic_, static_cast<unsigned>(share.blocks)});
@@ -132,7 +133,7 @@ class AttentionLauncher final : public Launcher {
 
   void statistics() const {
     StatisticsParams params = statistics_params(statistics_cluster());
-    launch("statistics", (call_.mode == kPrecise ? "statistics_k_" : "statistics_") + element_,
+    launch("statistics", (precise() ? "statistics_k_" : "statistics_") + element_,
            grid(params.cluster_blocks * workspace_.kv_slices), kStatisticsThreads, 0, params,
            {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
   }
@@ -207,12 +208,35 @@ class AttentionLauncher final : public Launcher {
            kDeltaThreads, 0, params);
   }
 
+  bool precise() const { return call_.mode == kPrecise; }
+  Tile listed_tile() const {
+    return precise() ? Tile::precise_of_one_block<ListedShape>(head_dim_) : Tile::listed(head_dim_);
+  }
+  Tile dense_tile() const {
+    if (precise())
+      return recording(call_) ? Tile::precise_of_one_block<RecordingShape>(head_dim_) : Tile::precise(head_dim_);
+    const bool plain = !call_.causal && !biased(call_) && !recording(call_);  // a step's keys lie in one tile then
+    return plain ? Tile::of<true>(head_dim_) : Tile::of<false>(head_dim_);
+  }
+
+  // Whether this call with lists is the dense kernel's if they leave out nothing (sm90/tiles.h).
+  bool one_of_two() const { return !dense_tile().covers_the_same(listed_tile()); }
+
   // `number`: of the call's launches of this kernel.
   void attention(const Chunk& chunk, int64_t number, bool programmatic) const {
-    const bool plain = !call_.causal && !biased(call_) && !recording(call_);  // a step's keys lie in one tile then
-    const Tile tile = listed(call_) ? Tile::listed(head_dim_)
-                      : plain       ? Tile::of<true>(head_dim_)
-                                    : Tile::of<false>(head_dim_);
+    if (!listed(call_) || one_of_two()) attention(dense_tile(), false, chunk, number, programmatic);
+    if (listed(call_)) attention(listed_tile(), true, chunk, number, programmatic);
+  }
+  void attention(const Tile& tile, bool walks_lists, const Chunk& chunk, int64_t number, bool programmatic) const {
+    if (precise())
+      precise_attention(tile, walks_lists);
+    else
+      scaled_attention(tile, walks_lists, chunk, number, programmatic);
+  }
+
+  // V in E4M3.
+  void scaled_attention(const Tile& tile, bool walks_lists, const Chunk& chunk, int64_t number,
+                        bool programmatic) const {
     AttentionParams params = attention_params(tile, chunk, number);
     const int key_bytes = tile.block_n % 128 == 0 ? 128 : 64;
     params.v_map = map(workspace_.v_fp8, workspace_.key_row_bytes, workspace_.v_rows, workspace_.kv_slices,
@@ -220,19 +244,16 @@ class AttentionLauncher final : public Launcher {
     params.v_scale = at<float>(workspace_.v_scale);
     params.v_mean = at<float>(workspace_.v_mean);
     params.delta_s = call_.mode == k4b ? at<float>(workspace_.delta_s) : nullptr;
-    launch_attention("attention_d" + std::to_string(head_dim_), "", tile, params, programmatic);
+    launch_attention("attention_d" + std::to_string(head_dim_), "", tile, walks_lists, params, programmatic);
   }
 
   // The precise mode: V is read where it is.
-  void precise_attention() const {
-    const Tile tile = listed(call_)      ? Tile::precise_of_one_block<ListedShape>(head_dim_)
-                      : recording(call_) ? Tile::precise_of_one_block<RecordingShape>(head_dim_)
-                                         : Tile::precise(head_dim_);
+  void precise_attention(const Tile& tile, bool walks_lists) const {
     Chunk chunk = workspace_.chunk;
     chunk.tiles = static_cast<int>(ceil_div(call_.q_length, tile.block_m));
     AttentionParams params = attention_params(tile, chunk, 0);
     params.v_map = v_map(tile);
-    launch_attention("precise_d" + std::to_string(head_dim_), "_" + element_, tile, params, programmatic_);
+    launch_attention("precise_d" + std::to_string(head_dim_), "_" + element_, tile, walks_lists, params, programmatic_);
   }
 
   AttentionParams attention_params(const Tile& tile, const Chunk& chunk, int64_t number) const {
@@ -259,13 +280,14 @@ class AttentionLauncher final : public Launcher {
     params.element = call_.element;
     params.lists = prepared_lists(workspace_.lists, number);
     params.gaps = pointer<float>(call_.gaps);
+    params.dead = listed(call_) && one_of_two() ? at<int>(workspace_.lists.dead) : nullptr;
     return params;
   }
 
-  void launch_attention(const std::string& cubin, const std::string& suffix, const Tile& tile, AttentionParams& params,
-                        bool programmatic) const {
+  void launch_attention(const std::string& cubin, const std::string& suffix, const Tile& tile, bool walks_lists,
+                        AttentionParams& params, bool programmatic) const {
     const int64_t work = int64_t(params.chunk.heads) * params.chunk.tiles;
-    const char* order = listed(call_) ? "_listed" : recording(call_) ? "_recording" : call_.causal ? "_causal" : "";
+    const char* order = walks_lists ? "_listed" : recording(call_) ? "_recording" : call_.causal ? "_causal" : "";
     launch(cubin, cubin + suffix + order + (biased(call_) ? "_biased" : ""),
            grid(std::min<int64_t>(work, driver::multiprocessor_count(call_.device))), tile.threads, tile.shared_bytes,
            params, {programmatic});

@@ -51,7 +51,8 @@ struct AttentionParams {
   int element;          // of out
   PreparedLists lists;  // of listed kernels alone
   float* gaps;          // (batch * q_heads, tiles of queries, of keys): of recording kernels alone
-  int padding[4];
+  const int* dead;      // whether the lists leave out a tile, where that decides which of two kernels runs; or null
+  int padding[2];
 };
 static_assert(sizeof(AttentionParams) == 640, "the padding fills the alignment of TensorMap");
 

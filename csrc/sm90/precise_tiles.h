@@ -15,6 +15,7 @@ template <int kHeadDim_, bool kOfOneBlock = false>
 struct PreciseShape {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kListed = false;
+  static constexpr bool kOneOfTwo = kHeadDim < 256 && !kOfOneBlock;  // may be launched beside a listed kernel
   static constexpr bool kRecords = false;
   static constexpr bool kScaledValues = false;
   // Consumer warpgroups of 64 query rows: three, which hide each other's latencies, where their registers suffice.

@@ -20,9 +20,10 @@ constexpr int kScalesPerBlock = 4;
 template <int kHeadDim_, bool kPlain>
 struct TileShape {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr bool kListed = false;       // walks over tile lists
-  static constexpr bool kRecords = false;      // notes the gaps of tiles
-  static constexpr bool kScaledValues = true;  // E4M3, transposed
+  static constexpr bool kListed = false;                        // walks over tile lists
+  static constexpr bool kOneOfTwo = kHeadDim_ == 64 && kPlain;  // may be launched beside a listed kernel
+  static constexpr bool kRecords = false;                       // notes the gaps of tiles
+  static constexpr bool kScaledValues = true;                   // E4M3, transposed
   static constexpr int kBlockM = sm90::kBlockM;
   static constexpr int kThreads = sm90::kThreads;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of a thread
@@ -57,9 +58,14 @@ struct TileShape {
 // A shape whose kernels walk over tile lists. Only their producer reads these: what the consumers have to know of a
 // work tile (its index and its number of key tiles) lies beside its Q, and the number of each key tile beside its
 // stage.
+//
+// A call whose dense kernel has another tile is one of two kernels': both are launched, and the dense one runs if the
+// lists leave out nothing. So such calls cost nothing, and have the bits of dense ones. Elsewhere the listed kernel
+// does that, and the dense one has no test, for which ptxas would order its loop otherwise.
 template <class Dense>
 struct ListedShape : Dense {
   static constexpr bool kListed = true;
+  static constexpr bool kOneOfTwo = Dense::kHeadDim < (Dense::kScaledValues ? 128 : 256);
   static constexpr int kWorkOffset = Dense::kSharedBytes - Dense::kAlignment;
   static constexpr int kWorkBytes = 8;
   static constexpr int kKeyTileOffset = kWorkOffset + kQBuffers * kWorkBytes;

@@ -59,19 +59,25 @@ for head_dim in (64, 128, 256):
     wanted = dict(dense, tiles_key_tiles=5)
     wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
     room = wanted["workspace_bytes"] - _C.workspace_bytes(**dense)
-    assert 2 * 3 * 2 * (5 * 2 + 4) <= room <= 2 * 3 * 2 * (5 * 2 + 4) + 4 + 3 * 256, room
+    assert 2 * 3 * 2 * (5 * 2 + 4) <= room <= 2 * 3 * 2 * (5 * 2 + 4) + 4 + 4 + 4 * 256, room
     _C.attention(**wanted)
 """)
         launched = kernels.calls("cuLaunchKernelEx")
         kernels.log.unlink()
         first = [at for at, line in enumerate(launched) if line.startswith("prepare_tile_lists ")]
-        assert len(first) == 3 and first[0] == 0 and len(launched) % 3 == 0
+        cleared = [at + 1 for at, line in enumerate(launched) if line.startswith("clear_dead_tiles ")]
+        assert len(first) == 3 and first[0] == (first[0] in cleared) and set(cleared) <= set(first)
         lists = 2 if shared else 2 * 3 * 2
         assert all(f" grid {-(-lists // 8)},1,1 block 256,1,1 shared 32 " in launched[at] for at in first)
         if architecture.name == "sm90":  # where these are kernels of their own
-            attention = [line.split()[0] for line in launched if "_listed" in line]
-            assert len(attention) == 3
+            attention = [line.split()[0] for line in launched if line.startswith(("attention", "precise"))]
+            listed = [name for name in attention if "_listed" in name]
+            assert len(listed) == 3
             assert all(name.endswith("_biased") == (mask or mode == "4b") for name in attention)
+            # The dense kernel runs if no tile is left out: beside the listed one where its tile is another.
+            dense = [name for name in attention if "_listed" not in name]
+            assert len(dense) == len(cleared) == {"8b": int(not causal and not mask), "4b": 0, "precise": 2}[mode]
+            assert all("_causal" in name for name in dense) == (causal or not dense)
 
 
 def test_a_recording_call_is_launched_as_a_dense_one(kernels: Binding, architecture: kernel_table.Architecture) -> None:

@@ -138,7 +138,8 @@ class _Chunk:
 def _chunks(module: ModuleType, request: AttentionRequest, bound: int) -> tuple[_Chunk, ...]:
     """The parts in which to compute a call, each with at most `bound` bytes of workspace where possible.
 
-    Heads are computed alike whatever others are in a call. Where an entry of the batch has to be divided each part has
+    Heads are computed alike whatever others are in a call, but for tile lists: where those of a part leave out nothing,
+    sm90 may take its dense kernel, whose last bits may differ. Where an entry of the batch has to be divided each part has
     one entry, since the LSE's heads lie one after another.
     """
     batch, kv_heads = range(request.batch), range(request.kv_heads)

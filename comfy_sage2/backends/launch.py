@@ -139,8 +139,8 @@ def _chunks(module: ModuleType, request: AttentionRequest, bound: int) -> tuple[
     """The parts in which to compute a call, each with at most `bound` bytes of workspace where possible.
 
     Heads are computed alike whatever others are in a call, but for tile lists: where those of a part leave out nothing,
-    sm90 may take its dense kernel, whose last bits may differ. Where an entry of the batch has to be divided each part has
-    one entry, since the LSE's heads lie one after another.
+    sm90 may take its dense kernel, whose last bits may differ. Where an entry of the batch has to be divided each part
+    has one entry, since the LSE's heads lie one after another.
     """
     batch, kv_heads = range(request.batch), range(request.kv_heads)
 

@@ -36,8 +36,8 @@ each_head_dim = pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
 RAGGED = (333, 700)  # 3 blocks of queries and 6 tiles of keys, the last of 77 and of 60
 # Integer scores are the reference's. In 4 bits the correction for smoothed queries is rounded to fp16 on the way.
 ROUNDING = {"8b": (2e-3, 1e-4), "4b": (1e-2, 2e-3), "precise": (2e-3, 1e-4)}
-# The share of tiles whose largest score has an element next to a tie, rounded the other way, and what that may cost. 14 %
-# were seen with 20,000 keys, whose mean the kernels sum in another order.
+# The share of tiles whose largest score has an element next to a tie, rounded the other way, and what that may cost.
+# 14 % were seen with 20,000 keys, whose mean the kernels sum in another order.
 TIES, COST_OF_A_TIE = 0.2, {"8b": 2.0, "4b": 8.0, "precise": 2.0}
 
 

@@ -9,11 +9,18 @@
       KERNEL_NAME(attention_d, KERNEL_NAME(HEAD_DIM, suffix))(const __grid_constant__ sm90::AttentionParams params) { \
     sm90::attention_kernel<Shape, causal, biased>(params);                                                            \
   }
-using PlainShape = sm90::TileShape<HEAD_DIM, true>;
+using WideShape = sm90::TileShape<HEAD_DIM, true>;
 using Shape = sm90::TileShape<HEAD_DIM, false>;
-ATTENTION_KERNEL(, PlainShape, false, false)
+ATTENTION_KERNEL(, WideShape, false, false)
+ATTENTION_KERNEL(_biased, WideShape, false, true)
+#if HEAD_DIM == 64
+ATTENTION_KERNEL(_narrow, Shape, false, false)
+ATTENTION_KERNEL(_narrow_biased, Shape, false, true)
+#endif
+#if HEAD_DIM <= 128
+ATTENTION_KERNEL(_quantizing, sm90::QuantizingShape<Shape>, false, false)
+#endif
 ATTENTION_KERNEL(_causal, Shape, true, false)
-ATTENTION_KERNEL(_biased, Shape, false, true)
 ATTENTION_KERNEL(_causal_biased, Shape, true, true)
 ATTENTION_KERNEL(_listed, sm90::ListedShape<Shape>, false, false)
 ATTENTION_KERNEL(_listed_biased, sm90::ListedShape<Shape>, false, true)

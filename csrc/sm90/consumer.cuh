@@ -5,6 +5,7 @@
 #include "sm90/gap_recorder.cuh"
 #include "sm90/key_list.cuh"
 #include "sm90/key_order.cuh"
+#include "sm90/query_quantizer.cuh"
 #include "sm90/shared_storage.cuh"
 #include "sm90/wgmma.cuh"
 
@@ -18,10 +19,17 @@ struct Consumer {
   // 256.
   static constexpr bool kHalves = Shape::kHeadDim > 128;
   static constexpr int kLastColumns = (kHalves ? 128 : Shape::kHeadDim) + 8;
+  static constexpr bool kHasMask = kBiased && !Shape::kRecords;  // the call may have one
   // What is fastest differs between head_dim 64 and 128, for reasons that lie in ptxas's order of instructions
   // (csrc/NOTES.md).
   static constexpr bool kWide = Shape::kHeadDim >= 128;
-  static constexpr bool kByRow = !kBiased && (!kWide || Shape::kListed || (kHalves && kCausal));
+  static constexpr bool kByRow =
+      kWide ? !kBiased && (Shape::kListed || Shape::kQuantizesQ || (kHalves && kCausal)) : !kBiased || kBlockN > kTileN;
+  // K's scales of a step are read in the step before, with a mask ahead of the vote on its marks: before the wait for
+  // the values or behind it.
+  static constexpr bool kScalesBefore = kWide || (kBiased && kBlockN == kTileN);
+  static constexpr bool kScalesBehind = !kWide && kBiased && kBlockN > kTileN;
+  static constexpr bool kScalesAhead = kScalesBefore || kScalesBehind;
 
   const AttentionParams& params;
   const SharedStorage<Shape>& storage;
@@ -106,6 +114,10 @@ struct Consumer {
     for (int i = 0; i < kCount; ++i) total[i] = fmaf(total[i], rescale[(i / 2) % 2], part[i]);
   }
 
+  __device__ __forceinline__ bool is_mask_for_all_queries() const {
+    return params.delta_s == nullptr && params.mask.query_stride == 0;
+  }
+
   __device__ __forceinline__ void softmax_last(const WorkTile& tile, int key_tile) {
     const int first_key = key_tile * kBlockN + 2 * lane;
     int limit[2];
@@ -115,15 +127,29 @@ struct Consumer {
                                                    : params.kv_length;
     float scale[kScales];
     scales_without_marks(scale);
+    if constexpr (kHasMask) {
+      if (is_mask_for_all_queries()) {
+        const KeyTerms<kBlockN> terms(params, tile, key_tile * kBlockN);
+        return softmax_tile_with_terms<kBlockN, true>(scores, state, q_scale, scale, first_key, limit, terms);
+      }
+    }
     const Bias<kBiased> bias(params, tile, row);
-    bias.template visit<!Shape::kRecords>(
+    bias.template visit<kHasMask>(
         [&](const auto& term) { softmax_last_tile<kBlockN>(scores, state, q_scale, scale, first_key, limit, term); });
   }
   __device__ __forceinline__ void softmax_biased(const WorkTile& tile, int key_tile) {
     float scale[kScales];
     scales_without_marks(scale);
+    if constexpr (kHasMask) {
+      if (is_mask_for_all_queries()) {
+        const int limit[2] = {};  // there is none
+        const KeyTerms<kBlockN> terms(params, tile, key_tile * kBlockN);
+        return softmax_tile_with_terms<kBlockN, false>(scores, state, q_scale, scale, key_tile * kBlockN + 2 * lane,
+                                                       limit, terms);
+      }
+    }
     const Bias<kBiased> bias(params, tile, row);
-    bias.template visit<!Shape::kRecords>([&](const auto& term) {
+    bias.template visit<kHasMask>([&](const auto& term) {
       softmax_biased_tile<kBlockN>(scores, state, q_scale, scale, key_tile * kBlockN + 2 * lane, params.kv_length,
                                    term);
     });
@@ -189,20 +215,16 @@ struct Consumer {
     record(key_tile);
     release(storage.empty(stage));
     pack_probabilities<kBlockN>(scores, packed);
-    if constexpr (kWide) load_k_scale(steps % Shape::kStages);
+    if constexpr (kScalesAhead) load_k_scale(steps % Shape::kStages);
   }
 
   // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
   // next hides the values' product. So do steps that a mask leaves as they are. They are told apart before the products
   // are issued, as ptxas needs registers for both ways once the values are in flight. All four warps of a group, which
-  // issue a product together, go the same way: their scales are of the same blocks. A biased kernel that records has
-  // additive terms in every step.
+  // issue a product together, go the same way: their scales are of the same blocks.
   __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
     const int stage = take_stage();
-    if constexpr (!kWide) load_k_scale(stage);
-    if constexpr (kBiased) {
-      if (Shape::kRecords || is_biased()) return step_biased(tile, key_tile, stage, result);
-    }
+    if constexpr (!kScalesAhead) load_k_scale(stage);
     const float rescale[2] = {state.rescale[0], state.rescale[1]};
     issue_products(stage, result);
     wgmma_wait_group<1>();
@@ -214,18 +236,35 @@ struct Consumer {
     softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
     record(key_tile);
     unsigned short upper[kBlockN / 8];
-    if constexpr (kWide) {
-      load_k_scale(steps % Shape::kStages);
-    } else {
+    if constexpr (!kWide) {
       pack_upper<kBlockN>(scores, upper);
       wait_for_stage();
     }
+    if constexpr (kScalesBefore) load_k_scale(steps % Shape::kStages);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(result);
+    if constexpr (kScalesBehind) load_k_scale(steps % Shape::kStages);
     release(storage.empty(stage));
     if constexpr (kWide) pack_probabilities<kBlockN>(scores, packed);
     accumulate(last, result, rescale);
     if constexpr (!kWide) pack_lower<kBlockN>(scores, upper, packed);
+  }
+
+  // All steps but the first of a work tile. Those that a mask leaves as they are run in a loop of their own, for which
+  // ptxas finds as good an order as without masks. Additive terms that are not a mask's are in every step.
+  __device__ __forceinline__ void steps_of(const WorkTile& tile, const KeyOrder<Shape, kCausal>& order,
+                                           float (&result)[kLastColumns / 2]) {
+    int left = tile.key_tiles - 2;
+    if constexpr (kBiased) {
+      while (true) {
+        for (; left >= 0 && kHasMask && !is_biased(); --left) step(tile, order[left], result);
+        if (left < 0) return;
+        step_biased(tile, order[left], take_stage(), result);
+        --left;
+      }
+    } else {
+      for (; left >= 0; --left) step(tile, order[left], result);
+    }
   }
 
   // The same for head dimensions above 128, one product after the other.
@@ -271,14 +310,32 @@ struct Consumer {
     return tile;
   }
 
+  // The rows that the group multiplies. The products of the tile before, which may not be over in its other warps, read
+  // the other buffer.
+  __device__ __forceinline__ void quantize_q(int buffer) {
+    mbarrier_wait(storage.elements_full(), tiles % 2);
+    const QueryQuantizer<Shape> quantizer(storage.elements(), storage.q(buffer), row, lane);
+    const auto loaded = [&] {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(storage.elements_empty());
+    };
+    if (params.element == kHalf)
+      quantizer.template run<__half>(params.scale, q_scale, loaded);
+    else
+      quantizer.template run<__nv_bfloat16>(params.scale, q_scale, loaded);
+    fence_proxy_async_shared();
+    warpgroup_barrier(1 + group);
+  }
+
   __device__ __forceinline__ void begin_tile() {
     const PipelineState<kQBuffers> q(tiles);
     mbarrier_wait(storage.q_full(q.index), q.phase);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       state.maximum[i] = kNegativeInfinity;
-      q_scale[i] = ld_shared(storage.q_scale(q.index) + 4 * (row + 8 * i));
+      if constexpr (!Shape::kQuantizesQ) q_scale[i] = ld_shared(storage.q_scale(q.index) + 4 * (row + 8 * i));
     }
+    if constexpr (Shape::kQuantizesQ) quantize_q(q.index);
 #pragma unroll
     for (float& x : first_half) x = 0.f;
 #pragma unroll
@@ -289,8 +346,9 @@ struct Consumer {
     WorkTile tile = known;
     if constexpr (Shape::kListed) tile = listed_tile(wait_for_work());  // anew, so that no register keeps it
     const int buffer = tiles++ % kQBuffers;
-    const Epilogue epilogue(params, tile, row, lane, state.maximum, last[kLastColumns / 2 - 4],
-                            last[kLastColumns / 2 - 2], storage.v_scale(buffer), storage.v_mean(buffer));
+    const Epilogue<Shape::kQuantizesQ> epilogue(params, tile, row, lane, state.maximum, last[kLastColumns / 2 - 4],
+                                                last[kLastColumns / 2 - 2], storage.v_scale(buffer),
+                                                storage.v_mean(buffer));
     if constexpr (kHalves) epilogue.store(first_half, 0);
     epilogue.store(last, kHalves ? 128 : 0);
     __syncwarp();
@@ -319,8 +377,8 @@ struct Consumer {
       float result[kLastColumns / 2];
 #pragma unroll
       for (float& x : result) x = 0.f;
-      if constexpr (kWide) load_k_scale(steps % Shape::kStages);
-      for (int left = tile.key_tiles - 2; left >= 0; --left) step(tile, order[left], result);
+      if constexpr (kScalesAhead) load_k_scale(steps % Shape::kStages);
+      steps_of(tile, order, result);
     }
     const int final = take_stage();
     values_of_stage(final);

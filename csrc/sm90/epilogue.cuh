@@ -6,6 +6,9 @@
 
 namespace sm90 {
 
+// `kLean`: no row is without keys, and values that are not finite are looked for once a row. Elsewhere ptxas's order of
+// the loop is worse for either (csrc/NOTES.md).
+template <bool kLean>
 class Epilogue {
  public:
   // `sum0`, `sum1`: the row sums of 448 * P in the quad's first thread. `v_scale`, `v_mean`: shared-memory addresses.
@@ -45,6 +48,7 @@ class Epilogue {
   __device__ __forceinline__ void store_as(const float (&accumulator)[kCount], int first_channel) const {
     const int batch = tile_.head / params_.q_heads, head = tile_.head - batch * params_.q_heads;
     T* slice = static_cast<T*>(params_.out.pointer) + batch * params_.out.batch_stride + head * params_.out.head_stride;
+    float largest = 0.f;
     T* rows[2] = {slice + query_[0] * params_.out.token_stride, slice + query_[1] * params_.out.token_stride};
 #pragma unroll
     for (int block = 0; block < kCount / 16; ++block) {
@@ -60,22 +64,28 @@ class Epilogue {
 #pragma unroll
           for (int i = 0; i < 8; ++i)
             x[i] = fmaf(accumulator[16 * block + i / 2 * 4 + 2 * row + i % 2], weight_[row] * scale[i],
-                        mean[i] * mean_weight_[row]);
+                        kLean ? mean[i] : mean[i] * mean_weight_[row]);
           if (query_[row] < params_.q_length) {
             store_vec8(rows[row] + channel, x);
-            note_nonfinite<T>(x);
+            if constexpr (kLean)
+              largest = max_nan(largest, amax_of(x));
+            else
+              note_nonfinite<T>(amax_of(x));
           }
         }
       }
     }
+    if constexpr (kLean) note_nonfinite<T>(largest);
   }
 
-  // At each store, and not once for the row: that gave the faster order of instructions (csrc/NOTES.md).
-  template <class T>
-  __device__ __forceinline__ void note_nonfinite(const float (&stored)[8]) const {
+  __device__ __forceinline__ float amax_of(const float (&x)[8]) const {
     float largest = 0.f;
 #pragma unroll
-    for (float x : stored) largest = max_nan(largest, fabsf(x));
+    for (float y : x) largest = max_nan(largest, fabsf(y));
+    return largest;
+  }
+  template <class T>
+  __device__ __forceinline__ void note_nonfinite(float largest) const {
     if (params_.nonfinite && is_nonfinite_as<T>(largest)) *params_.nonfinite = 1;
   }
 

@@ -32,11 +32,14 @@ struct Tile {
   static constexpr Tile of() {
     return {Shape::kHeadDim, Shape::kBlockM, Shape::kBlockN, Shape::kRowBytes, Shape::kThreads, Shape::kSharedBytes};
   }
-  template <bool kPlain>
+  template <bool kWide>
   static constexpr Tile of(int head_dim) {
-    return head_dim == 64    ? of<TileShape<64, kPlain>>()
-           : head_dim == 128 ? of<TileShape<128, kPlain>>()
-                             : of<TileShape<256, kPlain>>();
+    return head_dim == 64    ? of<TileShape<64, kWide>>()
+           : head_dim == 128 ? of<TileShape<128, kWide>>()
+                             : of<TileShape<256, kWide>>();
+  }
+  static constexpr Tile quantizing(int head_dim) {
+    return head_dim == 64 ? of<QuantizingShape<TileShape<64, false>>>() : of<QuantizingShape<TileShape<128, false>>>();
   }
   static constexpr Tile listed(int head_dim) {
     return head_dim == 64    ? of<ListedShape<TileShape<64, false>>>()
@@ -174,15 +177,17 @@ class AttentionLauncher final : public Launcher {
     return params;
   }
 
-  // What the one pass leaves.
+  // What the one pass and the attention kernel leave.
   void quantize() const {
     QuantizeParams params = quantize_params();
-    if (one_pass_keys())
-      launch("quantize_q", kernel("quantize_q"), grid(workspace_.query_tiles * workspace_.q_slices), kQuantizeThreads,
-             0, params, {programmatic_});
-    else
-      launch("quantize", kernel("quantize" + std::to_string(score_bits(call_.mode))), workspace_.quantize_grid,
+    if (quantizes_q()) params.q_blocks = 0;
+    const int64_t of_q = int64_t(params.q_blocks) * workspace_.q_slices;
+    const int64_t of_kv = one_pass_keys() ? 0 : (workspace_.k_blocks + workspace_.v_blocks) * workspace_.kv_slices;
+    if (of_kv != 0)
+      launch("quantize", kernel("quantize" + std::to_string(score_bits(call_.mode))), grid(of_q + of_kv),
              kQuantizeThreads, 0, params, {programmatic_});
+    else if (of_q != 0)
+      launch("quantize_q", kernel("quantize_q"), grid(of_q), kQuantizeThreads, 0, params, {programmatic_});
   }
 
   // The name of one that prepares tensors of this call.
@@ -209,14 +214,32 @@ class AttentionLauncher final : public Launcher {
   }
 
   bool precise() const { return call_.mode == kPrecise; }
+
+  // Whether there are so few keys that kernels for them are faster: at head_dim 64 where a step of 192 keys takes more
+  // keys that do not exist.
+  bool few_keys() const {
+    const bool narrower = head_dim_ != 64 || round_up(call_.kv_length, kTileN) < round_up(call_.kv_length, kWideTileN);
+    return call_.kv_length <= kFewKeys && narrower;
+  }
+  // Whether a step takes kWideTileN keys at head_dim 64.
+  bool wide() const {
+    return call_.mode == k8b && !call_.causal && !recording(call_) && call_.mask.query_stride == 0 && !few_keys();
+  }
+  // Whether the attention kernel quantizes Q: of whole calls alone, since others may have lost Q before it is launched.
+  bool quantizes_q() const {
+    return call_.mode == k8b && few_keys() && head_dim_ <= 128 && call_.phase == kWholeCall &&
+           call_.element != kFloat && call_.mask.element == kNone && !call_.causal && !call_.rotate && !call_.lse &&
+           !listed(call_) && !recording(call_);
+  }
+
   Tile listed_tile() const {
     return precise() ? Tile::precise_of_one_block<ListedShape>(head_dim_) : Tile::listed(head_dim_);
   }
   Tile dense_tile() const {
     if (precise())
       return recording(call_) ? Tile::precise_of_one_block<RecordingShape>(head_dim_) : Tile::precise(head_dim_);
-    const bool plain = !call_.causal && !biased(call_) && !recording(call_);  // a step's keys lie in one tile then
-    return plain ? Tile::of<true>(head_dim_) : Tile::of<false>(head_dim_);
+    if (quantizes_q()) return Tile::quantizing(head_dim_);
+    return wide() ? Tile::of<true>(head_dim_) : Tile::of<false>(head_dim_);
   }
 
   // Whether this call with lists is the dense kernel's if they leave out nothing (sm90/tiles.h).
@@ -252,14 +275,15 @@ class AttentionLauncher final : public Launcher {
     Chunk chunk = workspace_.chunk;
     chunk.tiles = static_cast<int>(ceil_div(call_.q_length, tile.block_m));
     AttentionParams params = attention_params(tile, chunk, 0);
-    params.v_map = v_map(tile);
+    params.v_map = element_map(call_.v, call_.kv_heads, call_.kv_length, tile.block_n);
     launch_attention("precise_d" + std::to_string(head_dim_), "_" + element_, tile, walks_lists, params, programmatic_);
   }
 
   AttentionParams attention_params(const Tile& tile, const Chunk& chunk, int64_t number) const {
     AttentionParams params{};
-    params.q_map = map(workspace_.q_int8, workspace_.columns, call_.q_length, workspace_.q_slices, workspace_.row_bytes,
-                       tile.row_bytes, tile.block_m);
+    params.q_map = quantizes_q() ? element_map(call_.q, call_.q_heads, call_.q_length, tile.block_m)
+                                 : map(workspace_.q_int8, workspace_.columns, call_.q_length, workspace_.q_slices,
+                                       workspace_.row_bytes, tile.row_bytes, tile.block_m);
     params.k_map = map(workspace_.k_int8, workspace_.columns, call_.kv_length, workspace_.kv_slices,
                        workspace_.row_bytes, tile.row_bytes, tile.block_n);
     params.q_scale = at<float>(workspace_.q_scale);
@@ -280,6 +304,7 @@ class AttentionLauncher final : public Launcher {
     params.element = call_.element;
     params.lists = prepared_lists(workspace_.lists, number);
     params.gaps = pointer<float>(call_.gaps);
+    params.scale = call_.scale;
     params.dead = listed(call_) && one_of_two() ? at<int>(workspace_.lists.dead) : nullptr;
     return params;
   }
@@ -287,24 +312,29 @@ class AttentionLauncher final : public Launcher {
   void launch_attention(const std::string& cubin, const std::string& suffix, const Tile& tile, bool walks_lists,
                         AttentionParams& params, bool programmatic) const {
     const int64_t work = int64_t(params.chunk.heads) * params.chunk.tiles;
-    const char* order = walks_lists ? "_listed" : recording(call_) ? "_recording" : call_.causal ? "_causal" : "";
-    launch(cubin, cubin + suffix + order + (biased(call_) ? "_biased" : ""),
+    const char* kind = walks_lists                                ? "_listed"
+                       : recording(call_)                         ? "_recording"
+                       : call_.causal                             ? "_causal"
+                       : quantizes_q()                            ? "_quantizing"
+                       : !precise() && head_dim_ == 64 && !wide() ? "_narrow"
+                                                                  : "";
+    launch(cubin, cubin + suffix + kind + (biased(call_) ? "_biased" : ""),
            grid(std::min<int64_t>(work, driver::multiprocessor_count(call_.device))), tile.threads, tile.shared_bytes,
            params, {programmatic});
   }
 
-  // V's tensor: channels, tokens, heads, batches. The stride of an axis of one element may be anything.
-  TensorMap v_map(const Tile& tile) const {
+  // A tensor of the caller: channels, tokens, heads, batches. The stride of an axis of one element may be anything.
+  TensorMap element_map(const TensorView& view, int64_t heads, int64_t tokens, int box_rows) const {
     const auto stride = [](int64_t elements, int64_t size) {
       constexpr int kElementBytes = 2, kSmallest = 16;
       return static_cast<uint64_t>(size > 1 ? elements * kElementBytes : kSmallest);
     };
-    const uint64_t sizes[] = {static_cast<uint64_t>(call_.head_dim), static_cast<uint64_t>(call_.kv_length),
-                              static_cast<uint64_t>(call_.kv_heads), static_cast<uint64_t>(call_.batch)};
-    const uint64_t strides[] = {stride(call_.v.token_stride, call_.kv_length),
-                                stride(call_.v.head_stride, call_.kv_heads), stride(call_.v.batch_stride, call_.batch)};
-    const uint32_t box[] = {kValueBox, static_cast<uint32_t>(tile.block_n), 1, 1};
-    return driver::encode_tensor_map(driver::MapElement::uint16, 4, call_.v.pointer, sizes, strides, box,
+    const uint64_t sizes[] = {static_cast<uint64_t>(call_.head_dim), static_cast<uint64_t>(tokens),
+                              static_cast<uint64_t>(heads), static_cast<uint64_t>(call_.batch)};
+    const uint64_t strides[] = {stride(view.token_stride, tokens), stride(view.head_stride, heads),
+                                stride(view.batch_stride, call_.batch)};
+    const uint32_t box[] = {kElementBox, static_cast<uint32_t>(box_rows), 1, 1};
+    return driver::encode_tensor_map(driver::MapElement::uint16, 4, view.pointer, sizes, strides, box,
                                      driver::MapSwizzle::bytes_128);
   }
 

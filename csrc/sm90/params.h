@@ -52,7 +52,8 @@ struct AttentionParams {
   PreparedLists lists;  // of listed kernels alone
   float* gaps;          // (batch * q_heads, tiles of queries, of keys): of recording kernels alone
   const int* dead;      // whether the lists leave out a tile, where that decides which of two kernels runs; or null
-  int padding[2];
+  float scale;          // softmax scale, for kernels that quantize Q
+  int padding;
 };
 static_assert(sizeof(AttentionParams) == 640, "the padding fills the alignment of TensorMap");
 

@@ -1,16 +1,10 @@
-// The attention mask's terms of a step's scores in the precise mode, in units of log2. A mask for all queries (a
-// padding mask) is read once by the warp; few registers hold the terms of one that differs from row to row.
+// The attention mask's terms of a step's scores in the precise mode. A mask for all queries is in KeyTerms; few
+// registers hold the terms of one that differs from row to row.
 #pragma once
 
-#include "common/scores.cuh"
-#include "sm90/tile_scheduler.cuh"
+#include "sm90/key_terms.cuh"
 
 namespace sm90 {
-
-constexpr int kTermsAtOnce = 4;  // keys of a thread whose terms are in registers together
-
-// A thread's keys are 8j and 8j + 1 behind its first, `key_distance(i)` the i-th.
-__device__ __forceinline__ constexpr int key_distance(int i) { return i / 2 * 8 + i % 2; }
 
 // `load` gives the terms of a thread's keys from the i-th on, in its two rows. With kLimited, some of the step's keys
 // may not exist: their terms are any.
@@ -20,75 +14,6 @@ struct NoTerms {
 #pragma unroll
     for (int i = 0; i < kTermsAtOnce; ++i) terms[0][i] = terms[1][i] = 0.f;
   }
-};
-
-// Where a head's mask is, in bytes.
-struct MaskSlice {
-  const Mask& mask;
-  const int element_bytes;
-  const char* start;
-
-  __device__ __forceinline__ MaskSlice(const AttentionParams& params, const WorkTile& tile)
-      : mask(params.mask),
-        element_bytes(mask.element == kBool    ? 1
-                      : mask.element == kFloat ? 4
-                                               : 2) {
-    const int batch = tile.head / params.q_heads, head = tile.head - batch * params.q_heads;
-    start =
-        static_cast<const char*>(mask.pointer) + (batch * mask.batch_stride + head * mask.head_stride) * element_bytes;
-  }
-
-  __device__ __forceinline__ i64 key_bytes() const { return mask.key_stride * element_bytes; }
-
-  // Calls `visitor` with a value of the mask's element type.
-  template <class Visitor>
-  __device__ __forceinline__ void visit(const Visitor& visitor) const {
-    switch (mask.element) {
-      case kBool:
-        return visitor(bool());
-      case kHalf:
-        return visitor(__half());
-      case kBfloat16:
-        return visitor(__nv_bfloat16());
-      default:
-        return visitor(float());
-    }
-  }
-};
-
-template <class T>
-__device__ __forceinline__ float term_at(const char* address, T) {
-  return mask_term(*reinterpret_cast<const T*>(address));
-}
-
-// Of a mask for all queries. The warp's lanes hold the terms of a step's keys, two of each 64 keys a lane.
-template <int kBlockN>
-class KeyTerms {
- public:
-  // `first_key`: of the step.
-  __device__ __forceinline__ KeyTerms(const AttentionParams& params, const WorkTile& tile, int first_key) {
-    const MaskSlice slice(params, tile);
-    slice.visit([&](auto type) {
-#pragma unroll
-      for (int i = 0; i < kBlockN / 32; ++i) {
-        const int key = first_key + i / 2 * 64 + 2 * (threadIdx.x % 32) + i % 2;
-        terms_[i] = term_at(slice.start + min(key, params.kv_length - 1) * slice.key_bytes(), type);
-      }
-    });
-  }
-
-  template <bool kLimited>
-  __device__ __forceinline__ void load(int first, float (&terms)[2][kTermsAtOnce]) const {
-#pragma unroll
-    for (int i = 0; i < kTermsAtOnce; ++i) {
-      const int pair = (first + i) / 2;
-      terms[0][i] = terms[1][i] =
-          __shfl_sync(0xffffffffu, terms_[pair / 8 * 2 + i % 2], pair % 8 * 4 + threadIdx.x % 4);
-    }
-  }
-
- private:
-  float terms_[kBlockN / 32];
 };
 
 // Of a mask with rows of its own for the queries. The branch for the element type keeps a group's terms apart from the

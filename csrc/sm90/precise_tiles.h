@@ -6,7 +6,6 @@
 namespace sm90 {
 
 constexpr int kPreciseRows = 384;  // a multiple of all kBlockM below: Q's scales are padded to it
-constexpr int kValueBox = 64;      // channels of V in a swizzled row of 128 bytes
 
 // `kOfOneBlock`: of the kernels that walk over tile lists (ListedShape) or note gaps (RecordingShape). Their work tile
 // is a block of 128 queries, that a list is for: with three warpgroups a work tile would have queries of two blocks,
@@ -18,6 +17,7 @@ struct PreciseShape {
   static constexpr bool kOneOfTwo = kHeadDim < 256 && !kOfOneBlock;  // may be launched beside a listed kernel
   static constexpr bool kRecords = false;
   static constexpr bool kScaledValues = false;
+  static constexpr bool kQuantizesQ = false;
   // Consumer warpgroups of 64 query rows: three, which hide each other's latencies, where their registers suffice.
   static constexpr int kConsumers = kHeadDim <= 128 && !kOfOneBlock ? 3 : 2;
   static constexpr int kBlockM = 64 * kConsumers;
@@ -32,8 +32,8 @@ struct PreciseShape {
   static constexpr int kArrivals = kScalesPerBlock * 4 * kConsumers;  // lanes that say that a stage is free
   static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;   // swizzled rows of Q and K
   static constexpr int kColumnBoxes = kHeadDim / kRowBytes;
-  static constexpr int kValueBoxes = kHeadDim / kValueBox;
-  static constexpr int kValueBoxBytes = kBlockN * kValueBox * 2;
+  static constexpr int kValueBoxes = kHeadDim / kElementBox;
+  static constexpr int kValueBoxBytes = kBlockN * kElementBoxBytes;
   static constexpr int kQBytes = kBlockM * kHeadDim;
   static constexpr int kKBytes = kBlockN * kHeadDim;
   static constexpr int kVBytes = kBlockN * kHeadDim * 2, kCopiedVBytes = kVBytes;

@@ -21,6 +21,10 @@ __device__ __forceinline__ void begin_pipelines(const AttentionParams& params, c
     mbarrier_init(storage.q_full(i), 1);
     mbarrier_init(storage.q_empty(i), Shape::kArrivals);
   }
+  if constexpr (Shape::kQuantizesQ) {
+    mbarrier_init(storage.elements_full(), 1);
+    mbarrier_init(storage.elements_empty(), kConsumerWarps);
+  }
   for (int i = 0; i < Shape::kStages; ++i) {
     mbarrier_init(storage.full(i), 1);
     mbarrier_init(storage.empty(i), Shape::kArrivals);
@@ -36,25 +40,42 @@ struct Producer {
   const SharedStorage<Shape>& storage;
   unsigned tiles = 0, steps = 0;
 
+  // Q as it is, for consumers that quantize it.
+  __device__ __forceinline__ void load_elements(const WorkTile& tile) {
+    const unsigned full = storage.elements_full();
+    const int batch = tile.head / params.q_heads, head = tile.head - batch * params.q_heads;
+    mbarrier_wait(storage.elements_empty(), tiles % 2 ^ 1);
+    arrive_and_expect_tx(full, Shape::kElementBytes);
+#pragma unroll
+    for (int box = 0; box < Shape::kElementBoxes; ++box)
+      tma_load_4d(storage.elements() + box * Shape::kBlockM * kElementBoxBytes, &params.q_map, full, box * kElementBox,
+                  tile.first_row, head, batch);
+  }
+
   // `index`: of the work tile.
   __device__ __forceinline__ void load_q(const WorkTile& tile, int index) {
+    if constexpr (Shape::kQuantizesQ) load_elements(tile);
     const PipelineState<kQBuffers> state(tiles++);
     const unsigned full = storage.q_full(state.index);
     const int channel_bytes = Shape::kScaledValues ? params.head_dim * 4 : 0;
     const i64 channels = i64(tile.kv_head) * params.head_dim;
     mbarrier_wait(storage.q_empty(state.index), state.phase ^ 1);
     if constexpr (Shape::kListed) st_shared_v2_s32(storage.work(state.index), make_int2(index, tile.key_tiles));
-    arrive_and_expect_tx(full, Shape::kQBytes + 4 * Shape::kBlockM + 2 * channel_bytes);
-    bulk_copy_g2s(storage.q_scale(state.index), params.q_scale + i64(tile.head) * params.q_scale_rows + tile.first_row,
-                  4 * Shape::kBlockM, full);
+    constexpr int kQuantizedBytes = Shape::kQuantizesQ ? 0 : Shape::kQBytes + 4 * Shape::kBlockM;
+    arrive_and_expect_tx(full, kQuantizedBytes + 2 * channel_bytes);
+    if constexpr (!Shape::kQuantizesQ)
+      bulk_copy_g2s(storage.q_scale(state.index),
+                    params.q_scale + i64(tile.head) * params.q_scale_rows + tile.first_row, 4 * Shape::kBlockM, full);
     if constexpr (Shape::kScaledValues) {
       bulk_copy_g2s(storage.v_scale(state.index), params.v_scale + channels, channel_bytes, full);
       bulk_copy_g2s(storage.v_mean(state.index), params.v_mean + channels, channel_bytes, full);
     }
+    if constexpr (!Shape::kQuantizesQ) {
 #pragma unroll
-    for (int box = 0; box < Shape::kColumnBoxes; ++box)
-      tma_load_3d(storage.q(state.index) + box * Shape::kBlockM * Shape::kRowBytes, &params.q_map, full,
-                  box * Shape::kRowBytes, tile.first_row, tile.head);
+      for (int box = 0; box < Shape::kColumnBoxes; ++box)
+        tma_load_3d(storage.q(state.index) + box * Shape::kBlockM * Shape::kRowBytes, &params.q_map, full,
+                    box * Shape::kRowBytes, tile.first_row, tile.head);
+    }
   }
 
   __device__ __forceinline__ void load_k(const WorkTile& tile, int key_tile, int stage) {
@@ -77,8 +98,8 @@ struct Producer {
       const int batch = tile.kv_head / params.kv_heads, head = tile.kv_head - batch * params.kv_heads;
 #pragma unroll
       for (int box = 0; box < Shape::kValueBoxes; ++box)
-        tma_load_4d(storage.v(stage) + box * Shape::kValueBoxBytes, &params.v_map, storage.full(stage), box * kValueBox,
-                    key_tile * Shape::kBlockN, head, batch);
+        tma_load_4d(storage.v(stage) + box * Shape::kValueBoxBytes, &params.v_map, storage.full(stage),
+                    box * kElementBox, key_tile * Shape::kBlockN, head, batch);
     }
   }
 

@@ -96,6 +96,18 @@ __device__ __forceinline__ float4 ld_shared_v4(unsigned address) {
                : "memory");
   return x;
 }
+__device__ __forceinline__ uint4 ld_shared_v4_u32(unsigned address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ void st_shared_v4_u32(unsigned address, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
 // What all lanes of a warp want, read by lane 0: it arrives for the place, which is written over after that.
 __device__ __forceinline__ int ld_shared_s32_by_lane_0(unsigned address) {
   int x = 0;
@@ -121,6 +133,11 @@ __device__ __forceinline__ void prefetch_tma_descriptor(const TensorMap* map) {
 // Ordinary stores to shared memory become visible to the tensor cores and the copy engine.
 __device__ __forceinline__ void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// All threads of a warpgroup. __syncthreads has the barrier 0.
+__device__ __forceinline__ void warpgroup_barrier(int number) {
+  asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
 
 template <int kRegisters>

@@ -52,6 +52,13 @@ __device__ __forceinline__ float inverse_or_zero(float amax) {
   return amax < 1e-36f ? 0.f : fmaf(rest, quotient * (1.f / Format::kMaximum), quotient);
 }
 
+// Of a group of Q's tokens, for the largest magnitude of its values: with the softmax scale and log2(e).
+template <class Format, int kLanes>
+__device__ __forceinline__ float folded_scale(float softmax_scale, float amax) {
+  constexpr float kFactor = 1.f / Format::kMaximum * (Format::kRotated ? Rotation<kLanes>::kInverseSize : 1.f);
+  return amax * kFactor * softmax_scale * kLog2E;
+}
+
 // For the lower and the upper four of a thread's channels.
 template <class Format, int kLanes>
 __device__ __forceinline__ float2 inverses_of(float inverse) {
@@ -65,7 +72,7 @@ __device__ __forceinline__ float2 inverses_of(float inverse) {
 // Rounded to the nearest integer, half to even, in the low byte of the sum. The product is rounded by itself: so a
 // value that lies halfway stays there although the inverse is rounded. Rotated values do not often lie there.
 template <class Format>
-__device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8], float2 inverses) {
+__device__ __forceinline__ uint2 int8_of(const float (&x)[8], float2 inverses) {
   constexpr float kMagic = 12582912.f;  // 1.5 * 2^23
   unsigned words[2];
 #pragma unroll
@@ -85,7 +92,11 @@ __device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8],
     }
     words[word] = __byte_perm(__byte_perm(n[0], n[1], 0x0040), __byte_perm(n[2], n[3], 0x0040), 0x5410);
   }
-  *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  return make_uint2(words[0], words[1]);
+}
+template <class Format>
+__device__ __forceinline__ void store_int8(signed char* to, const float (&x)[8], float2 inverses) {
+  *reinterpret_cast<uint2*>(to) = int8_of<Format>(x, inverses);
 }
 
 // One warp-wide view of a tile: kLanes threads read a token of up to 8 * kLanes channels.

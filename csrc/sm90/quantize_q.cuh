@@ -18,13 +18,6 @@ __device__ __forceinline__ void store_lse_shift(const QuantizeParams& params, i6
   if (valid && threadIdx.x % kLanes == 0) params.lse_shift[token_index] = dot * params.scale;
 }
 
-// Of a group of tokens, for the largest magnitude of its values.
-template <class Format, int kLanes>
-__device__ __forceinline__ float folded_scale(const QuantizeParams& params, float amax) {
-  constexpr float kFactor = 1.f / Format::kMaximum * (Format::kRotated ? Rotation<kLanes>::kInverseSize : 1.f);
-  return amax * kFactor * params.scale * kLog2E;
-}
-
 // The mean of the block's tokens, which is also stored for the correction (paper equation 3). Threads past head_dim get
 // zeros.
 template <class T, int kLanes>
@@ -94,7 +87,7 @@ __device__ __forceinline__ void quantize_q_per_thread(const QuantizeParams& para
     for (int i = 0; i < 4; ++i) amax = max_nan(amax, token_amax[local / 32 * 32 + local % 8 + 8 * i]);
     if (lanes.channel == 0)
       params.q_scale[i64(slice.index) * params.q_scale_rows + first + local] =
-          folded_scale<Format, kLanes>(params, amax);
+          folded_scale<Format, kLanes>(params.scale, amax);
     if (lanes.active)
       store_int8<Format>(params.q_int8 + (first_index + local) * params.row_bytes + lanes.channel, values,
                          inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax)));
@@ -156,7 +149,8 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
       if constexpr (Format::kRotated) rotation.transform(values);
       const float amax = amax_of_token<kLanes>(amax_of_vec8(values));
       if (valid && lanes.channel == 0)
-        params.q_scale[i64(slice.index) * params.q_scale_rows + token] = folded_scale<Format, kLanes>(params, amax);
+        params.q_scale[i64(slice.index) * params.q_scale_rows + token] =
+            folded_scale<Format, kLanes>(params.scale, amax);
       if (valid && (lanes.active || Format::kRotated))
         store_int8<Format>(params.q_int8 + index * params.row_bytes + lanes.channel, values,
                            inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax)));

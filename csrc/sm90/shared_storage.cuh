@@ -26,6 +26,10 @@ struct SharedStorage {
   __device__ __forceinline__ unsigned q_empty(int i) const { return barrier(kQBuffers + i); }
   __device__ __forceinline__ unsigned full(int i) const { return barrier(2 * kQBuffers + i); }
   __device__ __forceinline__ unsigned empty(int i) const { return barrier(2 * kQBuffers + Shape::kStages + i); }
+  // Of a QuantizingShape: Q as it is.
+  __device__ __forceinline__ unsigned elements() const { return base + Shape::kElementOffset; }
+  __device__ __forceinline__ unsigned elements_full() const { return base + Shape::kElementBarrierOffset; }
+  __device__ __forceinline__ unsigned elements_empty() const { return elements_full() + 8; }
   // Of a ListedShape.
   __device__ __forceinline__ unsigned work(int i) const { return base + Shape::kWorkOffset + i * Shape::kWorkBytes; }
   __device__ __forceinline__ unsigned key_tile(int i) const { return base + Shape::kKeyTileOffset + 4 * i; }

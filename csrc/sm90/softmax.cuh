@@ -5,6 +5,7 @@
 
 #include "common/e4m3.cuh"
 #include "common/scores.cuh"
+#include "sm90/key_terms.cuh"
 #include "sm90/params.h"
 #include "sm90/tiles.h"
 
@@ -97,6 +98,38 @@ __device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], Ro
       }
     }
   }
+}
+
+// A key tile with the terms of a mask for all queries, as KeyTerms gives them. With kLimited, keys from limit[row] on
+// are masked, too.
+template <int kBlockN, bool kLimited, bool kRecords, class Terms>
+__device__ __forceinline__ void softmax_tile_with_terms(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
+                                                        const float (&q_scale)[2],
+                                                        const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
+                                                        const int (&limit)[2], const Terms& terms) {
+  constexpr int kPerBlock = kScaleBlock / 2;
+  float maximum[2] = {kNegativeInfinity, kNegativeInfinity};
+#pragma unroll
+  for (int first = 0; first < kBlockN / 4; first += kTermsAtOnce) {
+    float term[2][kTermsAtOnce];
+    terms.template load<kLimited>(first, term);
+#pragma unroll
+    for (int i = 0; i < kTermsAtOnce; ++i) {
+      const int key = first_key + key_distance(first + i);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        int& score = scores[2 * first + i / 2 * 4 + row * 2 + i % 2];
+        float x = fmaf(float(score), q_scale[row] * k_scale[2 * first / kPerBlock], term[row][i]);
+        if (kLimited && key >= limit[row]) x = kNegativeInfinity;
+        maximum[row] = fmaxf(maximum[row], x);
+        score = __float_as_int(x);
+      }
+    }
+  }
+  const float offset[2] = {state.template update<true>(0, maximum[0]), state.template update<true>(1, maximum[1])};
+#pragma unroll
+  for (int i = 0; i < kBlockN / 2; ++i)
+    scores[i] = __float_as_int(exp2_approx(__int_as_float(scores[i]) + offset[i / 2 % 2]));
 }
 
 // A whole key tile with an additive term: `bias(row, key)` in units of log2. The branch is always taken (`keys` is the

@@ -10,24 +10,29 @@ constexpr int kThreads = 384;  // a producer warpgroup and two consumer warpgrou
 constexpr int kConsumerWarps = 8;
 constexpr int kQBuffers = 2;  // the next tile's Q arrives while this one is worked on
 
+constexpr int kElementBox = 64;  // channels in a swizzled row of a tensor of the caller, in 16 bits
+constexpr int kElementBoxBytes = 2 * kElementBox;
+
 constexpr int kBlockM = 128;     // query rows of a work tile: two consumer warpgroups of 64
-constexpr int kTileN = 128;      // keys of a tile: causal and biased kernels want as many as queries
-constexpr int kWideTileN = 192;  // keys of a tile of the plain kernel at head_dim 64
+constexpr int kTileN = 128;      // keys of a tile: causal kernels want as many as queries
+constexpr int kWideTileN = 192;  // keys of a tile at head_dim 64, where that is faster
+constexpr int kFewKeys = 2048;   // up to which calls have kernels of their own (csrc/NOTES.md)
 constexpr int kScaleBlock = 64;  // keys that share a set of four K scales (b_k of the paper)
 constexpr int kScalesPerBlock = 4;
 
-// `kPlain`: neither causal nor biased.
-template <int kHeadDim_, bool kPlain>
+// `kWide`: at head_dim 64, a step takes kWideTileN keys.
+template <int kHeadDim_, bool kWide>
 struct TileShape {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr bool kListed = false;                        // walks over tile lists
-  static constexpr bool kOneOfTwo = kHeadDim_ == 64 && kPlain;  // may be launched beside a listed kernel
-  static constexpr bool kRecords = false;                       // notes the gaps of tiles
-  static constexpr bool kScaledValues = true;                   // E4M3, transposed
+  static constexpr bool kListed = false;                       // walks over tile lists
+  static constexpr bool kOneOfTwo = kHeadDim_ == 64 && kWide;  // may be launched beside a listed kernel
+  static constexpr bool kRecords = false;                      // notes the gaps of tiles
+  static constexpr bool kScaledValues = true;                  // E4M3, transposed
+  static constexpr bool kQuantizesQ = false;                   // Q comes as it is, in 16 bits
   static constexpr int kBlockM = sm90::kBlockM;
   static constexpr int kThreads = sm90::kThreads;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of a thread
-  static constexpr int kBlockN = kHeadDim == 64 && kPlain ? kWideTileN : kTileN;
+  static constexpr int kBlockN = kHeadDim == 64 && kWide ? kWideTileN : kTileN;
   static constexpr int kStages = kHeadDim == 256 ? 2 : 4;
   // Who says that a stage is free: a lane of each consumer warp, or every lane. compute-sanitizer's racecheck can
   // follow the latter, and beside the long steps of head_dim 256 it costs little.
@@ -70,6 +75,21 @@ struct ListedShape : Dense {
   static constexpr int kWorkBytes = 8;
   static constexpr int kKeyTileOffset = kWorkOffset + kQBuffers * kWorkBytes;
   static constexpr int kSharedBytes = kKeyTileOffset + 4 * Dense::kStages + Dense::kAlignment;
+};
+
+// A shape whose consumers quantize Q, which comes as it is: into the tile that a dense kernel gets from the
+// quantization pass. It comes while the tile before is worked on, and its place is free when the consumers have it in
+// registers.
+template <class Dense>
+struct QuantizingShape : Dense {
+  static constexpr bool kQuantizesQ = true;
+  static constexpr bool kOneOfTwo = false;
+  static constexpr int kElementBoxes = Dense::kHeadDim / kElementBox;
+  static constexpr int kElementBytes = Dense::kBlockM * Dense::kHeadDim * 2;
+  static constexpr int kElementBarrierOffset = Dense::kSharedBytes - Dense::kAlignment;
+  static constexpr int kElementOffset =
+      (kElementBarrierOffset + 2 * 8 + Dense::kAlignment - 1) / Dense::kAlignment * Dense::kAlignment;
+  static constexpr int kSharedBytes = kElementOffset + kElementBytes + Dense::kAlignment;
 };
 
 // A shape whose kernels note the gaps of tiles (common/tile_gaps.cuh).

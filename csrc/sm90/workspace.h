@@ -18,7 +18,6 @@ struct Workspace {
   int64_t key_row_bytes, v_rows, q_scale_rows;
   int64_t k_scale_blocks;
   Chunk chunk;  // the largest part of the work that one attention launch does
-  driver::Extent quantize_grid;
   // Offsets in bytes.
   int64_t q_int8, k_int8, v_fp8, q_scale, k_scale, k_mean, v_mean, v_scale, v_inverse, lse_shift, q_mean, delta_s;
   ListSpace lists;
@@ -40,7 +39,7 @@ struct Workspace {
     // Whole tiles of 128 and of 192 keys.
     static_assert(kTileN * 3 == kWideTileN * 2, "their least common multiple is three of the smaller");
     k_scale_blocks = round_up(k_blocks, kTileN * 3 / kScaleBlock);
-    quantize_grid = grid(query_tiles * q_slices + (k_blocks + v_blocks) * kv_slices);
+    grid(query_tiles * q_slices + (k_blocks + v_blocks) * kv_slices);  // the largest of the call
     chunk = {0, static_cast<int>(q_slices), 0, static_cast<int>(query_tiles)};
     if (call.mode == k4b) {
       const int64_t rows = std::clamp<int64_t>(kDeltaBytes / (4 * call.kv_length), 1, kMaxGridYZ * kDeltaTiles);

@@ -1,0 +1,106 @@
+// Q of a work tile, quantized by the consumers: per token, with the bits of the quantization pass (quantize_q.cuh).
+#pragma once
+
+#include "sm90/quantize.cuh"
+#include "sm90/shared_storage.cuh"
+
+namespace sm90 {
+
+// The larger magnitude of two numbers in each half, NaN if one of them is NaN; with any sign.
+__device__ __forceinline__ unsigned larger_magnitudes(unsigned x, unsigned y, __half) {
+  unsigned larger;
+  asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(x), "r"(y));
+  return larger;
+}
+__device__ __forceinline__ unsigned larger_magnitudes(unsigned x, unsigned y, __nv_bfloat16) {
+  unsigned larger;
+  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(x), "r"(y));
+  return larger;
+}
+
+// A quad takes the two rows that it multiplies, each of its threads 16 neighboring channels of every 64.
+template <class Shape>
+class QueryQuantizer {
+  using Format = IntegerFormat<8, false>;
+  static constexpr int kBoxes = Shape::kElementBoxes;
+
+ public:
+  // `from`, `to`: shared-memory addresses of Q as it is and of the int8 tile. `row`: of the thread in them, and `lane`
+  // its place in the quad.
+  __device__ __forceinline__ QueryQuantizer(unsigned from, unsigned to, int row, int lane)
+      : from_(from + row * kElementBoxBytes), to_(to + row * Shape::kRowBytes), row_(row), lane_(lane) {}
+
+  // Rows `row` and `row` + 8. `scale`: theirs, with the softmax scale folded in. Calls `loaded` when the thread has
+  // what it needs of Q as it is.
+  template <class T, class Loaded>
+  __device__ __forceinline__ void run(float softmax_scale, float (&scale)[2], const Loaded& loaded) const {
+    Vec8<T> x[2][kBoxes][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) load(x[i][box][half], i, box, half);
+      }
+    }
+    loaded();
+    const float amax[2] = {amax_of_row(x[0]), amax_of_row(x[1])};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float inverse = inverse_or_zero<Format>(amax[i]);
+      scale[i] = folded_scale<Format, 1>(softmax_scale, amax[i]);
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        uint2 words[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float values[8];
+          x[i][box][half].get(values);
+          words[half] = int8_of<Format>(values, make_float2(inverse, inverse));
+        }
+        st_shared_v4_u32(target(i, box), make_uint4(words[0].x, words[0].y, words[1].x, words[1].y));
+      }
+    }
+  }
+
+ private:
+  template <class T>
+  __device__ __forceinline__ void load(Vec8<T>& x, int i, int box, int half) const {
+    const int place = (2 * lane_ + half) ^ (row_ % 8);  // of 16 bytes, swizzled
+    const uint4 raw = ld_shared_v4_u32(from_ + (box * Shape::kBlockM + 8 * i) * kElementBoxBytes + 16 * place);
+    x.words[0] = raw.x, x.words[1] = raw.y, x.words[2] = raw.z, x.words[3] = raw.w;
+  }
+
+  // Where the channels of a box go: 16 bytes, swizzled.
+  __device__ __forceinline__ unsigned target(int i, int box) const {
+    constexpr int kPlaces = Shape::kRowBytes / 16, kAlike = 128 / Shape::kRowBytes;  // rows of one pattern
+    return to_ + 8 * i * Shape::kRowBytes + 16 * ((4 * box + lane_) ^ (row_ / kAlike % kPlaces));
+  }
+
+  template <class T>
+  __device__ __forceinline__ float amax_of_row(const Vec8<T> (&x)[kBoxes][2]) const {
+    unsigned largest = 0;
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (unsigned word : x[box][half].words) largest = larger_magnitudes(largest, word, T());
+      }
+    }
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2)
+      largest = larger_magnitudes(largest, __shfl_xor_sync(0xffffffff, largest, distance), T());
+    Vec8<T> pair;
+    pair.clear();
+    pair.words[0] = largest;
+    float values[8];
+    pair.get(values);
+    return max_nan(fabsf(values[0]), fabsf(values[1]));
+  }
+
+  const unsigned from_, to_;
+  const int row_, lane_;
+};
+
+}  // namespace sm90

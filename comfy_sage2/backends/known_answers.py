@@ -88,6 +88,10 @@ CASES = (
         lists=(((0, 0, 1, 2), (1, 0, 1, 2), (2, 2, 0, 1)),),
     ),
     Case("head_dim 64, gaps of tiles", 2, 1, 440, 440, 64, torch.float16, AttentionOptions(), gaps=True),
+    # Hopper has kernels for few keys, which note no LSE, and for 192 keys a step.
+    Case("head_dim 64, few keys", 2, 1, 150, 250, 64, torch.bfloat16, AttentionOptions()),
+    Case("head_dim 128, few keys", 2, 1, 140, 300, 128, torch.float16, AttentionOptions(layout="BNHD")),
+    Case("head_dim 64, key mask", 2, 1, 140, 570, 64, torch.float16, _WITH_LSE, mask="keys"),
     Case("infinite value", 1, 1, 64, 64, 64, torch.float16, AttentionOptions(), broken=True),
 )  # fmt: skip
 

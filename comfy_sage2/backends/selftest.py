@@ -23,7 +23,7 @@ from .known_answers import Variant
 log = logging.getLogger("comfy_sage2")
 
 # Rises when what a module has to pass changes: the calls, their bounds, or how a module is called.
-CASES_VERSION = 4
+CASES_VERSION = 5
 
 _lock = threading.RLock()
 _outcomes: dict[tuple[str, int], Outcome] = {}

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -170,14 +171,15 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference with the numerics of these kernels."""
     call = AttentionOptions(**choices)
-    plain = call.mode == "8b" and attn_mask is None and tiles is None and not call.is_causal
-    options = numerics(name, q, call, plain=plain)
+    same_for_queries = attn_mask is None or attn_mask.shape[2] == 1
+    plain = call.mode == "8b" and same_for_queries and tiles is None and not call.is_causal
+    options = numerics(name, q, call, kv_length=k.shape[2], plain=plain)
     live = None if tiles is None else TileLists(tiles).to_mask()
     masks: dict[str, Any] = {"is_causal": call.is_causal, "attn_mask": attn_mask, "live_tiles": live}
     return reference_attention(q, k, v, options, scale=call.scale, **masks)
 
 
-def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, plain: bool) -> ReferenceOptions:
+def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: int, plain: bool) -> ReferenceOptions:
     """Those of these kernels: groups, steps and their order, the sum of rounded P, the accumulator.
 
     plain: as for `_hopper_tile`.
@@ -189,7 +191,7 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, plain: bool)
         options = replace(options, sum_quantized_p=True)
     options = replace(options, diagonal_early=True)
     if name == "sm90":
-        options = replace(options, keys_per_step=_hopper_tile(q.shape[3], plain), last_keys_first=True)
+        options = replace(options, keys_per_step=_hopper_tile(q.shape[3], kv_length, plain), last_keys_first=True)
     elif call.pv_accumulator == "fp32" and call.mode != "precise" and torch.cuda.get_device_capability() == (9, 0):
         options = replace(options, accumulator=ACCUMULATE_FP32)
     if name == "sm80" and call.mode != "precise":
@@ -201,9 +203,18 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, plain: bool)
     return options
 
 
-def _hopper_tile(head_dim: int, plain: bool) -> int:
-    """Keys of a tile, as TileShape in csrc/sm90/tiles.h has them; `plain` is 8b without lists, masks or gaps."""
-    name = "kWideTileN" if head_dim <= 64 and plain else "kTileN"
+def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:
+    """Keys of a tile, as TileShape in csrc/sm90/tiles.h and `few_keys` in csrc/sm90/launch.cpp have them.
+
+    plain: 8b without lists, gaps, causal order and masks with a row for each query.
+    """
+    tile, wide_tile = _constant("kTileN"), _constant("kWideTileN")
+    few = kv_length <= _constant("kFewKeys") and -(-kv_length // tile) * tile < -(-kv_length // wide_tile) * wide_tile
+    return wide_tile if head_dim <= 64 and plain and not few else tile
+
+
+@cache
+def _constant(name: str) -> int:
     found = re.search(rf"constexpr int {name} = (\d+);", _TILES.read_text())
     assert found is not None, f"{_TILES} does not say {name}"
     return int(found[1])

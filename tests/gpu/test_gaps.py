@@ -69,7 +69,7 @@ def recorded(
 
 def by_reference(name: str, q: torch.Tensor, k: torch.Tensor, **call: Any) -> torch.Tensor:
     options = AttentionOptions(**call)
-    of_kernels = numerics(name, q, options, plain=False)
+    of_kernels = numerics(name, q, options, kv_length=k.shape[2], plain=False)
     if name == "sm90" and options.mode == "precise":
         of_kernels = replace(of_kernels, keys_per_step=128 if q.shape[3] <= 128 else 64)
     return tile_gaps(q, k, of_kernels, scale=options.scale, running=True)

@@ -76,7 +76,7 @@ for head_dim in (64, 128, 256):
             assert all(name.endswith("_biased") == (mask or mode == "4b") for name in attention)
             # The dense kernel runs if no tile is left out: beside the listed one where its tile is another.
             dense = [name for name in attention if "_listed" not in name]
-            assert len(dense) == len(cleared) == {"8b": int(not causal and not mask), "4b": 0, "precise": 2}[mode]
+            assert len(dense) == len(cleared) == {"8b": int(not causal), "4b": 0, "precise": 2}[mode]
             assert all("_causal" in name for name in dense) == (causal or not dense)
 
 
@@ -87,13 +87,13 @@ def test_a_recording_call_is_launched_as_a_dense_one(kernels: Binding, architect
 for mode in {modes}:
     for head_dim in (40, 64, 128, 256):
         dense = dict(full, q_heads=3, kv_heads=3, q_length=300, kv_length=513, head_dim=head_dim, mode=mode,
-                     causal=False)
+                     causal=False, lse=16)
         dense["workspace_bytes"] = _C.workspace_bytes(**dense)
         assert _C.workspace_bytes(**dense, gaps=16) == dense["workspace_bytes"]
         wanted, found = (logged(**dense, **more)["cuLaunchKernelEx"] for more in ({{}}, dict(gaps=16)))
         if {architecture.name == "sm90"}:
             biased = "_biased" * (mode == 4)
-            kernel = wanted.pop().split()[0].removesuffix(biased)
+            kernel = wanted.pop().split()[0].removesuffix(biased).removesuffix("_narrow")
             assert found.pop().split()[0] == kernel + "_recording" + biased
         assert found == wanted
 """)
@@ -102,7 +102,7 @@ for mode in {modes}:
 @pytest.mark.parametrize(
     "fields",
     [
-        "",
+        "lse=48",
         "gaps=56, causal=False",
         "causal=True, lse=48, nonfinite=24",
         "mask_element=1, mask_pointer=32, mask_batch_stride=300, mask_key_stride=1",
@@ -239,4 +239,80 @@ for fields in (dict(mode={MODE_CODES["4b"]}), dict(element=4)):
     names = [line.split()[0] for line in logged(**wanted)["cuLaunchKernelEx"]]
     assert names[0].startswith("statistics_fp") and names[1].startswith("quantize"), names
     assert not names[1].startswith("quantize_q"), names
+""")
+
+
+LAUNCHED = """
+def launched(**fields):
+    wanted = dict(full, q_heads=6, kv_heads=3, q_length=130, kv_length=512, causal=False, mode=8)
+    wanted.update(fields)
+    wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+    return [line.split()[0] for line in logged(**wanted)["cuLaunchKernelEx"]]
+"""
+
+
+def test_the_attention_kernel_quantizes_q_of_calls_with_few_keys(
+    kernels: Binding, architecture: kernel_table.Architecture
+) -> None:
+    """No pass over Q is launched then, and the kernel reads Q where it is."""
+    if architecture.name != "sm90":
+        pytest.skip("Hopper alone has such kernels")
+    kernels.run(f"""{LOGGED}{LAUNCHED}
+for element, name in ((2, "fp16"), (3, "bf16")):
+    for channels, head_dim in ((8, 64), (64, 64), (72, 128), (128, 128)):
+        for kv_length in (1, 77, 128, 200, 512, 2048):
+            wanted = [f"one_pass_{{name}}_d{{head_dim}}", f"attention_d{{head_dim}}_quantizing"]
+            found = launched(head_dim=channels, kv_length=kv_length, element=element)
+            assert found == wanted or (head_dim == 64 and kv_length == 200), found
+maps = [logged(**dict(full, q_pointer=pointer, causal=False, workspace_bytes=1 << 20))["cuTensorMapEncodeTiled"]
+        for pointer in (1 << 20, 2 << 20)]
+assert maps[0] != maps[1]
+""")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "lse=16",
+        "rotate=True",
+        "element=4",
+        "causal=True",
+        "mask_element=1, mask_pointer=16, mask_key_stride=1",
+        "gaps=16",
+        "tiles_key_tiles=4, tiles_pointer=16, tiles_head_stride=10",
+        "mode=16",
+        "mode=4",
+        "head_dim=256",
+        "kv_length=2049",
+        "phase=1",
+    ],
+)
+def test_other_calls_have_a_pass_over_q(kernels: Binding, architecture: kernel_table.Architecture, fields: str) -> None:
+    """Those in two phases, too: Q may be gone before the second."""
+    if architecture.name != "sm90":
+        pytest.skip("Hopper alone has kernels that quantize Q")
+    kernels.run(f"""{LOGGED}{LAUNCHED}
+for head_dim in (64, 128):
+    found = launched(**{{"head_dim": head_dim, **dict({fields})}})
+    assert any(name.startswith("quantize") for name in found), found
+    assert not any(name.endswith("_quantizing") for name in found), found
+""")
+
+
+def test_a_step_at_head_dim_64_takes_the_keys_that_exist(
+    kernels: Binding, architecture: kernel_table.Architecture
+) -> None:
+    """128 where steps of 192 would take more keys that do not exist, up to 2,048."""
+    if architecture.name != "sm90":
+        pytest.skip("Hopper alone has two widths")
+    kernels.run(f"""{LOGGED}{LAUNCHED}
+narrow_ones, wide_ones = (1, 128, 193, 385, 512, 2048), (129, 192, 300, 384, 576, 2049)
+for kv_length in narrow_ones + wide_ones:
+    for fields, suffix in (
+        (dict(lse=16), ""), (dict(mask_element=1, mask_pointer=16, mask_key_stride=1), "_biased")
+    ):
+        wanted = "attention_d64" + "_narrow" * (kv_length in narrow_ones) + suffix
+        assert launched(head_dim=64, kv_length=kv_length, **fields)[-1] == wanted, (kv_length, suffix)
+for fields in (dict(mode=4), dict(mask_element=1, mask_pointer=16, mask_query_stride=8)):
+    assert launched(head_dim=64, kv_length=5000, **fields)[-1] == "attention_d64_narrow_biased"
 """)

@@ -1,0 +1,120 @@
+"""Hopper's attention kernels that quantize Q themselves, in calls with few keys and no LSE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from .builds import EXACT_BOUND, assert_equal_in_threads, backend, exact, random_qkv, relative_l1, run
+
+pytestmark = pytest.mark.gpu
+
+NAME = "sm90"
+each_head_dim = pytest.mark.parametrize("head_dim", [8, 40, 64, 72, 128])
+each_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+
+
+def both(*inputs: torch.Tensor, **choices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output of the kernel that quantizes Q, and of the one that a call with an LSE takes behind a pass over Q."""
+    return run(NAME, *inputs, mode="8b", **choices)[0], run(NAME, *inputs, mode="8b", return_lse=True, **choices)[0]
+
+
+@each_dtype
+@each_head_dim
+@pytest.mark.parametrize("lengths", [(1, 1), (130, 77), (64, 128), (333, 512), (700, 1000), (129, 2048)], ids=str)
+@pytest.mark.parametrize("smooth_v", [False, True], ids=["plain_v", "smooth_v"])
+def test_the_bits_are_those_of_a_pass_over_q(
+    dtype: torch.dtype, head_dim: int, lengths: tuple[int, int], smooth_v: bool, fresh_seed: int
+) -> None:
+    q, k, v = random_qkv((2, 6, lengths[0], head_dim), (2, 3, lengths[1], head_dim), dtype, outliers=smooth_v)
+    before = [tensor.clone() for tensor in (q, k, v)]
+    found, wanted = both(q, k, v, smooth_v=smooth_v)
+    assert torch.equal(found, wanted)
+    assert relative_l1(found, exact(q, k, v)[0]) <= EXACT_BOUND["8b"]
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip((q, k, v), before, strict=True))
+
+
+@each_dtype
+@each_head_dim
+def test_views_of_tensors_that_are_nan_between(dtype: torch.dtype, head_dim: int, fresh_seed: int) -> None:
+    whole = torch.full((2, 500, 7, head_dim + 8), torch.nan, device="cuda", dtype=dtype)
+    q, k, v = (
+        whole[:, :length, first : first + heads, :head_dim].transpose(1, 2)
+        for length, first, heads in ((200, 0, 2), (300, 2, 2), (300, 5, 2))
+    )
+    for tensor in (q, k, v):
+        tensor.normal_()
+    k = k[:, :, :250]
+    v = v[:, :, :250]
+    found, wanted = both(q, k, v)
+    assert torch.equal(found, wanted)
+    assert relative_l1(found, exact(q, k, v)[0]) <= EXACT_BOUND["8b"]
+
+
+@each_dtype
+def test_rows_from_nothing_to_the_largest_numbers(dtype: torch.dtype, fresh_seed: int) -> None:
+    """Rows of zeros, of the smallest and the largest numbers, and of one number beside zeros."""
+    q, k, v = random_qkv((1, 2, 300, 128), (1, 2, 300, 128), dtype)
+    q[:, :, ::5] = 0.0
+    q[:, :, 1::5] *= torch.finfo(dtype).tiny
+    q[:, :, 2::5] = torch.finfo(dtype).max * torch.sign(q[:, :, 2::5])
+    q[:, :, 3::5, 1:] = 0.0
+    found, wanted = both(q, k, v, scale=1e-3)
+    assert torch.equal(found, wanted)
+    assert found.isfinite().all()
+
+
+@each_dtype
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_row_that_is_not_finite_stays_alone_and_is_noted(
+    dtype: torch.dtype, value: float, head_dim: int, fresh_seed: int
+) -> None:
+    q, k, v = random_qkv((1, 2, 300, head_dim), (1, 2, 512, head_dim), dtype)
+    clean, _ = run(NAME, q, k, v, mode="8b")
+    q[0, 1, 137, head_dim - 1] = value
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+    found, _ = run(NAME, q, k, v, mode="8b", nonfinite=flag)
+    assert flag.item()
+    assert found[0, 1, 137].isnan().all()
+    found[0, 1, 137] = clean[0, 1, 137]
+    assert torch.equal(found, clean)
+
+
+def test_values_that_are_not_finite_are_noted() -> None:
+    for head_dim in (64, 128):
+        for channel in (0, 17, head_dim - 1):
+            q, k, v = random_qkv((1, 2, 300, head_dim), (1, 2, 512, head_dim))
+            flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+            run(NAME, q, k, v, mode="8b", nonfinite=flag)
+            assert not flag.item()
+            v[0, 1, 500, channel] = torch.inf
+            run(NAME, q, k, v, mode="8b", nonfinite=flag)
+            assert flag.item()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_part_of_the_heads_gives_the_same_bits(head_dim: int, fresh_seed: int) -> None:
+    q, k, v = random_qkv((3, 24, 1000, head_dim), (3, 24, 512, head_dim), torch.bfloat16)
+    out, _ = run(NAME, q, k, v, mode="8b")
+    for entry, heads in (((0, 1), (0, 1)), ((2, 3), (5, 23))):
+        part = [tensor[slice(*entry), slice(*heads)] for tensor in (q, k, v)]
+        assert torch.equal(run(NAME, *part, mode="8b")[0], out[slice(*entry), slice(*heads)])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_graph_and_two_threads_give_the_same_bits(head_dim: int, fresh_seed: int) -> None:
+    backend(NAME)
+    inputs = [random_qkv((2, 20, 3000, head_dim), (2, 20, 512, head_dim), torch.bfloat16) for _ in range(2)]
+    assert_equal_in_threads(lambda call: run(NAME, *inputs[call], mode="8b")[0])
+    wanted, _ = run(NAME, *inputs[0], mode="8b")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _ = run(NAME, *inputs[0], mode="8b")
+    for tensor, other in zip(inputs[0], inputs[1], strict=True):
+        tensor.copy_(other)
+    graph.replay()
+    assert torch.equal(out, run(NAME, *inputs[1], mode="8b")[0])
+    assert not torch.equal(out, wanted)

@@ -113,6 +113,7 @@ def test_a_mask_that_is_left_out_is_found() -> None:
     assert [text.partition(" (")[0] for text in verdict.wrong] == [
         "head_dim 128, mask for each query",
         "head_dim 256, key mask, smooth V",
+        "head_dim 64, key mask",
     ]
 
 
@@ -338,7 +339,7 @@ def test_a_wrong_lse_is_found() -> None:
             tensor_at(fields["lse"], (fields["q_length"],), (1,), torch.float32).add_(1.0)
 
     verdict = put(Spoiled(fault))
-    assert len(verdict.wrong) == 5 and all("the LSE is" in text for text in verdict.wrong)
+    assert len(verdict.wrong) == 6 and all("the LSE is" in text for text in verdict.wrong)
 
 
 def test_a_note_of_infinity_that_is_not_made_is_found() -> None:

@@ -24,39 +24,52 @@ _LONGEST = 1 << 17  # tokens, up to which a crossover is looked for
 
 @dataclass(frozen=True)
 class Model:
-    """Seconds of a call: fixed + per_pair * pairs + per_token * tokens, for what all calls cost, Q K and P V, and what
-    touches each token once, such as the quantization.
+    """Seconds of a call: fixed + per_pair * pairs + per_query * queries + per_key * keys, for what all calls cost, Q K
+    and P V, and what touches each row of q or of k and v once, such as the quantization.
     """
 
     fixed: float
     per_pair: float
-    per_token: float
+    per_query: float
+    per_key: float
 
     def seconds(self, work: Work) -> float:
         """What a call of this size takes."""
-        return self.fixed + self.per_pair * work.pairs + self.per_token * work.tokens
+        return sum(part * term for part, term in zip(_parts(self), _terms(work), strict=True))
 
     @classmethod
     def fitted(cls, times: dict[Work, float]) -> Model:
         """The model with the least squared relative error of those whose parts are not negative."""
-        terms = [(1.0, work.pairs, float(work.tokens)) for work in times]
         seconds = torch.tensor(list(times.values()), dtype=torch.float64)
-        best, least = cls(0.0, 0.0, 0.0), math.inf
-        for used in ((0, 1, 2), (0, 1), (1, 2), (1,)):
+        terms = torch.tensor([_terms(work) for work in times], dtype=torch.float64) / seconds[:, None]
+        best, least = cls(0.0, 0.0, 0.0, 0.0), math.inf
+        for used in _USED:
             if len(used) > len(times):
                 continue
-            rows = torch.tensor([[row[term] for term in used] for row in terms], dtype=torch.float64) / seconds[:, None]
             # Columns of equal size: pairs and calls differ by ten orders of magnitude.
-            sizes = rows.norm(dim=0)
-            solution = torch.linalg.lstsq(rows / sizes, torch.ones(len(times), 1, dtype=torch.float64)).solution
-            error = float(((rows / sizes) @ solution - 1.0).square().sum())
+            sizes = terms[:, used].norm(dim=0)
+            rows = terms[:, used] / sizes
+            solution = torch.linalg.lstsq(rows, torch.ones(len(times), 1, dtype=torch.float64)).solution
+            error = float((rows @ solution - 1.0).square().sum())
             parts = (solution[:, 0] / sizes).tolist()
             if min(parts) >= 0.0 and error < least - 1e-9:
-                values = [0.0, 0.0, 0.0]
-                for term, part in zip(used, parts, strict=True):
-                    values[term] = part
-                best, least = cls(*values), error
+                found = dict(zip(used, parts, strict=True))
+                best, least = cls(*(found.get(term, 0.0) for term in range(4))), error
         return best
+
+
+def _terms(work: Work) -> tuple[float, float, float, float]:
+    return 1.0, work.pairs, float(work.queries), float(work.keys)
+
+
+def _parts(model: Model) -> tuple[float, float, float, float]:
+    return model.fixed, model.per_pair, model.per_query, model.per_key
+
+
+# The terms that a model has, the most first. All have the pairs.
+_USED = [
+    used for count in (4, 3, 2, 1) for used in map(list, itertools.combinations(range(4), count)) if 1 in used
+]  # fmt: skip
 
 
 class Choices:
@@ -193,7 +206,7 @@ class Choices:
     def _long_call(self, head_dim: int) -> Work:
         """The call with the most pairs, of those the one with the fewest tokens: it says most about the products."""
         works = (work for _, work in self.times.seconds if work.head_dim == head_dim)
-        return max(works, key=lambda work: (work.pairs, -work.tokens))
+        return max(works, key=lambda work: (work.pairs, -work.queries - work.keys))
 
 
 def _mean(ratios: list[float]) -> float | None:

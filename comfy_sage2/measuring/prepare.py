@@ -33,16 +33,17 @@ from .rounds import Clock, GpuClock, time_rounds
 log = logging.getLogger("comfy_sage2")
 
 # Rises when what is timed changes: the calls, or how.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 # Of it all. The first calls, which load kernels and build cuDNN's plans, can take all of it and more (0.9 s on an H200,
 # nearly all of it in cuDNN); the fewest rounds then end later.
 _SECONDS = 0.4
 _FREE_BYTES = 1 << 30  # with less the model needs it
 _HEAD_DIMS = (64, 128)
-# Tokens of q and of k: a call that a GPU's start-up dominates, one of the products, one of the quantization. The q
-# of the last one, like that of a video, is larger than a GPU's cache, from which it would be read in no time.
-_LENGTHS = ((1024, 1024), (4096, 4096), (32768, 512))
+# Heads, in those of `heads_for`, and tokens of q and of k: calls that a GPU's start-up dominates, short ones on a whole
+# GPU and where quantization begins to pay, one of the products, one of the quantization. The q of the last one, like
+# that of a video, is larger than a GPU's cache, from which it would be read in no time.
+_CALLS = ((2, 1024, 1024), (8, 1024, 1024), (2, 2048, 2048), (2, 4096, 4096), (1, 32768, 512))
 _DTYPE = torch.bfloat16
 _HEADS = ((96, 16), (48, 8), (0, 4))  # from so many multiprocessors on
 _OPTIONS = (
@@ -128,8 +129,8 @@ def rounds_on(index: int, clock: Clock) -> Rounds:
     heads = heads_for(torch.cuda.get_device_properties(index).multi_processor_count)
     inputs = _inputs(torch.device("cuda", index), heads)
     runs: dict[tuple[Candidate, Work], Run] = {}
-    for head_dim, lengths in itertools.product(_HEAD_DIMS, _LENGTHS):
-        work = Work(heads, *lengths, head_dim)
+    for head_dim, (share, *lengths) in itertools.product(_HEAD_DIMS, _CALLS):
+        work = Work(share * heads, *lengths, head_dim)
         found = candidates_for(*inputs(work))
         if _FLASH in found:
             found.pop(_EFFICIENT, None)
@@ -138,22 +139,24 @@ def rounds_on(index: int, clock: Clock) -> Rounds:
 
 
 def heads_for(multiprocessors: int) -> int:
-    """Heads of each call, so that small cards are done as soon as large ones."""
+    """The fewest heads of a call, so that small cards are done as soon as large ones."""
     return next(heads for least, heads in _HEADS if multiprocessors >= least)
 
 
 def _inputs(device: torch.device, heads: int) -> Callable[[Work], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """A function from the size of a call to its q, k and v, (1, heads, tokens, head_dim) in ComfyUI's memory order.
+    """A function from the size of a call to its q, k and v, (1, its heads, tokens, head_dim) in ComfyUI's memory order.
 
     All calls read the same memory.
     """
     generator = torch.Generator(device).manual_seed(17)
 
-    def random_values(tokens: int) -> torch.Tensor:
-        size = tokens * heads * max(_HEAD_DIMS)
+    def random_values(rows: int) -> torch.Tensor:
+        size = rows * heads * max(_HEAD_DIMS)
         return torch.randn(size, dtype=_DTYPE, device=device, generator=generator)
 
-    q, k, v = (random_values(max(pair[side] for pair in _LENGTHS)) for side in (0, 1, 1))
+    most_queries = max(share * queries for share, queries, _ in _CALLS)
+    most_keys = max(share * keys for share, _, keys in _CALLS)
+    q, k, v = map(random_values, (most_queries, most_keys, most_keys))
 
     def of(work: Work) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         def view(values: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from comfy_sage2.measuring import prepare
 pytestmark = pytest.mark.gpu
 
 MEBIBYTE = 1 << 20
-LONG = Work(16, 4096, 4096, 128)
+LONG = Work(32, 4096, 4096, 128)
 
 
 @pytest.fixture(autouse=True)

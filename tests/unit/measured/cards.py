@@ -10,7 +10,8 @@ from comfy_sage2.measured.times import PLAIN, Candidate, Work
 EIGHT, EIGHT_HALF = Candidate("sm89", "8b", "fp32"), Candidate("sm89", "8b", "fp16")
 FOUR, FOUR_HALF = Candidate("sm89", "4b", "fp32"), Candidate("sm89", "4b", "fp16")
 FLASH, CUDNN, OWN = Candidate("torch-flash"), Candidate("torch-cudnn"), Candidate(PLAIN)
-WORKS = [Work(16, n, m, d) for d in (64, 128) for n, m in ((1024, 1024), (4096, 4096), (32768, 512))]
+CALLS = ((32, 1024, 1024), (128, 1024, 1024), (32, 2048, 2048), (32, 4096, 4096), (16, 32768, 512))
+WORKS = [Work(*sizes, head_dim) for head_dim in (64, 128) for sizes in CALLS]
 # TFLOP/s of the products, and microseconds for each 1000 tokens of a head, on a card like an RTX 4090.
 CARD = {
     EIGHT: (300, 0.5), EIGHT_HALF: (440, 0.5), FOUR: (340, 0.7), FOUR_HALF: (560, 0.7),
@@ -20,7 +21,7 @@ CARD = {
 
 def seconds(card: Mapping[Candidate, tuple[float, float]], candidate: Candidate, work: Work) -> float:
     rate, per_thousand = card[candidate]
-    return 6e-6 + 4e-12 * work.head_dim * work.pairs / rate + per_thousand * 1e-9 * work.tokens
+    return 6e-6 + 4e-12 * work.head_dim * work.pairs / rate + per_thousand * 1e-9 * (work.queries + work.keys)
 
 
 def card(slower: Mapping[Candidate, float] | None = None, without: tuple[Candidate, ...] = ()) -> dict[Any, float]:

@@ -29,7 +29,8 @@ from .cards import CUDNN, EIGHT_HALF, FLASH, WORKS, card
 
 
 def test_the_made_up_cards_are_asked_what_real_ones_are() -> None:
-    assert {(work.q_length, work.kv_length) for work in WORKS} == set(prepare._LENGTHS)
+    calls = {(work.heads, work.q_length, work.kv_length) for work in WORKS}
+    assert calls == {(16 * share, *lengths) for share, *lengths in prepare._CALLS}
     assert {work.head_dim for work in WORKS} == set(prepare._HEAD_DIMS)
 
 

@@ -129,8 +129,8 @@ def rounds_on(index: int, clock: Clock) -> Rounds:
     heads = heads_for(torch.cuda.get_device_properties(index).multi_processor_count)
     inputs = _inputs(torch.device("cuda", index), heads)
     runs: dict[tuple[Candidate, Work], Run] = {}
-    for head_dim, (share, *lengths) in itertools.product(_HEAD_DIMS, _CALLS):
-        work = Work(share * heads, *lengths, head_dim)
+    for head_dim, (share, queries, keys) in itertools.product(_HEAD_DIMS, _CALLS):
+        work = Work(share * heads, queries, keys, head_dim)
         found = candidates_for(*inputs(work))
         if _FLASH in found:
             found.pop(_EFFICIENT, None)

@@ -296,3 +296,15 @@ def random_qkv(
         k[..., 2:8] += torch.tensor([20.0, -20.0] * 3, device="cuda")
         v += 8.5
     return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def views_with_nan_between(channels: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gaussian q (2, 2, 200, channels) and k, v (2, 2, 300, channels), views of one tensor that is NaN between them."""
+    whole = torch.full((2, 500, 7, channels + 8), torch.nan, device="cuda", dtype=dtype)
+    q, k, v = (
+        whole[:, :length, first : first + heads, :channels].transpose(1, 2)
+        for length, first, heads in ((200, 0, 2), (300, 2, 2), (300, 5, 2))
+    )
+    for tensor in (q, k, v):
+        tensor.normal_()
+    return q, k, v

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from .builds import EXACT_BOUND, assert_equal_in_threads, backend, exact, random_qkv, relative_l1, run
+from .builds import (
+    EXACT_BOUND,
+    assert_equal_in_threads,
+    backend,
+    exact,
+    random_qkv,
+    relative_l1,
+    run,
+    views_with_nan_between,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -39,13 +48,7 @@ def test_the_bits_are_those_of_a_pass_over_q(
 @each_dtype
 @each_head_dim
 def test_views_of_tensors_that_are_nan_between(dtype: torch.dtype, head_dim: int, fresh_seed: int) -> None:
-    whole = torch.full((2, 500, 7, head_dim + 8), torch.nan, device="cuda", dtype=dtype)
-    q, k, v = (
-        whole[:, :length, first : first + heads, :head_dim].transpose(1, 2)
-        for length, first, heads in ((200, 0, 2), (300, 2, 2), (300, 5, 2))
-    )
-    for tensor in (q, k, v):
-        tensor.normal_()
+    q, k, v = views_with_nan_between(head_dim, dtype)
     k = k[:, :, :250]
     v = v[:, :, :250]
     found, wanted = both(q, k, v)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from .builds import backend, check, random_qkv, relative_l1, run
+from .builds import backend, check, random_qkv, relative_l1, run, views_with_nan_between
 
 pytestmark = pytest.mark.gpu
 
@@ -38,13 +38,7 @@ def test_channels_that_fill_no_vector_row_of_views(
     mode: str, rotate: bool, dtype: torch.dtype, channels: int, fresh_seed: int
 ) -> None:
     """In tensors of tokens, heads and channels with gaps, that are NaN, between them."""
-    whole = torch.full((2, 500, 7, channels + 8), torch.nan, device="cuda", dtype=dtype)
-    q, k, v = (
-        whole[:, :length, first : first + heads, :channels].transpose(1, 2)
-        for length, first, heads in ((200, 0, 2), (300, 2, 2), (300, 5, 2))
-    )
-    for tensor in (q, k, v):
-        tensor.normal_()
+    q, k, v = views_with_nan_between(channels, dtype)
     k += 3.0
     mask = torch.zeros(2, 1, 1, 300, device="cuda", dtype=dtype)
     mask[1, ..., 200:] = -torch.inf

@@ -19,6 +19,7 @@ COMMANDS = {
     "skip": ("lab.measurements.skipping", "sample whole videos with key tiles left out, by lists of earlier steps"),
     "memory": ("lab.measurements.memory", "measure the memory that one long call takes"),
     "lists": ("lab.measurements.list_times", "measure how much faster calls with tile lists are than dense ones"),
+    "builds": ("lab.measurements.kernel_builds", "compare whole calls of several builds of the kernels"),
     "choices": ("lab.measurements.choices", "compare what the node chooses by its measurement with what is fastest"),
     "train-demo-model": ("lab.training.demo_model.train", "train the demo model"),
     "train-modalities": ("lab.training.modalities.train", "train models of text, pictures and sound, and compare"),

@@ -1,0 +1,213 @@
+"""Whole calls of several builds of the kernels beside each other: what a change of the kernels gains.
+
+    python -m lab builds OLD NEW --calls 1x40x75600x512x128 4x32x1024x1024x128
+    python -m lab builds OLD NEW --calls 4x32x8192x8192x64 --hidden 100
+
+A build is the folder of a kernel package: `comfy_sage2_sm90` of an unpacked wheel, or of build/kernels
+(docs/dev/releasing.md). Builds and cuDNN's 16-bit attention take turns in an order drawn anew in each round. Calls run
+in CUDA graphs, so that nothing of Python is timed. Says of each build whether its output has the bits of the first one.
+Nothing is verified before it is loaded: name only builds that you made or trust.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import random
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from comfy_sage2 import machine
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.launch import launch
+from comfy_sage2.backends.tensors import OptionalTensors
+from comfy_sage2.benchmark.candidates import Call
+from comfy_sage2.benchmark.settle import heat
+from comfy_sage2.benchmark.shapes import DTYPES
+from comfy_sage2.benchmark.timing import Subject, time_in_rounds
+from comfy_sage2.command_line import Parser, seed_number
+from comfy_sage2.options import EXACT, MODES, AttentionOptions
+
+from ..arguments import cuda_device
+
+_HEAT_SECONDS = 10.0
+_SECONDS = 4.0  # for each row of the table
+_GRAPH_SECONDS = 2e-3  # that the calls of a graph take, about
+_USUAL_RATE = 5e14  # operations a second
+_MOST_CALLS = 40
+CUDNN, WITHOUT_MASK = "cuDNN 16-bit", "without the mask"
+
+Attend = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a call: batch, heads, tokens of q, tokens of k, head_dim."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    head_dim: int
+
+    @classmethod
+    def parse(cls, text: str) -> Sizes:
+        """From "1x40x75600x512x128". A type of argument."""
+        if not re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){4}", text):
+            raise argparse.ArgumentTypeError(f"expected BATCHxHEADSxQUERIESxKEYSxHEAD_DIM, got {text[:60]!r}")
+        return cls(*map(int, text.split("x")))
+
+    @property
+    def operations(self) -> float:
+        """4 B H Nq Nkv D, of the two matrix products."""
+        return 4.0 * self.batch * self.heads * self.queries * self.keys * self.head_dim
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.heads} x {self.queries:,} x {self.keys:,} x {self.head_dim}"
+
+
+def load(folder: Path, number: int) -> ModuleType:
+    """The kernel package in `folder`, under a name of its own. SystemExit where there is none that can be imported."""
+    source = folder / "__init__.py"
+    if not source.is_file():
+        raise SystemExit(f"{folder} is no kernel package: it has no __init__.py")
+    name = f"comfy_sage2_build_{number}"
+    spec = importlib.util.spec_from_file_location(name, source, submodule_search_locations=[str(folder)])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # for what it imports from itself
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, OSError, ValueError) as error:
+        raise SystemExit(f"{folder} cannot be imported: {error}") from error
+    return module
+
+
+def in_a_graph(run: Attend, calls: int) -> Attend:
+    """`calls` calls as one; returns the output of the last one."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # what a first call loads cannot be captured
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            out = run()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+def attends(
+    builds: Mapping[str, ModuleType], sizes: Sizes, dtype: torch.dtype, options: AttentionOptions, hidden: int
+) -> dict[str, Attend]:
+    """By name: a call of each build; with `hidden` last keys the first one's without a mask, else cuDNN's."""
+    q, k, v = (
+        torch.randn(sizes.batch, sizes.heads, tokens, sizes.head_dim, device="cuda", dtype=dtype)
+        for tokens in (sizes.queries, sizes.keys, sizes.keys)
+    )
+    mask = None
+    if hidden:
+        mask = torch.ones(sizes.batch, 1, 1, sizes.keys, device="cuda", dtype=torch.bool)
+        mask[..., sizes.keys - hidden :] = False
+
+    def call(module: ModuleType, optional: OptionalTensors) -> torch.Tensor:
+        return launch(module, q, k, v, AttentionRequest.of(q, k, options, optional), optional)[0]
+
+    found: dict[str, Attend] = {
+        name: partial(call, module, OptionalTensors(attn_mask=mask)) for name, module in builds.items()
+    }
+    if hidden:
+        found[WITHOUT_MASK] = partial(call, next(iter(builds.values())), OptionalTensors())
+    else:
+        found[CUDNN] = partial(_cudnn, q, k, v, options.is_causal)
+    return found
+
+
+def agreement(outputs: Mapping[str, torch.Tensor], builds: Sequence[str]) -> str:
+    """Which builds' outputs have not the first one's bits, and how far they are from them."""
+    first = outputs[builds[0]]
+    differing = [name for name in builds[1:] if not torch.equal(outputs[name], first)]
+    if not differing:
+        return "same bits"
+    return "; ".join(
+        f"{name} differs by at most {(outputs[name].float() - first.float()).abs().max().item():.2g}"
+        for name in differing
+    )
+
+
+def row(sizes: Sizes, times: Mapping[str, float], said: str) -> str:
+    """A row of the table: microseconds of each call, and behind all but the first by how much it differs from it."""
+    base, *others = times.values()
+    cells = [f"{base:.1f}", *(f"{other:.1f} ({other / base - 1:+.1%})" for other in others)]
+    return f"| {' | '.join([str(sizes), *cells, said])} |"
+
+
+def measure(
+    builds: Mapping[str, ModuleType],
+    sizes: Sizes,
+    dtype: torch.dtype,
+    options: AttentionOptions,
+    hidden: int,
+    rng: random.Random,
+) -> str:
+    """The row of one call."""
+    calls = min(max(int(_GRAPH_SECONDS * _USUAL_RATE / sizes.operations), 1), _MOST_CALLS)
+    subjects, outputs = {}, {}
+    for name, attend in attends(builds, sizes, dtype, options, hidden).items():
+        replay = in_a_graph(attend, calls)
+        outputs[name] = replay().clone()
+        subjects[name] = Subject(Call(replay), Call(replay), None)
+    timed = time_in_rounds(subjects, _SECONDS, None, rng)
+    times = {name: median(one.calls) * 1e3 / calls for name, one in timed.items()}
+    return row(sizes, times, agreement(outputs, list(builds)))
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; 0 when everything was measured."""
+    parser = Parser(
+        prog="python -m lab builds", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("builds", nargs="+", type=Path, metavar="BUILD", help="folder of a kernel package")
+    parser.add_argument("--calls", nargs="+", type=Sizes.parse, required=True, metavar="BxHxQxKxD")
+    parser.add_argument("--mode", choices=[mode for mode in MODES if mode != EXACT], default="8b")
+    parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--rotate", action="store_true")
+    parser.add_argument("--hidden", type=int, default=0, metavar="KEYS", help="the last ones, by a mask (default: 0)")
+    parser.add_argument("--seed", type=seed_number, default=0, help="of the order of turns")
+    given = parser.parse_args(arguments)
+    if not 0 <= given.hidden < min(sizes.keys for sizes in given.calls):
+        parser.error(f"argument --hidden: expected at least 0 and fewer than all keys, got {given.hidden}")
+    device = cuda_device("builds")
+    builds = {f"{number}: {folder}": load(folder, number) for number, folder in enumerate(given.builds, 1)}
+    options = AttentionOptions(given.mode, is_causal=given.causal, rotate=given.rotate)
+    columns = [*builds, WITHOUT_MASK if given.hidden else CUDNN]
+    print(f"{machine.summary(device)}; microseconds of a whole call in {given.mode}, {given.dtype}\n")
+    print(f"| call | {' | '.join(columns)} | outputs |")
+    print("| --- " * (len(columns) + 2) + "|", flush=True)
+    heat(_HEAT_SECONDS)
+    rng = random.Random(given.seed)
+    with torch.no_grad():
+        for sizes in given.calls:
+            print(measure(builds, sizes, DTYPES[given.dtype], options, given.hidden, rng), flush=True)
+    return 0

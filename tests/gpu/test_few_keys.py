@@ -56,6 +56,14 @@ def test_views_of_tensors_that_are_nan_between(dtype: torch.dtype, head_dim: int
     assert relative_l1(found, exact(q, k, v)[0]) <= EXACT_BOUND["8b"]
 
 
+@pytest.mark.parametrize(("batches", "heads"), [(1, 4), (3, 1), (1, 1)], ids=["batches", "heads", "both"])
+def test_queries_that_are_shared(batches: int, heads: int, fresh_seed: int) -> None:
+    """Views of stride 0."""
+    q, k, v = random_qkv((batches, heads, 200, 128), (3, 4, 300, 128), torch.bfloat16)
+    found, _ = run(NAME, q.expand(3, 4, 200, 128), k, v, mode="8b")
+    assert torch.equal(found, run(NAME, q.expand(3, 4, 200, 128).contiguous(), k, v, mode="8b")[0])
+
+
 @each_dtype
 def test_rows_from_nothing_to_the_largest_numbers(dtype: torch.dtype, fresh_seed: int) -> None:
     """Rows of zeros, of the smallest and the largest numbers, and of one number beside zeros."""

@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
 @pytest.mark.parametrize("kind", ["plain", "few keys", "causal", "mask", "lists", "gaps"])
 @pytest.mark.parametrize("rotate", [False, True], ids=["unrotated", "rotated"])
 def test_small_call(name: str, mode: str, head_dim: int, kind: str, rotate: bool) -> None:
-    # Ragged in both lengths, and more than two key tiles, at head_dim 64 of 192 keys; so few that Hopper's stages are
-    # written over as racecheck can follow it (csrc/NOTES.md).
+    # Ragged in both lengths, and more than two key tiles, at head_dim 64 of 192 keys; so few that Hopper writes over no
+    # stage's K scales, of which racecheck misses the order (csrc/NOTES.md).
     keys = 250 if kind == "few keys" else 570 if head_dim < 64 else 403
     q, k, v = (torch.randn(1, heads, length, head_dim).half() for heads, length in ((2, 201), (1, keys), (1, keys)))
     mask = None

@@ -21,6 +21,14 @@ def logged(**fields):
 """
 
 
+@pytest.fixture
+def hopper(kernels: Binding, architecture: kernel_table.Architecture) -> Binding:
+    """The kernels of Hopper, which have launches of their own."""
+    if architecture.name != "sm90":
+        pytest.skip("Hopper alone has such launches")
+    return kernels
+
+
 @pytest.mark.parametrize(
     "mask", ["", "mask_element=1, mask_pointer=16", "mask_element=4, mask_query_stride=8, mask_pointer=16"]
 )
@@ -193,13 +201,9 @@ ONE_PASS = {64: (4096, 256), 128: (2048, 128), 256: (1024, 64)}
 @pytest.mark.parametrize("mode", ["8b", "precise"])
 @pytest.mark.parametrize("rotate", [False, True])
 @pytest.mark.parametrize("batch", [1, 70])
-def test_short_keys_take_one_pass(
-    kernels: Binding, architecture: kernel_table.Architecture, mode: str, rotate: bool, batch: int
-) -> None:
+def test_short_keys_take_one_pass(hopper: Binding, mode: str, rotate: bool, batch: int) -> None:
     """The shape of a head alone decides it, and how the head is shared."""
-    if architecture.name != "sm90":
-        pytest.skip("Hopper alone has it")
-    output = kernels.run(f"""{LOGGED}
+    output = hopper.run(f"""{LOGGED}
 for head_dim, (most, unit) in {ONE_PASS}.items():
     for kv_length in (1, 77, unit, unit + 1, 8 * unit, 8 * unit + 1, most, most + 1):
         for channels in (head_dim, head_dim // 2 + 8):
@@ -228,11 +232,9 @@ print("done")
     assert output == "done"
 
 
-def test_other_calls_take_two_passes(kernels: Binding, architecture: kernel_table.Architecture) -> None:
+def test_other_calls_take_two_passes(hopper: Binding) -> None:
     """4b, whose correction reads K, and float32."""
-    if architecture.name != "sm90":
-        pytest.skip("Hopper alone has one pass")
-    kernels.run(f"""{LOGGED}
+    hopper.run(f"""{LOGGED}
 for fields in (dict(mode={MODE_CODES["4b"]}), dict(element=4)):
     wanted = dict(full, q_heads=3, kv_heads=3, q_length=200, kv_length=300, **fields)
     wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
@@ -251,13 +253,9 @@ def launched(**fields):
 """
 
 
-def test_the_attention_kernel_quantizes_q_of_calls_with_few_keys(
-    kernels: Binding, architecture: kernel_table.Architecture
-) -> None:
+def test_the_attention_kernel_quantizes_q_of_calls_with_few_keys(hopper: Binding) -> None:
     """No pass over Q is launched then, and the kernel reads Q where it is."""
-    if architecture.name != "sm90":
-        pytest.skip("Hopper alone has such kernels")
-    kernels.run(f"""{LOGGED}{LAUNCHED}
+    hopper.run(f"""{LOGGED}{LAUNCHED}
 for element, name in ((2, "fp16"), (3, "bf16")):
     for channels, head_dim in ((8, 64), (64, 64), (72, 128), (128, 128)):
         for kv_length in (1, 77, 128, 200, 512, 2048):
@@ -287,11 +285,9 @@ assert maps[0] != maps[1]
         "phase=1",
     ],
 )
-def test_other_calls_have_a_pass_over_q(kernels: Binding, architecture: kernel_table.Architecture, fields: str) -> None:
+def test_other_calls_have_a_pass_over_q(hopper: Binding, fields: str) -> None:
     """Those in two phases, too: Q may be gone before the second."""
-    if architecture.name != "sm90":
-        pytest.skip("Hopper alone has kernels that quantize Q")
-    kernels.run(f"""{LOGGED}{LAUNCHED}
+    hopper.run(f"""{LOGGED}{LAUNCHED}
 for head_dim in (64, 128):
     found = launched(**{{"head_dim": head_dim, **dict({fields})}})
     assert any(name.startswith("quantize") for name in found), found
@@ -299,13 +295,9 @@ for head_dim in (64, 128):
 """)
 
 
-def test_a_step_at_head_dim_64_takes_the_keys_that_exist(
-    kernels: Binding, architecture: kernel_table.Architecture
-) -> None:
+def test_a_step_at_head_dim_64_takes_the_keys_that_exist(hopper: Binding) -> None:
     """128 where steps of 192 would take more keys that do not exist, up to 2,048."""
-    if architecture.name != "sm90":
-        pytest.skip("Hopper alone has two widths")
-    kernels.run(f"""{LOGGED}{LAUNCHED}
+    hopper.run(f"""{LOGGED}{LAUNCHED}
 narrow_ones, wide_ones = (1, 128, 193, 385, 512, 2048), (129, 192, 300, 384, 576, 2049)
 for kv_length in narrow_ones + wide_ones:
     for fields, suffix in (

@@ -5,9 +5,9 @@
 #include "sm90/gap_recorder.cuh"
 #include "sm90/key_list.cuh"
 #include "sm90/key_order.cuh"
+#include "sm90/products.cuh"
 #include "sm90/query_quantizer.cuh"
 #include "sm90/shared_storage.cuh"
-#include "sm90/wgmma.cuh"
 
 namespace sm90 {
 
@@ -79,39 +79,13 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void issue_scores(int stage) {
-    const unsigned q_address = storage.q(tiles % kQBuffers) + group * 64 * Shape::kRowBytes;
-    const u64 q = matrix_descriptor<Shape::kRowBytes>(q_address);
-    const u64 k = matrix_descriptor<Shape::kRowBytes>(storage.k(stage));
-    constexpr int kStepsPerBox = Shape::kRowBytes / 32;
-#pragma unroll
-    for (int step = 0; step < Shape::kHeadDim / 32; ++step) {
-      const int box = step / kStepsPerBox, within = (step % kStepsPerBox) * 2;
-      WgmmaS8<kBlockN>::issue(scores, q + box * (kBlockM * Shape::kRowBytes / 16) + within,
-                              k + box * (kBlockN * Shape::kRowBytes / 16) + within, step > 0);
-    }
-    wgmma_commit_group();
+    issue_score_product<Shape>(scores, storage.q(tiles % kQBuffers) + group * 64 * Shape::kRowBytes, storage.k(stage));
   }
 
   // P V for kColumns channels from `first_row` of V^T on, into fresh registers: the first level of the accumulation.
   template <int kColumns>
   __device__ __forceinline__ void issue_values(float (&result)[kColumns / 2], int stage, int first_row) {
-    constexpr int kStepsPerBox = Shape::kKeyBytes / 32;
-    const u64 v = matrix_descriptor<Shape::kKeyBytes>(storage.v(stage) + first_row * Shape::kKeyBytes);
-#pragma unroll
-    for (int step = 0; step < kBlockN / 32; ++step) {
-      const int box = step / kStepsPerBox, within = (step % kStepsPerBox) * 2;
-      WgmmaE4m3<kColumns>::issue(result, packed[step], v + box * (Shape::kVRows * Shape::kKeyBytes / 16) + within,
-                                 step > 0);
-    }
-    wgmma_commit_group();
-  }
-
-  // The second level: O = O * rescale + P V in FP32 (paper section 3.4).
-  template <int kCount>
-  __device__ __forceinline__ void accumulate(float (&total)[kCount], const float (&part)[kCount],
-                                             const float (&rescale)[2]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) total[i] = fmaf(total[i], rescale[(i / 2) % 2], part[i]);
+    issue_value_product<Shape, kColumns>(result, packed, storage.v(stage) + first_row * Shape::kKeyBytes);
   }
 
   __device__ __forceinline__ bool is_mask_for_all_queries() const {

@@ -100,6 +100,16 @@ __device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], Ro
   }
 }
 
+// The bits of 448 * exp2(score - maximum) of floats, given the largest of this thread's in each of its rows.
+template <int kBlockN, bool kRecords>
+__device__ __forceinline__ void exponentials(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
+                                             const float (&maximum)[2]) {
+  const float offset[2] = {state.template update<true>(0, maximum[0]), state.template update<true>(1, maximum[1])};
+#pragma unroll
+  for (int i = 0; i < kBlockN / 2; ++i)
+    scores[i] = __float_as_int(exp2_approx(__int_as_float(scores[i]) + offset[i / 2 % 2]));
+}
+
 // A key tile with the terms of a mask for all queries, as KeyTerms gives them. With kLimited, keys from limit[row] on
 // are masked, too.
 template <int kBlockN, bool kLimited, bool kRecords, class Terms>
@@ -126,10 +136,7 @@ __device__ __forceinline__ void softmax_tile_with_terms(int (&scores)[kBlockN / 
       }
     }
   }
-  const float offset[2] = {state.template update<true>(0, maximum[0]), state.template update<true>(1, maximum[1])};
-#pragma unroll
-  for (int i = 0; i < kBlockN / 2; ++i)
-    scores[i] = __float_as_int(exp2_approx(__int_as_float(scores[i]) + offset[i / 2 % 2]));
+  exponentials<kBlockN>(scores, state, maximum);
 }
 
 // A whole key tile with an additive term: `bias(row, key)` in units of log2. The branch is always taken (`keys` is the
@@ -163,10 +170,7 @@ __device__ __forceinline__ void softmax_biased_tile(int (&scores)[kBlockN / 2], 
       }
     }
   }
-  const float offset[2] = {state.template update<true>(0, maximum[0]), state.template update<true>(1, maximum[1])};
-#pragma unroll
-  for (int i = 0; i < kBlockN / 2; ++i)
-    scores[i] = __float_as_int(exp2_approx(__int_as_float(scores[i]) + offset[i / 2 % 2]));
+  exponentials<kBlockN>(scores, state, maximum);
 }
 
 // Probabilities as the A operand of the FP8 product: keys within 16 are in the order that the V pass stores

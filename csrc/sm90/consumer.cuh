@@ -54,8 +54,10 @@ struct Consumer {
         row((thread / 32) * 16 + (thread % 32) / 4),
         lane(thread % 4) {}
 
+  // A lane of each warp arrives, or every lane does.
+  template <int kArrivals = Shape::kArrivals>
   __device__ __forceinline__ void release(unsigned empty_barrier) const {
-    if (Shape::kEveryLaneArrives || threadIdx.x % 32 == 0) mbarrier_arrive(empty_barrier);
+    if (kArrivals > kConsumerWarps || threadIdx.x % 32 == 0) mbarrier_arrive(empty_barrier);
   }
 
   // Waits for the next stage, which the next call of `take_stage` gives.
@@ -276,7 +278,7 @@ struct Consumer {
   __device__ __forceinline__ int2 wait_for_work() const {
     const PipelineState<kQBuffers> q(tiles);
     mbarrier_wait(storage.q_full(q.index), q.phase);
-    return ld_shared_v2_s32_by_lane_0(storage.work(q.index));
+    return ld_shared_v2_s32(storage.work(q.index));
   }
   __device__ __forceinline__ WorkTile listed_tile(int2 work) const {
     WorkTile tile = WorkTile::decode<Shape, kCausal>(params, work.x);
@@ -326,7 +328,7 @@ struct Consumer {
     if constexpr (kHalves) epilogue.store(first_half, 0);
     epilogue.store(last, kHalves ? 128 : 0);
     __syncwarp();
-    release(storage.q_empty(buffer));
+    release<Shape::kQArrivals>(storage.q_empty(buffer));
   }
 
   // All key tiles of a work tile, of which there is at least one.

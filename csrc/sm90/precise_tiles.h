@@ -30,6 +30,7 @@ struct PreciseShape {
   static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
   static constexpr int kArrivals = kScalesPerBlock * 4 * kConsumers;  // lanes that say that a stage is free
+  static constexpr int kQArrivals = kArrivals;
   static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;   // swizzled rows of Q and K
   static constexpr int kColumnBoxes = kHeadDim / kRowBytes;
   static constexpr int kValueBoxes = kHeadDim / kElementBox;

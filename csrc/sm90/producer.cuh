@@ -19,7 +19,7 @@ __device__ __forceinline__ void begin_pipelines(const AttentionParams& params, c
   prefetch_tma_descriptor(&params.v_map);
   for (int i = 0; i < kQBuffers; ++i) {
     mbarrier_init(storage.q_full(i), 1);
-    mbarrier_init(storage.q_empty(i), Shape::kArrivals);
+    mbarrier_init(storage.q_empty(i), Shape::kQArrivals);
   }
   if constexpr (Shape::kQuantizesQ) {
     mbarrier_init(storage.elements_full(), 1);

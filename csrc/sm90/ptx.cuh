@@ -108,6 +108,11 @@ __device__ __forceinline__ void st_shared_v4_u32(unsigned address, uint4 x) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");
 }
+__device__ __forceinline__ int2 ld_shared_v2_s32(unsigned address) {
+  int2 x;
+  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+  return x;
+}
 // What all lanes of a warp want, read by lane 0: it arrives for the place, which is written over after that.
 __device__ __forceinline__ int ld_shared_s32_by_lane_0(unsigned address) {
   int x = 0;

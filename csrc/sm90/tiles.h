@@ -36,8 +36,8 @@ struct TileShape {
   static constexpr int kStages = kHeadDim == 256 ? 2 : 4;
   // Who says that a stage is free: a lane of each consumer warp, or every lane. compute-sanitizer's racecheck can
   // follow the latter, and beside the long steps of head_dim 256 it costs little.
-  static constexpr bool kEveryLaneArrives = kHeadDim > 128;
-  static constexpr int kArrivals = kConsumerWarps * (kEveryLaneArrives ? 32 : 1);
+  static constexpr int kArrivals = kConsumerWarps * (kHeadDim > 128 ? 32 : 1);
+  static constexpr int kQArrivals = kArrivals;                       // likewise, of Q's place
   static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // swizzled rows of Q and K
   static constexpr int kColumnBoxes = kHeadDim / kRowBytes;
   static constexpr int kKeyBytes = kBlockN % 128 == 0 ? 128 : 64;  // swizzled rows of V^T
@@ -71,6 +71,9 @@ template <class Dense>
 struct ListedShape : Dense {
   static constexpr bool kListed = true;
   static constexpr bool kOneOfTwo = Dense::kHeadDim < (Dense::kScaledValues ? 128 : 256);
+  // All lanes of 8b's consumers read what there is to know of a work tile, so all of them say when it is done: reading
+  // it by one of them, which alone would arrive, takes 2 % longer at head_dim 128.
+  static constexpr int kQArrivals = Dense::kScaledValues ? 32 * kConsumerWarps : Dense::kQArrivals;
   static constexpr int kWorkOffset = Dense::kSharedBytes - Dense::kAlignment;
   static constexpr int kWorkBytes = 8;
   static constexpr int kKeyTileOffset = kWorkOffset + kQBuffers * kWorkBytes;

@@ -242,8 +242,10 @@ class AttentionLauncher final : public Launcher {
     return wide() ? Tile::of<true>(head_dim_) : Tile::of<false>(head_dim_);
   }
 
+  // Whether there is a dense kernel for such calls that is launched beside a listed one alone.
+  bool has_beside_listed() const { return precise() && head_dim_ == 256 && !call_.causal && !biased(call_); }
   // Whether this call with lists is the dense kernel's if they leave out nothing (sm90/tiles.h).
-  bool one_of_two() const { return !dense_tile().covers_the_same(listed_tile()); }
+  bool one_of_two() const { return has_beside_listed() || !dense_tile().covers_the_same(listed_tile()); }
 
   // `number`: of the call's launches of this kernel.
   void attention(const Chunk& chunk, int64_t number, bool programmatic) const {
@@ -313,6 +315,7 @@ class AttentionLauncher final : public Launcher {
                         AttentionParams& params, bool programmatic) const {
     const int64_t work = int64_t(params.chunk.heads) * params.chunk.tiles;
     const char* kind = walks_lists                                ? "_listed"
+                       : listed(call_) && has_beside_listed()     ? "_beside_listed"
                        : recording(call_)                         ? "_recording"
                        : call_.causal                             ? "_causal"
                        : quantizes_q()                            ? "_quantizing"

@@ -18,11 +18,16 @@
   PRECISE_KERNEL(_##element##_listed, ListedShape, T, false, false)       \
   PRECISE_KERNEL(_##element##_listed_biased, ListedShape, T, false, true) \
   PRECISE_KERNEL(_##element##_recording, RecordingShape, T, false, false)
+using BesideListedShape = sm90::BesideListedShape<sm90::PreciseShape<HEAD_DIM>>;
 using Shape = sm90::PreciseShape<HEAD_DIM>;
 using ListedShape = sm90::ListedShape<sm90::PreciseShape<HEAD_DIM, true>>;
 using RecordingShape = sm90::RecordingShape<sm90::PreciseShape<HEAD_DIM, true>>;
 PRECISE_KERNELS(fp16, __half)
 PRECISE_KERNELS(bf16, __nv_bfloat16)
+#if HEAD_DIM == 256
+PRECISE_KERNEL(_fp16_beside_listed, BesideListedShape, __half, false, false)
+PRECISE_KERNEL(_bf16_beside_listed, BesideListedShape, __nv_bfloat16, false, false)
+#endif
 #undef PRECISE_KERNELS
 #undef PRECISE_KERNEL
 #undef KERNEL_NAME

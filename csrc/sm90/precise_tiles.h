@@ -14,7 +14,7 @@ template <int kHeadDim_, bool kOfOneBlock = false>
 struct PreciseShape {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kListed = false;
-  static constexpr bool kOneOfTwo = kHeadDim < 256 && !kOfOneBlock;  // may be launched beside a listed kernel
+  static constexpr OneOfTwo kOneOfTwo = kHeadDim < 256 && !kOfOneBlock ? OneOfTwo::some : OneOfTwo::never;
   static constexpr bool kRecords = false;
   static constexpr bool kScaledValues = false;
   static constexpr bool kQuantizesQ = false;
@@ -31,7 +31,7 @@ struct PreciseShape {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
   static constexpr int kArrivals = kScalesPerBlock * 4 * kConsumers;  // lanes that say that a stage is free
   static constexpr int kQArrivals = kArrivals;
-  static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;   // swizzled rows of Q and K
+  static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // swizzled rows of Q and K
   static constexpr int kColumnBoxes = kHeadDim / kRowBytes;
   static constexpr int kValueBoxes = kHeadDim / kElementBox;
   static constexpr int kValueBoxBytes = kBlockN * kElementBoxBytes;

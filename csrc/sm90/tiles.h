@@ -20,15 +20,19 @@ constexpr int kFewKeys = 2048;   // up to which calls have kernels of their own 
 constexpr int kScaleBlock = 64;  // keys that share a set of four K scales (b_k of the paper)
 constexpr int kScalesPerBlock = 4;
 
+// Whether the launches of a kernel have the other kernel of dense and listed calls beside them. The call is the dense
+// one's if its lists leave out nothing: the other returns at once.
+enum class OneOfTwo { never, some, all };
+
 // `kWide`: at head_dim 64, a step takes kWideTileN keys.
 template <int kHeadDim_, bool kWide>
 struct TileShape {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr bool kListed = false;                       // walks over tile lists
-  static constexpr bool kOneOfTwo = kHeadDim_ == 64 && kWide;  // may be launched beside a listed kernel
-  static constexpr bool kRecords = false;                      // notes the gaps of tiles
-  static constexpr bool kScaledValues = true;                  // E4M3, transposed
-  static constexpr bool kQuantizesQ = false;                   // Q comes as it is, in 16 bits
+  static constexpr bool kListed = false;  // walks over tile lists
+  static constexpr OneOfTwo kOneOfTwo = kHeadDim_ == 64 && kWide ? OneOfTwo::some : OneOfTwo::never;
+  static constexpr bool kRecords = false;      // notes the gaps of tiles
+  static constexpr bool kScaledValues = true;  // E4M3, transposed
+  static constexpr bool kQuantizesQ = false;   // Q comes as it is, in 16 bits
   static constexpr int kBlockM = sm90::kBlockM;
   static constexpr int kThreads = sm90::kThreads;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of a thread
@@ -64,13 +68,13 @@ struct TileShape {
 // work tile (its index and its number of key tiles) lies beside its Q, and the number of each key tile beside its
 // stage.
 //
-// A call whose dense kernel has another tile is one of two kernels': both are launched, and the dense one runs if the
-// lists leave out nothing. So such calls cost nothing, and have the bits of dense ones. Elsewhere the listed kernel
-// does that, and the dense one has no test, for which ptxas would order its loop otherwise.
+// A call whose dense kernel has another tile, or is faster, is one of two kernels'. So lists that leave out nothing
+// cost nothing, and such calls have the bits of dense ones. Elsewhere the listed kernel gives these bits.
 template <class Dense>
 struct ListedShape : Dense {
   static constexpr bool kListed = true;
-  static constexpr bool kOneOfTwo = Dense::kHeadDim < (Dense::kScaledValues ? 128 : 256);
+  static constexpr OneOfTwo kOneOfTwo =
+      Dense::kScaledValues && Dense::kHeadDim >= 128 ? OneOfTwo::never : OneOfTwo::some;
   // All lanes of 8b's consumers read what there is to know of a work tile, so all of them say when it is done: reading
   // it by one of them, which alone would arrive, takes 2 % longer at head_dim 128.
   static constexpr int kQArrivals = Dense::kScaledValues ? 32 * kConsumerWarps : Dense::kQArrivals;
@@ -80,13 +84,20 @@ struct ListedShape : Dense {
   static constexpr int kSharedBytes = kKeyTileOffset + 4 * Dense::kStages + Dense::kAlignment;
 };
 
+// A shape whose dense kernels are launched beside listed ones alone: with the test for that in the kernel of dense
+// calls ptxas would order its loop otherwise.
+template <class Dense>
+struct BesideListedShape : Dense {
+  static constexpr OneOfTwo kOneOfTwo = OneOfTwo::all;
+};
+
 // A shape whose consumers quantize Q, which comes as it is: into the tile that a dense kernel gets from the
 // quantization pass. It comes while the tile before is worked on, and its place is free when the consumers have it in
 // registers.
 template <class Dense>
 struct QuantizingShape : Dense {
   static constexpr bool kQuantizesQ = true;
-  static constexpr bool kOneOfTwo = false;
+  static constexpr OneOfTwo kOneOfTwo = OneOfTwo::never;
   static constexpr int kElementBoxes = Dense::kHeadDim / kElementBox;
   static constexpr int kElementBytes = Dense::kBlockM * Dense::kHeadDim * 2;
   static constexpr int kElementBarrierOffset = Dense::kSharedBytes - Dense::kAlignment;

@@ -18,8 +18,9 @@ template <class Shape, bool kCausal, class Consumer>
 __device__ __forceinline__ void run_warpgroups(const AttentionParams& params, const SharedStorage<Shape>& storage) {
   __syncthreads();
   griddepcontrol_wait();
-  if constexpr (Shape::kOneOfTwo) {
-    if (params.dead && (*params.dead != 0) != Shape::kListed) return;  // the call is the other kernel's
+  if constexpr (Shape::kOneOfTwo != OneOfTwo::never) {
+    const bool is_one_of_two = Shape::kOneOfTwo == OneOfTwo::all || params.dead;
+    if (is_one_of_two && (*params.dead != 0) != Shape::kListed) return;  // the call is the other kernel's
   }
   fence_proxy_async_global();
   if (threadIdx.x < 128) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from binding import MODE_CODES, Binding
 from fake_pack import ROOT
@@ -79,12 +81,15 @@ for head_dim in (64, 128, 256):
         assert all(f" grid {-(-lists // 8)},1,1 block 256,1,1 shared 32 " in launched[at] for at in first)
         if architecture.name == "sm90":  # where these are kernels of their own
             attention = [line.split()[0] for line in launched if line.startswith(("attention", "precise"))]
-            listed = [name for name in attention if "_listed" in name]
+            listed = [name for name in attention if re.search("(?<!_beside)_listed", name)]
             assert len(listed) == 3
             assert all(name.endswith("_biased") == (mask or mode == "4b") for name in attention)
-            # The dense kernel runs if no tile is left out: beside the listed one where its tile is another.
-            dense = [name for name in attention if "_listed" not in name]
-            assert len(dense) == len(cleared) == {"8b": int(not causal), "4b": 0, "precise": 2}[mode]
+            # The dense kernel runs if no tile is left out: beside the listed one where its tile is another, or where
+            # there is one for that alone.
+            dense = [name for name in attention if not re.search("(?<!_beside)_listed", name)]
+            beside = [name for name in dense if "_beside_listed" in name]
+            assert beside == ["precise_d256_fp16_beside_listed"] * (mode == "precise" and not causal and not mask)
+            assert len(dense) == len(cleared) == {"8b": int(not causal), "4b": 0, "precise": 2 + len(beside)}[mode]
             assert all("_causal" in name for name in dense) == (causal or not dense)
 
 

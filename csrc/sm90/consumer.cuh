@@ -369,9 +369,9 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    const int work = params.chunk.heads * params.chunk.tiles;
-    for (int index = blockIdx.x; index < work; index += gridDim.x)
-      run_tile(WorkTile::decode<Shape, kCausal>(params, index));
+    const int places = places_of_work<kCausal>(params);
+    for (int place = blockIdx.x; place < places; place = next_place<kCausal>(params, place))
+      run_tile(work_tile_at<Shape, kCausal>(params, place));
   }
   __device__ __forceinline__ void run_listed() {
     for (int2 work = wait_for_work(); work.x != kNoWork; work = wait_for_work()) run_tile(listed_tile(work));

@@ -281,6 +281,20 @@ class AttentionLauncher final : public Launcher {
     launch_attention("precise_d" + std::to_string(head_dim_), "_" + element_, tile, walks_lists, params, programmatic_);
   }
 
+  CausalOrder causal_order(const Chunk& chunk) const {
+    constexpr int64_t kRounds = 6;  // that a group takes, so that what its last one leaves idle is little
+    const int64_t blocks = blocks_of(chunk), fewest = ceil_div(blocks, chunk.tiles);
+    const int64_t wanted = ceil_div(kRounds * blocks, chunk.tiles);
+    const int64_t groups = std::clamp<int64_t>(chunk.heads / fewest, 1, ceil_div(chunk.heads, wanted));
+    const int64_t heads = ceil_div(chunk.heads, groups), places = round_up(heads * chunk.tiles, blocks);
+    return {static_cast<int>(heads), static_cast<int>(places), static_cast<int>(ceil_div(chunk.heads, heads))};
+  }
+
+  // Of the attention kernel's grid.
+  int64_t blocks_of(const Chunk& chunk) const {
+    return std::min<int64_t>(int64_t(chunk.heads) * chunk.tiles, driver::multiprocessor_count(call_.device));
+  }
+
   AttentionParams attention_params(const Tile& tile, const Chunk& chunk, int64_t number) const {
     AttentionParams params{};
     params.q_map = quantizes_q() ? element_map(call_.q, call_.q_heads, call_.q_length, tile.block_m)
@@ -307,13 +321,13 @@ class AttentionLauncher final : public Launcher {
     params.lists = prepared_lists(workspace_.lists, number);
     params.gaps = pointer<float>(call_.gaps);
     params.scale = call_.scale;
+    params.causal = causal_order(chunk);
     params.dead = listed(call_) && one_of_two() ? at<int>(workspace_.lists.dead) : nullptr;
     return params;
   }
 
   void launch_attention(const std::string& cubin, const std::string& suffix, const Tile& tile, bool walks_lists,
                         AttentionParams& params, bool programmatic) const {
-    const int64_t work = int64_t(params.chunk.heads) * params.chunk.tiles;
     const char* kind = walks_lists                                ? "_listed"
                        : listed(call_) && has_beside_listed()     ? "_beside_listed"
                        : recording(call_)                         ? "_recording"
@@ -321,9 +335,8 @@ class AttentionLauncher final : public Launcher {
                        : quantizes_q()                            ? "_quantizing"
                        : !precise() && head_dim_ == 64 && !wide() ? "_narrow"
                                                                   : "";
-    launch(cubin, cubin + suffix + kind + (biased(call_) ? "_biased" : ""),
-           grid(std::min<int64_t>(work, driver::multiprocessor_count(call_.device))), tile.threads, tile.shared_bytes,
-           params, {programmatic});
+    launch(cubin, cubin + suffix + kind + (biased(call_) ? "_biased" : ""), grid(blocks_of(params.chunk)), tile.threads,
+           tile.shared_bytes, params, {programmatic});
   }
 
   // A tensor of the caller: channels, tokens, heads, batches. The stride of an axis of one element may be anything.

@@ -32,6 +32,16 @@ struct Chunk {
   int first_tile, tiles;  // query tiles of each of these heads
 };
 
+// The order of a dense causal call's work tiles, which differ in length. The heads of a group take turns, its longest
+// work tiles first. So a round, in which every block of the grid takes one, has work tiles of about one length, and
+// every other round is in reverse: who had a longer one gets a shorter one. Groups are small, so that L2 holds their K
+// and V, and begin with a round, whose places all have a work tile in the first group.
+struct CausalOrder {
+  int heads;   // of a group
+  int places;  // of a group, in whole rounds: the last ones have no work tile
+  int groups;
+};
+
 // `padding` is named and 0, so that a kernel's parameters are the same bytes on every platform.
 struct AttentionParams {
   TensorMap q_map, k_map, v_map;  // (head_dim, q_length, batch * q_heads) and so on, bytes
@@ -53,9 +63,10 @@ struct AttentionParams {
   float* gaps;          // (batch * q_heads, tiles of queries, of keys): of recording kernels alone
   const int* dead;      // whether the lists leave out a tile, where that decides which of two kernels runs; or null
   float scale;          // softmax scale, for kernels that quantize Q
-  int padding;
+  CausalOrder causal;
+  int padding[14];
 };
-static_assert(sizeof(AttentionParams) == 640, "the padding fills the alignment of TensorMap");
+static_assert(sizeof(AttentionParams) == 704, "the padding fills the alignment of TensorMap");
 
 struct StatisticsParams {
   Strided k, v;

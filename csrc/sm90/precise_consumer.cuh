@@ -46,9 +46,9 @@ struct PreciseConsumer {
   static __device__ __forceinline__ int row() { return consumer_thread() / 32 * 16 + threadIdx.x % 32 / 4; }
 
   // A work tile is decoded where it is used, so that the loop keeps none of it in registers.
-  __device__ __forceinline__ WorkTile decode_again(int index) const {
-    asm volatile("" : "+r"(index));
-    return WorkTile::decode<Shape, kCausal>(params, index);
+  __device__ __forceinline__ WorkTile decode_again(int place) const {
+    asm volatile("" : "+r"(place));
+    return work_tile_at<Shape, kCausal>(params, place);
   }
 
   // The lanes arrive that read a stage's K scales, so that none is written over before it is read.
@@ -177,14 +177,14 @@ struct PreciseConsumer {
 
   // The rest of a step whose scores the mask changes. Its terms need registers, so both products are over before, and
   // what it has to know of the work tile is found anew.
-  __device__ __forceinline__ void step_masked(int index, int left, int stage) {
+  __device__ __forceinline__ void step_masked(int place, int left, int stage) {
     warpgroup_fence_operand(out);
     wgmma_fence();
     issue_values(stage);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(scores);
     warpgroup_fence_operand(out);
-    const WorkTile tile = decode_again(index);
+    const WorkTile tile = decode_again(place);
     const KeyOrder<Shape, kCausal> order(params, tile);
     float sums[2], factor[2];
     const bool raised = softmax_masked<false>(tile, key_tile_of(stage, order[left]), sums, factor);
@@ -199,7 +199,7 @@ struct PreciseConsumer {
   // next hides the values' product. So do steps that a mask leaves as they are: the scores' product hides the vote that
   // tells them apart. All four warps of a group, which issue a product together, vote alike, as they read the same
   // scales.
-  __device__ __forceinline__ void step(int index, int left, int key_tile) {
+  __device__ __forceinline__ void step(int place, int left, int key_tile) {
     wait_for_stage();
     const int stage = take_stage();
     if constexpr (Shape::kScaleFirst || kBiased) load_k_scale(stage);
@@ -207,7 +207,7 @@ struct PreciseConsumer {
     wgmma_fence();
     issue_scores(stage);
     if constexpr (kBiased) {
-      if (is_biased()) return step_masked(index, left, stage);
+      if (is_biased()) return step_masked(place, left, stage);
     }
     warpgroup_fence_operand(out);
     wgmma_fence();
@@ -253,7 +253,7 @@ struct PreciseConsumer {
   }
 
   // The key tiles of which `left` are left behind the next.
-  __device__ __forceinline__ void attend(int index, const WorkTile& tile, int left) {
+  __device__ __forceinline__ void attend(int place, const WorkTile& tile, int left) {
     wait_for_stage();
     const int first = take_stage();
     load_k_scale(first);
@@ -266,10 +266,10 @@ struct PreciseConsumer {
     __syncwarp();  // all lanes have read their K scales
     release(storage.empty(first));
     float unused[2];
-    softmax_masked<true>(decode_again(index), first_tile, state.sum, unused);
+    softmax_masked<true>(decode_again(place), first_tile, state.sum, unused);
     pack_probabilities<kBlockN, T>(scores, packed);
     const KeyOrder<Shape, kCausal> order(params, tile);
-    while (--left >= 0) step(index, left, order[left]);
+    while (--left >= 0) step(place, left, order[left]);
     wait_for_stage();
     const int final = take_stage();
     warpgroup_fence_operand(out);
@@ -280,7 +280,7 @@ struct PreciseConsumer {
     release(storage.empty(final));
   }
 
-  __device__ __forceinline__ void run_tile(int index, const WorkTile& tile) {
+  __device__ __forceinline__ void run_tile(int place, const WorkTile& tile) {
     load_q();
     const int first_row = tile.first_row + warpgroup() * 64;
     const int stages = Shape::kListed && tile.key_tiles == 0 ? 0 : tile.key_tiles + 1;
@@ -300,15 +300,15 @@ struct PreciseConsumer {
     recorder.begin(params, tile, row());
 #pragma unroll
     for (float& x : out) x = 0.f;
-    if (!Shape::kListed || stages > 0) attend(index, tile, left);  // an empty list gives zeros
-    const PreciseEpilogue<T> epilogue(params, decode_again(index), row(), state);
+    if (!Shape::kListed || stages > 0) attend(place, tile, left);  // an empty list gives zeros
+    const PreciseEpilogue<T> epilogue(params, decode_again(place), row(), state);
     epilogue.store(out);
   }
 
   __device__ __forceinline__ void run() {
-    const int work = params.chunk.heads * params.chunk.tiles;
-    for (int index = blockIdx.x; index < work; index += gridDim.x)
-      run_tile(index, WorkTile::decode<Shape, kCausal>(params, index));
+    const int places = places_of_work<kCausal>(params);
+    for (int place = blockIdx.x; place < places; place = next_place<kCausal>(params, place))
+      run_tile(place, work_tile_at<Shape, kCausal>(params, place));
   }
   __device__ __forceinline__ void run_listed() {
     while (true) {

@@ -52,7 +52,7 @@ struct Producer {
                   tile.first_row, head, batch);
   }
 
-  // `index`: of the work tile.
+  // `index`: of the work tile, that listed kernels pass on.
   __device__ __forceinline__ void load_q(const WorkTile& tile, int index) {
     if constexpr (Shape::kQuantizesQ) load_elements(tile);
     const PipelineState<kQBuffers> state(tiles++);
@@ -116,10 +116,10 @@ struct Producer {
   }
 
   __device__ __forceinline__ void run() {
-    const int work = params.chunk.heads * params.chunk.tiles;
-    for (int index = blockIdx.x; index < work; index += gridDim.x) {
-      const WorkTile tile = WorkTile::decode<Shape, kCausal>(params, index);
-      load_q(tile, index);
+    const int places = places_of_work<kCausal>(params);
+    for (int place = blockIdx.x; place < places; place = next_place<kCausal>(params, place)) {
+      const WorkTile tile = work_tile_at<Shape, kCausal>(params, place);
+      load_q(tile, place);
       const KeyOrder<Shape, kCausal> order(params, tile);
       int v_tile = 0;
       for (int left = tile.key_tiles - 1; left >= -1; --left) {

@@ -1,5 +1,5 @@
 // Which work tile a block takes next: the query rows of one head that a block takes at a time, heads outermost so that
-// K and V stay in L2.
+// K and V stay in L2. Dense causal calls have an order of their own (CausalOrder).
 #pragma once
 
 #include "sm90/params.h"
@@ -36,5 +36,40 @@ struct WorkTile {
     return tile;
   }
 };
+
+// The work tile at a place of a dense causal call's order. The last places of a group have none: too large a tile.
+struct CausalPlace {
+  int head, tile;
+  __device__ __forceinline__ CausalPlace(const AttentionParams& params, int place) {
+    const CausalOrder& order = params.causal;
+    const int group = place / order.places, turn = place - group * order.places, first = group * order.heads;
+    const int turns = min(order.heads, params.chunk.heads - first);
+    tile = turn / turns;
+    head = first + turn - tile * turns;
+  }
+};
+
+// A block of a dense kernel has one place in each round of the grid.
+template <bool kCausal>
+__device__ __forceinline__ int places_of_work(const AttentionParams& params) {
+  return kCausal ? params.causal.groups * params.causal.places : params.chunk.heads * params.chunk.tiles;
+}
+template <bool kCausal>
+__device__ __forceinline__ int next_place(const AttentionParams& params, int place) {
+  const int blocks = gridDim.x;
+  if constexpr (!kCausal) return place + blocks;
+  do place += 2 * (blocks - place % blocks) - 1;  // every other round is in reverse
+  while (place < places_of_work<true>(params) && CausalPlace(params, place).tile >= params.chunk.tiles);
+  return place;
+}
+template <class Shape, bool kCausal>
+__device__ __forceinline__ WorkTile work_tile_at(const AttentionParams& params, int place) {
+  int index = place;
+  if constexpr (kCausal) {
+    const CausalPlace causal(params, place);
+    index = causal.head * params.chunk.tiles + causal.tile;
+  }
+  return WorkTile::decode<Shape, kCausal>(params, index);
+}
 
 }  // namespace sm90

@@ -39,7 +39,7 @@ SHARES = (0.0, 0.28, 0.48, 0.69)  # of dead tiles
 DENSE, NOTING = "dense", "noting gaps"
 LISTED = tuple(f"{share:.0%} dead" for share in SHARES)
 HEADS, TOKENS = 32, 16384
-_SECONDS = 5.0  # for each row of the tables
+_SECONDS = 5  # for each row of the tables
 _HEAT_SECONDS = 30.0
 _NOT_MEASURED = "–"
 
@@ -102,7 +102,7 @@ def _medians(times: Mapping[str, Timed]) -> tuple[dict[str, float], dict[str, fl
     return calls, {name: median(one.kernels) for name, one in times.items() if one.kernels}
 
 
-def page(command: str, device: torch.device, tokens: int, rng: random.Random, seconds: float = _SECONDS) -> str:
+def page(command: str, device: torch.device, tokens: int, rng: random.Random, seconds: float) -> str:
     """The whole page of docs/results; tells on stderr how far it is."""
     timer = KernelTimer()
     backend = ""
@@ -156,12 +156,15 @@ def main(arguments: list[str]) -> int:
         prog="python -m lab lists", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokens", type=at_least_1, default=TOKENS, help=f"of q, k and v (default: {TOKENS:,})")
+    parser.add_argument(
+        "--seconds", type=at_least_1, default=_SECONDS, help=f"for each row of the tables (default: {_SECONDS})"
+    )
     parser.add_argument("--seed", type=seed_number, default=0, help="of the order of turns")
     parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write list-times.md there")
     options = parser.parse_args(arguments)
     command = " ".join(["python -m lab lists", *arguments])
     with torch.no_grad():
-        text = page(command, cuda_device("lists"), options.tokens, random.Random(options.seed))
+        text = page(command, cuda_device("lists"), options.tokens, random.Random(options.seed), options.seconds)
     print(text)
     if options.results is not None:
         options.results.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def in_rounds(subjects: Mapping[str, Subject], *_: Any) -> dict[str, Timed]:
 
 def test_the_page_compares_with_the_dense_call(monkeypatch: pytest.MonkeyPatch, stand_ins: None) -> None:
     monkeypatch.setattr(list_times, "time_in_rounds", in_rounds)
-    text = list_times.page("python -m lab lists", torch.device("cpu"), 256, random.Random(0))
+    text = list_times.page("python -m lab lists", torch.device("cpu"), 256, random.Random(0), 1)
     whole, alone = text.split("## Attention kernels alone")
     assert "kernels sm90 9.9" in whole and "- Command: `python -m lab lists`" in whole
     assert (

@@ -39,6 +39,15 @@ def test_causal_with_grouped_heads(name: str, mode: str, head_dim: int) -> None:
     check(name, *random_qkv((2, 6, 700, head_dim), (2, 2, 700, head_dim), torch.bfloat16), mode, is_causal=True)
 
 
+@each_mode
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("shape", [(1, 300, 100), (1, 101, 1100), (2, 500, 130)], ids=str)
+def test_causal_calls_of_many_heads(name: str, mode: str, head_dim: int, shape: tuple[int, int, int]) -> None:
+    """Hopper's kernels take the heads in groups, which begin with a round of all multiprocessors."""
+    batch, heads, length = shape
+    check(name, *random_qkv((batch, heads, length, head_dim), (batch, heads, length, head_dim)), mode, is_causal=True)
+
+
 def fused_qkv(form: str, head_dim: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """A fused projection of 2 batches, 333 tokens and 4 heads, and its q, k and v as BHND views."""
     if form == "3HD":

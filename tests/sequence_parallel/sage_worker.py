@@ -7,6 +7,7 @@ PYTHONPATH holds comfy_sage2/drop_in/path. Each process writes its part of every
 
 from __future__ import annotations
 
+import argparse
 import importlib
 
 import torch
@@ -41,20 +42,21 @@ def sage_cases(processes: int) -> list[tuple[str, Case]]:
 def main() -> None:
     arguments = arguments_of(__doc__, dtype=str, tokens=int, head_dim=int)
     with joined(arguments.device) as (rank, processes):
-        yunchang = importlib.import_module("yunchang")
-        kinds = importlib.import_module("yunchang.kernels").AttnType
-
-        outputs = {}
-        for name, case in sage_cases(processes):
-            yunchang.set_seq_parallel_pg(case.ulysses, case.ring, rank, processes)
-            attend = yunchang.LongContextAttention(attn_type=kinds[name])
-            dtype = getattr(torch, arguments.dtype)
-            whole = case.inputs(arguments.device, dtype, arguments.tokens, arguments.head_dim)
-            parts = [tensor.chunk(processes, 2)[rank].transpose(1, 2).contiguous() for tensor in whole]
-            with torch.no_grad():
-                out = attend(*parts, softmax_scale=SCALE, causal=case.is_causal)
-            outputs[case.name] = out.transpose(1, 2).cpu().contiguous()
+        outputs = {case.name: output_of(name, case, rank, processes, arguments) for name, case in sage_cases(processes)}
         save_file(outputs, arguments.out / f"rank{rank}.safetensors")
+
+
+def output_of(name: str, case: Case, rank: int, processes: int, arguments: argparse.Namespace) -> torch.Tensor:
+    """This process's part of what yunchang's attention of that name gives: BHND, on the CPU."""
+    yunchang = importlib.import_module("yunchang")
+    kinds = importlib.import_module("yunchang.kernels").AttnType
+    yunchang.set_seq_parallel_pg(case.ulysses, case.ring, rank, processes)
+    attend = yunchang.LongContextAttention(attn_type=kinds[name])
+    whole = case.inputs(arguments.device, getattr(torch, arguments.dtype), arguments.tokens, arguments.head_dim)
+    parts = [tensor.chunk(processes, 2)[rank].transpose(1, 2).contiguous() for tensor in whole]
+    with torch.no_grad():
+        out: torch.Tensor = attend(*parts, softmax_scale=SCALE, causal=case.is_causal)
+    return out.transpose(1, 2).cpu().contiguous()
 
 
 if __name__ == "__main__":

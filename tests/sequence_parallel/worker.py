@@ -5,6 +5,7 @@ Each process writes its part of every case to rank<i>.safetensors, and what was 
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 
@@ -14,30 +15,32 @@ from torch import distributed
 
 from comfy_sage2.integrations.yunchang import SequenceParallelAttention
 
-from .cases import SCALE, cases
+from .cases import SCALE, Case, cases
 from .process import arguments_of, joined
 
 
 def main() -> None:
     arguments = arguments_of(__doc__, backend=str, dtype=str, tokens=int, head_dim=int)
     with joined(arguments.device) as (rank, processes):
-        outputs = {}
-        for case in cases(processes):
-            parallel = SequenceParallelAttention(
-                ulysses_degree=case.ulysses, ring_degree=case.ring, backend=arguments.backend, **case.options
-            )
-            dtype = getattr(torch, arguments.dtype)
-            whole = case.inputs(arguments.device, dtype, arguments.tokens, arguments.head_dim)
-            parts = [tensor.chunk(processes, 2)[rank] for tensor in whole]
-            if case.layout == "BNHD":
-                parts = [part.transpose(1, 2) for part in parts]
-            out = parallel(*parts, is_causal=case.is_causal, scale=SCALE, layout=case.layout)
-            if case.layout == "BNHD":
-                out = out.transpose(1, 2)
-            outputs[case.name] = out.cpu().contiguous()
+        outputs = {case.name: output_of(case, rank, processes, arguments) for case in cases(processes)}
         save_file(outputs, arguments.out / f"rank{rank}.safetensors")
         errors = {name: message_of(attempt) for name, attempt in attempts(arguments.device, arguments.backend).items()}
         (arguments.out / f"rank{rank}.json").write_text(json.dumps(errors), encoding="utf-8")
+
+
+def output_of(case: Case, rank: int, processes: int, arguments: argparse.Namespace) -> torch.Tensor:
+    """This process's part of a case's output: BHND, on the CPU."""
+    parallel = SequenceParallelAttention(
+        ulysses_degree=case.ulysses, ring_degree=case.ring, backend=arguments.backend, **case.options
+    )
+    whole = case.inputs(arguments.device, getattr(torch, arguments.dtype), arguments.tokens, arguments.head_dim)
+    parts = [tensor.chunk(processes, 2)[rank] for tensor in whole]
+    if case.layout == "BNHD":
+        parts = [part.transpose(1, 2) for part in parts]
+    out = parallel(*parts, is_causal=case.is_causal, scale=SCALE, layout=case.layout)
+    if case.layout == "BNHD":
+        out = out.transpose(1, 2)
+    return out.cpu().contiguous()
 
 
 def attempts(device: str, backend: str) -> dict[str, Callable[[], object]]:

@@ -28,7 +28,7 @@ def joined(device: str) -> Iterator[tuple[int, int]]:
     """The group of all processes, each with one thread or a GPU of its own: this one's rank, and how many they are.
 
     A caller keeps nothing that refers to a group beyond the block: gloo's threads end with the group's last reference,
-    and a thread that still holds a tensor while Python ends aborts the process.
+    and one that lets go of a tensor while Python ends aborts the process.
     """
     torch.set_num_threads(1)
     distributed.init_process_group("nccl" if device == "cuda" else "gloo")

@@ -61,7 +61,8 @@ def portable(windows: ForeignPython, tmp_path_factory: pytest.TempPathFactory) -
     number = windows.version.replace(".", "")
     paths = [windows.path(source / part) for part in ("Lib", "DLLs", "Lib/site-packages")]
     (embedded / f"python{number}._pth").write_text("\n".join(["../ComfyUI", *paths, "import site"]) + "\n")
-    return ForeignPython(windows.platform, windows.version, ("wine", str(embedded / "python.exe")), windows.environment)
+    command = (*windows_python.wine_command(), str(embedded / "python.exe"))
+    return ForeignPython(windows.platform, windows.version, command, windows.environment)
 
 
 def _said(python: ForeignPython, *arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:

@@ -10,6 +10,7 @@ a CPython of the same minor version on this machine; python.exe is five lines, c
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import os
 import shutil
@@ -37,6 +38,7 @@ WINE = {
     # Intel's OpenMP asks wine for what it lacks.
     "KMP_AFFINITY": "disabled",
 }
+FIXED_ADDRESSES = ("setarch", "--addr-no-randomize")
 MAIN = """\
 #include <wchar.h>
 __declspec(dllimport) int Py_Main(int, wchar_t **);
@@ -58,6 +60,20 @@ _LEFT_OUT_FOLDERS = (
 def missing_tools() -> list[str]:
     """The programs that are needed and not here."""
     return [name for name in ("wine",) if shutil.which(name) is None]
+
+
+@functools.cache
+def wine_command() -> tuple[str, ...]:
+    """What starts wine, with fixed addresses for its processes where this machine permits them.
+
+    The kernel places a process's heap at random within 1 GiB. The page that Windows shares with every process
+    (0x7FFE0000) lies there too, and wine 8 ends a process whose heap took it: one of some thousands, as error 1359.
+    """
+    try:
+        permitted = subprocess.run([*FIXED_ADDRESSES, "true"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        permitted = False
+    return (*FIXED_ADDRESSES, "wine") if permitted else ("wine",)
 
 
 def zig() -> Path:
@@ -144,7 +160,7 @@ def wine_environment(folder: Path = FOLDER) -> dict[str, str]:
     environment = {**WINE, "WINEPREFIX": str(prefix), "WINEARCH": "win64"}
     if not (prefix / "ready").exists():
         shutil.rmtree(prefix, ignore_errors=True)
-        python = ForeignPython(PLATFORM, "", ("wine",), environment)
+        python = ForeignPython(PLATFORM, "", wine_command(), environment)
         try:
             python.run("wineboot", "--init")
             completed = python.run("winecfg", "-v", "win10")
@@ -177,7 +193,7 @@ def interpreter(version: str, folder: Path = FOLDER) -> ForeignPython | None:
         shutil.rmtree(partial, ignore_errors=True)
         _put_together(version, library, partial, folder)
         partial.rename(made)
-    return ForeignPython(PLATFORM, version, ("wine", str(made / "python.exe")), wine_environment(folder))
+    return ForeignPython(PLATFORM, version, (*wine_command(), str(made / "python.exe")), wine_environment(folder))
 
 
 def install(python: ForeignPython, requirements: Path, folder: Path = FOLDER) -> None:

@@ -109,6 +109,13 @@ def test_a_download_that_was_stopped_is_made_again(tmp_path: Path, monkeypatch: 
     assert len(attempts) == 2
 
 
+@pytest.mark.parametrize("program", ["true", "false", "no-such-program"])
+def test_wine_gets_fixed_addresses_where_they_are_permitted(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(windows_python, "FIXED_ADDRESSES", (program,))
+    command = windows_python.wine_command.__wrapped__()
+    assert command == (("true", "wine") if program == "true" else ("wine",))
+
+
 def test_an_installation_that_was_stopped_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "windows-3.12" / "Lib" / "site-packages"
     (site / "torch").mkdir(parents=True)

@@ -39,36 +39,6 @@ def python(request: pytest.FixtureRequest) -> ForeignPython:
     return made
 
 
-# Prints Linux's personality of each process whose command line has the first argument; then a child process does.
-PERSONALITIES = """
-import os, subprocess, sys
-for folder in filter(str.isdigit, os.listdir("Z:/proc")):
-    try:
-        with open(f"Z:/proc/{folder}/cmdline") as command, open(f"Z:/proc/{folder}/personality") as personality:
-            if sys.argv[1] in command.read():
-                print(personality.read().strip(), flush=True)
-    except OSError:
-        pass
-if len(sys.argv) < 3:
-    sys.exit(subprocess.run([sys.executable, *sys.argv[:2], "child"]).returncode)
-"""
-ADDR_NO_RANDOMIZE = 0x0040000
-
-
-def test_windows_processes_have_fixed_addresses(tmp_path: Path) -> None:
-    """Also those that Windows programs start: `windows_python.wine_command` says what comes of others."""
-    if windows_python.wine_command()[0] == "wine":
-        pytest.skip("this machine permits no fixed addresses")
-    python = windows_python.tested()
-    script = tmp_path / "personalities.py"
-    script.write_text(PERSONALITIES)
-    completed = python.run(python.path(script), tmp_path.name)
-    assert completed.returncode == 0, completed.stderr
-    personalities = [int(line, 16) for line in completed.stdout.split()]
-    # The parent sees itself, the child both.
-    assert len(personalities) >= 3 and all(value & ADDR_NO_RANDOMIZE for value in personalities), completed.stdout
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("python", INTERPRETERS, indirect=True)
 def test_a_module_imports_without_torch_and_without_a_driver(

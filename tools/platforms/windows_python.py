@@ -67,7 +67,8 @@ def wine_command() -> tuple[str, ...]:
     """What starts wine, with fixed addresses for its processes where this machine permits them.
 
     The kernel places a process's heap at random within 1 GiB. The page that Windows shares with every process
-    (0x7FFE0000) lies there too, and wine 8 ends a process whose heap took it: one of some thousands, as error 1359.
+    (0x7FFE0000) lies there too, and wine 8 ends a process whose heap took it, one of some thousands: CreateProcess
+    then fails with error 1359.
     """
     try:
         permitted = subprocess.run([*FIXED_ADDRESSES, "true"], capture_output=True).returncode == 0

@@ -30,6 +30,11 @@ struct Consumer {
   static constexpr bool kScalesBefore = kWide || (kBiased && kBlockN == kTileN);
   static constexpr bool kScalesBehind = !kWide && kBiased && kBlockN > kTileN;
   static constexpr bool kScalesAhead = kScalesBefore || kScalesBehind;
+  // Whether a step waits for the next stage ahead of its softmax, whose maxima then are taken from the last score down.
+  // The wait is a loop, across which ptxas does not move the wait for the values. At 64 it keeps that behind the
+  // softmax; at 128, where ptxas puts it among the exponentials if it may, that is faster (csrc/NOTES.md). Kernels that
+  // note gaps wait behind the softmax and then send the gap, while the values' product runs.
+  static constexpr bool kStageFirst = kWide && !Shape::kRecords;
 
   const AttentionParams& params;
   const SharedStorage<Shape>& storage;
@@ -205,18 +210,13 @@ struct Consumer {
     issue_products(stage, result);
     wgmma_wait_group<1>();
     warpgroup_fence_operand(scores);
-    // The wait for the next stage is a loop, across which ptxas does not move the wait for the values. At 64 it keeps
-    // that behind the softmax; at 128, where ptxas puts it among the exponentials if it is free to, that is faster
-    // (csrc/NOTES.md).
-    if constexpr (kWide) wait_for_stage();
-    softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
-    record(key_tile);
+    if constexpr (kStageFirst) wait_for_stage();
+    softmax_full_tile<kBlockN, kStageFirst, kByRow>(scores, state, q_scale, k_scale);
     unsigned short upper[kBlockN / 8];
-    if constexpr (!kWide) {
-      pack_upper<kBlockN>(scores, upper);
-      wait_for_stage();
-    }
+    if constexpr (!kWide) pack_upper<kBlockN>(scores, upper);
+    if constexpr (!kStageFirst) wait_for_stage();
     if constexpr (kScalesBefore) load_k_scale(steps % Shape::kStages);
+    record(key_tile);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(result);
     if constexpr (kScalesBehind) load_k_scale(steps % Shape::kStages);

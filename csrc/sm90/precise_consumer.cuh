@@ -51,9 +51,10 @@ struct PreciseConsumer {
     return work_tile_at<Shape, kCausal>(params, place);
   }
 
-  // The lanes arrive that read a stage's K scales, so that none is written over before it is read.
+  // The lanes arrive that read a stage's K scales, so that none is written over before it is read; or every lane does.
+  template <int kArrivals = Shape::kArrivals>
   __device__ __forceinline__ void release(unsigned empty_barrier) const {
-    if (threadIdx.x % 32 < kScalesPerBlock) mbarrier_arrive(empty_barrier);
+    if (kArrivals > Shape::kArrivals || threadIdx.x % 32 < kScalesPerBlock) mbarrier_arrive(empty_barrier);
   }
 
   // Waits for the next stage, which the next call of `take_stage` gives.
@@ -249,7 +250,7 @@ struct PreciseConsumer {
     for (int step = 0; step < kScoreSteps; ++step)
       load_q_operand<Shape>(q[step], storage.q(buffer.index), consumer_thread() / 32 * 16, step);
     __syncwarp();  // all lanes have read
-    release(storage.q_empty(buffer.index));
+    release<Shape::kQArrivals>(storage.q_empty(buffer.index));
   }
 
   // The key tiles of which `left` are left behind the next.

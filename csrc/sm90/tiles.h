@@ -75,9 +75,9 @@ struct ListedShape : Dense {
   static constexpr bool kListed = true;
   static constexpr OneOfTwo kOneOfTwo =
       Dense::kScaledValues && Dense::kHeadDim >= 128 ? OneOfTwo::never : OneOfTwo::some;
-  // All lanes of 8b's consumers read what there is to know of a work tile, so all of them say when it is done: reading
-  // it by one of them, which alone would arrive, takes 2 % longer at head_dim 128.
-  static constexpr int kQArrivals = Dense::kScaledValues ? 32 * kConsumerWarps : Dense::kQArrivals;
+  // All lanes of the consumers say that they have read Q's scales and what there is to know of a work tile, so that
+  // racecheck can follow it. That costs nothing; in 8b at head_dim 128 one lane that alone reads it takes 2 % longer.
+  static constexpr int kQArrivals = Dense::kThreads - 128;
   static constexpr int kWorkOffset = Dense::kSharedBytes - Dense::kAlignment;
   static constexpr int kWorkBytes = 8;
   static constexpr int kKeyTileOffset = kWorkOffset + kQBuffers * kWorkBytes;

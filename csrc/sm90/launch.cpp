@@ -243,7 +243,7 @@ class AttentionLauncher final : public Launcher {
   }
 
   // Whether there is a dense kernel for such calls that is launched beside a listed one alone.
-  bool has_beside_listed() const { return precise() && head_dim_ == 256 && !call_.causal && !biased(call_); }
+  bool has_beside_listed() const { return precise() && head_dim_ == 256 && !biased(call_); }
   // Whether this call with lists is the dense kernel's if they leave out nothing (sm90/tiles.h).
   bool one_of_two() const { return has_beside_listed() || !dense_tile().covers_the_same(listed_tile()); }
 
@@ -329,14 +329,14 @@ class AttentionLauncher final : public Launcher {
   void launch_attention(const std::string& cubin, const std::string& suffix, const Tile& tile, bool walks_lists,
                         AttentionParams& params, bool programmatic) const {
     const char* kind = walks_lists                                ? "_listed"
-                       : listed(call_) && has_beside_listed()     ? "_beside_listed"
                        : recording(call_)                         ? "_recording"
                        : call_.causal                             ? "_causal"
                        : quantizes_q()                            ? "_quantizing"
                        : !precise() && head_dim_ == 64 && !wide() ? "_narrow"
                                                                   : "";
-    launch(cubin, cubin + suffix + kind + (biased(call_) ? "_biased" : ""), grid(blocks_of(params.chunk)), tile.threads,
-           tile.shared_bytes, params, {programmatic});
+    const char* beside = !walks_lists && listed(call_) && has_beside_listed() ? "_beside_listed" : "";
+    launch(cubin, cubin + suffix + kind + beside + (biased(call_) ? "_biased" : ""), grid(blocks_of(params.chunk)),
+           tile.threads, tile.shared_bytes, params, {programmatic});
   }
 
   // A tensor of the caller: channels, tokens, heads, batches. The stride of an axis of one element may be anything.

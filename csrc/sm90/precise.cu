@@ -26,7 +26,9 @@ PRECISE_KERNELS(fp16, __half)
 PRECISE_KERNELS(bf16, __nv_bfloat16)
 #if HEAD_DIM == 256
 PRECISE_KERNEL(_fp16_beside_listed, BesideListedShape, __half, false, false)
+PRECISE_KERNEL(_fp16_causal_beside_listed, BesideListedShape, __half, true, false)
 PRECISE_KERNEL(_bf16_beside_listed, BesideListedShape, __nv_bfloat16, false, false)
+PRECISE_KERNEL(_bf16_causal_beside_listed, BesideListedShape, __nv_bfloat16, true, false)
 #endif
 #undef PRECISE_KERNELS
 #undef PRECISE_KERNEL

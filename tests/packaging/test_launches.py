@@ -88,7 +88,8 @@ for head_dim in (64, 128, 256):
             # there is one for that alone.
             dense = [name for name in attention if not re.search("(?<!_beside)_listed", name)]
             beside = [name for name in dense if "_beside_listed" in name]
-            assert beside == ["precise_d256_fp16_beside_listed"] * (mode == "precise" and not causal and not mask)
+            kernel = "precise_d256_fp16" + "_causal" * causal
+            assert beside == [f"{kernel}_beside_listed"] * (mode == "precise" and not mask)
             assert len(dense) == len(cleared) == {"8b": int(not causal), "4b": 0, "precise": 2 + len(beside)}[mode]
             assert all("_causal" in name for name in dense) == (causal or not dense)
 

@@ -57,10 +57,13 @@ __device__ __forceinline__ int places_of_work(const AttentionParams& params) {
 template <bool kCausal>
 __device__ __forceinline__ int next_place(const AttentionParams& params, int place) {
   const int blocks = gridDim.x;
-  if constexpr (!kCausal) return place + blocks;
-  do place += 2 * (blocks - place % blocks) - 1;  // every other round is in reverse
-  while (place < places_of_work<true>(params) && CausalPlace(params, place).tile >= params.chunk.tiles);
-  return place;
+  if constexpr (kCausal) {
+    do place += 2 * (blocks - place % blocks) - 1;  // every other round is in reverse
+    while (place < places_of_work<true>(params) && CausalPlace(params, place).tile >= params.chunk.tiles);
+    return place;
+  } else {
+    return place + blocks;
+  }
 }
 template <class Shape, bool kCausal>
 __device__ __forceinline__ WorkTile work_tile_at(const AttentionParams& params, int place) {

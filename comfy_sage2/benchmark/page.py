@@ -184,6 +184,7 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
     power = f"power limit {driver['power.limit']}, " if "power.limit" in driver else ""
     wheels = {kernel["wheel"] for kernel in machine["kernels"].values() if "wheel" in kernel}
     rounds = sorted({speed["rounds"] for speed in document["speed"]}) or [0]
+    counted = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     peers = [f"{_label(name, document)} is {name} {about['version']}" for name, about in document["candidates"].items()]
     lines = [
         f"# One attention call on one {machine['gpu']}, beside its peers",
@@ -198,7 +199,7 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
         "Candidates take turns in an order drawn anew in every round, for events and for the profiler "
         f"(seed {settings['seed']}). The card runs matrix products for {settings['heat_seconds']:.0f} s before; in its "
         "turn a candidate first runs untimed. "
-        f"Medians of {rounds[0]} to {rounds[-1]} rounds. Inputs are Gaussian, bf16 unless the name says otherwise. "
+        f"Medians of {counted} rounds. Inputs are Gaussian, bf16 unless the name says otherwise. "
         "`d128-n8192` is B 4, H 32, N 8,192, head_dim 128. Call: quantization included; kernel: the attention alone. "
         "Of Sage's granularities the faster one is listed. [Measuring](../dev/measuring.md) has the method.",
         "",

@@ -64,6 +64,13 @@ def test_claims_modes_and_quotes_can_be_made_from_it(
     assert all(re.search(r"^\| d128-n8192 \| 900 \| 800 \|", text, re.MULTILINE) for text in quoted)
 
 
+@pytest.mark.parametrize(("others", "said"), [(5, "Medians of 5 rounds."), (9, "Medians of 5 to 9 rounds.")])
+def test_the_rounds_are_counted(document: dict[str, Any], others: int, said: str) -> None:
+    for speed in document["speed"][1:]:
+        speed["rounds"] = others
+    assert said in page(document, "python -m comfy_sage2 bench", "2026-11-23")
+
+
 def test_what_failed_stands_there(document: dict[str, Any]) -> None:
     document["accuracy_failures"] = {"cuDNN fp8": "RuntimeError: no plan"}
     document["speed_failures"] = {"hunyuan-720p": {"all candidates": "OutOfMemoryError: 9 GiB"}}

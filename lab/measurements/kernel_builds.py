@@ -2,10 +2,12 @@
 
     python -m lab builds OLD NEW --calls 1x40x75600x512x128 4x32x1024x1024x128
     python -m lab builds OLD NEW --calls 4x32x8192x8192x64 --hidden 100
+    python -m lab builds OLD NEW --calls 1x32x16384x16384x128 --dead 0.28
 
 A build is the folder of a kernel package: `comfy_sage2_sm90` of an unpacked wheel, or of build/kernels
-(docs/dev/releasing.md). Builds and cuDNN's 16-bit attention take turns in an order drawn anew in each round. Calls run
-in CUDA graphs, so that nothing of Python is timed. Says of each build whether its output has the bits of the first one.
+(docs/dev/releasing.md). They take turns in an order drawn anew in each round, and with them cuDNN's 16-bit attention;
+where the calls have a mask, tile lists or note gaps, in its place the first build's call without. Calls run in CUDA
+graphs, so that nothing of Python is timed. Says of each build whether its output has the bits of the first one.
 Nothing is verified before it is loaded: name only builds that you made or trust.
 """
 
@@ -30,13 +32,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from comfy_sage2 import machine
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.launch import launch
-from comfy_sage2.backends.tensors import OptionalTensors
+from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.benchmark.candidates import Call
 from comfy_sage2.benchmark.settle import heat
 from comfy_sage2.benchmark.shapes import DTYPES
 from comfy_sage2.benchmark.timing import Subject, time_in_rounds
 from comfy_sage2.command_line import Parser, seed_number
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.tiles import TileLists, tiles_of
 
 from ..arguments import cuda_device
 
@@ -45,7 +48,7 @@ _SECONDS = 4.0  # for each row of the table
 _GRAPH_SECONDS = 2e-3  # that the calls of a graph take, about
 _USUAL_RATE = 5e14  # operations a second
 _MOST_CALLS = 40
-CUDNN, WITHOUT_MASK = "cuDNN 16-bit", "without the mask"
+CUDNN = "cuDNN 16-bit"
 
 Attend = Callable[[], torch.Tensor]
 
@@ -74,6 +77,42 @@ class Sizes:
 
     def __str__(self) -> str:
         return f"{self.batch} x {self.heads} x {self.queries:,} x {self.keys:,} x {self.head_dim}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the calls have beside q, k and v: nothing, or one of these.
+
+    Attributes:
+        hidden: how many of the last keys a mask hides.
+        dead: the share of tiles that lists leave out, at random.
+        gaps: whether the calls note gaps.
+    """
+
+    hidden: int = 0
+    dead: float | None = None
+    gaps: bool = False
+
+    @property
+    def beside(self) -> str:
+        """The name of what the builds are timed beside."""
+        if self.hidden:
+            return "without the mask"
+        if self.dead is not None:
+            return "without lists"
+        return "without noting gaps" if self.gaps else CUDNN
+
+    def tensors(self, sizes: Sizes, is_causal: bool) -> OptionalTensors:
+        """On the current CUDA device, drawn anew."""
+        tiles = (sizes.batch, sizes.heads, tiles_of(sizes.queries), tiles_of(sizes.keys))
+        if self.hidden:
+            mask = torch.ones(sizes.batch, 1, 1, sizes.keys, device="cuda", dtype=torch.bool)
+            mask[..., sizes.keys - self.hidden :] = False
+            return OptionalTensors(attn_mask=mask)
+        if self.dead is not None:
+            live = torch.rand(*tiles, device="cuda") >= self.dead
+            return OptionalTensors(tiles=TileLists.of_mask(live, is_causal=is_causal).lists)
+        return OptionalTensors(gaps=torch.empty(*tiles, device="cuda")) if self.gaps else NO_TENSORS
 
 
 def load(folder: Path, number: int) -> ModuleType:
@@ -118,28 +157,23 @@ def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -
 
 
 def attends(
-    builds: Mapping[str, ModuleType], sizes: Sizes, dtype: torch.dtype, options: AttentionOptions, hidden: int
+    builds: Mapping[str, ModuleType], sizes: Sizes, dtype: torch.dtype, options: AttentionOptions, kind: Kind
 ) -> dict[str, Attend]:
-    """By name: a call of each build; with `hidden` last keys the first one's without a mask, else cuDNN's."""
+    """By name: a call of each build, and cuDNN's, or for other kinds of calls the first build's dense one."""
     q, k, v = (
         torch.randn(sizes.batch, sizes.heads, tokens, sizes.head_dim, device="cuda", dtype=dtype)
         for tokens in (sizes.queries, sizes.keys, sizes.keys)
     )
-    mask = None
-    if hidden:
-        mask = torch.ones(sizes.batch, 1, 1, sizes.keys, device="cuda", dtype=torch.bool)
-        mask[..., sizes.keys - hidden :] = False
 
     def call(module: ModuleType, optional: OptionalTensors) -> torch.Tensor:
         return launch(module, q, k, v, AttentionRequest.of(q, k, options, optional), optional)[0]
 
-    found: dict[str, Attend] = {
-        name: partial(call, module, OptionalTensors(attn_mask=mask)) for name, module in builds.items()
-    }
-    if hidden:
-        found[WITHOUT_MASK] = partial(call, next(iter(builds.values())), OptionalTensors())
-    else:
+    optional = kind.tensors(sizes, options.is_causal)
+    found: dict[str, Attend] = {name: partial(call, module, optional) for name, module in builds.items()}
+    if kind.beside == CUDNN:
         found[CUDNN] = partial(_cudnn, q, k, v, options.is_causal)
+    else:
+        found[kind.beside] = partial(call, next(iter(builds.values())), NO_TENSORS)
     return found
 
 
@@ -167,19 +201,26 @@ def measure(
     sizes: Sizes,
     dtype: torch.dtype,
     options: AttentionOptions,
-    hidden: int,
+    kind: Kind,
     rng: random.Random,
 ) -> str:
     """The row of one call."""
     calls = min(max(int(_GRAPH_SECONDS * _USUAL_RATE / sizes.operations), 1), _MOST_CALLS)
     subjects, outputs = {}, {}
-    for name, attend in attends(builds, sizes, dtype, options, hidden).items():
+    for name, attend in attends(builds, sizes, dtype, options, kind).items():
         replay = in_a_graph(attend, calls)
         outputs[name] = replay().clone()
         subjects[name] = Subject(Call(replay), Call(replay), None)
     timed = time_in_rounds(subjects, _SECONDS, None, rng)
     times = {name: median(one.calls) * 1e3 / calls for name, one in timed.items()}
     return row(sizes, times, agreement(outputs, list(builds)))
+
+
+def _share(text: str) -> float:
+    """From "0.28". A type of argument."""
+    if not re.fullmatch(r"0(\.[0-9]{1,6})?", text):
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on and below 1, got {text[:60]!r}")
+    return float(text)
 
 
 def main(arguments: list[str]) -> int:
@@ -193,15 +234,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--rotate", action="store_true")
-    parser.add_argument("--hidden", type=int, default=0, metavar="KEYS", help="the last ones, by a mask (default: 0)")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--hidden", type=int, default=0, metavar="KEYS", help="the last ones, by a mask (default: 0)")
+    kinds.add_argument("--dead", type=_share, metavar="SHARE", help="of tiles that lists leave out, at random")
+    kinds.add_argument("--gaps", action="store_true", help="the calls note gaps")
     parser.add_argument("--seed", type=seed_number, default=0, help="of the order of turns")
     given = parser.parse_args(arguments)
     if not 0 <= given.hidden < min(sizes.keys for sizes in given.calls):
         parser.error(f"argument --hidden: expected at least 0 and fewer than all keys, got {given.hidden}")
+    if given.gaps and given.causal:
+        parser.error("argument --gaps: causal calls note no gaps")
+    kind = Kind(given.hidden, given.dead, given.gaps)
     device = cuda_device("builds")
     builds = {f"{number}: {folder}": load(folder, number) for number, folder in enumerate(given.builds, 1)}
     options = AttentionOptions(given.mode, is_causal=given.causal, rotate=given.rotate)
-    columns = [*builds, WITHOUT_MASK if given.hidden else CUDNN]
+    columns = [*builds, kind.beside]
     print(f"{machine.summary(device)}; microseconds of a whole call in {given.mode}, {given.dtype}\n")
     print(f"| call | {' | '.join(columns)} | outputs |")
     print("| --- " * (len(columns) + 2) + "|", flush=True)
@@ -209,5 +256,5 @@ def main(arguments: list[str]) -> int:
     rng = random.Random(given.seed)
     with torch.no_grad():
         for sizes in given.calls:
-            print(measure(builds, sizes, DTYPES[given.dtype], options, given.hidden, rng), flush=True)
+            print(measure(builds, sizes, DTYPES[given.dtype], options, kind, rng), flush=True)
     return 0

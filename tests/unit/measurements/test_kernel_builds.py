@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from comfy_sage2.backends.base import AttentionRequest
-from comfy_sage2.backends.tensors import OptionalTensors
+from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.benchmark.timing import Subject, Timed
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.tiles import TileLists
 from lab.measurements import kernel_builds
-from lab.measurements.kernel_builds import CUDNN, Sizes, agreement, load, row
+from lab.measurements.kernel_builds import CUDNN, Kind, Sizes, agreement, load, row
 
 
 def package(folder: Path, text: str) -> Path:
@@ -65,38 +66,78 @@ def test_outputs_are_compared_with_the_first_build() -> None:
     assert agreement(outputs, ["old", "same", "new"]) == "new differs by at most 0.5"
 
 
-@pytest.mark.parametrize("hidden", [0, 3])
-def test_each_call_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, hidden: int) -> None:
-    called: list[tuple[str, tuple[int, ...], Any]] = []
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...], OptionalTensors]]:
+    """Build, shape of k and other tensors of each call, all on the CPU; "b" gives other outputs than "a"."""
+    calls: list[tuple[str, tuple[int, ...], OptionalTensors]] = []
 
     def launch(module: ModuleType, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors) -> Any:
-        called.append((module.__name__, tuple(k.shape), optional.attn_mask))
+        assert (request.has_tiles, request.has_gaps) == (optional.tiles is not None, optional.gaps is not None)
+        calls.append((module.__name__, tuple(k.shape), optional))
         return torch.full_like(q, float(module.__name__ == "b")), None
 
     def in_rounds(subjects: Mapping[str, Subject], *_: Any) -> dict[str, Timed]:
         return {name: Timed(0.0, [2.0, 1.0, 9.0]) for name in subjects}
 
-    randn = torch.randn
-    monkeypatch.setattr(torch, "randn", lambda *size, device, dtype: randn(*size, dtype=dtype))
-    ones = torch.ones
-    monkeypatch.setattr(torch, "ones", lambda *size, device, dtype: ones(*size, dtype=dtype))
+    for name in ("randn", "rand", "ones", "empty"):
+        made = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *size, made=made, device, **more: made(*size, **more))
     monkeypatch.setattr(kernel_builds, "launch", launch)
     monkeypatch.setattr(kernel_builds, "in_a_graph", lambda run, calls: run)
     monkeypatch.setattr(kernel_builds, "time_in_rounds", in_rounds)
     monkeypatch.setattr(kernel_builds, "_cudnn", lambda q, k, v, is_causal: q)
+    return calls
+
+
+def measured(sizes: Sizes, kind: Kind) -> str:
     builds = {"old": ModuleType("a"), "new": ModuleType("b")}
-    text = kernel_builds.measure(
-        builds, Sizes(2, 3, 5, 7, 8), torch.float16, AttentionOptions("8b"), hidden, random.Random(0)
-    )
+    return kernel_builds.measure(builds, sizes, torch.float16, AttentionOptions("8b"), kind, random.Random(0))
+
+
+def test_dense_builds_are_timed_beside_cudnn(called: list[tuple[str, tuple[int, ...], OptionalTensors]]) -> None:
+    text = measured(Sizes(2, 3, 5, 7, 8), Kind())
     assert text == "| 2 x 3 x 5 x 7 x 8 | 50.0 | 50.0 (+0.0%) | 50.0 (+0.0%) | new differs by at most 1 |"
-    names, shapes, masks = zip(*called, strict=True)
-    assert names == ("a", "b", "a")[: len(names)] and set(shapes) == {(2, 3, 7, 8)}
-    assert len(names) == 3 if hidden else 2
-    for mask in masks[:2]:
-        assert (mask is not None) == bool(hidden)
-        if mask is not None:
-            assert mask.shape == (2, 1, 1, 7) and mask[0, 0, 0].tolist() == [True] * 4 + [False] * 3
-    assert hidden == 0 or masks[2] is None
+    assert called == [(name, (2, 3, 7, 8), NO_TENSORS) for name in "ab"] and Kind().beside == CUDNN
+
+
+@pytest.mark.parametrize("kind", [Kind(hidden=3), Kind(dead=0.4), Kind(gaps=True)], ids=lambda kind: kind.beside)
+def test_other_calls_are_timed_beside_the_first_builds_dense_one(
+    called: list[tuple[str, tuple[int, ...], OptionalTensors]], kind: Kind
+) -> None:
+    measured(Sizes(2, 3, 200, 900, 8), kind)
+    assert [name for name, _, _ in called] == ["a", "b", "a"] and called[2][2] == NO_TENSORS
+    (_, _, first), (_, _, second), _ = called
+    assert first is second
+    mask, lists, gaps = first.attn_mask, first.tiles, first.gaps
+    assert [mask is not None, lists is not None, gaps is not None] == [
+        kind.hidden > 0,
+        kind.dead is not None,
+        kind.gaps,
+    ]
+    if mask is not None:
+        assert mask.shape == (2, 1, 1, 900) and torch.equal(mask[0, 0, 0], torch.arange(900) < 897)
+    if lists is not None:
+        live = TileLists(lists).to_mask()
+        assert live.shape == (2, 3, 2, 8) and 0.3 < live.float().mean() < 0.9
+    if gaps is not None:
+        assert gaps.shape == (2, 3, 2, 8) and gaps.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--dead", "1"], "below 1"),
+        (["--dead", "nan"], "below 1"),
+        (["--dead", "-0.5"], "expected"),
+        (["--gaps", "--causal"], "causal calls note no gaps"),
+        (["--gaps", "--dead", "0.5"], "not allowed with"),
+        (["--hidden", "3", "--gaps"], "not allowed with"),
+    ],
+)
+def test_what_no_call_can_have_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        kernel_builds.main(["old", "--calls", "1x1x9x7x64", *arguments])
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("hidden", ["-1", "7"])

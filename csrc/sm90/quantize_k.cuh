@@ -13,14 +13,17 @@ __device__ __forceinline__ bool changes(const Mask& mask, i64 index) {
 }
 
 // Whether the mask may change the score of a key of a block with any query. A padding mask, which is the same for all
-// queries and heads, leaves most blocks as they are, and the attention kernel takes those for unmasked. All threads of
-// the block call.
-__device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int first_key, int kv_length) {
+// queries and heads, leaves most blocks as they are, and the attention kernel takes those for unmasked. `thread` looks
+// at the key of its number in the block of keys, and `any` says whether one of the threads that call together found it
+// so.
+template <class Any>
+__device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int first_key, int kv_length,
+                                                unsigned thread, const Any& any) {
   if (mask.element == kNone) return false;
   if (mask.head_stride != 0 || mask.query_stride != 0) return true;
-  const int key = first_key + threadIdx.x;
+  const int key = first_key + thread;
   bool changed = false;
-  if (threadIdx.x < kScaleBlock && key < kv_length) {
+  if (thread < kScaleBlock && key < kv_length) {
     const i64 index = batch * mask.batch_stride + key * mask.key_stride;
     switch (mask.element) {
       case kBool:
@@ -36,7 +39,15 @@ __device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int
         changed = changes<float>(mask, index);
     }
   }
-  return __syncthreads_or(changed);
+  return any(changed);
+}
+
+// Of a group whose largest magnitude is `amax`. The sign says whether its block is masked.
+template <class Format>
+__device__ __forceinline__ void store_key_scale(const QuantizeParams& params, const Slice& slice, int block, int group,
+                                                float amax, bool masked) {
+  params.k_scale[(i64(slice.index) * params.k_scale_blocks + block) * kScalesPerBlock + group] =
+      amax * (masked ? -1.f / Format::kMaximum : 1.f / Format::kMaximum);
 }
 
 template <int kLanes>
@@ -66,15 +77,15 @@ __device__ __forceinline__ void quantize_keys(const QuantizeParams& params, cons
       token_amax[pass * Tile::kTokensAtOnce + lanes.token] = token < params.kv_length ? amax : 0.f;
   }
   __syncthreads();
-  const bool masked = block_is_masked(params.mask, slice.batch, first, params.kv_length);
+  const bool masked = block_is_masked(params.mask, slice.batch, first, params.kv_length, threadIdx.x,
+                                      [](bool changed) { return __syncthreads_or(changed); });
   const int group = lanes.token % 8 / 2;  // the same in every pass: kTokensAtOnce is a multiple of 8
   float scale = 0.f;
 #pragma unroll
   for (int i = 0; i < kScaleBlock / 8; ++i)
     scale = max_nan(scale, max_nan(token_amax[8 * i + 2 * group], token_amax[8 * i + 2 * group + 1]));
   if (lanes.channel == 0 && lanes.token < 8 && lanes.token % 2 == 0)
-    params.k_scale[(i64(slice.index) * params.k_scale_blocks + block) * kScalesPerBlock + group] =
-        scale * (masked ? -1.f / Format::kMaximum : 1.f / Format::kMaximum);
+    store_key_scale<Format>(params, slice, block, group, scale, masked);
   const float2 inverses = inverses_of<Format, kLanes>(inverse_or_zero<Format>(scale));
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/elements.cuh"
-#include "sm90/ptx.cuh"
+#include "sm90/cluster.cuh"
 
 namespace sm90 {
 
@@ -20,26 +20,6 @@ __device__ __forceinline__ float combine_warps(int statistic, const float (&part
                                                int channel) {
   float x = partial[0][channel];
   for (int warp = 1; warp < kStatisticsWarps; ++warp) x = combine(statistic, x, partial[warp][channel]);
-  return x;
-}
-
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
-}
-__device__ __forceinline__ float load_from_block(const float* own, int block) {
-  float x;
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %1, %2;\n"
-      "ld.shared::cluster.f32 %0, [remote];\n}\n"
-      : "=f"(x)
-      : "r"(shared_address(own)), "r"(block)
-      : "memory");
   return x;
 }
 

@@ -114,6 +114,7 @@ class AttentionLauncher final : public Launcher {
     params.quantize = quantize_params();
     params.tensors = precise() ? 1 : 2;
     params.units = share.units;
+    params.prepared = at<Prepared>(workspace_.prepared);
     launch("one_pass", kernel("one_pass"), grid(share.blocks * params.tensors * workspace_.kv_slices), kQuantizeThreads,
            share.units * kUnitBytes, params, {programmatic_, static_cast<unsigned>(share.blocks)});
   }
@@ -320,6 +321,8 @@ class AttentionLauncher final : public Launcher {
     params.element = call_.element;
     params.lists = prepared_lists(workspace_.lists, number);
     params.gaps = pointer<float>(call_.gaps);
+    params.prepared = at<Prepared>(workspace_.prepared);
+    params.prepared_blocks = head_share(call_.kv_length, head_dim_).blocks;
     params.scale = call_.scale;
     params.causal = causal_order(chunk);
     params.dead = listed(call_) && one_of_two() ? at<int>(workspace_.lists.dead) : nullptr;

@@ -1,5 +1,6 @@
 // K and V of short sequences, read once: a cluster of blocks holds one head's K or V in shared memory, makes its
-// statistics, and quantizes it from there. It writes what the statistics and the quantization pass write.
+// statistics, and quantizes it from there. It writes what the statistics and the quantization pass write, and says of
+// each head when that is done.
 #include "sm90/held_tokens.cuh"
 #include "sm90/quantize_k.cuh"
 #include "sm90/quantize_v.cuh"
@@ -203,9 +204,6 @@ __device__ __forceinline__ void prepare_values(const OnePassParams& params, cons
 template <class T, int kLanes, bool kRotated>
 __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
   __shared__ Scratch<T, kLanes> scratch;
-  // In this order: the quantization of Q does not wait for this kernel, but for all before it.
-  griddepcontrol_wait();
-  griddepcontrol_launch_dependents();
   const StatisticsParams& statistics = params.statistics;
   const int blocks = statistics.cluster_blocks, block = blockIdx.x % blocks, cluster = blockIdx.x / blocks;
   const Slice slice(cluster / params.tensors, statistics.kv_heads);
@@ -213,12 +211,26 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
   const HeldTokens<T, kLanes> held{shared_address(held_vectors), block * tokens, tokens};
   const bool is_v = cluster % params.tensors;
   const Strided& tensor = is_v ? statistics.v : statistics.k;
+  int* const prepared = is_v ? &params.prepared[slice.index].v : &params.prepared[slice.index].k;
+  // In this order: the quantization of Q does not wait for this kernel, but for all before it. The attention kernel
+  // starts when all blocks are here, so that it finds zeros or what was added. Other blocks of the cluster add behind
+  // the barrier of the statistics.
+  griddepcontrol_wait();
+  if (threadIdx.x == 0) {
+    if (block == 0) {
+      *prepared = 0;
+      __threadfence();
+    }
+    griddepcontrol_launch_dependents();
+  }
   held.copy(slice.of<T>(tensor), tensor.token_stride, statistics.kv_length, Lanes<kLanes>(statistics.head_dim));
   cp_async_wait();
   if (is_v)
     prepare_values<T, kLanes>(params, slice, block == 0, held, scratch);
   else
     prepare_keys<T, kLanes, kRotated>(params, slice, block == 0, held, scratch);
+  __syncthreads();
+  if (threadIdx.x == 0) red_release_add(prepared, 1);
   cluster_wait();  // no block leaves while its shared memory may be read
 }
 

@@ -42,6 +42,12 @@ struct CausalOrder {
   int groups;
 };
 
+// How many blocks of the one pass are over with a head's K and V, for attention kernels that run beside it: they read
+// both at once.
+struct alignas(8) Prepared {
+  int k, v;
+};
+
 // `padding` is named and 0, so that a kernel's parameters are the same bytes on every platform.
 struct AttentionParams {
   TensorMap q_map, k_map, v_map;  // (head_dim, q_length, batch * q_heads) and so on, bytes
@@ -64,7 +70,9 @@ struct AttentionParams {
   const int* dead;      // whether the lists leave out a tile, where that decides which of two kernels runs; or null
   float scale;          // softmax scale, for kernels that quantize Q
   CausalOrder causal;
-  int padding[14];
+  const Prepared* prepared;  // (batch * kv_heads), for kernels that quantize Q
+  int prepared_blocks;       // of K and of V, when a head is prepared
+  int padding[11];
 };
 static_assert(sizeof(AttentionParams) == 704, "the padding fills the alignment of TensorMap");
 
@@ -96,8 +104,9 @@ struct QuantizeParams {
 struct OnePassParams {
   StatisticsParams statistics;
   QuantizeParams quantize;
-  int tensors;  // 2: clusters take K and V in turns; 1: K alone
-  int units;    // of a block's share
+  Prepared* prepared;  // (batch * kv_heads)
+  int tensors;         // 2: clusters take K and V in turns; 1: K alone
+  int units;           // of a block's share
 };
 
 struct DeltaParams {

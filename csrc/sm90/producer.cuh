@@ -52,9 +52,21 @@ struct Producer {
                   tile.first_row, head, batch);
   }
 
+  // Until the one pass has written K and V of a head, and what belongs to them.
+  __device__ __forceinline__ void wait_until_prepared(int kv_head) const {
+    Prepared blocks;
+    do {
+      blocks = __builtin_bit_cast(Prepared, ld_acquire_u64(&params.prepared[kv_head]));
+    } while (blocks.k < params.prepared_blocks || blocks.v < params.prepared_blocks);
+    fence_proxy_async_global();
+  }
+
   // `index`: of the work tile, that listed kernels pass on.
   __device__ __forceinline__ void load_q(const WorkTile& tile, int index) {
-    if constexpr (Shape::kQuantizesQ) load_elements(tile);
+    if constexpr (Shape::kQuantizesQ) {
+      load_elements(tile);
+      wait_until_prepared(tile.kv_head);
+    }
     const PipelineState<kQBuffers> state(tiles++);
     const unsigned full = storage.q_full(state.index);
     const int channel_bytes = Shape::kScaledValues ? params.head_dim * 4 : 0;
@@ -128,6 +140,7 @@ struct Producer {
         v_tile = k_tile;
       }
     }
+    if constexpr (Shape::kQuantizesQ) griddepcontrol_wait();  // so this kernel's end is the one pass's, too
   }
 
   // Lists make work tiles unequal, so a block takes its next one when it is free for it. The consumers get its index

@@ -159,6 +159,16 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 __device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// A counter in global memory that tells a kernel running beside this one what this one has written. Who adds says so
+// for all threads that it met at a barrier before; who reads the sum sees what they wrote.
+__device__ __forceinline__ void red_release_add(int* counter, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+__device__ __forceinline__ u64 ld_acquire_u64(const void* counters) {
+  u64 x;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(counters) : "memory");
+  return x;
+}
 // What the kernel before wrote with ordinary stores is about to be read by the copy engine.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 

@@ -17,7 +17,8 @@ __device__ __forceinline__ void run_role(Role& role) {
 template <class Shape, bool kCausal, class Consumer>
 __device__ __forceinline__ void run_warpgroups(const AttentionParams& params, const SharedStorage<Shape>& storage) {
   __syncthreads();
-  griddepcontrol_wait();
+  // A kernel that quantizes Q runs beside the one pass: its producer waits for each head, and at the end for the pass.
+  if constexpr (!Shape::kQuantizesQ) griddepcontrol_wait();
   if constexpr (Shape::kOneOfTwo != OneOfTwo::never) {
     const bool is_one_of_two = Shape::kOneOfTwo == OneOfTwo::all || params.dead;
     if (is_one_of_two && (*params.dead != 0) != Shape::kListed) return;  // the call is the other kernel's

@@ -19,7 +19,8 @@ struct Workspace {
   int64_t k_scale_blocks;
   Chunk chunk;  // the largest part of the work that one attention launch does
   // Offsets in bytes.
-  int64_t q_int8, k_int8, v_fp8, q_scale, k_scale, k_mean, v_mean, v_scale, v_inverse, lse_shift, q_mean, delta_s;
+  int64_t q_int8, k_int8, v_fp8, q_scale, k_scale, k_mean, v_mean, v_scale, v_inverse, lse_shift, q_mean, delta_s,
+      prepared;
   ListSpace lists;
   int64_t bytes;
 
@@ -64,6 +65,7 @@ struct Workspace {
     lse_shift = arena.add(call.lse ? q_slices * call.q_length * 4 : 0);
     q_mean = arena.add(call.mode == k4b ? q_slices * query_tiles * call.head_dim * 4 : 0);
     delta_s = arena.add(call.mode == k4b ? int64_t(chunk.heads) * chunk.tiles * call.kv_length * 4 : 0);
+    prepared = arena.add(kv_slices * int64_t(sizeof(Prepared)));
     const int64_t launches = ceil_div(q_slices, chunk.heads) * ceil_div(query_tiles, chunk.tiles);
     lists = ListSpace(call, launches, arena);
     bytes = arena.bytes();

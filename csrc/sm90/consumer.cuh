@@ -95,8 +95,9 @@ struct Consumer {
     issue_value_product<Shape, kColumns>(result, packed, storage.v(stage) + first_row * Shape::kKeyBytes);
   }
 
+  // Kernels that quantize Q have no other additive terms.
   __device__ __forceinline__ bool is_mask_for_all_queries() const {
-    return params.delta_s == nullptr && params.mask.query_stride == 0;
+    return Shape::kQuantizesQ || (params.delta_s == nullptr && params.mask.query_stride == 0);
   }
 
   __device__ __forceinline__ void softmax_last(const WorkTile& tile, int key_tile) {
@@ -110,8 +111,9 @@ struct Consumer {
     scales_without_marks(scale);
     if constexpr (kHasMask) {
       if (is_mask_for_all_queries()) {
-        const KeyTerms<kBlockN> terms(params, tile, key_tile * kBlockN);
-        return softmax_tile_with_terms<kBlockN, true>(scores, state, q_scale, scale, first_key, limit, terms);
+        constexpr bool kEnds = Shape::kQuantizesQ;
+        const KeyTerms<kBlockN, kEnds> terms(params, tile, key_tile * kBlockN);
+        return softmax_tile_with_terms<kBlockN, !kEnds>(scores, state, q_scale, scale, first_key, limit, terms);
       }
     }
     const Bias<kBiased> bias(params, tile, row);
@@ -155,7 +157,7 @@ struct Consumer {
   }
   // Whether a score of this step has an additive term; the same in all threads of a warpgroup.
   __device__ __forceinline__ bool is_biased() const {
-    bool biased = params.delta_s != nullptr;
+    bool biased = !Shape::kQuantizesQ && params.delta_s != nullptr;
 #pragma unroll
     for (int i = 0; i < kScales; ++i) biased |= __float_as_int(k_scale[i]) < 0;
     return __any_sync(0xffffffffu, biased);
@@ -322,9 +324,9 @@ struct Consumer {
     WorkTile tile = known;
     if constexpr (Shape::kListed) tile = listed_tile(wait_for_work());  // anew, so that no register keeps it
     const int buffer = tiles++ % kQBuffers;
-    const Epilogue<Shape::kQuantizesQ> epilogue(params, tile, row, lane, state.maximum, last[kLastColumns / 2 - 4],
-                                                last[kLastColumns / 2 - 2], storage.v_scale(buffer),
-                                                storage.v_mean(buffer));
+    const Epilogue<Shape::kQuantizesQ && !kBiased> epilogue(params, tile, row, lane, state.maximum,
+                                                            last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
+                                                            storage.v_scale(buffer), storage.v_mean(buffer));
     if constexpr (kHalves) epilogue.store(first_half, 0);
     epilogue.store(last, kHalves ? 128 : 0);
     __syncwarp();

@@ -51,8 +51,9 @@ __device__ __forceinline__ float term_at(const char* address, T) {
   return mask_term(*reinterpret_cast<const T*>(address));
 }
 
-// Of a mask for all queries. The warp's lanes hold the terms of a step's keys, two of each 64 keys a lane.
-template <int kBlockN>
+// Of a mask for all queries. The warp's lanes hold the terms of a step's keys, two of each 64 keys a lane. With kEnds,
+// keys that do not exist are masked.
+template <int kBlockN, bool kEnds = false>
 class KeyTerms {
  public:
   // `first_key`: of the step.
@@ -63,6 +64,7 @@ class KeyTerms {
       for (int i = 0; i < kBlockN / 32; ++i) {
         const int key = first_key + i / 2 * 64 + 2 * (threadIdx.x % 32) + i % 2;
         terms_[i] = term_at(slice.start + min(key, params.kv_length - 1) * slice.key_bytes(), type);
+        if (kEnds && key >= params.kv_length) terms_[i] = kNegativeInfinity;
       }
     });
   }

@@ -229,7 +229,7 @@ class AttentionLauncher final : public Launcher {
   // Whether the attention kernel quantizes Q: of whole calls alone, since others may have lost Q before it is launched.
   bool quantizes_q() const {
     return call_.mode == k8b && few_keys() && head_dim_ <= 128 && call_.phase == kWholeCall &&
-           call_.element != kFloat && call_.mask.element == kNone && !call_.causal && !call_.rotate && !call_.lse &&
+           call_.element != kFloat && call_.mask.query_stride == 0 && !call_.causal && !call_.rotate && !call_.lse &&
            !listed(call_) && !recording(call_);
   }
 

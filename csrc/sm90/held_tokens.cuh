@@ -32,6 +32,7 @@ struct HeldTokens {
   __device__ __forceinline__ void copy(const T* head, i64 token_stride, int length, const Lanes<kLanes>& lanes) const {
     const T* from = head + (first + lanes.token) * token_stride + lanes.channel;
     unsigned to = address(lanes.token, lanes.channel);
+#pragma unroll 1
     for (int unit = 0; unit < count; unit += kUnitTokens) {
 #pragma unroll
       for (int i = 0; i < kUnitLoads; ++i) {
@@ -129,23 +130,26 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
   float sums[8] = {};
   VectorExtremes<T> extremes;
   extremes.clear();
-  const auto add_unit = [&](int unit, auto exists) {
-    const unsigned from = held.address(unit + lanes.token, lanes.channel);
+  const auto add = [&](unsigned from, bool exists) {
+    const Vec8<T> raw = Held::read(from);
+    float values[8];
+    raw.get(values);
 #pragma unroll
-    for (int i = 0; i < kUnitLoads; ++i) {
-      const Vec8<T> raw = Held::read(from + i * Held::kTokensAtOnce * Held::kTokenBytes);
-      float values[8];
-      raw.get(values);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) sums[j] += values[j];  // those that do not exist are zeros
-      if (kExtremes && exists(unit + i * Held::kTokensAtOnce + lanes.token)) extremes.add(raw);
-    }
+    for (int j = 0; j < 8; ++j) sums[j] += values[j];  // those that do not exist are zeros
+    if (kExtremes && exists) extremes.add(raw);
   };
+#pragma unroll 1
   for (int unit = 0; unit < held.count && held.first + unit < length; unit += Held::kUnitTokens) {
-    if (held.first + unit + Held::kUnitTokens <= length)
-      add_unit(unit, [](int) { return true; });
-    else
-      add_unit(unit, [&](int local) { return held.first + local < length; });
+    const unsigned from = held.address(unit + lanes.token, lanes.channel);
+    constexpr int kDistance = Held::kTokensAtOnce * Held::kTokenBytes;
+    if (!kExtremes || held.first + unit + Held::kUnitTokens <= length) {
+#pragma unroll
+      for (int i = 0; i < kUnitLoads; ++i) add(from + i * kDistance, true);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kUnitLoads; ++i)
+        add(from + i * kDistance, held.first + unit + i * Held::kTokensAtOnce + lanes.token < length);
+    }
   }
 #pragma unroll
   for (int distance = kLanes; distance < 32; distance *= 2) {
@@ -165,6 +169,7 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
   }
   __syncthreads();
   auto& of_block = scratch.of_block;
+#pragma unroll 1
   for (int i = own; i < kChannels + (kExtremes ? kPairs : 0); i += kQuantizeThreads) {
     if (i < kChannels) {
       float sum = scratch.sums[0][i];

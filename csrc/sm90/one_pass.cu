@@ -16,6 +16,7 @@ class KeyGroup {
   using Format = IntegerFormat<8, kRotated>;
   using Held = HeldTokens<T, kLanes>;
   static constexpr int kKeysAtOnce = 32 / kLanes, kVectors = kScaleBlock / kScalesPerBlock / kKeysAtOnce;
+  static constexpr int kUnrolled = kRotated ? 2 : kVectors;  // a rotation takes many instructions
 
  public:
   // `first`: key of the block in `held`.
@@ -37,7 +38,7 @@ class KeyGroup {
     const float2 inverses = inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax));
     signed char* const to =
         params.k_int8 + (i64(slice.index) * params.kv_length + key_) * params.row_bytes + lanes.channel;
-#pragma unroll
+#pragma unroll kUnrolled
     for (int vector = 0; vector < kVectors; ++vector) {
       float values[8];
       get(kRotated ? read(vector) : raw[vector], rotation, mean, values);
@@ -74,7 +75,7 @@ class KeyGroup {
                                                 const float (&mean)[8]) const {
     float amax = 0.f;
     if constexpr (kRotated) {
-#pragma unroll
+#pragma unroll kUnrolled
       for (int vector = 0; vector < kVectors; ++vector) {
         float values[8];
         get(read(vector), rotation, mean, values);
@@ -97,11 +98,12 @@ class KeyGroup {
   }
 
   __device__ __forceinline__ bool is_masked(const QuantizeParams& params, const Slice& slice) const {
-    const auto half_is_masked = [&](unsigned thread) {
-      return block_is_masked(params.mask, slice.batch, block_ * kScaleBlock, length_, thread,
-                             [](bool changed) { return __any_sync(0xffffffffu, changed); });
-    };
-    return half_is_masked(threadIdx.x % 32) || half_is_masked(threadIdx.x % 32 + 32);
+    bool masked = false;
+#pragma unroll 1
+    for (unsigned thread = threadIdx.x % 32; thread < kScaleBlock && !masked; thread += 32)
+      masked = block_is_masked(params.mask, slice.batch, block_ * kScaleBlock, length_, thread,
+                               [](bool changed) { return __any_sync(0xffffffffu, changed); });
+    return masked;
   }
 
   const int block_, scale_, length_;

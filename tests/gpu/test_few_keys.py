@@ -56,6 +56,34 @@ def test_views_of_tensors_that_are_nan_between(dtype: torch.dtype, head_dim: int
     assert relative_l1(found, exact(q, k, v)[0]) <= EXACT_BOUND["8b"]
 
 
+@each_dtype
+@each_head_dim
+@pytest.mark.parametrize("lengths", [(130, 77), (200, 512), (333, 700), (129, 2048)], ids=str)
+def test_padding_masks(dtype: torch.dtype, head_dim: int, lengths: tuple[int, int], fresh_seed: int) -> None:
+    """Of either kind, and of each entry of the batch another one: at the end, anywhere, and of all keys."""
+    queries, keys = lengths
+    q, k, v = random_qkv((3, 6, queries, head_dim), (3, 3, keys, head_dim), dtype)
+    attends = torch.ones(3, 1, 1, keys, dtype=torch.bool, device="cuda")
+    attends[0, ..., keys - keys // 3 :] = False
+    attends[1] = torch.rand(keys, device="cuda") < 0.5
+    attends[2] = False
+    terms = torch.randn(3, 1, 1, keys, device="cuda").to(dtype).masked_fill(~attends, -torch.inf)
+    for mask in (attends, terms, terms.float(), torch.stack((attends, ~attends), -1)[..., 0]):
+        found, wanted = both(q, k, v, attn_mask=mask)
+        assert torch.equal(found, wanted)
+        assert not found[2].any()
+        assert relative_l1(found[:2], exact(q, k, v, attn_mask=mask)[0][:2]) <= EXACT_BOUND["8b"]
+
+
+def test_a_mask_of_finite_terms_alone(fresh_seed: int) -> None:
+    """A row whose keys all have the lowest number of its type is a uniform row, as in plain attention."""
+    q, k, v = random_qkv((1, 2, 200, 128), (1, 2, 500, 128), torch.bfloat16)
+    mask = torch.full((1, 1, 1, 500), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16, device="cuda")
+    found, wanted = both(q, k, v, attn_mask=mask)
+    assert torch.equal(found, wanted)
+    assert relative_l1(found, v.mean(dim=2, keepdim=True).expand_as(found)) < 0.1
+
+
 @pytest.mark.parametrize(("batches", "heads"), [(1, 4), (3, 1), (1, 1)], ids=["batches", "heads", "both"])
 def test_queries_that_are_shared(batches: int, heads: int, fresh_seed: int) -> None:
     """Views of stride 0."""

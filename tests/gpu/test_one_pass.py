@@ -90,6 +90,23 @@ def test_calls_one_after_another_give_the_same_bits(mode: str, return_lse: bool,
         assert not return_lse or torch.equal(lse, wanted[turn % 2][1])
 
 
+@pytest.mark.parametrize("heads", [1, 3, 24])
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+def test_what_the_memory_held_before_does_not_matter(heads: int, masked: bool, fresh_seed: int) -> None:
+    """An attention that starts beside the pass may find there that K and V were prepared long ago."""
+    backend(NAME)
+    mask = torch.ones(1, 1, 1, 1024, dtype=torch.bool, device="cuda")
+    mask[..., 900:] = False
+    for _ in range(10):
+        inputs = random_qkv((1, heads, 700, 128), (1, heads, 1024, 128), torch.bfloat16)
+        choices: dict[str, Any] = {"mode": "8b", "attn_mask": mask if masked else None}
+        wanted, _ = run(NAME, *inputs, return_lse=True, **choices)
+        torch.cuda.empty_cache()
+        torch.full((64 << 20,), 127, dtype=torch.uint8, device="cuda")  # let go of at once: the workspace lies there
+        found, _ = run(NAME, *inputs, **choices)
+        assert torch.equal(found, wanted)
+
+
 @each_mode
 @pytest.mark.parametrize("tensor", ["k", "v"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -90,7 +90,7 @@ def test_calls_one_after_another_give_the_same_bits(mode: str, return_lse: bool,
         assert not return_lse or torch.equal(lse, wanted[turn % 2][1])
 
 
-@pytest.mark.parametrize("heads", [1, 3, 24])
+@pytest.mark.parametrize("heads", [3, 24])  # with one, PyTorch would take the workspace from its pool for small tensors
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 def test_what_the_memory_held_before_does_not_matter(heads: int, masked: bool, fresh_seed: int) -> None:
     """An attention that starts beside the pass may find there that K and V were prepared long ago."""

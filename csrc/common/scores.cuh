@@ -8,6 +8,7 @@ namespace common {
 
 constexpr float kLowest = -3.402823466e+38f;
 constexpr float kNegativeInfinity = -__builtin_bit_cast(float, 0x7f800000u);
+constexpr float kLowestTerm = 0.5f * kLowest;  // of a mask, in units of log2, but for minus infinity
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
@@ -27,7 +28,7 @@ __device__ __forceinline__ float mask_term(bool attend) { return attend ? 0.f : 
 template <class T>
 __device__ __forceinline__ float mask_term(T additive) {
   const float x = to_float(additive);
-  return x < 0.f && x > kNegativeInfinity ? fmaxf(x * kLog2E, 0.5f * kLowest) : x * kLog2E;
+  return x < 0.f && x > kNegativeInfinity ? fmaxf(x * kLog2E, kLowestTerm) : x * kLog2E;
 }
 
 }  // namespace common

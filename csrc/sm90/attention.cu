@@ -19,7 +19,7 @@ ATTENTION_KERNEL(_narrow_biased, Shape, false, true)
 #endif
 #if HEAD_DIM <= 128
 ATTENTION_KERNEL(_quantizing, sm90::QuantizingShape<Shape>, false, false)
-ATTENTION_KERNEL(_quantizing_biased, sm90::QuantizingShape<Shape>, false, true)
+ATTENTION_KERNEL(_quantizing_biased, sm90::PaddingShape<Shape>, false, true)
 #endif
 ATTENTION_KERNEL(_causal, Shape, true, false)
 ATTENTION_KERNEL(_causal_biased, Shape, true, true)

@@ -4,7 +4,7 @@
 // and V stay in L2.
 #pragma once
 
-#include "sm90/consumer.cuh"
+#include "sm90/padding_consumer.cuh"
 #include "sm90/warpgroups.cuh"
 
 namespace sm90 {
@@ -32,7 +32,10 @@ __device__ __forceinline__ void attention_kernel(const AttentionParams& params) 
   const SharedStorage<Shape> storage{start};
   if (threadIdx.x == 0) begin_pipelines(params, storage);
   write_row_of_ones<Shape>(aligned);
-  run_warpgroups<Shape, kCausal, Consumer<Shape, kCausal, kBiased>>(params, storage);
+  if constexpr (Shape::kLeavesOut)
+    run_warpgroups<Shape, kCausal, PaddingConsumer<Shape>>(params, storage);
+  else
+    run_warpgroups<Shape, kCausal, Consumer<Shape, kCausal, kBiased>>(params, storage);
 }
 
 }  // namespace sm90

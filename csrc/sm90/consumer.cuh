@@ -5,9 +5,11 @@
 #include "sm90/gap_recorder.cuh"
 #include "sm90/key_list.cuh"
 #include "sm90/key_order.cuh"
+#include "sm90/padded_tile.cuh"
 #include "sm90/products.cuh"
 #include "sm90/query_quantizer.cuh"
 #include "sm90/shared_storage.cuh"
+#include "sm90/step_order.cuh"
 
 namespace sm90 {
 
@@ -19,22 +21,11 @@ struct Consumer {
   // 256.
   static constexpr bool kHalves = Shape::kHeadDim > 128;
   static constexpr int kLastColumns = (kHalves ? 128 : Shape::kHeadDim) + 8;
-  static constexpr bool kHasMask = kBiased && !Shape::kRecords;  // the call may have one
-  // What is fastest differs between head_dim 64 and 128, for reasons that lie in ptxas's order of instructions
-  // (csrc/NOTES.md).
+  static constexpr bool kHasMask = kBiased && !Shape::kRecords;   // the call may have one
+  static constexpr bool kPadded = Shape::kLeavesOut && !kBiased;  // the mask does nothing but end the keys
   static constexpr bool kWide = Shape::kHeadDim >= 128;
-  static constexpr bool kByRow =
-      kWide ? !kBiased && (Shape::kListed || Shape::kQuantizesQ || (kHalves && kCausal)) : !kBiased || kBlockN > kTileN;
-  // K's scales of a step are read in the step before, with a mask ahead of the vote on its marks: before the wait for
-  // the values or behind it.
-  static constexpr bool kScalesBefore = kWide || (kBiased && kBlockN == kTileN);
-  static constexpr bool kScalesBehind = !kWide && kBiased && kBlockN > kTileN;
-  static constexpr bool kScalesAhead = kScalesBefore || kScalesBehind;
-  // Whether a step waits for the next stage ahead of its softmax, whose maxima then are taken from the last score down.
-  // The wait is a loop, across which ptxas does not move the wait for the values. At 64 it keeps that behind the
-  // softmax; at 128, where ptxas puts it among the exponentials if it may, that is faster (csrc/NOTES.md). Kernels that
-  // note gaps wait behind the softmax and then send the gap, while the values' product runs.
-  static constexpr bool kStageFirst = kWide && !Shape::kRecords;
+  static constexpr StepOrder kOrder = step_order<Shape, kCausal, kBiased>();
+  static constexpr bool kScalesAhead = kOrder.scales_before || kOrder.scales_behind;
 
   const AttentionParams& params;
   const SharedStorage<Shape>& storage;
@@ -109,9 +100,16 @@ struct Consumer {
                                                    : params.kv_length;
     float scale[kScales];
     scales_without_marks(scale);
+    if constexpr (kPadded)
+      return softmax_padded_tile<kBlockN>(scores, state, q_scale, scale, tile.key_end - key_tile * kBlockN, lane);
     if constexpr (kHasMask) {
       if (is_mask_for_all_queries()) {
         constexpr bool kEnds = Shape::kQuantizesQ;
+        if constexpr (kEnds) {
+#pragma unroll
+          for (int i = 0; i < kScales; ++i)  // of keys that do not exist, it is what the memory held
+            if (key_tile * kBlockN + i * kScaleBlock >= params.kv_length) scale[i] = 0.f;
+        }
         const KeyTerms<kBlockN, kEnds> terms(params, tile, key_tile * kBlockN);
         return softmax_tile_with_terms<kBlockN, !kEnds>(scores, state, q_scale, scale, first_key, limit, terms);
       }
@@ -141,7 +139,7 @@ struct Consumer {
     if (kBiased && is_biased())
       softmax_biased(tile, key_tile);
     else
-      softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
+      softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
     record(key_tile);
   }
 
@@ -153,7 +151,7 @@ struct Consumer {
   // A K scale is negative where the mask may change a score of its block.
   __device__ __forceinline__ void scales_without_marks(float (&scale)[kScales]) const {
 #pragma unroll
-    for (int i = 0; i < kScales; ++i) scale[i] = kBiased ? fabsf(k_scale[i]) : k_scale[i];
+    for (int i = 0; i < kScales; ++i) scale[i] = kBiased || kPadded ? fabsf(k_scale[i]) : k_scale[i];
   }
   // Whether a score of this step has an additive term; the same in all threads of a warpgroup.
   __device__ __forceinline__ bool is_biased() const {
@@ -212,20 +210,20 @@ struct Consumer {
     issue_products(stage, result);
     wgmma_wait_group<1>();
     warpgroup_fence_operand(scores);
-    if constexpr (kStageFirst) wait_for_stage();
-    softmax_full_tile<kBlockN, kStageFirst, kByRow>(scores, state, q_scale, k_scale);
+    if constexpr (kOrder.stage_first) wait_for_stage();
+    softmax_full_tile<kBlockN, kOrder.from_last, kOrder.by_row, kOrder.tested>(scores, state, q_scale, k_scale);
     unsigned short upper[kBlockN / 8];
-    if constexpr (!kWide) pack_upper<kBlockN>(scores, upper);
-    if constexpr (!kStageFirst) wait_for_stage();
-    if constexpr (kScalesBefore) load_k_scale(steps % Shape::kStages);
+    if constexpr (!kOrder.packed_at_once) pack_upper<kBlockN>(scores, upper);
+    if constexpr (!kOrder.stage_first) wait_for_stage();
+    if constexpr (kOrder.scales_before) load_k_scale(steps % Shape::kStages);
     record(key_tile);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(result);
-    if constexpr (kScalesBehind) load_k_scale(steps % Shape::kStages);
+    if constexpr (kOrder.scales_behind) load_k_scale(steps % Shape::kStages);
     release(storage.empty(stage));
-    if constexpr (kWide) pack_probabilities<kBlockN>(scores, packed);
+    if constexpr (kOrder.packed_at_once) pack_probabilities<kBlockN>(scores, packed);
     accumulate(last, result, rescale);
-    if constexpr (!kWide) pack_lower<kBlockN>(scores, upper, packed);
+    if constexpr (!kOrder.packed_at_once) pack_lower<kBlockN>(scores, upper, packed);
   }
 
   // All steps but the first of a work tile. Those that a mask leaves as they are run in a loop of their own, for which
@@ -341,8 +339,10 @@ struct Consumer {
     const int key_tile = key_tile_of(first, tile.key_tiles - 1);
     __syncwarp();  // all lanes have read their K scales
     release(storage.empty(first));
-    if (!is_causal<Shape, kCausal>(params) && !kBiased && params.kv_length % kBlockN == 0)
-      softmax_full_tile<kBlockN, kWide, kByRow>(scores, state, q_scale, k_scale);
+    bool whole = !is_causal<Shape, kCausal>(params) && !kBiased && params.kv_length % kBlockN == 0;
+    if constexpr (kPadded) whole = tile.key_end % kBlockN == 0;
+    if (whole)
+      softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
     else
       softmax_last(tile, key_tile);
     record(key_tile);

@@ -52,7 +52,7 @@ __device__ __forceinline__ float term_at(const char* address, T) {
 }
 
 // Of a mask for all queries. The warp's lanes hold the terms of a step's keys, two of each 64 keys a lane. With kEnds,
-// keys that do not exist are masked; each block of the step needs K's scales then, as a NaN would stay.
+// keys that do not exist are masked; their scores have to be numbers then.
 template <int kBlockN, bool kEnds = false>
 class KeyTerms {
  public:

@@ -226,16 +226,10 @@ class AttentionLauncher final : public Launcher {
   bool wide() const {
     return call_.mode == k8b && !call_.causal && !recording(call_) && call_.mask.query_stride == 0 && !few_keys();
   }
-  // Whether the kernels that quantize Q can apply the call's mask: one for all queries. Terms alone hide the keys that
-  // do not exist there, so that every block of the last step has to have scales.
-  bool mask_fits_quantizing() const {
-    const bool has_all_scales = round_up(call_.kv_length, kScaleBlock) % kTileN == 0;
-    return call_.mask.element == kNone || (call_.mask.query_stride == 0 && has_all_scales);
-  }
   // Whether the attention kernel quantizes Q: of whole calls alone, since others may have lost Q before it is launched.
   bool quantizes_q() const {
     return call_.mode == k8b && few_keys() && head_dim_ <= 128 && call_.phase == kWholeCall &&
-           call_.element != kFloat && mask_fits_quantizing() && !call_.causal && !call_.rotate && !call_.lse &&
+           call_.element != kFloat && call_.mask.query_stride == 0 && !call_.causal && !call_.rotate && !call_.lse &&
            !listed(call_) && !recording(call_);
   }
 

@@ -28,12 +28,13 @@ class KeyGroup {
   }
 
   __device__ __forceinline__ void quantize(const QuantizeParams& params, const Slice& slice, const Lanes<kLanes>& lanes,
-                                           const Rotation<kLanes>& rotation, const float (&mean)[8]) const {
+                                           const Rotation<kLanes>& rotation, const float (&mean)[8],
+                                           Prepared& prepared) const {
     Vec8<T> raw[kRotated ? 1 : kVectors];
     float amax = amax_of_lane(raw, rotation, mean);
     if (!exists(0)) amax = 0.f;
     amax = amax_of_token<32>(amax);
-    const bool masked = is_masked(params, slice);
+    const bool masked = is_masked(params.mask, slice.batch, prepared);
     if (threadIdx.x % 32 == 0) store_key_scale<Format>(params, slice, block_, scale_, amax, masked);
     const float2 inverses = inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax));
     signed char* const to =
@@ -97,13 +98,27 @@ class KeyGroup {
     return amax;
   }
 
-  __device__ __forceinline__ bool is_masked(const QuantizeParams& params, const Slice& slice) const {
-    bool masked = false;
+  // Whether the mask may change a score of the block. One of the four warps that have keys of it notes for the head
+  // what a mask for all queries and heads does.
+  __device__ __forceinline__ bool is_masked(const Mask& mask, int batch, Prepared& prepared) const {
+    if (mask.element == kNone) return false;
+    if (mask.head_stride != 0 || mask.query_stride != 0) return true;
+    const int first = block_ * kScaleBlock, lane = threadIdx.x % 32;
+    int end = 0, unchanged = 0;
 #pragma unroll 1
-    for (unsigned thread = threadIdx.x % 32; thread < kScaleBlock && !masked; thread += 32)
-      masked = block_is_masked(params.mask, slice.batch, block_ * kScaleBlock, length_, thread,
-                               [](bool changed) { return __any_sync(0xffffffffu, changed); });
-    return masked;
+    for (int key = first; key < min(first + kScaleBlock, length_); key += 32) {
+      const float term = key + lane < length_
+                             ? term_of_key(mask, batch * mask.batch_stride + (key + lane) * mask.key_stride)
+                             : kLowestTerm;
+      const unsigned attended = __ballot_sync(0xffffffffu, !(term <= kLowestTerm));  // or NaN
+      if (attended != 0) end = key + 32 - __clz(attended);
+      unchanged += __popc(__ballot_sync(0xffffffffu, term == 0.f));
+    }
+    if (scale_ == 0 && lane == 0 && end != 0) {
+      atomicMax(&prepared.keys.end, end);
+      atomicAdd(&prepared.keys.unchanged, unchanged);
+    }
+    return unchanged != min(kScaleBlock, length_ - first);
   }
 
   const int block_, scale_, length_;
@@ -113,7 +128,8 @@ class KeyGroup {
 
 template <class T, int kLanes, bool kRotated>
 __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const Slice& slice, bool writes,
-                                             const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch) {
+                                             const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
+                                             Prepared& prepared) {
   const StatisticsParams& statistics = params.statistics;
   const int length = statistics.kv_length;
   const Lanes<kLanes> lanes(statistics.head_dim);
@@ -135,7 +151,7 @@ __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const 
     const int first = part / kScalesPerBlock * kScaleBlock;
     if (held.first + first >= length) break;
     KeyGroup<T, kLanes, kRotated>(held, first, part % kScalesPerBlock, length, lanes)
-        .quantize(params.quantize, slice, lanes, rotation, mean);
+        .quantize(params.quantize, slice, lanes, rotation, mean, prepared);
   }
 }
 
@@ -213,14 +229,17 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
   const HeldTokens<T, kLanes> held{shared_address(held_vectors), block * tokens, tokens};
   const bool is_v = cluster % params.tensors;
   const Strided& tensor = is_v ? statistics.v : statistics.k;
-  int* const prepared = is_v ? &params.prepared[slice.index].v : &params.prepared[slice.index].k;
+  Prepared& prepared = params.prepared[slice.index];
   // In this order: the quantization of Q does not wait for this kernel, but for all before it. The attention kernel
   // starts when all blocks are here, so that it finds zeros or what was added. Other blocks of the cluster add behind
   // the barrier of the statistics.
   griddepcontrol_wait();
   if (threadIdx.x == 0) {
     if (block == 0) {
-      *prepared = 0;
+      if (is_v)
+        prepared.blocks.v = 0;
+      else
+        prepared.blocks.k = prepared.keys.end = prepared.keys.unchanged = 0;
       __threadfence();
     }
     griddepcontrol_launch_dependents();
@@ -230,9 +249,9 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
   if (is_v)
     prepare_values<T, kLanes>(params, slice, block == 0, held, scratch);
   else
-    prepare_keys<T, kLanes, kRotated>(params, slice, block == 0, held, scratch);
+    prepare_keys<T, kLanes, kRotated>(params, slice, block == 0, held, scratch, prepared);
   __syncthreads();
-  if (threadIdx.x == 0) red_release_add(prepared, 1);
+  if (threadIdx.x == 0) red_release_add(is_v ? &prepared.blocks.v : &prepared.blocks.k, 1);
   cluster_wait();  // no block leaves while its shared memory may be read
 }
 

@@ -42,10 +42,19 @@ struct CausalOrder {
   int groups;
 };
 
-// How many blocks of the one pass are over with a head's K and V, for attention kernels that run beside it: they read
-// both at once.
-struct alignas(8) Prepared {
+// How many blocks of the one pass are over with a head's K and V.
+struct alignas(8) BlocksOver {
   int k, v;
+};
+// What a mask for all queries and heads leaves of a head's keys.
+struct alignas(8) KeysLeft {
+  int end;        // behind the last one that it does not hide
+  int unchanged;  // how many it leaves as they are
+};
+// What attention kernels that run beside the one pass read of a head, each part at once.
+struct Prepared {
+  BlocksOver blocks;
+  KeysLeft keys;
 };
 
 // `padding` is named and 0, so that a kernel's parameters are the same bytes on every platform.

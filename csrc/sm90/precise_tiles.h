@@ -18,6 +18,7 @@ struct PreciseShape {
   static constexpr bool kRecords = false;
   static constexpr bool kScaledValues = false;
   static constexpr bool kQuantizesQ = false;
+  static constexpr bool kLeavesOut = false;
   // Consumer warpgroups of 64 query rows: three, which hide each other's latencies, where their registers suffice.
   static constexpr int kConsumers = kHeadDim <= 128 && !kOfOneBlock ? 3 : 2;
   static constexpr int kBlockM = 64 * kConsumers;

@@ -54,18 +54,26 @@ struct Producer {
 
   // Until the one pass has written K and V of a head, and what belongs to them.
   __device__ __forceinline__ void wait_until_prepared(int kv_head) const {
-    Prepared blocks;
+    BlocksOver blocks;
     do {
-      blocks = __builtin_bit_cast(Prepared, ld_acquire_u64(&params.prepared[kv_head]));
+      blocks = __builtin_bit_cast(BlocksOver, ld_acquire_u64(&params.prepared[kv_head].blocks));
     } while (blocks.k < params.prepared_blocks || blocks.v < params.prepared_blocks);
     fence_proxy_async_global();
   }
 
-  // `index`: of the work tile, that listed kernels pass on.
-  __device__ __forceinline__ void load_q(const WorkTile& tile, int index) {
+  // Of a head that is prepared: behind the last key that the mask does not hide, if it leaves all keys before as they
+  // are; else 0.
+  __device__ __forceinline__ int end_of_keys(int kv_head) const {
+    const KeysLeft keys = __builtin_bit_cast(KeysLeft, ld_acquire_u64(&params.prepared[kv_head].keys));
+    return keys.end == keys.unchanged ? keys.end : 0;
+  }
+
+  // `index`: of the work tile, that listed kernels pass on. Kernels that leave out tiles learn here how many are left.
+  __device__ __forceinline__ void load_q(WorkTile& tile, int index) {
     if constexpr (Shape::kQuantizesQ) {
       load_elements(tile);
       wait_until_prepared(tile.kv_head);
+      if constexpr (Shape::kLeavesOut) tile.template end_keys_at<Shape>(end_of_keys(tile.kv_head));
     }
     const PipelineState<kQBuffers> state(tiles++);
     const unsigned full = storage.q_full(state.index);
@@ -73,6 +81,7 @@ struct Producer {
     const i64 channels = i64(tile.kv_head) * params.head_dim;
     mbarrier_wait(storage.q_empty(state.index), state.phase ^ 1);
     if constexpr (Shape::kListed) st_shared_v2_s32(storage.work(state.index), make_int2(index, tile.key_tiles));
+    if constexpr (Shape::kLeavesOut) st_shared_s32(storage.key_end(state.index), tile.key_end);
     constexpr int kQuantizedBytes = Shape::kQuantizesQ ? 0 : Shape::kQBytes + 4 * Shape::kBlockM;
     arrive_and_expect_tx(full, kQuantizedBytes + 2 * channel_bytes);
     if constexpr (!Shape::kQuantizesQ)
@@ -130,7 +139,7 @@ struct Producer {
   __device__ __forceinline__ void run() {
     const int places = places_of_work<kCausal>(params);
     for (int place = blockIdx.x; place < places; place = next_place<kCausal>(params, place)) {
-      const WorkTile tile = work_tile_at<Shape, kCausal>(params, place);
+      WorkTile tile = work_tile_at<Shape, kCausal>(params, place);
       load_q(tile, place);
       const KeyOrder<Shape, kCausal> order(params, tile);
       int v_tile = 0;

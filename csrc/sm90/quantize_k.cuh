@@ -8,38 +8,33 @@
 namespace sm90 {
 
 template <class T>
-__device__ __forceinline__ bool changes(const Mask& mask, i64 index) {
-  return mask_term(static_cast<const T*>(mask.pointer)[index]) != 0.f;
+__device__ __forceinline__ float term_at(const Mask& mask, i64 index) {
+  return mask_term(static_cast<const T*>(mask.pointer)[index]);
+}
+__device__ __forceinline__ float term_of_key(const Mask& mask, i64 index) {
+  switch (mask.element) {
+    case kBool:
+      return term_at<bool>(mask, index);
+    case kHalf:
+      return term_at<__half>(mask, index);
+    case kBfloat16:
+      return term_at<__nv_bfloat16>(mask, index);
+    default:
+      return term_at<float>(mask, index);
+  }
 }
 
 // Whether the mask may change the score of a key of a block with any query. A padding mask, which is the same for all
-// queries and heads, leaves most blocks as they are, and the attention kernel takes those for unmasked. `thread` looks
-// at the key of its number in the block of keys, and `any` says whether one of the threads that call together found it
-// so.
-template <class Any>
-__device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int first_key, int kv_length,
-                                                unsigned thread, const Any& any) {
+// queries and heads, leaves most blocks as they are, and the attention kernel takes those for unmasked. For all threads
+// of a block of the grid together.
+__device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int first_key, int kv_length) {
   if (mask.element == kNone) return false;
   if (mask.head_stride != 0 || mask.query_stride != 0) return true;
-  const int key = first_key + thread;
+  const int key = first_key + threadIdx.x;
   bool changed = false;
-  if (thread < kScaleBlock && key < kv_length) {
-    const i64 index = batch * mask.batch_stride + key * mask.key_stride;
-    switch (mask.element) {
-      case kBool:
-        changed = changes<bool>(mask, index);
-        break;
-      case kHalf:
-        changed = changes<__half>(mask, index);
-        break;
-      case kBfloat16:
-        changed = changes<__nv_bfloat16>(mask, index);
-        break;
-      default:
-        changed = changes<float>(mask, index);
-    }
-  }
-  return any(changed);
+  if (threadIdx.x < kScaleBlock && key < kv_length)
+    changed = term_of_key(mask, batch * mask.batch_stride + key * mask.key_stride) != 0.f;
+  return __syncthreads_or(changed);
 }
 
 // Of a group whose largest magnitude is `amax`. The sign says whether its block is masked.
@@ -77,8 +72,7 @@ __device__ __forceinline__ void quantize_keys(const QuantizeParams& params, cons
       token_amax[pass * Tile::kTokensAtOnce + lanes.token] = token < params.kv_length ? amax : 0.f;
   }
   __syncthreads();
-  const bool masked = block_is_masked(params.mask, slice.batch, first, params.kv_length, threadIdx.x,
-                                      [](bool changed) { return __syncthreads_or(changed); });
+  const bool masked = block_is_masked(params.mask, slice.batch, first, params.kv_length);
   const int group = lanes.token % 8 / 2;  // the same in every pass: kTokensAtOnce is a multiple of 8
   float scale = 0.f;
 #pragma unroll

@@ -30,6 +30,8 @@ struct SharedStorage {
   __device__ __forceinline__ unsigned elements() const { return base + Shape::kElementOffset; }
   __device__ __forceinline__ unsigned elements_full() const { return base + Shape::kElementBarrierOffset; }
   __device__ __forceinline__ unsigned elements_empty() const { return elements_full() + 8; }
+  // Of a PaddingShape.
+  __device__ __forceinline__ unsigned key_end(int i) const { return base + Shape::kKeyEndOffset + 4 * i; }
   // Of a ListedShape.
   __device__ __forceinline__ unsigned work(int i) const { return base + Shape::kWorkOffset + i * Shape::kWorkBytes; }
   __device__ __forceinline__ unsigned key_tile(int i) const { return base + Shape::kKeyTileOffset + 4 * i; }

@@ -31,9 +31,9 @@ struct RowState {
 };
 
 // The softmax of one key tile without masked keys: scores are replaced by the bits of 448 * exp2(score - maximum). The
-// scale is positive and common to a thread's scores of a block, so the maximum is taken on the integers; for kWide from
-// the last one down, and with kByRow the exponentials row by row, where that makes a better order of instructions.
-template <int kBlockN, bool kWide, bool kByRow, bool kRecords>
+// scale is positive and common to a thread's scores of a block, so the maximum is taken on the integers. The other
+// parameters are those of StepOrder.
+template <int kBlockN, bool kFromLast, bool kByRow, bool kTested, bool kRecords>
 __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
                                                   const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock]) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       const int first = block * kPerBlock + row * 2;
-      const auto pair = [first](int i) { return first + (kWide ? kPerBlock - 4 - i : i); };
+      const auto pair = [first](int i) { return first + (kFromLast ? kPerBlock - 4 - i : i); };
       int largest = max(scores[pair(0)], scores[pair(0) + 1]);
 #pragma unroll
       for (int i = 4; i < kPerBlock; i += 4) largest = max(max(largest, scores[pair(i)]), scores[pair(i) + 1]);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
       const float of_block = float(largest) * scale[row][block];
       maximum = block == 0 ? of_block : fmaxf(maximum, of_block);
     }
-    offset[row] = state.template update<!kWide>(row, maximum);  // no row is empty; the test makes a better order at 64
+    offset[row] = state.template update<kTested>(row, maximum);
   }
 #pragma unroll
   for (int n = 0; n < kBlockN / 2; ++n) {

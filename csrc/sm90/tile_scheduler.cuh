@@ -18,6 +18,7 @@ __device__ __forceinline__ bool is_causal(const AttentionParams& params) {
 
 struct WorkTile {
   int head, kv_head, first_row, key_tiles, delta_row;  // head counts over batch * q_heads
+  int key_end = 0;  // where a padding mask ends the keys, of kernels that leave out what is behind; 0 if it does not
 
   template <class Shape, bool kCausal>
   static __device__ __forceinline__ WorkTile decode(const AttentionParams& params, int index) {
@@ -34,6 +35,12 @@ struct WorkTile {
     const int keys = causal ? min(params.kv_length, tile.first_row + Shape::kBlockM) : params.kv_length;
     tile.key_tiles = (keys + Shape::kBlockN - 1) / Shape::kBlockN;
     return tile;
+  }
+
+  template <class Shape>
+  __device__ __forceinline__ void end_keys_at(int end) {
+    key_end = end;
+    if (end != 0) key_tiles = (end + Shape::kBlockN - 1) / Shape::kBlockN;
   }
 };
 

@@ -33,6 +33,7 @@ struct TileShape {
   static constexpr bool kRecords = false;      // notes the gaps of tiles
   static constexpr bool kScaledValues = true;  // E4M3, transposed
   static constexpr bool kQuantizesQ = false;   // Q comes as it is, in 16 bits
+  static constexpr bool kLeavesOut = false;    // tiles whose keys a mask hides
   static constexpr int kBlockM = sm90::kBlockM;
   static constexpr int kThreads = sm90::kThreads;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of a thread
@@ -104,6 +105,18 @@ struct QuantizingShape : Dense {
   static constexpr int kElementOffset =
       (kElementBarrierOffset + 2 * 8 + Dense::kAlignment - 1) / Dense::kAlignment * Dense::kAlignment;
   static constexpr int kSharedBytes = kElementOffset + kElementBytes + Dense::kAlignment;
+};
+
+// A shape whose kernels leave out what a padding mask hides behind the last key that it does not. Their producer says
+// of each work tile beside its Q where that is. As in a ListedShape, all lanes of the consumers say that they have read
+// it.
+template <class Dense>
+struct PaddingShape : QuantizingShape<Dense> {
+  using Quantizing = QuantizingShape<Dense>;
+  static constexpr bool kLeavesOut = true;
+  static constexpr int kQArrivals = Dense::kThreads - 128;
+  static constexpr int kKeyEndOffset = Quantizing::kElementBarrierOffset + 2 * 8;
+  static_assert(kKeyEndOffset + 4 * kQBuffers <= Quantizing::kElementOffset, "there is room for it");
 };
 
 // A shape whose kernels note the gaps of tiles (common/tile_gaps.cuh).

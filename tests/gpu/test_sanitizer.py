@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
 
 @each_mode
 @pytest.mark.parametrize("head_dim", [40, 128, 256])
-@pytest.mark.parametrize("kind", ["plain", "few keys", "few keys and a mask", "causal", "mask", "lists", "gaps"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "few keys", "few keys and a mask", "few keys and padding", "causal", "mask", "lists", "gaps"]
+)
 @pytest.mark.parametrize("rotate", [False, True], ids=["unrotated", "rotated"])
 def test_small_call(name: str, mode: str, head_dim: int, kind: str, rotate: bool) -> None:
     # Ragged in both lengths, and more than two key tiles, at head_dim 64 of 192 keys where 8b has such; so few that
@@ -36,6 +38,9 @@ def test_small_call(name: str, mode: str, head_dim: int, kind: str, rotate: bool
     if "mask" in kind:
         mask = torch.ones(1, 1, 1, keys, dtype=torch.bool)
         mask[..., keys - 103 : keys - 13] = False
+    elif kind == "few keys and padding":
+        mask = torch.ones(1, 1, 1, keys, dtype=torch.bool)
+        mask[..., keys - 103 :] = False
     elif kind == "lists":
         module_with_lists(name)
         live = torch.ones(1, 2, tiles_of(201), tiles_of(keys), dtype=torch.bool)

@@ -1,0 +1,49 @@
+// The order of a step's parts. ptxas's order of instructions follows it, and what is fastest differs from kernel to
+// kernel for reasons that lie there: each was found by timing (csrc/NOTES.md).
+#pragma once
+
+#include "sm90/tiles.h"
+
+namespace sm90 {
+
+struct StepOrder {
+  bool by_row;     // exponentials row by row
+  bool from_last;  // maxima from the last score down
+  bool tested;     // whether a row is empty, though none is
+  // The next stage is waited for ahead of the softmax. The wait is a loop, across which ptxas does not move the wait
+  // for the values: without it that may stand among the exponentials. Kernels that note gaps wait behind the softmax
+  // and then send the gap, while the values' product runs.
+  bool stage_first;
+  // K's scales of a step are read in the step before, with a mask ahead of the vote on its marks: before the wait for
+  // the values or behind it.
+  bool scales_before, scales_behind;
+  bool packed_at_once;  // behind the wait for the values; else the upper half of each word before it
+};
+
+template <class Shape, bool kCausal, bool kBiased>
+constexpr StepOrder step_order() {
+  constexpr bool kWide = Shape::kHeadDim >= 128, kHalves = Shape::kHeadDim > 128;
+  constexpr bool kManyKeys = Shape::kBlockN > kTileN;
+  StepOrder order{};
+  if (Shape::kLeavesOut && !kBiased) {
+    order.by_row = true;
+    order.from_last = !kWide;
+    order.tested = kWide;
+    order.packed_at_once = kWide;
+  } else if (Shape::kQuantizesQ && !kBiased) {
+    order.by_row = true;
+    order.tested = !kWide;
+    order.stage_first = kWide;
+    order.scales_before = true;
+  } else {
+    order.by_row = kBiased ? !kWide && kManyKeys : !kWide || Shape::kListed || (kHalves && kCausal);
+    order.stage_first = order.from_last = kWide && !Shape::kRecords;
+    order.tested = !order.from_last;
+    order.scales_before = kWide || (kBiased && !kManyKeys);
+    order.scales_behind = !kWide && kBiased && kManyKeys;
+    order.packed_at_once = kWide;
+  }
+  return order;
+}
+
+}  // namespace sm90

@@ -25,7 +25,6 @@ struct Consumer {
   static constexpr bool kPadded = Shape::kLeavesOut && !kBiased;  // the mask does nothing but end the keys
   static constexpr bool kWide = Shape::kHeadDim >= 128;
   static constexpr StepOrder kOrder = step_order<Shape, kCausal, kBiased>();
-  static constexpr bool kScalesAhead = kOrder.scales_before || kOrder.scales_behind;
 
   const AttentionParams& params;
   const SharedStorage<Shape>& storage;
@@ -196,7 +195,7 @@ struct Consumer {
     record(key_tile);
     release(storage.empty(stage));
     pack_probabilities<kBlockN>(scores, packed);
-    if constexpr (kScalesAhead) load_k_scale(steps % Shape::kStages);
+    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Shape::kStages);
   }
 
   // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
@@ -205,7 +204,7 @@ struct Consumer {
   // issue a product together, go the same way: their scales are of the same blocks.
   __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
     const int stage = take_stage();
-    if constexpr (!kScalesAhead) load_k_scale(stage);
+    if constexpr (!kOrder.scales_ahead) load_k_scale(stage);
     const float rescale[2] = {state.rescale[0], state.rescale[1]};
     issue_products(stage, result);
     wgmma_wait_group<1>();
@@ -215,11 +214,10 @@ struct Consumer {
     unsigned short upper[kBlockN / 8];
     if constexpr (!kOrder.packed_at_once) pack_upper<kBlockN>(scores, upper);
     if constexpr (!kOrder.stage_first) wait_for_stage();
-    if constexpr (kOrder.scales_before) load_k_scale(steps % Shape::kStages);
+    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Shape::kStages);
     record(key_tile);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(result);
-    if constexpr (kOrder.scales_behind) load_k_scale(steps % Shape::kStages);
     release(storage.empty(stage));
     if constexpr (kOrder.packed_at_once) pack_probabilities<kBlockN>(scores, packed);
     accumulate(last, result, rescale);
@@ -355,7 +353,7 @@ struct Consumer {
       float result[kLastColumns / 2];
 #pragma unroll
       for (float& x : result) x = 0.f;
-      if constexpr (kScalesAhead) load_k_scale(steps % Shape::kStages);
+      if constexpr (kOrder.scales_ahead) load_k_scale(steps % Shape::kStages);
       steps_of(tile, order, result);
     }
     const int final = take_stage();

@@ -14,16 +14,14 @@ struct StepOrder {
   // for the values: without it that may stand among the exponentials. Kernels that note gaps wait behind the softmax
   // and then send the gap, while the values' product runs.
   bool stage_first;
-  // K's scales of a step are read in the step before, with a mask ahead of the vote on its marks: before the wait for
-  // the values or behind it.
-  bool scales_before, scales_behind;
+  // K's scales of a step are read in the step before, ahead of the wait for the values.
+  bool scales_ahead;
   bool packed_at_once;  // behind the wait for the values; else the upper half of each word before it
 };
 
 template <class Shape, bool kCausal, bool kBiased>
 constexpr StepOrder step_order() {
   constexpr bool kWide = Shape::kHeadDim >= 128, kHalves = Shape::kHeadDim > 128;
-  constexpr bool kManyKeys = Shape::kBlockN > kTileN;
   StepOrder order{};
   if (Shape::kLeavesOut && !kBiased) {
     order.by_row = true;
@@ -34,13 +32,19 @@ constexpr StepOrder step_order() {
     order.by_row = true;
     order.tested = !kWide;
     order.stage_first = kWide;
-    order.scales_before = true;
+    order.scales_ahead = true;
+  } else if (kBiased && !kCausal && !Shape::kQuantizesQ && !Shape::kListed && !Shape::kRecords &&
+             (kWide ? !kHalves : Shape::kBlockN > kTileN)) {
+    order.by_row = order.from_last = !kWide;
+    order.tested = true;
+    order.stage_first = kWide;
+    order.scales_ahead = true;
+    order.packed_at_once = true;
   } else {
-    order.by_row = kBiased ? !kWide && kManyKeys : !kWide || Shape::kListed || (kHalves && kCausal);
+    order.by_row = !kBiased && (!kWide || Shape::kListed || (kHalves && kCausal));
     order.stage_first = order.from_last = kWide && !Shape::kRecords;
     order.tested = !order.from_last;
-    order.scales_before = kWide || (kBiased && !kManyKeys);
-    order.scales_behind = !kWide && kBiased && kManyKeys;
+    order.scales_ahead = kWide || kBiased;
     order.packed_at_once = kWide;
   }
   return order;

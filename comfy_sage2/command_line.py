@@ -74,6 +74,13 @@ def seed_number(text: str) -> int:
     return number
 
 
+def given_or_new_seed(given: int | None) -> int:
+    """`given`, or else a seed that is drawn anew: with one and the same, an order of turns favors the same candidates
+    in every run.
+    """
+    return secrets.randbits(32) if given is None else given
+
+
 def output_folder(text: str) -> Path:
     """A type of argument: a folder for results, which need not exist yet."""
     path = Path(text)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import secrets
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 
 from .. import registry
-from ..command_line import Parser, above_0, output_file, output_folder, seed_number
+from ..command_line import Parser, above_0, given_or_new_seed, output_file, output_folder, seed_number
 from ..options import MODES
 from . import ablations, accuracy, machine, ours, peers, plot, record, settle, shapes, speed, sustained, tables
 from .candidates import Candidate, Found
@@ -179,7 +178,7 @@ def _measure(options: argparse.Namespace, found: Found) -> dict[str, Any]:
     accuracies, accuracy_failures = accuracy.measure(found.candidates)
     print("\n".join(tables.accuracy_lines(accuracies, accuracy_failures)), flush=True)
 
-    seed = options.seed if options.seed is not None else secrets.randbits(32)
+    seed = given_or_new_seed(options.seed)
     rng = random.Random(seed)
     seconds = options.seconds or (_QUICK_SECONDS if options.quick else _SECONDS)
     heat_seconds = _QUICK_HEAT_SECONDS if options.quick else _HEAT_SECONDS

@@ -13,7 +13,6 @@ import argparse
 import gc
 import json
 import logging
-import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -27,7 +26,7 @@ from comfy_sage2 import machine
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.sampling import sessions_of
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
-from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
+from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 
 from .families.calls import counted
@@ -191,7 +190,7 @@ def main(arguments: list[str]) -> int:
     import comfy.model_management
 
     device = comfy.model_management.get_torch_device()
-    seed = options.seed if options.seed is not None else secrets.randbits(32)
+    seed = given_or_new_seed(options.seed)
     about, version = machine.summary(device), ".".join(map(str, comfyui_version(folder)))
     command = " ".join(["python -m lab end-to-end", *arguments])
     results: list[Steps] = []

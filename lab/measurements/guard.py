@@ -28,7 +28,7 @@ from comfy_sage2.comfyui.observe.calibration import Calibration
 from comfy_sage2.comfyui.serve.serving import Serving, probe
 from comfy_sage2.comfyui.serve.session import Override, Session
 from comfy_sage2.comfyui.settings import FIDELITY, VALUES, Settings
-from comfy_sage2.command_line import Parser, seed_number
+from comfy_sage2.command_line import Parser, given_or_new_seed, seed_number
 from comfy_sage2.policy.signature import Signature
 
 from ..arguments import cuda_device
@@ -136,18 +136,20 @@ def main(arguments: list[str]) -> int:
         default=[name for name in LEVELS if name != OFF],
         help="of the guard (default: all)",
     )
-    parser.add_argument("--seed", type=seed_number, default=0, help="of the order in which the levels take turns")
+    parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     options = parser.parse_args(arguments)
     shapes = parser.with_part(options.only, "shape", SHAPES)
     device = cuda_device("guard")
     expected = probe(device, Settings())
     if expected.reason is not None:
         raise SystemExit(f"no accelerated backend: {expected.reason}")
-    print(f"{machine.summary(device)}, {expected.backend}, bf16; in brackets what lies between with 95 % probability")
+    seed = given_or_new_seed(options.seed)
+    about = f"{machine.summary(device)}, {expected.backend}, bf16; seed {seed}"
+    print(f"{about}; in brackets what lies between with 95 % probability")
     names = " | ".join(options.levels)
     print(f"| attention of | layers | a call, ms | {names} | calibration of 20 steps, of the sampling |")
     print("| --- " * (len(options.levels) + 4) + "|")
-    rng = random.Random(options.seed)
+    rng = random.Random(seed)
     for shape in shapes:
         with torch.no_grad():
             sessions = {

@@ -37,7 +37,7 @@ from comfy_sage2.benchmark.candidates import Call
 from comfy_sage2.benchmark.settle import heat
 from comfy_sage2.benchmark.shapes import DTYPES
 from comfy_sage2.benchmark.timing import Subject, time_in_rounds
-from comfy_sage2.command_line import Parser, seed_number
+from comfy_sage2.command_line import Parser, given_or_new_seed, seed_number
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.tiles import TileLists, tiles_of
 
@@ -238,7 +238,7 @@ def main(arguments: list[str]) -> int:
     kinds.add_argument("--hidden", type=int, default=0, metavar="KEYS", help="the last ones, by a mask (default: 0)")
     kinds.add_argument("--dead", type=_share, metavar="SHARE", help="of tiles that lists leave out, at random")
     kinds.add_argument("--gaps", action="store_true", help="the calls note gaps")
-    parser.add_argument("--seed", type=seed_number, default=0, help="of the order of turns")
+    parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     given = parser.parse_args(arguments)
     if not 0 <= given.hidden < min(sizes.keys for sizes in given.calls):
         parser.error(f"argument --hidden: expected at least 0 and fewer than all keys, got {given.hidden}")
@@ -249,11 +249,12 @@ def main(arguments: list[str]) -> int:
     builds = {f"{number}: {folder}": load(folder, number) for number, folder in enumerate(given.builds, 1)}
     options = AttentionOptions(given.mode, is_causal=given.causal, rotate=given.rotate)
     columns = [*builds, kind.beside]
-    print(f"{machine.summary(device)}; microseconds of a whole call in {given.mode}, {given.dtype}\n")
+    seed = given_or_new_seed(given.seed)
+    print(f"{machine.summary(device)}; microseconds of a whole call in {given.mode}, {given.dtype}; seed {seed}\n")
     print(f"| call | {' | '.join(columns)} | outputs |")
     print("| --- " * (len(columns) + 2) + "|", flush=True)
     heat(_HEAT_SECONDS)
-    rng = random.Random(given.seed)
+    rng = random.Random(seed)
     with torch.no_grad():
         for sizes in given.calls:
             print(measure(builds, sizes, DTYPES[given.dtype], options, kind, rng), flush=True)

@@ -26,7 +26,7 @@ from comfy_sage2.benchmark.kernel_times import KernelTimer
 from comfy_sage2.benchmark.ours import attention_kernels
 from comfy_sage2.benchmark.settle import heat
 from comfy_sage2.benchmark.timing import Subject, Timed, time_in_rounds
-from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
+from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.tiles import TileLists, tiles_of
@@ -102,8 +102,9 @@ def _medians(times: Mapping[str, Timed]) -> tuple[dict[str, float], dict[str, fl
     return calls, {name: median(one.kernels) for name, one in times.items() if one.kernels}
 
 
-def page(command: str, device: torch.device, tokens: int, rng: random.Random, seconds: float) -> str:
+def page(command: str, device: torch.device, tokens: int, seed: int, seconds: float) -> str:
     """The whole page of docs/results; tells on stderr how far it is."""
+    rng = random.Random(seed)
     timer = KernelTimer()
     backend = ""
     calls, kernels = [], []
@@ -123,7 +124,7 @@ def page(command: str, device: torch.device, tokens: int, rng: random.Random, se
         "# Calls with tile lists",
         "",
         f"- Machine: {machine.summary(device)}; kernels {backend} {loader.load(backend).version}.",
-        f"- Command: `{command}`, which wrote this page.",
+        f"- Command: `{command}`, which wrote this page; seed {seed}.",
         f"- Date: {date.today().isoformat()}.",
         "",
         f"{HEADS} heads, {tokens:,} tokens, fp16, tiles left out at random; milliseconds, and in brackets how many "
@@ -159,12 +160,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--seconds", type=at_least_1, default=_SECONDS, help=f"for each row of the tables (default: {_SECONDS})"
     )
-    parser.add_argument("--seed", type=seed_number, default=0, help="of the order of turns")
+    parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write list-times.md there")
     options = parser.parse_args(arguments)
+    seed = given_or_new_seed(options.seed)
     command = " ".join(["python -m lab lists", *arguments])
     with torch.no_grad():
-        text = page(command, cuda_device("lists"), options.tokens, random.Random(options.seed), options.seconds)
+        text = page(command, cuda_device("lists"), options.tokens, seed, options.seconds)
     print(text)
     if options.results is not None:
         options.results.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from comfy_sage2 import __main__ as command_line
-from comfy_sage2.command_line import existing_file, output_file, output_folder
+from comfy_sage2.command_line import existing_file, given_or_new_seed, output_file, output_folder
 from lab import __main__ as laboratory
 from lab.evaluation import run as evaluation
 
@@ -45,6 +45,12 @@ def test_help_of_a_command(
         main([command, "--help"])
     assert finished.value.code == 0
     assert f"python -m {program} {command}" in capsys.readouterr().out
+
+
+def test_a_seed_that_is_not_given_is_another_one_in_every_run() -> None:
+    assert given_or_new_seed(0) == 0 and given_or_new_seed(7) == 7
+    assert len({given_or_new_seed(None) for _ in range(20)}) > 1
+    assert all(0 <= given_or_new_seed(None) < 1 << 32 for _ in range(20))
 
 
 def refused(main: Callable[[list[str]], int], arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -116,11 +116,11 @@ struct Producer {
         tma_load_3d(storage.v(stage) + box * Shape::kVRows * Shape::kKeyBytes, &params.v_map, storage.full(stage),
                     key_tile * Shape::kBlockN + box * Shape::kKeyBytes, 0, tile.kv_head);
     } else {
-      const int batch = tile.kv_head / params.kv_heads, head = tile.kv_head - batch * params.kv_heads;
+      const int head = tile.kv_head - tile.batch * params.kv_heads;
 #pragma unroll
       for (int box = 0; box < Shape::kValueBoxes; ++box)
         tma_load_4d(storage.v(stage) + box * Shape::kValueBoxBytes, &params.v_map, storage.full(stage),
-                    box * kElementBox, key_tile * Shape::kBlockN, head, batch);
+                    box * kElementBox, key_tile * Shape::kBlockN, head, tile.batch);
     }
   }
 

@@ -17,7 +17,8 @@ __device__ __forceinline__ bool is_causal(const AttentionParams& params) {
 }
 
 struct WorkTile {
-  int head, kv_head, first_row, key_tiles, delta_row;  // head counts over batch * q_heads
+  // head counts over batch * q_heads, kv_head over batch * kv_heads
+  int batch, head, kv_head, first_row, key_tiles, delta_row;
   int key_end = 0;  // where a padding mask ends the keys, of kernels that leave out what is behind; 0 if it does not
 
   template <class Shape, bool kCausal>
@@ -29,8 +30,9 @@ struct WorkTile {
     const int local_tile = causal ? tiles - 1 - index % tiles : index % tiles;  // the longest first
     tile.delta_row = local_head * tiles + local_tile;
     tile.head = params.chunk.first_head + local_head;
-    const int batch = tile.head / params.q_heads;
-    tile.kv_head = batch * params.kv_heads + (tile.head - batch * params.q_heads) / (params.q_heads / params.kv_heads);
+    tile.batch = tile.head / params.q_heads;
+    tile.kv_head =
+        tile.batch * params.kv_heads + (tile.head - tile.batch * params.q_heads) / (params.q_heads / params.kv_heads);
     tile.first_row = (params.chunk.first_tile + local_tile) * Shape::kBlockM;
     const int keys = causal ? min(params.kv_length, tile.first_row + Shape::kBlockM) : params.kv_length;
     tile.key_tiles = (keys + Shape::kBlockN - 1) / Shape::kBlockN;

@@ -18,6 +18,11 @@ struct PreciseConsumer {
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kScales = kBlockN / kScaleBlock;
   static constexpr int kScoreSteps = Shape::kHeadDim / 32;  // of the reduction, in bytes of int8
+  // The faster orders of a step by ptxas (csrc/NOTES.md). A list's length is in no uniform register, so nor is what
+  // counts steps by it, unless a shuffle says that it is the same in all lanes.
+  static constexpr bool kUniformSteps = Shape::kListed && Shape::kHeadDim >= 128;
+  // The exponentials come before the wait for the values.
+  static constexpr bool kExponentialsFirst = !Shape::kListed || Shape::kHeadDim != 128;
 
   const AttentionParams& params;
   const SharedStorage<Shape>& storage;
@@ -58,7 +63,8 @@ struct PreciseConsumer {
   }
 
   // Waits for the next stage, which the next call of `take_stage` gives.
-  __device__ __forceinline__ void wait_for_stage() const {
+  __device__ __forceinline__ void wait_for_stage() {
+    if constexpr (kUniformSteps) steps = __shfl_sync(0xffffffffu, steps, 0);
     const PipelineState<Shape::kStages> stage(steps);
     mbarrier_wait(storage.full(stage.index), stage.phase);
   }
@@ -219,7 +225,7 @@ struct PreciseConsumer {
     float sums[2], factor[2];
     bool raised = false;
     const bool low = softmax(key_tile, sums);
-    warpgroup_fence_operand(scores);  // the exponentials come before the wait
+    if constexpr (kExponentialsFirst) warpgroup_fence_operand(scores);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(out);
     pack_probabilities<kBlockN, T>(scores, packed);

@@ -14,6 +14,7 @@ template <int kHeadDim_, bool kOfOneBlock = false>
 struct PreciseShape {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kListed = false;
+  static constexpr int kProducers = 1;
   static constexpr OneOfTwo kOneOfTwo = kHeadDim < 256 && !kOfOneBlock ? OneOfTwo::some : OneOfTwo::never;
   static constexpr bool kRecords = false;
   static constexpr bool kScaledValues = false;

@@ -1,5 +1,6 @@
 // The producer warpgroup of the attention kernels: one thread streams int8 Q and K tiles into shared memory with TMA,
-// and V^T in E4M3 or, in the precise mode, V from the caller's tensor as it is.
+// and V^T in E4M3 or, in the precise mode, V from the caller's tensor as it is. Where lists are walked there, a thread
+// of its own streams V.
 #pragma once
 
 #include "sm90/key_list.cuh"
@@ -26,7 +27,7 @@ __device__ __forceinline__ void begin_pipelines(const AttentionParams& params, c
     mbarrier_init(storage.elements_empty(), kConsumerWarps);
   }
   for (int i = 0; i < Shape::kStages; ++i) {
-    mbarrier_init(storage.full(i), 1);
+    mbarrier_init(storage.full(i), Shape::kProducers);
     mbarrier_init(storage.empty(i), Shape::kArrivals);
   }
   fence_barrier_init();
@@ -124,16 +125,22 @@ struct Producer {
     }
   }
 
+  static constexpr int kKStageBytes = Shape::kKBytes + Shape::kScaleBytes;
+
+  __device__ __forceinline__ int wait_for_empty() {
+    const PipelineState<Shape::kStages> stage(steps++);
+    mbarrier_wait(storage.empty(stage.index), stage.phase ^ 1);
+    return stage.index;
+  }
+
   // The K tile of one step and the V tile of the step before; without the one at the end, without the other at the
   // beginning.
   __device__ __forceinline__ void fill_stage(const WorkTile& tile, bool with_k, int k_tile, bool with_v, int v_tile) {
-    constexpr int kKBytes = Shape::kKBytes + Shape::kScaleBytes, kVBytes = Shape::kCopiedVBytes;
-    const PipelineState<Shape::kStages> stage(steps++);
-    mbarrier_wait(storage.empty(stage.index), stage.phase ^ 1);
-    if constexpr (Shape::kListed) st_shared_s32(storage.key_tile(stage.index), k_tile);
-    arrive_and_expect_tx(storage.full(stage.index), (with_k ? kKBytes : 0) + (with_v ? kVBytes : 0));
-    if (with_k) load_k(tile, k_tile, stage.index);
-    if (with_v) load_v(tile, v_tile, stage.index);
+    const int stage = wait_for_empty();
+    if constexpr (Shape::kListed) st_shared_s32(storage.key_tile(stage), k_tile);
+    arrive_and_expect_tx(storage.full(stage), (with_k ? kKStageBytes : 0) + (with_v ? Shape::kCopiedVBytes : 0));
+    if (with_k) load_k(tile, k_tile, stage);
+    if (with_v) load_v(tile, v_tile, stage);
   }
 
   __device__ __forceinline__ void run() {
@@ -152,6 +159,49 @@ struct Producer {
     if constexpr (Shape::kQuantizesQ) griddepcontrol_wait();  // so this kernel's end is the one pass's, too
   }
 
+  __device__ __forceinline__ void load_keys_and_values(WorkTile& tile, const KeyList<Shape>& keys) {
+    int v_tile = 0, k_tile = tile.key_tiles > 0 ? keys[0] : 0;
+    for (int step = 0; step <= tile.key_tiles && tile.key_tiles > 0; ++step) {
+      int next = 0;
+      if (step + 1 < tile.key_tiles) next = keys[step + 1];  // read while the stage is waited for
+      asm volatile("" : "+r"(tile.kv_head));  // what follows from it is computed anew: there are few registers
+      fill_stage(tile, step < tile.key_tiles, k_tile, step > 0, v_tile);
+      v_tile = k_tile;
+      k_tile = next;
+    }
+  }
+  // `fill` gets each tile of a list and the stage for it.
+  template <class Fill>
+  __device__ __forceinline__ void walk(WorkTile tile, const KeyList<Shape>& keys, const Fill& fill) {
+    int next = keys[0];
+#pragma unroll 1
+    for (int step = 0; step < keys.size(); ++step) {
+      asm volatile("" : "+r"(tile.kv_head), "+r"(step));  // as above; nor is the loop unrolled
+      const int key_tile = next;
+      next = keys[min(step + 1, keys.size() - 1)];
+      fill(tile, key_tile, wait_for_empty());
+    }
+  }
+  // The K tiles alone: the last stage has none.
+  __device__ __forceinline__ void load_keys(const WorkTile& tile, const KeyList<Shape>& keys) {
+    if (keys.size() == 0) return;
+    walk(tile, keys, [&](const WorkTile& tile, int key_tile, int stage) {
+      st_shared_s32(storage.key_tile(stage), key_tile);
+      arrive_and_expect_tx(storage.full(stage), kKStageBytes);
+      load_k(tile, key_tile, stage);
+    });
+    mbarrier_arrive(storage.full(wait_for_empty()));
+  }
+  // The V tiles alone: the first stage has none.
+  __device__ __forceinline__ void load_values(const WorkTile& tile, const KeyList<Shape>& keys) {
+    if (keys.size() == 0) return;
+    mbarrier_arrive(storage.full(wait_for_empty()));
+    walk(tile, keys, [&](const WorkTile& tile, int key_tile, int stage) {
+      arrive_and_expect_tx(storage.full(stage), Shape::kCopiedVBytes);
+      load_v(tile, key_tile, stage);
+    });
+  }
+
   // Lists make work tiles unequal, so a block takes its next one when it is free for it. The consumers get its index
   // with its Q. A work tile whose list is empty has no stages.
   __device__ __forceinline__ void run_listed() {
@@ -162,21 +212,28 @@ struct Producer {
       const KeyList<Shape> keys(params, tile);
       tile.key_tiles = keys.size();
       load_q(tile, index);
-      int v_tile = 0, k_tile = tile.key_tiles > 0 ? keys[0] : 0;
-      for (int step = 0; step <= tile.key_tiles && tile.key_tiles > 0; ++step) {
-        int next = 0;
-        if (step + 1 < tile.key_tiles) next = keys[step + 1];  // read while the stage is waited for
-        asm volatile("" : "+r"(tile.kv_head));  // what follows from it is computed anew: there are few registers
-        fill_stage(tile, step < tile.key_tiles, k_tile, step > 0, v_tile);
-        v_tile = k_tile;
-        k_tile = next;
-      }
+      if constexpr (Shape::kProducers == 1)
+        load_keys_and_values(tile, keys);
+      else
+        load_keys(tile, keys);
       index = gridDim.x + atomicAdd(params.lists.next, 1);  // the consumers are some stages behind
     }
     const PipelineState<kQBuffers> state(tiles);
     mbarrier_wait(storage.q_empty(state.index), state.phase ^ 1);
     st_shared_v2_s32(storage.work(state.index), make_int2(kNoWork, 0));
     mbarrier_arrive(storage.q_full(state.index));
+  }
+  // Of the thread that loads V: it learns of a work tile as the consumers do.
+  __device__ __forceinline__ void run_listed_values() {
+    while (true) {
+      const PipelineState<kQBuffers> buffer(tiles++);
+      mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
+      const int index = ld_shared_v2_s32(storage.work(buffer.index)).x;
+      mbarrier_arrive(storage.q_empty(buffer.index));
+      if (index == kNoWork) return;
+      const WorkTile tile = WorkTile::decode<Shape, kCausal>(params, index);
+      load_values(tile, KeyList<Shape>(params, tile));
+    }
   }
 };
 

@@ -29,6 +29,7 @@ template <int kHeadDim_, bool kWide>
 struct TileShape {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kListed = false;  // walks over tile lists
+  static constexpr int kProducers = 1;    // threads that load
   static constexpr OneOfTwo kOneOfTwo = kHeadDim_ == 64 && kWide ? OneOfTwo::some : OneOfTwo::never;
   static constexpr bool kRecords = false;      // notes the gaps of tiles
   static constexpr bool kScaledValues = true;  // E4M3, transposed
@@ -76,9 +77,13 @@ struct ListedShape : Dense {
   static constexpr bool kListed = true;
   static constexpr OneOfTwo kOneOfTwo =
       Dense::kScaledValues && Dense::kHeadDim >= 128 ? OneOfTwo::never : OneOfTwo::some;
+  // V as it is takes more copies and an address more: with what a list adds, one thread for K and V holds up the
+  // consumers. So K and V have a thread each.
+  static constexpr int kProducers = Dense::kScaledValues ? 1 : 2;
   // All lanes of the consumers say that they have read Q's scales and what there is to know of a work tile, so that
   // racecheck can follow it. That costs nothing; in 8b at head_dim 128 one lane that alone reads it takes 2 % longer.
-  static constexpr int kQArrivals = Dense::kThreads - 128;
+  // A second producer reads it, too.
+  static constexpr int kQArrivals = Dense::kThreads - 128 + kProducers - 1;
   static constexpr int kWorkOffset = Dense::kSharedBytes - Dense::kAlignment;
   static constexpr int kWorkBytes = 8;
   static constexpr int kKeyTileOffset = kWorkOffset + kQBuffers * kWorkBytes;

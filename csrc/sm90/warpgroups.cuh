@@ -30,6 +30,9 @@ __device__ __forceinline__ void run_warpgroups(const AttentionParams& params, co
       Producer<Shape, kCausal> producer{params, storage};
       run_role<Shape>(producer);
     }
+    if constexpr (Shape::kProducers == 2) {
+      if (threadIdx.x == 32) Producer<Shape, kCausal>{params, storage}.run_listed_values();
+    }
   } else {
     warpgroup_reg_alloc<Shape::kConsumerRegisters>();
     Consumer consumer(params, storage);

@@ -12,10 +12,10 @@
 using WideShape = sm90::TileShape<HEAD_DIM, true>;
 using Shape = sm90::TileShape<HEAD_DIM, false>;
 ATTENTION_KERNEL(, WideShape, false, false)
-ATTENTION_KERNEL(_biased, WideShape, false, true)
+ATTENTION_KERNEL(_biased, sm90::EndingShape<WideShape>, false, true)
 #if HEAD_DIM == 64
 ATTENTION_KERNEL(_narrow, Shape, false, false)
-ATTENTION_KERNEL(_narrow_biased, Shape, false, true)
+ATTENTION_KERNEL(_narrow_biased, sm90::EndingShape<Shape>, false, true)
 #endif
 #if HEAD_DIM <= 128
 ATTENTION_KERNEL(_quantizing, sm90::QuantizingShape<Shape>, false, false)

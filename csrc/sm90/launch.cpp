@@ -114,7 +114,6 @@ class AttentionLauncher final : public Launcher {
     params.quantize = quantize_params();
     params.tensors = precise() ? 1 : 2;
     params.units = share.units;
-    params.prepared = at<Prepared>(workspace_.prepared);
     launch("one_pass", kernel("one_pass"), grid(share.blocks * params.tensors * workspace_.kv_slices), kQuantizeThreads,
            share.units * kUnitBytes, params, {programmatic_, static_cast<unsigned>(share.blocks)});
   }
@@ -127,6 +126,7 @@ class AttentionLauncher final : public Launcher {
     params.v_mean = at<float>(workspace_.v_mean);
     params.v_scale = at<float>(workspace_.v_scale);
     params.v_inverse = at<float>(workspace_.v_inverse);
+    params.prepared = at<Prepared>(workspace_.prepared);
     params.kv_heads = static_cast<int>(call_.kv_heads);
     params.kv_length = static_cast<int>(call_.kv_length);
     params.head_dim = call_.head_dim;
@@ -157,6 +157,7 @@ class AttentionLauncher final : public Launcher {
     params.k_scale = at<float>(workspace_.k_scale);
     params.lse_shift = call_.lse ? at<float>(workspace_.lse_shift) : nullptr;
     params.q_mean = call_.mode == k4b ? at<float>(workspace_.q_mean) : nullptr;
+    params.prepared = at<Prepared>(workspace_.prepared);
     params.q_heads = static_cast<int>(call_.q_heads);
     params.kv_heads = static_cast<int>(call_.kv_heads);
     params.q_length = static_cast<int>(call_.q_length);

@@ -229,7 +229,7 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
   const HeldTokens<T, kLanes> held{shared_address(held_vectors), block * tokens, tokens};
   const bool is_v = cluster % params.tensors;
   const Strided& tensor = is_v ? statistics.v : statistics.k;
-  Prepared& prepared = params.prepared[slice.index];
+  Prepared& prepared = statistics.prepared[slice.index];
   // In this order: the quantization of Q does not wait for this kernel, but for all before it. The attention kernel
   // starts when all blocks are here, so that it finds zeros or what was added. Other blocks of the cluster add behind
   // the barrier of the statistics.

@@ -51,7 +51,7 @@ struct alignas(8) KeysLeft {
   int end;        // behind the last one that it does not hide
   int unchanged;  // how many it leaves as they are
 };
-// What attention kernels that run beside the one pass read of a head, each part at once.
+// What attention kernels read of a head: of kernels that run beside the one pass each part at once.
 struct Prepared {
   BlocksOver blocks;
   KeysLeft keys;
@@ -79,7 +79,7 @@ struct AttentionParams {
   const int* dead;      // whether the lists leave out a tile, where that decides which of two kernels runs; or null
   float scale;          // softmax scale, for kernels that quantize Q
   CausalOrder causal;
-  const Prepared* prepared;  // (batch * kv_heads), for kernels that quantize Q
+  const Prepared* prepared;  // (batch * kv_heads)
   int prepared_blocks;       // of K and of V, when a head is prepared
   int padding[11];
 };
@@ -88,6 +88,7 @@ static_assert(sizeof(AttentionParams) == 704, "the padding fills the alignment o
 struct StatisticsParams {
   Strided k, v;
   float *k_mean, *v_mean, *v_scale, *v_inverse;  // (batch * kv_heads, head_dim)
+  Prepared* prepared;                            // (batch * kv_heads)
   int kv_heads, kv_length, head_dim, padding;
   int smooth_v;
   int cluster_blocks;  // that share a head
@@ -101,6 +102,7 @@ struct QuantizeParams {
   float *q_scale, *k_scale;
   float* lse_shift;  // or null
   float* q_mean;     // (batch * q_heads, query tiles, head_dim): smooth Q, 4-bit only
+  Prepared* prepared;
   int q_heads, kv_heads, q_length, kv_length, head_dim, padding;
   int row_bytes, key_row_bytes, v_rows, q_scale_rows, k_scale_blocks;
   int q_blocks, k_blocks, v_blocks;  // blocks of the grid for each of the three, in this order, per head
@@ -113,9 +115,8 @@ struct QuantizeParams {
 struct OnePassParams {
   StatisticsParams statistics;
   QuantizeParams quantize;
-  Prepared* prepared;  // (batch * kv_heads)
-  int tensors;         // 2: clusters take K and V in turns; 1: K alone
-  int units;           // of a block's share
+  int tensors;  // 2: clusters take K and V in turns; 1: K alone
+  int units;    // of a block's share
 };
 
 struct DeltaParams {

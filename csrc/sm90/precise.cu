@@ -13,13 +13,14 @@
 #define PRECISE_KERNELS(element, T)                                       \
   PRECISE_KERNEL(_##element, Shape, T, false, false)                      \
   PRECISE_KERNEL(_##element##_causal, Shape, T, true, false)              \
-  PRECISE_KERNEL(_##element##_biased, Shape, T, false, true)              \
+  PRECISE_KERNEL(_##element##_biased, EndingShape, T, false, true)        \
   PRECISE_KERNEL(_##element##_causal_biased, Shape, T, true, true)        \
   PRECISE_KERNEL(_##element##_listed, ListedShape, T, false, false)       \
   PRECISE_KERNEL(_##element##_listed_biased, ListedShape, T, false, true) \
   PRECISE_KERNEL(_##element##_recording, RecordingShape, T, false, false)
 using BesideListedShape = sm90::BesideListedShape<sm90::PreciseShape<HEAD_DIM>>;
 using Shape = sm90::PreciseShape<HEAD_DIM>;
+using EndingShape = sm90::EndingShape<Shape>;
 using ListedShape = sm90::ListedShape<sm90::PreciseShape<HEAD_DIM, true>>;
 using RecordingShape = sm90::RecordingShape<sm90::PreciseShape<HEAD_DIM, true>>;
 PRECISE_KERNELS(fp16, __half)

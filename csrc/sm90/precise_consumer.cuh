@@ -294,7 +294,7 @@ struct PreciseConsumer {
     if (first_row >= params.q_length) return skip_stages(stages);
     const int keys = is_causal<Shape, kCausal>(params) ? min(params.kv_length, first_row + 64) : params.kv_length;
     const int last_tile = (keys + kBlockN - 1) / kBlockN - 1;  // that holds keys of these rows
-    int left = last_tile;
+    int left = Shape::kEndsKeys ? tile.key_tiles - 1 : last_tile;
     if constexpr (Shape::kListed) {
       left = tile.key_tiles - 1;
       if (stages > 0) {

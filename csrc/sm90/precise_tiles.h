@@ -20,6 +20,7 @@ struct PreciseShape {
   static constexpr bool kScaledValues = false;
   static constexpr bool kQuantizesQ = false;
   static constexpr bool kLeavesOut = false;
+  static constexpr bool kEndsKeys = false;
   // Consumer warpgroups of 64 query rows: three, which hide each other's latencies, where their registers suffice.
   static constexpr int kConsumers = kHeadDim <= 128 && !kOfOneBlock ? 3 : 2;
   static constexpr int kBlockM = 64 * kConsumers;

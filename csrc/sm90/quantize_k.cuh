@@ -25,15 +25,22 @@ __device__ __forceinline__ float term_of_key(const Mask& mask, i64 index) {
 }
 
 // Whether the mask may change the score of a key of a block with any query. A padding mask, which is the same for all
-// queries and heads, leaves most blocks as they are, and the attention kernel takes those for unmasked. For all threads
-// of a block of the grid together.
-__device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int first_key, int kv_length) {
+// queries and heads, leaves most blocks as they are, and the attention kernel takes those for unmasked. `key_end` is
+// raised to what is behind the last key of the block that such a mask does not hide. For all threads of a block of the
+// grid together.
+__device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int first_key, int kv_length,
+                                                int* key_end) {
   if (mask.element == kNone) return false;
   if (mask.head_stride != 0 || mask.query_stride != 0) return true;
-  const int key = first_key + threadIdx.x;
   bool changed = false;
-  if (threadIdx.x < kScaleBlock && key < kv_length)
-    changed = term_of_key(mask, batch * mask.batch_stride + key * mask.key_stride) != 0.f;
+  if (threadIdx.x < kScaleBlock) {
+    const int key = first_key + threadIdx.x;
+    const float term =
+        key < kv_length ? term_of_key(mask, batch * mask.batch_stride + key * mask.key_stride) : kLowestTerm;
+    changed = key < kv_length && term != 0.f;
+    const unsigned attended = __ballot_sync(0xffffffffu, !(term <= kLowestTerm));  // or NaN
+    if (attended != 0 && threadIdx.x % 32 == 0) atomicMax(key_end, key + 32 - __clz(attended));
+  }
   return __syncthreads_or(changed);
 }
 
@@ -72,7 +79,8 @@ __device__ __forceinline__ void quantize_keys(const QuantizeParams& params, cons
       token_amax[pass * Tile::kTokensAtOnce + lanes.token] = token < params.kv_length ? amax : 0.f;
   }
   __syncthreads();
-  const bool masked = block_is_masked(params.mask, slice.batch, first, params.kv_length);
+  const bool masked =
+      block_is_masked(params.mask, slice.batch, first, params.kv_length, &params.prepared[slice.index].keys.end);
   const int group = lanes.token % 8 / 2;  // the same in every pass: kTokensAtOnce is a multiple of 8
   float scale = 0.f;
 #pragma unroll

@@ -28,6 +28,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
   const T* v =
       static_cast<const T*>(params.v.pointer) + batch * params.v.batch_stride + head * params.v.head_stride + channel;
 
+  if (block == 0 && threadIdx.x == 0) params.prepared[slice].keys.end = 0;
   float statistics[kCount][8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

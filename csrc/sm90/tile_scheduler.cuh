@@ -34,7 +34,11 @@ struct WorkTile {
     tile.kv_head =
         tile.batch * params.kv_heads + (tile.head - tile.batch * params.q_heads) / (params.q_heads / params.kv_heads);
     tile.first_row = (params.chunk.first_tile + local_tile) * Shape::kBlockM;
-    const int keys = causal ? min(params.kv_length, tile.first_row + Shape::kBlockM) : params.kv_length;
+    int keys = causal ? min(params.kv_length, tile.first_row + Shape::kBlockM) : params.kv_length;
+    if constexpr (Shape::kEndsKeys) {
+      const int end = params.prepared[tile.kv_head].keys.end;
+      if (end != 0) keys = min(keys, end);  // a mask that hides all keys leaves out none
+    }
     tile.key_tiles = (keys + Shape::kBlockN - 1) / Shape::kBlockN;
     return tile;
   }

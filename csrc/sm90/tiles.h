@@ -35,6 +35,7 @@ struct TileShape {
   static constexpr bool kScaledValues = true;  // E4M3, transposed
   static constexpr bool kQuantizesQ = false;   // Q comes as it is, in 16 bits
   static constexpr bool kLeavesOut = false;    // tiles whose keys a mask hides
+  static constexpr bool kEndsKeys = false;     // the same, without steps of its own for work tiles of such a mask
   static constexpr int kBlockM = sm90::kBlockM;
   static constexpr int kThreads = sm90::kThreads;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of a thread
@@ -122,6 +123,13 @@ struct PaddingShape : QuantizingShape<Dense> {
   static constexpr int kQArrivals = Dense::kThreads - 128;
   static constexpr int kKeyEndOffset = Quantizing::kElementBarrierOffset + 2 * 8;
   static_assert(kKeyEndOffset + 4 * kQBuffers <= Quantizing::kElementOffset, "there is room for it");
+};
+
+// A shape whose kernels leave out the key tiles behind the last key that a mask for all queries and heads does not
+// hide.
+template <class Dense>
+struct EndingShape : Dense {
+  static constexpr bool kEndsKeys = true;
 };
 
 // A shape whose kernels note the gaps of tiles (common/tile_gaps.cuh).

@@ -13,7 +13,7 @@ namespace {
 template <int kBlockM_, int kBlockN_>
 struct Shape {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
-  static constexpr bool kListed = false;
+  static constexpr bool kListed = false, kEndsKeys = false;
 };
 
 template <class S, bool kCausal>

@@ -105,9 +105,11 @@ def test_padding_masks(dtype: torch.dtype, head_dim: int, lengths: tuple[int, in
     mask[::2, ..., 0] = torch.randn(1).item()
     mask[1, ..., 3] = -torch.inf
     found, wanted = both(q, k, v, attn_mask=mask)
+    # The other kernel leaves out tiles then, too.
     for entry in same_order:
         if entry % 2 == 0 or entry == 1:
-            assert torch.equal(found[entry], wanted[entry]), ends[entry]
+            assert relative_l1(found[entry], wanted[entry]) <= SAME_STEPS, ends[entry]
+            assert ends[entry] <= last_tile or torch.equal(found[entry], wanted[entry]), ends[entry]
     assert relative_l1(found, exact(q, k, v, attn_mask=mask)[0]) <= EXACT_BOUND["8b"]
 
 

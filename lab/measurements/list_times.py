@@ -145,7 +145,7 @@ def page(command: str, device: torch.device, tokens: int, seed: int, seconds: fl
         *kernels,
         "",
         "What lies above the diagonal is left out of causal calls with and without lists. The node takes lists where "
-        "at least 8 % of the tiles are dead, in *precise* 25 %, elsewhere than on Hopper 5 %. On Hopper *precise* has "
+        "at least 8 % of the tiles are dead, in *precise* 15 %, elsewhere than on Hopper 5 %. On Hopper *precise* has "
         "three consumer warpgroups and 192 queries a block without lists, with them two and 128.",
     ]
     return "\n".join(lines) + "\n"

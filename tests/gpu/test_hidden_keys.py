@@ -14,6 +14,12 @@ MODES = ["8b", "4b", "precise"]
 each_mode = pytest.mark.parametrize("mode", MODES)
 
 
+def assert_near(out: torch.Tensor, wanted: torch.Tensor, mode: str) -> None:
+    """Each entry of the batch by itself: rows with few keys are so much larger that they would hide the others."""
+    for entry in range(len(out)):
+        assert relative_l1(out[entry], wanted[entry]) <= EXACT_BOUND[mode], entry
+
+
 @each_mode
 @pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
 @pytest.mark.parametrize("lengths", [(300, 200), (700, 700), (130, 2500), (2500, 2500)], ids=str)
@@ -33,7 +39,7 @@ def test_each_entry_of_the_batch_ends_elsewhere(
             mask.masked_fill_(~attends, -torch.inf)
         out, lse = run(NAME, q, k, v, mode=mode, attn_mask=mask, return_lse=True)
         wanted, wanted_lse = exact(q, k, v, attn_mask=mask)
-        assert relative_l1(out, wanted) <= EXACT_BOUND[mode]
+        assert_near(out[:-1], wanted[:-1], mode)
         assert torch.equal(lse == -torch.inf, wanted_lse == -torch.inf)
         assert (lse - wanted_lse)[:-1].abs().mean() < 0.2
         assert not out[-1].any()
@@ -49,7 +55,7 @@ def test_the_lowest_number_hides(mode: str, dtype: torch.dtype, fresh_seed: int)
     attends = torch.arange(keys, device="cuda") < ends.view(-1, 1, 1, 1)
     mask = torch.zeros(attends.shape, dtype=dtype, device="cuda").masked_fill(~attends, torch.finfo(dtype).min)
     out, _ = run(NAME, q, k, v, mode=mode, attn_mask=mask)
-    assert relative_l1(out[:3], exact(q[:3], k[:3], v[:3], attn_mask=mask[:3])[0]) <= EXACT_BOUND[mode]
+    assert_near(out[:3], exact(q[:3], k[:3], v[:3], attn_mask=mask[:3])[0], mode)
     mean = v[3:].mean(dim=2, keepdim=True).expand_as(out[3:])
     assert dtype == torch.float16 or relative_l1(out[3:], mean) < 0.15
 
@@ -68,7 +74,7 @@ def test_hidden_values_do_not_count(mode: str, lengths: tuple[int, int], fresh_s
     if mode == "precise":
         assert torch.equal(*outs)
     for out in outs:
-        assert relative_l1(out, exact(q, k, v, attn_mask=mask)[0]) <= EXACT_BOUND[mode]
+        assert_near(out, exact(q, k, v, attn_mask=mask)[0], mode)
 
 
 @each_mode
@@ -81,5 +87,5 @@ def test_masks_for_each_head_or_query(mode: str, fresh_seed: int) -> None:
         mask[1, 0, 0, 900:] = False
         out, lse = run(NAME, q, k, v, mode=mode, attn_mask=mask, return_lse=True)
         wanted, wanted_lse = exact(q, k, v, attn_mask=mask)
-        assert relative_l1(out, wanted) <= EXACT_BOUND[mode]
+        assert_near(out, wanted, mode)
         assert (lse - wanted_lse).abs().mean() < 0.2

@@ -25,9 +25,9 @@ TYPES = "Data types of P and V (tab:quant_data_type1, tab:quant_data_type2): INT
 SYNTHETIC = "synthetic Q, K, V with outliers (6 layers, 1 step, 2304 tokens)"
 
 
-def at_least(ours: float, paper: float) -> str:
-    """The verdict on a figure that should be large."""
-    if ours >= paper * (1 + LEVEL):
+def at_least(ours: float, paper: float, spread: float = 0.0) -> str:
+    """The verdict on a figure that should be large. What is better by no more than the spread is level."""
+    if ours >= paper * (1 + max(LEVEL, spread)):
         return BETTER
     return HOLDS if ours >= paper * (1 - LEVEL) else NOT
 
@@ -71,6 +71,7 @@ class Claim:
 _SPEEDUPS = "tab:speed_comparison_across_gpus"
 _METRICS = "exp:metrics_loss_t2t"
 _CALLS = Source("attention-h200.md", "Speed")
+_SPREADS = Source("attention-h200.md", "Spread")
 _ACCURACY = Source("attention-h200.md", "Accuracy")
 _MODELS = Source("end-to-end.md", "The paper's models, end to end")
 _PARTS = Source("ablations-h200.md", "d128-n8192")
@@ -82,18 +83,23 @@ _NEEDLES = Source("needle.md", "Needles in a haystack")
 _ROTATED = Source("rotation.md", "Whole videos")
 
 
+def _spread(*columns: str) -> float:
+    return max(_SPREADS("d128-n8192", column) for column in columns) / 100
+
+
 def _faster_than_flash2(table: Source) -> Finding:
     # The paper times kernels, on operands that are quantized already.
     ours, calls = (
         table("d128-n8192", f"8b {part}") / table("d128-n8192", f"FA-2 {part}") for part in ("kernel", "call")
     )
     said = f"{ours:.2f} times, kernels, 8,192 tokens; whole calls {calls:.2f} times"
-    return "2.61 times (H100)", said, at_least(ours, 2.61)
+    return "2.61 times (H100)", said, at_least(ours, 2.61, _spread("8b kernel", "FA-2 kernel"))
 
 
 def _level_with_flash3(table: Source) -> Finding:
     ours = table("d128-n8192", "8b kernel") / table("d128-n8192", "FA-3 FP8 kernel")
-    return "2.61 against 2.63 (H100)", f"{ours:.2f} of its speed, kernels, 8,192 tokens", at_least(ours, 2.61 / 2.63)
+    said = f"{ours:.2f} of its speed, kernels, 8,192 tokens"
+    return "2.61 against 2.63 (H100)", said, at_least(ours, 2.61 / 2.63, _spread("8b kernel", "FA-3 FP8 kernel"))
 
 
 def _closer_than_flash3(table: Source) -> Finding:
@@ -288,8 +294,9 @@ The claims of the [SageAttention2 paper](https://arxiv.org/abs/2411.10958), its 
 - Command: `python -m tools.claims`, which wrote this page: our figures are those of the pages beside it.
 - Machine: that of each row.
 
-"Holds": the same order, or within 5 % of the paper's ratio. Models, GPUs and inputs differ from the paper's: our models
-are small and our outliers are made. [../quality.md](../quality.md) says what follows for a user.
+"Holds": the same order, or within 5 % of the paper's ratio. A call's speed is "better" by more than the spread of its
+rounds, too. Models, GPUs and inputs differ from the paper's: our models are small and our outliers are made.
+[../quality.md](../quality.md) says what follows for a user.
 
 | claim | in the paper | the paper's figure | ours | command | machine | verdict |
 | --- | --- | --- | --- | --- | --- | --- |

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2 import registry
 from comfy_sage2.benchmark.timing import Subject, Timed
 from comfy_sage2.kernels import loader
 from lab.measurements import list_times
@@ -31,6 +32,7 @@ def in_rounds(subjects: Mapping[str, Subject], *_: Any) -> dict[str, Timed]:
 def test_the_page_compares_with_the_dense_call(monkeypatch: pytest.MonkeyPatch, stand_ins: None) -> None:
     monkeypatch.setattr(list_times, "time_in_rounds", in_rounds)
     text = list_times.page("python -m lab lists", torch.device("cpu"), 256, 7, 1)
+    assert f"{registry.get('sm90').least_dead('precise'):.0%} (precise) of the tiles are dead" in text
     whole, alone = text.split("## Attention kernels alone")
     assert "kernels sm90 9.9" in whole and "- Command: `python -m lab lists`, which wrote this page; seed 7." in whole
     assert (

@@ -132,8 +132,21 @@ def load(folder: Path, number: int) -> ModuleType:
     return module
 
 
-def in_a_graph(run: Attend, calls: int) -> Attend:
-    """`calls` calls as one; returns the output of the last one."""
+@dataclass(frozen=True)
+class Replay:
+    """Calls as a CUDA graph, which does not keep what it reads: `run` does. Called, it gives the last one's output."""
+
+    graph: torch.cuda.CUDAGraph
+    run: Attend
+    out: torch.Tensor
+
+    def __call__(self) -> torch.Tensor:
+        self.graph.replay()
+        return self.out
+
+
+def in_a_graph(run: Attend, calls: int) -> Replay:
+    """`calls` calls as one."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # what a first call loads cannot be captured
@@ -144,11 +157,7 @@ def in_a_graph(run: Attend, calls: int) -> Attend:
         for _ in range(calls):
             out = run()
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return out
-
-    return replay
+    return Replay(graph, run, out)
 
 
 def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:

@@ -3,6 +3,7 @@
 
 #include "common/constants.h"
 #include "common/elements.cuh"
+#include "common/views.h"
 
 namespace common {
 
@@ -29,6 +30,21 @@ template <class T>
 __device__ __forceinline__ float mask_term(T additive) {
   const float x = to_float(additive);
   return x < 0.f && x > kNegativeInfinity ? fmaxf(x * kLog2E, kLowestTerm) : x * kLog2E;
+}
+
+// Calls visitor(elements) with the mask's pointer in its own type.
+template <class Visitor>
+__device__ __forceinline__ auto visit_mask(const Mask& mask, const Visitor& visitor) {
+  switch (mask.element) {
+    case kBool:
+      return visitor(static_cast<const bool*>(mask.pointer));
+    case kHalf:
+      return visitor(static_cast<const __half*>(mask.pointer));
+    case kBfloat16:
+      return visitor(static_cast<const __nv_bfloat16*>(mask.pointer));
+    default:
+      return visitor(static_cast<const float*>(mask.pointer));
+  }
 }
 
 }  // namespace common

@@ -12,21 +12,6 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Calls visitor(elements) with the mask's pointer in its own type.
-template <class Visitor>
-__device__ __forceinline__ auto visit_mask(const Mask& mask, const Visitor& visitor) {
-  switch (mask.element) {
-    case kBool:
-      return visitor(static_cast<const bool*>(mask.pointer));
-    case kHalf:
-      return visitor(static_cast<const __half*>(mask.pointer));
-    case kBfloat16:
-      return visitor(static_cast<const __nv_bfloat16*>(mask.pointer));
-    default:
-      return visitor(static_cast<const float*>(mask.pointer));
-  }
-}
-
 // Rows lane / 4 and lane / 4 + 8 of a 16-row tile.
 struct Rows {
   float base[2];  // running maximum - log2(448): 448 * P = exp2(score - base)

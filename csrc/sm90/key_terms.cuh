@@ -29,25 +29,11 @@ struct MaskSlice {
   }
 
   __device__ __forceinline__ i64 key_bytes() const { return mask.key_stride * element_bytes; }
-
-  // Calls `visitor` with a value of the mask's element type.
-  template <class Visitor>
-  __device__ __forceinline__ void visit(const Visitor& visitor) const {
-    switch (mask.element) {
-      case kBool:
-        return visitor(bool());
-      case kHalf:
-        return visitor(__half());
-      case kBfloat16:
-        return visitor(__nv_bfloat16());
-      default:
-        return visitor(float());
-    }
-  }
 };
 
+// Of the element at an address, whose type is the second argument's.
 template <class T>
-__device__ __forceinline__ float term_at(const char* address, T) {
+__device__ __forceinline__ float term_at(const char* address, const T*) {
   return mask_term(*reinterpret_cast<const T*>(address));
 }
 
@@ -59,7 +45,7 @@ class KeyTerms {
   // `first_key`: of the step.
   __device__ __forceinline__ KeyTerms(const AttentionParams& params, const WorkTile& tile, int first_key) {
     const MaskSlice slice(params, tile);
-    slice.visit([&](auto type) {
+    visit_mask(slice.mask, [&](const auto* type) {
 #pragma unroll
       for (int i = 0; i < kBlockN / 32; ++i) {
         const int key = first_key + i / 2 * 64 + 2 * (threadIdx.x % 32) + i % 2;

@@ -33,7 +33,7 @@ class RowTerms {
 
   template <bool kLimited>
   __device__ __forceinline__ void load(int first, float (&terms)[2][kTermsAtOnce]) const {
-    slice_.visit([&](auto type) {
+    visit_mask(slice_.mask, [&](const auto* type) {
 #pragma unroll
       for (int i = 0; i < kTermsAtOnce; ++i) {
         const i64 place =

@@ -7,21 +7,8 @@
 
 namespace sm90 {
 
-template <class T>
-__device__ __forceinline__ float term_at(const Mask& mask, i64 index) {
-  return mask_term(static_cast<const T*>(mask.pointer)[index]);
-}
 __device__ __forceinline__ float term_of_key(const Mask& mask, i64 index) {
-  switch (mask.element) {
-    case kBool:
-      return term_at<bool>(mask, index);
-    case kHalf:
-      return term_at<__half>(mask, index);
-    case kBfloat16:
-      return term_at<__nv_bfloat16>(mask, index);
-    default:
-      return term_at<float>(mask, index);
-  }
+  return visit_mask(mask, [&](const auto* elements) { return mask_term(elements[index]); });
 }
 
 // Whether the mask may change the score of a key of a block with any query. A padding mask, which is the same for all

@@ -18,11 +18,11 @@ struct PreciseConsumer {
   static constexpr int kBlockN = Shape::kBlockN;
   static constexpr int kScales = kBlockN / kScaleBlock;
   static constexpr int kScoreSteps = Shape::kHeadDim / 32;  // of the reduction, in bytes of int8
-  // The faster orders of a step by ptxas (csrc/NOTES.md). A list's length is in no uniform register, so nor is what
-  // counts steps by it, unless a shuffle says that it is the same in all lanes.
-  static constexpr bool kUniformSteps = Shape::kListed && Shape::kHeadDim >= 128;
-  // The exponentials come before the wait for the values.
+  // The faster orders of a step by ptxas (csrc/NOTES.md): K's scales are read before the products are issued; the
+  // exponentials come before the wait for the values, and row by row.
+  static constexpr bool kScaleFirst = Shape::kListed || Shape::kHeadDim > 64;
   static constexpr bool kExponentialsFirst = !Shape::kListed || Shape::kHeadDim != 128;
+  static constexpr bool kRowByRow = kExponentialsFirst;
 
   const AttentionParams& params;
   const SharedStorage<Shape>& storage;
@@ -64,7 +64,6 @@ struct PreciseConsumer {
 
   // Waits for the next stage, which the next call of `take_stage` gives.
   __device__ __forceinline__ void wait_for_stage() {
-    if constexpr (kUniformSteps) steps = __shfl_sync(0xffffffffu, steps, 0);
     const PipelineState<Shape::kStages> stage(steps);
     mbarrier_wait(storage.full(stage.index), stage.phase);
   }
@@ -158,7 +157,7 @@ struct PreciseConsumer {
       row_maxima<kBlockN>(scores, q_scale, k_scale, maximum);
       record(key_tile, maximum);
     }
-    exponentials<kBlockN>(scores, state, q_scale, k_scale, sums);
+    exponentials<kBlockN, kRowByRow>(scores, state, q_scale, k_scale, sums);
     constexpr float kLargest = ProbabilityRange<T>::kLargest;
     return __any_sync(0xffffffffu, sums[0] > kLargest || sums[1] > kLargest);
   }
@@ -209,7 +208,7 @@ struct PreciseConsumer {
   __device__ __forceinline__ void step(int place, int left, int key_tile) {
     wait_for_stage();
     const int stage = take_stage();
-    if constexpr (Shape::kScaleFirst || kBiased) load_k_scale(stage);
+    if constexpr (kScaleFirst || kBiased) load_k_scale(stage);
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(stage);
@@ -219,7 +218,7 @@ struct PreciseConsumer {
     warpgroup_fence_operand(out);
     wgmma_fence();
     issue_values(stage);
-    if constexpr (!Shape::kScaleFirst && !kBiased) load_k_scale(stage);
+    if constexpr (!kScaleFirst && !kBiased) load_k_scale(stage);
     wgmma_wait_group<1>();
     warpgroup_fence_operand(scores);
     float sums[2], factor[2];
@@ -317,12 +316,15 @@ struct PreciseConsumer {
     for (int place = blockIdx.x; place < places; place = next_place<kCausal>(params, place))
       run_tile(place, work_tile_at<Shape, kCausal>(params, place));
   }
+  // Index and number of key tiles of the next work tile.
+  __device__ __forceinline__ int2 wait_for_work() const {
+    const PipelineState<kQBuffers> buffer(tiles);
+    mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
+    return ld_shared_v2_s32_by_lane_0(storage.work(buffer.index));
+  }
+  // With the test at the loop's end ptxas counts steps in uniform registers.
   __device__ __forceinline__ void run_listed() {
-    while (true) {
-      const PipelineState<kQBuffers> buffer(tiles);
-      mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
-      const int2 work = ld_shared_v2_s32_by_lane_0(storage.work(buffer.index));  // index and number of key tiles
-      if (work.x == kNoWork) return;
+    for (int2 work = wait_for_work(); work.x != kNoWork; work = wait_for_work()) {
       WorkTile tile = WorkTile::decode<Shape, kCausal>(params, work.x);
       tile.key_tiles = work.y;
       run_tile(work.x, tile);

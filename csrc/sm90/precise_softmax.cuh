@@ -129,8 +129,8 @@ __device__ __forceinline__ void exponentials_of_floats(int (&scores)[kBlockN / 2
 }
 
 // Integer scores of a tile without masked keys to P. Returns their sums, which are too large, infinite or NaN when the
-// base is too low.
-template <int kBlockN, class T>
+// base is too low. `kRowByRow`, in each half of the keys, orders the instructions alone.
+template <int kBlockN, bool kRowByRow, class T>
 __device__ __forceinline__ void exponentials(int (&scores)[kBlockN / 2], const PreciseRowState<T>& state,
                                              const float (&q_scale)[2], const float (&k_scale)[kBlockN / kScaleBlock],
                                              float (&sums)[2]) {
@@ -141,9 +141,10 @@ __device__ __forceinline__ void exponentials(int (&scores)[kBlockN / 2], const P
 #pragma unroll
     for (int block = 0; block < kBlockN / kScaleBlock; ++block) scale[row][block] = q_scale[row] * k_scale[block];
 #pragma unroll
-  for (int n = 0; n < kBlockN / 2; ++n) {  // row by row in each half, which gives the faster order of instructions
+  for (int n = 0; n < kBlockN / 2; ++n) {
     constexpr int kOfHalf = kBlockN / 4, kOfRow = kOfHalf / 2;
-    const int m = n % kOfHalf, i = n / kOfHalf * kOfHalf + m / kOfRow * 2 + m % kOfRow / 2 * 4 + m % 2;
+    const int m = n % kOfHalf, row_by_row = n / kOfHalf * kOfHalf + m / kOfRow * 2 + m % kOfRow / 2 * 4 + m % 2;
+    const int i = kRowByRow ? row_by_row : n;
     const int row = i / 2 % 2;
     const float p = exp2_approx(fmaf(float(scores[i]), scale[row][i / kPerBlock], state.offset[row]));
     partial[row][i % 2] += p;

@@ -27,7 +27,6 @@ struct PreciseShape {
   // Two warpgroups have the registers for more keys a step, but for those of 256 channels.
   static constexpr int kBlockN = kConsumers == 2 && kHeadDim < 256 ? 128 : 64;
   static constexpr int kStages = kHeadDim == 256 ? 3 : kHeadDim == 128 ? 4 : 6;
-  static constexpr bool kScaleFirst = kHeadDim > 64;  // K's scales are read before the products are issued
   static constexpr int kThreads = 128 * (kConsumers + 1);
   // Registers of a thread: together they fill the register file.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;

@@ -17,7 +17,7 @@ import folder_paths
 from comfy.cli_args import args
 
 NAME = "sageattention"
-OFFERED = Path(__file__).resolve().parent / "comfy_sage2" / "drop_in" / "path"
+OFFERED = Path(__file__).resolve().parent / "comfy_sage2" / "integrations" / "sageattention" / "path"
 SETTING = "comfy_sage2.sageattention"  # as web/js/settings.js has it
 LARGEST = 4 << 20  # bytes of a settings file
 

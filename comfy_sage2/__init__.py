@@ -20,8 +20,8 @@ _refuse_a_second_copy()
 
 try:
     from .attention import attention, explain
+    from .block_mask import TileLists
     from .registry import UnsupportedError
-    from .tiles import TileLists
 except Exception as error:  # no torch, or whatever an unusual one raises
     # The loader of the kernels and the doctor work all the same, and ComfyUI's nodes say what is missing.
     _cause = error

@@ -10,12 +10,12 @@ import torch
 from torch.autograd import forward_ad
 
 from . import registry
+from .autotune.cost_model import Choices as MeasuredChoices
+from .autotune.store import choices_of
 from .backends.base import Attend, AttentionRequest, Backend, Form, empty_output
 from .backends.tensors import WRITTEN, OptionalTensors
-from .measured.choices import Choices as MeasuredChoices
-from .measured.known import choices_of
+from .block_mask import TileLists
 from .options import AttentionOptions, CallChoices, Choices
-from .tiles import TileLists
 from .validation import check_gaps, check_mask, check_nonfinite, check_tensors, check_tiles
 
 if TYPE_CHECKING:

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import torch
 
 from . import __version__, explain, machine, registry
-from .backends import selftest
+from .autotune.cost_model import Choices
+from .autotune.measure import measure_now, remembered
+from .backends import self_test
 from .backends.kernels import KERNELS, KernelBackend
 from .command_line import Parser
 from .console import say
-from .drop_in import offer
+from .integrations.sageattention import offer
 from .kernels import abi, loader
-from .measured.choices import Choices
-from .measuring.prepare import measure_now, remembered
 from .options import MODES
+from .tuning_candidates import BACKENDS
 
 _LABEL_WIDTH = 18
 
@@ -72,7 +73,7 @@ def _kernel(architecture: str) -> str:
 
 
 def _self_test(backend: KernelBackend, index: int) -> str:
-    return selftest.test_now(backend.name, index, backend.variants).text
+    return self_test.test_now(backend.name, index, backend.variants).text
 
 
 def _self_test_lines() -> Iterator[str]:
@@ -205,7 +206,7 @@ def main(arguments: list[str]) -> int:
     """Print the report; 0 when at least one accelerated backend can run, else 1."""
     parser = Parser(prog="python -m comfy_sage2 doctor", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="measure every GPU again, in about a second each")
-    measure = measure_now if parser.parse_args(arguments).measure else remembered
+    times = measure_now if parser.parse_args(arguments).measure else remembered
     found = verdicts()
-    say(report(found, measure))
+    say(report(found, lambda index: times(index, BACKENDS)))
     return 0 if any(verdict.chosen for verdict in found) else 1

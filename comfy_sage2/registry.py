@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .autotune.store import choices_of
 from .backends.base import AttentionRequest, Backend
 from .backends.exact import EXACT_ATTENTIONS
 from .backends.kernels import KERNELS
 from .backends.reference import ReferenceBackend
-from .measured.known import choices_of
 from .options import EXACT, MODES
 
 # In order of preference.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .tiles import TILE_TOKENS, TileLists, tiles_of
+from .block_mask import TILE_TOKENS, TileLists, tiles_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MASK_DTYPES = (torch.bool, *DTYPES)

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.comfyui.call.attention_call import AttentionCall
-from comfy_sage2.comfyui.call.watcher import OVERRIDE
-from comfy_sage2.comfyui.serve.session import Override
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall, Override
+from comfy_sage2.comfyui.hooks.watcher import OVERRIDE
 from comfy_sage2.options import check_choice
 
 from .baselines import BASELINES

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import torch
 
-from ..measured.known import choices_of
+from ..autotune.store import choices_of
 from ..options import EXACT, AttentionOptions
 
 # Compute capabilities whose cards for desktops and laptops are named here.

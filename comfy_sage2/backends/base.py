@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..measured.times import Work
+from ..autotune.timings import Work
 from ..options import AttentionOptions
 from .accumulators import resolved
 from .tensors import NO_TENSORS, OptionalTensors

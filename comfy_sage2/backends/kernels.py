@@ -9,7 +9,7 @@ import torch
 
 from ..kernels import abi, loader
 from ..options import EXACT
-from . import selftest
+from . import self_test
 from .accumulators import mode_has_accumulator
 from .base import Attend, AttentionRequest, Backend
 from .constraints import (
@@ -22,8 +22,8 @@ from .constraints import (
     older_than_lists,
     option_is,
 )
-from .known_answers import Variant
 from .launch import launch, prepare
+from .self_test_cases import Variant
 from .tensors import NO_TENSORS, OptionalTensors
 
 # Where nobody measured what lists cost: the mma.sync kernels only follow links, and making the lists takes some time.
@@ -95,7 +95,7 @@ class KernelBackend(Backend):
         return (
             super().reason_against(request)
             or self._reason_against_age(request)
-            or selftest.reason_against(self.name, request.device_index, self.variants)
+            or self_test.reason_against(self.name, request.device_index, self.variants)
         )
 
     def _reason_against_age(self, request: AttentionRequest) -> str | None:
@@ -131,8 +131,8 @@ class KernelBackend(Backend):
         return prepare(self._tested_module(q.device), q, k, v, request, optional)
 
     def _tested_module(self, device: torch.device) -> ModuleType:
-        if selftest.is_postponed(self.name, device.index):
-            reason = selftest.reason_against(self.name, device.index, self.variants)
+        if self_test.is_postponed(self.name, device.index):
+            reason = self_test.reason_against(self.name, device.index, self.variants)
             if reason is not None:
                 raise RuntimeError(reason)
         return loader.load(self.name)

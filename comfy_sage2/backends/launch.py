@@ -11,9 +11,9 @@ from types import ModuleType
 
 import torch
 
+from ..block_mask import tiles_of
 from ..kernels import abi
 from ..options import AttentionOptions
-from ..tiles import tiles_of
 from .base import Attend, AttentionRequest, empty_output
 from .tensors import NO_TENSORS, OptionalTensors
 

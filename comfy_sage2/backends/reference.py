@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ..block_mask import TileLists
 from ..options import EXACT
 from ..reference.attention import reference_attention
-from ..reference.dead_tiles import tile_gaps
+from ..reference.block_margins import tile_gaps
 from ..reference.exact import exact_attention
 from ..reference.options import ReferenceOptions
-from ..tiles import TileLists
 from .base import AttentionRequest, Backend, empty_output, note_nonfinite
 from .constraints import GAPS
 from .tensors import NO_TENSORS, OptionalTensors

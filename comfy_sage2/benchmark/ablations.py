@@ -16,11 +16,12 @@ import torch
 from .. import registry
 from ..backends.base import AttentionRequest
 from ..options import AttentionOptions
+from .candidates import Turn
 from .kernel_times import KernelTimer
 from .ours import attention_kernels, candidate
 from .shapes import Shape
 from .speed import fresh_inputs, prepare
-from .timing import Rounds, Timed, Turn, time_in_rounds
+from .timing import Rounds, Timed, time_in_rounds
 
 SHAPES = ("d128-n8192", "d64-n8192", "wan-1.3b-480p")
 _MOST_ROUNDS = 25  # costs are small differences

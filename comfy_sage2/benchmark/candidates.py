@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from .shapes import Shape
+
+MOST_TIMED = 0.04  # seconds of a visit
+SETTLING = 2  # times as long runs a candidate untimed before
+_MOST_CALLS = 200
 
 
 class PeerMissing(Exception):
@@ -81,3 +87,43 @@ class Found:
 
     candidates: list[Candidate] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A candidate's prepared calls for one shape.
+
+    `kernel_call` is the one whose kernels, those with `kernel_name` in their name, are the attention proper.
+    """
+
+    call: Call
+    kernel_call: Call
+    kernel_name: str | None
+
+    @classmethod
+    def of(cls, candidate: Candidate, inputs: Inputs) -> Subject:
+        """Prepare the candidate's calls and run each once: what they compile and cache is not timed."""
+        call = candidate.prepare(inputs)
+        call.run()
+        kernel_call = call
+        if candidate.prepare_kernel is not None:
+            kernel_call = candidate.prepare_kernel(inputs)
+            kernel_call.run()
+        torch.cuda.synchronize()
+        return cls(call, kernel_call, candidate.kernel_name)
+
+
+class Turn(NamedTuple):
+    """How many calls a visit makes: first untimed, then timed."""
+
+    settling: int
+    timed: int
+
+    @classmethod
+    def of(cls, milliseconds: float, seconds: float = MOST_TIMED) -> Turn:
+        """For calls of this length: what takes `seconds` is timed, at least one call and at most 200."""
+
+        def calls(seconds: float, most: int) -> int:
+            return min(max(math.ceil(seconds * 1e3 / max(milliseconds, 1e-3)), 1), most)
+
+        return cls(calls(SETTLING * seconds, SETTLING * _MOST_CALLS), calls(seconds, _MOST_CALLS))

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from .candidates import Subject, Turn
 from .settle import heat
-
-if TYPE_CHECKING:
-    from .timing import Subject, Turn
 
 # A kernel that only waits: it stands before the records of a candidate's settling calls, and before those timed.
 _MARKER = "spin_kernel"

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from .. import __version__, machine, registry
+from ..autotune.measure import measure_now
 from ..kernels import loader, manifest
 from ..kernels.errors import KernelUnavailable
-from ..measuring.prepare import measure_now
+from ..tuning_candidates import BACKENDS
 
 _DRIVER_FIELDS = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.memory")
 
@@ -40,7 +41,7 @@ def describe() -> dict[str, Any]:
 def _measured() -> dict[str, Any]:
     """The times from which the nodes choose, measured now, and what follows from them; or why there are none."""
     try:
-        choices = measure_now(torch.cuda.current_device())
+        choices = measure_now(torch.cuda.current_device(), BACKENDS)
     except RuntimeError as error:
         return {"unavailable": str(error)}
     return {**choices.times.document(), "table": choices.lines()}

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from .accuracy import make_inputs
-from .candidates import Candidate, Inputs, PeerMissing
+from .candidates import Candidate, Inputs, PeerMissing, Subject
 from .kernel_times import KernelTimer
 from .memory import extra_bytes
 from .shapes import Shape
-from .timing import Rounds, Subject, time_in_rounds
+from .timing import Rounds, time_in_rounds
 
 # Work that takes time for every shape, however small it is, in operations: used to share out the time.
 _FIXED_OPERATIONS = 1e13

@@ -14,10 +14,9 @@ from types import TracebackType
 
 import torch
 
-from .candidates import Candidate
+from .candidates import Candidate, Subject
 from .shapes import Shape
 from .speed import fresh_inputs, prepare
-from .timing import Subject
 
 _SETTLE_SECONDS = 0.5
 _MEASURED_SECONDS = 1.5

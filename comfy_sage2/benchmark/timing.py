@@ -6,43 +6,23 @@ what is left of its predecessor differs from round to round.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
 
 import torch
 
-from .candidates import Call, Candidate, Inputs
+from .candidates import MOST_TIMED, SETTLING, Subject, Turn
 from .kernel_times import KernelTimer
 from .settle import heat
 
-_LEAST_TIMED, _MOST_TIMED = 0.01, 0.04  # seconds of a visit, as the time at hand allows
-_SETTLING = 2  # times as long runs a candidate untimed before
-_MOST_CALLS = 200
+_LEAST_TIMED = 0.01  # seconds of a visit, as the time at hand allows
 # Where more are no use: reading a profiler's record takes longer than a short call, and a full queue stops the CPU.
 _FEW_CALLS = 50
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 9
 _PASS_HEAT_SECONDS = 0.1  # between two passes the GPU idles, while the profiler starts or is read
-
-
-class Turn(NamedTuple):
-    """How many calls a visit makes: first untimed, then timed."""
-
-    settling: int
-    timed: int
-
-    @classmethod
-    def of(cls, milliseconds: float, seconds: float = _MOST_TIMED) -> Turn:
-        """For calls of this length: what takes `seconds` is timed, at least one call and at most 200."""
-
-        def calls(seconds: float, most: int) -> int:
-            return min(max(math.ceil(seconds * 1e3 / max(milliseconds, 1e-3)), 1), most)
-
-        return cls(calls(_SETTLING * seconds, _SETTLING * _MOST_CALLS), calls(seconds, _MOST_CALLS))
 
 
 @dataclass
@@ -68,30 +48,6 @@ class Rounds:
             return None
         middle = median(values)
         return cls(middle, (max(values) - min(values)) / middle)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A candidate's prepared calls for one shape.
-
-    `kernel_call` is the one whose kernels, those with `kernel_name` in their name, are the attention proper.
-    """
-
-    call: Call
-    kernel_call: Call
-    kernel_name: str | None
-
-    @classmethod
-    def of(cls, candidate: Candidate, inputs: Inputs) -> Subject:
-        """Prepare the candidate's calls and run each once: what they compile and cache is not timed."""
-        call = candidate.prepare(inputs)
-        call.run()
-        kernel_call = call
-        if candidate.prepare_kernel is not None:
-            kernel_call = candidate.prepare_kernel(inputs)
-            kernel_call.run()
-        torch.cuda.synchronize()
-        return cls(call, kernel_call, candidate.kernel_name)
 
 
 def visit(run: Callable[[], torch.Tensor], turn: Turn) -> float:
@@ -135,7 +91,7 @@ def time_in_rounds(
     begin = clock()
     lengths = {name: visit(subject.call.run, Turn(1, 1)) for name, subject in subjects.items()}
     visits = _FEWEST_ROUNDS * len(subjects) * (1 if kernel_timer is None else 2)
-    timed = min(max(seconds / max(visits * (1 + _SETTLING), 1), _LEAST_TIMED), _MOST_TIMED)
+    timed = min(max(seconds / max(visits * (1 + SETTLING), 1), _LEAST_TIMED), MOST_TIMED)
     turns = {name: Turn.of(length, timed) for name, length in lengths.items()}
     few = {name: Turn(turn.settling, min(turn.timed, _FEW_CALLS)) for name, turn in turns.items()}
     results = {

@@ -3,13 +3,13 @@
 from ..capture.recorder import CaptureBounds
 from ..policy.document import to_text
 from ..policy.files import fingerprint, load_policy, save_policy
-from .board import add_route, board
+from .hooks.sampling import running_prompt, sessions_of
 from .inputs import checked_input
+from .node_status import add_route, board
 from .patch import auto_model, calibrated_model, captured_model, patch_model, policy_of, policy_text, save_capture
 from .report.chart import draw_card, draw_chart
 from .report.text import report, status
-from .sampling import running_prompt, sessions_of
-from .serve.auto_policy import calibrations
+from .session.auto_policy import calibrations
 from .settings import WHERE_FASTER, Settings, reason_against_steps
 
 __all__ = [

@@ -6,23 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..autotune.measure import prepare
+from ..autotune.store import choices_of
 from ..capture.recorder import CaptureBounds, CaptureError
-from ..measured.known import choices_of
-from ..measuring.prepare import prepare
 from ..options import check_choice
 from ..policy.calibrated import SKIP, SKIP_NOTHING, Policy
 from ..policy.document import from_text
-from ..policy.plan import FixedPlan, Plan
-from ..policy.rules import RulePlan
+from ..policy.rules import RuleSelector
+from ..policy.selector import FixedSelector, ModeSelector
 from ..policy.targets import check_target
-from .call.override import make_override
-from .call.packs import inexact
-from .call.watcher import OVERRIDE
-from .observe.calibration import Calibration, Progress
-from .observe.capture import Capture
-from .observe.subject import identity_of, signature_of
-from .report.text import session_report
-from .sampling import (
+from ..tuning_candidates import BACKENDS
+from .adapter.attention_call import Override
+from .adapter.packs import inexact
+from .hooks.override import make_override
+from .hooks.sampling import (
     APPLY_MODEL,
     OUTER_SAMPLE,
     PREDICT_NOISE,
@@ -32,10 +29,15 @@ from .sampling import (
     sampling_wrapper,
     sessions_of,
 )
-from .serve.auto_policy import AutoPolicy
-from .serve.serving import Serving, probe, with_backend
-from .serve.session import Override, Session, log
-from .serve.task import Task
+from .hooks.watcher import OVERRIDE
+from .report.text import session_report
+from .session.auto_policy import AutoPolicy
+from .session.calibration import Calibration, Progress
+from .session.capture import Capture
+from .session.dispatcher import Serving, probe, with_backend
+from .session.handler import Task
+from .session.session import Session, log
+from .session.subject import identity_of, signature_of
 from .settings import Settings
 
 # That an automatic calibration may take of a sampling that is over in no time: it is made once.
@@ -50,12 +52,12 @@ def patch_model(model: Any, settings: Settings) -> Any:
     report can say why nothing ran. Raises ValueError when the settings' policy does not fit the model.
     """
     if settings.mode != "off":
-        prepare(model.load_device)
+        prepare(model.load_device, BACKENDS)
     settings = _settled(model, settings)
     expected = probe(model.load_device, settings)
-    plan = _plan(settings, expected.backend or "", model)
+    selector = _selector(settings, expected.backend or "", model)
     previous = _options(model).get(OVERRIDE)
-    task = Serving(settings, expected, plan, device=model.load_device, is_first=previous is None)
+    task = Serving(settings, expected, selector, device=model.load_device, is_first=previous is None)
     return _with_task(model, task, previous)
 
 
@@ -65,7 +67,7 @@ def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotat
     cost_limit: the share of the sampling's time, 0 to 1, that measuring may take. progress: is told how far it is.
     rotate: measure with rotated Q and K.
     """
-    prepare(model.load_device)
+    prepare(model.load_device, BACKENDS)
     previous = _without_ours(model)
     return _with_task(model, _calibration(model, previous, cost_limit, progress, rotate), previous)
 
@@ -87,7 +89,7 @@ def auto_model(
     `quality` no target.
     """
     check_target(quality)
-    prepare(model.load_device)
+    prepare(model.load_device, BACKENDS)
     settings = _settled(model, settings)
     expected = probe(model.load_device, settings)
     previous = _without_ours(model)
@@ -192,8 +194,8 @@ def _without_ours(model: Any) -> Override | None:
     return previous
 
 
-def _plan(settings: Settings, backend: str, model: Any) -> Plan:
-    """The plan of a node at work with `backend` on `model`.
+def _selector(settings: Settings, backend: str, model: Any) -> ModeSelector:
+    """The selector of a node at work with `backend` on `model`.
 
     Raises ValueError, naming the differences, when the settings' policy was made for another kind of model.
     """
@@ -202,5 +204,5 @@ def _plan(settings: Settings, backend: str, model: Any) -> Plan:
         return settings.policy
     if settings.mode == "auto":
         choices = choices_of(model.load_device)
-        return RulePlan(type(model.model).__name__, backend, None if choices is None else choices.four_bits_pay())
-    return FixedPlan(settings.options)
+        return RuleSelector(type(model.model).__name__, backend, None if choices is None else choices.four_bits_pay())
+    return FixedSelector(settings.options)

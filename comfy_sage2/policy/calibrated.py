@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..measured.choices import Choices
+from ..autotune.cost_model import Choices
+from ..call_site import CallSite, Layer, indexed_name, label
 from ..metrics import Agreement
 from ..options import AttentionOptions
 from ..text import quoted
-from .plan import Choice, Layer, Place, by_number, label
+from .selector import Choice
 from .signature import Signature
 from .targets import TARGETS, VARIANTS, check_target, pick
 
 # The early and the late steps differ most from the others and among themselves.
 BOUNDS = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
 SKIP_NOTHING = "off"
-SKIP = (SKIP_NOTHING, "lossless", "balanced", "fast")  # the levels of `skipping`, which is above this package
+SKIP = (SKIP_NOTHING, "lossless", "balanced", "fast")  # the levels of `sparsity`, which is above this package
 
 Measurements = Mapping[tuple[int, int], Mapping[AttentionOptions, Agreement]]  # (layer, part) -> error of each variant
 
@@ -43,7 +44,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Policy:
-    """A calibrated plan.
+    """A calibrated selector.
 
     Attributes:
         signature: the model it was made for.
@@ -69,14 +70,14 @@ class Policy:
         """The part of the sampling to which `step` (from 0) of `steps` belongs."""
         return part_of(step, steps, self.bounds)
 
-    def choose(self, place: Place) -> Choice:
-        """See `Plan.choose`; a first pass with a layer that the policy does not know raises ValueError."""
-        row = self._row(place.name, place.layer)
+    def choose(self, site: CallSite) -> Choice:
+        """See `ModeSelector.choose`; a first pass with a layer that the policy does not know raises ValueError."""
+        row = self._row(site.name, site.layer)
         if row is None:
-            if place.layers is None:
-                raise ValueError(self._unknown(place))
+            if site.layers is None:
+                raise ValueError(self._unknown(site))
             return Choice(None, reason=UNKNOWN)  # too late to refuse the model
-        options = self.cells[row][self.part(place.step, place.steps)].options
+        options = self.cells[row][self.part(site.step, site.steps)].options
         if options is None:
             return Choice(None, reason=IN_FULL)
         # Something closer to full precision serves where a kernel lacks the mode: 8 bits for 4, else ComfyUI.
@@ -88,7 +89,7 @@ class Policy:
         A call whose name is its number goes by the order: a compiled model does not say its blocks, and its first calls
         may be called like those outside of all blocks.
         """
-        if self.names and name != by_number(number):
+        if self.names and name != indexed_name(number):
             return self._rows.get(name)
         return number if number < len(self.layers) else None
 
@@ -97,9 +98,9 @@ class Policy:
         return {name: layer for layer, name in enumerate(self.names)}
 
     def check_pass(self, calls: Sequence[Layer]) -> None:
-        """See `Plan.check_pass`. A pass may lack layers that have names."""
+        """See `ModeSelector.check_pass`. A pass may lack layers that have names."""
         unknown = [call.name for call in calls if call.name not in self._rows]
-        by_order = bool(unknown) and all(call.name == by_number(n) for n, call in enumerate(calls))
+        by_order = bool(unknown) and all(call.name == indexed_name(n) for n, call in enumerate(calls))
         if unknown and self.names and not by_order:
             raise ValueError(self._other_layers(f"{quoted(unknown[0])} too, which it does not know"))
         if unknown and len(calls) != len(self.layers):
@@ -112,9 +113,9 @@ class Policy:
                     f"{known} in the policy and {call.head_dim} in the model; calibrate this model"
                 )
 
-    def _unknown(self, place: Place) -> str:
+    def _unknown(self, site: CallSite) -> str:
         return self._other_layers(
-            f"{quoted(place.name)} too, which it does not know" if self.names else f"at least {place.layer + 1}"
+            f"{quoted(site.name)} too, which it does not know" if self.names else f"at least {site.layer + 1}"
         )
 
     def _other_layers(self, found: str) -> str:
@@ -141,7 +142,7 @@ class Policy:
         )
 
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
-        """See `Plan.reasoning`."""
+        """See `ModeSelector.reasoning`."""
         return (
             f"{self.description}: {self.shares} of all layers and parts of the steps (where the kernel has no 4b, 8b "
             "serves; where it has no precise, full precision)",
@@ -197,7 +198,7 @@ def make_policy(
         rows.append(tuple(measured.get(part, elsewhere) for part in range(parts)))
     dims = tuple(head_dims[layer] for layer in sorted(head_dims))
     given = () if names is None else tuple(names[layer] for layer in sorted(head_dims))
-    if given == tuple(map(by_number, range(len(given)))):
+    if given == tuple(map(indexed_name, range(len(given)))):
         given = ()
     return Policy(signature, target, BOUNDS, dims, tuple(rows), rotate, given)
 

@@ -12,8 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..call_site import CallSite, Layer
 from ..options import AttentionOptions
-from .plan import Choice, Layer, Place
+from .selector import Choice
 
 # Before anything is measured: the backends whose 4-bit product runs much faster than their 8-bit one. The reference
 # stands for such a GPU, so that what `auto` does there can be looked at anywhere. sm80 is left out: with P V in fp16,
@@ -49,7 +50,7 @@ FOUR = Choice(AttentionOptions(mode="4b"), instead=EIGHT.options)
 
 
 @dataclass(frozen=True)
-class RulePlan:
+class RuleSelector:
     """The rules at work on a model of class `family` with `backend`.
 
     four_bits_pay: whether 4 bits were measured to save enough time on this card; None without a measurement.
@@ -68,19 +69,19 @@ class RulePlan:
         """The rule of the model's family, or the general one."""
         return FAMILIES.get(self.family, GENERAL)
 
-    def choose(self, place: Place) -> Choice:
-        """See `Plan.choose`."""
-        if not self._mixes or not place.is_self or place.kv_length < FEW_KEYS:
+    def choose(self, site: CallSite) -> Choice:
+        """See `ModeSelector.choose`."""
+        if not self._mixes or not site.is_self or site.kv_length < FEW_KEYS:
             return EIGHT
-        if place.layers is None or _at_an_end(place.step, place.steps, self.rule.steps):
+        if site.layers is None or _at_an_end(site.step, site.steps, self.rule.steps):
             return EIGHT
-        return EIGHT if _at_an_end(place.layer, place.layers, self.rule.layers) else FOUR
+        return EIGHT if _at_an_end(site.layer, site.layers, self.rule.layers) else FOUR
 
     def check_pass(self, calls: Sequence[Layer]) -> None:
-        """See `Plan.check_pass`; the rules serve every model."""
+        """See `ModeSelector.check_pass`; the rules serve every model."""
 
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
-        """See `Plan.reasoning`."""
+        """See `ModeSelector.reasoning`."""
         if not self._mixes:
             little = "no time" if self.four_bits_pay is None else "too little time, as measured on this card,"
             return (f"auto: 8b everywhere, since {self.backend} gains {little} from 4 bits", _PRECISE)

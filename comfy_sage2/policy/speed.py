@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..measured.choices import Choices
+from ..autotune.cost_model import Choices
 
 # On a GPU with INT4 tensor cores. Full precision is slower than all of them.
 _FASTEST_FIRST = ("4b", "8b", "precise")

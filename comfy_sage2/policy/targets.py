@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..measured.choices import Choices
+from ..autotune.cost_model import Choices
 from ..metrics import Agreement
 from ..options import AttentionOptions
 from ..text import quoted

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .live_tiles import mask_dead_tiles_, overlapping
+from .active_blocks import mask_dead_tiles_, overlapping
 from .options import ReferenceOptions
 from .preparation import Prepared, prepare
 from .scores import grouped_product, mask_scores_, tile_scores

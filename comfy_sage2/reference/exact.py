@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .live_tiles import mask_dead_tiles_, overlapping
+from .active_blocks import mask_dead_tiles_, overlapping
 
 _TILE_SCORES = 1 << 22
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..tiles import TILE_TOKENS
+from ..block_mask import TILE_TOKENS
 from .options import ReferenceOptions
 
 # Scores held at a time over all heads: large enough to hide PyTorch's cost a call, small enough for a CPU's cache.

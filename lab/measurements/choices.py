@@ -22,17 +22,18 @@ from statistics import median
 import torch
 
 from comfy_sage2 import machine
-from comfy_sage2.backends import selftest
+from comfy_sage2.autotune.measure import measure_now
+from comfy_sage2.autotune.rounds import GpuClock, time_rounds
+from comfy_sage2.autotune.timings import Candidate
+from comfy_sage2.backends import self_test
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
-from comfy_sage2.comfyui.call.attention_call import AttentionCall
-from comfy_sage2.comfyui.serve.serving import Serving, probe
+from comfy_sage2.call_site import CallSite
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+from comfy_sage2.comfyui.session.dispatcher import Serving, probe
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
 from comfy_sage2.command_line import Parser, output_folder
-from comfy_sage2.measured.times import Candidate
-from comfy_sage2.measuring.prepare import candidates_for, measure_now
-from comfy_sage2.measuring.rounds import GpuClock, time_rounds
 from comfy_sage2.options import EXACT
-from comfy_sage2.policy.plan import Place
+from comfy_sage2.tuning_candidates import BACKENDS
 
 from ..arguments import cuda_device
 
@@ -76,14 +77,14 @@ def _call(sizes: tuple[int, int, int, int, int]) -> AttentionCall:
 
 def _chosen(serving: Serving, call: AttentionCall) -> Candidate:
     q_length, kv_length = call.lengths
-    outcome = serving.choose(call, Place(0, None, 0, 1, kv_length, is_self=q_length == kv_length))
+    outcome = serving.choose(call, CallSite(0, None, 0, 1, kv_length, is_self=q_length == kv_length))
     assert outcome.backend is not None and outcome.options is not None, outcome.reason
     return Candidate(outcome.backend, outcome.options.mode, outcome.options.pv_accumulator)
 
 
 def _find(serving: Serving, sizes: tuple[int, int, int, int, int]) -> Found:
     call = _call(sizes)
-    runs = {one: run for one, run in candidates_for(*call.tensors("BHND")).items() if one.mode != "4b"}
+    runs = {one: run for one, run in BACKENDS.calls(*call.tensors("BHND")).items() if one.mode != "4b"}
     clock = GpuClock()
     candidates = {one: partial(run) for one, run in runs.items()}
     rounds = time_rounds(candidates, clock, random.Random(), clock.now() + _SECONDS)
@@ -110,11 +111,11 @@ def page(command: str, device: torch.device) -> str:
         "",
     ]
     for kernel in own_kernels(device):
-        outcome = selftest.test_now(kernel.name, device.index, kernel.variants)
+        outcome = self_test.test_now(kernel.name, device.index, kernel.variants)
         lines.append(f"- The self-test of {kernel.name}, its first use in this process: {outcome.text}.")
     for which in ("The first measurement in this process", "A second one"):
         start = time.perf_counter()
-        choices = measure_now(device.index)
+        choices = measure_now(device.index, BACKENDS)
         seconds = time.perf_counter() - start
         lines.append(f"- {which} took {seconds:.2f} s, noise {choices.times.noise:.1%}.")
         lines += [f"  - {line}" for line in choices.lines()]

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from comfy_sage2 import machine
+from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
-from comfy_sage2.comfyui.sampling import sessions_of
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
 from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version

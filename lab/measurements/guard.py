@@ -23,10 +23,11 @@ from typing import Any
 import torch
 
 from comfy_sage2 import machine
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.observe.calibration import Calibration
-from comfy_sage2.comfyui.serve.serving import Serving, probe
-from comfy_sage2.comfyui.serve.session import Override, Session
+from comfy_sage2.comfyui.adapter.attention_call import Override
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session.calibration import Calibration
+from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, VALUES, Settings
 from comfy_sage2.command_line import Parser, given_or_new_seed, seed_number
 from comfy_sage2.policy.signature import Signature

@@ -33,13 +33,13 @@ from comfy_sage2 import machine
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.launch import launch
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
-from comfy_sage2.benchmark.candidates import Call
+from comfy_sage2.benchmark.candidates import Call, Subject
 from comfy_sage2.benchmark.settle import heat
 from comfy_sage2.benchmark.shapes import DTYPES
-from comfy_sage2.benchmark.timing import Subject, time_in_rounds
+from comfy_sage2.benchmark.timing import time_in_rounds
+from comfy_sage2.block_mask import TileLists, tiles_of
 from comfy_sage2.command_line import Parser, given_or_new_seed, seed_number
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
-from comfy_sage2.tiles import TileLists, tiles_of
 
 from ..arguments import cuda_device
 

@@ -21,15 +21,15 @@ from statistics import median
 import torch
 
 from comfy_sage2 import attention, explain, machine, registry
-from comfy_sage2.benchmark.candidates import Call
+from comfy_sage2.benchmark.candidates import Call, Subject
 from comfy_sage2.benchmark.kernel_times import KernelTimer
 from comfy_sage2.benchmark.ours import attention_kernels
 from comfy_sage2.benchmark.settle import heat
-from comfy_sage2.benchmark.timing import Subject, Timed, time_in_rounds
+from comfy_sage2.benchmark.timing import Timed, time_in_rounds
+from comfy_sage2.block_mask import TileLists, tiles_of
 from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.tiles import TileLists, tiles_of
 
 from ..arguments import cuda_device
 

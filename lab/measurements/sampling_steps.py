@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from comfy_sage2 import machine
+from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import session_report
-from comfy_sage2.comfyui.sampling import sessions_of
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.command_line import Parser, at_least_1, output_file, seed_number
 from comfy_sage2.options import MODES as ATTENTION_MODES

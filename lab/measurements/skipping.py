@@ -4,7 +4,7 @@
 
 The demo model samples each caption with the reference in 8b: dense, and at each level of skipping. Tiles are found in
 steps 1, 4, 9 and 16 from what a kernel of sm90 has met of the scores of that step, each head with the loosest threshold
-whose measured error is within the level's bound (`comfy_sage2.skipping`).
+whose measured error is within the level's bound (`comfy_sage2.sparsity`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pathlib import Path
 import torch
 
 from comfy_sage2 import machine
+from comfy_sage2.block_mask import TILE_TOKENS, TileLists, tiles_of
 from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
-from comfy_sage2.reference.dead_tiles import tile_gaps
+from comfy_sage2.reference.block_margins import tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.skipping.kept import Pass
-from comfy_sage2.skipping.levels import LEVELS
-from comfy_sage2.skipping.skipper import Skipper, values
-from comfy_sage2.tiles import TILE_TOKENS, TileLists, tiles_of
+from comfy_sage2.sparsity.controller import Skipper, values
+from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.mask_cache import Pass
 from tools.progress import ProgressBar
 
 from ..demo.captions import CaptionEncoder

@@ -3,7 +3,7 @@
     python -m lab tiles --results docs/results
 
 The tensors are the demo model's self-attention while it samples, and synthetic ones of a video. The lists are made from
-the scores of the same call (`comfy_sage2.reference.dead_tiles`), and the reference in 8b computes with them.
+the scores of the same call (`comfy_sage2.reference.block_margins`), and the reference in 8b computes with them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 import torch
 
 from comfy_sage2 import machine
+from comfy_sage2.block_mask import TILE_TOKENS, TileLists
 from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.command_line import Parser, at_least_1, output_folder
 from comfy_sage2.metrics import compare
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
-from comfy_sage2.reference.dead_tiles import LOSSLESS, tile_gaps
+from comfy_sage2.reference.block_margins import LOSSLESS, tile_gaps
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.tiles import TILE_TOKENS, TileLists
 from tools.progress import ProgressBar
 
 from ..demo.captions import CaptionEncoder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from comfy_sage2.drop_in import offer
+from comfy_sage2.integrations.sageattention import offer
 from tools.comfyui.server import ComfyServer
 from tools.stacks import record
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.call_site import label
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell
 from comfy_sage2.policy.document import from_text, to_text
-from comfy_sage2.policy.plan import label
 from comfy_sage2.policy.rules import FAMILIES
 from tools.comfyui.server import ComfyServer, Prompt
 

@@ -27,6 +27,7 @@ import torch
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.backends.tensors import OptionalTensors
+from comfy_sage2.block_mask import TILE_TOKENS, TileLists
 from comfy_sage2.kernels import abi, loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
@@ -34,7 +35,6 @@ from comfy_sage2.quantize.formats import FP16
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.tiles import TILE_TOKENS, TileLists
 
 _TILES = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "tiles.h"
 

@@ -25,12 +25,13 @@ import torch
 
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.capture.recorder import CaptureBounds
-from comfy_sage2.comfyui.call import memory
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.observe.calibration import Calibration
-from comfy_sage2.comfyui.observe.capture import Capture
-from comfy_sage2.comfyui.serve.serving import Serving, probe
-from comfy_sage2.comfyui.serve.session import Override, Session
+from comfy_sage2.comfyui.adapter import memory
+from comfy_sage2.comfyui.adapter.attention_call import Override
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session.calibration import Calibration
+from comfy_sage2.comfyui.session.capture import Capture
+from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.policy.signature import Signature
 

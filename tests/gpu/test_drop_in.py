@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from comfy_sage2 import attention
-from comfy_sage2.drop_in import functions as typed
-from comfy_sage2.drop_in import offer, serving
+from comfy_sage2.integrations.sageattention import functions as typed
+from comfy_sage2.integrations.sageattention import offer, serving
 
 pytestmark = pytest.mark.gpu
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from comfy_sage2 import attention, explain
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.serve import fidelity
-from comfy_sage2.comfyui.serve.serving import Serving, probe
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import fidelity
+from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.reference.exact import exact_attention
@@ -99,7 +99,7 @@ def test_a_wrong_layer_is_found(monkeypatch: pytest.MonkeyPatch, fresh_seed: int
         out = attention(*args, options=options, **kwargs)
         return -out if options.mode == "8b" else out
 
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", wrong)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", wrong)
     sampled(session, qkv())
     guard = session.task.guard
     assert guard is not None and guard.fidelity is not None and len(guard.fidelity.findings) == LAYERS

@@ -13,9 +13,9 @@ import comfy_sage2
 from comfy_sage2 import TileLists
 from comfy_sage2.backends import launch
 from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.block_mask import TILE_TOKENS, tiles_of
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.reference.dead_tiles import LOSSLESS, tile_gaps
-from comfy_sage2.tiles import TILE_TOKENS, tiles_of
+from comfy_sage2.reference.block_margins import LOSSLESS, tile_gaps
 
 from .builds import (
     REFERENCE_BOUND_OF_FEW_ROWS,

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from comfy_sage2 import user_findings
-from comfy_sage2.measured import known
-from comfy_sage2.measured.choices import Choices
-from comfy_sage2.measured.times import Candidate, Work
-from comfy_sage2.measuring import prepare
+from comfy_sage2.autotune import cache_file, measure, store
+from comfy_sage2.autotune.cost_model import Choices
+from comfy_sage2.autotune.timings import Candidate, Work
+from comfy_sage2.tuning_candidates import BACKENDS, BackendCandidates
 
 pytestmark = pytest.mark.gpu
 
@@ -23,15 +21,15 @@ LONG = Work(32, 4096, 4096, 128)
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setattr(user_findings, "user_cache", lambda: tmp_path)
-    monkeypatch.setattr(prepare, "_tried", set())
-    monkeypatch.setattr(known, "_choices", {})
+    monkeypatch.setattr(cache_file, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(measure, "_tried", set())
+    monkeypatch.setattr(store, "_choices", {})
     yield
 
 
-def measured() -> Choices:
+def measured(candidates: measure.Candidates = BACKENDS) -> Choices:
     try:
-        return prepare.measure_now(torch.cuda.current_device())
+        return measure.measure_now(torch.cuda.current_device(), candidates)
     except RuntimeError as error:
         pytest.skip(str(error))
 
@@ -53,25 +51,24 @@ def test_it_leaves_random_numbers_alone() -> None:
 
 def test_another_process_reads_what_was_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured()
-    monkeypatch.setattr(known, "_choices", {})
-    monkeypatch.setattr(prepare, "_tried", set())
-    monkeypatch.setattr(prepare, "_measured", lambda *arguments: pytest.fail("it was measured again"))
+    monkeypatch.setattr(store, "_choices", {})
+    monkeypatch.setattr(measure, "_tried", set())
+    monkeypatch.setattr(measure, "_measured", lambda *arguments: pytest.fail("it was measured again"))
     device = torch.device("cuda", torch.cuda.current_device())
-    prepare.prepare(device)
-    read = known.choices_of(device)
+    measure.prepare(device, BACKENDS)
+    read = store.choices_of(device)
     assert read is not None and read.times == found.times and read.lines() == found.lines()
 
 
-def test_a_slower_candidate_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_candidate_loses() -> None:
     exact = {one for one, _ in measured().times.seconds if one.backend.startswith("torch-")}
     assert len(exact) >= 2
     fastest = measured().fastest_first([one.backend for one in exact], LONG)[0]
-    candidates_for = prepare.candidates_for
 
-    def slowed(*tensors: torch.Tensor) -> dict[Candidate, Any]:
-        runs = candidates_for(*tensors)
-        run = runs[Candidate(fastest)]
-        return {**runs, Candidate(fastest): lambda: [run() for _ in range(12)]}
+    class Slowed(BackendCandidates):
+        def calls(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[Candidate, measure.Run]:
+            runs = super().calls(q, k, v)
+            run = runs[Candidate(fastest)]
+            return {**runs, Candidate(fastest): lambda: [run() for _ in range(12)]}
 
-    monkeypatch.setattr(prepare, "candidates_for", slowed)
-    assert measured().fastest_first([one.backend for one in exact], LONG)[0] != fastest
+    assert measured(Slowed()).fastest_first([one.backend for one in exact], LONG)[0] != fastest

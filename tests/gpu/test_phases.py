@@ -8,10 +8,10 @@ from unit.comfyui_adapter.calls import Container
 
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.tensors import OptionalTensors
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.serve.serving import Serving, probe
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.kernels import abi, loader
 from comfy_sage2.options import MODES, AttentionOptions
@@ -90,7 +90,7 @@ def call_in_containers(session: Session, tensors: list[torch.Tensor]) -> tuple[t
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    with torch.no_grad(), forwards.running(0, forward):
+    with torch.no_grad(), model_pass.running(0, forward):
         out: torch.Tensor = make_override(session).container_function(  # type: ignore[attr-defined]
             *held, HEADS, _inside_attn_wrapper=True, transformer_options={}
         )

@@ -26,7 +26,7 @@ from sequence_parallel.raylight_worker import FULL, GPUS, STEPS
 from sequence_parallel.sage_worker import MODES
 
 from comfy_sage2 import explain
-from comfy_sage2.drop_in import offer
+from comfy_sage2.integrations.sageattention import offer
 from lab.demo import tiny_wan
 from tools.comfyui.folders import comfyui_folders
 

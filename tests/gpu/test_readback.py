@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comfy_sage2 import attention
-from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.readback import Readback
 
 from .test_fidelity import LAYERS, OPTIONS, plain, qkv, watched, without_waiting
@@ -47,7 +47,7 @@ def test_one_broken_call_of_a_later_pass_is_found(monkeypatch: pytest.MonkeyPatc
             v[0, 5] = float("nan")
         return attention(q, k, v, **kwargs)
 
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", breaking)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", breaking)
     session, tensors = watched(), qkv()
     override = make_override(session)
     session.begin_sampling([1.0 - step / STEPS for step in range(STEPS + 1)])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.tiles import TileLists, tiles_of
+from comfy_sage2.block_mask import TileLists, tiles_of
 
 from .builds import EXACT_BOUND, each_mode, exact, module_with_gaps, module_with_lists, relative_l1, run
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import machine, user_findings
-from comfy_sage2.backends import known_answers, selftest
+from comfy_sage2 import machine
+from comfy_sage2.autotune import cache_file
+from comfy_sage2.backends import self_test, self_test_cases
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import abi, loader
 
@@ -28,22 +29,24 @@ ROOT = Path(__file__).resolve().parents[2]
 each_module = pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS])
 
 
-def ask(name: str, module: Any) -> known_answers.Verdict:
-    return known_answers.ask(module, torch.device("cuda", torch.cuda.current_device()), backend(name).variants)
+def ask(name: str, module: Any) -> self_test_cases.Verdict:
+    return self_test_cases.ask(module, torch.device("cuda", torch.cuda.current_device()), backend(name).variants)
 
 
 @each_module
 def test_a_right_module_passes(name: str) -> None:
     variants = backend(name).variants
-    outcome = selftest.test_now(name, torch.cuda.current_device(), variants)
+    outcome = self_test.test_now(name, torch.cuda.current_device(), variants)
     assert outcome.reason is None
     in_precise = sum(variant.mode == "precise" for variant in variants)
     takes_lists, notes_gaps = abi.has_tile_lists(loader.load(name)), abi.has_gaps(loader.load(name))
-    cases = [case for case in known_answers.CASES if (takes_lists or not case.lists) and (notes_gaps or not case.gaps)]
+    cases = [
+        case for case in self_test_cases.CASES if (takes_lists or not case.lists) and (notes_gaps or not case.gaps)
+    ]
     of_float32 = sum(case.dtype == torch.float32 for case in cases)
     assert outcome.calls == len(cases) * len(variants) - in_precise * of_float32
     started = time.perf_counter()
-    again = selftest.test_now(name, torch.cuda.current_device(), variants)
+    again = self_test.test_now(name, torch.cuda.current_device(), variants)
     print(
         f"{name}: {outcome.text}; again {1000 * again.seconds:.0f} of {1000 * (time.perf_counter() - started):.0f} ms"
     )
@@ -53,7 +56,7 @@ def test_a_right_module_passes(name: str) -> None:
 def test_results_keep_away_from_their_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for bounds in ("BOUNDS", "LSE_BOUNDS"):
         monkeypatch.setattr(
-            known_answers, bounds, {mode: 0.9 * bound for mode, bound in getattr(known_answers, bounds).items()}
+            self_test_cases, bounds, {mode: 0.9 * bound for mode, bound in getattr(self_test_cases, bounds).items()}
         )
     assert ask(name, loader.load(backend(name).name)).reason is None
 
@@ -63,14 +66,14 @@ def test_a_pass_is_remembered_for_this_gpu_and_driver(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     chosen = backend(name)
-    monkeypatch.setattr(user_findings, "user_cache", lambda: tmp_path)
-    monkeypatch.setattr(selftest, "_outcomes", {})
+    monkeypatch.setattr(cache_file, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(self_test, "_outcomes", {})
     assert {"driver_version": machine.loaded_driver()} in machine.nvidia_smi(["driver_version"])
     index = torch.cuda.current_device()
-    assert selftest.reason_against(name, index, chosen.variants) is None
-    selftest._outcomes.clear()
-    monkeypatch.setattr(known_answers, "ask", None)  # not called again
-    assert selftest.reason_against(name, index, chosen.variants) is None
+    assert self_test.reason_against(name, index, chosen.variants) is None
+    self_test._outcomes.clear()
+    monkeypatch.setattr(self_test_cases, "ask", None)  # not called again
+    assert self_test.reason_against(name, index, chosen.variants) is None
 
 
 class Falsified:
@@ -203,7 +206,7 @@ for cubin, image in images.items():
         changed += image.count(found)
         add(cubin, image.replace(found, other))
 assert changed, f"no image of {name} that begins with {kind} holds log2(e)"
-verdict = known_answers.ask(module, torch.device("cuda", 0), backend(name).variants)
+verdict = self_test_cases.ask(module, torch.device("cuda", 0), backend(name).variants)
 print("REASON", verdict.reason)
 """
 
@@ -226,19 +229,19 @@ def test_it_is_postponed_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
     if name is None:
         pytest.skip("no kernel module for this GPU")
     chosen, index = backend(name), torch.cuda.current_device()
-    monkeypatch.setattr(user_findings, "user_cache", lambda: tmp_path)
-    monkeypatch.setattr(selftest, "_outcomes", {})
+    monkeypatch.setattr(cache_file, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(self_test, "_outcomes", {})
     x = torch.zeros(8, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         x.add_(1.0)
-        assert selftest.reason_against(name, index, chosen.variants) is None
-        assert not selftest.is_postponed(name, index)
-    assert selftest._outcomes == {}
-    assert selftest.is_postponed(name, index)
+        assert self_test.reason_against(name, index, chosen.variants) is None
+        assert not self_test.is_postponed(name, index)
+    assert self_test._outcomes == {}
+    assert self_test.is_postponed(name, index)
     graph.replay()
-    assert selftest.reason_against(name, index, chosen.variants) is None
-    assert not selftest.is_postponed(name, index)
+    assert self_test.reason_against(name, index, chosen.variants) is None
+    assert not self_test.is_postponed(name, index)
     assert x.tolist() == [1.0] * 8
 
 

@@ -17,7 +17,7 @@ from sequence_parallel.launch import ENGINE_MISSING, Results, Setup, run, start
 from sequence_parallel.sage_worker import sage_cases
 
 from comfy_sage2 import explain
-from comfy_sage2.drop_in import offer
+from comfy_sage2.integrations.sageattention import offer
 
 pytestmark = pytest.mark.gpu
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.serve.serving import Serving, probe
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import MODES
 
@@ -49,7 +49,7 @@ def sampled(session: Session, tensors: list[torch.Tensor]) -> list[torch.Tensor]
     session.begin_sampling([1.0 - step / STEPS for step in range(STEPS + 1)])
     for step in range(STEPS):
         forward = session.begin_forward(1.0 - step / STEPS, tensors[0].device, {})
-        with torch.no_grad(), forwards.running(0, forward):
+        with torch.no_grad(), model_pass.running(0, forward):
             outs.append(override(None, *tensors, HEADS, **options))
     session.end_sampling()
     return outs

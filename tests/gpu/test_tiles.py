@@ -13,9 +13,9 @@ from comfy_sage2.backends import launch
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.backends.tensors import OptionalTensors
+from comfy_sage2.block_mask import tiles_of
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.tiles import tiles_of
 
 from .builds import (
     EXACT_BOUND,

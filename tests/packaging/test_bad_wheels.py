@@ -35,8 +35,8 @@ import torch
 from comfy_sage2 import doctor
 from comfy_sage2.backends import base
 from comfy_sage2.comfyui.report.text import session_report
-from comfy_sage2.comfyui.serve.serving import Serving, probe
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.console import print_any_letters
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from binding import CSRC, NATIVE, compile_native
 
+from comfy_sage2.block_mask import TILE_TOKENS, tiles_of
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.steps import key_steps
-from comfy_sage2.tiles import TILE_TOKENS, tiles_of
 
 Call = tuple[int, int, bool]  # lengths of queries and keys, and whether it is causal
 

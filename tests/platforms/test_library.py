@@ -24,7 +24,7 @@ SUITES = {
     "core": ("tests/unit/core/test_options.py", "tests/unit/core/test_registry.py", "tests/unit/core/test_launch.py",
              "tests/unit/core/test_masks.py", "tests/unit/core/test_edges.py", "tests/unit/core/test_bad_input.py",
              "tests/unit/core/test_rotation.py"),
-    "files and texts": ("tests/unit/policy", "tests/unit/test_text.py", "tests/unit/test_findings.py",
+    "files and texts": ("tests/unit/policy", "tests/unit/test_text.py", "tests/unit/autotune/test_cache_file.py",
                         "tests/unit/test_doctor.py"),
     "captures": ("tests/unit/capture", "tests/unit/evaluation/test_variants.py",
                  "tests/unit/comfyui_adapter/test_accumulators.py", "-m", "not slow",

@@ -3,7 +3,7 @@
     python -m sequence_parallel.raylight_worker --comfyui ~/ComfyUI --raylight ~/ComfyUI/custom_nodes/raylight \
         --model wan.safetensors --attention SAGE_AUTO --latent 21 60 104 --out folder
 
-PYTHONPATH holds comfy_sage2/drop_in/path, which Raylight hands its workers. Writes the latent to
+PYTHONPATH holds comfy_sage2/integrations/sageattention/path, which Raylight hands its workers. Writes the latent to
 <attention>.safetensors, and to <attention>.json the seconds of each step and who served the calls.
 """
 
@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import session_report
-from comfy_sage2.comfyui.sampling import sessions_of
 from lab.measurements.sampling_steps import NODES, TEXT_CHANNELS, TEXT_TOKENS, enter_comfyui
 
 GPUS, STEPS = 2, 6
@@ -58,7 +58,7 @@ def seconds_of_steps(model: Any) -> list[float]:
 
 def calls_of_sageattention(model: Any) -> list[str]:
     """What became of this process's calls, in words; empty where there were none, or another library took them."""
-    serving = sys.modules.get("comfy_sage2.drop_in.serving")
+    serving = sys.modules.get("comfy_sage2.integrations.sageattention.serving")
     return serving.calls.lines() if serving else []
 
 

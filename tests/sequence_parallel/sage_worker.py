@@ -2,7 +2,8 @@
 
     python -m torch.distributed.run --nproc-per-node P -m sequence_parallel.sage_worker --device cpu …
 
-PYTHONPATH holds comfy_sage2/drop_in/path. Each process writes its part of every output to rank<i>.safetensors.
+PYTHONPATH holds comfy_sage2/integrations/sageattention/path. Each process writes its part of every output to
+rank<i>.safetensors.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from comfy_sage2 import doctor, registry
-from comfy_sage2.backends import selftest
+from comfy_sage2.backends import self_test
 from comfy_sage2.backends.base import Backend
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.kernels import loader
@@ -128,14 +128,14 @@ def test_each_module_is_named_with_its_abi_and_why_an_installed_one_is_ignored(
 def test_each_module_is_tested_on_its_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = []
 
-    def test_now(architecture: str, index: int, variants: object) -> selftest.Outcome:
+    def test_now(architecture: str, index: int, variants: object) -> self_test.Outcome:
         asked.append((architecture, index))
         if index == 1:
             raise RuntimeError("the GPU's memory does not suffice for the self-test")
-        return selftest.Outcome(None, 12, 0.04) if architecture == "sm90" else selftest.Outcome("wrong", 24, 0.1)
+        return self_test.Outcome(None, 12, 0.04) if architecture == "sm90" else self_test.Outcome("wrong", 24, 0.1)
 
     capabilities = {0: (9, 0), 1: (9, 0), 2: (8, 9), 3: (7, 5)}
-    monkeypatch.setattr(selftest, "test_now", test_now)
+    monkeypatch.setattr(self_test, "test_now", test_now)
     monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("cuda", index) for index in capabilities])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
     monkeypatch.setattr(loader, "reason_unavailable", lambda name: None)

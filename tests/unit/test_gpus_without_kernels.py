@@ -9,8 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from comfy_sage2 import doctor, explain, registry
-from comfy_sage2.backends import base, selftest
-from comfy_sage2.comfyui.serve.serving import probe
+from comfy_sage2.backends import base, self_test
+from comfy_sage2.comfyui.session.dispatcher import probe
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.kernels import loader
 
@@ -40,7 +40,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of the test {capability}")
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
+    monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
     with FakeTensorMode():
         yield capability
 

@@ -30,7 +30,7 @@ def test_it_holds_the_pack_and_nothing_of_the_workshop(packed: list[str]) -> Non
     rooms = {name.partition("/")[0] for name in packed if "/" in name}
     assert rooms <= {"comfy_sage2", "docs", "locales", "web", "wheels", "workflows"}
     assert {"__init__.py", "nodes.py", "install.py", "pyproject.toml", "requirements.txt", "LICENSE"} <= set(packed)
-    offered = "comfy_sage2/drop_in/path/sageattention/__init__.py"
+    offered = "comfy_sage2/integrations/sageattention/path/sageattention/__init__.py"
     assert {"prestartup_script.py", "web/js/settings.js", offered} <= set(packed)
     assert any(name.startswith("wheels/") and name.endswith(".whl") for name in packed)
 

@@ -15,7 +15,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIBRARY = REPOSITORY / "comfy_sage2"
-FOLDERS = ("backends", "comfyui", "drop_in", "kernels", "measured", "measuring", "policy")
+FOLDERS = ("backends", "comfyui", "autotune", "integrations/sageattention", "kernels", "policy")
 # The command lines' errors are argparse's, and `__init__` has Python's own AttributeError.
 OTHERS = {"__init__.py", "__main__.py", "command_line.py"}
 MODULES = [
@@ -31,7 +31,7 @@ HOLDS_A_REASON = re.compile(r"reason$|^expected$|^NOT_PATCHED$|^IMPORT_ERROR$")
 LEFT_OUT = {
     ("rules.py", "reasoning"),
     ("calibrated.py", "reasoning"),
-    ("serving.py", "reasoning"),
+    ("dispatcher.py", "reasoning"),
     ("packs.py", "inexact"),
     ("session.py", "_previous_owner"),
     ("auto_policy.py", "reasoning"),

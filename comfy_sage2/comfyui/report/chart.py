@@ -9,11 +9,11 @@ from PIL import Image
 
 from ...options import EXACT
 from ...text import capitalized
-from ..serve.session import Session
+from ..session.record import LayerStep, Outcome, Share, Summary
+from ..session.session import Session
 from . import heatmap
 from .colors import BROKEN, FAINT, LEFT, SERVED, TEXT, Color
 from .drawing import Sheet
-from .record import Outcome, Place, Share, Summary
 from .text import NOT_PATCHED, first_line, headline, status, time_lines
 from .verdict import worst_place
 
@@ -176,7 +176,7 @@ class _Drawing:
         values = f"cosine {found.cosine:.4f}, relative L1 {found.relative_l1:.3f}"
         sheet.paragraph(f"Framed, the worst: {worst}: {values}", style.small, lines=2)
 
-    def _map(self, heading: str, draw: Callable[[int, int], Image.Image], framed: Place | None) -> None:
+    def _map(self, heading: str, draw: Callable[[int, int], Image.Image], framed: LayerStep | None) -> None:
         """Layers from top to bottom, steps from left to right, one colored cell each, with numbers at both."""
         style, sheet, summary = self.style, self.sheet, self.summary
         sheet.paragraph(heading, style.text)

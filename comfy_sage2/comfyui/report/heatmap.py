@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from PIL import Image
 
+from ..session.record import LayerStep, Outcome, Summary
 from .colors import PANEL, Color, ramp
-from .record import Outcome, Place, Summary
 
 LEAST_GAPPED = 5  # pixels: smaller cells have no gap between them
 # Relative L1 at the end of the scale unless a larger one was measured.
@@ -49,7 +49,7 @@ def color_bar(width: int, height: int) -> Image.Image:
     return Image.fromarray(ramp(np.broadcast_to(np.linspace(0.0, 1.0, width), (height, width))))
 
 
-def cell_box(summary: Summary, place: Place, width: int, height: int) -> tuple[int, int, int, int]:
+def cell_box(summary: Summary, place: LayerStep, width: int, height: int) -> tuple[int, int, int, int]:
     """Left, top, right and bottom of a cell in a map of this size; at least a pixel."""
     layer, step = place
     left, right = _edges(step, summary.steps, width)
@@ -63,7 +63,7 @@ def _edges(cell: int, cells: int, pixels: int) -> tuple[int, int]:
     return min(-(-cell * pixels // cells), last), last + 1
 
 
-def _grid(summary: Summary, values: Mapping[Place, float]) -> np.ndarray:
+def _grid(summary: Summary, values: Mapping[LayerStep, float]) -> np.ndarray:
     """(layers, steps), -1 where nothing is known."""
     grid = np.full((max(summary.layers, 1), summary.steps), -1.0)
     if values:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from ...drop_in.serving import calls as sage_calls
+from ...integrations.sageattention.serving import calls as sage_calls
 from ...metrics import average
 from ...text import capitalized
-from ..serve.guard import FULL_PRECISION, Guard
-from ..serve.session import Session
-from ..serve.skipping import Skipping
-from ..serve.task import Task
-from .record import Sampling, Summary
-from .verdict import NO_CALL, NO_PASS, compared_speed, layer_means, sampling_ratio, times, verdict
+from ..session.guard import FULL_PRECISION, Guard
+from ..session.handler import Task
+from ..session.record import NO_PASS, Sampling, Summary
+from ..session.session import Session
+from ..session.sparsity import Skipping
+from .verdict import NO_CALL, compared_speed, layer_means, sampling_ratio, times, verdict
 
 NOT_PATCHED = (
     "[SA-403] This model did not go through a SageAttention2 node: connect the node's model output, or a model made "

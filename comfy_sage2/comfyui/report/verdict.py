@@ -5,16 +5,10 @@ from __future__ import annotations
 import math
 
 from ...metrics import Agreement, average
-from ..serve.guard import FULL_PRECISION
-from .record import Place, Sampling, Summary
+from ..session.guard import FULL_PRECISION
+from ..session.record import LayerStep, Summary
 
 NO_CALL = "no attention call reached the node"
-# Why a sampling that began has no pass of the model, by how far it came.
-NO_PASS = {
-    Sampling.RUNNING: "the sampling runs, and no pass of the model is through",
-    Sampling.STOPPED: "the sampling failed or was interrupted before a pass of the model was through",
-    Sampling.COMPLETE: "the sampling came to its end, and no pass of the model went through the node",
-}
 LITTLE = 0.005  # of the sampling's time: less is told as "as fast"
 
 
@@ -56,10 +50,10 @@ def layer_means(summary: Summary) -> dict[int, Agreement]:
     return {layer: average(found) for layer, found in by_layer.items()}
 
 
-def worst_place(summary: Summary) -> Place | None:
+def worst_place(summary: Summary) -> LayerStep | None:
     """Where the output was furthest from full precision: not finite, else of the largest relative L1 error."""
 
-    def badness(place: Place) -> tuple[bool, float]:
+    def badness(place: LayerStep) -> tuple[bool, float]:
         error = summary.agreement[place].relative_l1
         return (False, error) if math.isfinite(error) else (True, 0.0)
 

@@ -16,8 +16,8 @@ import logging
 import torch
 
 from comfy_sage2 import machine
+from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
-from comfy_sage2.comfyui.sampling import sessions_of
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
 from comfy_sage2.command_line import Parser, at_least_1, output_file
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from comfy_sage2.drop_in import offer
+from comfy_sage2.integrations.sageattention import offer
 from lab.demo.tiny_wan import dit_shapes, write_checkpoint
 from tools.comfyui.server import ComfyServer
 

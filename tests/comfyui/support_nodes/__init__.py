@@ -132,7 +132,7 @@ class BrokenCrossAttention(io.ComfyNode):
 
     @staticmethod
     def sample(kind: str, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        session: Any = sys.modules["comfy_sage2.comfyui.serve.session"]
+        session: Any = sys.modules["comfy_sage2.comfyui.session.session"]
         attention = session.attention
 
         def broken(
@@ -278,7 +278,7 @@ def with_backend(fail: Any) -> Any:
     """A wrapper of the sampling in which the pack's backends fail."""
 
     def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        session: Any = sys.modules["comfy_sage2.comfyui.serve.session"]
+        session: Any = sys.modules["comfy_sage2.comfyui.session.session"]
         attention = session.attention
 
         def failing(*args: Any, nonfinite: torch.Tensor | None = None, **options: Any) -> Any:

@@ -14,11 +14,11 @@ import torch
 from comfy_sage2.attention import attention
 from comfy_sage2.benchmark import ablations, run, tables, timing
 from comfy_sage2.benchmark.ablations import VARIANTS, Ablation, cost_of
-from comfy_sage2.benchmark.candidates import Call
+from comfy_sage2.benchmark.candidates import Call, Subject, Turn
 from comfy_sage2.benchmark.kernel_times import KernelRecord, KernelTimer
 from comfy_sage2.benchmark.page import ablation_table
 from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.timing import Rounds, Subject, Turn
+from comfy_sage2.benchmark.timing import Rounds
 
 (SHAPE,) = select(["d128-n8192"])
 MILLISECONDS = {variant.label: 4.0 + number for number, variant in enumerate(VARIANTS)}

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from comfy_sage2.benchmark import kernel_times
-from comfy_sage2.benchmark.candidates import Call
+from comfy_sage2.benchmark.candidates import Call, Subject, Turn
 from comfy_sage2.benchmark.kernel_times import KernelRecord, KernelTimer, attention_milliseconds, split_at_markers
-from comfy_sage2.benchmark.timing import Subject, Turn
 
 
 def test_only_the_attention_counts() -> None:

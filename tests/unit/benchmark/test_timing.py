@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from comfy_sage2.benchmark import speed, timing
-from comfy_sage2.benchmark.candidates import Call, Candidate
+from comfy_sage2.benchmark.candidates import Call, Candidate, Subject, Turn
 from comfy_sage2.benchmark.kernel_times import KernelTimer
 from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.timing import Rounds, Subject, Timed, Turn, time_in_rounds
+from comfy_sage2.benchmark.timing import Rounds, Timed, time_in_rounds
 
 
 class Clock:

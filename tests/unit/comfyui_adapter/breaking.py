@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.serve import guard
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import guard
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 
 from .calls import serving
@@ -41,7 +41,7 @@ def sampled(
     monkeypatch: pytest.MonkeyPatch, kernel: Breaking, func: Any, guarded: bool = True, at_end: bool = False
 ) -> tuple[Session, list[float]]:
     """One sampling of two steps and three layers; the mean of each call's output."""
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", kernel)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
     session = serving(Settings(backend="reference", guard=guarded))
     override = make_override(session)
     session.begin_sampling(SIGMAS)

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.report.record import Outcome, Summary
-from comfy_sage2.comfyui.serve.serving import Serving
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.dispatcher import Serving
+from comfy_sage2.comfyui.session.record import Outcome, Summary
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.policy.plan import Plan
+from comfy_sage2.policy.selector import ModeSelector
 
 REFERENCE = Outcome("reference", AttentionOptions())
 SIGMAS = [1.0, 0.75, 0.5, 0.25, 0.0]
@@ -48,10 +48,14 @@ def qkv(length: int = 64, keys: int | None = None) -> tuple[torch.Tensor, ...]:
 
 
 def serving(
-    settings: Settings, slot: int = 0, previous: Any = None, plan: Plan | None = None, expected: Outcome = REFERENCE
+    settings: Settings,
+    slot: int = 0,
+    previous: Any = None,
+    selector: ModeSelector | None = None,
+    expected: Outcome = REFERENCE,
 ) -> Session:
     """A session of the node with these settings, in no sampling yet."""
-    return Session(Serving(settings, expected, plan), slot, previous)
+    return Session(Serving(settings, expected, selector), slot, previous)
 
 
 def session_with(previous: Any = None, slot: int = 0, **options: Any) -> Session:
@@ -63,7 +67,7 @@ def session_with(previous: Any = None, slot: int = 0, **options: Any) -> Session
 def call(session: Session, *args: Any, sigma: float = 1.0, func: Any = ones, **kwargs: Any) -> torch.Tensor:
     """One attention call inside a forward pass at noise level `sigma`."""
     override = make_override(session)
-    with forwards.running(session.slot, session.begin_forward(sigma, torch.device("cpu"), {})):
+    with model_pass.running(session.slot, session.begin_forward(sigma, torch.device("cpu"), {})):
         return override(func, *args, **kwargs, _inside_attn_wrapper=True, transformer_options={})
 
 

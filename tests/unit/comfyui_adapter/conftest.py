@@ -6,7 +6,7 @@ import pytest
 
 from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
-from comfy_sage2.comfyui.serve import skipping
+from comfy_sage2.comfyui.session import sparsity
 
 from .skip_samplings import TOKENS
 
@@ -20,5 +20,5 @@ def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_calls_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference is slow: here calls of half the length leave tiles out."""
-    assert skipping.LEAST_TILES == 2 * TOKENS // 128
-    monkeypatch.setattr(skipping, "LEAST_TILES", TOKENS // 128)
+    assert sparsity.LEAST_TILES == 2 * TOKENS // 128
+    monkeypatch.setattr(sparsity, "LEAST_TILES", TOKENS // 128)

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from comfy_sage2.attention import attention
-from comfy_sage2.comfyui.call.facts import changes_of
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.serve import skipping
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.block_mask import TileLists
+from comfy_sage2.comfyui.adapter.layers import changes_of
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import sparsity
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.reference.dead_tiles import LOSSLESS, tile_gaps
+from comfy_sage2.reference.block_margins import LOSSLESS, tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.tiles import TileLists
 
 from .calls import ones, serving
 from .watched import CPU
@@ -105,6 +105,6 @@ def listed(session: Session) -> list[bool]:
     return [cells[0, step].skips for step in range(1 + max(step for _, step in cells))]
 
 
-def figures(session: Session) -> dict[int, skipping.LayerTiles]:
+def figures(session: Session) -> dict[int, sparsity.LayerTiles]:
     assert session.task.skipping is not None
     return session.task.skipping.layers()

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from comfy_sage2.backends import accumulators
-from comfy_sage2.comfyui.call.attention_call import AttentionCall
-from comfy_sage2.comfyui.observe.measurement import measure_variants
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.text import session_report
-from comfy_sage2.comfyui.serve.serving import probe
+from comfy_sage2.comfyui.session.dispatcher import probe
+from comfy_sage2.comfyui.session.measurement import measure_variants
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 

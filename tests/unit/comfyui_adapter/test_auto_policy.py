@@ -13,22 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.observe import subject
-from comfy_sage2.comfyui.observe.calibration import Calibration
-from comfy_sage2.comfyui.observe.measurement import Budget
-from comfy_sage2.comfyui.observe.subject import Subject
+from comfy_sage2.call_site import CallSite
+from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.serve import auto_policy
-from comfy_sage2.comfyui.serve.auto_policy import AutoPolicy, Calibrations
-from comfy_sage2.comfyui.serve.serving import Serving
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.session import auto_policy, model_pass, subject
+from comfy_sage2.comfyui.session.auto_policy import AutoPolicy, Calibrations
+from comfy_sage2.comfyui.session.calibration import Calibration
+from comfy_sage2.comfyui.session.dispatcher import Serving
+from comfy_sage2.comfyui.session.measurement import Budget
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.comfyui.session.subject import Subject
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Policy
 from comfy_sage2.policy.document import from_text
-from comfy_sage2.policy.plan import Choice, FixedPlan, Place, Plan
+from comfy_sage2.policy.selector import Choice, FixedSelector, ModeSelector
 from comfy_sage2.policy.signature import Signature
 
 from .calls import REFERENCE, ones, qkv
@@ -187,12 +186,12 @@ class Node:
         kept: Policy | None = None,
         cost: float = 5.0,
         model: Any = None,
-        plan: Callable[[Policy], Plan] = lambda policy: policy,
+        selector: Callable[[Policy], ModeSelector] = lambda policy: policy,
     ) -> None:
         settings = Settings(backend="reference")
 
         def serve(policy: Policy | None) -> Serving:
-            return Serving(replace(settings, policy=policy), REFERENCE, None if policy is None else plan(policy))
+            return Serving(replace(settings, policy=policy), REFERENCE, None if policy is None else selector(policy))
 
         def calibrate() -> Calibration:
             return Calibration(SIGNATURE, cost, lambda done, total: None)
@@ -207,7 +206,7 @@ class Node:
         self.session.begin_sampling(SIGMAS)
         for sigma in SIGMAS[:-1]:
             forward = self.session.begin_forward(sigma, torch.device("cpu"), {})
-            with forwards.running(0, forward):
+            with model_pass.running(0, forward):
                 for _ in range(calls):
                     override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
             self.session.end_forward(forward)
@@ -307,19 +306,19 @@ def test_two_gpus_find_at_once_that_a_policy_does_not_fit(known: Calibrations) -
     first.sample(patcher())
     both = threading.Barrier(2)
 
-    class Unfit(FixedPlan):
-        def choose(self, place: Place) -> Choice:
+    class Unfit(FixedSelector):
+        def choose(self, site: CallSite) -> Choice:
             both.wait(timeout=600)
             raise ValueError("[SA-503] it does not fit")
 
-    node = Node("8", kept=from_text(first.task.policy_text()), plan=lambda policy: Unfit(AttentionOptions()))
+    node = Node("8", kept=from_text(first.task.policy_text()), selector=lambda policy: Unfit(AttentionOptions()))
     node.task.look_at(patcher(), torch.empty(SHAPE), SIGMAS)
     node.session.begin_sampling(SIGMAS)
     override = make_override(node.session)
 
     def one_pass(_: int) -> torch.Tensor:
         forward = node.session.begin_forward(SIGMAS[0], torch.device("cpu"), {})
-        with forwards.running(0, forward):
+        with model_pass.running(0, forward):
             return override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
 
     with ThreadPoolExecutor(2) as threads:

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from comfy_sage2 import attention
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.attention_call import AttentionCall
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.observe.calibration import Calibration
-from comfy_sage2.comfyui.observe.measurement import BLOCK_ROWS, Budget, measure_variants
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.calibration import Calibration
+from comfy_sage2.comfyui.session.measurement import BLOCK_ROWS, Budget, measure_variants
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.policy.calibrated import BOUNDS, Policy
 from comfy_sage2.policy.files import load_policy, policy_path, save_policy
@@ -115,7 +115,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("comfy_sage2.comfyui.session.calibration.time.perf_counter", lambda: self.now)
 
 
 def comfyui_attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -139,7 +139,7 @@ def sampled(
     session.begin_sampling(SIGMAS)
     for sigma in SIGMAS[:-1]:
         forward = session.begin_forward(sigma, torch.device("cpu"), {})
-        with forwards.running(0, forward):
+        with model_pass.running(0, forward):
             for _ in range(LAYERS):
                 q, k, v = torch.randn(3, 1, 64, HEADS * HEAD_DIM).unbind(0)
                 out = override(func, q, k, v, HEADS, **arguments)
@@ -163,8 +163,8 @@ def test_two_passes_are_measured_and_the_worse_one_kept(monkeypatch: pytest.Monk
         measured.append(error)
         return {variant: Agreement(1.0 - error, error, 0.0) for variant in VARIANTS}
 
-    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", measure)
-    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.BOUNDS", (0.0, 1.0))
+    monkeypatch.setattr("comfy_sage2.comfyui.session.calibration.measure_variants", measure)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.calibration.BOUNDS", (0.0, 1.0))
     node = calibration(limit=1e9)
     sampled(node)
     assert measured == [0.1, 0.2, 0.3, 0.3, 0.1, 0.2]
@@ -191,7 +191,7 @@ def test_measuring_stays_within_its_share_of_the_time(monkeypatch: pytest.Monkey
         clock.now += 0.4
         return measure_variants(call, **options)
 
-    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", measure)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.calibration.measure_variants", measure)
     node = calibration()
     sampled(node, clock, call_seconds=1.0)
     assert clock.now == pytest.approx(STEPS * LAYERS + node.budget.spent)
@@ -238,7 +238,7 @@ def test_a_failing_measurement_does_not_end_the_sampling(
     def fail(call: AttentionCall, **options: Any) -> dict[Any, Any]:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", fail)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.calibration.measure_variants", fail)
     node = calibration(limit=1e9)
     sampled(node)
     assert node.left_out == dict.fromkeys(range(LAYERS), "[SA-408] measuring failed: out of memory")
@@ -334,7 +334,7 @@ def test_keys_of_another_batch_are_left_out_with_the_reason(mask: torch.Tensor |
     override = make_override(session)
     session.begin_sampling(SIGMAS)
     q, k, v = torch.randn(2, HEADS, 64, HEAD_DIM), *torch.randn(2, 1, HEADS, 64, HEAD_DIM).unbind(0)
-    with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+    with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
         out = override(comfyui_attention, q, k, v, HEADS, mask, skip_reshape=True)
     assert torch.equal(out, torch.full_like(q, 7.0))
     assert (
@@ -348,6 +348,6 @@ def test_passes_outside_of_a_sampling_are_not_measured() -> None:
     session = Session(node)
     override = make_override(session)
     for _ in range(3):
-        with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
             override(comfyui_attention, *torch.randn(3, 1, 64, HEADS * HEAD_DIM).unbind(0), HEADS)
     assert not node.measurements and not node.head_dims and session.record.summary().calls == 0

@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
+from comfy_sage2.autotune.cost_model import Choices
+from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
 from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
-from comfy_sage2.comfyui.report.record import Outcome
 from comfy_sage2.comfyui.report.text import session_report
-from comfy_sage2.comfyui.serve.serving import EXACT_IS_FASTER, Serving
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.session.dispatcher import EXACT_IS_FASTER, Serving
+from comfy_sage2.comfyui.session.record import Outcome
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER, Settings
-from comfy_sage2.measured.choices import Choices
-from comfy_sage2.measured.times import PLAIN, Candidate, Times, Work
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.policy.calibrated import IN_FULL, Cell, Policy
-from comfy_sage2.policy.rules import RulePlan
+from comfy_sage2.policy.rules import RuleSelector
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
 
@@ -78,7 +78,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_card(monkeypatch: pytest.MonkeyPatch, choices: Choices | None) -> None:
-    for module in ("comfy_sage2.comfyui.serve.serving", "comfy_sage2.registry"):
+    for module in ("comfy_sage2.comfyui.session.dispatcher", "comfy_sage2.registry"):
         monkeypatch.setattr(f"{module}.choices_of", lambda device: choices)
 
 
@@ -202,9 +202,9 @@ def test_the_report_shows_the_measurement(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_automatic_mode_follows_the_measurement() -> None:
-    assert RulePlan("WAN21", "sm90", None).reasoning(30, 20)[0].endswith("sm90 gains no time from 4 bits")
-    assert "4b elsewhere" in RulePlan("WAN21", "sm80", four_bits_pay=True).reasoning(30, 20)[0]
-    reason, *_ = RulePlan("WAN21", "sm89", four_bits_pay=False).reasoning(30, 20)
+    assert RuleSelector("WAN21", "sm90", None).reasoning(30, 20)[0].endswith("sm90 gains no time from 4 bits")
+    assert "4b elsewhere" in RuleSelector("WAN21", "sm80", four_bits_pay=True).reasoning(30, 20)[0]
+    reason, *_ = RuleSelector("WAN21", "sm89", four_bits_pay=False).reasoning(30, 20)
     assert reason == "auto: 8b everywhere, since sm89 gains too little time, as measured on this card, from 4 bits"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.report.record import Record
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.record import Record
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
@@ -56,7 +56,7 @@ def test_failing_backend_falls_back_and_warns_once(
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise error("no image for this device")
 
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", fail)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", fail)
     session = session_with()
     for _ in range(3):
         assert torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
@@ -68,7 +68,7 @@ def test_out_of_memory_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", fail)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", fail)
     with pytest.raises(torch.OutOfMemoryError):
         call(session_with(), *qkv(), 2)
 
@@ -79,7 +79,7 @@ def test_the_first_torch_that_comfyui_takes_falls_back_too(monkeypatch: pytest.M
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise RuntimeError("no image for this device")
 
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", fail)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", fail)
     monkeypatch.delattr(torch, "OutOfMemoryError")
     assert torch.equal(call(session_with(), *qkv(), 2), torch.ones(1, 64, 128))
 
@@ -90,7 +90,7 @@ def test_measuring_without_memory_leaves_the_sampling_alone(
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("comfy_sage2.comfyui.report.quality.measure", fail)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.quality.measure", fail)
     session = session_with(measure_quality=True)
     for _ in range(4):
         call(session, *qkv(), 2, func=fail)  # ComfyUI's attention, which is to be timed, does not fit either
@@ -151,7 +151,7 @@ def test_two_nodes_keep_their_own_records() -> None:
     outer = session_with(make_override(inner), slot=1, end_percent=0.5)
     tensors = qkv()
     for sigma in SIGMAS[:-1]:
-        with forwards.running(0, inner.begin_forward(sigma, torch.device("cpu"), {})):
+        with model_pass.running(0, inner.begin_forward(sigma, torch.device("cpu"), {})):
             call(outer, *tensors, 2, sigma=sigma)
     assert [share.calls for share in outer.record.summary().shares] == [2, 2]
     assert [(share.outcome.label, share.calls) for share in inner.record.summary().shares] == [("reference · 4b", 2)]
@@ -163,7 +163,7 @@ def test_two_nodes_number_the_layers_alike(between: bool) -> None:
     policy = Policy(
         Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64, 64), ((Cell(None),), (Cell(AttentionOptions(mode="4b")),))
     )
-    first = serving(Settings(backend="reference", policy=policy), plan=policy)
+    first = serving(Settings(backend="reference", policy=policy), selector=policy)
     first.begin_sampling(SIGMAS)
     previous: Any = make_override(first)
     if between:  # a node of others that replaces ours: the first node is not asked for anything
@@ -171,7 +171,7 @@ def test_two_nodes_number_the_layers_alike(between: bool) -> None:
     last = session_with(previous, slot=1, apply_to="self only")
     override = make_override(last)
     forward = first.begin_forward(1.0, torch.device("cpu"), {})
-    with forwards.running(0, forward), forwards.running(1, last.begin_forward(1.0, torch.device("cpu"), {})):
+    with model_pass.running(0, forward), model_pass.running(1, last.begin_forward(1.0, torch.device("cpu"), {})):
         for keys in (64, 32):
             override(ones, *qkv(keys=keys), 2, _inside_attn_wrapper=True, transformer_options={})
     first.end_forward(forward)
@@ -189,7 +189,7 @@ def test_layers_and_steps() -> None:
     session = session_with()
     override = make_override(session)
     for sigma in SIGMAS[:-1]:
-        with forwards.running(0, session.begin_forward(sigma, torch.device("cpu"), {})):
+        with model_pass.running(0, session.begin_forward(sigma, torch.device("cpu"), {})):
             for _ in range(3):
                 override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
     assert set(session.record.summary().cells) == {(layer, step) for layer in range(3) for step in range(4)}
@@ -246,7 +246,7 @@ def test_threads_share_the_record_but_not_layers() -> None:
 
     def forward_passes() -> None:
         for _ in range(5):
-            with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+            with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
                 for _ in range(4):
                     override(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
 

@@ -14,11 +14,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call import memory
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.serve import fidelity
-from comfy_sage2.comfyui.serve.fidelity import Served
+from comfy_sage2.comfyui.adapter import memory
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import fidelity, model_pass
+from comfy_sage2.comfyui.session.fidelity import Served
 from comfy_sage2.metrics import Agreement
 
 from .calls import ones
@@ -144,9 +143,9 @@ def test_nothing_outlives_the_block_and_nothing_waits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory, "unrecorded", unrecorded)
     tensors = inputs(1)[0][:3]
     kept = {values.untyped_storage().data_ptr() for values in (forward.probe._figures._values, forward.nonfinite)}
-    with forwards.running(0, forward), Watch() as watch:
+    with model_pass.running(0, forward), Watch() as watch:
         # The reference has counts of its own to look at; a kernel has none.
-        monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", lambda q, *a, **k: q.clone())
+        monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", lambda q, *a, **k: q.clone())
         make_override(session)(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
     assert paused == [True, False] and forward.probe.taken is not None
     assert watch.alive() <= kept and not watch.waited
@@ -193,7 +192,7 @@ def test_every_form_of_call_is_compared(form: str) -> None:
         options["mask"] = torch.rand(1, 130, 130) < 0.3
     session.begin_sampling([1.0, 0.0])
     forward = session.begin_forward(1.0, CPU, {})
-    with forwards.running(0, forward):
+    with model_pass.running(0, forward):
         make_override(session)(ones, *tensors, 2, **options)
     assert forward.probe is not None and forward.probe.taken is not None
     session.end_forward(forward)

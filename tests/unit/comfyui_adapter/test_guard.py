@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.hooks.sampling import forward_wrapper
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.sampling import forward_wrapper
-from comfy_sage2.comfyui.serve import guard
+from comfy_sage2.comfyui.session import guard, model_pass
 from comfy_sage2.comfyui.settings import Settings
 
 from .breaking import SIGMAS, Breaking, guard_of, nothing_finite, ones, sampled
@@ -72,7 +71,7 @@ def test_without_the_guard_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("other", [False, True], ids=["our node", "another pack"])
 def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: bool) -> None:
     """With a node before this one it is not full precision that computes again."""
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(0, 1))
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(0, 1))
     first = serving(Settings(backend="reference"))
     previous: Any = make_override(first)
     if other:
@@ -82,7 +81,7 @@ def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: boo
     for session in (first, second):
         session.begin_sampling(SIGMAS)
     inner, outer = (session.begin_forward(1.0, torch.device("cpu"), {}) for session in (first, second))
-    with forwards.running(0, inner), forwards.running(1, outer):
+    with model_pass.running(0, inner), model_pass.running(1, outer):
         override(ones, *torch.randn(3, 1, 8, 32).unbind(0), 2)
     text = report([second])
     name = "comfyui_adapter" if other else "the SageAttention2 node before this one"

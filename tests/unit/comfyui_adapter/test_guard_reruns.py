@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.hooks.sampling import forward_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.sampling import forward_wrapper, sampling_wrapper
-from comfy_sage2.comfyui.serve import guard
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.session import guard, model_pass
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.readback import Readback
 
@@ -38,7 +37,7 @@ def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 def test_a_whole_pass_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.guard.is_finite", lambda out: looked.append(1))
+    monkeypatch.setattr("comfy_sage2.comfyui.session.guard.is_finite", lambda out: looked.append(1))
     session, means = sampled(monkeypatch, Breaking(), ones, at_end=True)
     assert means == [2.0] * (2 * LAYERS)
     assert guard_of(session).repeated == () and session.record.summary().calls == 2 * LAYERS
@@ -55,7 +54,7 @@ class Copies:
         start = Readback.start
 
         def starting(readback: Readback, values: torch.Tensor) -> None:
-            forward = forwards.current(0)
+            forward = model_pass.current(0)
             assert forward is not None
             self.found.append((len(forward.calls), self.in_model))
             start(readback, values)
@@ -71,7 +70,7 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
     """So what follows that call hides the wait; a pass of another length is looked at when it is through."""
     copies = Copies(monkeypatch)
     last = LAYERS + second - 1
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(*([last] if broken else [])))
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(*([last] if broken else [])))
     session = serving(Settings(backend="reference", guard=True))
     override = make_override(session)
     session.begin_sampling(SIGMAS)
@@ -93,7 +92,7 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
 
 def test_a_pass_on_several_streams_is_looked_at_when_it_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
     copies, streams = Copies(monkeypatch), iter(range(100))
-    monkeypatch.setattr(forwards, "_current_stream", lambda device: next(streams))
+    monkeypatch.setattr(model_pass, "_current_stream", lambda device: next(streams))
     session, _ = sampled(monkeypatch, Breaking(LAYERS), ones, at_end=True)
     assert guard_of(session).repeated == (1,) and copies.found == [(LAYERS, False)] * 2
 
@@ -105,7 +104,7 @@ def test_pass_without_the_guard_is_not_made_again(monkeypatch: pytest.MonkeyPatc
 
 def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes in a row, the outer wrapper's first: its calls are those of one pass, not of two."""
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(0, LAYERS))
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(0, LAYERS))
     first = serving(Settings(backend="reference", start_percent=1.0))
     second = serving(Settings(backend="reference", guard=True), 1, make_override(first))
     override = make_override(second)
@@ -148,7 +147,7 @@ def test_passes_that_others_take_part_in_are_not_made_again(
     seen = []
 
     def model(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        forward = forwards.current(0)
+        forward = model_pass.current(0)
         assert forward is not None
         seen.append(forward.check_at_end)
         return x
@@ -216,7 +215,7 @@ AROUND = {
 
 @pytest.mark.parametrize("found", AROUND.values(), ids=AROUND.keys())
 def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(1))
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1))
     session = serving(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     # Of the first pass the second layer is ComfyUI's, and stays so.
@@ -226,7 +225,7 @@ def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("hooked", ["forward", "forward_orig", "hook", "pre-hook", "block"])
 def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, hooked: str) -> None:
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(1))
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1))
     session = serving(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     cache = Cache(diffusion)
@@ -245,7 +244,7 @@ def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, ho
 
 
 def test_plain_values_put_on_the_model_are_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(1))
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1))
     session = serving(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     patches = {"diffusion_model.default_ref_method": "index", "model_sampling": lambda: None}
@@ -257,7 +256,7 @@ def test_a_repeated_pass_that_is_still_broken_is_named_and_the_last_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A cache that gives no sign of itself."""
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", Breaking(1, LAYERS))
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1, LAYERS))
     session = serving(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     first, second = sampled_by_comfyui(session, Cache(diffusion), diffusion)

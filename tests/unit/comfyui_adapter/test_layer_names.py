@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.attention_call import AttentionCall
-from comfy_sage2.comfyui.call.facts import (
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+from comfy_sage2.comfyui.adapter.layers import (  # fmt: skip
     block_of,
     has_cross_attention,
     is_self_attention,
     prompts_of,
     replaces_blocks,
-)  # fmt: skip
-from comfy_sage2.comfyui.call.override import make_override
+)
+from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
@@ -50,7 +50,7 @@ def test_blocks(options: dict[str, Any], name: str | None) -> None:
 def attend(session: Session, options: list[dict[str, Any]], keys: list[int] | None = None, sigma: float = 1.0) -> None:
     """A pass with one call of 64 queries for each of the options that the model sets."""
     override = make_override(session)
-    with forwards.running(session.slot, forward := session.begin_forward(sigma, CPU, {})):
+    with model_pass.running(session.slot, forward := session.begin_forward(sigma, CPU, {})):
         for number, entry in enumerate(options):
             q, k, v = qkv(64, keys[number] if keys else 64)
             override(ones, q, k, v, 4, _inside_attn_wrapper=True, transformer_options=entry)
@@ -115,9 +115,9 @@ def test_a_pass_that_leaves_blocks_out_keeps_the_numbers() -> None:
 
 def test_a_pass_that_is_made_again_has_the_same_names() -> None:
     session = session_with()
-    with forwards.running(0, forward := session.begin_forward(1.0, CPU, {})):
+    with model_pass.running(0, forward := session.begin_forward(1.0, CPU, {})):
         for _ in range(2):
-            forwards.restart()
+            model_pass.restart()
             override = make_override(session)
             override(ones, *qkv(), 4, _inside_attn_wrapper=True, transformer_options={"block_index": 0})
     assert [call.name for call in forward.calls] == ["block 0 self"] and session.record.summary().layers == 1
@@ -127,7 +127,7 @@ def test_an_earlier_node_names_calls_that_it_does_not_see_alike() -> None:
     first = session_with(start_percent=0.5)
     second = serving(Settings(backend="reference", apply_to="self only"), 1, make_override(first))
     second.begin_sampling(SIGMAS)
-    with forwards.running(0, forward := first.begin_forward(1.0, CPU, {})):
+    with model_pass.running(0, forward := first.begin_forward(1.0, CPU, {})):
         attend(second, blocks(0, 0, 1, 1), keys=[64, 32, 64, 32])
     names = ["block 0 self", "block 0 cross", "block 1 self", "block 1 cross"]
     assert [call.name for call in forward.calls] == names
@@ -144,7 +144,7 @@ def test_a_policy_binds_to_names() -> None:
     }
     names = {layer: f"block {layer} self" for layer in range(4)}
     policy = make_policy(Signature.of("WAN21", {}), "balanced", dict.fromkeys(range(4), 32), measured, names=names)
-    session = serving(Settings(backend="reference", policy=policy), plan=policy)
+    session = serving(Settings(backend="reference", policy=policy), selector=policy)
     session.begin_sampling(SIGMAS)
     attend(session, blocks(0, 1, 2, 3))
     attend(session, blocks(1, 3), sigma=0.75)
@@ -166,7 +166,7 @@ def test_a_policy_of_names_serves_a_compiled_model_by_the_order(outside: int) ->
     policy = make_policy(
         Signature.of("HunyuanVideo", {}), "fast", dict.fromkeys(range(3), 32), measured, names=dict(enumerate(names))
     )
-    session = serving(Settings(backend="reference", policy=policy), plan=policy)
+    session = serving(Settings(backend="reference", policy=policy), selector=policy)
     for options in (calls, unnamed[:3]):
         session.begin_sampling(SIGMAS)
         attend(session, options)
@@ -182,7 +182,7 @@ def test_a_policy_tells_where_a_model_without_names_leaves_calls_out(named: bool
     measured = {(layer, 0): {AttentionOptions("8b"): Agreement(1.0, 0.0, 0.0)} for layer in range(3)}
     names = {layer: f"block {layer} self" if named else f"call {layer}" for layer in range(3)}
     policy = make_policy(Signature.of("LTXV", {}), "fast", dict.fromkeys(range(3), 32), measured, names=names)
-    session = serving(Settings(backend="reference", policy=policy), plan=policy)
+    session = serving(Settings(backend="reference", policy=policy), selector=policy)
     session.begin_sampling(SIGMAS)
     for numbers in ((0, 1, 2), (0, 2), (0, 1, 2)):
         attend(session, blocks(*numbers) if named else [{}] * len(numbers))
@@ -261,7 +261,7 @@ def test_self_only_serves_parts_of_the_queries() -> None:
     session = session_with(apply_to="self only")
     part, (_, k, v) = torch.randn(1, 64, 128)[:, :16], qkv(64)
     override = make_override(session)
-    with forwards.running(0, session.begin_forward(1.0, CPU, {})):
+    with model_pass.running(0, session.begin_forward(1.0, CPU, {})):
         for q in (part, torch.randn(1, 16, 128)):
             override(ones, q, k, v, 4, _inside_attn_wrapper=True, transformer_options={})
     assert reasons(session.record.summary()) == ["[SA-303] cross-attention, and apply_to is 'self only'"]

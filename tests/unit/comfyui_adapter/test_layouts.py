@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.attention_call import AttentionCall
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.report.record import Share
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.record import Share
 from comfy_sage2.comfyui.settings import Settings
 
 from .calls import serving
@@ -61,7 +61,7 @@ def served(
     """Call the override for `settings` inside a forward pass, as ComfyUI does."""
     session = serving(settings)
     session.begin_sampling([1.0, 0.5, 0.0])
-    with forwards.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+    with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
         out = make_override(session)(func, *args, **kwargs, _inside_attn_wrapper=True, transformer_options={})
     return out, session.record.summary().shares
 

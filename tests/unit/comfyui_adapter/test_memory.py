@@ -14,13 +14,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call import memory
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.observe.calibration import Calibration
-from comfy_sage2.comfyui.report import quality
-from comfy_sage2.comfyui.serve import session as sessions
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.adapter import memory
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import model_pass, quality
+from comfy_sage2.comfyui.session import session as sessions
+from comfy_sage2.comfyui.session.calibration import Calibration
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY
 from comfy_sage2.policy.signature import Signature
 
@@ -67,7 +66,7 @@ def test_nothing_of_a_guarded_call_outlives_its_block(check_at_end: bool) -> Non
     forward = session.begin_forward(1.0, CPU, {})
     forward.check_at_end = check_at_end
     assert forward.nonfinite is not None and forward.nonfinite.tolist() == [0]
-    with forwards.running(0, forward):
+    with model_pass.running(0, forward):
         assert block(session).alive() <= {forward.nonfinite.untyped_storage().data_ptr()}
 
 
@@ -82,12 +81,12 @@ def test_the_flag_of_the_pass_is_the_one_that_calls_set(monkeypatch: pytest.Monk
     session = session_with(guard=True)
     forward = session.begin_forward(1.0, CPU, {})
     forward.check_at_end = True
-    with forwards.running(0, forward):
+    with model_pass.running(0, forward):
         block(session, calls=2)
     assert flags[0] is flags[1] is forward.nonfinite
     flags.clear()
     forward.nonfinite = torch.zeros(1, dtype=torch.int32, device="meta")  # the pass runs on another device
-    with forwards.running(0, forward):
+    with model_pass.running(0, forward):
         block(session)
     assert flags == [None]
 
@@ -104,7 +103,7 @@ def test_nothing_of_a_measured_call_outlives_its_block() -> None:
     for sigma in SIGMAS[:2]:
         forward = session.begin_forward(sigma, CPU, {})
         assert forward.agreements is not None
-        with forwards.running(0, forward):
+        with model_pass.running(0, forward):
             assert block(session, calls=3).alive() <= {forward.agreements.untyped_storage().data_ptr()}
         session.end_forward(forward)
         del forward
@@ -116,7 +115,7 @@ def test_nothing_of_a_measured_call_outlives_its_block() -> None:
 
 def test_later_passes_take_as_much_as_the_model_has_calls() -> None:
     session = session_with(measure_quality=True)
-    with forwards.running(0, forward := session.begin_forward(1.0, CPU, {})):
+    with model_pass.running(0, forward := session.begin_forward(1.0, CPU, {})):
         block(session, calls=3)
     session.end_forward(forward)
     assert session.begin_forward(0.75, CPU, {}).agreements.shape == (3, 3)  # type: ignore[union-attr]
@@ -189,7 +188,7 @@ def test_comparisons_are_not_recorded(recorder: Recorder, monkeypatch: pytest.Mo
     monkeypatch.setattr(quality, "measure", looking)
     session = session_with(measure_quality=True)
     forward = session.begin_forward(1.0, CPU, {})
-    with forwards.running(0, forward):
+    with model_pass.running(0, forward):
         block(session, calls=2)
     assert recorder.seen == [False, False]
     assert recorder.records
@@ -200,11 +199,11 @@ def test_calibrations_are_not_recorded(recorder: Recorder, monkeypatch: pytest.M
         recorder.look()
         return {}
 
-    monkeypatch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", measure)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.calibration.measure_variants", measure)
     session = Session(Calibration(Signature("TEST", ()), 1.0, lambda done, total: None))
     session.begin_sampling(SIGMAS)
     forward = session.begin_forward(1.0, CPU, {})
-    with forwards.running(0, forward):
+    with model_pass.running(0, forward):
         block(session, calls=3)
     assert recorder.seen and not any(recorder.seen)
 

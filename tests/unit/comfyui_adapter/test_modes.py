@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import IN_FULL, Cell, Policy
-from comfy_sage2.policy.rules import RulePlan
+from comfy_sage2.policy.rules import RuleSelector
 from comfy_sage2.policy.signature import Signature
 
 from .calls import SIGMAS, ones, qkv, serving
@@ -28,7 +28,7 @@ def modes_of(session: Session, layers: int) -> list[list[str]]:
     session.begin_sampling(SIGMAS)
     for sigma in SIGMAS[:-1]:
         forward = session.begin_forward(sigma, torch.device("cpu"), {})
-        with forwards.running(session.slot, forward):
+        with model_pass.running(session.slot, forward):
             for _ in range(layers):
                 override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
         session.end_forward(forward)
@@ -39,7 +39,7 @@ def modes_of(session: Session, layers: int) -> list[list[str]]:
 
 def test_automatic_mode_mixes_by_step_and_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("comfy_sage2.policy.rules.FEW_KEYS", 1)
-    session = serving(Settings(mode="auto", backend="reference"), plan=RulePlan("WAN21", "reference"))
+    session = serving(Settings(mode="auto", backend="reference"), selector=RuleSelector("WAN21", "reference"))
     middle = ["8b", "4b", "4b", "8b"]
     assert modes_of(session, 4) == [["8b"] * 4, middle, middle, ["8b"] * 4]
 
@@ -49,7 +49,7 @@ def test_policy_decides_by_layer_and_part(monkeypatch: pytest.MonkeyPatch) -> No
         Signature.of("WAN21", {}), "fast", (0.0, 0.5, 1.0), (64, 64),
         ((Cell(FOUR), Cell(None)), (Cell(AttentionOptions(smooth_v=True)), Cell(replace(FOUR, smooth_v=True)))),
     )  # fmt: skip
-    session = serving(Settings(backend="reference", policy=policy), plan=policy)
+    session = serving(Settings(backend="reference", policy=policy), selector=policy)
     assert modes_of(session, 2) == [["4b", "8b"]] * 2 + [["", "4b"]] * 2
     outcomes = {share.outcome.label: share.calls for share in session.record.summary().shares}
     assert outcomes == {
@@ -65,7 +65,7 @@ def test_policy_takes_8_bits_where_there_is_no_4_bit_kernel(monkeypatch: pytest.
     def eight_only(*args: Any, options: AttentionOptions, **kwargs: Any) -> dict[str, str | None]:
         return {"reference": None if options.mode == "8b" else "mode must be 8b here, got 4b"}
 
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.serving.explain", eight_only)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.dispatcher.explain", eight_only)
     policy = Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64,), ((Cell(FOUR),),))
-    session = serving(Settings(backend="reference", policy=policy), plan=policy)
+    session = serving(Settings(backend="reference", policy=policy), selector=policy)
     assert modes_of(session, 1) == [["8b"]] * 4

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call import packs
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.call.packs import inexact, owner_of
-from comfy_sage2.comfyui.call.watcher import OVERRIDE, watching
-from comfy_sage2.comfyui.observe.calibration import Calibration
-from comfy_sage2.comfyui.report.record import Summary
+from comfy_sage2.comfyui.adapter import packs
+from comfy_sage2.comfyui.adapter.attention_call import Override
+from comfy_sage2.comfyui.adapter.packs import inexact, owner_of
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.hooks.watcher import OVERRIDE, watching
 from comfy_sage2.comfyui.report.text import report, session_headline, status
 from comfy_sage2.comfyui.report.verdict import verdict
-from comfy_sage2.comfyui.serve.session import Override, Session
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.calibration import Calibration
+from comfy_sage2.comfyui.session.record import Summary
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.policy.signature import Signature
 
 from .calls import SIGMAS, Container, ones, qkv, session_with
@@ -185,9 +186,9 @@ def test_two_nodes_learn_of_the_same_calls() -> None:
     options = {OVERRIDE: halved}
     with (
         watching(first, options),
-        forwards.running(0, first.begin_forward(1.0, CPU, options)),
+        model_pass.running(0, first.begin_forward(1.0, CPU, options)),
         watching(second, options),
-        forwards.running(1, second.begin_forward(1.0, CPU, options)),
+        model_pass.running(1, second.begin_forward(1.0, CPU, options)),
     ):
         options[OVERRIDE](ones, *qkv(), 4, _inside_attn_wrapper=True, transformer_options=options)
     for session in (first, second):
@@ -222,7 +223,7 @@ def test_containers_are_passed_on_and_freed() -> None:
     other.container_function = container_function  # type: ignore[attr-defined]
     session, options = session_with(), {OVERRIDE: other}
     containers = tuple(map(Container, qkv()))
-    with watching(session, options), forwards.running(0, session.begin_forward(1.0, CPU, options)):
+    with watching(session, options), model_pass.running(0, session.begin_forward(1.0, CPU, options)):
         out = options[OVERRIDE].container_function(*containers, 4, transformer_options=options)  # type: ignore[attr-defined]
     assert not out.any() and session.record.summary().calls == 1
     with watching(session, plain := {OVERRIDE: halved}):

@@ -9,14 +9,14 @@ import torch
 
 from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
-from comfy_sage2.comfyui.call.attention_call import AttentionCall
-from comfy_sage2.comfyui.observe.calibration import Calibration
-from comfy_sage2.comfyui.observe.measurement import measure_variants, served_variants
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_chart
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.serve import guard
-from comfy_sage2.comfyui.serve.serving import probe
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.session import guard
+from comfy_sage2.comfyui.session.calibration import Calibration
+from comfy_sage2.comfyui.session.dispatcher import probe
+from comfy_sage2.comfyui.session.measurement import measure_variants, served_variants
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
@@ -52,7 +52,7 @@ def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sampled(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Session, list[float]]:
     """One guarded call in each of two steps; the mean of each output."""
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", kernel)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
     session = session_with(guard=True, **options)
     return session, [float(call(session, *qkv(), 2, sigma=sigma).mean()) for sigma in (1.0, 0.5)]
 
@@ -125,7 +125,7 @@ def test_a_backend_without_precise_leaves_the_call_to_comfyui(monkeypatch: pytes
     reason = "[SA-206] mode must be 8b or 4b here, got precise"
     assert probe(CPU, Settings(mode="precise", backend="reference")).reason == reason
     policy = Policy(Signature.of("WAN21", {}), "lossless", (0.0, 1.0), (64,), ((Cell(PRECISE),),))
-    session = serving(Settings(backend="reference", policy=policy), plan=policy)
+    session = serving(Settings(backend="reference", policy=policy), selector=policy)
     session.begin_sampling(SIGMAS)
     out = call(session, *qkv(), 2, func=ones)
     assert torch.equal(out, torch.ones_like(out))

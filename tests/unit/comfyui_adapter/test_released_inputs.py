@@ -12,11 +12,11 @@ from comfy_sage2 import registry
 from comfy_sage2.backends.base import AttentionRequest, Backend
 from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.forward import Forward
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.report.record import Outcome
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.model_pass import Forward
+from comfy_sage2.comfyui.session.record import Outcome
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 
@@ -94,7 +94,7 @@ def call(session: Session, phased: Phased, forward: Forward, **options: Any) -> 
     """One call in containers, which nothing else refers to."""
     held = [Container(torch.randn(1, 64, 128).half()) for _ in range(3)]
     phased.watch([container.peek() for container in held])
-    with forwards.running(0, forward):
+    with model_pass.running(0, forward):
         out: torch.Tensor = make_override(session).container_function(  # type: ignore[attr-defined]
             *held, 2, **options, _inside_attn_wrapper=True, transformer_options={}
         )
@@ -122,7 +122,7 @@ def test_the_output_is_that_of_the_whole_call(phased: Phased) -> None:
     mask = torch.rand(1, 64, 64) < 0.5
     options: dict[str, Any] = {"mask": mask, "_inside_attn_wrapper": True, "transformer_options": {}}
     override: Any = make_override(session)
-    with forwards.running(0, begin(session)):
+    with model_pass.running(0, begin(session)):
         expected = override(ones, *tensors, 2, **options)
         out = override.container_function(*map(Container, tensors), 2, **options)
     assert [event for event, _ in phased.events] == ["run", "prepare", "attend"]
@@ -196,6 +196,6 @@ def test_a_call_that_cannot_be_prepared_is_left_to_comfyui(phased: Phased) -> No
 def test_tensors_that_the_caller_holds_are_not_prepared(phased: Phased) -> None:
     session = session_with()
     tensors = [torch.randn(1, 64, 128).half() for _ in range(3)]
-    with forwards.running(0, begin(session)):
+    with model_pass.running(0, begin(session)):
         make_override(session)(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
     assert [event for event, _ in phased.events] == ["run"]

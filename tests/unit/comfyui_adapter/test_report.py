@@ -9,14 +9,14 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from comfy_sage2.comfyui.call.forward import Schedule
 from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_card, draw_chart
 from comfy_sage2.comfyui.report.colors import BROKEN, LEFT
 from comfy_sage2.comfyui.report.drawing import fitted, font, wrapped
-from comfy_sage2.comfyui.report.quality import measure
-from comfy_sage2.comfyui.report.record import Outcome, Speed, start_timer
 from comfy_sage2.comfyui.report.text import report, status
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.session.model_pass import Schedule
+from comfy_sage2.comfyui.session.quality import measure
+from comfy_sage2.comfyui.session.record import Outcome, Speed, start_timer
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
@@ -272,7 +272,7 @@ def test_summary_asks_for_one_median_a_form(monkeypatch: pytest.MonkeyPatch) -> 
         asked.append(len(times))
         return 1.0
 
-    monkeypatch.setattr("comfy_sage2.comfyui.report.record.median", median)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.record.median", median)
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     for layer in range(500):

@@ -11,9 +11,9 @@ import torch
 from comfy_sage2.comfyui.report.chart import draw_card, draw_chart
 from comfy_sage2.comfyui.report.colors import BACKGROUND, BROKEN, LEFT, PANEL, SERVED, ramp
 from comfy_sage2.comfyui.report.heatmap import cell_box, error_map, served_map
-from comfy_sage2.comfyui.report.record import Outcome, Speed, Summary
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.report.verdict import compared_speed, verdict, worst_place
+from comfy_sage2.comfyui.session.record import Outcome, Speed, Summary
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions

@@ -10,17 +10,17 @@ import torch
 
 from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
-from comfy_sage2.comfyui.call.attention_call import AttentionCall
-from comfy_sage2.comfyui.observe.calibration import Calibration
-from comfy_sage2.comfyui.observe.measurement import measure_variants
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_chart
 from comfy_sage2.comfyui.report.text import session_report
-from comfy_sage2.comfyui.serve.serving import probe
+from comfy_sage2.comfyui.session.calibration import Calibration
+from comfy_sage2.comfyui.session.dispatcher import probe
+from comfy_sage2.comfyui.session.measurement import measure_variants
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
-from comfy_sage2.policy.rules import RulePlan
+from comfy_sage2.policy.rules import RuleSelector
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
@@ -35,9 +35,9 @@ def policy(rotate: bool = False) -> Policy:
     return Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64,), ((Cell(FOUR),),), rotate)
 
 
-def outputs(settings: Settings, tensors: tuple[torch.Tensor, ...], plan: Any = None) -> tuple[torch.Tensor, str]:
+def outputs(settings: Settings, tensors: tuple[torch.Tensor, ...], selector: Any = None) -> tuple[torch.Tensor, str]:
     """What a call gives with these settings, and the label of what served it."""
-    session = serving(settings, plan=plan)
+    session = serving(settings, selector=selector)
     session.begin_sampling(SIGMAS)
     out = call(session, *tensors, 2)
     (share,) = session.record.summary().shares
@@ -47,12 +47,12 @@ def outputs(settings: Settings, tensors: tuple[torch.Tensor, ...], plan: Any = N
 @pytest.mark.parametrize("mode", ["8b", "4b", "auto", "policy"])
 def test_every_call_is_rotated(mode: str) -> None:
     tensors = qkv()
-    plan = {"auto": RulePlan("WAN21", "reference"), "policy": policy()}.get(mode)
+    selector = {"auto": RuleSelector("WAN21", "reference"), "policy": policy()}.get(mode)
     options = {"policy": policy()} if mode == "policy" else {"mode": mode}
     computed = "4b" if mode in ("4b", "policy") else "8b"
     q, k, v = (tensor.unflatten(-1, (2, 64)).transpose(1, 2) for tensor in tensors)
     for rotate in (False, True):
-        out, label = outputs(Settings(backend="reference", rotate=rotate, **options), tensors, plan)
+        out, label = outputs(Settings(backend="reference", rotate=rotate, **options), tensors, selector)
         chosen = ReferenceOptions.of(AttentionOptions(mode=computed, rotate=rotate))
         expected = reference_attention(q, k, v, chosen)[0].transpose(1, 2).flatten(2)
         assert torch.equal(out, expected)
@@ -100,7 +100,7 @@ def test_a_calibration_measures_with_rotation() -> None:
         return {FOUR: Agreement(1.0, 0.0, 0.0)}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("comfy_sage2.comfyui.observe.calibration.measure_variants", measured)
+        patch.setattr("comfy_sage2.comfyui.session.calibration.measure_variants", measured)
         for rotate in (False, True):
             task = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate=rotate)
             task.begin_sampling(1)
@@ -114,7 +114,7 @@ def test_a_calibration_measures_with_rotation() -> None:
 @pytest.mark.parametrize("rotate", [False, True])
 def test_the_report_says_where_policy_and_node_differ(measured: bool, rotate: bool) -> None:
     chosen = policy(measured)
-    session = serving(Settings(backend="reference", policy=chosen, rotate=rotate), plan=chosen)
+    session = serving(Settings(backend="reference", policy=chosen, rotate=rotate), selector=chosen)
     session.begin_sampling(SIGMAS)
     call(session, *qkv(), 2, func=ones)
     assert ("its errors are not those measured" in session_report(session)) == (measured != rotate)

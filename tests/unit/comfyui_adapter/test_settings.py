@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
-from comfy_sage2.comfyui.report.record import Outcome
 from comfy_sage2.comfyui.report.text import status
-from comfy_sage2.comfyui.sampling import sessions_of
-from comfy_sage2.comfyui.serve import serving
+from comfy_sage2.comfyui.session import dispatcher
+from comfy_sage2.comfyui.session.record import Outcome
 from comfy_sage2.comfyui.settings import BACKENDS, MODES, Settings, reason_against_steps
 
 from .test_patch import Patcher
@@ -77,8 +77,8 @@ def test_reference_serves_where_no_kernel_can(mode: str, caplog: pytest.LogCaptu
 
 def test_kernel_serves_where_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with backend auto: no call of it goes to the reference."""
-    monkeypatch.setattr(serving, "probe", lambda device, settings: Outcome("sm90", settings.options))
-    decided = serving.with_backend(CPU, Settings(backend="auto or reference"))
+    monkeypatch.setattr(dispatcher, "probe", lambda device, settings: Outcome("sm90", settings.options))
+    decided = dispatcher.with_backend(CPU, Settings(backend="auto or reference"))
     assert decided == Settings(backend="auto")
 
 

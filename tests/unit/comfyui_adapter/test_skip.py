@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.report.verdict import compared_speed
+from comfy_sage2.comfyui.session import model_pass
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
 from comfy_sage2.policy.signature import Signature
-from comfy_sage2.skipping.kept import Pass
-from comfy_sage2.skipping.levels import LEVELS
-from comfy_sage2.skipping.skipper import Skipper
+from comfy_sage2.sparsity.controller import Skipper
+from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.mask_cache import Pass
 
 from .calls import Container, ones, serving
 from .skip_samplings import (
@@ -119,7 +119,7 @@ def test_in_the_last_step_nothing_is_found() -> None:
     for step in range(4):
         forward = session.begin_forward(1.0 - 0.25 * step, CPU, {})
         override = make_override(session)
-        with forwards.running(0, forward):
+        with model_pass.running(0, forward):
             out = override(ones, *tensors, HEADS, _inside_attn_wrapper=True, transformer_options={})
     assert torch.equal(out, dense(tensors)) and listed(session) == [False, True, True, False]
     assert figures(session)[0].finding == 1 and "the last step is dense" in report([session])
@@ -155,7 +155,7 @@ def test_inputs_in_containers_are_not_let_go_before_their_tiles_are_found(
     begin(session)
     for step in range(2):
         containers = [Container(tensor) for tensor in tensors]
-        with forwards.running(0, session.begin_forward(sigma(step), CPU, {})):
+        with model_pass.running(0, session.begin_forward(sigma(step), CPU, {})):
             override.container_function(*containers, HEADS, transformer_options={})  # type: ignore[attr-defined]
         assert all(container.tensor is None for container in containers)
     assert listed(session) == [False, least_dead == 0.0]
@@ -184,6 +184,6 @@ def test_the_level_of_the_node_goes_before_that_of_the_policy(node: str, policy:
     carried = Policy(Signature.of("", {}), "fast", (0.0, 1.0), (HEAD_DIM,), ((eight,),), skip=policy)
     settings = Settings(backend="reference", skip=node, policy=carried)
     assert settings.skip_level == level and ("skip" in settings.describe()) == (level is not None)
-    session = serving(settings, plan=carried)
+    session = serving(settings, selector=carried)
     sampled(session, focused(16), 2)
     assert listed(session) == [False, level is not None]

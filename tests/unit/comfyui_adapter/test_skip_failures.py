@@ -80,9 +80,9 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
         return out
 
     if broken in ("gaps", "tiles"):
-        monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", without)
+        monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", without)
     else:
-        monkeypatch.setattr(f"comfy_sage2.comfyui.serve.skipping.{broken}", fails)
+        monkeypatch.setattr(f"comfy_sage2.comfyui.session.sparsity.{broken}", fails)
     session, tensors = skipped(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
     assert listed(session) == [False] * 3
@@ -94,7 +94,7 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
 def test_the_next_sampling_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     session, tensors = skipped(), focused(11)
     with monkeypatch.context() as patched:
-        patched.setattr("comfy_sage2.comfyui.serve.skipping.Skipper.find", None)
+        patched.setattr("comfy_sage2.comfyui.session.sparsity.Skipper.find", None)
         sampled(session, tensors, 2)
     sampled(session, tensors, 2)
     assert listed(session) == [False, True] and "given up" not in report([session])
@@ -112,7 +112,7 @@ def test_a_broken_output_takes_the_layer_to_precise_with_all_tiles(
                 nonfinite.fill_(1)
         return out
 
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", broken_lists)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", broken_lists)
     session, tensors = skipped(guard=True), focused(12)
     begin(session)
     outs = [run(session, step, tensors, at_end=at_end)[0] for step in range(4)]
@@ -127,7 +127,7 @@ def test_a_layer_that_is_too_far_off_has_all_tiles_before_a_more_exact_mode(monk
         out: torch.Tensor = attention(*args, **kwargs)
         return out if tiles is None else out.roll(128, dims=1)
 
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", wrong_lists)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", wrong_lists)
     session, tensors = skipped(guard=True, guard_level=FIDELITY), focused(13)
     outs = sampled(session, tensors)
     assert session.task.guard is not None and session.task.guard.fidelity is not None
@@ -150,7 +150,7 @@ def test_what_a_broken_pass_found_is_thrown_away(monkeypatch: pytest.MonkeyPatch
                 nonfinite.fill_(1)
         return out
 
-    monkeypatch.setattr("comfy_sage2.comfyui.serve.session.attention", first_breaks)
+    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", first_breaks)
     session, tensors = skipped("lossless", guard=True), focused(27)
     begin(session)
     run(session, 0, tensors)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.call.facts import changes_of
-from comfy_sage2.comfyui.call.override import make_override
+from comfy_sage2.comfyui.adapter.layers import changes_of
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.hooks.sampling import forward_wrapper
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.sampling import forward_wrapper
-from comfy_sage2.comfyui.serve.session import Session
-from comfy_sage2.skipping.kept import MOST_TRIES
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.sparsity.mask_cache import MOST_TRIES
 
 from .calls import Executor, ones
 from .skip_samplings import (

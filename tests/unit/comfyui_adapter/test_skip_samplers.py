@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.sampling import evaluation_wrapper
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.hooks.sampling import evaluation_wrapper
+from comfy_sage2.comfyui.session.session import Session
 
 from .skip_samplings import begin, by_mask, figures, focused, lossless_mask, run, skipped
 

@@ -9,10 +9,10 @@ import torch
 
 from comfy_sage2.attention import attention
 from comfy_sage2.backends.base import note_nonfinite
-from comfy_sage2.comfyui.call import forward as forwards
-from comfy_sage2.comfyui.call.override import make_override
-from comfy_sage2.comfyui.serve.fidelity import Fidelity
-from comfy_sage2.comfyui.serve.session import Session
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session.fidelity import Fidelity
+from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 
 from .calls import ones, serving
@@ -34,7 +34,7 @@ class Faulty:
 
     def __call__(self, *args: Any, options: Any, nonfinite: torch.Tensor | None = None, **kwargs: Any) -> Any:
         out = attention(*args, options=options, **kwargs)
-        forward = forwards.current(self.slot)
+        forward = model_pass.current(self.slot)
         assert forward is not None
         layer, self.calls = len(forward.calls) - 1, self.calls + 1
         self.asked.append((layer, options.mode))

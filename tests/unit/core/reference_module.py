@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from comfy_sage2.backends.launch import ELEMENT_CODES, option_fields
+from comfy_sage2.block_mask import TileLists, tiles_of
 from comfy_sage2.kernels import abi
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
-from comfy_sage2.reference.dead_tiles import tile_gaps
+from comfy_sage2.reference.block_margins import tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.tiles import TileLists, tiles_of
 
 _DTYPES = {code: dtype for dtype, code in ELEMENT_CODES.items()}
 _MODES = {option_fields(AttentionOptions(mode))["mode"]: mode for mode in MODES}

@@ -15,7 +15,7 @@ from comfy_sage2.quantize.formats import FP32
 from comfy_sage2.quantize.fp8 import E4M3
 from comfy_sage2.quantize.groups import HOPPER_8B
 from comfy_sage2.reference.attention import reference_attention
-from comfy_sage2.reference.dead_tiles import LOSSLESS, dead_tiles, tile_gaps
+from comfy_sage2.reference.block_margins import LOSSLESS, dead_tiles, tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
 from lab.evaluation.synthetic_video import video_samples
 

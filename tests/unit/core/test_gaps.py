@@ -12,7 +12,7 @@ import comfy_sage2
 from comfy_sage2 import TileLists, UnsupportedError, registry
 from comfy_sage2.attention import _writing_attention_op
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
-from comfy_sage2.reference.dead_tiles import tile_gaps
+from comfy_sage2.reference.block_margins import tile_gaps
 from comfy_sage2.reference.options import ReferenceOptions
 
 NUMERICS = [(mode, rotate) for mode in MODES for rotate in (False, True)]

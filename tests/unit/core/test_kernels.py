@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.backends import selftest
+from comfy_sage2.backends import self_test
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
@@ -26,7 +26,7 @@ def _request(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
+    monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
 
 
 @pytest.mark.usefixtures("installed")

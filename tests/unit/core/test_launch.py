@@ -13,8 +13,8 @@ from comfy_sage2.backends import launch as launch_module
 from comfy_sage2.backends.base import AttentionRequest, empty_output
 from comfy_sage2.backends.launch import launch
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
+from comfy_sage2.block_mask import TileLists
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.tiles import TileLists
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from comfy_sage2 import TileLists
-from comfy_sage2.backends import kernels, selftest
+from comfy_sage2.backends import kernels, self_test
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS
 from comfy_sage2.backends.kernels import KERNELS
@@ -60,7 +60,7 @@ def test_kernels_refuse_what_they_are_older_than(
     module = SimpleNamespace(version=f"{abi}.0.0", abi_version=abi)
     monkeypatch.setattr(loader, "load", lambda architecture: module)
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
+    monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
     for capability in backend.capabilities:
         for mode in backend.modes:
             with_it, without = case.requests(capability, mode)

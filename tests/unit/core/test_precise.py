@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2.backends import selftest
+from comfy_sage2.backends import self_test
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
@@ -76,7 +76,7 @@ def test_smooth_v_changes_nothing() -> None:
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.name)
 def test_what_a_backend_lacks_is_its_reason(kernels: KernelBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(selftest, "reason_against", lambda architecture, index, variants: None)
+    monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
 
     def reason(dtype: torch.dtype = torch.bfloat16, pv_accumulator: str = "fp32") -> str | None:
         options = AttentionOptions("precise", pv_accumulator=pv_accumulator)

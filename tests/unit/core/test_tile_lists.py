@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comfy_sage2 import TileLists
-from comfy_sage2.tiles import tiles_of
+from comfy_sage2.block_mask import tiles_of
 
 
 def noted(lists: TileLists) -> int:

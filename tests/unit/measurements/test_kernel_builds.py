@@ -14,9 +14,10 @@ import torch
 
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
-from comfy_sage2.benchmark.timing import Subject, Timed
+from comfy_sage2.benchmark.candidates import Subject
+from comfy_sage2.benchmark.timing import Timed
+from comfy_sage2.block_mask import TileLists
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.tiles import TileLists
 from lab.measurements import kernel_builds
 from lab.measurements.kernel_builds import CUDNN, Kind, Sizes, agreement, load, row
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.benchmark.timing import Subject, Timed
+from comfy_sage2.benchmark.candidates import Subject
+from comfy_sage2.benchmark.timing import Timed
 from comfy_sage2.kernels import loader
 from lab.measurements import list_times
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import comfy_sage2
-from comfy_sage2.tiles import TileLists
+from comfy_sage2.block_mask import TileLists
 from lab.measurements import end_to_end, overrides
 from lab.measurements.end_to_end import Steps
 from lab.measurements.families.paper import MODELS

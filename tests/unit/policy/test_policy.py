@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
+from comfy_sage2.call_site import CallSite, Layer, indexed_name, label
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.policy import document
 from comfy_sage2.policy.calibrated import BOUNDS, IN_FULL, SKIP, SKIP_NOTHING, UNKNOWN, Policy, make_policy, part_of
 from comfy_sage2.policy.document import from_text, to_text
-from comfy_sage2.policy.plan import Choice, Layer, Place, by_number, label
+from comfy_sage2.policy.selector import Choice
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.speed import fastest_first
 from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
-from comfy_sage2.skipping.levels import LEVELS
+from comfy_sage2.sparsity.levels import LEVELS
 
 FOUR, FOUR_SMOOTH, EIGHT, EIGHT_SMOOTH, PRECISE = VARIANTS
 WAN = Signature.of("WAN21", {"dim": 1536, "num_layers": 30, "dtype": object(), "image_model": "wan2.1"})
@@ -31,7 +32,7 @@ def errors(*relative_l1: float) -> dict[AttentionOptions, Agreement]:
 
 def calls(*head_dims: int) -> list[Layer]:
     """A pass of a model that does not say its blocks."""
-    return [Layer(by_number(number), head_dim) for number, head_dim in enumerate(head_dims)]
+    return [Layer(indexed_name(number), head_dim) for number, head_dim in enumerate(head_dims)]
 
 
 def small_policy(target: str = "balanced") -> Policy:
@@ -94,7 +95,7 @@ def test_choices() -> None:
     policy = small_policy()
 
     def choice(layer: int, step: int) -> Any:
-        return policy.choose(Place(layer, None, step, 10, 4096))
+        return policy.choose(CallSite(layer, None, step, 10, 4096))
 
     assert (choice(0, 5).options, choice(1, 5).options, choice(2, 5).options) == (EIGHT, FOUR, None)
     assert choice(1, 5).instead == EIGHT and choice(0, 5).instead is None
@@ -102,7 +103,7 @@ def test_choices() -> None:
     with pytest.raises(ValueError, match=r"for 3 attention calls in one pass, and the model made at least 8"):
         choice(7, 0)
     # Once a pass has fitted, a longer one (of another conditioning) does not end the sampling.
-    assert policy.choose(Place(7, 3, 5, 10, 4096)) == Choice(None, reason=UNKNOWN)
+    assert policy.choose(CallSite(7, 3, 5, 10, 4096)) == Choice(None, reason=UNKNOWN)
 
 
 def test_a_pass_of_another_model_is_refused() -> None:
@@ -127,13 +128,13 @@ def test_a_policy_with_names_goes_by_them() -> None:
     policy = named_policy()
 
     def options(name: str, layer: int, layers: int | None = None) -> AttentionOptions | None:
-        return policy.choose(Place(layer, layers, 5, 10, 4096, name)).options
+        return policy.choose(CallSite(layer, layers, 5, 10, 4096, name)).options
 
     assert [options(name, layer) for layer, name in enumerate(NAMES)] == [EIGHT, FOUR, None]
     assert [options("block 0 cross", 0), options("block 1 self", 1)] == [FOUR, None]
     with pytest.raises(ValueError, match="for 3 attention calls in one pass, and the model made 'block 7 self' too"):
         options("block 7 self", 0)
-    assert policy.choose(Place(0, 3, 5, 10, 4096, "block 7 self")) == Choice(None, reason=UNKNOWN)
+    assert policy.choose(CallSite(0, 3, 5, 10, 4096, "block 7 self")) == Choice(None, reason=UNKNOWN)
 
 
 def test_a_pass_may_leave_out_what_has_a_name() -> None:
@@ -148,7 +149,7 @@ def test_a_pass_may_leave_out_what_has_a_name() -> None:
 
 def test_a_compiled_model_says_no_blocks_and_goes_by_order() -> None:
     policy = named_policy()
-    assert policy.choose(Place(1, None, 5, 10, 4096, "call 1")).options == FOUR
+    assert policy.choose(CallSite(1, None, 5, 10, 4096, "call 1")).options == FOUR
     policy.check_pass(calls(128, 128, 64))
     with pytest.raises(ValueError, match="for 3 attention calls in one pass, and the model made 2"):
         policy.check_pass(calls(128, 128))
@@ -212,7 +213,7 @@ def test_precise_is_what_version_2_has() -> None:
     assert written["version"] == 2 and json.loads(to_text(small_policy()))["version"] == 1
     again = from_text(to_text(precise))
     assert again.cells[0][0].options == PRECISE and again.cells[1][0].options == FOUR
-    assert again.choose(Place(0, None, 0, 10, 4096)) == Choice(PRECISE), "full precision where there is none"
+    assert again.choose(CallSite(0, None, 0, 10, 4096)) == Choice(PRECISE), "full precision where there is none"
     written["version"] = 1
     with pytest.raises(ValueError, match=r"cells\[0\].mode must be one of '8b', '4b', 'full', got 'precise'"):
         from_text(json.dumps(written))

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from comfy_sage2.policy.plan import Place, label
-from comfy_sage2.policy.rules import FEW_KEYS, RulePlan, kept
+from comfy_sage2.call_site import CallSite, label
+from comfy_sage2.policy.rules import FEW_KEYS, RuleSelector, kept
 
-MIDDLE = Place(layer=15, layers=30, step=10, steps=20, kv_length=4096)
+MIDDLE = CallSite(layer=15, layers=30, step=10, steps=20, kv_length=4096)
 
 
 def mode(backend: str = "sm89", **changes: Any) -> str:
-    return label(RulePlan("WAN21", backend).choose(replace(MIDDLE, **changes)).options)
+    return label(RuleSelector("WAN21", backend).choose(replace(MIDDLE, **changes)).options)
 
 
 def test_the_middle_takes_4_bits_where_the_gpu_has_int4() -> None:
@@ -49,11 +49,11 @@ def test_kept_at_each_end(count: int, share: float, ends: int) -> None:
 
 
 def test_reasoning_names_numbers_and_evidence() -> None:
-    first, evidence, precise = RulePlan("WAN21", "sm89").reasoning(30, 20)
+    first, evidence, precise = RuleSelector("WAN21", "sm89").reasoning(30, 20)
     assert precise.startswith("auto: precise nowhere")
     assert "3 of 20 steps" in first and "3 of 30 layers" in first
     assert "no measurement of this model is shipped" in evidence
-    assert "cosine 0.994 for the average layer" in RulePlan("CogVideoX", "sm89").reasoning(30, 20)[1]
-    eight, precise = RulePlan("WAN21", "sm90").reasoning(30, 20)
+    assert "cosine 0.994 for the average layer" in RuleSelector("CogVideoX", "sm89").reasoning(30, 20)[1]
+    eight, precise = RuleSelector("WAN21", "sm90").reasoning(30, 20)
     assert eight == "auto: 8b everywhere, since sm90 gains no time from 4 bits"
     assert precise.startswith("auto: precise nowhere, since 8b is no slower")

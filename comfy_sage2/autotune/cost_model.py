@@ -1,0 +1,214 @@
+"""From times to choices: accumulators, order of the modes, and which attention is the fastest for a call.
+
+A difference that the noise could explain decides nothing: then the shipped defaults stay.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..options import EXACT
+from .timings import Candidate, Times, Work
+
+_LEAST_MARGIN = 0.02
+# 4 bits must be this much faster than 8 to be worth what they cost in accuracy.
+FOUR_BITS_PAY = 1.25
+_Kind = tuple[str, str]  # mode and accumulators
+_LONGEST = 1 << 17  # tokens, up to which a crossover is looked for
+
+
+@dataclass(frozen=True)
+class Model:
+    """Seconds of a call: fixed + per_pair * pairs + per_query * queries + per_key * keys, for what all calls cost, Q K
+    and P V, and what touches each row of q or of k and v once, such as the quantization.
+    """
+
+    fixed: float
+    per_pair: float
+    per_query: float
+    per_key: float
+
+    def seconds(self, work: Work) -> float:
+        """What a call of this size takes."""
+        return sum(part * term for part, term in zip(_parts(self), _terms(work), strict=True))
+
+    @classmethod
+    def fitted(cls, times: dict[Work, float]) -> Model:
+        """The model with the least squared relative error of those whose parts are not negative."""
+        seconds = torch.tensor(list(times.values()), dtype=torch.float64)
+        terms = torch.tensor([_terms(work) for work in times], dtype=torch.float64) / seconds[:, None]
+        best, least = cls(0.0, 0.0, 0.0, 0.0), math.inf
+        for used in _USED:
+            if len(used) > len(times):
+                continue
+            # Columns of equal size: pairs and calls differ by ten orders of magnitude.
+            sizes = terms[:, used].norm(dim=0)
+            rows = terms[:, used] / sizes
+            solution = torch.linalg.lstsq(rows, torch.ones(len(times), 1, dtype=torch.float64)).solution
+            error = float((rows @ solution - 1.0).square().sum())
+            parts = (solution[:, 0] / sizes).tolist()
+            if min(parts) >= 0.0 and error < least - 1e-9:
+                found = dict(zip(used, parts, strict=True))
+                best, least = cls(*(found.get(term, 0.0) for term in range(4))), error
+        return best
+
+
+def _terms(work: Work) -> tuple[float, float, float, float]:
+    return 1.0, work.pairs, float(work.queries), float(work.keys)
+
+
+def _parts(model: Model) -> tuple[float, float, float, float]:
+    return model.fixed, model.per_pair, model.per_query, model.per_key
+
+
+# The terms that a model has, the most first. All have the pairs.
+_USED = [
+    used for count in (4, 3, 2, 1) for used in map(list, itertools.combinations(range(4), count)) if 1 in used
+]  # fmt: skip
+
+
+class Choices:
+    """What follows from `times`; answers None where they decide nothing."""
+
+    def __init__(self, times: Times) -> None:
+        self.times = times
+        self.margin = max(_LEAST_MARGIN, 2.0 * times.noise)
+        by_model: dict[tuple[Candidate, int], dict[Work, float]] = {}
+        for (candidate, work), seconds in times.seconds.items():
+            by_model.setdefault((candidate, work.head_dim), {})[work] = seconds
+        self._models = {key: Model.fitted(points) for key, points in by_model.items()}
+        self._head_dims = sorted({head_dim for _, head_dim in self._models})
+
+    def seconds(self, candidate: Candidate, work: Work) -> float | None:
+        """What a call takes by the model of the smallest head_dim that was timed and is not below the call's."""
+        head_dim = next((found for found in self._head_dims if found >= work.head_dim), None)
+        model = None if head_dim is None else self._models.get((candidate, head_dim))
+        return None if model is None else model.seconds(work)
+
+    def is_faster(self, candidate: Candidate, other: Candidate, work: Work) -> bool:
+        """Whether `candidate` is faster than `other` by more than the noise; False where one was not timed."""
+        mine, others = self.seconds(candidate, work), self.seconds(other, work)
+        return mine is not None and others is not None and mine * (1.0 + self.margin) < others
+
+    def fastest_first(self, backends: Iterable[str], work: Work) -> list[str]:
+        """Names of exact attentions by their time; those that were not timed come last, in their own order."""
+
+        def key(backend: str) -> float:
+            seconds = self.seconds(Candidate(backend), work)
+            return math.inf if seconds is None else seconds
+
+        return sorted(backends, key=key)
+
+    def accumulator(self, mode: str) -> str | None:
+        """The faster accumulators for `mode`, or None."""
+        ratio = self._ratio((mode, "fp16"), (mode, "fp32"))
+        if ratio is None or self._is_noise(ratio):
+            return None
+        return "fp16" if ratio < 1.0 else "fp32"
+
+    def four_bits_pay(self) -> bool | None:
+        """Whether 4 bits save enough time to give up accuracy for; None when a mode was not timed."""
+        ratio = self._mode_ratio("4b", "8b")
+        return None if ratio is None else ratio * FOUR_BITS_PAY <= 1.0
+
+    def modes_by_speed(self, modes: Sequence[str]) -> tuple[str, ...]:
+        """`modes`, each with its faster accumulators, the fastest first; their own order decides within the noise."""
+        order: list[str] = []
+        for mode in modes:
+            place = len(order)
+            while place and self._is_clearly_faster(mode, order[place - 1]):
+                place -= 1
+            order.insert(place, mode)
+        return tuple(order)
+
+    def crossover(self, candidate: Candidate, head_dim: int, heads: int) -> int | None:
+        """The tokens of self-attention from which on `candidate` is no slower than any exact attention; None: never."""
+        exact = [one for one in self._candidates() if one.mode == EXACT]
+        for power in itertools.count(7):
+            length = 1 << power
+            if length > _LONGEST:
+                return None
+            if self._is_fastest(candidate, exact, Work(heads, length, length, head_dim)):
+                break
+        slow, fast = length // 2 if power > 7 else 0, length
+        while fast - slow > 16:
+            middle = (slow + fast) // 2
+            if self._is_fastest(candidate, exact, Work(heads, middle, middle, head_dim)):
+                fast = middle
+            else:
+                slow = middle
+        return fast
+
+    def lines(self) -> list[str]:
+        """The table in words: speeds of the longest call of each head_dim, and the crossovers."""
+        lines = []
+        for head_dim in self._head_dims:
+            work = self._long_call(head_dim)
+            speeds = [
+                f"{one.words} {work.teraflops(seconds):.0f}"
+                for (one, at), seconds in self.times.seconds.items()
+                if at == work
+            ]
+            text = f"head_dim {head_dim}, {work.q_length} tokens, TFLOP/s: {', '.join(speeds)}"
+            eight = self._fastest_of("8b", work)
+            if eight is not None:
+                length = self.crossover(eight, head_dim, work.heads)
+                text += "; 8b is never the fastest" if length is None else f"; 8b is the fastest from {length} tokens"
+            lines.append(text)
+        return lines
+
+    def _is_clearly_faster(self, mode: str, other: str) -> bool:
+        ratio = self._mode_ratio(mode, other)
+        return ratio is not None and ratio < 1.0 and not self._is_noise(ratio)
+
+    def _is_noise(self, ratio: float) -> bool:
+        return 1.0 / (1.0 + self.margin) <= ratio <= 1.0 + self.margin
+
+    def _candidates(self) -> list[Candidate]:
+        return list(dict.fromkeys(candidate for candidate, _ in self._models))
+
+    def _is_fastest(self, candidate: Candidate, others: list[Candidate], work: Work) -> bool:
+        return not any(self.is_faster(other, candidate, work) for other in others)
+
+    def _fastest_of(self, mode: str, work: Work) -> Candidate | None:
+        """The candidate of `mode` that took the least time for `work`."""
+        found = {one: value for (one, at), value in self.times.seconds.items() if at == work and one.mode == mode}
+        return min(found, key=found.__getitem__, default=None)
+
+    def _mode_ratio(self, mode: str, other: str) -> float | None:
+        """The time of a mode by that of another, over the long calls; None when one was not timed."""
+        ratios = []
+        for work in map(self._long_call, self._head_dims):
+            mine, others = self._fastest_of(mode, work), self._fastest_of(other, work)
+            if mine is not None and others is not None:
+                ratios.append(self.times.seconds[mine, work] / self.times.seconds[others, work])
+        return _mean(ratios)
+
+    def _ratio(self, candidate: _Kind, other: _Kind) -> float | None:
+        """The time of one kind by that of the other, over the long calls; None when one was not timed."""
+        found, ratios = self.times.seconds.items(), []
+        for work in map(self._long_call, self._head_dims):
+            mine, others = (
+                next(
+                    (value for (one, at), value in found if at == work and kind == (one.mode, one.pv_accumulator)), None
+                )
+                for kind in (candidate, other)
+            )
+            if mine is not None and others is not None:
+                ratios.append(mine / others)
+        return _mean(ratios)
+
+    def _long_call(self, head_dim: int) -> Work:
+        """The call with the most pairs, of those the one with the fewest tokens: it says most about the products."""
+        works = (work for _, work in self.times.seconds if work.head_dim == head_dim)
+        return max(works, key=lambda work: (work.pairs, -work.queries - work.keys))
+
+
+def _mean(ratios: list[float]) -> float | None:
+    """The geometric mean, or None."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None

@@ -1,0 +1,181 @@
+"""Finding out the times of a GPU: remembered from an earlier process, or measured now.
+
+Nothing else may run on the GPU meanwhile: the nodes ask before a pass of the model, never within one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import random
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from .. import machine
+from . import store
+from .cache_file import user_cache_file
+from .cost_model import Choices
+from .rounds import Clock, GpuClock, time_rounds
+from .timings import Candidate, Rounds, Times, Work
+
+log = logging.getLogger("comfy_sage2")
+
+# Rises when what is timed changes: the calls, or how.
+FORMAT_VERSION = 5
+
+# Of it all. The first calls, which load kernels and build cuDNN's plans, can take all of it and more (0.9 s on an H200,
+# nearly all of it in cuDNN); the fewest rounds then end later.
+_SECONDS = 0.4
+_FREE_BYTES = 1 << 30  # with less the model needs it
+_HEAD_DIMS = (64, 128)
+# Heads, in those of `heads_for`, and tokens of q and of k: calls that a GPU's start-up dominates, short ones on a whole
+# GPU and where quantization begins to pay, one of the products, one of the quantization. The q of the last one, like
+# that of a video, is larger than a GPU's cache, from which it would be read in no time.
+_CALLS = ((2, 1024, 1024), (8, 1024, 1024), (2, 2048, 2048), (2, 4096, 4096), (1, 32768, 512))
+_DTYPE = torch.bfloat16
+_HEADS = ((96, 16), (48, 8), (0, 4))  # from so many multiprocessors on
+# On an H200 flash attention took half of the other's time or less in every call that was tried; loading both costs the
+# user's time.
+_FLASH, _EFFICIENT = Candidate("torch-flash"), Candidate("torch-efficient")
+
+Run = Callable[[], object]
+
+
+class Candidates(Protocol):
+    """The attentions that are timed; whoever knows the backends hands them in."""
+
+    def calls(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Mapping[Candidate, Run]:
+        """Each candidate that can run attention on q, k and v, (B, H, N, D), ready to be timed."""
+
+    def fingerprint(self, capability: tuple[int, int]) -> str:
+        """Names the builds of the candidates for GPUs of this compute capability; another build, another name."""
+
+
+_lock = threading.RLock()
+_tried: set[int] = set()
+
+
+def prepare(device: torch.device, candidates: Candidates) -> None:
+    """Find out the times of `candidates` on `device`, once in this process; on failure the shipped defaults stay."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index in _tried or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        return
+    with _lock:
+        if index in _tried:
+            return
+        key = _key(index, candidates)
+        times = _kept(key) or _measured(index, key, candidates)
+        if times is not None:
+            store.keep(index, Choices(times))
+        _tried.add(index)  # last: until then other threads wait, and leave the GPU alone
+
+
+def remembered(index: int, candidates: Candidates) -> Choices | None:
+    """The choices for GPU `index` from an earlier measurement, or None."""
+    times = _kept(_key(index, candidates))
+    return None if times is None else Choices(times)
+
+
+def _kept(key: dict[str, str] | None) -> Times | None:
+    kept = None if key is None else user_cache_file().get(key)
+    return None if kept is None else Times.read(kept)
+
+
+def measure_now(index: int, candidates: Candidates) -> Choices:
+    """Measure `candidates` on GPU `index` whatever is remembered of it.
+
+    RuntimeError when that is not possible now, and why.
+    """
+    with _lock:
+        _tried.add(index)
+        if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
+            raise RuntimeError("[SA-114] less than 1 GiB of the GPU's memory is free: nothing was measured")
+        times = _measured(index, _key(index, candidates), candidates)
+        if times is None:
+            raise RuntimeError("[SA-114] the times varied too much: another process may be using the GPU")
+        choices = Choices(times)
+        store.keep(index, choices)
+        return choices
+
+
+def _measured(index: int, key: dict[str, str] | None, candidates: Candidates) -> Times | None:
+    """The times of GPU `index`, remembered under `key`; None without the memory, or when they cannot be trusted."""
+    if torch.cuda.mem_get_info(index)[0] < _FREE_BYTES:
+        return None
+    try:
+        with torch.cuda.device(index), torch.no_grad():
+            times = Times.of(rounds_on(index, GpuClock(), candidates))
+    except RuntimeError as error:  # out of memory is one too
+        log.debug("SageAttention2: GPU %d was not measured: %s", index, error)
+        return None
+    if times is not None and key is not None:
+        user_cache_file().put(key, times.document())
+    return times
+
+
+def rounds_on(index: int, clock: Clock, candidates: Candidates) -> Rounds:
+    """Seconds of `candidates` on GPU `index`, which must be the current device."""
+    deadline = clock.now() + _SECONDS
+    heads = heads_for(torch.cuda.get_device_properties(index).multi_processor_count)
+    inputs = _inputs(torch.device("cuda", index), heads)
+    runs: dict[tuple[Candidate, Work], Run] = {}
+    for head_dim, (share, queries, keys) in itertools.product(_HEAD_DIMS, _CALLS):
+        work = Work(share * heads, queries, keys, head_dim)
+        found = dict(candidates.calls(*inputs(work)))
+        if _FLASH in found:
+            found.pop(_EFFICIENT, None)
+        runs |= {(candidate, work): run for candidate, run in found.items()}
+    return time_rounds(runs, clock, random.Random(), deadline)
+
+
+def heads_for(multiprocessors: int) -> int:
+    """The fewest heads of a call, so that small cards are done as soon as large ones."""
+    return next(heads for least, heads in _HEADS if multiprocessors >= least)
+
+
+def _inputs(device: torch.device, heads: int) -> Callable[[Work], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """A function from the size of a call to its q, k and v, (1, its heads, tokens, head_dim) in ComfyUI's memory order.
+
+    All calls read the same memory.
+    """
+    generator = torch.Generator(device).manual_seed(17)
+
+    def random_values(rows: int) -> torch.Tensor:
+        size = rows * heads * max(_HEAD_DIMS)
+        return torch.randn(size, dtype=_DTYPE, device=device, generator=generator)
+
+    most_queries = max(share * queries for share, queries, _ in _CALLS)
+    most_keys = max(share * keys for share, _, keys in _CALLS)
+    q, k, v = map(random_values, (most_queries, most_keys, most_keys))
+
+    def of(work: Work) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        def view(values: torch.Tensor, tokens: int) -> torch.Tensor:
+            shape = (1, tokens, work.heads, work.head_dim)
+            return values[: math.prod(shape)].view(shape).transpose(1, 2)
+
+        return view(q, work.q_length), view(k, work.kv_length), view(v, work.kv_length)
+
+    return of
+
+
+def _key(index: int, candidates: Candidates) -> dict[str, str] | None:
+    """What times hold for; None when the driver does not tell its version: then nothing is remembered."""
+    driver = machine.loaded_driver()
+    if driver is None:
+        return None
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    return {
+        "test": f"times, format {FORMAT_VERSION}",
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "driver": driver,
+        "torch": torch.__version__,
+        "module": candidates.fingerprint(capability),
+    }

@@ -1,0 +1,88 @@
+"""Timing calls in rounds, in each of which every call has its turn, in an order drawn anew."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Protocol, TypeVar
+
+import torch
+
+from .timings import FEWEST_ROUNDS
+
+MOST_ROUNDS = 7
+_LEAST = 0.1  # seconds of rounds, also where loading kernels took all the time: three rounds alone say little
+_VISIT = 1.5e-4  # seconds of GPU time that a visit fills with calls of the same kind
+_MOST_CALLS = 4
+# GPU clocks for each call, about 0.1 ms to begin with: what the CPU is ahead by when timing begins.
+_HEAD_STARTS = (180_000, 360_000, 720_000, 1_440_000)
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Clock(Protocol):
+    """Measures what was enqueued on a device."""
+
+    def visit(self, run: Callable[[], object], calls: int) -> float:
+        """The seconds of one of `calls` calls in a row."""
+
+    def now(self) -> float:
+        """Seconds from some moment on, of the time that the user waits."""
+
+
+class GpuClock:
+    """CUDA events on the current stream. The GPU waits until all calls are enqueued: their way through Python is not
+    timed.
+    """
+
+    def visit(self, run: Callable[[], object], calls: int) -> float:
+        """See `Clock.visit`. Where the GPU did not wait long enough the calls are made again, and it waits longer."""
+        for head_start in _HEAD_STARTS:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(head_start * calls)
+            start.record()
+            for _ in range(calls):
+                run()
+            too_short = start.query()
+            end.record()
+            end.synchronize()
+            if not too_short:
+                break
+        return float(start.elapsed_time(end)) / 1e3 / calls
+
+    def now(self) -> float:
+        """See `Clock.now`."""
+        return time.perf_counter()
+
+
+def time_rounds(
+    runs: Mapping[Key, Callable[[], object]], clock: Clock, rng: random.Random, deadline: float
+) -> dict[Key, list[float]]:
+    """The seconds of each call in each round: 3 to 7 rounds, as many as end before `deadline`, a time of `clock`.
+
+    What fits into 0.1 s is made even after it. A first visit that is not counted loads and compiles; a call that raises
+    RuntimeError in it is left out.
+    """
+    calls: dict[Key, int] = {}
+    for key, run in runs.items():
+        try:
+            clock.visit(run, 1)
+            once = clock.visit(run, 1)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError:  # no kernel for this call
+            continue
+        calls[key] = min(max(round(_VISIT / max(once, 1e-9)), 1), _MOST_CALLS)
+    found: dict[Key, list[float]] = {key: [] for key in calls}
+    order = list(calls)
+    begin = clock.now()
+    deadline = max(deadline, begin + _LEAST)
+    for finished in range(1, MOST_ROUNDS + 1):
+        rng.shuffle(order)
+        for key in order:
+            found[key].append(clock.visit(runs[key], calls[key]))
+        now = clock.now()
+        if finished >= FEWEST_ROUNDS and now + (now - begin) / finished > deadline:
+            break
+    return found

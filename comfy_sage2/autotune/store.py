@@ -1,0 +1,26 @@
+"""What this process knows of each GPU's times. Nothing is measured or read here: calls may ask at any moment."""
+
+from __future__ import annotations
+
+import torch
+
+from .cost_model import Choices
+
+_choices: dict[int, Choices] = {}
+
+
+def choices_of(device: torch.device) -> Choices | None:
+    """The choices for `device`, or None: then the shipped defaults hold."""
+    if device.type != "cuda" or not _choices:
+        return None
+    return _choices.get(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def keep(index: int, choices: Choices) -> None:
+    """From now on these are the choices for GPU `index`."""
+    _choices[index] = choices
+
+
+def forget() -> None:
+    """Nothing is known any more."""
+    _choices.clear()

@@ -1,0 +1,138 @@
+"""The self-test of a kernel module at its first use on a GPU: a module that computes wrong results is not used.
+
+A module that passed is remembered for this GPU, driver and module. One that failed is tested again by the next process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .. import machine
+from ..autotune.cache_file import user_cache_file
+from ..kernels import loader
+from ..text import error_text
+from . import self_test_cases
+from .self_test_cases import Variant
+
+log = logging.getLogger("comfy_sage2")
+
+# Rises when what a module has to pass changes: the calls, their bounds, or how a module is called.
+CASES_VERSION = 5
+
+_lock = threading.RLock()
+_outcomes: dict[tuple[str, int], Outcome] = {}
+# Modules that were asked for while a CUDA graph was captured, when nothing else can run.
+_postponed: set[tuple[str, int]] = set()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the test of a module on a GPU gave.
+
+    Attributes:
+        reason: why the module must not be used there, or None.
+        calls: that were made and compared; 0 when an earlier process did it.
+        seconds: that it took.
+    """
+
+    reason: str | None
+    calls: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """In words for the user."""
+        if self.reason is not None:
+            return f"failed: {self.reason}"
+        if not self.calls:
+            return "passed earlier with this GPU, driver and module"
+        return f"passed: {self.calls} calls within their bounds in {1000 * self.seconds:.0f} ms"
+
+
+def reason_against(architecture: str, index: int | None, variants: Sequence[Variant]) -> str | None:
+    """Why the module of `architecture` must not be used on GPU `index` (None: the current one), or None.
+
+    Tests it with `variants` when this GPU is new; the answer is kept for the life of the process.
+    """
+    place = (architecture, torch.cuda.current_device() if index is None else index)
+    with _lock:
+        if place not in _outcomes:
+            if torch.cuda.is_current_stream_capturing():
+                _postponed.add(place)
+                return None
+            outcome = _outcome(*place, variants)
+            if outcome is None:
+                return None
+            _outcomes[place] = outcome
+        return _outcomes[place].reason
+
+
+def is_postponed(architecture: str, index: int | None) -> bool:
+    """Whether a test is still to be made, and can be made now."""
+    return bool(_postponed) and (architecture, index) in _postponed and not torch.cuda.is_current_stream_capturing()
+
+
+def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> Outcome:
+    """Test the module whatever is remembered of it. RuntimeError while the GPU has no memory for it."""
+    with _lock:
+        outcome = _tested(architecture, index, variants, _key(architecture, index, variants))
+        if outcome is None:
+            raise RuntimeError("[SA-113] the GPU's memory does not suffice for the self-test")
+        _outcomes[architecture, index] = outcome
+        return outcome
+
+
+def _outcome(architecture: str, index: int, variants: Sequence[Variant]) -> Outcome | None:
+    """The outcome that is remembered, or that of a test; None when the test could not be made."""
+    key = _key(architecture, index, variants)
+    kept = None if key is None else user_cache_file().get(key)
+    if kept is not None and kept.get("passed") is True:
+        return Outcome(None, 0, 0.0)
+    return _tested(architecture, index, variants, key)
+
+
+def _tested(architecture: str, index: int, variants: Sequence[Variant], key: dict[str, str] | None) -> Outcome | None:
+    """The outcome of a test, remembered under `key` when it was passed; None without the memory for it."""
+    started = time.perf_counter()
+    try:
+        with torch.cuda.device(index):
+            verdict = self_test_cases.ask(loader.load(architecture), torch.device("cuda", index), variants)
+        calls, reason = verdict.calls, verdict.reason
+    except torch.cuda.OutOfMemoryError:  # tested when there is more
+        return None
+    except (RuntimeError, ValueError) as error:
+        calls, reason = 0, error_text(error)
+    _postponed.discard((architecture, index))
+    if key is not None:
+        user_cache_file().put(key, {"passed": reason is None})
+    if reason is None:
+        return Outcome(None, calls, time.perf_counter() - started)
+    reason = (
+        f"[SA-113] the self-test of these kernels failed on this GPU: {reason}. They are not used here; update the "
+        "driver and the pack, and report it if that does not help"
+    )
+    log.warning("SageAttention2: %s: %s", architecture, reason)
+    return Outcome(reason, calls, time.perf_counter() - started)
+
+
+def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str, str] | None:
+    """What a passed test holds for; None when the driver does not tell its version: then nothing is remembered."""
+    driver = machine.loaded_driver()
+    if driver is None:
+        return None
+    properties = torch.cuda.get_device_properties(index)
+    return {
+        "test": f"kernel module, cases {CASES_VERSION}",
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "driver": driver,
+        "architecture": architecture,
+        "module": loader.fingerprint(architecture),
+        "variants": "; ".join(variant.text for variant in variants),
+    }

@@ -1,0 +1,383 @@
+"""Small calls whose right results are known, and how far those of a kernel module are from them.
+
+The right results are computed on the CPU in float32: what is wrong with a GPU or its libraries cannot spoil them too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+
+import torch
+
+from ..block_mask import TileLists
+from ..kernels import abi
+from ..options import AttentionOptions
+from ..reference.exact import exact_attention
+from .base import AttentionRequest, Form
+from .constraints import PRECISE
+from .launch import enqueue, workspace_bytes
+from .self_test_margins import GAP_BOUND, gaps_of, grade_
+from .tensors import OptionalTensors
+
+_UNTOUCHED = 0xFF  # in every byte: NaN in all float types
+_ALIGNMENT = 256  # bytes
+_SEED = 17
+# Relative L1 error, sum |O - O'| / sum |O|, that the quantization of each mode may cost in these calls.
+BOUNDS = {"8b": 0.05, "4b": 0.24, "precise": 0.02}
+# Mean absolute error of the LSE.
+LSE_BOUNDS = {"8b": 0.006, "4b": 0.07, "precise": 0.006}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. Its tensors have gaps behind the tokens (layout BHND) or the heads (BNHD) that hold NaN.
+
+    Attributes:
+        mask: "" for none; "queries": bool, one for each query, of which one attends to nothing; "keys": additive, the
+            same for all queries, with the last keys masked.
+        broken: a value of V is infinite, which must be noted.
+        lists: () for none, else of each head, or of one for all, of each block of queries: a count, then key tiles.
+            Those that are not live stand behind the count.
+        invalid: an entry of the lists is invalid, which must be left out and noted.
+        gaps: the tiles are graded, and their gaps are to be noted.
+    """
+
+    name: str
+    q_heads: int
+    kv_heads: int
+    q_length: int
+    kv_length: int
+    head_dim: int
+    dtype: torch.dtype
+    options: AttentionOptions
+    batch: int = 1
+    mask: str = ""
+    broken: bool = False
+    lists: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    invalid: bool = False
+    gaps: bool = False
+
+
+_WITH_LSE = AttentionOptions(return_lse=True)
+CASES = (
+    Case("head_dim 64, ragged lengths", 4, 2, 197, 333, 64, torch.float16, _WITH_LSE, batch=2),
+    Case(
+        "head_dim 128, causal", 2, 2, 260, 260, 128, torch.bfloat16,
+        replace(_WITH_LSE, is_causal=True, layout="BNHD"),
+    ),
+    Case("head_dim 128, mask for each query", 2, 1, 150, 270, 128, torch.float16, _WITH_LSE, mask="queries"),
+    Case(  # more keys than Hopper prepares in one pass
+        "head_dim 256, key mask, smooth V", 2, 1, 140, 1030, 256, torch.float16,
+        AttentionOptions(smooth_v=True, layout="BNHD"), mask="keys",
+    ),
+    Case(
+        "head_dim 72, float32, rotated", 2, 2, 130, 190, 72, torch.float32,
+        AttentionOptions(scale=0.15, rotate=True),
+    ),
+    Case(
+        "head_dim 64, tile lists with invalid entries", 2, 1, 150, 440, 64, torch.float16, _WITH_LSE,
+        lists=(((0, 3, 2, 1, 0), (2, 0, 3, 1, 2)), ((1, 2, 0, 1, 3), (4, 1, 1, 99, 3))),
+        invalid=True,
+    ),
+    Case(
+        "head_dim 128, causal tile lists for all heads", 2, 2, 330, 330, 128, torch.bfloat16,
+        replace(_WITH_LSE, is_causal=True, layout="BNHD"),
+        lists=(((0, 0, 1, 2), (1, 0, 1, 2), (2, 2, 0, 1)),),
+    ),
+    Case("head_dim 64, gaps of tiles", 2, 1, 440, 440, 64, torch.float16, AttentionOptions(), gaps=True),
+    # Hopper has kernels for few keys, which note no LSE, and for 192 keys a step.
+    Case("head_dim 64, few keys", 2, 1, 150, 250, 64, torch.bfloat16, AttentionOptions()),
+    Case("head_dim 128, few keys", 2, 1, 140, 300, 128, torch.float16, AttentionOptions(layout="BNHD")),
+    Case("head_dim 64, key mask", 2, 1, 140, 570, 64, torch.float16, _WITH_LSE, mask="keys"),
+    Case("infinite value", 1, 1, 64, 64, 64, torch.float16, AttentionOptions(), broken=True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a (B, H, N, D) tensor with gaps lies in a buffer of bytes."""
+
+    offset: int
+    shape: tuple[int, int, int, int]
+    dtype: torch.dtype
+    layout: str
+
+    @property
+    def _memory(self) -> tuple[int, int, int, int]:
+        batch, heads, length, head_dim = self.shape
+        return (batch, length, heads + 1, head_dim) if self.layout == "BNHD" else (batch, heads, length + 1, head_dim)
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self._memory) * self.dtype.itemsize
+
+    def of(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The tensor, a view of `buffer`."""
+        whole = buffer[self.offset : self.offset + self.bytes].view(self.dtype).view(self._memory)
+        inner = whole[:, :, : self.shape[1]].transpose(1, 2) if self.layout == "BNHD" else whole[:, :, : self.shape[2]]
+        return inner
+
+
+@dataclass
+class _Layout:
+    """The slots of one buffer."""
+
+    bytes: int = 0
+
+    def add(self, shape: tuple[int, int, int, int], dtype: torch.dtype, layout: str) -> _Slot:
+        slot = _Slot(self.bytes, shape, dtype, layout)
+        self.bytes += -(-slot.bytes // _ALIGNMENT) * _ALIGNMENT
+        return slot
+
+    def add_contiguous(self, elements: int, dtype: torch.dtype) -> _Slot:
+        """A slot of one head and one channel: its gap lies behind it."""
+        return self.add((1, 1, elements, 1), dtype, "BHND")
+
+
+@dataclass(frozen=True)
+class Question:
+    """The inputs of a case on the CPU, and its right results.
+
+    q, k, v: slots in the buffer of inputs. mask: None or 4-D. tiles: None or the tensor of tile lists. out, lse:
+    float32. gaps: None or (B, Hq, Tq, Tk) float32.
+    """
+
+    case: Case
+    q: _Slot
+    k: _Slot
+    v: _Slot
+    mask: torch.Tensor | None
+    tiles: torch.Tensor | None
+    out: torch.Tensor
+    lse: torch.Tensor
+    gaps: torch.Tensor | None
+
+
+def questions() -> tuple[torch.Tensor, list[Question]]:
+    """The buffer of all inputs (uint8, on the CPU) and the questions; the same each time."""
+    generator = torch.Generator("cpu").manual_seed(_SEED)  # the random numbers of the process stay as they are
+    layout = _Layout()
+    slots = []
+    for case in CASES:
+        q_shape = (case.batch, case.q_heads, case.q_length, case.head_dim)
+        kv_shape = (case.batch, case.kv_heads, case.kv_length, case.head_dim)
+        slots.append([layout.add(shape, case.dtype, case.options.layout) for shape in (q_shape, kv_shape, kv_shape)])
+    buffer = torch.full((layout.bytes,), _UNTOUCHED, dtype=torch.uint8, device="cpu")
+    found = []
+    for case, places in zip(CASES, slots, strict=True):
+        for place in places:
+            place.of(buffer).copy_(torch.randn(place.shape, generator=generator, device="cpu"))
+        q, k, v = (place.of(buffer) for place in places)
+        # What smoothing is for.
+        q[..., :2] += 3.0
+        k[..., 1:3] += 6.0
+        if case.gaps:
+            grade_(q, k)
+        if case.broken:
+            v[0, 0, 1, 1] = math.inf
+        mask = _mask(case, generator)
+        lists = TileLists(torch.tensor([case.lists], dtype=torch.int16, device="cpu")) if case.lists else None
+        out, lse = exact_attention(
+            q,
+            k,
+            v,
+            scale=case.options.scale,
+            is_causal=case.options.is_causal,
+            attn_mask=mask,
+            live_tiles=None if lists is None else lists.to_mask(),
+            dtype=torch.float32,
+        )
+        tiles = None if lists is None else lists.lists
+        gaps = gaps_of(q, k) if case.gaps else None
+        found.append(Question(case, places[0], places[1], places[2], mask, tiles, out, lse, gaps))
+    return buffer, found
+
+
+def _mask(case: Case, generator: torch.Generator) -> torch.Tensor | None:
+    if case.mask == "queries":
+        mask = torch.rand(1, case.q_heads, case.q_length, case.kv_length, generator=generator, device="cpu") < 0.7
+        mask[:, :, case.q_length // 2] = False
+        return mask
+    if case.mask == "keys":
+        mask = torch.randn(case.batch, 1, 1, case.kv_length, generator=generator, device="cpu").to(case.dtype)
+        mask[..., -case.kv_length // 4 :] = -math.inf
+        return mask
+    return None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A mode with an accumulator that a kernel module has."""
+
+    mode: str
+    pv_accumulator: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.mode}, {self.pv_accumulator.upper()} accumulators"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One call of a variant, and where its results lie in the buffer of results."""
+
+    question: Question
+    variant: Variant
+    request: AttentionRequest
+    out: _Slot
+    lse: _Slot | None
+    nonfinite: _Slot
+    invalid_tiles: _Slot | None
+    gaps: _Slot | None
+
+    @property
+    def flags(self) -> Iterator[tuple[_Slot, str, int]]:
+        """Where each flag lies, which is 0 before the call, what it notes and what it must become."""
+        yield self.nonfinite, "NaN and infinity", int(self.question.case.broken)
+        if self.invalid_tiles is not None:
+            yield self.invalid_tiles, "invalid tiles", int(self.question.case.invalid)
+
+    @property
+    def name(self) -> str:
+        return f"{self.question.case.name} ({self.variant.text})"
+
+
+@dataclass
+class Verdict:
+    """What the calls of a module gave.
+
+    calls: how many there were. wrong: those whose results were wrong, in words.
+    """
+
+    calls: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str | None:
+        """What was wrong in a line, or None."""
+        if not self.wrong:
+            return None
+        others = f" ({len(self.wrong)} of {self.calls} findings)" if len(self.wrong) > 1 else ""
+        return f"{self.wrong[0]}{others}"
+
+
+def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Verdict:
+    """Run every case in each of `variants` on `device` and compare; waits for the device once.
+
+    Cases with tile lists are left out where the module takes none, and those with gaps where it cannot note them.
+
+    Raises what the module raises: ValueError for a call that it refuses, RuntimeError for a failure of the driver.
+    """
+    with torch.inference_mode(), torch.autocast("cpu", enabled=False):
+        inputs, found = questions()
+        if not abi.has_tile_lists(module):
+            found = [one for one in found if one.tiles is None]
+        if not abi.has_gaps(module):
+            found = [one for one in found if one.gaps is None]
+        asked, size = _layout_of_results(found, variants, device)
+        on_device = inputs.to(device)
+        results = torch.full((size,), _UNTOUCHED, dtype=torch.uint8, device=device)
+        scratch = max(workspace_bytes(module, call.request) for call in asked)
+        workspace = torch.empty(scratch, dtype=torch.uint8, device=device)
+        masks = {id(one): None if one.mask is None else one.mask.to(device) for one in found}
+        lists = {id(one): None if one.tiles is None else one.tiles.to(device) for one in found}
+        for call in asked:
+            question = call.question
+            workspace.fill_(_UNTOUCHED)
+            for flag, _, _ in call.flags:
+                flag.of(results).zero_()
+            gaps = None if call.gaps is None else call.gaps.of(results).fill_(-math.inf)
+            enqueue(
+                module,
+                question.q.of(on_device),
+                question.k.of(on_device),
+                question.v.of(on_device),
+                call.request,
+                OptionalTensors(
+                    attn_mask=masks[id(question)],
+                    tiles=lists[id(question)],
+                    nonfinite=call.nonfinite.of(results),
+                    invalid_tiles=None if call.invalid_tiles is None else call.invalid_tiles.of(results),
+                    gaps=gaps,
+                ),
+                out=call.out.of(results),
+                lse=None if call.lse is None else call.lse.of(results).view(question.lse.shape),
+                workspace=workspace,
+            )
+        return _compare(asked, results.cpu())
+
+
+def _layout_of_results(
+    found: Sequence[Question], variants: Sequence[Variant], device: torch.device
+) -> tuple[list[_Asked], int]:
+    layout = _Layout()
+    asked = []
+    for question in found:
+        case = question.case
+        for variant in variants:
+            options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
+            mask = None if question.mask is None else (question.mask.shape, question.mask.dtype)
+            shapes = torch.Size(question.q.shape), torch.Size(question.k.shape)
+            form = Form(device, case.dtype, *shapes, mask, question.tiles is not None, case.gaps)
+            request = AttentionRequest.of_form(form, options)
+            if PRECISE.check(request) is not None:
+                continue
+            lse = layout.add_contiguous(question.lse.numel(), torch.float32) if options.return_lse else None
+            asked.append(
+                _Asked(
+                    question,
+                    variant,
+                    request,
+                    layout.add(question.q.shape, case.dtype, options.layout),
+                    lse,
+                    layout.add_contiguous(1, torch.int32),
+                    layout.add_contiguous(1, torch.int32) if case.lists else None,
+                    None if question.gaps is None else layout.add_contiguous(question.gaps.numel(), torch.float32),
+                )
+            )
+    return asked, layout.bytes
+
+
+def _compare(asked: Sequence[_Asked], results: torch.Tensor) -> Verdict:
+    verdict = Verdict(len(asked))
+    untouched = torch.full_like(results, _UNTOUCHED)
+    for call in asked:
+        wrong = next(_wrong(call, results), None)
+        if wrong is not None:
+            verdict.wrong.append(f"{call.name}: {wrong}")
+        for slot in (call.out, call.lse, call.gaps, *(flag for flag, _, _ in call.flags)):
+            if slot is not None:
+                slot.of(untouched).copy_(slot.of(results))
+    if not torch.equal(untouched.view(torch.int64), results.view(torch.int64)):
+        verdict.wrong.append("a call wrote outside of its output")
+    return verdict
+
+
+def _wrong(call: _Asked, results: torch.Tensor) -> Iterator[str]:
+    """What is wrong with a call's results, in words."""
+    question = call.question
+    for flag, what, expected in call.flags:
+        noted = int(flag.of(results).item())
+        if noted != expected:
+            yield f"the note of {what} is {noted}, expected {expected}"
+    if question.case.broken:
+        return
+    out = call.out.of(results).float()
+    error = ((out - question.out).abs().sum() / question.out.abs().sum()).item()
+    bound = BOUNDS[call.variant.mode]
+    if not error <= bound:  # NaN too
+        yield f"relative L1 {error:.3g} from exact attention, at most {bound:g} expected"
+    if call.lse is not None:
+        lse = call.lse.of(results).view(question.lse.shape)
+        empty = question.lse == -math.inf
+        error = (lse - question.lse)[~empty].abs().mean().item()
+        bound = LSE_BOUNDS[call.variant.mode]
+        if not error <= bound or not torch.equal(lse == -math.inf, empty):
+            yield f"the LSE is {error:.3g} from exact attention's on average, at most {bound:g} expected"
+    if call.gaps is not None and question.gaps is not None:
+        error = (call.gaps.of(results).view(question.gaps.shape) - question.gaps).abs().max().item()
+        if not error <= GAP_BOUND:
+            yield f"a gap is {error:.3g} octaves from that of exact scores, at most {GAP_BOUND:g} expected"

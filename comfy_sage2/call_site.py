@@ -1,0 +1,63 @@
+"""Where an attention call stands: in which layer of a pass, in which step of a sampling; and its options in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .options import AttentionOptions
+
+_INDEXED = "call "
+
+
+def indexed_name(number: int) -> str:
+    """The name of a call of which the model does not say in which block it is."""
+    return f"{_INDEXED}{number}"
+
+
+def is_indexed(name: str) -> bool:
+    """Whether `indexed_name` made this name."""
+    return name.startswith(_INDEXED)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention call of a pass: "block 7 self", or, where the model names no blocks, its number as "call 12"."""
+
+    name: str
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """Where in a sampling an attention call stands.
+
+    Attributes:
+        layer: the number of the call's name, from 0, in the order in which the names of a sampling first came.
+        layers: calls of one pass; None during the first pass, when the number is not known yet.
+        step, steps: sampling step from 0, and the number of steps.
+        kv_length: tokens of k and v.
+        name: as in `Layer`.
+        is_self: whether q and k come from the same tokens.
+    """
+
+    layer: int
+    layers: int | None
+    step: int
+    steps: int
+    kv_length: int
+    name: str = ""
+    is_self: bool = True
+
+
+def label(options: AttentionOptions | None) -> str:
+    """The options in a few words for the user, such as "4b · smooth V"; None is full precision."""
+    if options is None:
+        return "full"
+    parts = [options.mode]
+    if options.smooth_v:
+        parts.append("smooth V")
+    if options.rotate:
+        parts.append("rotation")
+    if options.pv_accumulator == "fp16":
+        parts.append("FP16 accumulators")
+    return " · ".join(parts)

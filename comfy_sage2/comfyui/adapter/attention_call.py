@@ -1,0 +1,227 @@
+"""ComfyUI's attention call, in all its argument forms, and its translation to the layouts of the attention API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+
+Form = tuple[object, ...]
+Override = Callable[..., torch.Tensor]  # what nodes put in the place of an attention function
+Fallback = Callable[[], torch.Tensor]
+
+_POSITIONAL = 8  # ComfyUI's attention functions take the first eight fields below by position too
+_NEEDED = 4  # q, k, v and heads have no default
+# preferred_attention names one of ComfyUI's attention functions; it does not change what is computed.
+_WITHOUT_MEANING_HERE = ("transformer_options", "_inside_attn_wrapper", "preferred_attention")
+
+
+@dataclass(eq=False)
+class AttentionCall:
+    """One call of ComfyUI's attention function; the fields have the names and the order of its arguments.
+
+    Attributes:
+        q, k, v: (B, N, H * D), or (B, H, N, D) with `skip_reshape`.
+        heads: number of query heads.
+        mask: None, or bool (True = attend) or additive float; 2-D (Nq, Nkv), 3-D (B, Nq, Nkv) or 4-D (B, H, Nq, Nkv),
+            each dimension may be 1.
+        attn_precision: the dtype that the model asks for in the scores; only ComfyUI's attention gets it.
+        skip_output_reshape: the caller wants (B, H, N, D) back instead of (B, N, H * D).
+        scale: softmax scale; None means 1/sqrt(D).
+        enable_gqa: k and v may have fewer heads than q.
+        low_precision_attention: False where the model forbids a quantized attention.
+        unknown: arguments that this adapter does not understand.
+        containers: those of q, k and v, where ComfyUI gives them in such: whoever empties one frees its tensor.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    heads: int
+    mask: torch.Tensor | None = None
+    attn_precision: torch.dtype | None = None
+    skip_reshape: bool = False
+    skip_output_reshape: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+    low_precision_attention: bool = True
+    unknown: tuple[str, ...] = ()
+    containers: tuple[Any, ...] = ()
+
+    @classmethod
+    def of_containers(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall:
+        """As `of`, for q, k and v in containers, which keep them."""
+        containers = args[:3]
+        call = cls.of((*(container.peek() for container in containers), *args[3:]), kwargs)
+        call.containers = containers
+        return call
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall:
+        """Bind what ComfyUI passed to an override; raises TypeError when q, k, v or heads are missing."""
+        # Not `zip`: the compiler of torch 2.7 to 2.9 cannot trace its argument `strict`.
+        given = {**{ARGUMENTS[i]: argument for i, argument in enumerate(args[:_POSITIONAL])}, **kwargs}
+        missing = [name for name in ARGUMENTS[:_NEEDED] if name not in given]
+        if missing:
+            raise TypeError(f"[SA-210] the attention call lacks {', '.join(missing)}; it has {', '.join(given)}")
+        unknown = [name for name in given if name not in ARGUMENTS and name not in _WITHOUT_MEANING_HERE]
+        unknown += [f"argument {number}" for number in range(_POSITIONAL + 1, len(args) + 1)]
+        return cls(
+            q=given["q"],
+            k=given["k"],
+            v=given["v"],
+            heads=given["heads"],
+            mask=given.get("mask"),
+            attn_precision=given.get("attn_precision"),
+            skip_reshape=bool(given.get("skip_reshape", False)),
+            skip_output_reshape=bool(given.get("skip_output_reshape", False)),
+            scale=given.get("scale"),
+            enable_gqa=bool(given.get("enable_gqa", False)),
+            low_precision_attention=given.get("low_precision_attention") is not False,
+            unknown=tuple(unknown),
+        )
+
+    def keywords(self) -> dict[str, Any]:
+        """The call after q, k, v and heads as keyword arguments for one of ComfyUI's attention functions.
+
+        Arguments that only newer versions of ComfyUI know are left out unless they were given.
+        """
+        keywords: dict[str, Any] = {
+            "mask": self.mask,
+            "attn_precision": self.attn_precision,
+            "skip_reshape": self.skip_reshape,
+            "skip_output_reshape": self.skip_output_reshape,
+        }
+        if self.scale is not None:
+            keywords["scale"] = self.scale
+        if self.enable_gqa:
+            keywords["enable_gqa"] = True
+        if not self.low_precision_attention:
+            keywords["low_precision_attention"] = False
+        return keywords
+
+    def values(self) -> list[Any]:
+        """The values of ARGUMENTS, from which `AttentionCall(*values)` makes the call again."""
+        return [getattr(self, name) for name in ARGUMENTS]
+
+    def release(self) -> None:
+        """Let go of q, k and v, so that whoever else holds them decides when their memory is freed."""
+        del self.q, self.k, self.v
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the call has let go of q, k and v."""
+        return not hasattr(self, "q")
+
+    def empty_containers(self) -> None:
+        """Consume the containers, as who made the call expects; a released call then has no inputs any more."""
+        for container in self.containers:
+            container.tensor = None
+
+    @cached_property
+    def form(self) -> Form:
+        """All of the call that a decision, and the time it takes, can depend on."""
+        described = [(t.shape, t.dtype, t.device, t.stride(-1)) for t in (self.q, self.k, self.v)]
+        mask = None if self.mask is None else (self.mask.shape, self.mask.dtype, self.mask.device)
+        return (*described, mask, self.heads, self.skip_reshape, self.skip_output_reshape, self.scale)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of q, and of k and v."""
+        tokens = 2 if self.skip_reshape else 1
+        return self.q.shape[tokens], self.k.shape[tokens]
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one query head; of no use when the sizes do not fit `heads`, which `tensors` reports."""
+        return self.q.shape[-1] if self.skip_reshape else self.q.shape[-1] // self.heads
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether ComfyUI trains: a gradient is asked for, and quantized attention has none."""
+        tensors = (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+    @property
+    def reason_against_quantizing(self) -> str | None:
+        """Why the call must be left to ComfyUI's attention on every machine, or None."""
+        if self.unknown:
+            return f"[SA-308] the model passes arguments that this version does not know: {', '.join(self.unknown)}"
+        if not self.low_precision_attention:
+            return "[SA-306] the model asks for full precision here (low_precision_attention=False)"
+        if self.needs_gradient:
+            return "[SA-307] the call needs gradients, and quantized attention has none"
+        return None
+
+    @property
+    def layout(self) -> str:
+        """The layout in which the output needs no copy: "BHND" or "BNHD"."""
+        return "BHND" if self.skip_output_reshape else "BNHD"
+
+    def tensors(self, layout: str | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k, v as views in `layout` (None: the call's own); ValueError when their sizes do not fit `heads`."""
+        tensors = (self.q, self.k, self.v) if self.skip_reshape else self._split_heads()
+        if self.skip_reshape == ((layout or self.layout) == "BHND"):
+            return tensors
+        q, k, v = tensors
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _split_heads(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(B, N, H * D) -> (B, N, H, D) for q, k and v; the number of key heads follows from D."""
+        head_dim, rest = divmod(self.q.shape[-1], self.heads)
+        if rest or head_dim == 0:
+            raise ValueError(
+                f"[SA-210] the last dimension of q must be a multiple of heads ({self.heads}), got {self.q.shape[-1]}"
+            )
+        q = self.q.unflatten(-1, (self.heads, head_dim))
+        return q, _heads_of("k", self.k, head_dim), _heads_of("v", self.v, head_dim)
+
+    def mask_4d(self) -> torch.Tensor | None:
+        """The mask with batch and head dimensions added as ComfyUI does: (…) -> (B | 1, H | 1, Nq | 1, Nkv | 1).
+
+        A mask of another rank than ComfyUI's comes back as it is, for the attention API to refuse.
+        """
+        if self.mask is None or self.mask.ndim not in (2, 3):
+            return self.mask
+        return self.mask[None, None] if self.mask.ndim == 2 else self.mask[:, None]
+
+    def output(self, out: torch.Tensor) -> torch.Tensor:
+        """An output in the call's layout in the form that the caller expects: (B, N, H * D), or (B, H, N, D)."""
+        return out if self.skip_output_reshape else out.flatten(2)
+
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of `output`, also under a compiler."""
+        q_length, _ = self.lengths
+        if self.skip_output_reshape:
+            return (self.q.shape[0], self.heads, q_length, self.head_dim)
+        return (self.q.shape[0], q_length, self.heads * self.head_dim)
+
+
+def _heads_of(name: str, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """k or v as (B, N, H, D). Some models, Stable Diffusion 3 among them, pass it so, beside q as (B, N, H * D)."""
+    if tensor.ndim == 4 and tensor.shape[-1] == head_dim:
+        return tensor
+    if tensor.ndim != 3 or tensor.shape[-1] % head_dim:
+        raise ValueError(
+            f"[SA-210] {name} must be (B, N, H * {head_dim}) or (B, N, H, {head_dim}), as q's head_dim is {head_dim}, "
+            f"got shape {tuple(tensor.shape)}"
+        )
+    split: torch.Tensor = tensor.unflatten(-1, (tensor.shape[-1] // head_dim, head_dim))
+    return split
+
+
+ARGUMENTS = tuple(field.name for field in fields(AttentionCall) if field.name not in ("unknown", "containers"))
+
+
+def comfyui_attention(name: str = "optimized_attention") -> Callable[..., torch.Tensor]:
+    """The attention function `name` of ComfyUI, or the one it chose at start when it has none of that name.
+
+    Called with `_inside_attn_wrapper` it does not look for an override again.
+    """
+    from comfy.ldm.modules import attention
+
+    function: Callable[..., torch.Tensor] = getattr(attention, name, attention.optimized_attention)
+    return function

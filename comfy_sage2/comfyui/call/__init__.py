@@ -1,1 +1,0 @@
-"""The attention call of ComfyUI: its arguments, the override, and its way through torch.compile."""

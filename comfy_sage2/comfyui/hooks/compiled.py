@@ -1,0 +1,69 @@
+"""The way of an attention call under torch.compile: one opaque operator, so that the graph does not break.
+
+The compiler sees only the operator. When the compiled model runs, the operator looks up the forward pass of its thread
+and does what the override does without a compiler: steps, fallbacks, statistics and quality are decided at run time and
+not when the model was traced. (A CUDA graph records the decision of its capture and replays it.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from ..adapter.attention_call import ARGUMENTS, AttentionCall, Override, comfyui_attention
+from ..session import model_pass
+
+
+def attend(
+    slot: int, func: Override, previous: Override | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """Put the call into the graph that is being traced; `slot` is the node's number in the chain of nodes."""
+    call = AttentionCall.of(args, kwargs)
+    if call.unknown or call.needs_gradient:  # the operator could not pass them on
+        return func(*args, **kwargs) if previous is None else previous(func, *args, **kwargs)
+    out: torch.Tensor = _operator(*call.values(), slot, func.__name__)
+    return out
+
+
+def _run(*arguments: Any) -> torch.Tensor:
+    *values, slot, function = arguments
+    call = AttentionCall(*values)
+    running = model_pass.current(slot)
+    options = {"_inside_attn_wrapper": True, **call.keywords()}
+    plain = comfyui_attention(function)
+    q, k, v, heads = values[:4]
+    if running is None:  # the node was taken away and a graph with its operator lives on
+        return plain(q, k, v, heads, **options).contiguous()
+    previous = running.session.previous
+    options["transformer_options"] = running.transformer_options
+
+    def fallback() -> torch.Tensor:
+        return plain(q, k, v, heads, **options) if previous is None else previous(plain, q, k, v, heads, **options)
+
+    # The memory order promised to the compiler below.
+    return running.session.attend(call, running, fallback).contiguous()
+
+
+def _fake(*arguments: Any) -> torch.Tensor:
+    call = AttentionCall(*arguments[: len(ARGUMENTS)])
+    return call.q.new_empty(call.output_shape())
+
+
+_SCHEMA_TYPES = {
+    "torch.Tensor": "Tensor",
+    "torch.Tensor | None": "Tensor?",
+    "torch.dtype | None": "ScalarType?",
+    "float | None": "float?",
+    "int": "int",
+    "bool": "bool",
+}
+_SCHEMA = ", ".join(
+    f"{_SCHEMA_TYPES[str(field.type)]} {field.name}" for field in fields(AttentionCall) if field.name in ARGUMENTS
+)
+_LIBRARY = torch.library.Library("comfy_sage2", "FRAGMENT")
+_LIBRARY.define(f"comfyui_attention({_SCHEMA}, int slot, str function) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+_LIBRARY.impl("comfyui_attention", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("comfy_sage2::comfyui_attention", _fake, lib=_LIBRARY)
+_operator = torch.ops.comfy_sage2.comfyui_attention.default

@@ -1,0 +1,61 @@
+"""The function that ComfyUI calls in place of its own attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..adapter.attention_call import AttentionCall, Override, comfyui_attention
+from ..session import model_pass
+from ..session.session import Session
+from . import compiled
+
+
+def make_override(session: Session) -> Override:
+    """An override for `session`.
+
+    It is a closure: older versions of ComfyUI deep-copy model options, and a copied object would lose its record.
+    """
+    slot, previous = session.slot, session.previous
+
+    def override(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return compiled.attend(slot, func, previous, args, kwargs)
+        return _attend(func, args, kwargs)
+
+    def _attend(func: Override, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        def fallback() -> torch.Tensor:
+            return func(*args, **kwargs) if previous is None else previous(func, *args, **kwargs)
+
+        running = model_pass.current(slot)
+        # Outside of a forward pass of the sampler there is no step and no layer: the call is not this node's.
+        if running is None:
+            return fallback()
+        options = kwargs.get("transformer_options")
+        return session.attend(AttentionCall.of(args, kwargs), running, fallback, options)
+
+    def container_function(*args: Any, **kwargs: Any) -> torch.Tensor:
+        """Called by ComfyUI 0.31 and later when q, k and v come in containers that give their tensor away once."""
+        containers, rest = args[:3], args[3:]
+
+        def fallback() -> torch.Tensor:
+            if previous is None:
+                return comfyui_attention()(*args, **kwargs)  # still in containers: ComfyUI frees them one by one
+            if hasattr(previous, "container_function"):
+                served: torch.Tensor = previous.container_function(*args, **kwargs)
+                return served
+            return previous(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
+
+        running = model_pass.current(slot)
+        if torch.compiler.is_compiling() or running is None:
+            return override(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
+        # The call alone refers to the tensors, and the session releases it before `fallback`.
+        call = AttentionCall.of_containers(args, kwargs)
+        out = session.attend(call, running, fallback, kwargs.get("transformer_options"))
+        call.empty_containers()  # whoever served it
+        return out
+
+    override.container_function = container_function  # type: ignore[attr-defined]
+    override.session = session  # type: ignore[attr-defined]  # by which nodes in a row know each other
+    return override

@@ -1,0 +1,170 @@
+"""Around a sampling, each evaluation and each pass of it: a fresh record, no stale compilation, a known step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ...autotune.measure import prepare
+from ...tuning_candidates import BACKENDS
+from ..adapter.layers import changes_of, has_cross_attention
+from ..report.text import session_headline, status
+from ..session.session import Session, log
+from .watcher import watching
+
+# ComfyUI's names, written out so that this module loads without it.
+OUTER_SAMPLE = "outer_sample"
+PREDICT_NOISE = "predict_noise"
+APPLY_MODEL = "apply_model"
+DIFFUSION_MODEL = "diffusion_model"
+FUNCTION_WRAPPER = "model_function_wrapper"
+COMPILE_KEY = "torch.compile"
+COMPILE_OPTIONS = "torch_compile_kwargs"
+WRAPPER_KEY = "comfy_sage2"
+
+# What each diffusion model was last compiled with.
+_compiled_with: weakref.WeakKeyDictionary[torch.nn.Module, tuple[object, ...]] = weakref.WeakKeyDictionary()
+
+
+def sampling_wrapper(session: Session) -> Callable[..., Any]:
+    """A wrapper of ComfyUI's outermost sampling function; carries `session`, to be found on the model again."""
+
+    def wrapper(
+        executor: Any, noise: Any, latent_image: Any, sampler: Any, sigmas: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        guider = executor.class_obj
+        _drop_stale_compilation(guider.model_patcher, guider.model_options)
+        session.task.look_at(guider.model_patcher, noise, sigmas.tolist())
+        diffusion_model = getattr(guider.model_patcher.model, DIFFUSION_MODEL, None)
+        session.model, session.prompt = type(guider.model_patcher.model).__name__, running_prompt()
+        session.begin_sampling(
+            sigmas.tolist(),
+            can_repeat=_model_keeps_nothing(guider.model_patcher, guider.model_options),
+            cross_attends=not isinstance(diffusion_model, torch.nn.Module) or has_cross_attention(diffusion_model),
+        )
+        completed = False
+        try:
+            out = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
+            session.task.complete_sampling()
+            completed = True
+            return out
+        finally:
+            session.end_sampling(completed=completed)
+            found = session_headline(session)
+            log.info("SageAttention2: %s", found)
+            session.tell(status(session) if session.task.idle_reason else f"{status(session)}\nLast sampling: {found}")
+
+    wrapper.session = session  # type: ignore[attr-defined]
+    return wrapper
+
+
+def running_prompt() -> str | None:
+    """The run of ComfyUI's queue that this thread is in, by its number; None outside of one."""
+    try:
+        from comfy_execution.utils import get_executing_context
+    except ImportError:  # a program that uses ComfyUI's parts alone
+        return None
+    context = get_executing_context()
+    return None if context is None else str(context.prompt_id)
+
+
+def evaluation_wrapper(session: Session) -> Callable[..., Any]:
+    """A wrapper of what a sampler calls for a prediction: ComfyUI makes a pass or more of the model for it."""
+
+    def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        session.evaluations += 1
+        return executor(*args, **kwargs)
+
+    return wrapper
+
+
+def forward_wrapper(session: Session) -> Callable[..., Any]:
+    """A wrapper of ComfyUI's call of the model; runs outside of compiled code, once for each forward pass."""
+
+    def wrapper(
+        executor: Any,
+        x: torch.Tensor,
+        t: torch.Tensor,
+        c_concat: Any = None,
+        c_crossattn: Any = None,
+        control: Any = None,
+        transformer_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        options = {} if transformer_options is None else transformer_options
+        prepare(x.device, BACKENDS)  # of several GPUs the node knew one
+        forward = session.begin_forward(float(t.flatten()[0]), x.device, options)
+        inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
+        forward.changes = changes_of(executor.class_obj, options, inputs)
+        guard = session.task.guard
+        forward.check_at_end = (
+            guard is not None
+            and guard.trusts_repeats
+            and session.can_repeat
+            and _pass_keeps_nothing(control, options)
+            # Where every output is compared with full precision, broken ones must not be among them.
+            and not session.task.measure_quality
+        )
+        with watching(session, options):
+            return session.run_forward(
+                forward, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
+            )
+
+    return wrapper
+
+
+def _model_keeps_nothing(model: Any, model_options: Mapping[str, Any]) -> bool:
+    """Whether no other pack stands around or within the model, which might keep results from pass to pass.
+
+    Caching packs wrap the call of the model, or put functions of their own in the place of its parts' methods.
+    """
+    if FUNCTION_WRAPPER in model_options:
+        return False
+    patches = getattr(model, "object_patches", {})
+    if any(str(name).startswith(DIFFUSION_MODEL) and callable(patch) for name, patch in patches.items()):
+        return False
+    diffusion_model = getattr(model.model, DIFFUSION_MODEL, None)
+    if not isinstance(diffusion_model, torch.nn.Module):
+        return True
+    return not any(_is_hooked(module) for module in diffusion_model.modules())
+
+
+def _is_hooked(module: torch.nn.Module) -> bool:
+    """Whether a function was put on this very module: in a method's place, such as its forward, or a hook around it."""
+    replaced = any(
+        callable(value) and callable(getattr(type(module), name, None)) for name, value in vars(module).items()
+    )
+    return replaced or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+
+
+def _pass_keeps_nothing(control: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a pass can be made again with the same result, as far as its own arguments tell.
+
+    A model takes a ControlNet's outputs out of their lists, and whatever else takes part may keep what it has seen: a
+    cache of results, the keys and values of earlier frames.
+    """
+    wrappers = options.get("wrappers", {})
+    others = {key for kind in (APPLY_MODEL, DIFFUSION_MODEL) for key, found in wrappers.get(kind, {}).items() if found}
+    parts = any(options.get(name) for name in ("patches", "patches_replace", "ar_state"))
+    return control is None and not parts and others <= {WRAPPER_KEY, COMPILE_KEY}
+
+
+def sessions_of(model: Any) -> list[Session]:
+    """The sessions of all nodes of this pack that `model` (ComfyUI's ModelPatcher) went through, in their order."""
+    return [wrapper.session for wrapper in model.get_wrappers(OUTER_SAMPLE, WRAPPER_KEY)]
+
+
+def _drop_stale_compilation(model: Any, model_options: Mapping[str, Any]) -> None:
+    """ComfyUI compiles without guards on its options: a compiled model would keep the attention it was traced with."""
+    if COMPILE_OPTIONS not in model_options:
+        return
+    diffusion_model = model.model.diffusion_model
+    token = tuple(
+        (type(session.task), session.task.traced_as, session.task.idle_reason is None) for session in sessions_of(model)
+    )
+    if _compiled_with.get(diffusion_model) != token:
+        torch.compiler.reset()
+    _compiled_with[diffusion_model] = token

@@ -1,0 +1,64 @@
+"""A look at the calls that another pack's attention takes: behind this node, or in its place for some steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..adapter.attention_call import AttentionCall, Override
+from ..adapter.packs import owner_of
+from ..session import model_pass
+from ..session.session import Session
+
+OVERRIDE = "optimized_attention_override"
+
+
+@contextmanager
+def watching(session: Session, options: dict[str, Any]) -> Iterator[None]:
+    """Within the block `session` learns of each call that the override in `options` takes, unless it is this pack's."""
+    found = options.get(OVERRIDE)
+    if found is None or hasattr(found, "session"):
+        yield
+        return
+    options[OVERRIDE] = session.watcher(found, lambda: _watcher(session, found))
+    try:
+        yield
+    finally:
+        options[OVERRIDE] = found
+
+
+def _watcher(session: Session, taken_by: Override) -> Override:
+    """An override that does what `taken_by` does, and tells `session` of the calls that do not come back to it."""
+    owner = owner_of(getattr(taken_by, "watched", taken_by))
+
+    def told(run: Callable[[], torch.Tensor], call: AttentionCall | None, kwargs: dict[str, Any]) -> torch.Tensor:
+        running = model_pass.current(session.slot)
+        if running is None or call is None:
+            return run()
+        return session.watch(call, running, run, owner, kwargs.get("transformer_options"))
+
+    def override(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return taken_by(func, *args, **kwargs)
+        return told(lambda: taken_by(func, *args, **kwargs), _call(args, kwargs), kwargs)
+
+    def container_function(*args: Any, **kwargs: Any) -> torch.Tensor:
+        # The call alone refers to the tensors, and the session releases it before `run`.
+        call = _call((*(container.peek() for container in args[:3]), *args[3:]), kwargs)
+        return told(lambda: taken_by.container_function(*args, **kwargs), call, kwargs)  # type: ignore[attr-defined]
+
+    if hasattr(taken_by, "container_function"):
+        override.container_function = container_function  # type: ignore[attr-defined]
+    override.watched = getattr(taken_by, "watched", taken_by)  # type: ignore[attr-defined]
+    return override
+
+
+def _call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionCall | None:
+    """The call, or None where only the other pack understands it."""
+    try:
+        return AttentionCall.of(args, kwargs)
+    except TypeError:
+        return None

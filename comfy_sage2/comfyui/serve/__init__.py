@@ -1,1 +1,0 @@
-"""Serving the calls of one node."""

@@ -1,0 +1,1 @@
+"""One node at work on one model: who computes each call, what watches over it, and the record of what happened."""

@@ -1,0 +1,255 @@
+"""The task of the *SageAttention2 Auto Policy* node: calibrate a model once, and render by the policy from then on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...call_site import CallSite, Layer
+from ...policy.calibrated import Policy
+from ...policy.document import to_text
+from ...text import one_line
+from ..adapter.attention_call import AttentionCall
+from .calibration import Calibration
+from .dispatcher import Serving
+from .handler import Task
+from .record import Outcome, Summary
+from .subject import Identity, Subject
+
+log = logging.getLogger("comfy_sage2")
+
+MOST_KEPT = 64  # calibrations
+MEASURING = "auto policy: sampled in full precision and measured"
+NEXT = "From the next run on this node renders by its policy"
+
+NOTHING = "nothing was measured"
+UNFINISHED = "the sampling did not come to its end"
+
+
+class Calibrations:
+    """What was measured in this process, by subject, for all nodes: the same model needs no second calibration."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[Subject, Calibration] = OrderedDict()
+        self._made: Counter[str] = Counter()
+        self._latest: dict[str, Subject] = {}
+
+    def find(self, subject: Subject) -> Calibration | None:
+        """What was measured of `subject`, or None."""
+        with self._lock:
+            return self._found.get(subject)
+
+    def add(self, node: str, subject: Subject, calibration: Calibration) -> None:
+        """The node of this id has calibrated `subject`."""
+        with self._lock:
+            self._found[subject] = calibration
+            self._found.move_to_end(subject)
+            self._made[node] += 1
+            self._latest[node] = subject
+            while len(self._found) > MOST_KEPT:
+                self._found.popitem(last=False)
+
+    def forget(self, subject: Subject) -> None:
+        """What was measured of `subject` does not fit it."""
+        with self._lock:
+            self._found.pop(subject, None)
+
+    def latest(self, node: str) -> Subject | None:
+        """What the node of this id calibrated last."""
+        with self._lock:
+            return self._latest.get(node)
+
+    def made(self, node: str | None) -> int:
+        """How often the node of this id has calibrated: with it changes what the node does with the same inputs.
+
+        None counts all nodes, for a host that does not say which node it asks.
+        """
+        with self._lock:
+            return self._made.total() if node is None else self._made[node]
+
+
+calibrations = Calibrations()
+
+
+class AutoPolicy(Task):
+    """Measures a sampling whose subject is new, and serves by the policy where it is known.
+
+    ComfyUI keeps the node's output as long as its inputs stay the same, so all is decided when a sampling begins.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        identity: Identity,
+        quality: str,
+        kept: Policy | None,
+        serve: Callable[[Policy | None], Serving],
+        calibrate: Callable[[], Calibration],
+        settings: tuple[object, ...],
+    ) -> None:
+        """
+        Args:
+            node: the node's id in its workflow.
+            identity: of the model.
+            quality: the name of the target.
+            kept: the policy that the workflow carries, which is taken as long as it fits.
+            serve, calibrate: make the task for a sampling.
+            settings: in what calibrations of one model may differ.
+        """
+        self._node, self._identity, self._quality, self._kept = node, identity, quality, kept
+        self._serve, self._calibrate, self._settings = serve, calibrate, settings
+        self._subject: Subject | None = None
+        self._measured: Calibration | None = None  # in the sampling that runs or ran last
+        self._ended = False  # that sampling, and without an error
+        self._origin = ""  # of the policy
+        self._said: str | None = None  # of the sampling that ran last
+        self._steps = 1
+        self._dropping = threading.Lock()
+        first = serve(kept)
+        self.idle_reason, self.notes = first.idle_reason, first.notes
+        self.traced_as = (settings, first.traced_as)
+        self._take(first)
+
+    def look_at(self, model: Any, noise: torch.Tensor, sigmas: Sequence[float]) -> None:
+        """See `Task.look_at`: the sampling is measured, or takes the policy of an earlier one."""
+        if self.idle_reason is not None:
+            return
+        self._subject = Subject.of(model, noise.shape, sigmas, self._settings)
+        self._measured = None
+        earlier, why = calibrations.latest(self._node), "this model was not calibrated yet"
+        if self._kept is not None:
+            differences = self._kept.signature.differences(self._subject.model)
+            if not differences:
+                self._render(self._kept, "kept in this workflow")
+                return
+            why = f"the policy kept in this workflow does not fit: {'; '.join(differences)}"
+        elif earlier is not None and (changes := self._subject.changes(earlier)):
+            why = f"since the last calibration changed: {changes}"
+        found = calibrations.find(self._subject)
+        if found is None:
+            self._measure(why)
+        else:
+            self._render(found.policy(self._quality), "measured in an earlier run")
+
+    def begin_sampling(self, steps: int) -> None:
+        """See `Task.begin_sampling`."""
+        self._steps, self._ended = steps, False
+        self._now.begin_sampling(steps)
+
+    def complete_sampling(self) -> None:
+        """See `Task.complete_sampling`: what was measured counts from now on."""
+        self._ended = True
+        if self._measured is None or self._subject is None:
+            return
+        try:
+            policy = self._measured.policy(self._quality)
+        except ValueError as error:  # no attention call that can be measured
+            log.warning("SageAttention2: auto policy: %s", error)
+            self._said = f"Nothing could be measured, and the next run tries again: {error}"
+            return
+        calibrations.add(self._node, self._subject, self._measured)
+        log.info("SageAttention2: auto policy: measured; %s: %s", NEXT, policy.shares)
+        self._said = f"Measured. {NEXT}: {policy.shares}."
+
+    def end_sampling(self) -> None:
+        """See `Task.end_sampling`."""
+        self._now.end_sampling()
+
+    def choose(self, call: AttentionCall, site: CallSite) -> Outcome:
+        """See `Task.choose`; a policy that does not fit is dropped, and the rest of the sampling measured."""
+        now = self._now
+        try:
+            return now.choose(call, site)
+        except ValueError as error:
+            self._drop(now, error)
+            return self._now.choose(call, site)
+
+    def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
+        """See `Task.more_exact`."""
+        return self._now.more_exact(call, outcome)
+
+    def next_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
+        """See `Task.next_exact`."""
+        return self._now.next_exact(call, outcome)
+
+    def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
+        """See `Task.end_pass`; a policy that does not fit is dropped, and the rest of the sampling measured."""
+        now = self._now
+        try:
+            now.end_pass(calls, first)
+        except ValueError as error:
+            self._drop(now, error)
+
+    def status(self) -> str:
+        """See `Task.status`: what the last sampling did, or what the next one will do, as far as the node knows."""
+        if self._said is not None:
+            return self._said
+        if self._kept is not None:
+            return f"Renders by the policy kept here: {self._kept.shares}."
+        if not self.policy_text():
+            return f"The next sampling is in full precision and measured. {NEXT}."
+        return "Renders by the policies that it measured. It measures anew when model, LoRAs, size or steps change."
+
+    def policy_text(self) -> str:
+        """The policy to keep in the workflow, as JSON; "" before anything was measured."""
+        if self._kept is not None:
+            return to_text(self._kept)
+        latest = calibrations.latest(self._node)
+        if latest is None or latest.identity != self._identity or latest.settings != self._settings:
+            return ""
+        found = calibrations.find(latest)
+        return "" if found is None else to_text(found.policy(self._quality))
+
+    def reasoning(self, summary: Summary) -> Sequence[str]:
+        """See `Task.reasoning`."""
+        return (f"auto policy: {self._origin}", *self._now.reasoning(summary))
+
+    def own_headline(self, summary: Summary) -> str | None:
+        """See `Task.own_headline`."""
+        return self._now.own_headline(summary)
+
+    def own_report(self, summary: Summary) -> str | None:
+        """See `Task.own_report`."""
+        own = self._now.own_report(summary)
+        if own is None or self._subject is None or not summary.calls:
+            return own
+        lines = [own, f"{NEXT}, quality {self._quality}."]
+        if calibrations.find(self._subject) is None:
+            lines[1] = f"Auto Policy keeps nothing of it: {NOTHING if self._ended else UNFINISHED}."
+        return "\n".join(lines)
+
+    def _take(self, task: Task) -> None:
+        self._now = task
+        self.title, self.guard, self.measure_quality = task.title, task.guard, task.measure_quality
+        self.skipping = task.skipping
+
+    def _render(self, policy: Policy, origin: str) -> None:
+        self._origin = f"by the policy {origin}"
+        self._take(self._serve(policy))
+        self.title = f"auto policy, {self.title}"
+        self._said = f"Renders by the policy {origin}: {policy.shares}."
+
+    def _measure(self, why: str) -> None:
+        self._measured = self._calibrate()
+        self._take(self._measured)
+        self.title = MEASURING
+        log.info("SageAttention2: auto policy: %s; this sampling is in full precision and measured", why)
+        self._said = f"Measured nothing to keep, since {UNFINISHED}."  # until it does
+
+    def _drop(self, task: Task, error: ValueError) -> None:
+        """The policy of `task` does not fit; ValueError once more where `task` has none."""
+        with self._dropping:
+            if self._now is not task:  # the thread of another GPU was first
+                return
+            if self._measured is not None or self._subject is None:
+                raise error
+            self._kept = None
+            calibrations.forget(self._subject)
+            self._measure(one_line(str(error)))
+            self._now.begin_sampling(self._steps)

@@ -1,0 +1,278 @@
+"""The task of the *SageAttention2* node: for each call the backend and the options, or why it stays with ComfyUI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from ... import registry
+from ...attention import explain
+from ...autotune.store import choices_of
+from ...autotune.timings import PLAIN, Candidate
+from ...backends.accumulators import resolved
+from ...backends.base import AttentionRequest
+from ...backends.tensors import OptionalTensors
+from ...call_site import CallSite, Layer, indexed_name
+from ...options import EXACT, AttentionOptions
+from ...policy.selector import FixedSelector, ModeSelector
+from ..adapter.attention_call import AttentionCall, Form
+from ..settings import AUTO, AUTO_OR_REFERENCE, FIDELITY, REFERENCE, WHERE_FASTER, Settings
+from .fidelity import Fidelity
+from .guard import MORE_EXACT, PRECISE, Guard
+from .handler import Task
+from .record import Outcome, Summary
+from .sparsity import Skipping
+
+OFF = Outcome(reason="[SA-301] mode is off")
+EXACT_IS_FASTER = "[SA-314] exact attention was measured to be faster here"
+
+
+class Serving(Task):
+    """Serves calls as `settings` and `selector` say.
+
+    Attributes:
+        settings: the node's options.
+        expected: how ordinary calls are served on this machine.
+        selector: decides the options of each call.
+        device: where the model is sampled, or None.
+        is_first: no other attention was on the model before, which would serve the calls that this node leaves.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        expected: Outcome,
+        selector: ModeSelector | None = None,
+        *,
+        device: torch.device | None = None,
+        is_first: bool = True,
+    ) -> None:
+        """Without a `selector` the settings' options are taken for every call."""
+        self.settings = settings
+        self.expected = expected
+        self.selector = selector or FixedSelector(settings.options)
+        self.title = settings.describe()
+        self.notes = settings.notes
+        self.idle_reason = expected.reason
+        self.guard = Guard(Fidelity() if settings.guard_level == FIDELITY else None) if settings.guard else None
+        self.skipping = None if settings.skip_level is None else Skipping(settings.skip_level)
+        self.measure_quality = settings.measure_quality
+        self.traced_as = settings
+        self._first_calls = self._shorter = 0  # calls of the first pass, and passes with fewer
+        self._outside: list[str | None] = []  # for each step, why the node is not active in it
+        self._known: dict[tuple[Form, AttentionOptions], Outcome] = {}
+        self._exact: dict[Form, str | None] = {}
+        self.device = device
+        self.is_first = is_first
+
+    def begin_sampling(self, steps: int) -> None:
+        """See `Task.begin_sampling`."""
+        self._first_calls = self._shorter = 0
+        if self.guard is not None:
+            self.guard.reset()
+        if self.skipping is not None:
+            self.skipping.begin_sampling()
+
+    def end_sampling(self) -> None:
+        """See `Task.end_sampling`."""
+        if self.skipping is not None:
+            self.skipping.end_sampling()
+
+    def choose(self, call: AttentionCall, site: CallSite) -> Outcome:
+        """See `Task.choose`."""
+        reason = self._reason_against(call, site)
+        if reason is not None:
+            return self._in_full_precision(call, reason)
+        choice = self.selector.choose(site)
+        options, instead = choice.options, choice.instead
+        if options is None:
+            return self._in_full_precision(call, choice.reason)
+        least = None if self.guard is None else self.guard.mode(site.layer)
+        if least is not None and options.mode in _less_exact(least):
+            options, instead = replace(options, mode=least), None
+        outcome = self._outcome(call, options)
+        if outcome.backend is None and instead is not None:
+            return self._outcome(call, instead)
+        return outcome
+
+    def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
+        """See `Task.more_exact`: mode precise, which has no FP8 values and so none that leave its range."""
+        return self._in_modes(call, outcome, (PRECISE,))
+
+    def next_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
+        """See `Task.next_exact`."""
+        return self._in_modes(call, outcome, MORE_EXACT)
+
+    def _in_modes(self, call: AttentionCall, outcome: Outcome, modes: Sequence[str]) -> Outcome | None:
+        """Who serves `call` in the first of `modes` that is more exact than `outcome`'s and that a backend has."""
+        for mode in modes:
+            if outcome.options is not None and outcome.options.mode in _less_exact(mode):
+                found = self._outcome(call, replace(outcome.options, mode=mode))
+                if found.options is not None and found.options.mode == mode:
+                    return found
+        return None
+
+    def _in_full_precision(self, call: AttentionCall, reason: str) -> Outcome:
+        """Who serves a call that is not to be quantized: an exact attention where that is faster than ComfyUI's."""
+        if not self._prefers_exact or not self.is_first or call.reason_against_quantizing is not None:
+            return Outcome(reason=reason)
+        if call.form not in self._exact:
+            self._exact[call.form] = _faster_exact(call, Candidate(PLAIN))
+        backend = self._exact[call.form]
+        return Outcome(reason=reason) if backend is None else Outcome(backend, AttentionOptions(EXACT), reason)
+
+    @property
+    def _prefers_exact(self) -> bool:
+        return self.settings.when == WHERE_FASTER and self.settings.backend == AUTO
+
+    def _reason_against(self, call: AttentionCall, site: CallSite) -> str | None:
+        """Why the call must stay with ComfyUI whatever the options, or None."""
+        outside = self._outside
+        if len(outside) != site.steps:  # another sampling, or a pass outside of any
+            outside = [self.settings.reason_for_step(step, site.steps) for step in range(site.steps)]
+            self._outside = outside
+        if outside[site.step] is not None:
+            return outside[site.step]
+        refused = call.reason_against_quantizing
+        if refused is not None:
+            return refused
+        if self.settings.apply_to == "self only" and not site.is_self:
+            return "[SA-303] cross-attention, and apply_to is 'self only'"
+        return None if self.guard is None else self.guard.reason(site.layer)
+
+    def _outcome(self, call: AttentionCall, options: AttentionOptions) -> Outcome:
+        """Who serves `call` with `options`; decided once for all calls of one form.
+
+        The outcome has the node's rotation, and the accumulators that suit the card: plans choose neither of them.
+        """
+        key = (call.form, options)
+        outcome = self._known.get(key)
+        if outcome is None:
+            options = _completed(options, self.settings, call.q.device)
+            outcome = _picked(_explained(call, options), self.settings.backend, options)
+            if outcome.backend is not None and options.mode != EXACT and self._prefers_exact:
+                quantized = Candidate(outcome.backend, options.mode, options.pv_accumulator)
+                exact = _faster_exact(call, quantized)
+                outcome = outcome if exact is None else Outcome(exact, AttentionOptions(EXACT), EXACT_IS_FASTER)
+            self._known[key] = outcome
+        return outcome
+
+    def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
+        """See `Task.end_pass`."""
+        if first:
+            self.selector.check_pass(calls)
+            self._first_calls = len(calls)
+        elif len(calls) < self._first_calls and all(call.name == indexed_name(n) for n, call in enumerate(calls)):
+            self._shorter += 1
+
+    def status(self) -> str:
+        """See `Task.status`."""
+        return f"{self.expected.backend} serves the attention: {self.title}"
+
+    def reasoning(self, summary: Summary) -> Sequence[str]:
+        """See `Task.reasoning`."""
+        lines = (*self.selector.reasoning(summary.layers, summary.steps), *self._measured())
+        policy, rotate = self.settings.policy, self.settings.rotate
+        if policy is not None and self._shorter:
+            lines = (
+                *lines,
+                f"{self._shorter} of the passes made fewer attention calls than the first, and the model does not say "
+                "which blocks it left out: the policy's choices may have gone to other layers there",
+            )
+        if policy is None or policy.rotate == rotate:
+            return lines
+        measured = f"the policy was measured {'with' if policy.rotate else 'without'} rotation"
+        return (
+            *lines,
+            f"{measured}, and rotate is {'on' if rotate else 'off'} here: its errors are not those measured",
+        )
+
+    def _measured(self) -> list[str]:
+        choices = None if self.device is None else choices_of(self.device)
+        return [] if choices is None else [f"measured on this card: {line}" for line in choices.lines()]
+
+
+def _less_exact(mode: str) -> tuple[str, ...]:
+    return MORE_EXACT[: MORE_EXACT.index(mode)]
+
+
+def with_backend(device: torch.device, settings: Settings) -> Settings:
+    """`settings` with "auto or reference" decided: "reference", and a note, where "auto" serves nothing on `device`."""
+    if settings.backend != AUTO_OR_REFERENCE:
+        return settings
+    automatic = replace(settings, backend=AUTO)
+    reason = probe(device, automatic).reason
+    if settings.mode == "off" or reason is None:
+        return automatic
+    note = f"{reason}; here the reference serves in a kernel's place, with the same numerics and slower than ComfyUI"
+    return replace(settings, backend=REFERENCE, notes=(*settings.notes, note))
+
+
+def probe(device: torch.device, settings: Settings) -> Outcome:
+    """How ordinary calls will be served on `device`, or why none can be."""
+    if settings.mode == "off":
+        return OFF
+    options = _completed(settings.options, settings, device)
+    return _picked(registry.explain(AttentionRequest.ordinary(device, options)), settings.backend, options)
+
+
+def _completed(options: AttentionOptions, settings: Settings, device: torch.device) -> AttentionOptions:
+    """A selector's options with what no selector decides, and without a smoothing that has no effect."""
+    if options.mode == EXACT:
+        return options
+    smooth_v = options.smooth_v and options.mode != PRECISE
+    return resolved(replace(options, smooth_v=smooth_v, rotate=settings.rotate, pv_accumulator="auto"), device)
+
+
+def call_options(call: AttentionCall, options: AttentionOptions) -> AttentionOptions:
+    """`options` with what the call decides for itself."""
+    return _with(options, call.scale, call.layout)
+
+
+@lru_cache(maxsize=256)
+def _with(options: AttentionOptions, scale: float | None, layout: str) -> AttentionOptions:
+    return replace(options, scale=scale, layout=layout)
+
+
+def _explained(call: AttentionCall, options: AttentionOptions) -> dict[str, str | None] | str:
+    """For each backend what it says to the call; input that the attention API refuses gives its error alone."""
+    try:
+        return explain(*call.tensors(), attn_mask=call.mask_4d(), options=call_options(call, options))
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+
+def _faster_exact(call: AttentionCall, other: Candidate) -> str | None:
+    """The fastest exact attention that can serve `call`, where it was measured to be faster than `other`."""
+    choices = choices_of(call.q.device)
+    if choices is None:
+        return None
+    outcome = _picked(_explained(call, AttentionOptions(EXACT)), AUTO, AttentionOptions(EXACT))
+    if outcome.backend is None:
+        return None
+    q, k, _ = call.tensors("BHND")
+    work = AttentionRequest.of(q, k, AttentionOptions(EXACT), OptionalTensors(call.mask_4d())).work
+    if work is None or not choices.is_faster(Candidate(outcome.backend), other, work):
+        return None
+    return outcome.backend
+
+
+def _picked(explained: dict[str, str | None] | str, backend: str, options: AttentionOptions) -> Outcome:
+    """The first candidate of `backend`, the user's choice, that has no reason against it."""
+    if isinstance(explained, str):
+        return Outcome(reason=explained)
+    served, reasons = registry.first_able(explained, None if backend == AUTO else backend)
+    if served is not None:
+        return Outcome(served, options)
+    return Outcome(reason=_joined(reasons) if reasons else "[SA-112] this installation has no accelerated backend")
+
+
+def _joined(reasons: dict[str, str]) -> str:
+    """The reasons of several backends in one line; a reason that all share stands once."""
+    distinct = set(reasons.values())
+    if len(distinct) == 1:
+        return distinct.pop()
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

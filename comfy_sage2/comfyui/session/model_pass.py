@@ -1,0 +1,193 @@
+"""The forward pass of the model that this thread is in: its step, and which attention calls it has made."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ...call_site import Layer, indexed_name
+from ...readback import Readback
+from ...sparsity.mask_cache import Changes
+from ..adapter.attention_call import AttentionCall, Fallback, Override
+from .fidelity import Probe
+
+
+class PassOwner(Protocol):
+    """The session of a node, as a pass knows it.
+
+    previous: the override that was installed before the node's, or None.
+    """
+
+    previous: Override | None
+
+    def attend(self, call: AttentionCall, forward: Forward, fallback: Fallback) -> torch.Tensor:
+        """The output of `call`, which is one of this pass, or what `fallback` gives."""
+
+
+class Schedule:
+    """The noise levels of one sampling: step i goes from sigmas[i] to sigmas[i + 1]."""
+
+    # A sigma travels through float32 and back; neighboring steps lie much further apart.
+    TOLERANCE = 1e-4
+
+    def __init__(self, sigmas: Sequence[float]) -> None:
+        self.steps = max(len(sigmas) - 1, 1)
+        # Unsampling runs the noise levels upwards; negated, both directions descend.
+        self._sign = -1.0 if len(sigmas) > 1 and sigmas[0] < sigmas[-1] else 1.0
+        self._levels = [self._sign * sigma for sigma in sigmas]
+
+    def step(self, sigma: float) -> int:
+        """The step, 0 to steps - 1, to which `sigma` belongs; samplers also ask for levels between two steps."""
+        threshold = self._sign * sigma - self.TOLERANCE * abs(sigma)
+        reached = sum(level >= threshold for level in self._levels)
+        return min(max(reached - 1, 0), self.steps - 1)
+
+
+@dataclass
+class Forward:
+    """One forward pass on one GPU (ComfyUI drives each GPU from its own thread).
+
+    Attributes:
+        session: the node's session.
+        step: sampling step, from 0.
+        transformer_options: ComfyUI's options of this pass.
+        evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
+        changes: what makes the model another one for this pass.
+        check_at_end: the guard looks at the outputs of all calls together at the end of the pass, because the pass can
+            be made again; else it looks at each output before the model goes on.
+        calls: the attention calls so far.
+        nonfinite: None, or one int32, 0 at first, that calls on its device set when a value is NaN or infinite.
+        probe: the sample that the guard compares with exact attention, or None.
+        agreements: None, or (calls, 3) float32 that takes what is measured of the outputs of calls on its device.
+
+    The tensors are made before the pass: see `memory`.
+    """
+
+    session: PassOwner
+    step: int
+    transformer_options: dict[str, Any]
+    evaluation: int = 0
+    changes: Changes = frozenset()
+    check_at_end: bool = False
+    calls: list[Layer] = field(default_factory=list)
+    nonfinite: torch.Tensor | None = None
+    probe: Probe | None = None
+    agreements: torch.Tensor | None = None
+    _flag: Readback | None = None
+    _flag_copied_after: int = -1  # calls
+    _streams: set[int] = field(default_factory=set)  # on which calls may set the flag
+    _kept: int = 0
+    _named: Counter[str] = field(default_factory=Counter)
+    _kind: str = ""
+
+    def next_call(self, head_dim: int, block: str | None, is_self: bool) -> str:
+        """The name of the call that begins now; `block` makes it, if the model says so.
+
+        A name is the same in every pass: models call attention in the same order. Calls of blocks do not count among
+        the others, so that a pass in which some blocks are left out keeps the names.
+        """
+        return self._count("" if block is None else f"{block} {'self' if is_self else 'cross'}", head_dim)
+
+    def count_too(self, other: Forward) -> str:
+        """Count the call that `other`, the same pass of another node, counted last; its name."""
+        return self._count(other._kind, other.calls[-1].head_dim)
+
+    def _count(self, kind: str, head_dim: int) -> str:
+        number = self._named[kind]
+        self._named[kind] += 1
+        self._kind = kind
+        name = f"{kind} {number + 1}" if kind and number else kind or indexed_name(number)
+        self.calls.append(Layer(name, head_dim))
+        return name
+
+    def restart(self) -> None:
+        """The pass is made again: its calls are counted from the first layer on."""
+        self.calls.clear()
+        self._named.clear()
+        if self.probe is not None:
+            self.probe.restart()
+
+    def make_flag(self, device: torch.device) -> None:
+        """Make `nonfinite` on `device`."""
+        self.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
+        self._flag = Readback(1, torch.int32, device)
+
+    def nonfinite_flag(self, device: torch.device) -> torch.Tensor | None:
+        """The flag for a call on `device`, or None when its output has to be looked at by itself."""
+        if not self.check_at_end or self.nonfinite is None or self.nonfinite.device != device:
+            return None
+        self._streams.add(_current_stream(device))
+        return self.nonfinite
+
+    def copy_flag(self) -> None:
+        """Copy the flag now, behind what is expected to be the last call; a later call makes `found_nonfinite` do it.
+
+        What the model enqueues from here on keeps the device busy while the host waits for the flag and goes on.
+        """
+        if not self.check_at_end or self._flag is None or self.nonfinite is None:
+            return
+        if self._streams == {_current_stream(self.nonfinite.device)}:  # others may still be at work
+            self._flag.start(self.nonfinite)
+            self._flag_copied_after = len(self.calls)
+
+    def found_nonfinite(self) -> bool:
+        """Whether a call of the pass, which is through, has set the flag; waits for the flag."""
+        if self._flag is None or self.nonfinite is None:
+            return False
+        if self._flag_copied_after != len(self.calls):
+            self._flag.start(self.nonfinite)
+        return any(self._flag.values())
+
+    def keep(self, agreement: torch.Tensor) -> torch.Tensor:
+        """The values of `agreement`, (3,), where they may outlive the model's blocks.
+
+        That is the CPU, at the price of a wait, for a call on another device than the pass or beyond `agreements`.
+        """
+        kept = self.agreements
+        if kept is None or kept.device != agreement.device or self._kept == len(kept):
+            return agreement.cpu()
+        self._kept += 1
+        return kept[self._kept - 1].copy_(agreement)
+
+
+def _current_stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+class _ThreadForwards(threading.local):
+    def __init__(self) -> None:
+        self.by_slot: dict[int, Forward] = {}
+
+
+_running = _ThreadForwards()
+
+
+@contextmanager
+def running(slot: int, forward: Forward) -> Iterator[None]:
+    """Within the block `current(slot)` is `forward` in this thread."""
+    outer = _running.by_slot.get(slot)
+    _running.by_slot[slot] = forward
+    try:
+        yield
+    finally:
+        if outer is None:
+            del _running.by_slot[slot]
+        else:
+            _running.by_slot[slot] = outer
+
+
+def restart() -> None:
+    """The pass that this thread is in is made again: every node counts its calls from the first layer on."""
+    for forward in _running.by_slot.values():
+        forward.restart()
+
+
+def current(slot: int) -> Forward | None:
+    """The forward pass of the node with number `slot` in the chain of nodes, or None outside of one."""
+    return _running.by_slot.get(slot)

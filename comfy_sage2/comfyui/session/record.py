@@ -1,0 +1,382 @@
+"""What happened during one sampling and how long it took, recorded from any number of threads; and its summary."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median
+from typing import Protocol
+
+import torch
+
+from ...call_site import indexed_name, label
+from ...metrics import Agreement
+from ...options import AttentionOptions
+
+Form = tuple[object, ...]
+LayerStep = tuple[int, int]  # layer and step
+
+
+class Sampling(Enum):
+    """How far the sampling of a record came."""
+
+    NONE = "none began yet"
+    RUNNING = "it runs"
+    STOPPED = "an error or an interruption ended it"
+    COMPLETE = "it came to its end"
+
+
+# Why a sampling that began has no pass of the model, by how far it came.
+NO_PASS = {
+    Sampling.RUNNING: "the sampling runs, and no pass of the model is through",
+    Sampling.STOPPED: "the sampling failed or was interrupted before a pass of the model was through",
+    Sampling.COMPLETE: "the sampling came to its end, and no pass of the model went through the node",
+}
+
+
+class Timer(Protocol):
+    """A running or stopped measurement."""
+
+    def stop(self) -> None:
+        """End the measurement; what was enqueued so far belongs to it."""
+
+    def seconds(self) -> float:
+        """The time between start and stop; may wait for the device."""
+
+
+class _CpuTimer:
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._elapsed = 0.0
+
+    def stop(self) -> None:
+        self._elapsed = time.perf_counter() - self._started
+
+    def seconds(self) -> float:
+        return self._elapsed
+
+
+class _CudaTimer:
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._started = torch.cuda.Event(enable_timing=True)
+        self._stopped = torch.cuda.Event(enable_timing=True)
+        self._started.record(self._stream)
+
+    def stop(self) -> None:
+        self._stopped.record(self._stream)
+
+    def seconds(self) -> float:
+        self._stopped.synchronize()
+        return float(self._started.elapsed_time(self._stopped)) / 1000.0
+
+
+def start_timer(device: torch.device) -> Timer:
+    """Start measuring on `device`."""
+    # Inside a graph capture events cannot be timed; the time of the recording stands in.
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        return _CudaTimer(device)
+    return _CpuTimer()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one attention call is served: by a backend with these options, or by ComfyUI's attention for a reason.
+
+    A backend has a reason too where an exact attention takes the place of what the user chose.
+    by: who served a call that no backend did, in words; None is ComfyUI's attention.
+    skips: the backend left tiles out.
+    """
+
+    backend: str | None = None
+    options: AttentionOptions | None = None
+    reason: str | None = None
+    by: str | None = None
+    skips: bool = False
+
+    @property
+    def label(self) -> str:
+        """In words for the user."""
+        if self.backend is None:
+            return self.reason or ""
+        served = f"{self.backend} · {label(self.options)}{' · tiles left out' if self.skips else ''}"
+        return served if self.reason is None else f"{served} ({self.reason})"
+
+
+@dataclass(frozen=True)
+class Share:
+    """Calls that had the same outcome, and the seconds they took together."""
+
+    outcome: Outcome
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Calls beside another way to do the same work, such as backends beside ComfyUI's attention.
+
+    Attributes:
+        calls: those of whose form the other way's time is known.
+        other_seconds: what the other way would have taken for them; seconds: what they took. Both of one device, on
+            average.
+    """
+
+    calls: int
+    other_seconds: float
+    seconds: float
+
+    @property
+    def saved(self) -> float:
+        """Seconds; negative when the other way would have been faster."""
+        return self.other_seconds - self.seconds
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast they were."""
+        return self.other_seconds / self.seconds if self.seconds > 0.0 else 1.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One sampling as plain data.
+
+    Attributes:
+        steps: sampling steps.
+        layers: attention calls of different names; a call's layer is the number of its name.
+        seconds: from the first forward pass to the end of sampling.
+        shares: one entry for each distinct outcome, the most frequent first, backends before ComfyUI's attention.
+        cells: (layer, step) -> the outcome of the last such call.
+        agreement: (layer, step) -> mean agreement with full precision, where it was measured.
+        speed: the backends' calls beside ComfyUI's attention on the same form, or None with nothing to compare.
+        devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
+            `speed`, to be set beside `seconds`, are those of one of them on average.
+        names: of the layers, by their numbers.
+        passes: forward passes of the model.
+        silent_passes: those that made no attention call that could be seen.
+        sampling: how far it came.
+        skip_speeds: layer -> its calls that left tiles out beside those that computed all, where there were both.
+    """
+
+    steps: int
+    layers: int
+    seconds: float
+    shares: tuple[Share, ...]
+    cells: Mapping[LayerStep, Outcome]
+    agreement: Mapping[LayerStep, Agreement]
+    speed: Speed | None = None
+    devices: int = 1
+    names: tuple[str, ...] = ()
+    passes: int = 0
+    silent_passes: int = 0
+    sampling: Sampling = Sampling.NONE
+    skip_speeds: Mapping[int, Speed] = field(default_factory=dict)
+
+    def layer_name(self, layer: int) -> str:
+        """As `call_site.Layer` has it."""
+        return _name(self.names, layer)
+
+    @property
+    def calls(self) -> int:
+        return sum(share.calls for share in self.shares)
+
+    @property
+    def was_passed_over(self) -> bool:
+        """Whether a node of this pack behind this one served every call: such calls are named and not recorded."""
+        return self.calls == 0 and self.silent_passes < self.passes
+
+    @property
+    def attention_seconds(self) -> float:
+        return sum(share.seconds for share in self.shares) / self.devices
+
+
+def _name(names: tuple[str, ...], layer: int) -> str:
+    return names[layer] if layer < len(names) else indexed_name(layer)
+
+
+@dataclass
+class Record:
+    """The record of the sampling that runs or ran last; what happens outside of a sampling is not recorded."""
+
+    steps: int = 1
+    _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
+    _samplings: int = 0  # that run now: one may begin within another
+    _sampling: Sampling = Sampling.NONE
+    _calls: Counter[Outcome] = field(default_factory=Counter)
+    _times: list[tuple[int, Outcome, Form | None, Timer]] = field(default_factory=list)  # int: the layer
+    _forms: Counter[tuple[Form, bool]] = field(default_factory=Counter)  # of (form, by ComfyUI's attention)
+    _comparisons: list[tuple[Form, Timer]] = field(default_factory=list)
+    _cells: dict[LayerStep, Outcome] = field(default_factory=dict)
+    _agreement: dict[LayerStep, list[torch.Tensor]] = field(default_factory=dict)
+    _layers: dict[str, int] = field(default_factory=dict, compare=False)  # name -> number
+    _passes: list[int] = field(default_factory=list)  # attention calls of each
+    _whole: Timer | None = None
+    _devices: set[Hashable] = field(default_factory=set)
+
+    def begin_sampling(self, steps: int) -> None:
+        """Forget everything: a sampling of `steps` steps begins."""
+        with self._lock:
+            self.steps = steps
+            self._samplings += 1
+            self._sampling = Sampling.RUNNING
+            self._calls.clear()
+            self._times.clear()
+            self._forms.clear()
+            self._comparisons.clear()
+            self._cells.clear()
+            self._agreement.clear()
+            self._layers.clear()
+            self._passes.clear()
+            self._devices.clear()
+            self._whole = None
+
+    def layer(self, name: str) -> int:
+        """The number of the calls of this name: from 0, in the order in which the names first came."""
+        with self._lock:
+            return self._layers.setdefault(name, len(self._layers))
+
+    def layer_name(self, layer: int) -> str:
+        """The name of the calls with this number, as `call_site.Layer` has it."""
+        with self._lock:
+            return _name(tuple(self._layers), layer)
+
+    def begin_forward(self, timer: Timer, device: Hashable = None) -> None:
+        """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""
+        with self._lock:
+            if not self._samplings:
+                return
+            self._devices.add(device)
+            if self._whole is None:
+                self._whole = timer
+
+    def end_forward(self, calls: int) -> None:
+        """A pass with so many attention calls is through."""
+        with self._lock:
+            if self._samplings:
+                self._passes.append(calls)
+
+    def end_sampling(self, *, completed: bool = True) -> None:
+        """Stop the measurement of the whole sampling; not `completed`: it failed or was interrupted."""
+        with self._lock:
+            self._samplings -= 1
+            self._sampling = Sampling.COMPLETE if completed else Sampling.STOPPED
+            if self._whole is not None:
+                self._whole.stop()
+
+    def add(
+        self,
+        layer: int,
+        step: int,
+        outcome: Outcome,
+        timer: Timer,
+        *,
+        agreement: torch.Tensor | None = None,
+        form: Form | None = None,
+    ) -> None:
+        """Add one attention call whose `timer` is stopped.
+
+        agreement: of the output with full precision, as `metrics.compare` gives it. Calls of equal `form` are
+        equal work; None is a call whose time cannot be compared.
+        """
+        with self._lock:
+            if not self._samplings:
+                return
+            self._calls[outcome] += 1
+            form = form if outcome.by is None else None  # the time says nothing about ComfyUI's attention
+            self._times.append((layer, outcome, form, timer))
+            if form is not None:
+                self._forms[form, outcome.backend is None] += 1
+            self._cells[layer, step] = outcome
+            if agreement is not None:
+                self._agreement.setdefault((layer, step), []).append(agreement)
+
+    def lacks_comparison(self, form: Form) -> bool:
+        """Whether backends have served two calls of this form and ComfyUI's attention none: the moment to time it."""
+        with self._lock:
+            return self._forms[form, False] == 2 and not self._forms[form, True]
+
+    def add_comparison(self, form: Form, timer: Timer) -> None:
+        """`timer` measured ComfyUI's attention on a call of this form that a backend served."""
+        with self._lock:
+            if self._samplings:
+                self._comparisons.append((form, timer))
+
+    def summary(self) -> Summary:
+        """The record as plain data; waits for the device."""
+        with self._lock:
+            calls, times, comparisons = Counter(self._calls), list(self._times), list(self._comparisons)
+            cells, agreement = dict(self._cells), {place: list(found) for place, found in self._agreement.items()}
+            whole, devices, steps = self._whole, max(len(self._devices), 1), self.steps
+            names, passes, sampling = tuple(self._layers), tuple(self._passes), self._sampling
+        seconds: defaultdict[Outcome, float] = defaultdict(float)
+        served: list[tuple[Form, float]] = []
+        comfyui = [(form, timer.seconds()) for form, timer in comparisons]
+        by_skip: defaultdict[tuple[int, bool], list[tuple[Form, float]]] = defaultdict(list)
+        for layer, outcome, form, timer in times:
+            elapsed = timer.seconds()
+            seconds[outcome] += elapsed
+            if form is not None:
+                (comfyui if outcome.backend is None else served).append((form, elapsed))
+                if outcome.backend is not None:
+                    by_skip[layer, outcome.skips].append((form, elapsed))
+        shares = [Share(outcome, count, seconds[outcome]) for outcome, count in calls.items()]
+        shares.sort(key=lambda share: (share.outcome.backend is None, -share.calls))
+        return Summary(
+            steps=steps,
+            layers=1 + max((layer for layer, _ in cells), default=-1),
+            seconds=0.0 if whole is None else whole.seconds(),
+            shares=tuple(shares),
+            cells=cells,
+            agreement=_averages(agreement),
+            names=names,
+            passes=len(passes),
+            silent_passes=passes.count(0),
+            speed=compared(served, comfyui, devices),
+            skip_speeds=_skip_speeds(by_skip, devices),
+            devices=devices,
+            sampling=sampling,
+        )
+
+
+def _averages(measured: Mapping[LayerStep, Sequence[torch.Tensor]]) -> dict[LayerStep, Agreement]:
+    """LayerStep -> the average of what was measured there; reads the values of each device at once."""
+    by_device: defaultdict[torch.device, list[tuple[int, torch.Tensor]]] = defaultdict(list)
+    for number, found in enumerate(measured.values()):
+        for value in found:
+            by_device[value.device].append((number, value))
+    sums = torch.zeros(len(measured), 3, dtype=torch.float64)
+    for entries in by_device.values():
+        numbers, values = zip(*entries, strict=True)
+        sums.index_add_(0, torch.tensor(numbers), torch.stack(values).to("cpu", torch.float64))
+    counts = torch.tensor([len(found) for found in measured.values()])
+    return {place: Agreement(*row) for place, row in zip(measured, (sums / counts[:, None]).tolist(), strict=True)}
+
+
+def compared(
+    calls: Iterable[tuple[Hashable, float]], others: Iterable[tuple[Hashable, float]], devices: int = 1
+) -> Speed | None:
+    """From (form, seconds) of each call and of the other way's; None when no form has both.
+
+    The other way's time of a form is the median of its calls: a first call that loads a kernel counts little.
+    """
+    times: defaultdict[Hashable, list[float]] = defaultdict(list)
+    for form, seconds in others:
+        times[form].append(seconds)
+    usual = {form: median(found) for form, found in times.items()}
+    both = [(form, seconds) for form, seconds in calls if form in usual]
+    if not both:
+        return None
+    return Speed(
+        len(both), sum(usual[form] for form, _ in both) / devices, sum(seconds for _, seconds in both) / devices
+    )
+
+
+def _skip_speeds(times: Mapping[tuple[int, bool], Sequence[tuple[Form, float]]], devices: int) -> dict[int, Speed]:
+    """From (form, seconds) of the calls of a layer that left tiles out, and of those that did not."""
+    layers = sorted(layer for layer, skips in times if skips)
+    found = {layer: compared(times[layer, True], times.get((layer, False), ()), devices) for layer in layers}
+    return {layer: speed for layer, speed in found.items() if speed is not None}

@@ -1,0 +1,217 @@
+"""The node's `skip`: which calls find the tiles that are left out, which leave them out, and why others do neither."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ... import registry
+from ...backends.base import AttentionRequest, Form
+from ...block_mask import TileLists, tiles_of
+from ...call_site import CallSite, is_indexed
+from ...options import EXACT, AttentionOptions
+from ...sparsity.controller import Skipper, values
+from ...sparsity.mask_cache import Changes, Pass
+from ...text import error_text
+from ..adapter import layers, memory
+from ..adapter.attention_call import AttentionCall
+from .model_pass import Forward
+
+log = logging.getLogger("comfy_sage2")
+
+LEAST_TILES = 16  # of a call's keys: with fewer there is next to nothing to leave out
+
+Attention = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LayerTiles:
+    """What became of one layer's tiles in a sampling; errors are relative L1 of the worst head.
+
+    Attributes:
+        finding, listed: calls that found tiles, and were dense for it, and calls with lists.
+        computed: share of the tiles that calls with lists computed; 1 where there were none.
+        error: by what was left out, when it was found.
+        later: the same when those tiles gave way to newer ones; None where they never did.
+    """
+
+    finding: int
+    listed: int
+    computed: float
+    error: float
+    later: float | None
+
+    @property
+    def share(self) -> float:
+        """Of the tiles, those computed in all of these calls."""
+        return (self.finding + self.listed * self.computed) / (self.finding + self.listed)
+
+
+class Skipping:
+    """The tiles of the sampling that runs or ran last; several threads may call.
+
+    Tiles are kept for one sampling and no longer: another model, LoRA, seed or sampler is another sampling. In it they
+    serve the prompts and context windows for which they were found, with the same changes to the model.
+    """
+
+    def __init__(self, level: str) -> None:
+        """level: of `sparsity.levels.LEVELS`."""
+        self.level = level
+        self._skipper = Skipper(level)
+        self._at_work = False
+        # Attention calls of a pass, by what makes the model another one for it; and for which of them that differed.
+        self._calls: dict[Changes, int] = {}
+        self._without_blocks: set[Changes] = set()
+        self._dense: Counter[str] = Counter()
+        self._refused: dict[tuple[object, ...], str | None] = {}
+
+    def begin_sampling(self) -> None:
+        """Nothing is known of its tiles."""
+        self._skipper, self._at_work = Skipper(self.level), True
+        self._calls.clear()
+        self._without_blocks.clear()
+        self._dense.clear()
+        self._refused.clear()
+
+    def end_sampling(self) -> None:
+        """What was kept on the device is let go; the figures stay."""
+        self._at_work = False
+        self._skipper.clear()
+
+    def repeat(self, forward: Forward) -> None:
+        """The pass `forward` is made again: what was found in it may be broken."""
+        self._skipper.forget(_pass(forward))
+
+    def end_pass(self, forward: Forward) -> None:
+        """The pass `forward` is through."""
+        made = len(forward.calls)
+        if made != self._calls.setdefault(forward.changes, made):
+            self._without_blocks.add(forward.changes)
+
+    def attend(
+        self,
+        attention: Attention,
+        call: AttentionCall,
+        backend: str,
+        options: AttentionOptions,
+        site: CallSite,
+        forward: Forward,
+    ) -> tuple[torch.Tensor, bool] | None:
+        """The output of `call` by `attention`, and whether tiles were left out.
+
+        None where the call is none of this, or something failed: then it is to be computed with all tiles.
+        attention: takes `tiles` or `gaps`, or nothing more. backend, options: those of the call that it makes.
+        forward: the pass.
+        """
+        if not self._at_work or not site.is_self or options.mode == EXACT:
+            return None
+        reason = self._reason_against(call, backend, options)
+        leaves_out = layers.replaces_blocks(forward.transformer_options) or forward.changes in self._without_blocks
+        if leaves_out and is_indexed(site.name):
+            reason = "[SA-318] passes leave blocks out, and the model does not say of which block this call is"
+        if reason is not None:
+            self._dense[reason] += 1
+            return None
+        q, k, v = call.tensors("BHND")
+        now = _pass(forward)
+        skipper, least_dead = self._skipper, registry.get(backend).least_dead(options.mode)
+        try:
+            with memory.unrecorded():  # what is kept outlives the model's block
+                if skipper.finds(site.layer, now, q, k):
+                    if site.step + 1 == site.steps:
+                        self._dense["[SA-318] the last step is dense where it would find tiles"] += 1
+                        return None
+                    return self._found(attention, skipper, (q, k, v), options, site.layer, now), False
+                lists = skipper.lists(site.layer, now, q, k, least_dead=least_dead)
+                if isinstance(lists, TileLists):
+                    return attention(tiles=lists), True
+            self._dense[f"[SA-318] {lists}"] += 1
+            return None
+        except Exception as error:  # whatever it is: without lists the call is as it always was
+            self._give_up(error)
+            return None
+
+    def _found(
+        self,
+        attention: Attention,
+        skipper: Skipper,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        options: AttentionOptions,
+        layer: int,
+        now: Pass,
+    ) -> torch.Tensor:
+        """The dense output; its tiles are found by the way."""
+        q, k, v = tensors
+        shape = (*q.shape[:2], tiles_of(q.shape[2]), tiles_of(k.shape[2]))
+        gaps = torch.empty(shape, dtype=torch.float32, device=q.device)
+        out = attention(gaps=gaps)
+        try:
+            scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else options.scale
+            skipper.find(layer, now, q, k, v, gaps, scale)
+        except Exception as error:
+            self._give_up(error)
+        return out
+
+    def _give_up(self, error: Exception) -> None:
+        """Nothing more is left out in this sampling."""
+        self._at_work = False
+        self._skipper.clear()
+        reason = f"[SA-318] leaving tiles out failed, and was given up for this sampling: {error_text(error)}"
+        self._dense[reason] += 1
+        log.warning("SageAttention2: %s", reason)
+
+    def _reason_against(self, call: AttentionCall, backend: str, options: AttentionOptions) -> str | None:
+        """Why `call` cannot leave tiles out, or None."""
+        if call.mask is not None:
+            return "[SA-318] the call has a mask"
+        q_length, kv_length = call.lengths
+        if q_length != kv_length:
+            return "[SA-318] the call's queries and keys are not of the same tokens"
+        if tiles_of(kv_length) < LEAST_TILES:
+            return f"[SA-318] the call has fewer than {LEAST_TILES} tiles of 128 keys"
+        q, k, _ = call.tensors("BHND")
+        form = Form.of(q, k)
+        key = (backend, options, form)
+        if key not in self._refused:
+            self._refused[key] = _reason_against_form(backend, options, form)
+        return self._refused[key]
+
+    def layers(self) -> dict[int, LayerTiles]:
+        """What became of each layer's tiles; waits for the device."""
+        found = {}
+        for layer, figures in sorted(self._skipper.figures.copy().items()):
+            computed, errors, later = (values(list(of)) for of in (figures.computed, figures.found, figures.later))
+            found[layer] = LayerTiles(
+                len(errors),
+                len(computed),
+                sum(computed) / len(computed) if computed else 1.0,
+                _worst(errors) or 0.0,
+                _worst(later),
+            )
+        return found
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Why self-attention calls had all of their tiles computed, and how many."""
+        return dict(self._dense)
+
+
+def _pass(forward: Forward) -> Pass:
+    return Pass(forward.step, forward.evaluation, layers.prompts_of(forward.transformer_options), forward.changes)
+
+
+def _worst(found: Sequence[float]) -> float | None:
+    """The largest, NaN where there is one; None of none."""
+    return math.nan if any(map(math.isnan, found)) else max(found, default=None)
+
+
+def _reason_against_form(backend: str, options: AttentionOptions, form: Form) -> str | None:
+    """Why `backend` cannot both find and use the tiles of a call of this form: one is no use alone."""
+    forms = form._replace(has_tiles=True), form._replace(has_gaps=True)
+    requests = (AttentionRequest.of_form(wanted, options) for wanted in forms)
+    return next(filter(None, map(registry.get(backend).reason_against, requests)), None)

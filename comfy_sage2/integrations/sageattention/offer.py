@@ -1,0 +1,68 @@
+"""Whether this machine can serve the calls of `sageattention`, and by which backend; said in the log once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ... import registry
+from ...backends.base import AttentionRequest
+from ...options import AttentionOptions
+from ...text import quoted
+
+log = logging.getLogger("comfy_sage2")
+
+NAME = "sageattention"
+PATH = Path(__file__).resolve().parent / "path"  # holds the module of that name
+BACKEND_VARIABLE = "COMFY_SAGE2_SAGEATTENTION_BACKEND"
+AUTOMATIC = "auto"  # an accelerated backend
+REFERENCE = "reference"
+
+
+def wanted_backend() -> str | None:
+    """The backend that the user asks for: None for "auto", "reference" for comparisons; ValueError for other values."""
+    wanted = os.environ.get(BACKEND_VARIABLE) or AUTOMATIC
+    if wanted not in (AUTOMATIC, REFERENCE):
+        raise ValueError(
+            f"[SA-601] the environment variable {BACKEND_VARIABLE} must be {AUTOMATIC} or {REFERENCE}, "
+            f"got {quoted(wanted)}"
+        )
+    return None if wanted == AUTOMATIC else wanted
+
+
+def serving() -> tuple[str | None, str | None]:
+    """The backend that ordinary calls get on this machine's GPUs, or None and why there is none."""
+    try:
+        if wanted_backend() == REFERENCE:
+            return REFERENCE, None
+    except ValueError as error:
+        return None, str(error)
+    reason = None
+    for device in _devices():
+        explained = registry.explain(AttentionRequest.ordinary(device, AttentionOptions()))
+        served, reasons = registry.first_able(explained, None)
+        if served is not None:
+            return served, None
+        reason = reason or "; ".join(dict.fromkeys(reasons.values()))
+    return None, reason or "[SA-112] this installation has no accelerated backend"
+
+
+def _devices() -> list[torch.device]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
+
+
+@cache
+def refusal() -> str | None:
+    """Why `import sageattention` has to fail here, or None; the log says how it ended, once."""
+    backend, reason = serving()
+    if backend is not None:
+        log.info("SageAttention2: packs that import %s are served by this pack (%s)", NAME, backend)
+        return None
+    text = f"[SA-601] this pack cannot serve in the place of {NAME}: {reason}"
+    log.warning("SageAttention2: %s. Start ComfyUI without --use-sage-attention, or install %s", text, NAME)
+    return text

@@ -1,1 +1,0 @@
-"""What is known of the times of a GPU, and what follows from it."""

@@ -1,1 +1,0 @@
-"""Timing the attentions on a GPU."""

@@ -1,0 +1,147 @@
+"""One sampling at one level: which of its calls find tiles, and which leave out those that earlier steps found dead."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..block_mask import TileLists
+from .levels import LADDER, LEVELS
+from .mask_cache import Call, KeptTiles, Moment, Pass
+from .thresholds import at, errors, loosest, sampled_rows
+
+Figure = tuple[Moment, torch.Tensor]
+
+
+@dataclass
+class Figures:
+    """What became of a layer's tiles: moments, and tensors of one value on the device, until someone reads them.
+
+    Attributes:
+        computed: shares of the tiles that calls with lists computed.
+        found: for each call in which tiles were found, the largest error that a head's threshold was measured to have.
+        later: for calls that found tiles anew, the largest error that a head would have had with the lists until then.
+    """
+
+    computed: list[Figure] = field(default_factory=list)
+    found: list[Figure] = field(default_factory=list)
+    later: list[Figure] = field(default_factory=list)
+
+    def forget(self, moment: Moment) -> None:
+        """Throw away those of `moment`."""
+        for figures in (self.computed, self.found, self.later):
+            figures[:] = [figure for figure in figures if figure[0] != moment]
+
+
+class Skipper:
+    """The tiles of one sampling. Only `lists` waits for the device, for what was enqueued when they were found.
+
+    Attributes:
+        figures: layer -> what became of its tiles.
+    """
+
+    def __init__(self, level: str) -> None:
+        """level: of LEVELS."""
+        self._bound = LEVELS[level]
+        # Rows that are not sampled could lose by a looser one what sampled rows do not.
+        self._thresholds = LADDER if self._bound > 0.0 else LADDER[:1]
+        self._kept = KeptTiles()
+        self._step = self._begun_at = 0
+        self.figures: defaultdict[int, Figures] = defaultdict(Figures)
+
+    def finds(self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> bool:
+        """Whether a call in `now` is to be dense and to find tiles: see `find`. Else `lists` has them.
+
+        A call for prompts, or for a model with changes, for which none were found yet does: see `Found.is_wanted`.
+        q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
+        """
+        self._go_to(now.step)
+        known = self._kept.before(_call(layer, now, q, k), now)
+        return known is None or known.is_wanted(now)
+
+    def _go_to(self, step: int) -> None:
+        """A sampler that goes back to `step` may have another latent, such as the next frames: throw all tiles away.
+
+        One that looked ahead, as heunpp2 does, has the same: it goes back by one, to behind where it began to look.
+        """
+        if step < self._step:
+            if step < self._step - 1 or step <= self._begun_at:
+                self.clear()
+            self._begun_at = step
+        self._step = step
+
+    def lists(
+        self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor, *, least_dead: float = 0.0
+    ) -> TileLists | str:
+        """The lists for a call that finds no tiles, or why it has none.
+
+        least_dead: the share of the tiles that must be dead.
+        """
+        found = self._kept.before(_call(layer, now, q, k), now)
+        if found is None or not found.is_for(now):
+            return "what the call is for changes from step to step: tiles are not found anew each time"
+        if found.dead_share() < least_dead:
+            return f"less than {least_dead:.0%} of its tiles are dead: lists would save no time"
+        found.serves = True
+        self.figures[layer].computed.append((now.moment, found.share))
+        return TileLists.of_mask(found.live())
+
+    def find(
+        self,
+        layer: int,
+        now: Pass,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        gaps: torch.Tensor,
+        scale: float,
+    ) -> None:
+        """Keep the live tiles of a dense call in `now`, each head's by the loosest threshold within the bound.
+
+        gaps: (B, Hq, Tq, Tk) as `reference.dead_tiles.tile_gaps` gives them. The others as for `errors`.
+        """
+        call, figures, rows = _call(layer, now, q, k), self.figures[layer], sampled_rows(q.shape[2], now.step, q.device)
+        earlier = self._kept.replaced(call, now)
+        if earlier is not None and earlier.is_for(now):
+            as_gaps = earlier.live().float().expand(q.shape[0], -1, -1, -1)
+            figures.later.append((now.moment, errors(q, k, v, as_gaps, rows, scale=scale, thresholds=(0.5,)).amax()))
+        measured = errors(q, k, v, gaps, rows, scale=scale, thresholds=self._thresholds)
+        chosen = loosest(measured, self._bound, self._thresholds)
+        figures.found.append((now.moment, at(measured, chosen, self._thresholds).amax()))
+        dead = gaps <= chosen[..., None, None]  # which NaN is not
+        self._kept.keep(call, now, ~dead)
+
+    @property
+    def all_figures(self) -> Figures:
+        """Those of all layers together."""
+        layers = list(self.figures.values())
+        return Figures(
+            [value for layer in layers for value in layer.computed],
+            [value for layer in layers for value in layer.found],
+            [value for layer in layers for value in layer.later],
+        )
+
+    def forget(self, now: Pass) -> None:
+        """The pass `now` is made again: throw away what its evaluation found."""
+        self._kept.forget(now)
+        for figures in list(self.figures.values()):  # other threads may add to it
+            figures.forget(now.moment)
+
+    def clear(self) -> None:
+        """Throw all tiles away; the figures stay."""
+        self._kept.clear()
+
+
+def _call(layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> Call:
+    return Call(layer, q.shape[1], q.shape[2], k.shape[2], q.device, frozenset(change for change, _ in now.changes))
+
+
+def values(figures: Iterable[Figure]) -> list[float]:
+    """What the tensors hold, in no stated order; waits for each device once."""
+    by_device: defaultdict[torch.device, list[torch.Tensor]] = defaultdict(list)
+    for _, tensor in figures:
+        by_device[tensor.device].append(tensor)
+    return [value for found in by_device.values() for value in torch.stack(found).tolist()]

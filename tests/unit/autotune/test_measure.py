@@ -1,0 +1,253 @@
+"""When a GPU is measured, what is remembered, and what follows in this process. All GPUs here are made up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import machine as machine_facts
+from comfy_sage2 import registry
+from comfy_sage2.autotune import cache_file, measure, store
+from comfy_sage2.autotune.rounds import GpuClock
+from comfy_sage2.autotune.timings import Candidate
+from comfy_sage2.backends import accumulators
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.kernels import loader
+from comfy_sage2.options import EXACT, AttentionOptions
+from comfy_sage2.tuning_candidates import BACKENDS
+
+from .cards import CUDNN, EIGHT_HALF, FLASH, WORKS, card
+
+
+def test_the_made_up_cards_are_asked_what_real_ones_are() -> None:
+    calls = {(work.heads, work.q_length, work.kv_length) for work in WORKS}
+    assert calls == {(16 * share, *lengths) for share, *lengths in measure._CALLS}
+    assert {work.head_dim for work in WORKS} == set(measure._HEAD_DIMS)
+
+
+@dataclass
+class Machine:
+    """GPUs, a driver and kernel modules that are not there; `restart` is a new process."""
+
+    folder: Path
+    gpus: list[str] = field(default_factory=lambda: ["NVIDIA GeForce RTX 4090"])
+    driver: str | None = "580.65.06"
+    module: str = "a" * 64
+    slower: dict[Any, float] = field(default_factory=dict)
+    noise: float = 0.0
+    error: Exception | None = None
+    capturing: bool = False
+    compiling: bool = False
+    free: int = 8 << 30
+    measured: list[int] = field(default_factory=list)
+
+    def rounds_on(self, index: int, clock: object, candidates: object) -> dict[Any, list[float]]:
+        self.measured.append(index)
+        if self.error is not None:
+            raise self.error
+        spread = (1.0 - self.noise, 1.0, 1.0 + self.noise)
+        return {key: [value * factor for factor in spread] for key, value in card(self.slower).items()}
+
+    def restart(self) -> None:
+        store.forget()
+        measure._tried.clear()
+
+    def ask(self, index: int = 0) -> str | None:
+        """The measured accumulators of 8b, after the question for them."""
+        device = torch.device("cuda", index)
+        measure.prepare(device, BACKENDS)
+        choices = store.choices_of(device)
+        return None if choices is None else choices.accumulator("8b")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
+    found = Machine(tmp_path)
+    monkeypatch.setattr(cache_file, "user_cache", lambda: found.folder)
+    monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
+    monkeypatch.setattr(loader, "fingerprint", lambda architecture: found.module)
+    monkeypatch.setattr(measure, "rounds_on", found.rounds_on)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: found.compiling)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (found.free, 24 << 30))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: torch.autograd.profiler.record_function("device"))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(name=found.gpus[index], major=8, minor=9),
+    )
+    found.restart()
+    yield found
+    found.restart()
+
+
+def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:
+    assert machine.ask() == "fp16" and machine.ask() == "fp16"
+    machine.restart()
+    assert machine.ask() == "fp16"
+    assert machine.measured == [0]
+
+
+@pytest.mark.parametrize("change", ["gpus", "driver", "module", "torch", "format"])
+def test_what_is_remembered_holds_for_this_machine_alone(
+    machine: Machine, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.ask()
+    machine.restart()
+    if change == "torch":
+        monkeypatch.setattr(torch, "__version__", "9.9")
+    elif change == "format":
+        monkeypatch.setattr(measure, "FORMAT_VERSION", 99)
+    else:
+        setattr(machine, change, ["NVIDIA L40"] if change == "gpus" else "b" * 64)
+    machine.ask()
+    assert machine.measured == [0, 0]
+
+
+def test_two_gpus_keep_their_own_choices(machine: Machine) -> None:
+    machine.gpus = ["NVIDIA GeForce RTX 4090", "NVIDIA L40"]
+    assert machine.ask(0) == "fp16"
+    machine.slower = {EIGHT_HALF: 2.0}
+    assert machine.ask(1) == "fp32"
+    assert machine.ask(0) == "fp16"
+    machine.restart()
+    assert (machine.ask(1), machine.ask(0)) == ("fp32", "fp16")
+    assert machine.measured == [0, 1]
+
+
+def test_the_cpu_is_never_measured(machine: Machine) -> None:
+    measure.prepare(torch.device("cpu"), BACKENDS)
+    assert machine.measured == [] and store.choices_of(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("state", ["capturing", "compiling"])
+def test_not_while_a_graph_is_recorded(machine: Machine, state: str) -> None:
+    setattr(machine, state, True)
+    assert machine.ask() is None and machine.measured == []
+    setattr(machine, state, False)
+    assert machine.ask() == "fp16"
+
+
+@pytest.mark.parametrize(
+    "trouble", [{"noise": 0.5}, {"error": RuntimeError("out of memory")}, {"free": 1 << 29}], ids=str
+)
+def test_a_gpu_that_cannot_be_measured_keeps_the_defaults(machine: Machine, trouble: dict[str, Any]) -> None:
+    usual = {name: getattr(machine, name) for name in trouble}
+    for name, value in trouble.items():
+        setattr(machine, name, value)
+    assert machine.ask() is None
+    assert not list(machine.folder.iterdir())
+    with pytest.raises(RuntimeError):
+        measure.measure_now(0, BACKENDS)
+    for name, value in usual.items():
+        setattr(machine, name, value)
+    assert machine.ask() is None  # this process asks once
+    machine.restart()
+    assert machine.ask() == "fp16"
+
+
+def test_measuring_by_hand_asks_whatever_is_remembered(machine: Machine) -> None:
+    assert machine.ask() == "fp16"
+    machine.slower = {EIGHT_HALF: 2.0}
+    assert measure.measure_now(0, BACKENDS).accumulator("8b") == "fp32"
+    machine.restart()
+    assert machine.ask() == "fp32"
+    assert machine.measured == [0, 0]
+
+
+def test_a_driver_that_does_not_tell_its_version_is_measured_by_each_process(machine: Machine) -> None:
+    machine.driver = None
+    machine.ask()
+    machine.restart()
+    assert machine.ask() == "fp16"
+    assert len(machine.measured) == 2 and not list(machine.folder.iterdir())
+
+
+@pytest.mark.parametrize("value", [{}, {"noise": 0.0, "seconds": []}, {"noise": "x", "seconds": [[1]]}])
+def test_a_remembered_value_that_cannot_be_read_is_measured_again(machine: Machine, value: dict[str, Any]) -> None:
+    machine.ask()
+    (path,) = machine.folder.rglob("*.json")
+    document = json.loads(path.read_text())
+    document["findings"][0]["value"] = value
+    path.write_text(json.dumps(document))
+    machine.restart()
+    assert machine.ask() == "fp16"
+    machine.restart()
+    machine.ask()
+    assert len(machine.measured) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(machine: Machine) -> None:
+    machine.folder = machine.folder / "file"
+    machine.folder.write_text("")
+    assert machine.ask() == "fp16"
+
+
+def test_accumulators_follow_the_times(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, options = torch.device("cuda", 0), AttentionOptions(pv_accumulator="auto")
+    monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
+    assert accumulators.resolved(options, device).pv_accumulator == "fp16"  # as shipped
+    machine.slower = {EIGHT_HALF: 2.0}
+    machine.ask()
+    assert accumulators.resolved(options, device).pv_accumulator == "fp32"
+    assert accumulators.resolved(AttentionOptions("4b", pv_accumulator="auto"), device).pv_accumulator == "fp16"
+    assert accumulators.resolved(AttentionOptions(pv_accumulator="fp16"), device).pv_accumulator == "fp16"
+
+
+@pytest.mark.parametrize("slow", [CUDNN, FLASH])
+def test_the_fastest_exact_attention_comes_first(machine: Machine, slow: Any) -> None:
+    machine.slower = {slow: 1.5}
+    shipped = [backend.name for backend in registry.candidates(on_gpu())]
+    assert shipped == ["torch-cudnn", "torch-flash", "torch-efficient", "reference"]
+    machine.ask()
+    fast, slow_name = ("torch-flash", "torch-cudnn") if slow == CUDNN else ("torch-cudnn", "torch-flash")
+    assert [backend.name for backend in registry.candidates(on_gpu())] == [
+        fast, slow_name, "torch-efficient", "reference"
+    ]  # fmt: skip
+    masked = on_gpu(mask_shape=(1, 1, 1, 64), mask_dtype=torch.bool)
+    assert [backend.name for backend in registry.candidates(masked)] == shipped  # masks were not timed
+
+
+def on_gpu(**changes: Any) -> AttentionRequest:
+    """An ordinary call in mode exact, with `changes`."""
+    request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(EXACT))
+    return replace(request, device_type="cuda", device_index=0, capability=(8, 9), **changes)
+
+
+@dataclass
+class Named:
+    """Candidates of these names, which do nothing."""
+
+    names: set[str]
+
+    def calls(self, *tensors: torch.Tensor) -> dict[Candidate, measure.Run]:
+        return {Candidate(name): lambda: None for name in self.names}
+
+    def fingerprint(self, capability: tuple[int, int]) -> str:
+        return "none"
+
+
+@pytest.mark.parametrize("with_flash", [True, False])
+def test_efficient_attention_is_timed_where_flash_is_not(monkeypatch: pytest.MonkeyPatch, with_flash: bool) -> None:
+    names = {"torch-flash", "torch-efficient", "sm89"} - (set() if with_flash else {"torch-flash"})
+    monkeypatch.setattr(measure, "time_rounds", lambda runs, *others: {key: [] for key in runs})
+    monkeypatch.setattr(measure, "_inputs", lambda device, heads: lambda work: ())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(multi_processor_count=8))
+    timed = {candidate.backend for candidate, _ in measure.rounds_on(0, GpuClock(), Named(names))}
+    assert timed == ({"torch-flash", "sm89"} if with_flash else {"torch-efficient", "sm89"})
+
+
+def test_importing_the_library_measures_nothing() -> None:
+    code = "import comfy_sage2, comfy_sage2.autotune.measure as p, torch; assert not p._tried; "
+    code += "q = torch.randn(1, 2, 8, 16); comfy_sage2.attention(q, q, q); assert not p._tried"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

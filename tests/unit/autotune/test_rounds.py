@@ -1,0 +1,145 @@
+"""Timing in rounds, with a clock that knows how long each call takes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.autotune.rounds import _HEAD_STARTS, MOST_ROUNDS, GpuClock, time_rounds
+from comfy_sage2.autotune.timings import FEWEST_ROUNDS
+
+
+@dataclass
+class FakeClock:
+    """Calls take what they return; time passes only in them."""
+
+    passed: float = 0.0
+    visits: list[tuple[str, int]] = field(default_factory=list)
+
+    def visit(self, run: Callable[[], Any], calls: int) -> float:
+        name, seconds = run()  # as `runs` makes them
+        self.visits.append((name, calls))
+        self.passed += seconds * calls
+        return float(seconds)
+
+    def now(self) -> float:
+        return self.passed
+
+
+def runs(**seconds: float) -> dict[str, Callable[[], Any]]:
+    return {name: (lambda name=name, value=value: (name, value)) for name, value in seconds.items()}  # type: ignore[misc]
+
+
+def test_every_call_has_its_turn_in_every_round() -> None:
+    clock = FakeClock()
+    found = time_rounds(runs(short=2e-5, middle=7e-5, long=2e-3), clock, random.Random(0), deadline=10.0)
+    assert found == {"short": [2e-5] * MOST_ROUNDS, "middle": [7e-5] * MOST_ROUNDS, "long": [2e-3] * MOST_ROUNDS}
+    timed = clock.visits[6:]
+    assert {name: {calls for one, calls in timed if one == name} for name in found} == {
+        "short": {4}, "middle": {2}, "long": {1}
+    }  # fmt: skip
+    orders = {tuple(name for name, _ in timed[start : start + 3]) for start in range(0, len(timed), 3)}
+    assert len(orders) > 1 and all(sorted(order) == sorted(found) for order in orders)
+
+
+def test_no_more_rounds_than_the_time_allows() -> None:
+    clock = FakeClock()
+    found = time_rounds(runs(one=0.02, other=0.04), clock, random.Random(0), deadline=0.43)
+    assert len(found["one"]) == len(found["other"]) == 5
+    assert clock.passed <= 0.43
+    late = FakeClock(passed=0.3)  # what came before counts
+    found = time_rounds(runs(one=0.02, other=0.04), late, random.Random(0), deadline=0.61)
+    assert len(found["one"]) == 3
+    found = time_rounds(runs(one=5.0), FakeClock(), random.Random(0), deadline=0.3)
+    assert len(found["one"]) == FEWEST_ROUNDS
+
+
+def test_short_rounds_are_made_however_late_it_is() -> None:
+    late = FakeClock(passed=5.0)
+    found = time_rounds(runs(one=0.005, other=0.01), late, random.Random(0), deadline=0.4)
+    assert len(found["one"]) == len(found["other"]) == 6  # of 15 ms each
+    found = time_rounds(runs(one=0.001), FakeClock(passed=5.0), random.Random(0), deadline=0.4)
+    assert len(found["one"]) == MOST_ROUNDS
+
+
+def test_a_call_that_cannot_run_is_left_out() -> None:
+    def broken() -> object:
+        raise RuntimeError("no kernel image")
+
+    clock = FakeClock()
+    found = time_rounds({"broken": broken, **runs(good=1e-3)}, clock, random.Random(0), deadline=0.3)
+    assert list(found) == ["good"]
+    assert Counter(name for name, _ in clock.visits)["good"] == MOST_ROUNDS + 2
+
+
+def test_without_memory_nothing_is_timed() -> None:
+    def large() -> object:
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    try:
+        time_rounds({**runs(good=1e-3), "large": large}, FakeClock(), random.Random(0), deadline=0.3)
+    except torch.cuda.OutOfMemoryError:
+        return
+    raise AssertionError("the caller was not told")
+
+
+class FakeGpu:
+    """A stream of one GPU: 1 clock a tick. Calls take the CPU `enqueueing` ticks and the GPU `running`."""
+
+    def __init__(self, enqueueing: int, running: int) -> None:
+        self.enqueueing, self.running = enqueueing, running
+        self.cpu = self.gpu = 0  # the time on the CPU, and when the GPU will have done what is enqueued
+
+    def enqueue(self, ticks: int) -> None:
+        self.gpu = max(self.gpu, self.cpu) + ticks
+
+    def call(self) -> None:
+        self.cpu += self.enqueueing
+        self.enqueue(self.running)
+
+    def event(self, enable_timing: bool) -> FakeEvent:
+        assert enable_timing
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    """Of a FakeGpu; a millisecond is 1,000 ticks."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu = gpu
+
+    def record(self) -> None:
+        self.gpu.enqueue(0)
+        self.at = self.gpu.gpu
+
+    def query(self) -> bool:
+        return self.at <= self.gpu.cpu
+
+    def synchronize(self) -> None:
+        self.gpu.cpu = max(self.gpu.cpu, self.at)
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return (end.at - self.at) / 1e3
+
+
+@pytest.mark.parametrize("calls", [1, 4])
+@pytest.mark.parametrize("enqueueing", [1_000, 170_000, 300_000, 1_400_000])
+def test_the_way_through_python_is_not_timed(monkeypatch: pytest.MonkeyPatch, enqueueing: int, calls: int) -> None:
+    gpu = FakeGpu(enqueueing, running=12_000)
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "_sleep", gpu.enqueue)
+    assert GpuClock().visit(gpu.call, calls) == pytest.approx(12e-3)
+
+
+def test_a_call_that_python_keeps_for_long_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(10_000_000, running=12_000)
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "_sleep", gpu.enqueue)
+    GpuClock().visit(gpu.call, 1)
+    assert gpu.cpu // 10_000_000 == len(_HEAD_STARTS)

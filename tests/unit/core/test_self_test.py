@@ -1,0 +1,196 @@
+"""When a kernel module is tested, what is remembered of it, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import machine as machine_facts
+from comfy_sage2.autotune import cache_file
+from comfy_sage2.backends import self_test, self_test_cases
+from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.backends.kernels import KernelBackend
+from comfy_sage2.backends.self_test_cases import Variant, Verdict
+from comfy_sage2.kernels import loader
+from comfy_sage2.options import AttentionOptions
+
+VARIANTS = (Variant("8b", "fp32"),)
+WRONG = "head_dim 64 (8b, FP32 accumulators): relative L1 1.9 from exact attention, at most 0.05 expected"
+
+
+@dataclass
+class Machine:
+    """GPUs, a driver and kernel modules that are not there; `restart` is a new process."""
+
+    folder: Path
+    gpus: list[str] = field(default_factory=lambda: ["NVIDIA H200"])
+    driver: str | None = "580.65.06"
+    module: str = "a" * 64
+    wrong: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    capturing: bool = False
+    current: int = 0
+    asked: list[tuple[int, tuple[Variant, ...]]] = field(default_factory=list)
+
+    def ask(self, module: object, device: torch.device, variants: tuple[Variant, ...]) -> Verdict:
+        self.asked.append((device.index, tuple(variants)))
+        if self.error is not None:
+            raise self.error
+        return Verdict(6, list(self.wrong))
+
+    def restart(self) -> None:
+        self_test._outcomes.clear()
+        self_test._postponed.clear()
+
+    def reason(self, index: int | None = 0, variants: tuple[Variant, ...] = VARIANTS) -> str | None:
+        return self_test.reason_against("sm90", index, variants)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
+    found = Machine(tmp_path)
+    monkeypatch.setattr(cache_file, "user_cache", lambda: found.folder)
+    monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
+    monkeypatch.setattr(self_test_cases, "ask", found.ask)
+    monkeypatch.setattr(loader, "load", lambda architecture: SimpleNamespace())
+    monkeypatch.setattr(loader, "fingerprint", lambda architecture: found.module)
+    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: found.current)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: torch.autograd.profiler.record_function("device"))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(name=found.gpus[index], major=9, minor=0),
+    )
+    found.restart()
+    yield found
+    found.restart()
+
+
+def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:
+    assert machine.reason() is None and machine.reason() is None
+    assert machine.asked == [(0, VARIANTS)]
+    machine.restart()
+    assert machine.reason() is None
+    assert len(machine.asked) == 1
+
+
+@pytest.mark.parametrize("change", ["gpus", "driver", "module", "variants"])
+def test_another_gpu_driver_or_module_is_tested(machine: Machine, change: str) -> None:
+    machine.reason()
+    machine.restart()
+    variants: tuple[Variant, ...] = VARIANTS
+    if change == "variants":
+        variants += (Variant("4b", "fp32"),)
+    else:
+        setattr(machine, change, ["NVIDIA H100"] if change == "gpus" else "b" * 64)
+    assert machine.reason(variants=variants) is None
+    assert len(machine.asked) == 2
+
+
+def test_two_gpus_keep_their_own_results(machine: Machine) -> None:
+    machine.gpus = ["NVIDIA H200", "NVIDIA H100"]
+    assert machine.reason(0) is None
+    machine.wrong = [WRONG]
+    assert WRONG in (machine.reason(1) or "")
+    assert machine.reason(0) is None
+    machine.current = 1
+    assert WRONG in (machine.reason(None) or "")
+    assert [index for index, _ in machine.asked] == [0, 1]
+
+
+def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(machine: Machine) -> None:
+    machine.wrong = [WRONG, "another"]
+    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
+    request = replace(
+        AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions()),
+        device_type="cuda",
+        device_index=0,
+        capability=(9, 0),
+    )
+    reason = backend.reason_against(request)
+    assert reason is not None
+    assert reason.startswith(f"[SA-113] the self-test of these kernels failed on this GPU: {WRONG} (2 of 6 findings)")
+    assert backend.reason_against(request) == reason
+    assert len(machine.asked) == 1
+    machine.restart()
+    machine.wrong = []
+    assert backend.reason_against(request) is None
+
+
+def test_constraints_come_first(machine: Machine) -> None:
+    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
+    assert backend.reason_against(AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions())) is not None
+    assert machine.asked == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no kernel\x1b[31m image"), ValueError("mode must be 8, got 4")])
+def test_a_module_that_raises_is_not_used(machine: Machine, error: Exception) -> None:
+    machine.error = error
+    reason = machine.reason()
+    assert reason is not None
+    assert ("no kernel\\x1b[31m image" if isinstance(error, RuntimeError) else "mode must be 8, got 4") in reason
+
+
+def test_without_memory_it_is_tested_later(machine: Machine) -> None:
+    machine.error = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    assert machine.reason() is None
+    with pytest.raises(RuntimeError, match="memory does not suffice"):
+        self_test.test_now("sm90", 0, VARIANTS)
+    machine.error = None
+    assert machine.reason() is None
+    assert len(machine.asked) == 3
+
+
+@pytest.mark.parametrize("method", ["run", "prepare"])
+def test_while_a_graph_is_captured_it_is_postponed(machine: Machine, method: str) -> None:
+    machine.capturing = True
+    machine.wrong = [WRONG]
+    assert machine.reason() is None
+    assert machine.asked == []
+    assert not self_test.is_postponed("sm90", 0)  # not yet to be made up for
+    machine.capturing = False
+    assert self_test.is_postponed("sm90", 0)
+    assert not self_test.is_postponed("sm90", 1)
+    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
+    q = SimpleNamespace(device=torch.device("cuda", 0))
+    with pytest.raises(RuntimeError, match="self-test of these kernels failed"):
+        getattr(backend, method)(q, q, q, None)
+    assert len(machine.asked) == 1
+
+
+def test_what_is_remembered_of_a_driver_that_does_not_tell_its_version(machine: Machine) -> None:
+    machine.driver = None
+    machine.reason()
+    machine.restart()
+    machine.reason()
+    assert len(machine.asked) == 2
+    assert not list(machine.folder.iterdir())
+
+
+@pytest.mark.parametrize("value", [{}, {"passed": False}, {"passed": 1}, {"passed": "true"}])
+def test_a_remembered_value_that_is_no_pass_is_tested_again(machine: Machine, value: dict[str, Any]) -> None:
+    machine.reason()
+    (path,) = machine.folder.rglob("*.json")
+    document = json.loads(path.read_text())
+    document["findings"][0]["value"] = value
+    path.write_text(json.dumps(document))
+    machine.restart()
+    assert machine.reason() is None
+    assert len(machine.asked) == 2
+
+
+def test_a_test_by_hand_asks_whatever_is_remembered(machine: Machine) -> None:
+    assert machine.reason() is None
+    assert self_test.test_now("sm90", 0, VARIANTS).text.startswith("passed: 6 calls within their bounds in ")
+    machine.wrong = [WRONG]
+    assert self_test.test_now("sm90", 0, VARIANTS).text.startswith("failed: [SA-113] the self-test")
+    assert machine.reason() is not None

@@ -1,0 +1,347 @@
+"""The calls with known results, put to the reference in a kernel module's place and to modules with a fault."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from reference_module import ReferenceModule, lists_of, tensor_at
+
+from comfy_sage2.backends import self_test_cases
+from comfy_sage2.backends.self_test_cases import Variant, Verdict, ask
+from comfy_sage2.backends.self_test_margins import GAP_BOUND
+from comfy_sage2.options import MODES
+from comfy_sage2.reference.options import ReferenceOptions
+
+pytestmark = pytest.mark.slow
+
+EIGHT = (Variant("8b", "fp32"),)
+LISTS = "head_dim 64, tile lists with invalid entries"
+CAUSAL_LISTS = "head_dim 128, causal tile lists for all heads"
+GAPS = "head_dim 64, gaps of tiles"
+
+
+@pytest.fixture(autouse=True)
+def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+
+
+def put(module: ReferenceModule, variants: tuple[Variant, ...] = EIGHT) -> Verdict:
+    return ask(module, torch.device("cpu"), variants)
+
+
+def test_every_mode_has_its_bounds() -> None:
+    assert self_test_cases.BOUNDS.keys() == self_test_cases.LSE_BOUNDS.keys() == set(MODES)
+
+
+def test_the_reference_passes_in_every_variant() -> None:
+    module = ReferenceModule()
+    variants = tuple(Variant(mode, accumulator) for mode in MODES for accumulator in ("fp32", "fp16"))
+    # Mode precise has no FP16 accumulators, and takes no float32.
+    calls = len(self_test_cases.CASES) * (len(variants) - 1) - 1
+    assert put(module, variants) == Verdict(calls)
+    assert module.calls == calls
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_bounds_are_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(self_test_cases, "BOUNDS", {mode: self_test_cases.BOUNDS[mode] * 0.6})
+    assert put(ReferenceModule(), (Variant(mode, "fp32"),)).wrong
+
+
+def test_the_random_numbers_of_the_process_stay_as_they_are() -> None:
+    before = torch.random.get_rng_state()
+    put(ReferenceModule())
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_questions_are_the_same_each_time() -> None:
+    (first, answers), (second, others) = self_test_cases.questions(), self_test_cases.questions()
+    assert torch.equal(first, second)
+    assert all(torch.equal(one.out, other.out) for one, other in zip(answers, others, strict=True))
+
+
+class Changed(ReferenceModule):
+    """A module that falsifies its calls by `fault`."""
+
+    def __init__(self, fault: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__()
+        self.change = fault
+
+
+class Spoiled(ReferenceModule):
+    """A module that falsifies its outputs by `fault`."""
+
+    def __init__(self, fault: Callable[[torch.Tensor, dict[str, Any]], None]) -> None:
+        super().__init__()
+        self.spoil = fault
+
+
+def test_a_wrong_softmax_scale_is_found() -> None:
+    verdict = put(Changed(lambda fields: fields.update(scale=fields["scale"] * 2.0)))
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("head_dim 64, ragged lengths (8b, FP32 accumulators): relative L1 ")
+    assert "at most 0.05 expected" in verdict.reason
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_output_of_the_wrong_sign_is_found(mode: str) -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        out.neg_()
+
+    verdict = put(Spoiled(fault), (Variant(mode, "fp32"),))
+    assert len(verdict.wrong) == verdict.calls - 1  # the infinite value is noted all the same
+
+
+def without_step(name: str, fields: dict[str, Any]) -> None:
+    fields[name] = 0
+
+
+def test_wrong_strides_are_found() -> None:
+    for name in ("q_head_stride", "k_head_stride", "v_head_stride", "out_head_stride"):
+        assert put(Changed(partial(without_step, name))).wrong, name
+
+
+def test_a_mask_that_is_left_out_is_found() -> None:
+    verdict = put(Changed(lambda fields: fields.update(mask_element=0)))
+    assert [text.partition(" (")[0] for text in verdict.wrong] == [
+        "head_dim 128, mask for each query",
+        "head_dim 256, key mask, smooth V",
+        "head_dim 64, key mask",
+    ]
+
+
+def test_causality_that_is_left_out_is_found() -> None:
+    verdict = put(Changed(lambda fields: fields.update(causal=False)))
+    assert [text.partition(" (")[0] for text in verdict.wrong] == ["head_dim 128, causal", CAUSAL_LISTS]
+
+
+def with_counts(fields: dict[str, Any], change: Callable[[torch.Tensor], object]) -> None:
+    """Give the call lists of its own whose counts are changed."""
+    lists = lists_of(fields)
+    if lists is not None:
+        fields["own"] = lists.clone().contiguous()  # for as long as the call
+        change(fields["own"][..., 0])
+        stride = fields["own"].stride()
+        fields.update(tiles_pointer=fields["own"].data_ptr(), tiles_batch_stride=stride[0], tiles_head_stride=stride[1])
+
+
+def ignored(fields: dict[str, Any]) -> None:
+    fields.pop("tiles_key_tiles", None)
+
+
+def past_the_count(fields: dict[str, Any]) -> None:
+    with_counts(fields, lambda counts: counts.fill_(fields["tiles_key_tiles"]))
+
+
+def of_the_first_head(fields: dict[str, Any]) -> None:
+    fields.update(tiles_head_stride=0)
+
+
+def a_block_late(fields: dict[str, Any]) -> None:
+    """The lists of the next block of queries, in the memory of these lists."""
+    with_counts(fields, lambda counts: None)
+    if "own" in fields:
+        fields["own"].copy_(fields["own"].roll(-1, 2))
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (ignored, [LISTS, CAUSAL_LISTS]),
+        (past_the_count, [LISTS, CAUSAL_LISTS]),
+        (partial(with_counts, change=lambda counts: counts.sub_(1)), [LISTS, CAUSAL_LISTS]),
+        (of_the_first_head, [LISTS]),
+        (a_block_late, [LISTS, CAUSAL_LISTS]),
+        (lambda fields: fields.update(tiles_invalid=0), [LISTS]),
+    ],
+    ids=["ignored", "read past", "one short", "of the first head", "a block late", "no note"],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_lists_that_are_not_followed_are_found(
+    fault: Callable[[dict[str, Any]], None], found: list[str], mode: str
+) -> None:
+    verdict = put(Changed(fault), (Variant(mode, "fp32"),))
+    assert [text.partition(" (")[0] for text in verdict.wrong] == found
+
+
+def test_a_note_of_valid_tiles_is_found() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields.get("tiles_invalid"):
+            tensor_at(fields["tiles_invalid"], (1,), (1,), torch.int32).fill_(1)
+
+    (wrong,) = put(Spoiled(fault)).wrong
+    assert wrong == f"{CAUSAL_LISTS} (8b, FP32 accumulators): the note of invalid tiles is 1, expected 0"
+
+
+@pytest.fixture
+def gaps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test_cases, "CASES", [case for case in self_test_cases.CASES if case.gaps])
+
+
+def all_zero(gaps: torch.Tensor) -> None:
+    gaps.zero_()
+
+
+def one_nan(gaps: torch.Tensor) -> None:
+    gaps[0, 1, 2, 3] = torch.nan
+
+
+def of_the_other_head(gaps: torch.Tensor) -> None:
+    gaps.copy_(gaps.flip(1))
+
+
+def transposed(gaps: torch.Tensor) -> None:
+    gaps.copy_(gaps.mT.clone())
+
+
+def a_tile_late(gaps: torch.Tensor) -> None:
+    gaps.copy_(gaps.roll(1, 3))
+
+
+def in_natural_units(gaps: torch.Tensor) -> None:
+    gaps.mul_(0.6931)
+
+
+def the_last_tile_left_out(gaps: torch.Tensor) -> None:
+    gaps[..., -1] = -torch.inf
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [all_zero, one_nan, of_the_other_head, transposed, a_tile_late, in_natural_units, the_last_tile_left_out],
+)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("gaps_alone")
+def test_wrong_gaps_are_found(fault: Callable[[torch.Tensor], None], mode: str) -> None:
+    def spoil(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields.get("gaps"):
+            fault(tensor_at(fields["gaps"], (1, 2, 4, 4), (32, 16, 4, 1), torch.float32))
+
+    (wrong,) = put(Spoiled(spoil), (Variant(mode, "fp32"),)).wrong
+    assert wrong.startswith(f"{GAPS} ({mode}, FP32 accumulators): a gap is ")
+    assert wrong.endswith(" octaves from that of exact scores, at most 0.5 expected")
+
+
+def test_gaps_that_are_not_noted_are_found() -> None:
+    (wrong,) = put(Changed(lambda fields: fields.pop("gaps", None))).wrong
+    assert wrong.startswith(f"{GAPS} (8b, FP32 accumulators): a gap is inf octaves")
+
+
+@pytest.mark.parametrize("left_out", ["query 119", "query 433", "key 170", "key 279"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("gaps_alone")
+def test_gaps_of_tiles_of_which_a_row_or_key_is_left_out_are_found(left_out: str, mode: str) -> None:
+    class Forgetful(ReferenceModule):
+        def gaps(self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float) -> torch.Tensor:
+            side, place = left_out.split()
+            given = {"query": q.clone(), "key": k.clone()}
+            given[side][:, :, int(place)] = given[side][:, :, int(place) - 1]
+            found: torch.Tensor = super().gaps(given["query"], given["key"], options, scale)
+            return found
+
+    (wrong,) = put(Forgetful(), (Variant(mode, "fp32"),)).wrong
+    assert wrong.startswith(f"{GAPS} ({mode}, FP32 accumulators): a gap is ")
+
+
+def test_the_bound_of_gaps_is_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test_cases, "GAP_BOUND", GAP_BOUND * 0.2)
+    assert [text.partition(" (")[0] for text in put(ReferenceModule()).wrong] == [GAPS]
+
+
+def test_in_whatever_order_tiles_are_taken_their_gaps_are_the_same() -> None:
+    """As long as the first of them is the first or the last one, or that of the queries' own tokens."""
+    buffer, answers = self_test_cases.questions()
+    (question,) = (found for found in answers if found.gaps is not None)
+    assert question.gaps is not None
+    q, k = question.q.of(buffer).float(), question.k.of(buffer).float()
+    scores = (q @ k.mT) / 64**0.5 * math.log2(math.e)
+    padded = torch.nn.functional.pad(scores, (0, 512 - 440), value=-math.inf)
+    peaks = padded.unflatten(3, (4, 128)).amax(dim=4)  # of each row in each tile
+    for block, rows in enumerate(peaks.split(128, dim=2)):
+        for order in itertools.permutations(range(4)):
+            if order[0] in (0, 3, block):
+                running = rows[..., order].cummax(dim=3).values
+                gaps = (rows[..., order] - running).amax(dim=2)
+                torch.testing.assert_close(gaps, question.gaps[:, :, block, order], atol=1e-3, rtol=0.0)
+
+
+def test_a_module_without_lists_and_gaps_is_asked_for_none() -> None:
+    class Older(ReferenceModule):
+        abi_version = 3
+
+        def attention(self, **fields: Any) -> None:
+            assert not [name for name in fields if name.startswith("tiles_") or name == "gaps"]
+            super().attention(**fields)
+
+    assert put(Older()) == Verdict(len(self_test_cases.CASES) - 3)
+
+
+def test_one_fault_in_one_variant_is_named() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields["mode"] == 4 and fields["pv_accumulator"] == 16 and fields["head_dim"] == 256:
+            out[..., 100:] = 0.0
+
+    variants = tuple(Variant(mode, accumulator) for mode in MODES for accumulator in ("fp32", "fp16"))
+    verdict = put(Spoiled(fault), variants)
+    (wrong,) = verdict.wrong
+    assert wrong.startswith("head_dim 256, key mask, smooth V (4b, FP16 accumulators): relative L1 0.")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_found(value: float) -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        out[0, 0, 3, 5] = value
+
+    verdict = put(Spoiled(fault))
+    assert len(verdict.wrong) == len(self_test_cases.CASES) - 1
+
+
+def test_output_that_is_not_written_is_found() -> None:
+    class Idle(ReferenceModule):
+        def attention(self, **fields: Any) -> None:
+            pass
+
+    verdict = put(Idle())
+    assert len(verdict.wrong) == len(self_test_cases.CASES)
+    assert "relative L1 nan" in verdict.wrong[0]
+    assert verdict.wrong[-1].endswith("the note of NaN and infinity is 0, expected 1")
+
+
+def test_a_row_that_is_not_written_is_found() -> None:
+    class Short(ReferenceModule):
+        def attention(self, **fields: Any) -> None:
+            super().attention(**{**fields, "q_length": fields["q_length"] - 1, "lse": 0})
+
+    assert len(put(Short()).wrong) == len(self_test_cases.CASES) - 1
+
+
+def test_a_write_outside_of_the_output_is_found() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        # The gap behind the tokens of the first head.
+        step = fields["out_token_stride"]
+        after = fields["out_pointer"] + step * fields["q_length"] * out.dtype.itemsize
+        if fields["out_head_stride"] > step:
+            tensor_at(after, (1,), (1,), out.dtype).zero_()
+
+    assert put(Spoiled(fault)).wrong == ["a call wrote outside of its output"]
+
+
+def test_a_wrong_lse_is_found() -> None:
+    def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
+        if fields["lse"]:
+            tensor_at(fields["lse"], (fields["q_length"],), (1,), torch.float32).add_(1.0)
+
+    verdict = put(Spoiled(fault))
+    assert len(verdict.wrong) == 6 and all("the LSE is" in text for text in verdict.wrong)
+
+
+def test_a_note_of_infinity_that_is_not_made_is_found() -> None:
+    (wrong,) = put(Changed(lambda fields: fields.update(nonfinite=0))).wrong
+    assert wrong.startswith("infinite value (8b") and wrong.endswith("is 0, expected 1")

@@ -1,0 +1,105 @@
+"""Calls that no kernel serves: torch's attention, counted, each reason in the log once."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from comfy_sage2.integrations.sageattention import functions as typed
+from comfy_sage2.integrations.sageattention import serving
+
+pytestmark = pytest.mark.usefixtures("fresh_seed")
+
+functions: Any = typed  # the result is a tensor, or two
+
+
+def qkv(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = (torch.randn(shape, dtype=dtype) for _ in range(3))
+    return q, k, v
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_torch_serves_what_no_kernel_can(layout: str, caplog: pytest.LogCaptureFixture) -> None:
+    q, k, v = qkv(1, 6, 6, 16)
+    allowed = torch.rand(1, 1, 6, 6) < 0.7
+    allowed[..., 0] = True  # with is_causal no query may be left without a key
+    wanted = [
+        scaled_dot_product_attention(q, k, v),
+        scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
+        scaled_dot_product_attention(q, k, v, attn_mask=allowed),
+        scaled_dot_product_attention(q, k, v, attn_mask=allowed & torch.ones(6, 6, dtype=torch.bool).tril()),
+    ]
+    given = [tensor if layout == "HND" else tensor.transpose(1, 2) for tensor in (q, k, v)]
+    with caplog.at_level(logging.WARNING, "comfy_sage2"):
+        outputs = [
+            functions.sageattn(*given, layout),
+            functions.sageattn(*given, layout, is_causal=True, sm_scale=0.3),
+            functions.sageattn(*given, layout, attn_mask=allowed),
+            functions.sageattn(
+                *given, layout, is_causal=True, attn_mask=torch.where(allowed, 0.0, -torch.inf).double()
+            ),
+        ]
+    for out, expected in zip(outputs, wanted, strict=True):
+        torch.testing.assert_close(out if layout == "HND" else out.transpose(1, 2), expected)
+        assert out.is_contiguous()
+    left = [record.getMessage() for record in caplog.records]
+    assert len(left) == len(set(left)) and "SA-103" in left[0], left
+    assert any("3 left to torch's attention: [SA-103]" in line for line in serving.calls.lines())
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_with_the_lse() -> None:
+    q, k, v = qkv(1, 2, 24, 32)
+    out, lse = functions.sageattn(q, k, v, return_lse=True)
+    torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse, (q @ k.mT / 32**0.5).logsumexp(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("reference")
+def test_what_the_attention_api_refuses_is_torchs() -> None:
+    q, k, v = qkv(1, 2, 8, 288)
+    torch.testing.assert_close(functions.sageattn(q, k, v), scaled_dot_product_attention(q, k, v))
+    assert "SA-202" in serving.calls.lines()[1]
+
+
+@pytest.mark.usefixtures("reference")
+def test_calls_that_need_gradients_are_torchs_and_have_them() -> None:
+    q, k, v = qkv(1, 2, 8, 32)
+    functions.sageattn(q.requires_grad_(), k, v).sum().backward()
+    assert q.grad is not None and q.grad.abs().sum() > 0
+    assert "SA-307" in serving.calls.lines()[1]
+
+
+@pytest.mark.usefixtures("reference")
+def test_a_kernel_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: object, **options: object) -> torch.Tensor:
+        raise RuntimeError("launch\nfailure")
+
+    monkeypatch.setattr(serving, "attention", failing)
+    q, k, v = qkv(1, 2, 8, 32)
+    torch.testing.assert_close(functions.sageattn(q, k, v), scaled_dot_product_attention(q, k, v))
+    assert "[SA-310] the kernel failed: launch\\nfailure" in serving.calls.lines()[1]
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_in_the_place_of_torchs_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sageattention's page tells users to write `F.scaled_dot_product_attention = sageattn`."""
+    wanted = scaled_dot_product_attention(*(tensors := qkv(1, 2, 8, 32)), scale=0.5)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", functions.sageattn)
+    out = torch.nn.functional.scaled_dot_product_attention(*tensors, scale=0.5, dropout_p=0.0, enable_gqa=False)
+    torch.testing.assert_close(out, wanted)
+
+
+def test_the_log_does_not_flood(caplog: pytest.LogCaptureFixture) -> None:
+    calls = serving.Calls()
+    with caplog.at_level(logging.WARNING, "comfy_sage2"):
+        for size in range(100):
+            calls.count(serving.TORCH, f"head_dim {size}")
+            calls.count(serving.TORCH, f"head_dim {size}")
+    assert len(caplog.records) == 20
+    assert "200 by torch's attention" in calls.lines()[0]

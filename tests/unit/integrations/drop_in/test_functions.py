@@ -1,0 +1,209 @@
+"""The functions of `sageattention`: arguments of all forms, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import attention
+from comfy_sage2.integrations.sageattention import functions as typed
+from comfy_sage2.integrations.sageattention import serving
+
+pytestmark = pytest.mark.usefixtures("reference", "fresh_seed")
+
+Function = Callable[..., Any]
+functions: Any = typed  # the result is a tensor, or two
+DENSE: list[Function] = [
+    functions.sageattn,
+    functions.sageattn_qk_int8_pv_fp8_cuda,
+    functions.sageattn_qk_int8_pv_fp8_cuda_sm90,
+    functions.sageattn_qk_int8_pv_fp16_cuda,
+    functions.sageattn_qk_int8_pv_fp16_triton,
+]
+
+
+def name_of(function: Function) -> str:
+    return function.__name__
+
+
+def inputs(heads: int = 4, kv_heads: int = 4, layout: str = "HND", head_dim: int = 64) -> list[torch.Tensor]:
+    """q, k, v with 40 queries and 72 keys, far from zero where quantization is hard."""
+    q, k, v = (
+        torch.randn(2, number, length, head_dim, dtype=torch.bfloat16) + 1
+        for number, length in ((heads, 40), (kv_heads, 72), (kv_heads, 72))
+    )
+    return [q, k, v] if layout == "HND" else [tensor.transpose(1, 2).contiguous() for tensor in (q, k, v)]
+
+
+def exact(qkv: list[torch.Tensor], scale: float, allowed: torch.Tensor | None = None) -> torch.Tensor:
+    """Attention in float64 straight from its definition; HND."""
+    q, k, v = (tensor.double() for tensor in qkv)
+    k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+    scores = q @ k.mT * scale
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def close(out: torch.Tensor, wanted: torch.Tensor, most: float = 0.06) -> bool:
+    """Relative L1 within what INT8 and FP8 cost."""
+    return float((out.double() - wanted).abs().sum() / wanted.abs().sum()) < most
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("function", DENSE, ids=name_of)
+def test_layouts_scale_and_causal(function: Function, layout: str) -> None:
+    qkv = inputs(layout=layout)
+    hnd = qkv if layout == "HND" else [tensor.transpose(1, 2) for tensor in qkv]
+    allowed = torch.ones(40, 72, dtype=torch.bool).tril()
+    out = function(*qkv, tensor_layout=layout, sm_scale=0.2, is_causal=True)
+    assert out.shape == qkv[0].shape and out.dtype == torch.bfloat16
+    assert close(out if layout == "HND" else out.transpose(1, 2), exact(hnd, 0.2, allowed))
+
+
+@pytest.mark.parametrize("function", DENSE, ids=name_of)
+def test_the_lse_is_that_of_the_scaled_scores(function: Function) -> None:
+    qkv = inputs()
+    out, lse = function(*qkv, return_lse=True)
+    scores = qkv[0].double() @ qkv[1].double().mT / 8
+    assert lse.shape == (2, 4, 40) and lse.dtype == torch.float32
+    assert (lse - scores.logsumexp(-1)).abs().max() < 0.1
+    assert torch.equal(out, function(*qkv))
+
+
+@pytest.mark.parametrize("function", DENSE, ids=name_of)
+def test_masks_are_obeyed(function: Function) -> None:
+    qkv = inputs()
+    allowed = torch.rand(2, 1, 40, 72) < 0.5
+    wanted = exact(qkv, 0.125, allowed)
+    additive = torch.zeros(2, 1, 40, 72).masked_fill(~allowed, -torch.inf)
+    assert close(function(*qkv, attn_mask=allowed), wanted)
+    assert close(function(*qkv, attn_mask=additive), wanted)
+
+
+def test_grouped_heads() -> None:
+    qkv = inputs(heads=4, kv_heads=2)
+    assert close(functions.sageattn(*qkv, enable_gqa=True), exact(qkv, 0.125))
+
+
+def test_sageattn_is_the_default_of_a_new_node() -> None:
+    qkv = inputs()
+    wanted = attention(*qkv, mode="8b", rotate=True, backend="reference")
+    assert torch.equal(functions.sageattn(*qkv, smooth_k=False), wanted)
+    assert torch.equal(functions.sageattn_qk_int8_pv_fp8_cuda(*qkv, pv_accum_dtype="fp32+fp32"), wanted)
+
+
+@pytest.mark.parametrize("function", DENSE[3:], ids=name_of)
+def test_fp16_functions_keep_v_in_16_bits(function: Function) -> None:
+    qkv = inputs()
+    wanted = attention(*qkv, mode="precise", rotate=True, backend="reference")
+    assert torch.equal(function(*qkv), wanted)
+
+
+def test_smooth_v_is_passed_on() -> None:
+    qkv = inputs()
+    wanted = attention(*qkv, mode="8b", smooth_v=True, rotate=True, backend="reference")
+    assert torch.equal(functions.sageattn_qk_int8_pv_fp8_cuda(*qkv, smooth_v=True), wanted)
+
+
+def test_the_names_of_other_libraries() -> None:
+    """As yunchang calls it: by FlashAttention's names, which the real package drops."""
+    qkv = inputs(layout="NHD")
+    neutral = {"dropout_p": 0, "window_size": (-1, -1), "softcap": 0.0, "alibi_slopes": None, "return_softmax": False}
+    wanted = functions.sageattn(*qkv, "NHD", True, 0.3)
+    assert torch.equal(functions.sageattn(*qkv, "NHD", softmax_scale=0.3, causal=True, **neutral), wanted)
+    assert torch.equal(functions.sageattn(*qkv, "NHD", softmax_scale=None), functions.sageattn(*qkv, "NHD"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dropout_p": 0.1}, "dropout_p = 0.0 only, got 0.1"),
+        ({"window_size": (64, 64)}, "window_size"),
+        ({"softcap": 30.0}, "softcap"),
+        ({"alibi_slopes": torch.ones(4)}, "alibi_slopes"),
+        ({"topk": 0.5, "cdfthreshd": 1}, "the arguments topk, cdfthreshd"),
+        ({"causal": True, "is_causal": 1.5}, "say different things"),
+        ({"smooth_k": "yes"}, "smooth_k = True or False only"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_unsupported_arguments_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match="SA-602") as refused:
+        functions.sageattn(*inputs(), **options)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"tensor_layout": "NDH"}, {"pv_accum_dtype": "int8"}, {"sm_scale": -1.0}], ids=lambda o: next(iter(o))
+)
+def test_wrong_values_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"SA-20[58]"):
+        functions.sageattn_qk_int8_pv_fp8_cuda(*inputs(), **options)
+
+
+@pytest.mark.parametrize("backend", ["reference", "no_kernels"])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+def test_masks_of_integers_are_refused(
+    backend: str, is_causal: bool, dtype: torch.dtype, request: pytest.FixtureRequest
+) -> None:
+    """1 for "attend" is no additive mask, which would shift the scores by 1."""
+    request.getfixturevalue(backend)
+    mask = (torch.rand(2, 1, 40, 72) < 0.5).to(dtype)
+    with pytest.raises(TypeError, match="SA-204"):
+        functions.sageattn(*inputs(), attn_mask=mask, is_causal=is_causal)
+
+
+def test_tensors_without_an_output_of_qs_shape_are_refused() -> None:
+    q, k, v = inputs()
+    for given in ((q[0], k[0], v[0]), (q, k, v[..., :32]), (q, k, v[..., :1])):
+        with pytest.raises(ValueError, match="SA-201"):
+            functions.sageattn(*given)
+
+
+def test_the_parameters_are_in_the_order_of_the_real_package() -> None:
+    """Packs pass some of them by position."""
+    order = {
+        "sageattn": "tensor_layout is_causal sm_scale return_lse",
+        "sageattn_qk_int8_pv_fp8_cuda": "tensor_layout is_causal qk_quant_gran sm_scale pv_accum_dtype smooth_k "
+        "smooth_v return_lse",
+        "sageattn_qk_int8_pv_fp16_triton": "tensor_layout quantization_backend is_causal attn_mask sm_scale smooth_k "
+        "return_lse",
+    }
+    for name, parameters in order.items():
+        found = inspect.signature(getattr(functions, name)).parameters.values()
+        assert [one.name for one in found if one.kind == one.POSITIONAL_OR_KEYWORD] == [
+            "q",
+            "k",
+            "v",
+            *parameters.split(),
+        ]
+
+
+def test_varlen_is_refused_with_a_reason() -> None:
+    q = torch.randn(10, 4, 64)
+    lengths = torch.tensor([0, 4, 10], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="SA-603"):
+        functions.sageattn_varlen(q, q, q, lengths, lengths, 6, 6)
+
+
+def test_comfyui_finds_the_mask_among_the_parameters() -> None:
+    """It asks the signature whether masks can be passed."""
+    assert "attn_mask" in inspect.signature(functions.sageattn).parameters
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_a_compiled_call_does_not_break_the_graph(layout: str) -> None:
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = functions.sageattn(q, k, v, tensor_layout=layout, smooth_k=False, sm_scale=None)
+        return out.reshape(2, -1) * 2
+
+    qkv = inputs(layout=layout)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*qkv), model(*qkv))
+    assert any(line.endswith("2 by reference, 8b") for line in serving.calls.lines())

@@ -14,9 +14,9 @@ from .autotune.cost_model import Choices as MeasuredChoices
 from .autotune.store import choices_of
 from .backends.base import Attend, AttentionRequest, Backend, Form, empty_output
 from .backends.tensors import WRITTEN, OptionalTensors
-from .block_mask import TileLists
+from .block_mask import BlockMask
 from .options import AttentionOptions, CallChoices, Choices
-from .validation import check_gaps, check_mask, check_nonfinite, check_tensors, check_tiles
+from .validation import check_block_margins, check_block_mask, check_mask, check_nonfinite, check_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,8 +31,8 @@ def attention(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
-    tiles: TileLists | None = None,
-    gaps: torch.Tensor | None = None,
+    block_mask: BlockMask | None = None,
+    block_margins: torch.Tensor | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
@@ -47,8 +47,8 @@ def attention(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
-    tiles: TileLists | None = None,
-    gaps: torch.Tensor | None = None,
+    block_mask: BlockMask | None = None,
+    block_margins: torch.Tensor | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -64,8 +64,8 @@ def attention(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
-    tiles: TileLists | None = None,
-    gaps: torch.Tensor | None = None,
+    block_mask: BlockMask | None = None,
+    block_margins: torch.Tensor | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -81,8 +81,8 @@ def attention(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
-    tiles: TileLists | None = None,
-    gaps: torch.Tensor | None = None,
+    block_mask: BlockMask | None = None,
+    block_margins: torch.Tensor | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -97,8 +97,8 @@ def attention(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
-    tiles: TileLists | None = None,
-    gaps: torch.Tensor | None = None,
+    block_mask: BlockMask | None = None,
+    block_margins: torch.Tensor | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -114,14 +114,15 @@ def attention(
         k, v: (B, Hkv, Nkv, D) in the same layout, dtype and device; Hq is a multiple of Hkv.
         attn_mask: bool (True = attend) or additive float, 2-D to 4-D, broadcast to (B, Hq, Nq, Nkv); it combines with
             `is_causal`. A row that attends to nothing gives zeros, and -inf in the LSE.
-        tiles: which tiles of keys each block of queries attends to (`TileLists`), beside mask and `is_causal`; None is
-            all of them. In either layout they are of shape (B, Hq, Tq, 1 + Tk). Their entries are not checked here:
-            what is invalid is left out, and `TileLists.invalid` notes it.
-        gaps: None, or (B, Hq, Tq, Tk) float32 on q's device, contiguous, in either layout; the call fills it. Each tile
-            of 128 queries and 128 keys gets the largest score that one of its rows has there, relative to the largest
-            that the row has met by the end of the kernel's step, in units of log2: at most 0, and 0 with NaN
-            (`reference.dead_tiles.tile_gaps` with `running`). In mode "precise" it may be larger, never smaller: the
-            kernels of sm90 keep a row's base where its maximum grows a little. Not with tiles, a mask or `is_causal`.
+        block_mask: which blocks of keys each block of queries attends to (`BlockMask`), beside mask and `is_causal`;
+            None is all of them. In either layout its lists are of shape (B, Hq, Tq, 1 + Tk). Their entries are not
+            checked here: what is invalid is left out, and `BlockMask.invalid` flags it.
+        block_margins: None, or (B, Hq, Tq, Tk) float32 on q's device, contiguous, in either layout; the call fills it.
+            Each block of 128 queries and 128 keys gets the largest score that one of its rows has there, relative to
+            the largest that the row has met by the end of the kernel's step, in units of log2: at most 0, and 0 with
+            NaN (`reference.block_margins.block_margins` with `running`). In mode "precise" it may be larger, never
+            smaller: the kernels of sm90 keep a row's base where its maximum grows a little. Not with block_mask, a mask
+            or `is_causal`.
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
         nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
             is, so that one of them can serve many calls; no call waits for the device.
@@ -138,7 +139,16 @@ def attention(
         UnsupportedError: a ValueError; the backend asked for cannot run this call, and why.
     """
     options = AttentionOptions.of(options, choices)
-    bhnd, optional = _checked(q, k, v, options.layout, attn_mask=attn_mask, tiles=tiles, nonfinite=nonfinite, gaps=gaps)
+    bhnd, optional = _checked(
+        q,
+        k,
+        v,
+        options.layout,
+        attn_mask=attn_mask,
+        block_mask=block_mask,
+        nonfinite=nonfinite,
+        block_margins=block_margins,
+    )
     inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
     if any(map(_has_tangent, inputs)):
         raise RuntimeError(NO_GRADIENT)
@@ -166,8 +176,8 @@ def prepare(
 ) -> Attend | None:
     """Begin a call of `attention` whose q, k and v nobody else needs: their memory can serve its output.
 
-    Takes the arguments of `attention` and raises its errors for bad input. Calls that note gaps have no phases: the
-    thresholds are chosen with q, k and v, which are needed after them.
+    Takes the arguments of `attention` and raises its errors for bad input. Calls that record block margins have no
+    phases: the thresholds are chosen with q, k and v, which are needed after them.
 
     Returns:
         what ends the call, once, on the same stream: it gives the output and the LSE, or None without `return_lse`. It
@@ -208,8 +218,8 @@ def explain(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
-    tiles: TileLists | None = None,
-    gaps: torch.Tensor | None = None,
+    block_mask: BlockMask | None = None,
+    block_margins: torch.Tensor | None = None,
     backend: str | None = None,
     options: AttentionOptions | None = None,
     **choices: Unpack[Choices],
@@ -217,12 +227,14 @@ def explain(
     """Which backends can run this call: name -> None if it can, else the reason, in order of preference.
 
     Takes the arguments of `attention` that decide it and raises its errors for bad input; with `backend` only that one
-    is listed. `tiles` are read, which waits for the device: an invalid entry is a ValueError that names it.
+    is listed. `block_mask` is read, which waits for the device: an invalid entry is a ValueError that names it.
     """
     options = AttentionOptions.of(options, choices)
-    bhnd, optional = _checked(q, k, v, options.layout, attn_mask=attn_mask, tiles=tiles, gaps=gaps)
-    if tiles is not None:
-        tiles.check()
+    bhnd, optional = _checked(
+        q, k, v, options.layout, attn_mask=attn_mask, block_mask=block_mask, block_margins=block_margins
+    )
+    if block_mask is not None:
+        block_mask.check()
     request = AttentionRequest.of(bhnd[0], bhnd[1], options, optional)
     if backend is None:
         return registry.explain(request)
@@ -236,9 +248,9 @@ def _checked(
     layout: str,
     *,
     attn_mask: torch.Tensor | None,
-    tiles: TileLists | None = None,
+    block_mask: BlockMask | None = None,
     nonfinite: torch.Tensor | None = None,
-    gaps: torch.Tensor | None = None,
+    block_margins: torch.Tensor | None = None,
 ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], OptionalTensors]:
     """The validated tensors of a call: q, k, v as BHND views, and the others."""
     check_tensors(q, k, v, layout)
@@ -247,10 +259,10 @@ def _checked(
     target = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     optional = OptionalTensors(
         attn_mask=check_mask(attn_mask, target, q.device),
-        tiles=check_tiles(tiles, target, q.device),
+        block_mask=check_block_mask(block_mask, target, q.device),
         nonfinite=check_nonfinite(nonfinite, q.device),
-        invalid_tiles=None if tiles is None else tiles.invalid,
-        gaps=check_gaps(gaps, target, q.device),
+        invalid_blocks=None if block_mask is None else block_mask.invalid,
+        block_margins=check_block_margins(block_margins, target, q.device),
     )
     return (q, k, v), optional
 

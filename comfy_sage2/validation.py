@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .block_mask import TILE_TOKENS, TileLists, tiles_of
+from .block_mask import BLOCK_TOKENS, BlockMask, blocks_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MASK_DTYPES = (torch.bool, *DTYPES)
@@ -79,32 +79,32 @@ def _check_flag(name: str, flag: torch.Tensor, device: torch.device) -> None:
         )
 
 
-def check_gaps(
-    gaps: torch.Tensor | None, target: tuple[int, int, int, int], device: torch.device
+def check_block_margins(
+    block_margins: torch.Tensor | None, target: tuple[int, int, int, int], device: torch.device
 ) -> torch.Tensor | None:
-    """Return `gaps`, None or what fits a call of `target` = (batch, q_heads, q_length, kv_length).
+    """Return `block_margins`, None or what fits a call of `target` = (batch, q_heads, q_length, kv_length).
 
     Raises:
         TypeError: no float32 tensor.
         ValueError: device, sizes or strides do not fit.
     """
-    if gaps is None:
+    if block_margins is None:
         return None
-    if not isinstance(gaps, torch.Tensor) or gaps.dtype != torch.float32:
-        found = gaps.dtype if isinstance(gaps, torch.Tensor) else type(gaps).__name__
-        raise TypeError(f"[SA-213] gaps must be a float32 tensor or None, got {found}")
-    if gaps.device != device:
-        raise ValueError(f"[SA-213] gaps must be on q's device {device}, got {gaps.device}")
+    if not isinstance(block_margins, torch.Tensor) or block_margins.dtype != torch.float32:
+        found = block_margins.dtype if isinstance(block_margins, torch.Tensor) else type(block_margins).__name__
+        raise TypeError(f"[SA-213] block_margins must be a float32 tensor or None, got {found}")
+    if block_margins.device != device:
+        raise ValueError(f"[SA-213] block_margins must be on q's device {device}, got {block_margins.device}")
     batch, heads, q_length, kv_length = target
-    wanted = (batch, heads, tiles_of(q_length), tiles_of(kv_length))
-    if gaps.shape != wanted:
+    wanted = (batch, heads, blocks_of(q_length), blocks_of(kv_length))
+    if block_margins.shape != wanted:
         raise ValueError(
-            f"[SA-213] gaps must be of shape {wanted} for {q_length} queries and {kv_length} keys in tiles of "
-            f"{TILE_TOKENS}, got {tuple(gaps.shape)}"
+            f"[SA-213] block_margins must be of shape {wanted} for {q_length} queries and {kv_length} keys in blocks "
+            f"of {BLOCK_TOKENS}, got {tuple(block_margins.shape)}"
         )
-    if not gaps.is_contiguous():
-        raise ValueError(f"[SA-213] gaps must be contiguous, got strides {gaps.stride()}")
-    return gaps
+    if not block_margins.is_contiguous():
+        raise ValueError(f"[SA-213] block_margins must be contiguous, got strides {block_margins.stride()}")
+    return block_margins
 
 
 def check_mask(
@@ -140,33 +140,35 @@ def check_mask(
     return mask
 
 
-def check_tiles(
-    tiles: TileLists | None, target: tuple[int, int, int, int], device: torch.device
+def check_block_mask(
+    block_mask: BlockMask | None, target: tuple[int, int, int, int], device: torch.device
 ) -> torch.Tensor | None:
-    """Return the tensor of `tiles` for a call of `target` = (batch, q_heads, q_length, kv_length); no value is read.
+    """Return the tensor of `block_mask` for a call of `target` = (batch, q_heads, q_length, kv_length).
+
+    No value of it is read.
 
     Raises:
-        TypeError: no TileLists, or their flag is no int32 tensor.
+        TypeError: no BlockMask, or its flag is no int32 tensor.
         ValueError: device or sizes do not fit.
     """
-    if tiles is None:
+    if block_mask is None:
         return None
-    if not isinstance(tiles, TileLists):
+    if not isinstance(block_mask, BlockMask):
         raise TypeError(
-            f"[SA-211] tiles must be a comfy_sage2.TileLists or None, got {type(tiles).__name__}; make one with "
-            "TileLists(tensor) or TileLists.of_mask(block_mask)"
+            f"[SA-211] block_mask must be a comfy_sage2.BlockMask or None, got {type(block_mask).__name__}; make one "
+            "with BlockMask(tensor) or BlockMask.from_dense(mask)"
         )
-    lists = tiles.lists
+    lists = block_mask.lists
     if lists.device != device:
-        raise ValueError(f"[SA-211] tiles must be on q's device {device}, got {lists.device}")
+        raise ValueError(f"[SA-211] block_mask must be on q's device {device}, got {lists.device}")
     batch, heads, q_length, kv_length = target
-    blocks, entries = tiles_of(q_length), 1 + tiles_of(kv_length)
-    if lists.shape[0] not in (1, batch) or lists.shape[1] not in (1, heads) or lists.shape[2:] != (blocks, entries):
+    q_blocks, entries = blocks_of(q_length), 1 + blocks_of(kv_length)
+    if lists.shape[0] not in (1, batch) or lists.shape[1] not in (1, heads) or lists.shape[2:] != (q_blocks, entries):
         raise ValueError(
-            f"[SA-211] tiles must be of shape (1 or {batch}, 1 or {heads}, {blocks}, {entries}) for {q_length} queries "
-            f"and {kv_length} keys in tiles of {TILE_TOKENS}, got {tuple(lists.shape)}; TileLists.of_blocks takes "
-            "masks of other blocks"
+            f"[SA-211] block_mask must be of shape (1 or {batch}, 1 or {heads}, {q_blocks}, {entries}) for {q_length} "
+            f"queries and {kv_length} keys in blocks of {BLOCK_TOKENS}, got {tuple(lists.shape)}; "
+            "BlockMask.from_blocks takes masks of other blocks"
         )
-    if tiles.invalid is not None:
-        _check_flag("tiles.invalid", tiles.invalid, device)
+    if block_mask.invalid is not None:
+        _check_flag("block_mask.invalid", block_mask.invalid, device)
     return lists

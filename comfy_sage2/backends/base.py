@@ -33,14 +33,22 @@ class Form(NamedTuple):
     q_shape: torch.Size
     k_shape: torch.Size
     mask: tuple[torch.Size, torch.dtype] | None = None
-    has_tiles: bool = False
-    has_gaps: bool = False
+    has_block_mask: bool = False
+    has_block_margins: bool = False
 
     @classmethod
     def of(cls, q: torch.Tensor, k: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Form:
         """Of q (B, Hq, Nq, D), k (B, Hkv, Nkv, D) as v, and the other tensors, all validated."""
         mask = None if optional.attn_mask is None else (optional.attn_mask.shape, optional.attn_mask.dtype)
-        return cls(q.device, q.dtype, q.shape, k.shape, mask, optional.tiles is not None, optional.gaps is not None)
+        return cls(
+            q.device,
+            q.dtype,
+            q.shape,
+            k.shape,
+            mask,
+            optional.block_mask is not None,
+            optional.block_margins is not None,
+        )
 
 
 @lru_cache
@@ -64,8 +72,8 @@ class AttentionRequest:
     head_dim: int
     mask_shape: tuple[int, ...] | None  # 4-D, 1 where the mask broadcasts
     mask_dtype: torch.dtype | None
-    has_tiles: bool  # the call has tile lists
-    has_gaps: bool  # the call notes the gaps of its tiles
+    has_block_mask: bool  # the call has a block mask
+    has_block_margins: bool  # the call records block margins
     options: AttentionOptions
 
     @classmethod
@@ -97,8 +105,8 @@ class AttentionRequest:
             head_dim=head_dim,
             mask_shape=None if mask is None else tuple(mask[0]),
             mask_dtype=None if mask is None else mask[1],
-            has_tiles=form.has_tiles,
-            has_gaps=form.has_gaps,
+            has_block_mask=form.has_block_mask,
+            has_block_margins=form.has_block_margins,
             options=resolved(options, device),
         )
 
@@ -117,8 +125,8 @@ class AttentionRequest:
 
     @property
     def work(self) -> Work | None:
-        """The call's size, or None where the times of such calls are not known: with masks, tile lists or float32."""
-        if self.mask_shape is not None or self.has_tiles or self.dtype == torch.float32:
+        """The call's size, or None where the times of such calls are not known: with masks, block masks or float32."""
+        if self.mask_shape is not None or self.has_block_mask or self.dtype == torch.float32:
             return None
         heads = self.batch * self.q_heads
         return Work(heads, self.q_length, self.kv_length, self.head_dim, self.options.is_causal)
@@ -148,8 +156,8 @@ class Backend(ABC):
         """Whether calls in `mode` are this backend's business; where not, nothing is said about it."""
         return True
 
-    def least_dead(self, mode: str) -> float:
-        """The share of dead tiles from which on a call with lists takes less time than a dense one in `mode`."""
+    def least_skipped(self, mode: str) -> float:
+        """The share of skipped blocks from which on a call with lists takes less time than a dense one in `mode`."""
         return 0.0
 
     def availability(self) -> str | None:
@@ -182,7 +190,7 @@ class Backend(ABC):
             q: (B, Hq, Nq, D) view in any memory order, last dimension contiguous.
             k, v: (B, Hkv, Nkv, D), likewise.
             request: the description of this call, for which `reason_against` returned None, with its options.
-            optional: the call's other tensors. `note_nonfinite` and `TileLists.note_invalid` set the flags for any
+            optional: the call's other tensors. `note_nonfinite` and `BlockMask.flag_invalid` set the flags for any
                 output and any lists.
 
         Returns:
@@ -198,7 +206,7 @@ class Backend(ABC):
         request: AttentionRequest,
         optional: OptionalTensors = NO_TENSORS,
     ) -> Attend | None:
-        """Begin a call without tile lists and gaps, for a caller who then lets go of q, k and v; else as for `run`.
+        """Begin a call without block mask and margins, for a caller who then lets go of q, k and v; else as for `run`.
 
         Returns:
             what ends the call, once and on the same stream, with the results of `run`; it keeps those of q, k and v

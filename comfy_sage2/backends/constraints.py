@@ -43,53 +43,58 @@ def _precise(request: AttentionRequest) -> str | None:
 
 
 def _dense(request: AttentionRequest) -> str | None:
-    if not request.has_tiles:
+    if not request.has_block_mask:
         return None
-    return "[SA-212] only the kernels take tile lists, and the reference, which is slow: leave out `tiles` here"
+    return "[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` here"
 
 
-def older_than_lists(module: str) -> str:
-    """Why a kernel module, described so, cannot run a call with tile lists."""
+def older_than_block_masks(module: str) -> str:
+    """Why a kernel module, described so, cannot run a call with a block mask."""
     return (
-        f"[SA-212] these kernels ({module}) are older than tile lists: build those of this clone "
-        "(docs/dev/releasing.md), or leave out `tiles`"
+        f"[SA-212] these kernels ({module}) are older than block masks: build those of this clone "
+        "(docs/dev/releasing.md), or leave out `block_mask`"
     )
 
 
-def _without_gaps(request: AttentionRequest) -> str | None:
-    if not request.has_gaps:
+def _without_margins(request: AttentionRequest) -> str | None:
+    if not request.has_block_margins:
         return None
-    return "[SA-214] only the kernels note gaps, and the reference, which is slow: leave out `gaps` here"
+    return (
+        "[SA-214] only the kernels record block margins, and the reference, which is slow: leave out `block_margins` "
+        "here"
+    )
 
 
-def _gaps(request: AttentionRequest) -> str | None:
-    if not request.has_gaps:
+def _block_margins(request: AttentionRequest) -> str | None:
+    if not request.has_block_margins:
         return None
     options = request.options
     found = {
-        "tiles": request.has_tiles,
+        "block_mask": request.has_block_mask,
         "a mask": request.mask_shape is not None,
         "is_causal": options.is_causal,
         "mode exact": options.mode == EXACT,
     }
     refused = [name for name, present in found.items() if present]
-    return f"[SA-214] calls with {' and '.join(refused)} note no gaps: leave out `gaps`" if refused else None
+    if not refused:
+        return None
+    return f"[SA-214] calls with {' and '.join(refused)} record no block margins: leave out `block_margins`"
 
 
-def older_than_gaps(module: str) -> str:
-    """Why a kernel module, described so, cannot run a call that notes gaps."""
+def older_than_block_margins(module: str) -> str:
+    """Why a kernel module, described so, cannot run a call that records block margins."""
     return (
-        f"[SA-214] these kernels ({module}) are older than gaps: build those of this clone (docs/dev/releasing.md), or "
-        "leave out `gaps`"
+        f"[SA-214] these kernels ({module}) are older than block margins: build those of this clone "
+        "(docs/dev/releasing.md), or leave out `block_margins`"
     )
 
 
 ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
 PRECISE = Constraint("precise", _precise)
-DENSE = Constraint("tiles", _dense)
-WITHOUT_GAPS = Constraint("gaps", _without_gaps)
-GAPS = Constraint("gaps", _gaps)
+DENSE = Constraint("block_mask", _dense)
+WITHOUT_MARGINS = Constraint("block_margins", _without_margins)
+MARGINS = Constraint("block_margins", _block_margins)
 
 
 # Why a GPU has no kernels here and what to use on it, by compute capability or its major number; the first and the last

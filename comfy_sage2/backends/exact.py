@@ -14,7 +14,7 @@ import torch
 
 from ..options import EXACT
 from .base import AttentionRequest, Backend, Constraint, empty_output, note_nonfinite
-from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_GAPS, capability_from, option_is
+from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_MARGINS, capability_from, option_is
 from .launch import readable
 from .tensors import NO_TENSORS, OptionalTensors
 
@@ -49,7 +49,7 @@ class ExactAttention(Backend):
             option_is("mode", EXACT),
             LENGTH,
             DENSE,
-            WITHOUT_GAPS,
+            WITHOUT_MARGINS,
             _ONE_KIND_OF_MASK,
             *constraints,
         )
@@ -71,7 +71,7 @@ class ExactAttention(Backend):
         optional: OptionalTensors = NO_TENSORS,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
-        assert optional.tiles is None and optional.gaps is None  # by DENSE and WITHOUT_GAPS
+        assert optional.block_mask is None and optional.block_margins is None  # by DENSE and WITHOUT_MARGINS
         mask = optional.attn_mask
         bias = None if mask is None else _bias(mask, q.dtype, request.kv_length)
         out, lse = self._compute(readable(q), readable(k), readable(v), bias, request)

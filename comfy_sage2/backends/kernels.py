@@ -13,13 +13,13 @@ from . import self_test
 from .accumulators import mode_has_accumulator
 from .base import Attend, AttentionRequest, Backend
 from .constraints import (
-    GAPS,
     LENGTH,
+    MARGINS,
     ON_CUDA,
     PRECISE,
     capability_is,
-    older_than_gaps,
-    older_than_lists,
+    older_than_block_margins,
+    older_than_block_masks,
     option_is,
 )
 from .launch import launch, prepare
@@ -27,15 +27,15 @@ from .self_test_cases import Variant
 from .tensors import NO_TENSORS, OptionalTensors
 
 # Where nobody measured what lists cost: the mma.sync kernels only follow links, and making the lists takes some time.
-_LEAST_DEAD = {"8b": 0.05, "4b": 0.05, "precise": 0.05}
+_LEAST_SKIPPED = {"8b": 0.05, "4b": 0.05, "precise": 0.05}
 # From docs/results/list-times.md. The kernels of "precise" with lists are slower ones.
-_LEAST_DEAD_ON_HOPPER = {"8b": 0.08, "4b": 0.08, "precise": 0.15}
+_LEAST_SKIPPED_ON_HOPPER = {"8b": 0.08, "4b": 0.08, "precise": 0.15}
 
 
 class KernelBackend(Backend):
     """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE.
 
-    Those of ABI 4 take tile lists and note gaps. Mode "precise" takes no fp32.
+    Those of ABI 4 take block masks and record block margins. Mode "precise" takes no fp32.
     """
 
     accelerated = True
@@ -47,17 +47,17 @@ class KernelBackend(Backend):
         *,
         modes: tuple[str, ...],
         pv_accumulators: tuple[str, ...],
-        least_dead: Mapping[str, float] = _LEAST_DEAD,
+        least_skipped: Mapping[str, float] = _LEAST_SKIPPED,
     ) -> None:
         """The module of `architecture` is built for GPUs of these capabilities and has these values of the options.
 
-        least_dead: by mode, see `Backend.least_dead`.
+        least_skipped: by mode, see `Backend.least_skipped`.
         """
         self.name = architecture
         self.capabilities = capabilities
         self.modes = modes
         self.pv_accumulators = pv_accumulators
-        self._least_dead = least_dead
+        self._least_skipped = least_skipped
         self.constraints = (
             ON_CUDA,
             capability_is(*capabilities),
@@ -65,7 +65,7 @@ class KernelBackend(Backend):
             option_is("mode", *modes),
             option_is("pv_accumulator", *pv_accumulators),
             PRECISE,
-            GAPS,
+            MARGINS,
         )
 
     @property
@@ -78,9 +78,9 @@ class KernelBackend(Backend):
             if mode_has_accumulator(mode, accumulator)
         )
 
-    def least_dead(self, mode: str) -> float:
-        """See `Backend.least_dead`."""
-        return self._least_dead[mode]
+    def least_skipped(self, mode: str) -> float:
+        """See `Backend.least_skipped`."""
+        return self._least_skipped[mode]
 
     def is_for(self, mode: str) -> bool:
         """See `Backend.is_for`."""
@@ -99,13 +99,13 @@ class KernelBackend(Backend):
         )
 
     def _reason_against_age(self, request: AttentionRequest) -> str | None:
-        if not request.has_tiles and not request.has_gaps:
+        if not request.has_block_mask and not request.has_block_margins:
             return None
         module = loader.load(self.name)
-        if request.has_tiles and not abi.has_tile_lists(module):
-            return older_than_lists(abi.describe(module))
-        if request.has_gaps and not abi.has_gaps(module):
-            return older_than_gaps(abi.describe(module))
+        if request.has_block_mask and not abi.has_block_masks(module):
+            return older_than_block_masks(abi.describe(module))
+        if request.has_block_margins and not abi.has_block_margins(module):
+            return older_than_block_margins(abi.describe(module))
         return None
 
     def run(
@@ -146,7 +146,7 @@ KERNELS = (
         ((9, 0),),
         modes=("8b", "4b", "precise"),
         pv_accumulators=("fp32",),
-        least_dead=_LEAST_DEAD_ON_HOPPER,
+        least_skipped=_LEAST_SKIPPED_ON_HOPPER,
     ),
     KernelBackend("sm89", ((8, 9),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
     KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b", "precise"), pv_accumulators=("fp32", "fp16")),

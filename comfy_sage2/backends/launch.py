@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch
 
-from ..block_mask import tiles_of
+from ..block_mask import blocks_of
 from ..kernels import abi
 from ..options import AttentionOptions
 from .base import Attend, AttentionRequest, empty_output
@@ -76,8 +76,8 @@ def _fixed_fields(module: ModuleType, request: AttentionRequest) -> tuple[dict[s
         "scale": request.scale,
         **option_fields(request.options),
     }
-    if request.has_tiles:
-        common["tiles_key_tiles"] = tiles_of(request.kv_length)
+    if request.has_block_mask:
+        common["tiles_key_tiles"] = blocks_of(request.kv_length)
     # Whether there is an LSE may decide; where it lies does not.
     size = module.workspace_bytes(**common, **dict.fromkeys(_STRIDES, 0), lse=1 if request.options.return_lse else 0)
     return common, size
@@ -122,12 +122,12 @@ class _Chunk:
         """This part of a call's other tensors."""
         return optional._replace(
             attn_mask=self._of_shared(optional.attn_mask),
-            tiles=self._of_shared(optional.tiles),
-            gaps=None if optional.gaps is None else self.of_q(optional.gaps),
+            block_mask=self._of_shared(optional.block_mask),
+            block_margins=None if optional.block_margins is None else self.of_q(optional.block_margins),
         )
 
     def _of_shared(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """This part of a mask or of tile lists, 4-D, whose batch and heads may broadcast."""
+        """This part of a mask or of a block mask's lists, 4-D, whose batch and heads may broadcast."""
         if tensor is None:
             return None
         tensor = tensor if tensor.shape[0] == 1 else tensor[self.batch]
@@ -138,9 +138,9 @@ class _Chunk:
 def _chunks(module: ModuleType, request: AttentionRequest, bound: int) -> tuple[_Chunk, ...]:
     """The parts in which to compute a call, each with at most `bound` bytes of workspace where possible.
 
-    Heads are computed alike whatever others are in a call, but for tile lists: where those of a part leave out nothing,
-    sm90 may take its dense kernel, whose last bits may differ. Where an entry of the batch has to be divided each part
-    has one entry, since the LSE's heads lie one after another.
+    Heads are computed alike whatever others are in a call, but for block masks: where those of a part leave out
+    nothing, sm90 may take its dense kernel, whose last bits may differ. Where an entry of the batch has to be divided
+    each part has one entry, since the LSE's heads lie one after another.
     """
     batch, kv_heads = range(request.batch), range(request.kv_heads)
 
@@ -181,13 +181,13 @@ def enqueue(
     Args:
         q, k, v, request: as for `Backend.run`. The kernels must be able to read q, k and v: head_dim a multiple of 8,
             every token at a multiple of 16 bytes.
-        optional: the call's other tensors. `gaps` holds -inf, and is raised to the gaps of the tiles.
+        optional: the call's other tensors. `block_margins` holds -inf, and is raised to the margins of the blocks.
         out: (B, Hq, Nq, D) of q's dtype in any memory order, last dimension contiguous.
         lse: (B, Hq, Nq) float32, contiguous, when the options ask for it.
         workspace: uint8, at least `workspace_bytes` of them.
         phase: other than WHOLE_CALL only for modules that have them; tensors that it does not touch may be on "meta".
     """
-    attn_mask, tiles, nonfinite, invalid_tiles, gaps = optional
+    attn_mask, block_mask, nonfinite, invalid_blocks, block_margins = optional
     common, size = _fixed_fields(module, request)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
     arguments = {
@@ -209,13 +209,13 @@ def enqueue(
         arguments["mask_pointer"] = attn_mask.data_ptr()
         for name, length, stride in zip(_MASK_STRIDES, attn_mask.shape, attn_mask.stride(), strict=True):
             arguments[name] = 0 if length == 1 else stride
-    if tiles is not None:
-        arguments["tiles_pointer"] = tiles.data_ptr()
-        arguments["tiles_invalid"] = 0 if invalid_tiles is None else invalid_tiles.data_ptr()
-        for name, length, stride in zip(_TILES_STRIDES, tiles.shape, tiles.stride(), strict=False):
+    if block_mask is not None:
+        arguments["tiles_pointer"] = block_mask.data_ptr()
+        arguments["tiles_invalid"] = 0 if invalid_blocks is None else invalid_blocks.data_ptr()
+        for name, length, stride in zip(_TILES_STRIDES, block_mask.shape, block_mask.stride(), strict=False):
             arguments[name] = 0 if length == 1 else stride
-    if gaps is not None:
-        arguments["gaps"] = gaps.data_ptr()
+    if block_margins is not None:
+        arguments["gaps"] = block_margins.data_ptr()
     module.attention(**arguments)
     if phase != PREPARATION and lse is not None and attn_mask is not None and attn_mask.dtype in _MASKS_BEYOND_LOG2:
         # Rows whose keys all have the mask's lowest numbers: the kernels keep them at what float32 holds in log2.
@@ -237,8 +237,8 @@ def launch(
     A call that would need a larger workspace than WORKSPACE_BOUND is computed in parts, which share one.
     """
     q, k, v = readable(q), readable(k), readable(v)
-    if optional.gaps is not None:
-        optional.gaps.fill_(-math.inf)
+    if optional.block_margins is not None:
+        optional.block_margins.fill_(-math.inf)
     out, lse = empty_output(q, request.options.layout), _empty_lse(q, request)
     chunks = _chunks(module, request, WORKSPACE_BOUND)
     size = max(workspace_bytes(module, chunk.request) for chunk in chunks)

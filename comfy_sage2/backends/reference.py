@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from ..block_mask import TileLists
+from ..block_mask import BlockMask
 from ..options import EXACT
 from ..reference.attention import reference_attention
-from ..reference.block_margins import tile_gaps
+from ..reference.block_margins import block_margins
 from ..reference.exact import exact_attention
 from ..reference.options import ReferenceOptions
 from .base import AttentionRequest, Backend, empty_output, note_nonfinite
-from .constraints import GAPS
+from .constraints import MARGINS
 from .tensors import NO_TENSORS, OptionalTensors
 
 
@@ -20,7 +20,7 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     accelerated = False
-    constraints = (GAPS,)
+    constraints = (MARGINS,)
 
     def run(
         self,
@@ -31,9 +31,9 @@ class ReferenceBackend(Backend):
         optional: OptionalTensors = NO_TENSORS,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Backend.run`."""
-        options, mask, gaps = request.options, optional.attn_mask, optional.gaps
-        lists = None if optional.tiles is None else TileLists(optional.tiles, optional.invalid_tiles)
-        live = None if lists is None else lists.to_mask()
+        options, mask, margins = request.options, optional.attn_mask, optional.block_margins
+        lists = None if optional.block_mask is None else BlockMask(optional.block_mask, optional.invalid_blocks)
+        active = None if lists is None else lists.to_dense()
         if options.mode == EXACT:
             result, lse = exact_attention(
                 q,
@@ -42,7 +42,7 @@ class ReferenceBackend(Backend):
                 scale=request.scale,
                 is_causal=options.is_causal,
                 attn_mask=mask,
-                live_tiles=live,
+                active_blocks=active,
                 dtype=torch.float32,
             )
         else:
@@ -55,16 +55,16 @@ class ReferenceBackend(Backend):
                 scale=request.scale,
                 is_causal=options.is_causal,
                 attn_mask=mask,
-                live_tiles=live,
+                active_blocks=active,
             )
-            if gaps is not None:
-                found = tile_gaps(q, k, numerics, scale=request.scale, running=True)
-                gaps.copy_(found.masked_fill_(found.isnan(), 0.0))
+            if margins is not None:
+                found = block_margins(q, k, numerics, scale=request.scale, running=True)
+                margins.copy_(found.masked_fill_(found.isnan(), 0.0))
         out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
         if optional.nonfinite is not None:
             note_nonfinite(out, optional.nonfinite)
         if lists is not None:
-            lists.note_invalid()
+            lists.flag_invalid()
         return out, lse if options.return_lse else None
 
 

@@ -12,14 +12,14 @@ from types import ModuleType
 
 import torch
 
-from ..block_mask import TileLists
+from ..block_mask import BlockMask
 from ..kernels import abi
 from ..options import AttentionOptions
 from ..reference.exact import exact_attention
 from .base import AttentionRequest, Form
 from .constraints import PRECISE
 from .launch import enqueue, workspace_bytes
-from .self_test_margins import GAP_BOUND, gaps_of, grade_
+from .self_test_margins import MARGIN_BOUND, grade_, margins_of
 from .tensors import OptionalTensors
 
 _UNTOUCHED = 0xFF  # in every byte: NaN in all float types
@@ -39,10 +39,10 @@ class Case:
         mask: "" for none; "queries": bool, one for each query, of which one attends to nothing; "keys": additive, the
             same for all queries, with the last keys masked.
         broken: a value of V is infinite, which must be noted.
-        lists: () for none, else of each head, or of one for all, of each block of queries: a count, then key tiles.
-            Those that are not live stand behind the count.
+        lists: () for none, else of each head, or of one for all, of each block of queries: a count, then key blocks.
+            Those that are not active stand behind the count.
         invalid: an entry of the lists is invalid, which must be left out and noted.
-        gaps: the tiles are graded, and their gaps are to be noted.
+        block_margins: the blocks are graded, and their margins are to be recorded.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Case:
     broken: bool = False
     lists: tuple[tuple[tuple[int, ...], ...], ...] = ()
     invalid: bool = False
-    gaps: bool = False
+    block_margins: bool = False
 
 
 _WITH_LSE = AttentionOptions(return_lse=True)
@@ -78,16 +78,16 @@ CASES = (
         AttentionOptions(scale=0.15, rotate=True),
     ),
     Case(
-        "head_dim 64, tile lists with invalid entries", 2, 1, 150, 440, 64, torch.float16, _WITH_LSE,
+        "head_dim 64, block masks with invalid entries", 2, 1, 150, 440, 64, torch.float16, _WITH_LSE,
         lists=(((0, 3, 2, 1, 0), (2, 0, 3, 1, 2)), ((1, 2, 0, 1, 3), (4, 1, 1, 99, 3))),
         invalid=True,
     ),
     Case(
-        "head_dim 128, causal tile lists for all heads", 2, 2, 330, 330, 128, torch.bfloat16,
+        "head_dim 128, causal block masks for all heads", 2, 2, 330, 330, 128, torch.bfloat16,
         replace(_WITH_LSE, is_causal=True, layout="BNHD"),
         lists=(((0, 0, 1, 2), (1, 0, 1, 2), (2, 2, 0, 1)),),
     ),
-    Case("head_dim 64, gaps of tiles", 2, 1, 440, 440, 64, torch.float16, AttentionOptions(), gaps=True),
+    Case("head_dim 64, block margins", 2, 1, 440, 440, 64, torch.float16, AttentionOptions(), block_margins=True),
     # Hopper has kernels for few keys, which note no LSE, and for 192 keys a step.
     Case("head_dim 64, few keys", 2, 1, 150, 250, 64, torch.bfloat16, AttentionOptions()),
     Case("head_dim 128, few keys", 2, 1, 140, 300, 128, torch.float16, AttentionOptions(layout="BNHD")),
@@ -141,8 +141,8 @@ class _Layout:
 class Question:
     """The inputs of a case on the CPU, and its right results.
 
-    q, k, v: slots in the buffer of inputs. mask: None or 4-D. tiles: None or the tensor of tile lists. out, lse:
-    float32. gaps: None or (B, Hq, Tq, Tk) float32.
+    q, k, v: slots in the buffer of inputs. mask: None or 4-D. block_mask: None or its lists. out, lse: float32.
+    block_margins: None or (B, Hq, Tq, Tk) float32.
     """
 
     case: Case
@@ -150,10 +150,10 @@ class Question:
     k: _Slot
     v: _Slot
     mask: torch.Tensor | None
-    tiles: torch.Tensor | None
+    block_mask: torch.Tensor | None
     out: torch.Tensor
     lse: torch.Tensor
-    gaps: torch.Tensor | None
+    block_margins: torch.Tensor | None
 
 
 def questions() -> tuple[torch.Tensor, list[Question]]:
@@ -174,12 +174,12 @@ def questions() -> tuple[torch.Tensor, list[Question]]:
         # What smoothing is for.
         q[..., :2] += 3.0
         k[..., 1:3] += 6.0
-        if case.gaps:
+        if case.block_margins:
             grade_(q, k)
         if case.broken:
             v[0, 0, 1, 1] = math.inf
         mask = _mask(case, generator)
-        lists = TileLists(torch.tensor([case.lists], dtype=torch.int16, device="cpu")) if case.lists else None
+        lists = BlockMask(torch.tensor([case.lists], dtype=torch.int16, device="cpu")) if case.lists else None
         out, lse = exact_attention(
             q,
             k,
@@ -187,12 +187,12 @@ def questions() -> tuple[torch.Tensor, list[Question]]:
             scale=case.options.scale,
             is_causal=case.options.is_causal,
             attn_mask=mask,
-            live_tiles=None if lists is None else lists.to_mask(),
+            active_blocks=None if lists is None else lists.to_dense(),
             dtype=torch.float32,
         )
-        tiles = None if lists is None else lists.lists
-        gaps = gaps_of(q, k) if case.gaps else None
-        found.append(Question(case, places[0], places[1], places[2], mask, tiles, out, lse, gaps))
+        blocks = None if lists is None else lists.lists
+        margins = margins_of(q, k) if case.block_margins else None
+        found.append(Question(case, places[0], places[1], places[2], mask, blocks, out, lse, margins))
     return buffer, found
 
 
@@ -230,15 +230,15 @@ class _Asked:
     out: _Slot
     lse: _Slot | None
     nonfinite: _Slot
-    invalid_tiles: _Slot | None
-    gaps: _Slot | None
+    invalid_blocks: _Slot | None
+    block_margins: _Slot | None
 
     @property
     def flags(self) -> Iterator[tuple[_Slot, str, int]]:
         """Where each flag lies, which is 0 before the call, what it notes and what it must become."""
         yield self.nonfinite, "NaN and infinity", int(self.question.case.broken)
-        if self.invalid_tiles is not None:
-            yield self.invalid_tiles, "invalid tiles", int(self.question.case.invalid)
+        if self.invalid_blocks is not None:
+            yield self.invalid_blocks, "invalid blocks", int(self.question.case.invalid)
 
     @property
     def name(self) -> str:
@@ -267,29 +267,29 @@ class Verdict:
 def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Verdict:
     """Run every case in each of `variants` on `device` and compare; waits for the device once.
 
-    Cases with tile lists are left out where the module takes none, and those with gaps where it cannot note them.
+    Cases with block masks are left out where the module takes none, and those with block margins where it records none.
 
     Raises what the module raises: ValueError for a call that it refuses, RuntimeError for a failure of the driver.
     """
     with torch.inference_mode(), torch.autocast("cpu", enabled=False):
         inputs, found = questions()
-        if not abi.has_tile_lists(module):
-            found = [one for one in found if one.tiles is None]
-        if not abi.has_gaps(module):
-            found = [one for one in found if one.gaps is None]
+        if not abi.has_block_masks(module):
+            found = [one for one in found if one.block_mask is None]
+        if not abi.has_block_margins(module):
+            found = [one for one in found if one.block_margins is None]
         asked, size = _layout_of_results(found, variants, device)
         on_device = inputs.to(device)
         results = torch.full((size,), _UNTOUCHED, dtype=torch.uint8, device=device)
         scratch = max(workspace_bytes(module, call.request) for call in asked)
         workspace = torch.empty(scratch, dtype=torch.uint8, device=device)
         masks = {id(one): None if one.mask is None else one.mask.to(device) for one in found}
-        lists = {id(one): None if one.tiles is None else one.tiles.to(device) for one in found}
+        lists = {id(one): None if one.block_mask is None else one.block_mask.to(device) for one in found}
         for call in asked:
             question = call.question
             workspace.fill_(_UNTOUCHED)
             for flag, _, _ in call.flags:
                 flag.of(results).zero_()
-            gaps = None if call.gaps is None else call.gaps.of(results).fill_(-math.inf)
+            margins = None if call.block_margins is None else call.block_margins.of(results).fill_(-math.inf)
             enqueue(
                 module,
                 question.q.of(on_device),
@@ -298,10 +298,10 @@ def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
                 call.request,
                 OptionalTensors(
                     attn_mask=masks[id(question)],
-                    tiles=lists[id(question)],
+                    block_mask=lists[id(question)],
                     nonfinite=call.nonfinite.of(results),
-                    invalid_tiles=None if call.invalid_tiles is None else call.invalid_tiles.of(results),
-                    gaps=gaps,
+                    invalid_blocks=None if call.invalid_blocks is None else call.invalid_blocks.of(results),
+                    block_margins=margins,
                 ),
                 out=call.out.of(results),
                 lse=None if call.lse is None else call.lse.of(results).view(question.lse.shape),
@@ -321,7 +321,7 @@ def _layout_of_results(
             options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
             mask = None if question.mask is None else (question.mask.shape, question.mask.dtype)
             shapes = torch.Size(question.q.shape), torch.Size(question.k.shape)
-            form = Form(device, case.dtype, *shapes, mask, question.tiles is not None, case.gaps)
+            form = Form(device, case.dtype, *shapes, mask, question.block_mask is not None, case.block_margins)
             request = AttentionRequest.of_form(form, options)
             if PRECISE.check(request) is not None:
                 continue
@@ -335,7 +335,9 @@ def _layout_of_results(
                     lse,
                     layout.add_contiguous(1, torch.int32),
                     layout.add_contiguous(1, torch.int32) if case.lists else None,
-                    None if question.gaps is None else layout.add_contiguous(question.gaps.numel(), torch.float32),
+                    None
+                    if question.block_margins is None
+                    else layout.add_contiguous(question.block_margins.numel(), torch.float32),
                 )
             )
     return asked, layout.bytes
@@ -348,7 +350,7 @@ def _compare(asked: Sequence[_Asked], results: torch.Tensor) -> Verdict:
         wrong = next(_wrong(call, results), None)
         if wrong is not None:
             verdict.wrong.append(f"{call.name}: {wrong}")
-        for slot in (call.out, call.lse, call.gaps, *(flag for flag, _, _ in call.flags)):
+        for slot in (call.out, call.lse, call.block_margins, *(flag for flag, _, _ in call.flags)):
             if slot is not None:
                 slot.of(untouched).copy_(slot.of(results))
     if not torch.equal(untouched.view(torch.int64), results.view(torch.int64)):
@@ -377,7 +379,8 @@ def _wrong(call: _Asked, results: torch.Tensor) -> Iterator[str]:
         bound = LSE_BOUNDS[call.variant.mode]
         if not error <= bound or not torch.equal(lse == -math.inf, empty):
             yield f"the LSE is {error:.3g} from exact attention's on average, at most {bound:g} expected"
-    if call.gaps is not None and question.gaps is not None:
-        error = (call.gaps.of(results).view(question.gaps.shape) - question.gaps).abs().max().item()
-        if not error <= GAP_BOUND:
-            yield f"a gap is {error:.3g} octaves from that of exact scores, at most {GAP_BOUND:g} expected"
+    if call.block_margins is not None and question.block_margins is not None:
+        margins = call.block_margins.of(results).view(question.block_margins.shape)
+        error = (margins - question.block_margins).abs().max().item()
+        if not error <= MARGIN_BOUND:
+            yield f"a block margin is off by {error:.3g} (log2), at most {MARGIN_BOUND:g} expected"

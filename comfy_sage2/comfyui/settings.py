@@ -55,7 +55,7 @@ class Settings:
             are served by it, also those that the other settings leave in full precision.
         guard_level: what the guard checks: "values" for NaN and infinity; "values and fidelity" also compares a sample
             of each pass with exact attention.
-        skip: how much may be lost by key tiles that are left out: a level of `sparsity`; "off" for the policy's.
+        skip: how much may be lost by key blocks that are left out: a level of `sparsity`; "off" for the policy's.
         notes: what was decided in place of the user's choice, and why, for the node, the report and the log.
     """
 

@@ -9,7 +9,7 @@ ABI_VERSION = 4
 # Modules from this one on are called: what came later is an optional field, which calls that need it alone have.
 OLDEST_ABI = 3
 NEEDED = f"ABI {OLDEST_ABI} or {ABI_VERSION}"
-_TILE_LISTS = _PHASES = _GAPS = 4  # the first ABI that has them
+_BLOCK_MASKS = _PHASES = _BLOCK_MARGINS = 4  # the first ABI that has them
 # What is asked of a module before its first call.
 _MEMBERS = ("driver_version", "minimum_driver_version", "target")
 
@@ -31,9 +31,9 @@ def reason_against(module: ModuleType, architecture: str) -> str | None:
     return f"it lacks {', '.join(missing)}" if missing else None
 
 
-def has_tile_lists(module: ModuleType) -> bool:
-    """Whether calls of `module` may have tile lists."""
-    return bool(module.abi_version >= _TILE_LISTS)
+def has_block_masks(module: ModuleType) -> bool:
+    """Whether calls of `module` may have a block mask."""
+    return bool(module.abi_version >= _BLOCK_MASKS)
 
 
 def has_phases(module: ModuleType) -> bool:
@@ -41,6 +41,6 @@ def has_phases(module: ModuleType) -> bool:
     return bool(module.abi_version >= _PHASES)
 
 
-def has_gaps(module: ModuleType) -> bool:
-    """Whether calls of `module` may note the gaps of their tiles."""
-    return bool(module.abi_version >= _GAPS)
+def has_block_margins(module: ModuleType) -> bool:
+    """Whether calls of `module` may record block margins."""
+    return bool(module.abi_version >= _BLOCK_MARGINS)

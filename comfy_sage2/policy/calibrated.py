@@ -53,7 +53,7 @@ class Policy:
         layers: for each attention call of one pass its head_dim.
         cells: [layer][part].
         rotate: whether the errors were measured with rotated Q and K. To rotate is the node's choice, not the policy's.
-        skip: of SKIP, what a node that says nothing else leaves out. The errors were measured with all tiles.
+        skip: of SKIP, what a node that says nothing else leaves out. The errors were measured with all blocks.
         names: of the layers, each once; () where the model names none: then they count by their order.
     """
 

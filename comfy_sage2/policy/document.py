@@ -19,7 +19,7 @@ FULL = "full"  # the mode of a cell in full precision
 # it holds, so that packs of that time can read it.
 MODES: dict[int, tuple[str, ...]] = {1: ("8b", "4b", FULL), 2: ("precise",), 3: (), 4: ()}
 NAMED = 3  # from this version on layers may have names
-SKIPS = 4  # from this version on there may be skipped tiles, and layers of either kind
+SKIPS = 4  # from this version on there may be skipped blocks, and layers of either kind
 LONGEST = 4_000_000  # characters; a policy for a hundred layers has some thirty thousand
 LONGEST_LINE = 200  # characters of a name or a value
 LONGEST_NAME = 80  # characters of a layer's name

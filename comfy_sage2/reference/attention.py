@@ -1,4 +1,4 @@
-"""Algorithm 1 of the SageAttention2 paper: tiles of queries, online softmax over blocks of keys."""
+"""Algorithm 1 of the SageAttention2 paper: blocks of queries, online softmax over blocks of keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .active_blocks import mask_dead_tiles_, overlapping
+from .active_blocks import mask_skipped_blocks_, overlapping
 from .options import ReferenceOptions
 from .preparation import Prepared, prepare
 from .scores import grouped_product, mask_scores_, tile_scores
@@ -23,9 +23,9 @@ def reference_attention(
     scale: float | None = None,
     is_causal: bool = False,
     attn_mask: torch.Tensor | None = None,
-    live_tiles: torch.Tensor | None = None,
+    active_blocks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantised attention with the numerics of `options`, in memory O(N D) plus one tile.
+    """Quantised attention with the numerics of `options`, in memory O(N D) plus one block.
 
     Args:
         q: (B, Hq, Nq, D); k: (B, Hkv, Nkv, D); v: (B, Hkv, Nkv, Dv); any float dtype.
@@ -33,8 +33,8 @@ def reference_attention(
         scale: softmax scale, None is 1/sqrt(D).
         is_causal: query i attends to keys 0..i.
         attn_mask: None or 4-D, broadcasting to (B, Hq, Nq, Nkv): bool (True = attend) or additive.
-        live_tiles: None, or bool (B | 1, Hq | 1, Tq, Tk): which tiles of 128 keys each block of 128 queries attends to.
-            Steps keep the order of `options`. On a CPU those that no head and no query of a row tile needs are not
+        active_blocks: None, or bool (B | 1, Hq | 1, Tq, Tk): which blocks of 128 keys each block of 128 queries attends
+            to. Steps keep the order of `options`. On a CPU those that no head and no query of a row block needs are not
             computed; elsewhere all are, so that nobody waits for the device.
 
     Returns:
@@ -49,13 +49,13 @@ def reference_attention(
         for rows in row_tiles(q, options):
             softmax = OnlineSoftmax(q.shape[0], q.shape[1], rows.stop - rows.start, prepared.v, options)
             for keys in key_steps(rows, q.shape[2], k.shape[2], options, is_causal=is_causal):
-                live = None if live_tiles is None else overlapping(live_tiles, rows, keys)
-                if live is not None and live.is_cpu and not live.any():
+                active = None if active_blocks is None else overlapping(active_blocks, rows, keys)
+                if active is not None and active.is_cpu and not active.any():
                     continue
                 scores = tile_scores(prepared, rows, keys, scale, options.groups.block_q)
                 mask_scores_(scores, attn_mask, is_causal, rows, keys)
-                if live is not None:
-                    mask_dead_tiles_(scores, live, rows, keys)
+                if active is not None:
+                    mask_skipped_blocks_(scores, active, rows, keys)
                 softmax.add(scores, keys)
             outs.append(softmax.output(prepared.v_mean))
             lse = softmax.log_sum_exp() + _dropped_term(q[:, :, rows], prepared, scale)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .active_blocks import mask_dead_tiles_, overlapping
+from .active_blocks import mask_skipped_blocks_, overlapping
 
 _TILE_SCORES = 1 << 22
 
@@ -19,12 +19,12 @@ def exact_attention(
     scale: float | None = None,
     is_causal: bool = False,
     attn_mask: torch.Tensor | None = None,
-    live_tiles: torch.Tensor | None = None,
+    active_blocks: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Plain attention computed and returned in `dtype`; rows that attend to nothing are 0 with an LSE of -inf.
 
-    live_tiles: None, or bool (B | 1, Hq | 1, Tq, Tk): which tiles of 128 keys each block of 128 queries attends to.
+    active_blocks: None, or bool (B | 1, Hq | 1, Tq, Tk): which blocks of 128 keys each block of 128 queries attends to.
     """
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     repeats = q.shape[1] // k.shape[1]
@@ -46,9 +46,9 @@ def exact_attention(
         if is_causal:
             row = torch.arange(start, start + scores.shape[2], device=q.device)
             scores.masked_fill_(key > row[:, None], -math.inf)
-        if live_tiles is not None:
+        if active_blocks is not None:
             rows, keys = slice(start, start + scores.shape[2]), slice(0, scores.shape[3])
-            mask_dead_tiles_(scores, overlapping(live_tiles, rows, keys), rows, keys)
+            mask_skipped_blocks_(scores, overlapping(active_blocks, rows, keys), rows, keys)
         lse = scores.logsumexp(dim=3)
         shift = lse.masked_fill(lse == -math.inf, 0.0)
         outs.append(scores.sub_(shift.unsqueeze(3)).exp_() @ v)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..block_mask import TILE_TOKENS
+from ..block_mask import BLOCK_TOKENS
 from .options import ReferenceOptions
 
 # Scores held at a time over all heads: large enough to hide PyTorch's cost a call, small enough for a CPU's cache.
@@ -44,7 +44,7 @@ def key_steps(
     if options.last_keys_first:
         starts.reverse()
     if options.diagonal_early and has_diagonal:
-        together = max(step, TILE_TOKENS)  # the steps of a tile stay together
+        together = max(step, BLOCK_TOKENS)  # the steps of a block stay together
         diagonal, last = (rows.start + options.groups.block_q // 2) // together, (kv_length - 1) // together
 
         def place(start: int) -> int:

@@ -1,1 +1,1 @@
-"""Leaving out key tiles of next to no probability, by lists that are made in some steps and used in the others."""
+"""Dynamic block sparsity: key blocks of next to no probability are found in some steps and skipped in the others."""

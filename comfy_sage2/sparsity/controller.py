@@ -1,4 +1,4 @@
-"""One sampling at one level: which of its calls find tiles, and which leave out those that earlier steps found dead."""
+"""One sampling at one level: which of its calls find the blocks to skip, and which skip those of earlier steps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..block_mask import TileLists
+from ..block_mask import BlockMask
 from .levels import LADDER, LEVELS
-from .mask_cache import Call, KeptTiles, Moment, Pass
+from .mask_cache import BlockMaskCache, Call, Moment, Pass
 from .thresholds import at, errors, loosest, sampled_rows
 
 Figure = tuple[Moment, torch.Tensor]
@@ -18,12 +18,12 @@ Figure = tuple[Moment, torch.Tensor]
 
 @dataclass
 class Figures:
-    """What became of a layer's tiles: moments, and tensors of one value on the device, until someone reads them.
+    """What became of a layer's blocks: moments, and tensors of one value on the device, until someone reads them.
 
     Attributes:
-        computed: shares of the tiles that calls with lists computed.
-        found: for each call in which tiles were found, the largest error that a head's threshold was measured to have.
-        later: for calls that found tiles anew, the largest error that a head would have had with the lists until then.
+        computed: shares of the blocks that calls with lists computed.
+        found: for each call in which blocks were found, the largest error that a head's threshold was measured to have.
+        later: for calls that found blocks anew, the largest error that a head would have had with the lists until then.
     """
 
     computed: list[Figure] = field(default_factory=list)
@@ -37,10 +37,10 @@ class Figures:
 
 
 class Skipper:
-    """The tiles of one sampling. Only `lists` waits for the device, for what was enqueued when they were found.
+    """The blocks of one sampling. Only `lists` waits for the device, for what was enqueued when they were found.
 
     Attributes:
-        figures: layer -> what became of its tiles.
+        figures: layer -> what became of its blocks.
     """
 
     def __init__(self, level: str) -> None:
@@ -48,12 +48,12 @@ class Skipper:
         self._bound = LEVELS[level]
         # Rows that are not sampled could lose by a looser one what sampled rows do not.
         self._thresholds = LADDER if self._bound > 0.0 else LADDER[:1]
-        self._kept = KeptTiles()
+        self._kept = BlockMaskCache()
         self._step = self._begun_at = 0
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
 
     def finds(self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> bool:
-        """Whether a call in `now` is to be dense and to find tiles: see `find`. Else `lists` has them.
+        """Whether a call in `now` is to be dense and to find blocks: see `find`. Else `lists` has them.
 
         A call for prompts, or for a model with changes, for which none were found yet does: see `Found.is_wanted`.
         q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
@@ -63,7 +63,7 @@ class Skipper:
         return known is None or known.is_wanted(now)
 
     def _go_to(self, step: int) -> None:
-        """A sampler that goes back to `step` may have another latent, such as the next frames: throw all tiles away.
+        """A sampler that goes back to `step` may have another latent, such as the next frames: throw all blocks away.
 
         One that looked ahead, as heunpp2 does, has the same: it goes back by one, to behind where it began to look.
         """
@@ -74,20 +74,20 @@ class Skipper:
         self._step = step
 
     def lists(
-        self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor, *, least_dead: float = 0.0
-    ) -> TileLists | str:
-        """The lists for a call that finds no tiles, or why it has none.
+        self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor, *, least_skipped: float = 0.0
+    ) -> BlockMask | str:
+        """The block mask for a call that is not dense, or why it has none.
 
-        least_dead: the share of the tiles that must be dead.
+        least_skipped: the share of the blocks that the mask must skip.
         """
         found = self._kept.before(_call(layer, now, q, k), now)
         if found is None or not found.is_for(now):
-            return "what the call is for changes from step to step: tiles are not found anew each time"
-        if found.dead_share() < least_dead:
-            return f"less than {least_dead:.0%} of its tiles are dead: lists would save no time"
+            return "the prompt or LoRA changes from step to step: the block mask of an earlier step cannot be used"
+        if found.skipped_share() < least_skipped:
+            return f"less than {least_skipped:.0%} of its key blocks can be skipped: that would save no time"
         found.serves = True
         self.figures[layer].computed.append((now.moment, found.share))
-        return TileLists.of_mask(found.live())
+        return BlockMask.from_dense(found.active())
 
     def find(
         self,
@@ -96,23 +96,24 @@ class Skipper:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        gaps: torch.Tensor,
+        block_margins: torch.Tensor,
         scale: float,
     ) -> None:
-        """Keep the live tiles of a dense call in `now`, each head's by the loosest threshold within the bound.
+        """Keep the active blocks of a dense call in `now`, each head's by the loosest threshold within the bound.
 
-        gaps: (B, Hq, Tq, Tk) as `reference.dead_tiles.tile_gaps` gives them. The others as for `errors`.
+        block_margins: (B, Hq, Tq, Tk) as `reference.block_margins.block_margins` gives them. The others as for
+        `errors`.
         """
         call, figures, rows = _call(layer, now, q, k), self.figures[layer], sampled_rows(q.shape[2], now.step, q.device)
         earlier = self._kept.replaced(call, now)
         if earlier is not None and earlier.is_for(now):
-            as_gaps = earlier.live().float().expand(q.shape[0], -1, -1, -1)
-            figures.later.append((now.moment, errors(q, k, v, as_gaps, rows, scale=scale, thresholds=(0.5,)).amax()))
-        measured = errors(q, k, v, gaps, rows, scale=scale, thresholds=self._thresholds)
+            as_margins = earlier.active().float().expand(q.shape[0], -1, -1, -1)
+            figures.later.append((now.moment, errors(q, k, v, as_margins, rows, scale=scale, thresholds=(0.5,)).amax()))
+        measured = errors(q, k, v, block_margins, rows, scale=scale, thresholds=self._thresholds)
         chosen = loosest(measured, self._bound, self._thresholds)
         figures.found.append((now.moment, at(measured, chosen, self._thresholds).amax()))
-        dead = gaps <= chosen[..., None, None]  # which NaN is not
-        self._kept.keep(call, now, ~dead)
+        skipped = block_margins <= chosen[..., None, None]  # which NaN is not
+        self._kept.keep(call, now, ~skipped)
 
     @property
     def all_figures(self) -> Figures:
@@ -131,7 +132,7 @@ class Skipper:
             figures.forget(now.moment)
 
     def clear(self) -> None:
-        """Throw all tiles away; the figures stay."""
+        """Throw all blocks away; the figures stay."""
         self._kept.clear()
 
 

@@ -1,4 +1,4 @@
-"""The live tiles of each layer, kept from the steps in which they are found to those in which they are used."""
+"""The active blocks of each layer, kept from the steps in which they are found to those in which they are used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ..readback import Readback
 
 _BITS = 8
-MOST_TRIES = 4  # to find tiles for what those of a call do not serve, between two steps in which all are due
+MOST_TRIES = 4  # to find blocks for what those of a call do not serve, between two steps in which all are due
 
 Prompts = frozenset[str]  # what calls are made for, as a sampler tells them apart; empty where it does not
 Changes = frozenset[tuple[Hashable, float]]  # what makes the model another one for a pass, and how strong it is
@@ -19,7 +19,7 @@ Moment = tuple[int, int]  # a step and an evaluation in it
 
 
 def is_due(found: int, step: int) -> bool:
-    """Whether tiles of the step `found`, from 0, are to be found anew in `step`.
+    """Whether blocks of the step `found`, from 0, are to be found anew in `step`.
 
     They are in steps 1, 4, 9 and so on of a count from 1, or in the first call after such a step. The latent settles,
     so that lists hold for longer and longer.
@@ -28,7 +28,7 @@ def is_due(found: int, step: int) -> bool:
 
 
 class Pass(NamedTuple):
-    """A pass of the model, as far as it matters to tiles.
+    """A pass of the model, as far as it matters to blocks.
 
     Attributes:
         step: sampling step, from 0.
@@ -45,27 +45,27 @@ class Pass(NamedTuple):
 
     @property
     def moment(self) -> Moment:
-        """Passes of one moment find tiles together."""
+        """Passes of one moment find blocks together."""
         return self.step, self.evaluation
 
 
 class Call(NamedTuple):
-    """What calls that share their tiles have in common."""
+    """What calls that share their blocks have in common."""
 
     layer: int
     heads: int  # of q
     q_length: int
     kv_length: int
     device: torch.device
-    changes: frozenset[Hashable] = frozenset()  # whatever their strength: tiles of another one give way
+    changes: frozenset[Hashable] = frozenset()  # whatever their strength: blocks of another one give way
 
 
 class Found:
-    """What was found in one evaluation of the model of the calls that share their tiles.
+    """What was found in one evaluation of the model of the calls that share their blocks.
 
     Attributes:
         moment: when that was.
-        share: of their tiles, those that are live: one value on the device.
+        share: of their blocks, those that are active: one value on the device.
         prompts: what the calls were made for.
         changes: of the passes that they were made in.
         earlier: what this took the place of, until it is used.
@@ -74,8 +74,8 @@ class Found:
         in_vain: how many that it took the place of, one after the other, never did.
     """
 
-    def __init__(self, first: Pass, live: torch.Tensor, earlier: Found | None) -> None:
-        """live: of the first call, which is of the pass `first`, bool (1, Hq, Tq, Tk)."""
+    def __init__(self, first: Pass, active: torch.Tensor, earlier: Found | None) -> None:
+        """active: of the first call, which is of the pass `first`, bool (1, Hq, Tq, Tk)."""
         self.moment = first.moment
         self.prompts = first.prompts
         self.changes = first.changes
@@ -84,18 +84,18 @@ class Found:
         self.serves = False
         self.in_vain: int = 0 if earlier is None or earlier.serves else earlier.in_vain + 1
         self._before_addition: tuple[Moment, torch.Tensor, Prompts] | None = None
-        self._tiles = live.shape[3]
-        self._share_on_host = Readback(1, torch.float32, live.device)
-        self._keep(_pack(live), live)
+        self._blocks = active.shape[3]
+        self._share_on_host = Readback(1, torch.float32, active.device)
+        self._keep(_pack(active), active)
 
-    def add(self, live: torch.Tensor, now: Pass) -> None:
+    def add(self, active: torch.Tensor, now: Pass) -> None:
         """A further call's, of the pass `now`: the union is kept."""
         if now.moment != self.moment and not self.is_added_to(now):
             self._before_addition = (now.moment, self._packed, self.prompts)
             self.additions += 1
         self.prompts |= now.prompts
-        live = self.live() | live
-        self._keep(_pack(live), live)
+        active = self.active() | active
+        self._keep(_pack(active), active)
 
     def is_added_to(self, now: Pass) -> bool:
         """Whether the evaluation of `now` has added to it."""
@@ -107,23 +107,23 @@ class Found:
             _, packed, self.prompts = self._before_addition
             self._before_addition = None
             self.additions -= 1
-            self._keep(packed, _unpack(packed, self._tiles))
+            self._keep(packed, _unpack(packed, self._blocks))
 
     def settle(self) -> None:
         """A later evaluation uses it: what it was before is not needed any more."""
         self.earlier = self._before_addition = None
 
-    def _keep(self, packed: torch.Tensor, live: torch.Tensor) -> None:
-        self._packed = packed  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a tile
-        self.share = live.count_nonzero() / live.numel()
+    def _keep(self, packed: torch.Tensor, active: torch.Tensor) -> None:
+        self._packed = packed  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a block
+        self.share = active.count_nonzero() / active.numel()
         self._share_on_host.start(self.share)
 
     def gives_way(self, now: Pass) -> bool:
-        """Whether what is found in `now` takes its place: it is time, or the tiles are those of another model."""
+        """Whether what is found in `now` takes its place: it is time, or the blocks are those of another model."""
         return is_due(self.moment[0], now.step) or now.changes != self.changes
 
     def is_wanted(self, now: Pass) -> bool:
-        """Whether tiles are to be found in `now`, for which it is known.
+        """Whether blocks are to be found in `now`, for which it is known.
 
         Between the steps in which all are due they are for what it does not serve, but not on and on.
         """
@@ -138,12 +138,12 @@ class Found:
         """Whether it was found for all that `now` is made for, with the same model."""
         return now.prompts <= self.prompts and now.changes == self.changes
 
-    def live(self) -> torch.Tensor:
-        """The live tiles, bool (1, Hq, Tq, Tk)."""
-        return _unpack(self._packed, self._tiles)
+    def active(self) -> torch.Tensor:
+        """The active blocks, bool (1, Hq, Tq, Tk)."""
+        return _unpack(self._packed, self._blocks)
 
-    def dead_share(self) -> float:
-        """Of their tiles, those that are dead. Waits for what was enqueued before they were found."""
+    def skipped_share(self) -> float:
+        """Of their blocks, those that are skipped. Waits for what was enqueued before they were found."""
         return 1.0 - self._share_on_host.values()[0]
 
     @property
@@ -153,8 +153,8 @@ class Found:
         return self._packed.numel() + before + (0 if self.earlier is None else self.earlier.bytes)
 
 
-class KeptTiles:
-    """A bit for each tile of each head and layer: N^2 / 131,072 bytes a head for N queries and keys.
+class BlockMaskCache:
+    """A bit for each block of each head and layer: N^2 / 131,072 bytes a head for N queries and keys.
 
     Twice that in an evaluation that finds them anew, which may have to be made again. Calls of several sizes, such as
     those of prompts of different length, and on several devices have their own.
@@ -163,21 +163,21 @@ class KeptTiles:
     def __init__(self) -> None:
         self._calls: dict[Call, Found] = {}
 
-    def keep(self, call: Call, now: Pass, live: torch.Tensor) -> None:
-        """Keep the live tiles of `call` in `now`, bool (B, Hq, Tq, Tk).
+    def keep(self, call: Call, now: Pass, active: torch.Tensor) -> None:
+        """Keep the active blocks of `call` in `now`, bool (B, Hq, Tq, Tk).
 
-        Batch entries, such as the caption's and the empty one's, and all calls share the union of their tiles, until
+        Batch entries, such as the caption's and the empty one's, and all calls share the union of their blocks, until
         those are due to be found anew.
         """
-        live = live.any(dim=0, keepdim=True)
+        active = active.any(dim=0, keepdim=True)
         known = self._calls.get(call)
         if known is None or known.gives_way(now):
-            self._calls[call] = Found(now, live, known)
+            self._calls[call] = Found(now, active, known)
         else:
-            known.add(live, now)
+            known.add(active, now)
 
     def before(self, call: Call, now: Pass) -> Found | None:
-        """What was found of the tiles of `call` before the evaluation of `now`, in which they are still being found.
+        """What was found of the blocks of `call` before the evaluation of `now`, in which they are still being found.
 
         None where nothing was.
         """
@@ -189,7 +189,7 @@ class KeptTiles:
         return known
 
     def replaced(self, call: Call, now: Pass) -> Found | None:
-        """What the evaluation of `now` finds anew of the tiles of `call`, as it was until then, or None."""
+        """What the evaluation of `now` finds anew of the blocks of `call`, as it was until then, or None."""
         known = self._calls.get(call)
         if known is not None and known.moment == now.moment:
             return known.earlier
@@ -206,7 +206,7 @@ class KeptTiles:
                 self._calls[call] = known.earlier
 
     def clear(self) -> None:
-        """Throw all tiles away: the model, its weights, the conditioning, the seed or the sampler is another one."""
+        """Throw all blocks away: the model, its weights, the conditioning, the seed or the sampler is another one."""
         self._calls.clear()
 
     @property
@@ -219,14 +219,14 @@ def _weights(device: torch.device) -> torch.Tensor:
     return (2 ** torch.arange(_BITS, device=device)).to(torch.uint8)  # made there: nobody waits for a copy
 
 
-def _pack(live: torch.Tensor) -> torch.Tensor:
+def _pack(active: torch.Tensor) -> torch.Tensor:
     """Bool (…, T) to uint8 (…, T / 8 rounded up)."""
-    padded = torch.nn.functional.pad(live, (0, -live.shape[-1] % _BITS))
-    bits = padded.view(*padded.shape[:-1], -1, _BITS) * _weights(live.device)
+    padded = torch.nn.functional.pad(active, (0, -active.shape[-1] % _BITS))
+    bits = padded.view(*padded.shape[:-1], -1, _BITS) * _weights(active.device)
     return bits.sum(dim=-1, dtype=torch.uint8)
 
 
-def _unpack(packed: torch.Tensor, tiles: int) -> torch.Tensor:
-    """The inverse of `_pack` for T = `tiles`."""
+def _unpack(packed: torch.Tensor, blocks: int) -> torch.Tensor:
+    """The inverse of `_pack` for T = `blocks`."""
     bits: torch.Tensor = packed[..., None] & _weights(packed.device)
-    return bits.ne(0).flatten(-2)[..., :tiles]
+    return bits.ne(0).flatten(-2)[..., :blocks]

@@ -1,7 +1,7 @@
 """The threshold of each head, by the error that is measured on a sample of its rows.
 
 One threshold for all heads would not do: a head that attends to everything a little has all of its probability in
-tiles of small P.
+blocks of small P.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..block_mask import TILE_TOKENS
+from ..block_mask import BLOCK_TOKENS
 from .levels import LADDER
 
 SAMPLED_ROWS = 64
@@ -29,20 +29,20 @@ def errors(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    gaps: torch.Tensor,
+    block_margins: torch.Tensor,
     rows: torch.Tensor,
     *,
     scale: float,
     thresholds: Sequence[float] = LADDER,
 ) -> torch.Tensor:
-    """What leaving out the dead tiles costs each head at each of the `thresholds`, against exact attention.
+    """What leaving out the skipped blocks costs each head at each of the `thresholds`, against exact attention.
 
     Args:
         q: (B, Hq, Nq, D); k, v: (B, Hkv, Nkv, D), any float dtype. Not causal, without a mask.
-        gaps: (B, Hq, Tq, Tk) as `reference.dead_tiles.tile_gaps` gives them.
+        block_margins: (B, Hq, Tq, Tk) as `reference.block_margins.block_margins` gives them.
         rows: the query tokens to compare, (R,) int64.
         scale: softmax scale.
-        thresholds: in log2, as the gaps are.
+        thresholds: in log2, as the margins are.
 
     Returns:
         Relative L1 of each head over its rows, (B, Hq, len(thresholds)) float32 on the device; nobody waits for it.
@@ -51,7 +51,7 @@ def errors(
     bytes_of_head = 4 * rows.shape[0] * k.shape[2]
     heads = max(_SCORE_BYTES // bytes_of_head // group, 1) * group  # of q, with all of k's heads that they share
     found = [
-        _errors(q[b, part], k[b, kv], v[b, kv], gaps[b, part], rows, scale, thresholds)
+        _errors(q[b, part], k[b, kv], v[b, kv], block_margins[b, part], rows, scale, thresholds)
         for b in range(q.shape[0])
         for part, kv in _parts(q.shape[1], heads, group)
     ]
@@ -67,7 +67,7 @@ def _errors(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    gaps: torch.Tensor,
+    block_margins: torch.Tensor,
     rows: torch.Tensor,
     scale: float,
     thresholds: Sequence[float],
@@ -77,11 +77,11 @@ def _errors(
     k, v = (tensor.float().repeat_interleave(group, dim=0) for tensor in (k, v))
     p = (q[:, rows].float() @ k.transpose(1, 2)).mul_(scale).softmax(dim=2)
     exact = p @ v
-    of_rows = gaps[:, rows // TILE_TOKENS]
+    of_rows = block_margins[:, rows // BLOCK_TOKENS]
     found = []
     for threshold in thresholds:
-        live = (of_rows > threshold).repeat_interleave(TILE_TOKENS, dim=2)[..., : k.shape[1]]
-        kept = p * live
+        active = (of_rows > threshold).repeat_interleave(BLOCK_TOKENS, dim=2)[..., : k.shape[1]]
+        kept = p * active
         # A row of which nothing is left gives zeros, as the kernels do: all of it is lost.
         out = (kept @ v) / kept.sum(dim=2, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         found.append((out - exact).abs().sum(dim=(1, 2)) / exact.abs().sum(dim=(1, 2)))

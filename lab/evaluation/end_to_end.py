@@ -136,7 +136,7 @@ _studio: Studio | None = None  # of this worker process
 
 def _open_studio(model: DemoModel, job: EndToEndJob) -> None:
     global _studio
-    # The reference's tiles are small: a caption on each core is several times quicker than all cores on one caption.
+    # The reference's blocks are small: a caption on each core is several times quicker than all cores on one caption.
     torch.set_num_threads(1)
     _studio = Studio(model, job, torch.device("cpu"))
 

@@ -2,12 +2,12 @@
 
     python -m lab builds OLD NEW --calls 1x40x75600x512x128 4x32x1024x1024x128
     python -m lab builds OLD NEW --calls 4x32x8192x8192x64 --hidden 100
-    python -m lab builds OLD NEW --calls 1x32x16384x16384x128 --dead 0.28
+    python -m lab builds OLD NEW --calls 1x32x16384x16384x128 --skipped 0.28
 
 A build is the folder of a kernel package: `comfy_sage2_sm90` of an unpacked wheel, or of build/kernels
 (docs/dev/releasing.md). They take turns in an order drawn anew in each round, and with them cuDNN's 16-bit attention;
-where the calls have a mask, tile lists or note gaps, in its place the first build's call without. Calls run in CUDA
-graphs, so that nothing of Python is timed. Says of each build whether its output has the bits of the first one.
+where the calls have a mask, block masks or record block margins, in its place the first build's call without. Calls run
+in CUDA graphs, so that nothing of Python is timed. Says of each build whether its output has the bits of the first one.
 Nothing is verified before it is loaded: name only builds that you made or trust.
 """
 
@@ -37,7 +37,7 @@ from comfy_sage2.benchmark.candidates import Call, Subject
 from comfy_sage2.benchmark.settle import heat
 from comfy_sage2.benchmark.shapes import DTYPES
 from comfy_sage2.benchmark.timing import time_in_rounds
-from comfy_sage2.block_mask import TileLists, tiles_of
+from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.command_line import Parser, given_or_new_seed, seed_number
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 
@@ -85,34 +85,34 @@ class Kind:
 
     Attributes:
         hidden: how many of the last keys a mask hides.
-        dead: the share of tiles that lists leave out, at random.
-        gaps: whether the calls note gaps.
+        skipped: the share of blocks that lists leave out, at random.
+        block_margins: whether the calls record block margins.
     """
 
     hidden: int = 0
-    dead: float | None = None
-    gaps: bool = False
+    skipped: float | None = None
+    block_margins: bool = False
 
     @property
     def beside(self) -> str:
         """The name of what the builds are timed beside."""
         if self.hidden:
             return "without the mask"
-        if self.dead is not None:
+        if self.skipped is not None:
             return "without lists"
-        return "without noting gaps" if self.gaps else CUDNN
+        return "without recording block margins" if self.block_margins else CUDNN
 
     def tensors(self, sizes: Sizes, is_causal: bool) -> OptionalTensors:
         """On the current CUDA device, drawn anew."""
-        tiles = (sizes.batch, sizes.heads, tiles_of(sizes.queries), tiles_of(sizes.keys))
+        blocks = (sizes.batch, sizes.heads, blocks_of(sizes.queries), blocks_of(sizes.keys))
         if self.hidden:
             mask = torch.ones(sizes.batch, 1, 1, sizes.keys, device="cuda", dtype=torch.bool)
             mask[..., sizes.keys - self.hidden :] = False
             return OptionalTensors(attn_mask=mask)
-        if self.dead is not None:
-            live = torch.rand(*tiles, device="cuda") >= self.dead
-            return OptionalTensors(tiles=TileLists.of_mask(live, is_causal=is_causal).lists)
-        return OptionalTensors(gaps=torch.empty(*tiles, device="cuda")) if self.gaps else NO_TENSORS
+        if self.skipped is not None:
+            active = torch.rand(*blocks, device="cuda") >= self.skipped
+            return OptionalTensors(block_mask=BlockMask.from_dense(active, is_causal=is_causal).lists)
+        return OptionalTensors(block_margins=torch.empty(*blocks, device="cuda")) if self.block_margins else NO_TENSORS
 
 
 def load(folder: Path, number: int) -> ModuleType:
@@ -245,15 +245,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rotate", action="store_true")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--hidden", type=int, default=0, metavar="KEYS", help="the last ones, by a mask (default: 0)")
-    kinds.add_argument("--dead", type=_share, metavar="SHARE", help="of tiles that lists leave out, at random")
-    kinds.add_argument("--gaps", action="store_true", help="the calls note gaps")
+    kinds.add_argument("--skipped", type=_share, metavar="SHARE", help="of blocks that lists leave out, at random")
+    kinds.add_argument("--margins", action="store_true", help="the calls record block margins")
     parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     given = parser.parse_args(arguments)
     if not 0 <= given.hidden < min(sizes.keys for sizes in given.calls):
         parser.error(f"argument --hidden: expected at least 0 and fewer than all keys, got {given.hidden}")
-    if given.gaps and given.causal:
-        parser.error("argument --gaps: causal calls note no gaps")
-    kind = Kind(given.hidden, given.dead, given.gaps)
+    if given.margins and given.causal:
+        parser.error("argument --margins: causal calls record no block margins")
+    kind = Kind(given.hidden, given.skipped, given.margins)
     device = cuda_device("builds")
     builds = {f"{number}: {folder}": load(folder, number) for number, folder in enumerate(given.builds, 1)}
     options = AttentionOptions(given.mode, is_causal=given.causal, rotate=given.rotate)

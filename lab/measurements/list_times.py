@@ -1,10 +1,10 @@
-"""How much faster a call is with tile lists than dense, by the share of dead tiles, and what noting gaps costs.
+"""How much faster a call is with a block mask than dense, and what recording block margins costs.
 
     python -m lab lists --results docs/results
 
-The dead tiles are drawn at random for each head and block of queries. Whole calls, with their quantization and the
+The skipped blocks are drawn at random for each head and block of queries. Whole calls, with their quantization and the
 preparation of the lists, are timed by CUDA events, attention kernels alone by the profiler. Dense and other calls take
-turns in an order drawn anew in each round. Needs a GPU whose kernels take tile lists.
+turns in an order drawn anew in each round. Needs a GPU whose kernels take block masks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from comfy_sage2.benchmark.kernel_times import KernelTimer
 from comfy_sage2.benchmark.ours import attention_kernels
 from comfy_sage2.benchmark.settle import heat
 from comfy_sage2.benchmark.timing import Timed, time_in_rounds
-from comfy_sage2.block_mask import TileLists, tiles_of
+from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
@@ -35,9 +35,9 @@ from ..arguments import cuda_device
 
 MODES = ("8b", "precise")
 HEAD_DIMS = (64, 128, 256)
-SHARES = (0.0, 0.28, 0.48, 0.69)  # of dead tiles
-DENSE, NOTING = "dense", "noting gaps"
-LISTED = tuple(f"{share:.0%} dead" for share in SHARES)
+SHARES = (0.0, 0.28, 0.48, 0.69)  # of skipped blocks
+DENSE, NOTING = "dense", "recording block margins"
+LISTED = tuple(f"{share:.0%} skipped" for share in SHARES)
 HEADS, TOKENS = 32, 16384
 _SECONDS = 5  # for each row of the tables
 _HEAT_SECONDS = 30.0
@@ -74,21 +74,23 @@ CASES = tuple(
 
 
 def subjects(case: Case, tokens: int, device: torch.device) -> tuple[str, dict[str, Subject]]:
-    """The backend, and by name the dense call, those with lists and the one that notes gaps.
+    """The backend, and by name the dense call, those with lists and the one that records block margins.
 
     SystemExit where no kernel takes lists.
     """
     shape = (1, HEADS, tokens, case.head_dim)
     q, k, v = (torch.randn(shape, device=device, dtype=torch.float16) for _ in range(3))
-    tiles = tiles_of(tokens)
+    blocks = blocks_of(tokens)
     run = partial(attention, q, k, v, options=case.options, return_lse=False)
     calls = {DENSE: run}
     for name, share in zip(LISTED, SHARES, strict=True):
-        live = torch.rand(1, HEADS, tiles, tiles, device=device) >= share
-        calls[name] = partial(run, tiles=TileLists.of_mask(live, is_causal=case.is_causal))
-    if not case.is_causal:  # causal calls note no gaps
-        calls[NOTING] = partial(run, gaps=torch.empty(1, HEADS, tiles, tiles, device=device))
-    reasons = explain(q, k, v, tiles=TileLists.dense(tokens, tokens, heads=HEADS, device=device), options=case.options)
+        active = torch.rand(1, HEADS, blocks, blocks, device=device) >= share
+        calls[name] = partial(run, block_mask=BlockMask.from_dense(active, is_causal=case.is_causal))
+    if not case.is_causal:  # causal calls record no block margins
+        calls[NOTING] = partial(run, block_margins=torch.empty(1, HEADS, blocks, blocks, device=device))
+    reasons = explain(
+        q, k, v, block_mask=BlockMask.full(tokens, tokens, heads=HEADS, device=device), options=case.options
+    )
     backend = next((name for name, reason in reasons.items() if reason is None and name != "reference"), None)
     if backend is None:
         raise SystemExit("; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason is not None))
@@ -116,22 +118,22 @@ def page(command: str, device: torch.device, tokens: int, seed: int, seconds: fl
         calls.append(case.row(of_calls))
         kernels.append(case.row(of_kernels))
         print(calls[-1], file=sys.stderr, flush=True)
-    least_dead = ", ".join(f"{registry.get(backend).least_dead(mode):.0%} ({mode})" for mode in MODES)
+    least_skipped = ", ".join(f"{registry.get(backend).least_skipped(mode):.0%} ({mode})" for mode in MODES)
     head = [
         f"| mode | head_dim | causal | {' | '.join((DENSE, *LISTED, NOTING))} |",
         "| --- " * (len(LISTED) + 5) + "|",
     ]
     lines = [
-        "# Calls with tile lists",
+        "# Calls with block masks",
         "",
         f"- Machine: {machine.summary(device)}; kernels {backend} {loader.load(backend).version}.",
         f"- Command: `{command}`, which wrote this page; seed {seed}.",
         f"- Date: {date.today().isoformat()}.",
         "",
-        f"{HEADS} heads, {tokens:,} tokens, fp16, tiles left out at random; milliseconds, and in brackets how many "
+        f"{HEADS} heads, {tokens:,} tokens, fp16, blocks left out at random; milliseconds, and in brackets how many "
         "times as fast as the dense call. Medians of five rounds or more, each in an order drawn anew; the card "
-        f"multiplies matrices for {_HEAT_SECONDS:.0f} s before. *Noting gaps*: the dense call that also notes how "
-        "far each tile lies below the running maximum, for `skip`.",
+        f"multiplies matrices for {_HEAT_SECONDS:.0f} s before. *Recording block margins*: the dense call that also "
+        "records how far each block lies below the running maximum, for `skip`.",
         "",
         "## Whole calls",
         "",
@@ -146,8 +148,8 @@ def page(command: str, device: torch.device, tokens: int, seed: int, seconds: fl
         *kernels,
         "",
         "What lies above the diagonal is left out of causal calls with and without lists. The node takes lists where "
-        f"at least {least_dead} of the tiles are dead. On Hopper *precise* has three consumer warpgroups and 192 "
-        "queries a block without lists, with them two and 128.",
+        f"at least {least_skipped} of the blocks are skipped. On Hopper *precise* has three consumer warpgroups and "
+        "192 queries a block without lists, with them two and 128.",
     ]
     return "\n".join(lines) + "\n"
 

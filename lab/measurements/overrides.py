@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import comfy_sage2
 from comfy_sage2.benchmark.peers import flash_attention_3
-from comfy_sage2.block_mask import TileLists, tiles_of
+from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 
 # q, k, v (B, H, N, D) and a mask or None -> the output (B, H, N, D).
@@ -67,20 +67,22 @@ def _mean_of_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: tor
 attention_for_nothing = override_of(_mean_of_values, takes_mask=True)
 
 
-def half_of_the_tiles(mode: str) -> Override:
+def half_of_the_blocks(mode: str) -> Override:
     """Self-attention by our kernels with every block's list half as long as it could be; other calls dense."""
-    known: dict[tuple[int, torch.device], TileLists] = {}
+    known: dict[tuple[int, torch.device], BlockMask] = {}
 
-    def lists(length: int, device: torch.device) -> TileLists:
-        tiles = tiles_of(length)
-        shuffled = torch.rand(1, 1, tiles, tiles, device=device).argsort(dim=3)
-        return TileLists.of_mask(shuffled < tiles / 2)
+    def lists(length: int, device: torch.device) -> BlockMask:
+        blocks = blocks_of(length)
+        shuffled = torch.rand(1, 1, blocks, blocks, device=device).argsort(dim=3)
+        return BlockMask.from_dense(shuffled < blocks / 2)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         of_call = (q.shape[2], q.device)
         if q.shape[2] == k.shape[2] and of_call not in known:
             known[of_call] = lists(*of_call)
-        return comfy_sage2.attention(q, k, v, tiles=known[of_call] if q.shape[2] == k.shape[2] else None, mode=mode)
+        return comfy_sage2.attention(
+            q, k, v, block_mask=known[of_call] if q.shape[2] == k.shape[2] else None, mode=mode
+        )
 
     return override_of(attend, takes_mask=False)
 

@@ -36,7 +36,7 @@ from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_versi
 from tools.comfyui.launch import TorchvisionOperators
 
 from ..demo import tiny_wan
-from .overrides import attention_for_nothing, half_of_the_tiles, peers, with_override
+from .overrides import attention_for_nothing, half_of_the_blocks, peers, with_override
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TEXT_TOKENS, TEXT_CHANNELS = 512, 4096
@@ -137,7 +137,7 @@ def attentions(
         else:
             print(f"SageAttention2 node {mode}: left out, {idle_reason}")
     for mode in listed_modes:
-        yield f"{mode}, half of the tiles", with_override(patcher, half_of_the_tiles(mode))
+        yield f"{mode}, half of the blocks", with_override(patcher, half_of_the_blocks(mode))
     yield NOTHING, with_override(patcher, attention_for_nothing)
 
 
@@ -246,7 +246,7 @@ def main(arguments: list[str]) -> int:
         nargs="+",
         choices=ATTENTION_MODES,
         default=[],
-        help="also with lists of half of the tiles, at random",
+        help="also with lists of half of the blocks, at random",
     )
     parser.add_argument(
         "--steps", type=at_least_1, help="steps to time (default: 5 of the small model, 1 of the large one)"

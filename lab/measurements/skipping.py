@@ -1,8 +1,8 @@
-"""Whole videos with key tiles left out, by lists that are made in some steps and used in the others.
+"""Whole videos with key blocks left out, by lists that are made in some steps and used in the others.
 
     python -m lab skip --results docs/results
 
-The demo model samples each caption with the reference in 8b: dense, and at each level of skipping. Tiles are found in
+The demo model samples each caption with the reference in 8b: dense, and at each level of skipping. Blocks are found in
 steps 1, 4, 9 and 16 from what a kernel of sm90 has met of the scores of that step, each head with the loosest threshold
 whose measured error is within the level's bound (`comfy_sage2.sparsity`).
 """
@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 
 from comfy_sage2 import machine
-from comfy_sage2.block_mask import TILE_TOKENS, TileLists, tiles_of
+from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask, blocks_of
 from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
-from comfy_sage2.reference.block_margins import tile_gaps
+from comfy_sage2.reference.block_margins import block_margins
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.sparsity.controller import Skipper, values
 from comfy_sage2.sparsity.levels import LEVELS
@@ -41,10 +41,10 @@ from ..demo.wan_dit import WanDiT
 from ..demo.wan_vae import WanVAE
 
 DENSE = "dense"
-# Steps of a tile, their order, sums of rounded P: as the kernels of sm90.
+# Steps of a block, their order, sums of rounded P: as the kernels of sm90.
 _NUMERICS = replace(
     ReferenceOptions.of(AttentionOptions("8b"), dtype=torch.float32),
-    keys_per_step=TILE_TOKENS,
+    keys_per_step=BLOCK_TOKENS,
     last_keys_first=True,
     diagonal_early=True,
     sum_quantized_p=True,
@@ -61,25 +61,25 @@ class Skipping:
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The output of a layer in `step`."""
-        skipper, finds, live = self._skipper, False, None
+        skipper, finds, active = self._skipper, False, None
         if skipper is not None:
             finds = skipper.finds(layer, Pass(self.step), q, k)
             lists = None if finds else skipper.lists(layer, Pass(self.step), q, k)
-            live = lists.to_mask() if isinstance(lists, TileLists) else None
-        out, _ = reference_attention(q, k, v, _NUMERICS, live_tiles=live)
+            active = lists.to_dense() if isinstance(lists, BlockMask) else None
+        out, _ = reference_attention(q, k, v, _NUMERICS, active_blocks=active)
         if skipper is not None and finds:
-            gaps = tile_gaps(q, k, _NUMERICS, running=True)
-            skipper.find(layer, Pass(self.step), q, k, v, gaps, 1.0 / math.sqrt(q.shape[3]))
+            margins = block_margins(q, k, _NUMERICS, running=True)
+            skipper.find(layer, Pass(self.step), q, k, v, margins, 1.0 / math.sqrt(q.shape[3]))
         return out.to(q.dtype)
 
     @property
     def computed(self) -> list[float]:
-        """Shares of the tiles that calls with lists computed."""
+        """Shares of the blocks that calls with lists computed."""
         return [] if self._skipper is None else values(self._skipper.all_figures.computed)
 
     @property
     def found(self) -> list[float]:
-        """For each call in which tiles were found, the largest error of a head."""
+        """For each call in which blocks were found, the largest error of a head."""
         return [] if self._skipper is None else values(self._skipper.all_figures.found)
 
 
@@ -88,7 +88,7 @@ class Clip:
     """What came of one caption at one level, beside the dense video."""
 
     computed: float
-    tiles: float
+    blocks: float
     psnr: float
     cosine: float
     worst_found: float
@@ -141,14 +141,14 @@ def clips(sampler: Sampler, caption: str, seed: int) -> Iterator[tuple[str, Clip
 
 def rows(found: dict[str, list[Clip]]) -> Iterator[str]:
     """Markdown: a row for each level, means over the captions and the worst of them."""
-    yield "| level | bound | tiles with lists | tiles in all | PSNR (dB) | worst | latent cosine | error found |"
+    yield "| level | bound | blocks with lists | blocks in all | PSNR (dB) | worst | latent cosine | error found |"
     yield "| --- " * 8 + "|"
     for level, made in found.items():
         count = len(made)
         decibels = [clip.psnr for clip in made]
         yield (
             f"| {level} | {LEVELS[level]:g} | {sum(clip.computed for clip in made) / count:.1%} | "
-            f"{sum(clip.tiles for clip in made) / count:.1%} | {sum(decibels) / count:.1f} | {min(decibels):.1f} | "
+            f"{sum(clip.blocks for clip in made) / count:.1%} | {sum(decibels) / count:.1f} | {min(decibels):.1f} | "
             f"{sum(clip.cosine for clip in made) / count:.5f} | {max(clip.worst_found for clip in made):.4f} |"
         )
 
@@ -158,17 +158,17 @@ def page(command: str, captions: int, steps: int, lines: Sequence[str]) -> str:
     tokens = (_FRAMES + 3) // 4 * (_SIDE // 16) ** 2
     return "\n".join(
         [
-            "# Skipped tiles in whole videos",
+            "# Skipped blocks in whole videos",
             "",
             f"- Machine: {machine.summary(torch.device('cpu'))}; the reference, no kernel.",
             f"- Command: `{command}`, which wrote this page.",
             f"- Date: {date.today().isoformat()}.",
             "",
             f"Captions of the demo model: {captions}; {steps} steps, 8b, against the same video without skipping. Its "
-            f"self-attention has {tokens:,} tokens, {tiles_of(tokens)} x {tiles_of(tokens)} tiles a head. Tiles are "
-            "found in steps 1, 4, 9 and so on, in the order of keys of sm90's kernels. The bound is the relative L1 "
-            "that a head may lose on a sample of its rows in such a step; *error found* is the largest that a head in "
-            "fact lost there. Tiles: the share that is computed, in the steps with lists and in all.",
+            f"self-attention has {tokens:,} tokens, {blocks_of(tokens)} x {blocks_of(tokens)} blocks a head. Blocks "
+            "are found in steps 1, 4, 9 and so on, in the order of keys of sm90's kernels. The bound is the relative "
+            "L1 that a head may lose on a sample of its rows in such a step; *error found* is the largest that a head "
+            "in fact lost there. Blocks: the share that is computed, in the steps with lists and in all.",
             "",
             *lines,
             "",

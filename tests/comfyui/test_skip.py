@@ -1,4 +1,4 @@
-"""The node's `skip` in real samplings: which steps find tiles, which leave them out, and that nothing else changes."""
+"""The node's `skip` in real samplings: which steps find blocks, which leave them out, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def long(chain: dict[str, dict[str, Any]], steps: int = 3, **options: Any) -> Pr
 
 
 def calls_of(text: str) -> int:
-    """How many calls found tiles or left them out, by a report."""
+    """How many calls found blocks or left them out, by a report."""
     (calls,) = re.findall(r"of those of (\d+) calls computed", text)
     return int(calls)
 
 
 @pytest.mark.parametrize("level", ["lossless", "fast"])
-def test_a_sampling_leaves_tiles_out_between_the_steps_that_find_them(server: ComfyServer, level: str) -> None:
+def test_a_sampling_leaves_blocks_out_between_the_steps_that_find_them(server: ComfyServer, level: str) -> None:
     plain, skipped = (long({"sage": sage("loader", **options)}) for options in ({}, {"skip": level}))
     assert cosine(latent(server, plain), latent(server, skipped)) > BOUNDS["8b"]
     text = report(server, skipped)
-    # Two layers; steps 2 and 3 leave tiles out, step 1 finds them.
-    assert f"Tiles left out ({level}): " in text and " calls computed" in text, text
+    # Two layers; steps 2 and 3 leave blocks out, step 1 finds them.
+    assert f"Key blocks skipped ({level}): " in text and " calls computed" in text, text
     assert "computed in 2 calls with lists" in text or "computed in 4 calls with lists" in text, text
 
 
 @pytest.mark.parametrize("sampler", EVALUATIONS)
-def test_two_evaluations_of_a_sampling_of_five_steps_find_tiles(server: ComfyServer, sampler: str) -> None:
+def test_two_evaluations_of_a_sampling_of_five_steps_find_blocks(server: ComfyServer, sampler: str) -> None:
     prompt = long({"sage": sage("loader", skip="fast")}, steps=5)
     prompt["sampler"]["inputs"]["sampler_name"] = sampler
     text = report(server, prompt)
@@ -73,8 +73,8 @@ def hooked(prompt: Prompt, *strengths: tuple[float, float]) -> Prompt:
 
 
 @pytest.mark.parametrize(("later", "listed"), [(1.0, 2), (0.5, 1)], ids=["the same", "another"])
-def test_tiles_are_found_anew_where_a_loras_strength_changes(server: ComfyServer, later: float, listed: int) -> None:
-    """Of 4 steps the first and the last would find tiles; in the last one it does not pay."""
+def test_blocks_are_found_anew_where_a_loras_strength_changes(server: ComfyServer, later: float, listed: int) -> None:
+    """Of 4 steps the first and the last would find blocks; in the last one it does not pay."""
     prompt = hooked(long({"sage": sage("loader", skip="fast")}, steps=4), (1.0, 0.0), (later, 0.2))
     text = report(server, prompt)
     passes = calls_of(text) // 2 // 3  # of an evaluation, through two layers, in the steps but for the last one
@@ -91,8 +91,8 @@ def test_a_single_step_is_bit_identical(server: ComfyServer) -> None:
 
 def test_short_clips_are_dense_and_the_report_says_why(server: ComfyServer) -> None:
     text = report(server, sampling("wan", {"sage": sage("loader", skip="balanced")}))
-    assert "Tiles left out (balanced): none" in text
-    assert text.count("[SA-318] the call has fewer than 16 tiles of 128 keys") == 1, text
+    assert "Key blocks skipped (balanced): none" in text
+    assert text.count("[SA-318] the call has fewer than 16 blocks of 128 keys") == 1, text
 
 
 def test_other_samplings_take_nothing_over(server: ComfyServer) -> None:
@@ -111,7 +111,7 @@ def test_an_unknown_level_is_refused(server: ComfyServer) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["standard_static", "looped_uniform"])
-def test_tiles_serve_the_context_windows_they_were_found_in(server: ComfyServer, schedule: str) -> None:
+def test_blocks_serve_the_context_windows_they_were_found_in(server: ComfyServer, schedule: str) -> None:
     """Static windows are those of step 1 in the two steps that follow; looped ones are others in each step."""
     inputs = {
         "context_length": 29, "context_overlap": 0, "context_schedule": schedule, "context_stride": 1,
@@ -127,11 +127,11 @@ def test_tiles_serve_the_context_windows_they_were_found_in(server: ComfyServer,
     if schedule == "standard_static":
         assert text.count(f"computed in {2 * passes} calls with lists") == 2, text
     else:  # in the last step it does not pay to find them
-        assert text.count(f"all computed; {2 * passes} calls looked for dead ones") == 2, text
+        assert text.count(f"all computed; {2 * passes} calls looked for blocks to skip") == 2, text
 
 
-def test_a_guidance_that_skips_a_layer_has_tiles_of_its_own(server: ComfyServer) -> None:
-    """It begins in step 2, after tiles were found, with the same prompt: its passes find theirs in that step."""
+def test_a_guidance_that_skips_a_layer_has_blocks_of_its_own(server: ComfyServer) -> None:
+    """It begins in step 2, after blocks were found, with the same prompt: its passes find theirs in that step."""
     inputs = {
         "double_layers": "1", "single_layers": "", "scale": 3.0, "start_percent": 0.01, "end_percent": 1.0,
         "rescaling_scale": 0.0, "model": ["sage", 0],

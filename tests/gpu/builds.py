@@ -27,7 +27,7 @@ import torch
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.backends.tensors import OptionalTensors
-from comfy_sage2.block_mask import TILE_TOKENS, TileLists
+from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
 from comfy_sage2.kernels import abi, loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
@@ -36,7 +36,7 @@ from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
-_TILES = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "tiles.h"
+_BLOCKS = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "blocks.h"
 
 # Relative L1 error against float64 on Gaussian inputs: what INT8 or INT4 scores and E4M3 values cost. "precise": what
 # INT8 scores cost at any head_dim; the Gaussian of head_dim 128 gives 0.0103.
@@ -65,23 +65,23 @@ def backend(name: str) -> KernelBackend:
 
 
 def module_with_lists(name: str) -> ModuleType:
-    """The kernel module of `backend(name)`; a skip where it is older than tile lists.
+    """The kernel module of `backend(name)`; a skip where it is older than block masks.
 
     Those of the bundled wheels may be: build csrc, as docs/dev/releasing.md says.
     """
     backend(name)
     module = loader.load(name)
-    if not abi.has_tile_lists(module):
-        pytest.skip(f"tile lists need newer kernels than these ({abi.describe(module)})")
+    if not abi.has_block_masks(module):
+        pytest.skip(f"block masks need newer kernels than these ({abi.describe(module)})")
     return module
 
 
-def module_with_gaps(name: str) -> ModuleType:
-    """The kernel module of `backend(name)`; a skip where it cannot note gaps."""
+def module_with_margins(name: str) -> ModuleType:
+    """The kernel module of `backend(name)`; a skip where it cannot record block margins."""
     backend(name)
     module = loader.load(name)
-    if not abi.has_gaps(module):
-        pytest.skip(f"gaps need newer kernels than these ({abi.describe(module)})")
+    if not abi.has_block_margins(module):
+        pytest.skip(f"margins need newer kernels than these ({abi.describe(module)})")
     return module
 
 
@@ -118,15 +118,15 @@ def run(
     *,
     attn_mask: torch.Tensor | None = None,
     nonfinite: torch.Tensor | None = None,
-    tiles: torch.Tensor | None = None,
-    gaps: torch.Tensor | None = None,
+    block_mask: torch.Tensor | None = None,
+    block_margins: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, Any]:
     """One call: q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D), a 4-D mask, lists. Returns out and lse as `Backend.run`."""
     chosen = backend(name)
     if choices.get("mode") == "precise" and q.dtype == torch.float32:
         pytest.skip("mode precise takes tensors of 16 bits")
-    optional = OptionalTensors(attn_mask, tiles, nonfinite, gaps=gaps)
+    optional = OptionalTensors(attn_mask, block_mask, nonfinite, block_margins=block_margins)
     request = AttentionRequest.of(q, k, AttentionOptions(**choices), optional)
     reason = chosen.reason_against(request)
     assert reason is None, reason
@@ -166,16 +166,16 @@ def reference(
     v: torch.Tensor,
     *,
     attn_mask: torch.Tensor | None = None,
-    tiles: torch.Tensor | None = None,
+    block_mask: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference with the numerics of these kernels."""
     call = AttentionOptions(**choices)
     same_for_queries = attn_mask is None or attn_mask.shape[2] == 1
-    plain = call.mode == "8b" and same_for_queries and tiles is None and not call.is_causal
+    plain = call.mode == "8b" and same_for_queries and block_mask is None and not call.is_causal
     options = numerics(name, q, call, kv_length=k.shape[2], plain=plain)
-    live = None if tiles is None else TileLists(tiles).to_mask()
-    masks: dict[str, Any] = {"is_causal": call.is_causal, "attn_mask": attn_mask, "live_tiles": live}
+    active = None if block_mask is None else BlockMask(block_mask).to_dense()
+    masks: dict[str, Any] = {"is_causal": call.is_causal, "attn_mask": attn_mask, "active_blocks": active}
     return reference_attention(q, k, v, options, scale=call.scale, **masks)
 
 
@@ -204,19 +204,21 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: i
 
 
 def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:
-    """Keys of a tile, as TileShape in csrc/sm90/tiles.h and `few_keys` in csrc/sm90/launch.cpp have them.
+    """Keys of a block, as TileShape in csrc/sm90/blocks.h and `few_keys` in csrc/sm90/launch.cpp have them.
 
-    plain: 8b without lists, gaps, causal order and masks with a row for each query.
+    plain: 8b without lists, margins, causal order and masks with a row for each query.
     """
-    tile, wide_tile = _constant("kTileN"), _constant("kWideTileN")
-    few = kv_length <= _constant("kFewKeys") and -(-kv_length // tile) * tile < -(-kv_length // wide_tile) * wide_tile
-    return wide_tile if head_dim <= 64 and plain and not few else tile
+    block, wide_block = _constant("kTileN"), _constant("kWideTileN")
+    few = (
+        kv_length <= _constant("kFewKeys") and -(-kv_length // block) * block < -(-kv_length // wide_block) * wide_block
+    )
+    return wide_block if head_dim <= 64 and plain and not few else block
 
 
 @cache
 def _constant(name: str) -> int:
-    found = re.search(rf"constexpr int {name} = (\d+);", _TILES.read_text())
-    assert found is not None, f"{_TILES} does not say {name}"
+    found = re.search(rf"constexpr int {name} = (\d+);", _BLOCKS.read_text())
+    assert found is not None, f"{_BLOCKS} does not say {name}"
     return int(found[1])
 
 
@@ -228,7 +230,7 @@ def exact(
     scale: float | None = None,
     is_causal: bool = False,
     attn_mask: torch.Tensor | None = None,
-    tiles: torch.Tensor | None = None,
+    block_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Plain attention in float64: out (B, Hq, Nq, D) and lse (B, Hq, Nq); rows without keys give 0 and -inf."""
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
@@ -241,9 +243,9 @@ def exact(
         )
     if is_causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-    if tiles is not None:
-        live = TileLists(tiles).to_mask().repeat_interleave(TILE_TOKENS, 2).repeat_interleave(TILE_TOKENS, 3)
-        scores = scores.masked_fill(~live[:, :, : q.shape[2], : k.shape[2]], -math.inf)
+    if block_mask is not None:
+        active = BlockMask(block_mask).to_dense().repeat_interleave(BLOCK_TOKENS, 2).repeat_interleave(BLOCK_TOKENS, 3)
+        scores = scores.masked_fill(~active[:, :, : q.shape[2], : k.shape[2]], -math.inf)
     return torch.nan_to_num(scores.softmax(3), nan=0.0) @ v, scores.logsumexp(3)
 
 
@@ -263,7 +265,7 @@ def check(
     rotate: bool = False,
     **call: Any,
 ) -> None:
-    """Output and LSE of a call (`scale`, `is_causal`, `attn_mask`, `tiles`) against float64 and the reference."""
+    """Output and LSE of a call (`scale`, `is_causal`, `attn_mask`, `block_mask`) against float64 and the reference."""
     out, lse = run(name, q, k, v, mode=mode, smooth_v=smooth_v, rotate=rotate, return_lse=True, **call)
     wanted, wanted_lse = exact(q, k, v, **call)
     same_groups, same_lse = reference(name, q, k, v, mode=mode, smooth_v=smooth_v, rotate=rotate, **call)

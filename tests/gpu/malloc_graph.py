@@ -65,9 +65,9 @@ def _serving(device: torch.device, **options: Any) -> Session:
 
 
 def _listing(device: torch.device, **options: Any) -> Session:
-    """Skipping that uses lists however few tiles are dead."""
+    """Skipping that uses lists however few blocks are skipped."""
     for backend in KERNELS:
-        backend._least_dead = dict.fromkeys(backend.modes, 0.0)
+        backend._least_skipped = dict.fromkeys(backend.modes, 0.0)
     return _serving(device, **options)
 
 

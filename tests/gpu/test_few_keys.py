@@ -83,14 +83,14 @@ def test_masks_for_all_queries(dtype: torch.dtype, head_dim: int, lengths: tuple
 @pytest.mark.parametrize("head_dim", [40, 64, 128])
 @pytest.mark.parametrize("lengths", [(333, 700), (130, 512), (1000, 1000), (129, 2048), (2048, 2048)], ids=str)
 def test_padding_masks(dtype: torch.dtype, head_dim: int, lengths: tuple[int, int], fresh_seed: int) -> None:
-    """As text encoders pad: whole tiles of keys may be hidden, and each entry of the batch has another length."""
+    """As text encoders pad: whole blocks of keys may be hidden, and each entry of the batch has another length."""
     queries, keys = lengths
     ends = torch.tensor([keys, keys - 1, keys // 2, keys // 5, 385, 384, 449, 129, 128, 65, 64, 1], device="cuda")
     q, k, v = random_qkv((len(ends), 2, queries, head_dim), (len(ends), 1, keys, head_dim), dtype)
     attends = torch.arange(keys, device="cuda") < ends.view(-1, 1, 1, 1)
-    # In self-attention the tile on the diagonal comes second: not the same one where one kernel leaves out others.
-    last_tile = (keys - 1) // 128 * 128
-    same_order = [entry for entry, end in enumerate(ends.tolist()) if queries != keys or end > last_tile]
+    # In self-attention the block on the diagonal comes second: not the same one where one kernel leaves out others.
+    last_block = (keys - 1) // 128 * 128
+    same_order = [entry for entry, end in enumerate(ends.tolist()) if queries != keys or end > last_block]
     masks = [attends]
     for mask_dtype in {dtype, torch.float32}:
         for hidden in (-torch.inf, torch.finfo(mask_dtype).min):
@@ -105,11 +105,11 @@ def test_padding_masks(dtype: torch.dtype, head_dim: int, lengths: tuple[int, in
     mask[::2, ..., 0] = torch.randn(1).item()
     mask[1, ..., 3] = -torch.inf
     found, wanted = both(q, k, v, attn_mask=mask)
-    # The other kernel leaves out tiles then, too.
+    # The other kernel leaves out blocks then, too.
     for entry in same_order:
         if entry % 2 == 0 or entry == 1:
             assert relative_l1(found[entry], wanted[entry]) <= SAME_STEPS, ends[entry]
-            assert ends[entry] <= last_tile or torch.equal(found[entry], wanted[entry]), ends[entry]
+            assert ends[entry] <= last_block or torch.equal(found[entry], wanted[entry]), ends[entry]
     assert relative_l1(found, exact(q, k, v, attn_mask=mask)[0]) <= EXACT_BOUND["8b"]
 
 

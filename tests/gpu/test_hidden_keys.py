@@ -1,4 +1,4 @@
-"""Masks that hide the last keys from all queries and heads: Hopper leaves their tiles out, of many keys too."""
+"""Masks that hide the last keys from all queries and heads: Hopper leaves their blocks out, of many keys too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def assert_near(out: torch.Tensor, wanted: torch.Tensor, mode: str) -> None:
 def test_each_entry_of_the_batch_ends_elsewhere(
     mode: str, head_dim: int, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
-    """Whole tiles are hidden, all keys but one, or all keys."""
+    """Whole blocks are hidden, all keys but one, or all keys."""
     queries, keys = lengths
     ends = torch.tensor([keys, keys - 1, keys // 2, keys // 3, 193, 192, 129, 128, 65, 64, 1, 0], device="cuda")
     dtype = torch.bfloat16 if head_dim == 64 else torch.float16
@@ -79,7 +79,7 @@ def test_hidden_values_do_not_count(mode: str, lengths: tuple[int, int], fresh_s
 
 @each_mode
 def test_masks_for_each_head_or_query(mode: str, fresh_seed: int) -> None:
-    """These hide keys for some alone: no tile is left out."""
+    """These hide keys for some alone: no block is left out."""
     q, k, v = random_qkv((2, 3, 300, 128), (2, 3, 2500, 128), torch.float16)
     for shape in ((2, 3, 1, 2500), (2, 1, 300, 2500)):
         mask = torch.ones(shape, dtype=torch.bool, device="cuda")

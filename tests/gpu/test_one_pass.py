@@ -37,7 +37,7 @@ def test_lengths_around_the_bounds(mode: str, head_dim: int, length: int, fresh_
 def test_channels_that_fill_no_vector_row_of_views(
     mode: str, rotate: bool, dtype: torch.dtype, channels: int, fresh_seed: int
 ) -> None:
-    """In tensors of tokens, heads and channels with gaps, that are NaN, between them."""
+    """In tensors of tokens, heads and channels with margins, that are NaN, between them."""
     q, k, v = views_with_nan_between(channels, dtype)
     k += 3.0
     mask = torch.zeros(2, 1, 1, 300, device="cuda", dtype=dtype)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.block_mask import TileLists, tiles_of
+from comfy_sage2.block_mask import BlockMask, blocks_of
 
-from .builds import EXACT_BOUND, each_mode, exact, module_with_gaps, module_with_lists, relative_l1, run
+from .builds import EXACT_BOUND, each_mode, exact, module_with_lists, module_with_margins, relative_l1, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
 
@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
 )
 @pytest.mark.parametrize("rotate", [False, True], ids=["unrotated", "rotated"])
 def test_small_call(name: str, mode: str, head_dim: int, kind: str, rotate: bool) -> None:
-    # Ragged in both lengths, and more than two key tiles, at head_dim 64 of 192 keys where 8b has such; so few that
+    # Ragged in both lengths, and more than two key blocks, at head_dim 64 of 192 keys where 8b has such; so few that
     # Hopper writes over no stage's K scales, of which racecheck misses the order (csrc/NOTES.md).
     wide = head_dim < 64 and mode == "8b" and kind in ("plain", "mask", "padding")
     few = kind.startswith("few keys")
     keys = 250 if few else 570 if wide else 403
     q, k, v = (torch.randn(1, heads, length, head_dim).half() for heads, length in ((2, 201), (1, keys), (1, keys)))
-    mask = tiles = gaps = None
+    mask = blocks = margins = None
     if "mask" in kind:
         mask = torch.ones(1, 1, 1, keys, dtype=torch.bool)
         mask[..., keys - 103 : keys - 13] = False
@@ -44,37 +44,37 @@ def test_small_call(name: str, mode: str, head_dim: int, kind: str, rotate: bool
         mask[..., keys - (103 if few else 213) :] = False
     elif kind == "lists":
         module_with_lists(name)
-        live = torch.ones(1, 2, tiles_of(201), tiles_of(keys), dtype=torch.bool)
-        live[:, :, 0, 1] = False  # or a dense kernel may serve
-        tiles = TileLists.of_mask(live).lists
+        active = torch.ones(1, 2, blocks_of(201), blocks_of(keys), dtype=torch.bool)
+        active[:, :, 0, 1] = False  # or a dense kernel may serve
+        blocks = BlockMask.from_dense(active).lists
     elif kind == "gaps":
-        module_with_gaps(name)
-        gaps = torch.full((1, 2, tiles_of(201), tiles_of(keys)), torch.nan, device="cuda")
-    wanted, _ = exact(q, k, v, is_causal=kind == "causal", attn_mask=mask, tiles=tiles)
+        module_with_margins(name)
+        margins = torch.full((1, 2, blocks_of(201), blocks_of(keys)), torch.nan, device="cuda")
+    wanted, _ = exact(q, k, v, is_causal=kind == "causal", attn_mask=mask, block_mask=blocks)
     out, lse = run(
         name, q.cuda(), k.cuda(), v.cuda(), mode=mode, is_causal=kind == "causal",
-        attn_mask=None if mask is None else mask.cuda(), tiles=None if tiles is None else tiles.cuda(), gaps=gaps,
-        smooth_v=True, rotate=rotate, return_lse=kind != "plain" and not few,
+        attn_mask=None if mask is None else mask.cuda(), block_mask=None if blocks is None else blocks.cuda(),
+        block_margins=margins,        smooth_v=True, rotate=rotate, return_lse=kind != "plain" and not few,
     )  # fmt: skip
     assert relative_l1(out.cpu(), wanted) <= EXACT_BOUND[mode]
     assert lse is None or lse.isfinite().all()
-    assert gaps is None or gaps.le(0.0).all()
+    assert margins is None or margins.le(0.0).all()
 
 
 @pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS])
 @pytest.mark.parametrize("mode", ["8b", "precise"])
 @pytest.mark.parametrize("head_dim", [40, 256])
 def test_lists_of_many_heads(name: str, mode: str, head_dim: int) -> None:
-    """Hopper's blocks take several work tiles, so that Q's scales and what says which tiles they are is written over.
+    """Hopper's blocks take several work blocks, so that Q's scales and what says which blocks they are is written over.
 
     Of other calls that write over scales, racecheck misses the order (csrc/NOTES.md).
     """
     module_with_lists(name)
     heads, length = 420, 100
     q, k, v = (torch.randn(1, heads, length, head_dim).half() for _ in range(3))
-    live = torch.ones(1, heads, 1, 1, dtype=torch.bool)
-    live[:, 0] = False  # or a dense kernel may serve
-    tiles = TileLists.of_mask(live).lists
-    wanted, _ = exact(q, k, v, tiles=tiles)
-    out, _ = run(name, q.cuda(), k.cuda(), v.cuda(), mode=mode, tiles=tiles.cuda())
+    active = torch.ones(1, heads, 1, 1, dtype=torch.bool)
+    active[:, 0] = False  # or a dense kernel may serve
+    blocks = BlockMask.from_dense(active).lists
+    wanted, _ = exact(q, k, v, block_mask=blocks)
+    out, _ = run(name, q.cuda(), k.cuda(), v.cuda(), mode=mode, block_mask=blocks.cuda())
     assert relative_l1(out.cpu(), wanted) <= EXACT_BOUND[mode]

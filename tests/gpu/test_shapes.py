@@ -75,7 +75,7 @@ def test_fused_qkv_in_either_layout(name: str, mode: str, head_dim: int, form: s
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_more_work_than_multiprocessors(name: str, mode: str, head_dim: int, is_causal: bool) -> None:
-    """Persistent blocks take several tiles of queries each, in one or in many steps over the keys."""
+    """Persistent blocks take several blocks of queries each, in one or in many steps over the keys."""
     for heads, length in ((16, 1500), (200, 100)):
         shape = (2, heads, length, head_dim)
         check(name, *random_qkv(shape, shape), mode, is_causal=is_causal)

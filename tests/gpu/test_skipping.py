@@ -1,4 +1,4 @@
-"""The node's `skip` on a GPU: which steps leave tiles out, and that few dead tiles cost nothing."""
+"""The node's `skip` on a GPU: which steps leave blocks out, and that few skipped blocks cost nothing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import MODES
 
-from .builds import module_with_gaps, module_with_lists, relative_l1
+from .builds import module_with_lists, module_with_margins, relative_l1
 
 pytestmark = pytest.mark.gpu
 
-HEADS, HEAD_DIM, TILES, STEPS = 4, 128, 20, 5
+HEADS, HEAD_DIM, BLOCKS, STEPS = 4, 128, 20, 5
 
 
 def focused() -> list[torch.Tensor]:
-    """q, k and v, (1, N, H * D), of queries that attend to their own tile: by 25 octaves more than to others."""
+    """q, k and v, (1, N, H * D), of queries that attend to their own block: by 25 octaves more than to others."""
     directions = torch.linalg.qr(torch.randn(HEAD_DIM, HEAD_DIM, device="cuda"))[0]
-    keys = 14.0 * directions[:TILES].repeat_interleave(128, dim=0)
-    noise = torch.randn(3, 128 * TILES, HEAD_DIM, device="cuda")
+    keys = 14.0 * directions[:BLOCKS].repeat_interleave(128, dim=0)
+    noise = torch.randn(3, 128 * BLOCKS, HEAD_DIM, device="cuda")
     found = (keys + 0.1 * noise[0], keys + 0.1 * noise[1], noise[2])
     return [tensor.repeat(1, HEADS).bfloat16()[None] for tensor in found]
 
@@ -38,7 +38,7 @@ def skipping_session(mode: str) -> tuple[Session, str]:
     if expected.backend is None:
         pytest.skip(str(expected.reason))
     module_with_lists(expected.backend)
-    module_with_gaps(expected.backend)
+    module_with_margins(expected.backend)
     return Session(Serving(settings, expected)), expected.backend
 
 
@@ -61,7 +61,7 @@ def listed(session: Session) -> list[bool]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_steps_between_leave_tiles_out(mode: str, fresh_seed: int) -> None:
+def test_the_steps_between_leave_blocks_out(mode: str, fresh_seed: int) -> None:
     session, _ = skipping_session(mode)
     outs = sampled(session, focused())
     assert listed(session) == [False, True, True, False, True]
@@ -69,16 +69,18 @@ def test_the_steps_between_leave_tiles_out(mode: str, fresh_seed: int) -> None:
     assert relative_l1(outs[1], outs[0]) < 2e-3  # precise keeps what lies below P's range
     assert session.task.skipping is not None
     (found,) = session.task.skipping.layers().values()
-    # The last tile and their own, which come first.
-    assert found.computed == pytest.approx(2 / TILES, abs=1 / TILES) and found.error < 1e-3
+    # The last block and their own, which come first.
+    assert found.computed == pytest.approx(2 / BLOCKS, abs=1 / BLOCKS) and found.error < 1e-3
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_where_lists_would_not_pay_all_tiles_are_computed(
+def test_where_lists_would_not_pay_all_blocks_are_computed(
     mode: str, fresh_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, backend = skipping_session(mode)
-    monkeypatch.setattr(registry.get(backend), "least_dead", lambda mode: 0.95)
+    monkeypatch.setattr(registry.get(backend), "least_skipped", lambda mode: 0.95)
     outs = sampled(session, focused())
     assert listed(session) == [False] * STEPS
-    assert all(relative_l1(out, outs[0]) < 1e-2 for out in outs)  # in precise, kernels that note gaps take other steps
+    assert all(
+        relative_l1(out, outs[0]) < 1e-2 for out in outs
+    )  # in precise, kernels that record block margins take other steps

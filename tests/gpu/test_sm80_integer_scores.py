@@ -102,9 +102,9 @@ def test_scores_are_those_of_the_reference(
     half_q, half_k = q.half().cuda(), k.half().cuda()
     assert prepared.k_mean is not None
     k_mean = torch.nn.functional.pad(prepared.k_mean, (0, padded - head_dim)).contiguous().cuda()
-    tiles = LENGTH // 128 + LENGTH // 64
+    blocks = LENGTH // 128 + LENGTH // 64
     module.launch(
-        "quantize", (tiles, 1), 256,
+        "quantize", (blocks, 1), 256,
         half_q, half_k, k_mean, q_tiles, k_tiles, scales, q_mean, LENGTH, LENGTH, head_dim,
     )  # fmt: skip
     scores = torch.full((LENGTH, LENGTH), -1, dtype=torch.int32, device="cuda")

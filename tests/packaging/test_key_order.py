@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from binding import CSRC, NATIVE, compile_native
 
-from comfy_sage2.block_mask import TILE_TOKENS, tiles_of
+from comfy_sage2.block_mask import BLOCK_TOKENS, blocks_of
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.steps import key_steps
 
@@ -36,7 +36,7 @@ def calls(fresh_seed: int) -> list[Call]:
     found = []
     for _ in range(CALLS):
         q_length, kv_length = (
-            random.choice([random.randint(1, 2000), TILE_TOKENS * random.randint(1, 12)]) for _ in "qk"
+            random.choice([random.randint(1, 2000), BLOCK_TOKENS * random.randint(1, 12)]) for _ in "qk"
         )
         found.append((q_length, q_length if random.random() < 0.7 else kv_length, random.random() < 0.4))
     return found
@@ -53,7 +53,7 @@ def hopper_order(library: ctypes.CDLL, rows: int, step: int, call: Call, work_ti
 def mma_order(library: ctypes.CDLL, call: Call, block: int, linked: tuple[Any, int] | None = None) -> list[int]:
     """The key blocks for a block of queries, by a linked list where one is given as its entries and its first tile."""
     q_length, kv_length, causal = call
-    keys = min(kv_length, (block + 1) * TILE_TOKENS) if causal else kv_length
+    keys = min(kv_length, (block + 1) * BLOCK_TOKENS) if causal else kv_length
     out = (ctypes.c_int * _MOST_STEPS)()
     count = library.sm80_order(
         causal or q_length == kv_length, -(-keys // _KEY_BLOCK), block, *(linked or (None, 0)), out
@@ -65,7 +65,7 @@ def mma_order(library: ctypes.CDLL, call: Call, block: int, linked: tuple[Any, i
 def reference_order(step: int, call: Call, block: int, *, last_keys_first: bool) -> list[int]:
     """The numbers of the reference's steps for a block of queries."""
     numerics = ReferenceOptions(keys_per_step=step, last_keys_first=last_keys_first, diagonal_early=True)
-    rows = slice(block * TILE_TOKENS, (block + 1) * TILE_TOKENS)  # a ragged block too, as in the kernels
+    rows = slice(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS)  # a ragged block too, as in the kernels
     return [keys.start // step for keys in key_steps(rows, *call[:2], numerics, is_causal=call[2])]
 
 
@@ -74,8 +74,8 @@ def test_hopper_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list[Ca
     moved = 0
     for q_length, kv_length, causal in calls:
         call = (q_length, kv_length, causal and step != 192)  # no causal kernel takes 192 keys a step
-        for block in range(tiles_of(q_length)):
-            order = hopper_order(kernels_order, TILE_TOKENS, step, call, block)
+        for block in range(blocks_of(q_length)):
+            order = hopper_order(kernels_order, BLOCK_TOKENS, step, call, block)
             assert order == reference_order(step, call, block, last_keys_first=True), (call, block)
             assert sorted(order) == list(range(len(order)))
             moved += order != sorted(order, reverse=True)
@@ -91,7 +91,7 @@ def test_three_warpgroups_take_the_tile_at_their_middle_second(kernels_order: ct
             tiles = list(dict.fromkeys(place // 2 for place in order))  # of 128 keys, which stay together
             assert [place // 2 for place in order] == sorted((place // 2 for place in order), key=tiles.index)
             others = sorted(tiles, reverse=True)
-            middle = (work_tile * rows + rows // 2) // TILE_TOKENS
+            middle = (work_tile * rows + rows // 2) // BLOCK_TOKENS
             if not causal and q_length == kv_length and middle in others[1:]:
                 others.remove(middle)
                 others.insert(1, middle)
@@ -101,7 +101,7 @@ def test_three_warpgroups_take_the_tile_at_their_middle_second(kernels_order: ct
 def test_mma_goes_as_the_reference(kernels_order: ctypes.CDLL, calls: list[Call]) -> None:
     moved = 0
     for call in calls:
-        for block in range(tiles_of(call[0])):
+        for block in range(blocks_of(call[0])):
             order = mma_order(kernels_order, call, block)
             assert order == reference_order(_KEY_BLOCK, call, block, last_keys_first=False), (call, block)
             moved += order != sorted(order)
@@ -124,7 +124,7 @@ def random_lists(blocks: int, tiles: int) -> tuple[list[set[int]], Any]:
 def test_lists_keep_the_order_of_dense_calls(kernels_order: ctypes.CDLL, calls: list[Call], linked: bool) -> None:
     for q_length, kv_length, causal in calls[:20]:
         call = (q_length, kv_length, causal)
-        blocks, tiles = tiles_of(q_length), tiles_of(kv_length)
+        blocks, tiles = blocks_of(q_length), blocks_of(kv_length)
         live, lists = random_lists(blocks, tiles)
         entries, counts, invalid = (ctypes.c_ushort * (blocks * tiles))(), (ctypes.c_int * blocks)(), ctypes.c_int()
         has_diagonal = causal or q_length == kv_length
@@ -139,5 +139,5 @@ def test_lists_keep_the_order_of_dense_calls(kernels_order: ctypes.CDLL, calls: 
                 assert order == [place for place in dense if place // 2 in live[block]], (call, block)
             else:
                 order = list(of_block[: counts[block]])
-                dense = hopper_order(kernels_order, TILE_TOKENS, TILE_TOKENS, call, block)
+                dense = hopper_order(kernels_order, BLOCK_TOKENS, BLOCK_TOKENS, call, block)
                 assert order == [place for place in dense if place in live[block]], (call, block)

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE, LISTS, INVALID, GAPS = (
+Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE, LISTS, INVALID, MARGINS = (
     0x7F0000000000 + index * 0x1000000000 for index in range(11)
 )
 FP16, BF16, FP32 = 2, 3, 4
@@ -35,8 +35,8 @@ def description(
     causal: bool = False,
     mask: str | None = None,
     lse: bool = False,
-    tiles: str | None = None,
-    gaps: bool = False,
+    block_mask: str | None = None,
+    block_margins: bool = False,
     pv_accumulator: int = 32,
     device: int = 0,
 ) -> dict[str, Any]:
@@ -60,16 +60,16 @@ def description(
         )  # fmt: skip
     if lse:
         call.update(lse=LSE, nonfinite=NONFINITE)
-    if tiles is not None:
-        key_tiles = -(-kv_length // 128)
-        lists = -(-q_length // 128) * (1 + key_tiles)
-        own = tiles == "own"
+    if block_mask is not None:
+        key_blocks = -(-kv_length // 128)
+        lists = -(-q_length // 128) * (1 + key_blocks)
+        own = block_mask == "own"
         call.update(
-            tiles_pointer=LISTS, tiles_invalid=INVALID if own else 0, tiles_key_tiles=key_tiles,
+            tiles_pointer=LISTS, tiles_invalid=INVALID if own else 0, tiles_key_tiles=key_blocks,
             tiles_batch_stride=q_heads * lists if own else 0, tiles_head_stride=lists if own else 0,
         )  # fmt: skip
-    if gaps:
-        call.update(gaps=GAPS)
+    if block_margins:
+        call.update(block_margins=MARGINS)
     return call
 
 
@@ -87,11 +87,11 @@ def all_descriptions() -> list[dict[str, Any]]:
     ]  # fmt: skip
     listed = itertools.product((64, 72, 256), (8, 4, 16), (False, True), (None, "full"), ("own", "shared"))
     calls += [
-        description(batch=2, head_dim=head_dim, mode=mode, causal=causal, mask=mask, tiles=tiles, lse=True)
-        for head_dim, mode, causal, mask, tiles in listed
+        description(batch=2, head_dim=head_dim, mode=mode, causal=causal, mask=mask, block_mask=blocks, lse=True)
+        for head_dim, mode, causal, mask, blocks in listed
     ]
     calls += [
-        description(batch=2, head_dim=head_dim, mode=mode, gaps=True)
+        description(batch=2, head_dim=head_dim, mode=mode, block_margins=True)
         for head_dim, mode in itertools.product((64, 72, 256), (8, 4, 16))
     ]
     for q_length, kv_length, head_dim in ((1, 1, 8), (75_600, 75_600, 128), (300_000, 300_000, 64), (1024, 77, 200)):

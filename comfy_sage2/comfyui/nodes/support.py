@@ -86,7 +86,7 @@ def measure_quality_input(when: str = "") -> io.Input:
 
 
 def skip_input() -> io.Input:
-    """How much key tiles that are left out may cost."""
+    """How much key blocks that are left out may cost."""
     return advanced(
         io.Combo.Input(
             "skip",

@@ -160,19 +160,20 @@ def _skipped(skipping: Skipping | None, summary: Summary) -> list[str]:
     calls = sum(found.finding + found.listed for found in layers.values())
     share = sum(found.share * (found.finding + found.listed) for found in layers.values()) / max(calls, 1)
     computed = f"{share:.1%} of those of {calls} calls computed" if calls else "none"
-    lines = [f"Tiles left out ({skipping.level}): {computed}"]
+    lines = [f"Key blocks skipped ({skipping.level}): {computed}"]
     for layer, found in layers.items():
         if not found.listed:
-            lines.append(f"  {summary.layer_name(layer)}: all computed; {found.finding} calls looked for dead ones")
+            looked = f"{found.finding} calls looked for blocks to skip"
+            lines.append(f"  {summary.layer_name(layer)}: all computed; {looked}")
             continue
         speed = summary.skip_speeds.get(layer)
-        faster = "" if speed is None else f" ({compared_speed(speed.ratio)}, beside those that found the tiles)"
+        faster = "" if speed is None else f" ({compared_speed(speed.ratio)}, beside those that found the blocks)"
         later = "" if found.later is None else f", {found.later:.4f} when they gave way to newer ones"
         lines.append(
             f"  {summary.layer_name(layer)}: {found.computed:.1%} computed in {found.listed} calls with lists{faster}; "
             f"relative L1 of the worst head {found.error:.4f} in the {found.finding} calls that made them{later}"
         )
-    return lines + [f"  {calls} calls computed all tiles: {reason}" for reason, calls in skipping.reasons.items()]
+    return lines + [f"  {calls} calls computed all key blocks: {reason}" for reason, calls in skipping.reasons.items()]
 
 
 def _counted(steps: tuple[int, ...]) -> str:

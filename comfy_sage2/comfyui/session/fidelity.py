@@ -98,7 +98,7 @@ class Served:
     """How the sampled call was served: its mode, in words by whom, and what comes after that mode.
 
     name: of the call's layer. next_mode: the next more exact one that a backend has for the call; None is full
-    precision. next_by: in words. skips: tiles were left out; then the next is the same mode with all of them.
+    precision. next_by: in words. skips: blocks were left out; then the next is the same mode with all of them.
     """
 
     name: str
@@ -183,7 +183,7 @@ class Fidelity:
             self._again: list[tuple[int, int]] = []  # turn and layer
             self._outside: dict[tuple[int, str, bool], list[tuple[int, Agreement]]] = {}
             self._least: dict[int, str | None] = {}
-            self._all_tiles: set[int] = set()
+            self._all_blocks: set[int] = set()
             self._findings: list[Finding] = []
             self._lowest: dict[int, tuple[float, str]] = {}  # cosine and name
             self._samples = 0
@@ -221,7 +221,7 @@ class Fidelity:
         finding = Finding(layer, served.name, tuple(step for step, _ in outside), worst, served.by, served.next_by)
         self._findings.append(finding)
         if served.skips:
-            self._all_tiles.add(layer)
+            self._all_blocks.add(layer)
         else:
             self._least[layer] = served.next_mode
         log.warning("SageAttention2: guard: %s", finding.text)
@@ -234,9 +234,9 @@ class Fidelity:
         """Whether `layer` has to be left to the attention that was there before."""
         return layer in self._least and self._least[layer] is None
 
-    def keeps_all_tiles(self, layer: int) -> bool:
-        """Whether `layer` may leave no tiles out."""
-        return layer in self._all_tiles or layer in self._least
+    def keeps_all_blocks(self, layer: int) -> bool:
+        """Whether `layer` may leave no blocks out."""
+        return layer in self._all_blocks or layer in self._least
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -120,9 +120,9 @@ class Guard:
             return PRECISE
         return None if self.fidelity is None else self.fidelity.mode(layer)
 
-    def keeps_all_tiles(self, layer: int) -> bool:
+    def keeps_all_blocks(self, layer: int) -> bool:
         """Whether `layer` may leave none out: it failed, or its samples were outside of the bounds."""
-        return layer in self._downgrades or (self.fidelity is not None and self.fidelity.keeps_all_tiles(layer))
+        return layer in self._downgrades or (self.fidelity is not None and self.fidelity.keeps_all_blocks(layer))
 
     def downgrade(self, found: Downgrade) -> None:
         """A layer gave a result that was not finite; the first one is logged.

@@ -22,7 +22,7 @@ class Task(Protocol):
         notes: what was decided in place of the user's choice, and why.
         idle_reason: why the node leaves the model as it is, or None when it is at work.
         guard: checks the outputs of backends; None where none is to be checked.
-        skipping: leaves key tiles out; None where all are computed.
+        skipping: leaves key blocks out; None where all are computed.
         measure_quality: compare the outputs of backends with full precision.
         traced_as: a compiled model is compiled anew when this changes.
     """

@@ -89,7 +89,7 @@ class Outcome:
 
     A backend has a reason too where an exact attention takes the place of what the user chose.
     by: who served a call that no backend did, in words; None is ComfyUI's attention.
-    skips: the backend left tiles out.
+    skips: the backend skipped key blocks.
     """
 
     backend: str | None = None
@@ -103,7 +103,7 @@ class Outcome:
         """In words for the user."""
         if self.backend is None:
             return self.reason or ""
-        served = f"{self.backend} · {label(self.options)}{' · tiles left out' if self.skips else ''}"
+        served = f"{self.backend} · {label(self.options)}{' · key blocks skipped' if self.skips else ''}"
         return served if self.reason is None else f"{served} ({self.reason})"
 
 
@@ -159,7 +159,7 @@ class Summary:
         passes: forward passes of the model.
         silent_passes: those that made no attention call that could be seen.
         sampling: how far it came.
-        skip_speeds: layer -> its calls that left tiles out beside those that computed all, where there were both.
+        skip_speeds: layer -> its calls that skipped key blocks beside those that computed all, where there were both.
     """
 
     steps: int
@@ -376,7 +376,7 @@ def compared(
 
 
 def _skip_speeds(times: Mapping[tuple[int, bool], Sequence[tuple[Form, float]]], devices: int) -> dict[int, Speed]:
-    """From (form, seconds) of the calls of a layer that left tiles out, and of those that did not."""
+    """From (form, seconds) of the calls of a layer that skipped key blocks, and of those that did not."""
     layers = sorted(layer for layer, skips in times if skips)
     found = {layer: compared(times[layer, True], times.get((layer, False), ()), devices) for layer in layers}
     return {layer: speed for layer, speed in found.items() if speed is not None}

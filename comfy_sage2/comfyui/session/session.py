@@ -210,7 +210,7 @@ class Session:
         broken: list[str] = []
         while outcome.backend is not None:
             try:
-                out, outcome = self._by_backend(call, outcome, site, forward, all_tiles=bool(broken))
+                out, outcome = self._by_backend(call, outcome, site, forward, all_blocks=bool(broken))
             except NotFinite:
                 broken.append(outcome.label)
                 form = None
@@ -246,7 +246,7 @@ class Session:
             self.task.guard.downgrade(found)
 
     def _by_backend(
-        self, call: AttentionCall, outcome: Outcome, site: CallSite, forward: Forward, *, all_tiles: bool
+        self, call: AttentionCall, outcome: Outcome, site: CallSite, forward: Forward, *, all_blocks: bool
     ) -> tuple[torch.Tensor, Outcome]:
         """The output in `call.layout`, and how it was made; raises NotFinite when the guard finds it broken at once.
 
@@ -266,7 +266,7 @@ class Session:
             "nonfinite": flag,
             "options": call_options(call, outcome.options),
         }
-        skipped = None if all_tiles else self._by_lists(call, outcome, site, forward, given)
+        skipped = None if all_blocks else self._by_lists(call, outcome, site, forward, given)
         if skipped is None and call.containers and not (looks_at_each or samples or self.task.measure_quality):
             attend = prepare(*call.tensors(), **given)
             if attend is not None:
@@ -285,11 +285,11 @@ class Session:
     def _by_lists(
         self, call: AttentionCall, outcome: Outcome, site: CallSite, forward: Forward, given: dict[str, Any]
     ) -> tuple[torch.Tensor, bool] | None:
-        """The output of a call whose tiles are found or left out, see `Skipping.attend`; None is any other call."""
+        """The output of a call whose blocks are found or left out, see `Skipping.attend`; None is any other call."""
         skipping, checks = self.task.skipping, self.task.guard
         if skipping is None or not guard.can_check(call.q.device):
             return None
-        if checks is not None and checks.keeps_all_tiles(site.layer):
+        if checks is not None and checks.keeps_all_blocks(site.layer):
             return None
         assert outcome.backend is not None
         attend = partial(attention, *call.tensors(), **given, return_lse=False)
@@ -343,7 +343,7 @@ class Session:
             outcome.options.mode,
             outcome.label,
             None if better is None or better.options is None else better.options.mode,
-            self._left_to() if better is None else f"{better.label}{' with all tiles' if outcome.skips else ''}",
+            self._left_to() if better is None else f"{better.label}{' with all key blocks' if outcome.skips else ''}",
             outcome.skips,
         )
         try:

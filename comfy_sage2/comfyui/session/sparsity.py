@@ -1,4 +1,4 @@
-"""The node's `skip`: which calls find the tiles that are left out, which leave them out, and why others do neither."""
+"""The node's `skip`: which calls find the key blocks to skip, which skip them, and why others do neither."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from ... import registry
 from ...backends.base import AttentionRequest, Form
-from ...block_mask import TileLists, tiles_of
+from ...block_mask import BlockMask, blocks_of
 from ...call_site import CallSite, is_indexed
 from ...options import EXACT, AttentionOptions
 from ...sparsity.controller import Skipper, values
@@ -24,20 +24,20 @@ from .model_pass import Forward
 
 log = logging.getLogger("comfy_sage2")
 
-LEAST_TILES = 16  # of a call's keys: with fewer there is next to nothing to leave out
+LEAST_BLOCKS = 16  # of a call's keys: with fewer there is next to nothing to leave out
 
 Attention = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
-class LayerTiles:
-    """What became of one layer's tiles in a sampling; errors are relative L1 of the worst head.
+class LayerSparsity:
+    """What became of one layer's blocks in a sampling; errors are relative L1 of the worst head.
 
     Attributes:
-        finding, listed: calls that found tiles, and were dense for it, and calls with lists.
-        computed: share of the tiles that calls with lists computed; 1 where there were none.
+        finding, listed: calls that found blocks, and were dense for it, and calls with lists.
+        computed: share of the blocks that calls with lists computed; 1 where there were none.
         error: by what was left out, when it was found.
-        later: the same when those tiles gave way to newer ones; None where they never did.
+        later: the same when those blocks gave way to newer ones; None where they never did.
     """
 
     finding: int
@@ -48,14 +48,14 @@ class LayerTiles:
 
     @property
     def share(self) -> float:
-        """Of the tiles, those computed in all of these calls."""
+        """Of the blocks, those computed in all of these calls."""
         return (self.finding + self.listed * self.computed) / (self.finding + self.listed)
 
 
 class Skipping:
-    """The tiles of the sampling that runs or ran last; several threads may call.
+    """The blocks of the sampling that runs or ran last; several threads may call.
 
-    Tiles are kept for one sampling and no longer: another model, LoRA, seed or sampler is another sampling. In it they
+    Blocks are kept for one sampling and no longer: another model, LoRA, seed or sampler is another sampling. In it they
     serve the prompts and context windows for which they were found, with the same changes to the model.
     """
 
@@ -71,7 +71,7 @@ class Skipping:
         self._refused: dict[tuple[object, ...], str | None] = {}
 
     def begin_sampling(self) -> None:
-        """Nothing is known of its tiles."""
+        """Nothing is known of its blocks."""
         self._skipper, self._at_work = Skipper(self.level), True
         self._calls.clear()
         self._without_blocks.clear()
@@ -102,10 +102,11 @@ class Skipping:
         site: CallSite,
         forward: Forward,
     ) -> tuple[torch.Tensor, bool] | None:
-        """The output of `call` by `attention`, and whether tiles were left out.
+        """The output of `call` by `attention`, and whether blocks were left out.
 
-        None where the call is none of this, or something failed: then it is to be computed with all tiles.
-        attention: takes `tiles` or `gaps`, or nothing more. backend, options: those of the call that it makes.
+        None where the call is none of this, or something failed: then it is to be computed with all blocks.
+        attention: takes `block_mask` or `block_margins`, or nothing more. backend, options: those of the call that it
+            makes.
         forward: the pass.
         """
         if not self._at_work or not site.is_self or options.mode == EXACT:
@@ -113,23 +114,23 @@ class Skipping:
         reason = self._reason_against(call, backend, options)
         leaves_out = layers.replaces_blocks(forward.transformer_options) or forward.changes in self._without_blocks
         if leaves_out and is_indexed(site.name):
-            reason = "[SA-318] passes leave blocks out, and the model does not say of which block this call is"
+            reason = "[SA-318] passes skip transformer blocks, and the model does not say of which one this call is"
         if reason is not None:
             self._dense[reason] += 1
             return None
         q, k, v = call.tensors("BHND")
         now = _pass(forward)
-        skipper, least_dead = self._skipper, registry.get(backend).least_dead(options.mode)
+        skipper, least_skipped = self._skipper, registry.get(backend).least_skipped(options.mode)
         try:
             with memory.unrecorded():  # what is kept outlives the model's block
                 if skipper.finds(site.layer, now, q, k):
                     if site.step + 1 == site.steps:
-                        self._dense["[SA-318] the last step is dense where it would find tiles"] += 1
+                        self._dense["[SA-318] the last step is dense where it would find blocks to skip"] += 1
                         return None
                     return self._found(attention, skipper, (q, k, v), options, site.layer, now), False
-                lists = skipper.lists(site.layer, now, q, k, least_dead=least_dead)
-                if isinstance(lists, TileLists):
-                    return attention(tiles=lists), True
+                lists = skipper.lists(site.layer, now, q, k, least_skipped=least_skipped)
+                if isinstance(lists, BlockMask):
+                    return attention(block_mask=lists), True
             self._dense[f"[SA-318] {lists}"] += 1
             return None
         except Exception as error:  # whatever it is: without lists the call is as it always was
@@ -145,14 +146,14 @@ class Skipping:
         layer: int,
         now: Pass,
     ) -> torch.Tensor:
-        """The dense output; its tiles are found by the way."""
+        """The dense output; its blocks are found by the way."""
         q, k, v = tensors
-        shape = (*q.shape[:2], tiles_of(q.shape[2]), tiles_of(k.shape[2]))
-        gaps = torch.empty(shape, dtype=torch.float32, device=q.device)
-        out = attention(gaps=gaps)
+        shape = (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
+        margins = torch.empty(shape, dtype=torch.float32, device=q.device)
+        out = attention(block_margins=margins)
         try:
             scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else options.scale
-            skipper.find(layer, now, q, k, v, gaps, scale)
+            skipper.find(layer, now, q, k, v, margins, scale)
         except Exception as error:
             self._give_up(error)
         return out
@@ -161,19 +162,19 @@ class Skipping:
         """Nothing more is left out in this sampling."""
         self._at_work = False
         self._skipper.clear()
-        reason = f"[SA-318] leaving tiles out failed, and was given up for this sampling: {error_text(error)}"
+        reason = f"[SA-318] skipping key blocks failed, and was given up for this sampling: {error_text(error)}"
         self._dense[reason] += 1
         log.warning("SageAttention2: %s", reason)
 
     def _reason_against(self, call: AttentionCall, backend: str, options: AttentionOptions) -> str | None:
-        """Why `call` cannot leave tiles out, or None."""
+        """Why `call` cannot leave blocks out, or None."""
         if call.mask is not None:
             return "[SA-318] the call has a mask"
         q_length, kv_length = call.lengths
         if q_length != kv_length:
             return "[SA-318] the call's queries and keys are not of the same tokens"
-        if tiles_of(kv_length) < LEAST_TILES:
-            return f"[SA-318] the call has fewer than {LEAST_TILES} tiles of 128 keys"
+        if blocks_of(kv_length) < LEAST_BLOCKS:
+            return f"[SA-318] the call has fewer than {LEAST_BLOCKS} blocks of 128 keys"
         q, k, _ = call.tensors("BHND")
         form = Form.of(q, k)
         key = (backend, options, form)
@@ -181,12 +182,12 @@ class Skipping:
             self._refused[key] = _reason_against_form(backend, options, form)
         return self._refused[key]
 
-    def layers(self) -> dict[int, LayerTiles]:
-        """What became of each layer's tiles; waits for the device."""
+    def layers(self) -> dict[int, LayerSparsity]:
+        """What became of each layer's blocks; waits for the device."""
         found = {}
         for layer, figures in sorted(self._skipper.figures.copy().items()):
             computed, errors, later = (values(list(of)) for of in (figures.computed, figures.found, figures.later))
-            found[layer] = LayerTiles(
+            found[layer] = LayerSparsity(
                 len(errors),
                 len(computed),
                 sum(computed) / len(computed) if computed else 1.0,
@@ -197,7 +198,7 @@ class Skipping:
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Why self-attention calls had all of their tiles computed, and how many."""
+        """Why self-attention calls had all of their blocks computed, and how many."""
         return dict(self._dense)
 
 
@@ -211,7 +212,7 @@ def _worst(found: Sequence[float]) -> float | None:
 
 
 def _reason_against_form(backend: str, options: AttentionOptions, form: Form) -> str | None:
-    """Why `backend` cannot both find and use the tiles of a call of this form: one is no use alone."""
-    forms = form._replace(has_tiles=True), form._replace(has_gaps=True)
+    """Why `backend` cannot both find and use the blocks of a call of this form: one is no use alone."""
+    forms = form._replace(has_block_mask=True), form._replace(has_block_margins=True)
     requests = (AttentionRequest.of_form(wanted, options) for wanted in forms)
     return next(filter(None, map(registry.get(backend).reason_against, requests)), None)

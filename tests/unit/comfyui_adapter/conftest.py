@@ -19,6 +19,6 @@ def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_calls_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference is slow: here calls of half the length leave tiles out."""
-    assert sparsity.LEAST_TILES == 2 * TOKENS // 128
-    monkeypatch.setattr(sparsity, "LEAST_TILES", TOKENS // 128)
+    """The reference is slow: here calls of half the length leave blocks out."""
+    assert sparsity.LEAST_BLOCKS == 2 * TOKENS // 128
+    monkeypatch.setattr(sparsity, "LEAST_BLOCKS", TOKENS // 128)

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from comfy_sage2.attention import attention
-from comfy_sage2.block_mask import TileLists
+from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.comfyui.adapter.layers import changes_of
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import sparsity
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.reference.block_margins import LOSSLESS, tile_gaps
+from comfy_sage2.reference.block_margins import LOSSLESS, block_margins
 from comfy_sage2.reference.options import ReferenceOptions
 
 from .calls import ones, serving
@@ -24,11 +24,11 @@ STEPS = 5
 
 
 def focused(seed: int, tokens: int = TOKENS, batch: int = 1, beside: int = 0) -> list[torch.Tensor]:
-    """q, k and v of a head that attends to its own tile and, less, to one `beside` it: (B, N, H * D) each."""
+    """q, k and v of a head that attends to its own block and, less, to one `beside` it: (B, N, H * D) each."""
     generator = torch.Generator().manual_seed(seed)
     directions = torch.linalg.qr(torch.randn(HEAD_DIM, HEAD_DIM, generator=generator))[0]
-    tile = torch.arange(tokens) // 128
-    keys = 14.0 * directions[tile % HEAD_DIM]
+    block = torch.arange(tokens) // 128
+    keys = 14.0 * directions[block % HEAD_DIM]
     queries = keys + 0.9 * keys.roll(128 * beside, dims=0) if beside else keys
     found = [
         (tensor + 0.1 * torch.randn(batch, tokens, HEAD_DIM, generator=generator)).repeat(1, 1, HEADS)
@@ -88,23 +88,23 @@ def dense(tensors: list[torch.Tensor], mode: str = "8b") -> torch.Tensor:
 
 
 def lossless_mask(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The tiles that are live at the strictest threshold, by the reference alone."""
+    """The blocks that are active at the strictest threshold, by the reference alone."""
     q, k, _ = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
-    return tile_gaps(q, k, ReferenceOptions(), running=True) > LOSSLESS
+    return block_margins(q, k, ReferenceOptions(), running=True) > LOSSLESS
 
 
-def by_mask(tensors: list[torch.Tensor], live: torch.Tensor) -> torch.Tensor:
+def by_mask(tensors: list[torch.Tensor], active: torch.Tensor) -> torch.Tensor:
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)) for tensor in tensors)
-    lists = TileLists.of_mask(live)
-    return attention(q, k, v, layout="BNHD", backend="reference", tiles=lists).flatten(2)
+    lists = BlockMask.from_dense(active)
+    return attention(q, k, v, layout="BNHD", backend="reference", block_mask=lists).flatten(2)
 
 
 def listed(session: Session) -> list[bool]:
-    """For each step whether tiles were left out in layer 0."""
+    """For each step whether blocks were left out in layer 0."""
     cells = session.record.summary().cells
     return [cells[0, step].skips for step in range(1 + max(step for _, step in cells))]
 
 
-def figures(session: Session) -> dict[int, sparsity.LayerTiles]:
+def figures(session: Session) -> dict[int, sparsity.LayerSparsity]:
     assert session.task.skipping is not None
     return session.task.skipping.layers()

@@ -88,8 +88,8 @@ def test_turns_are_spread_whenever_they_stop(count: int) -> None:
     assert sorted(order) == list(range(count))
     for turns in range(2, count):
         at = sorted(order[:turns])
-        gaps = [b - a for a, b in zip(at, [*at[1:], at[0] + count], strict=True)]
-        assert max(gaps) <= 4 * count / turns + 2
+        margins = [b - a for a, b in zip(at, [*at[1:], at[0] + count], strict=True)]
+        assert max(margins) <= 4 * count / turns + 2
 
 
 @pytest.mark.parametrize("count", [12, 40, 60])

@@ -135,8 +135,8 @@ def test_time_saved_is_what_comfyui_takes_for_the_same_calls(session: Session) -
     assert "attention 2.0x faster, sampling 1.4x faster" in text
 
 
-def test_speed_of_calls_that_left_tiles_out() -> None:
-    """Beside calls of the same layer and form that computed all tiles."""
+def test_speed_of_calls_that_left_blocks_out() -> None:
+    """Beside calls of the same layer and form that computed all blocks."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     session.record.begin_forward(Watch(10.0))

@@ -149,7 +149,7 @@ def test_a_call_left_to_comfyui_shows_where_layers_share_a_pixel() -> None:
 
 
 @pytest.mark.parametrize("text", ["\x00\x1b[31m" * 50_000, "\ud800\u202e" * 50_000, "a\n" * 100_000, "🦊 文字 " * 1000])
-def test_hostile_reasons_are_drawn(text: str) -> None:
+def test_hosblock_reasons_are_drawn(text: str) -> None:
     session = serving(Settings(mode="8b"))
     session.begin_sampling([1.0, 0.0])
     session.record.add(0, 0, Outcome(reason=text), Watch(1.0))

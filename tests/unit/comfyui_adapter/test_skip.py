@@ -1,4 +1,4 @@
-"""The node's `skip`: which steps find tiles, which leave them out, and what the report says."""
+"""The node's `skip`: which steps find blocks, which leave them out, and what the report says."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("short_calls_skip")
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_steps_1_and_4_are_dense_and_the_others_leave_tiles_out(level: str, mode: str) -> None:
+def test_steps_1_and_4_are_dense_and_the_others_leave_blocks_out(level: str, mode: str) -> None:
     session, tensors = skipped(level, mode=mode), focused(0)
     outs = sampled(session, tensors)
     whole = dense(tensors, mode)
@@ -60,12 +60,12 @@ def test_steps_1_and_4_are_dense_and_the_others_leave_tiles_out(level: str, mode
 def test_lossless_lists_are_those_of_the_strictest_threshold() -> None:
     tensors = focused(1)
     outs = sampled(skipped("lossless"), tensors)
-    live = lossless_mask(tensors)
-    assert live.float().mean() < 0.7
-    assert torch.equal(outs[1], by_mask(tensors, live))
+    active = lossless_mask(tensors)
+    assert active.float().mean() < 0.7
+    assert torch.equal(outs[1], by_mask(tensors, active))
 
 
-def test_a_step_that_was_to_find_tiles_and_made_no_call_is_made_up_for() -> None:
+def test_a_step_that_was_to_find_blocks_and_made_no_call_is_made_up_for() -> None:
     """As where a cache answers for the model, or a policy leaves the layer in full precision."""
     session, tensors = skipped("lossless"), focused(18)
     begin(session, 12)
@@ -75,15 +75,15 @@ def test_a_step_that_was_to_find_tiles_and_made_no_call_is_made_up_for() -> None
     assert [step for step in range(12) if (0, step) in cells and not cells[0, step].skips] == [0, 5, 9]
 
 
-def test_each_head_has_its_own_tiles_and_threshold() -> None:
+def test_each_head_has_its_own_blocks_and_threshold() -> None:
     sharp, flat = focused(23), [tensor * scale for tensor, scale in zip(focused(24), (0.3, 0.3, 1.0), strict=True)]
     tensors = [
         torch.cat([one[..., :HEAD_DIM], other[..., :HEAD_DIM]], 2) for one, other in zip(sharp, flat, strict=True)
     ]
     out = sampled(skipped("lossless"), tensors)[1]
-    live = lossless_mask(tensors)
-    assert live[0, 0].float().mean() < 0.7 and live[0, 1].all()
-    assert torch.equal(out, by_mask(tensors, live))
+    active = lossless_mask(tensors)
+    assert active[0, 0].float().mean() < 0.7 and active[0, 1].all()
+    assert torch.equal(out, by_mask(tensors, active))
     loose = skipped("fast")
     exact = dense(tensors)
     (listed_out, *_) = sampled(loose, tensors)[1:]
@@ -95,9 +95,9 @@ def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytes
     scales = []
     find = Skipper.find
 
-    def watched(self: Any, layer: int, now: Pass, q: Any, k: Any, v: Any, gaps: Any, scale: float) -> None:
+    def watched(self: Any, layer: int, now: Pass, q: Any, k: Any, v: Any, block_margins: Any, scale: float) -> None:
         scales.append(scale)
-        find(self, layer, now, q, k, v, gaps, scale)
+        find(self, layer, now, q, k, v, block_margins, scale)
 
     monkeypatch.setattr(Skipper, "find", watched)
     session = skipped()
@@ -125,31 +125,31 @@ def test_in_the_last_step_nothing_is_found() -> None:
     assert figures(session)[0].finding == 1 and "the last step is dense" in report([session])
 
 
-def test_a_layer_whose_first_step_comes_late_finds_its_tiles_then() -> None:
+def test_a_layer_whose_first_step_comes_late_finds_its_blocks_then() -> None:
     session = skipped(start_percent=0.2)
     sampled(session, focused(7))
     assert listed(session) == [False, False, True, False, True]
 
 
 @pytest.mark.parametrize("level", ["lossless", "fast"])
-def test_few_dead_tiles_are_computed_where_lists_would_not_pay(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
-    monkeypatch.setattr(registry.get("reference"), "least_dead", lambda mode: 0.9)
+def test_few_skipped_blocks_are_computed_where_lists_would_not_pay(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    monkeypatch.setattr(registry.get("reference"), "least_skipped", lambda mode: 0.9)
     session, tensors = skipped(level), focused(17)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors))
     assert listed(session) == [False] * STEPS
     (found,) = figures(session).values()
     assert (found.finding, found.listed, found.share) == (2, 0, 1.0)
-    reason = "[SA-318] less than 90% of its tiles are dead: lists would save no time"
+    reason = "[SA-318] less than 90% of its key blocks can be skipped: that would save no time"
     text = report([session])
-    assert "  call 0: all computed; 2 calls looked for dead ones\n" in text
-    assert f"  3 calls computed all tiles: {reason}\n" in text
+    assert "  call 0: all computed; 2 calls looked for blocks to skip\n" in text
+    assert f"  3 calls computed all key blocks: {reason}\n" in text
 
 
-@pytest.mark.parametrize("least_dead", [0.0, 0.9])
-def test_inputs_in_containers_are_not_let_go_before_their_tiles_are_found(
-    monkeypatch: pytest.MonkeyPatch, least_dead: float
+@pytest.mark.parametrize("least_skipped", [0.0, 0.9])
+def test_inputs_in_containers_are_not_let_go_before_their_blocks_are_found(
+    monkeypatch: pytest.MonkeyPatch, least_skipped: float
 ) -> None:
-    monkeypatch.setattr(registry.get("reference"), "least_dead", lambda mode: least_dead)
+    monkeypatch.setattr(registry.get("reference"), "least_skipped", lambda mode: least_skipped)
     session, tensors = skipped(), focused(14)
     override = make_override(session)
     begin(session)
@@ -158,7 +158,7 @@ def test_inputs_in_containers_are_not_let_go_before_their_tiles_are_found(
         with model_pass.running(0, session.begin_forward(sigma(step), CPU, {})):
             override.container_function(*containers, HEADS, transformer_options={})  # type: ignore[attr-defined]
         assert all(container.tensor is None for container in containers)
-    assert listed(session) == [False, least_dead == 0.0]
+    assert listed(session) == [False, least_skipped == 0.0]
 
 
 def test_the_report_says_what_was_computed() -> None:
@@ -166,14 +166,14 @@ def test_the_report_says_what_was_computed() -> None:
     sampled(session, focused(15))
     (found,) = figures(session).values()
     text = report([session])
-    assert f"Tiles left out (fast): {found.share:.1%} of those of 5 calls computed\n" in text
+    assert f"Key blocks skipped (fast): {found.share:.1%} of those of 5 calls computed\n" in text
     speed = compared_speed(session.record.summary().skip_speeds[0].ratio)
-    listed_calls = f"{found.computed:.1%} computed in 3 calls with lists ({speed}, beside those that found the tiles)"
+    listed_calls = f"{found.computed:.1%} computed in 3 calls with lists ({speed}, beside those that found the blocks)"
     assert f"  call 0: {listed_calls}; relative L1 of the worst head " in text
     assert "when they gave way to newer ones" in text and "skip fast" in text
-    assert "  reference · 8b · tiles left out: 3 calls" in text
+    assert "  reference · 8b · key blocks skipped: 3 calls" in text
     assert found.share == pytest.approx((2 + 3 * found.computed) / 5)
-    assert "Tiles left out" not in report([serving(Settings(backend="reference"))])
+    assert "Key blocks skipped" not in report([serving(Settings(backend="reference"))])
 
 
 @pytest.mark.parametrize(

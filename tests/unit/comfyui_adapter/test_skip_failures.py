@@ -10,7 +10,7 @@ import torch
 from comfy_sage2 import registry
 from comfy_sage2.attention import attention
 from comfy_sage2.backends.base import Constraint
-from comfy_sage2.backends.constraints import DENSE, WITHOUT_GAPS
+from comfy_sage2.backends.constraints import DENSE, WITHOUT_MARGINS
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("short_calls_skip")
     ("tensors", "keywords", "reason"),
     [
         (focused(8), {"mask": torch.ones(1, 1, TOKENS, dtype=torch.bool)}, "the call has a mask"),
-        (focused(8, tokens=TOKENS - 128), {}, "fewer than 8 tiles"),
+        (focused(8, tokens=TOKENS - 128), {}, "fewer than 8 blocks"),
         ([focused(8)[0], *focused(8, tokens=1500)[1:]], {}, None),
     ],
     ids=["mask", "short", "cross"],
@@ -48,19 +48,19 @@ def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, 
     ):
         assert torch.equal(out, whole)
     text = report([session])
-    assert "Tiles left out (balanced): none" in text
+    assert "Key blocks skipped (balanced): none" in text
     if reason is not None:
-        assert text.count(reason) == 1 and "  2 calls computed all tiles: [SA-318] " in text
+        assert text.count(reason) == 1 and "  2 calls computed all key blocks: [SA-318] " in text
 
 
-@pytest.mark.parametrize(("constraint", "code"), [(DENSE, "SA-212"), (WITHOUT_GAPS, "SA-214")])
-def test_a_backend_without_lists_or_gaps_is_said_once(
+@pytest.mark.parametrize(("constraint", "code"), [(DENSE, "SA-212"), (WITHOUT_MARGINS, "SA-214")])
+def test_a_backend_without_lists_or_margins_is_said_once(
     monkeypatch: pytest.MonkeyPatch, constraint: Constraint, code: str
 ) -> None:
     monkeypatch.setattr(registry.get("reference"), "constraints", (constraint,))
     session, tensors = skipped(), focused(9)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
-    assert report([session]).count(f"  3 calls computed all tiles: [{code}] ") == 1
+    assert report([session]).count(f"  3 calls computed all key blocks: [{code}] ") == 1
 
 
 def test_exact_attention_stays_exact() -> None:
@@ -69,8 +69,10 @@ def test_exact_attention_stays_exact() -> None:
     assert not figures(session)
 
 
-@pytest.mark.parametrize("broken", ["gaps", "Skipper.find", "Skipper.finds", "Skipper.lists", "tiles"])
-@pytest.mark.parametrize("error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("gaps")])
+@pytest.mark.parametrize("broken", ["block_margins", "Skipper.find", "Skipper.finds", "Skipper.lists", "block_mask"])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("block_margins")]
+)
 def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception) -> None:
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise error
@@ -79,14 +81,14 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
         out: torch.Tensor = fails() if broken in kwargs else attention(*args, **kwargs)
         return out
 
-    if broken in ("gaps", "tiles"):
+    if broken in ("block_margins", "block_mask"):
         monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", without)
     else:
         monkeypatch.setattr(f"comfy_sage2.comfyui.session.sparsity.{broken}", fails)
     session, tensors = skipped(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
     assert listed(session) == [False] * 3
-    given_up = f"[SA-318] leaving tiles out failed, and was given up for this sampling: {error}"
+    given_up = f"[SA-318] skipping key blocks failed, and was given up for this sampling: {error}"
     assert report([session]).count(given_up) == 1
     assert all(share.outcome.backend == "reference" for share in session.record.summary().shares)
 
@@ -101,12 +103,12 @@ def test_the_next_sampling_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("at_end", [True, False], ids=["once a pass", "at each call"])
-def test_a_broken_output_takes_the_layer_to_precise_with_all_tiles(
+def test_a_broken_output_takes_the_layer_to_precise_with_all_blocks(
     monkeypatch: pytest.MonkeyPatch, at_end: bool
 ) -> None:
-    def broken_lists(*args: Any, tiles: Any = None, nonfinite: Any = None, **kwargs: Any) -> torch.Tensor:
+    def broken_lists(*args: Any, block_mask: Any = None, nonfinite: Any = None, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = attention(*args, nonfinite=nonfinite, **kwargs)
-        if tiles is not None:
+        if block_mask is not None:
             out = out / 0.0
             if nonfinite is not None:
                 nonfinite.fill_(1)
@@ -122,18 +124,18 @@ def test_a_broken_output_takes_the_layer_to_precise_with_all_tiles(
     assert torch.equal(outs[2], dense(tensors, "precise"))
 
 
-def test_a_layer_that_is_too_far_off_has_all_tiles_before_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong_lists(*args: Any, tiles: Any = None, **kwargs: Any) -> torch.Tensor:
+def test_a_layer_that_is_too_far_off_has_all_blocks_before_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_lists(*args: Any, block_mask: Any = None, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = attention(*args, **kwargs)
-        return out if tiles is None else out.roll(128, dims=1)
+        return out if block_mask is None else out.roll(128, dims=1)
 
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", wrong_lists)
     session, tensors = skipped(guard=True, guard_level=FIDELITY), focused(13)
     outs = sampled(session, tensors)
     assert session.task.guard is not None and session.task.guard.fidelity is not None
     (finding,) = session.task.guard.fidelity.findings
-    assert finding.steps == (1, 2) and finding.next_by == "reference · 8b with all tiles"
-    assert finding.served_by == "reference · 8b · tiles left out"
+    assert finding.steps == (1, 2) and finding.next_by == "reference · 8b with all key blocks"
+    assert finding.served_by == "reference · 8b · key blocks skipped"
     assert torch.equal(outs[4], dense(tensors)) and listed(session) == [False, True, True, False, False]
 
 
@@ -142,9 +144,9 @@ def test_what_a_broken_pass_found_is_thrown_away(monkeypatch: pytest.MonkeyPatch
 
     def first_breaks(*args: Any, nonfinite: Any = None, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = attention(*args, nonfinite=nonfinite, **kwargs)
-        if broken and kwargs.get("gaps") is not None:
+        if broken and kwargs.get("block_margins") is not None:
             broken.clear()
-            kwargs["gaps"].fill_(torch.nan)
+            kwargs["block_margins"].fill_(torch.nan)
             out = out * torch.nan
             if nonfinite is not None:
                 nonfinite.fill_(1)

@@ -1,4 +1,4 @@
-"""Tiles of `skip` serve the prompts, windows, layers and sizes they were found for, and are never carried further."""
+"""Blocks of `skip` serve the prompts, windows, layers and sizes they were found for, and are never carried further."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("short_calls_skip")
 Window = namedtuple("Window", "index_list")  # as ComfyUI's context windows have it
 
 
-def test_the_prompts_and_all_calls_of_a_step_share_their_tiles() -> None:
+def test_the_prompts_and_all_calls_of_a_step_share_their_blocks() -> None:
     caption, empty = focused(2), focused(3, beside=3)
     session = skipped("lossless")
     begin(session)
@@ -55,7 +55,7 @@ def test_the_prompts_and_all_calls_of_a_step_share_their_tiles() -> None:
     assert torch.equal(run(session, 1, together)[0], by_mask(together, union))
 
 
-def test_prompts_of_different_length_have_their_own_tiles() -> None:
+def test_prompts_of_different_length_have_their_own_blocks() -> None:
     first, second = focused(4), focused(4, tokens=TOKENS + 100)
     session = skipped()
     begin(session)
@@ -65,7 +65,7 @@ def test_prompts_of_different_length_have_their_own_tiles() -> None:
     assert figures(session)[0].listed == 2
 
 
-def test_each_layer_has_its_own_tiles() -> None:
+def test_each_layer_has_its_own_blocks() -> None:
     calls = focused(5), focused(5, beside=2)
     session = skipped("lossless")
     begin(session)
@@ -76,7 +76,7 @@ def test_each_layer_has_its_own_tiles() -> None:
 
 
 @pytest.mark.parametrize("of_pass", [{"uuids": ["a"]}, {"uuids": ["b"], "context_window": Window([4, 5])}])
-def test_a_prompt_or_window_without_tiles_finds_its_own(of_pass: dict[str, Any]) -> None:
+def test_a_prompt_or_window_without_blocks_finds_its_own(of_pass: dict[str, Any]) -> None:
     caption, other = focused(19), focused(20, beside=3)
     session = skipped("lossless")
     begin(session)
@@ -87,7 +87,7 @@ def test_a_prompt_or_window_without_tiles_finds_its_own(of_pass: dict[str, Any])
         assert torch.equal(run(session, 2, tensors, of_pass=options)[0], by_mask(tensors, union))
 
 
-def test_layers_without_names_keep_their_tiles_to_themselves() -> None:
+def test_layers_without_names_keep_their_blocks_to_themselves() -> None:
     """A pass that leaves a block out moves the numbers of the calls behind it."""
     first, second = focused(21), focused(22, beside=3)
     session = skipped("lossless")
@@ -95,10 +95,10 @@ def test_layers_without_names_keep_their_tiles_to_themselves() -> None:
     run(session, 0, first, second)
     run(session, 1, second)  # nothing says so: it is noticed at the pass's end
     assert torch.equal(run(session, 2, second)[0], dense(second))
-    assert report([session]).count("passes leave blocks out, and the model does not say of which block") == 1
+    assert report([session]).count("passes skip transformer blocks, and the model does not say of which one") == 1
 
 
-def test_layers_without_names_have_no_tiles_where_blocks_are_replaced() -> None:
+def test_layers_without_names_have_no_blocks_where_blocks_are_replaced() -> None:
     """What takes the place of blocks may leave them out in some steps."""
     first, second = focused(21), focused(22, beside=3)
     patched = {"patches_replace": {"dit": {("double_block", 0): object()}}}
@@ -108,7 +108,7 @@ def test_layers_without_names_have_no_tiles_where_blocks_are_replaced() -> None:
         outs = run(session, step, first, second)
         assert torch.equal(run(session, step, second, of_pass=patched)[0], dense(second))
     assert torch.equal(outs[0], by_mask(first, lossless_mask(first)))
-    assert report([session]).count("passes leave blocks out, and the model does not say of which block") == 1
+    assert report([session]).count("passes skip transformer blocks, and the model does not say of which one") == 1
 
 
 GUIDANCE = {
@@ -119,14 +119,14 @@ GUIDANCE = {
 
 
 @pytest.mark.parametrize("options", GUIDANCE.values(), ids=GUIDANCE)
-def test_a_perturbed_pass_of_the_same_prompt_has_its_own_tiles(options: dict[str, Any]) -> None:
+def test_a_perturbed_pass_of_the_same_prompt_has_its_own_blocks(options: dict[str, Any]) -> None:
     plain, perturbed = focused(23), focused(24, beside=3)
     named: dict[str, Any] = {"transformer_options": {"block_index": 1}}
     of_pass = {"uuids": ["a"]}
     session = skipped("lossless")
     begin(session)
     run(session, 0, plain, of_pass=of_pass, **named)
-    for step in (1, 2):  # the guidance begins after tiles were found
+    for step in (1, 2):  # the guidance begins after blocks were found
         assert torch.equal(run(session, step, plain, of_pass=of_pass, **named)[0], by_mask(plain, lossless_mask(plain)))
         (out,) = run(session, step, perturbed, of_pass=of_pass | options, **named)
         expected = dense(perturbed) if step == 1 else by_mask(perturbed, lossless_mask(perturbed))
@@ -134,7 +134,7 @@ def test_a_perturbed_pass_of_the_same_prompt_has_its_own_tiles(options: dict[str
 
 
 @pytest.mark.parametrize("options", list(GUIDANCE.values())[1:], ids=list(GUIDANCE)[1:])
-def test_a_guidance_that_leaves_calls_out_leaves_the_plain_passes_their_tiles(options: dict[str, Any]) -> None:
+def test_a_guidance_that_leaves_calls_out_leaves_the_plain_passes_their_blocks(options: dict[str, Any]) -> None:
     """Layers without names: in the guidance's passes the first call is another layer's."""
     first, second = focused(25), focused(26, beside=3)
     session = skipped("lossless")
@@ -161,11 +161,11 @@ def test_windows_that_move_do_not_find_on_and_on() -> None:
     tensors = focused(27)
     session = skipped("lossless")
     begin(session, steps=30)
-    for step in range(16, 24):  # from one step in which tiles are due to the next, and back in time by none
+    for step in range(16, 24):  # from one step in which blocks are due to the next, and back in time by none
         run(session, step, tensors, of_pass={"uuids": ["a"], "context_window": Window([step])}, steps=30)
     layer = figures(session)[0]
     assert (layer.finding, layer.listed) == (1 + MOST_TRIES, 0)
-    assert "3 calls computed all tiles: [SA-318] what the call is for changes" in report([session])
+    assert "3 calls computed all key blocks: [SA-318] the prompt or LoRA changes" in report([session])
     fixed = {"uuids": ["a"], "context_window": Window([16])}
     assert torch.equal(run(session, 23, tensors, of_pass=fixed, steps=30)[0], by_mask(tensors, lossless_mask(tensors)))
 
@@ -203,13 +203,13 @@ def lora(strength: float) -> SimpleNamespace:
 
 
 def share_of(*calls: list[torch.Tensor]) -> Any:
-    """The share of live tiles of such calls, each with its own lists."""
+    """The share of active blocks of such calls, each with its own lists."""
     shares = [lossless_mask(tensors).float().mean().item() for tensors in calls]
     return pytest.approx(sum(shares) / len(shares))
 
 
 @pytest.mark.parametrize("keyframes", [(0.0, 1.0), (1.0, 0.5)])
-def test_tiles_of_a_loras_former_strength_are_thrown_away(keyframes: tuple[float, float]) -> None:
+def test_blocks_of_a_loras_former_strength_are_thrown_away(keyframes: tuple[float, float]) -> None:
     before, after = focused(33), focused(34, beside=3)
     hook = lora(keyframes[0])
     session = skipped("lossless")
@@ -229,7 +229,7 @@ def test_a_strength_that_changes_in_every_step_does_not_find_on_and_on() -> None
     tensors, hook = focused(38), lora(0.0)
     session = skipped("lossless")
     begin(session, steps=40)
-    for step in range(16, 24):  # from one step in which tiles are due to the next
+    for step in range(16, 24):  # from one step in which blocks are due to the next
         hook.strength = step / 40
         with_hooks(session, step, tensors, hook, steps=40)
     assert figures(session)[0].finding == 1 + MOST_TRIES
@@ -239,7 +239,7 @@ def test_a_strength_that_changes_in_every_step_does_not_find_on_and_on() -> None
 
 
 @pytest.mark.parametrize("other", [(), (lora(1.0),)], ids=["none", "another"])
-def test_tiles_of_passes_with_other_hooks_are_not_mixed(other: tuple[SimpleNamespace, ...]) -> None:
+def test_blocks_of_passes_with_other_hooks_are_not_mixed(other: tuple[SimpleNamespace, ...]) -> None:
     """As where one prompt alone has a LoRA: ComfyUI makes passes of their own for it."""
     first, second, hooks = focused(35), focused(36, beside=3), (lora(1.0),)
     session = skipped("lossless")
@@ -273,7 +273,7 @@ def outside_of_a_sampling(session: Session) -> tuple[int, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("change", [another_size, another_sampling, a_step_back, outside_of_a_sampling])
-def test_tiles_are_thrown_away(change: Callable[[Session], tuple[int, list[torch.Tensor]]]) -> None:
+def test_blocks_are_thrown_away(change: Callable[[Session], tuple[int, list[torch.Tensor]]]) -> None:
     session = skipped("fast")
     begin(session)
     run(session, 0, focused(6))

@@ -35,7 +35,7 @@ def evaluate(session: Session, passes: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("sampler", AHEAD)
-def test_one_evaluation_finds_tiles_in_steps_1_4_and_9(sampler: str) -> None:
+def test_one_evaluation_finds_blocks_in_steps_1_4_and_9(sampler: str) -> None:
     session, tensors, found, calls = skipped("fast"), focused(30), [], 0
     begin(session, STEPS)
     levels = [step + ahead for step in range(STEPS) for ahead in AHEAD[sampler] if step + math.ceil(ahead) < STEPS]
@@ -53,7 +53,7 @@ def test_one_evaluation_finds_tiles_in_steps_1_4_and_9(sampler: str) -> None:
     assert figures(session)[0].listed == 2 * (len(levels) - 3)
 
 
-def test_passes_of_an_evaluation_for_one_prompt_find_tiles_together() -> None:
+def test_passes_of_an_evaluation_for_one_prompt_find_blocks_together() -> None:
     """As where a pack divides the picture; a further evaluation of the step uses what they found."""
     parts = focused(31), focused(32, beside=3)
     session = skipped("lossless")

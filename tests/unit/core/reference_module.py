@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from comfy_sage2.backends.launch import ELEMENT_CODES, option_fields
-from comfy_sage2.block_mask import TileLists, tiles_of
+from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.kernels import abi
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
-from comfy_sage2.reference.block_margins import tile_gaps
+from comfy_sage2.reference.block_margins import block_margins
 from comfy_sage2.reference.options import ReferenceOptions
 
 _DTYPES = {code: dtype for dtype, code in ELEMENT_CODES.items()}
@@ -27,11 +27,11 @@ def tensor_at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dt
 
 
 def lists_of(fields: dict[str, Any]) -> torch.Tensor | None:
-    """The tile lists (B, Hq, Tq, 1 + Tk) of a call, in the caller's memory, or None."""
+    """The block masks (B, Hq, Tq, 1 + Tk) of a call, in the caller's memory, or None."""
     if not fields.get("tiles_key_tiles"):
         return None
     entries = 1 + fields["tiles_key_tiles"]
-    shape = (fields["batch"], fields["q_heads"], tiles_of(fields["q_length"]), entries)
+    shape = (fields["batch"], fields["q_heads"], blocks_of(fields["q_length"]), entries)
     strides = (fields["tiles_batch_stride"], fields["tiles_head_stride"], entries, 1)
     return tensor_at(fields["tiles_pointer"], shape, strides, torch.int16)
 
@@ -75,9 +75,9 @@ class ReferenceModule:
         )
         given = lists_of(fields)
         flag = tensor_at(fields["tiles_invalid"], (1,), (1,), torch.int32) if fields.get("tiles_invalid") else None
-        lists = None if given is None else TileLists(given.contiguous(), flag)
+        lists = None if given is None else BlockMask(given.contiguous(), flag)
         if lists is not None:
-            lists.note_invalid()
+            lists.flag_invalid()
         result, lse = reference_attention(
             q,
             k,
@@ -86,7 +86,7 @@ class ReferenceModule:
             scale=fields["scale"],
             is_causal=fields["causal"],
             attn_mask=mask,
-            live_tiles=None if lists is None else lists.to_mask(),
+            active_blocks=None if lists is None else lists.to_dense(),
         )
         for head in range(out.shape[1]):  # one after the other: heads may lie upon each other
             out[:, head].copy_(result[:, head])
@@ -95,14 +95,14 @@ class ReferenceModule:
         if fields["nonfinite"] and not out.isfinite().all():
             tensor_at(fields["nonfinite"], (1,), (1,), torch.int32).fill_(1)
         if fields.get("gaps"):
-            found = self.gaps(q, k, ReferenceOptions.of(options, dtype=dtype), fields["scale"]).nan_to_num(0.0)
+            found = self.block_margins(q, k, ReferenceOptions.of(options, dtype=dtype), fields["scale"]).nan_to_num(0.0)
             noted = tensor_at(fields["gaps"], tuple(found.shape), found.stride(), torch.float32)
             torch.maximum(noted, found, out=noted)
         self.spoil(out, fields)
 
-    def gaps(self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float) -> torch.Tensor:
-        """What is noted of the tiles, (B, Hq, Tq, Tk)."""
-        return tile_gaps(q, k, options, scale=scale, running=True)
+    def block_margins(self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float) -> torch.Tensor:
+        """What is noted of the blocks, (B, Hq, Tq, Tk)."""
+        return block_margins(q, k, options, scale=scale, running=True)
 
     @staticmethod
     def _tensor(name: str, fields: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:

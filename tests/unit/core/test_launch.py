@@ -13,7 +13,7 @@ from comfy_sage2.backends import launch as launch_module
 from comfy_sage2.backends.base import AttentionRequest, empty_output
 from comfy_sage2.backends.launch import launch
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
-from comfy_sage2.block_mask import TileLists
+from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import AttentionOptions
 
 
@@ -93,9 +93,9 @@ def test_a_call_without_lists_has_none(calls: list[dict[str, Any]]) -> None:
 def test_lists_and_their_strides(calls: list[dict[str, Any]], batch: int, heads: int, flagged: bool) -> None:
     """The stride of lists that all share is 0."""
     q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
-    lists = TileLists.dense(300, 513, batch=batch, heads=heads).lists
+    lists = BlockMask.full(300, 513, batch=batch, heads=heads).lists
     flag = torch.zeros(1, dtype=torch.int32) if flagged else None
-    run(calls, q, k, k, optional=OptionalTensors(tiles=lists, invalid_tiles=flag))
+    run(calls, q, k, k, optional=OptionalTensors(block_mask=lists, invalid_blocks=flag))
     (call,) = calls
     assert call["tiles_key_tiles"] == 5
     assert call["tiles_pointer"] == lists.data_ptr()
@@ -104,14 +104,14 @@ def test_lists_and_their_strides(calls: list[dict[str, Any]], batch: int, heads:
     assert call["tiles_invalid"] == (0 if flag is None else flag.data_ptr())
 
 
-def test_gaps_are_cleared_before_the_call(calls: list[dict[str, Any]]) -> None:
+def test_margins_are_cleared_before_the_call(calls: list[dict[str, Any]]) -> None:
     """Only a call that has them says so: modules of ABI 3 do not know them."""
     q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
-    gaps = torch.full((2, 4, 3, 5), math.nan)
+    margins = torch.full((2, 4, 3, 5), math.nan)
     run(calls, q, k, k)
-    run(calls, q, k, k, optional=OptionalTensors(gaps=gaps))
-    assert "gaps" not in calls[0] and calls[1]["gaps"] == gaps.data_ptr()
-    assert (gaps == -math.inf).all()
+    run(calls, q, k, k, optional=OptionalTensors(block_margins=margins))
+    assert "gaps" not in calls[0] and calls[1]["gaps"] == margins.data_ptr()
+    assert (margins == -math.inf).all()
 
 
 BYTES_A_HEAD = 1000
@@ -138,8 +138,8 @@ def chunked(
     kv_heads: int,
     mask: Any,
     layout: str,
-    tiles: torch.Tensor | None = None,
-    gaps: torch.Tensor | None = None,
+    block_mask: torch.Tensor | None = None,
+    block_margins: torch.Tensor | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """The calls of one attention whose workspace is bound to `heads_at_once` heads of q, and its tensors."""
     monkeypatch.setattr(launch_module, "WORKSPACE_BOUND", heads_at_once * BYTES_A_HEAD + 1)
@@ -147,7 +147,7 @@ def chunked(
     q, k, v = (torch.randn(batch, 40, heads, 64).half().transpose(1, 2) for heads in (q_heads, kv_heads, kv_heads))
     attn_mask = None if mask is None else torch.ones(*mask, dtype=torch.bool)
     options = AttentionOptions(layout=layout, return_lse=True)
-    optional = OptionalTensors(attn_mask, tiles, gaps=gaps)
+    optional = OptionalTensors(attn_mask, block_mask, block_margins=block_margins)
     request = AttentionRequest.of(q, k, options, optional)
     out, lse = launch(module, q, k, v, request, optional)  # type: ignore[arg-type]
     tensors = {"q": q, "k": k, "v": v, "out": out}
@@ -205,7 +205,7 @@ def test_large_calls_are_computed_in_parts(
 @pytest.mark.usefixtures("calls")  # for its stream
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 8), (3, 8)], ids=str)
 def test_parts_have_their_lists(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
-    lists = TileLists.dense(40, 40, batch=shape[0], heads=shape[1]).lists
+    lists = BlockMask.full(40, 40, batch=shape[0], heads=shape[1]).lists
     found, _ = chunked(monkeypatch, 3, 3, 8, 8, None, "BHND", lists)
     assert [call["q_heads"] for call in found] == [3, 3, 2] * 3
     for part, call in enumerate(found):
@@ -217,8 +217,8 @@ def test_parts_have_their_lists(monkeypatch: pytest.MonkeyPatch, shape: tuple[in
 
 
 @pytest.mark.usefixtures("calls")  # for its stream
-def test_parts_have_their_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    gaps = torch.zeros(3, 8, 1, 1)
-    found, _ = chunked(monkeypatch, 3, 3, 8, 8, None, "BHND", gaps=gaps)
-    places = [gaps[entry, head].data_ptr() for entry in range(3) for head in (0, 3, 6)]
+def test_parts_have_their_margins(monkeypatch: pytest.MonkeyPatch) -> None:
+    margins = torch.zeros(3, 8, 1, 1)
+    found, _ = chunked(monkeypatch, 3, 3, 8, 8, None, "BHND", block_margins=margins)
+    places = [margins[entry, head].data_ptr() for entry in range(3) for head in (0, 3, 6)]
     assert [call["gaps"] for call in found] == places

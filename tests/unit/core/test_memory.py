@@ -1,4 +1,4 @@
-"""Memory is O(tile): at N = 20,000 one float32 score matrix alone would be 1.5 GiB."""
+"""Memory is O(block): at N = 20,000 one float32 score matrix alone would be 1.5 GiB."""
 
 from __future__ import annotations
 

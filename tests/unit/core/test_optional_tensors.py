@@ -1,4 +1,4 @@
-"""What kernels and exact attentions say of tile lists and gaps, and what of them a kernel is given."""
+"""What kernels and exact attentions say of block masks and margins, and what of them a kernel is given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from comfy_sage2 import TileLists
+from comfy_sage2 import BlockMask
 from comfy_sage2.backends import kernels, self_test
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS
@@ -36,16 +36,18 @@ class Case(NamedTuple):
 
 CASES = [
     Case(
-        "tiles",
-        older="[SA-212] these kernels (version 3.0.0, ABI 3) are older than tile lists: build those of this clone "
-        "(docs/dev/releasing.md), or leave out `tiles`",
-        refusal="[SA-212] only the kernels take tile lists, and the reference, which is slow: leave out `tiles` here",
+        "block_mask",
+        older="[SA-212] these kernels (version 3.0.0, ABI 3) are older than block masks: build those of this clone "
+        "(docs/dev/releasing.md), or leave out `block_mask`",
+        refusal="[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` "
+        "here",
     ),
     Case(
-        "gaps",
-        older="[SA-214] these kernels (version 3.0.0, ABI 3) are older than gaps: build those of this clone "
-        "(docs/dev/releasing.md), or leave out `gaps`",
-        refusal="[SA-214] only the kernels note gaps, and the reference, which is slow: leave out `gaps` here",
+        "block_margins",
+        older="[SA-214] these kernels (version 3.0.0, ABI 3) are older than block margins: build those of this clone "
+        "(docs/dev/releasing.md), or leave out `block_margins`",
+        refusal="[SA-214] only the kernels record block margins, and the reference, which is slow: leave out "
+        "`block_margins` here",
     ),
 ]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -80,10 +82,10 @@ def test_exact_attentions_refuse_them(backend: Any, case: Case, monkeypatch: pyt
 @pytest.mark.parametrize(
     "optional",
     [
-        OptionalTensors(tiles=TileLists.dense(200, 330).lists, invalid_tiles=torch.zeros(1, dtype=torch.int32)),
-        OptionalTensors(gaps=torch.zeros(2, 4, 2, 3)),
+        OptionalTensors(block_mask=BlockMask.full(200, 330).lists, invalid_blocks=torch.zeros(1, dtype=torch.int32)),
+        OptionalTensors(block_margins=torch.zeros(2, 4, 2, 3)),
     ],
-    ids=["tiles", "gaps"],
+    ids=["block_mask", "block_margins"],
 )
 def test_kernels_get_them(optional: OptionalTensors, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[OptionalTensors] = []

@@ -15,16 +15,16 @@ from reference_module import ReferenceModule, lists_of, tensor_at
 
 from comfy_sage2.backends import self_test_cases
 from comfy_sage2.backends.self_test_cases import Variant, Verdict, ask
-from comfy_sage2.backends.self_test_margins import GAP_BOUND
+from comfy_sage2.backends.self_test_margins import MARGIN_BOUND
 from comfy_sage2.options import MODES
 from comfy_sage2.reference.options import ReferenceOptions
 
 pytestmark = pytest.mark.slow
 
 EIGHT = (Variant("8b", "fp32"),)
-LISTS = "head_dim 64, tile lists with invalid entries"
-CAUSAL_LISTS = "head_dim 128, causal tile lists for all heads"
-GAPS = "head_dim 64, gaps of tiles"
+LISTS = "head_dim 64, block masks with invalid entries"
+CAUSAL_LISTS = "head_dim 128, causal block masks for all heads"
+MARGINS = "head_dim 64, block margins"
 
 
 @pytest.fixture(autouse=True)
@@ -171,108 +171,108 @@ def test_lists_that_are_not_followed_are_found(
     assert [text.partition(" (")[0] for text in verdict.wrong] == found
 
 
-def test_a_note_of_valid_tiles_is_found() -> None:
+def test_a_note_of_valid_blocks_is_found() -> None:
     def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
         if fields.get("tiles_invalid"):
             tensor_at(fields["tiles_invalid"], (1,), (1,), torch.int32).fill_(1)
 
     (wrong,) = put(Spoiled(fault)).wrong
-    assert wrong == f"{CAUSAL_LISTS} (8b, FP32 accumulators): the note of invalid tiles is 1, expected 0"
+    assert wrong == f"{CAUSAL_LISTS} (8b, FP32 accumulators): the note of invalid blocks is 1, expected 0"
 
 
 @pytest.fixture
-def gaps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test_cases, "CASES", [case for case in self_test_cases.CASES if case.gaps])
+def margins_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test_cases, "CASES", [case for case in self_test_cases.CASES if case.block_margins])
 
 
-def all_zero(gaps: torch.Tensor) -> None:
-    gaps.zero_()
+def all_zero(block_margins: torch.Tensor) -> None:
+    block_margins.zero_()
 
 
-def one_nan(gaps: torch.Tensor) -> None:
-    gaps[0, 1, 2, 3] = torch.nan
+def one_nan(block_margins: torch.Tensor) -> None:
+    block_margins[0, 1, 2, 3] = torch.nan
 
 
-def of_the_other_head(gaps: torch.Tensor) -> None:
-    gaps.copy_(gaps.flip(1))
+def of_the_other_head(block_margins: torch.Tensor) -> None:
+    block_margins.copy_(block_margins.flip(1))
 
 
-def transposed(gaps: torch.Tensor) -> None:
-    gaps.copy_(gaps.mT.clone())
+def transposed(block_margins: torch.Tensor) -> None:
+    block_margins.copy_(block_margins.mT.clone())
 
 
-def a_tile_late(gaps: torch.Tensor) -> None:
-    gaps.copy_(gaps.roll(1, 3))
+def a_key_block_late(block_margins: torch.Tensor) -> None:
+    block_margins.copy_(block_margins.roll(1, 3))
 
 
-def in_natural_units(gaps: torch.Tensor) -> None:
-    gaps.mul_(0.6931)
+def in_natural_units(block_margins: torch.Tensor) -> None:
+    block_margins.mul_(0.6931)
 
 
-def the_last_tile_left_out(gaps: torch.Tensor) -> None:
-    gaps[..., -1] = -torch.inf
+def the_last_block_skipped(block_margins: torch.Tensor) -> None:
+    block_margins[..., -1] = -torch.inf
 
 
 @pytest.mark.parametrize(
     "fault",
-    [all_zero, one_nan, of_the_other_head, transposed, a_tile_late, in_natural_units, the_last_tile_left_out],
+    [all_zero, one_nan, of_the_other_head, transposed, a_key_block_late, in_natural_units, the_last_block_skipped],
 )
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.usefixtures("gaps_alone")
-def test_wrong_gaps_are_found(fault: Callable[[torch.Tensor], None], mode: str) -> None:
+@pytest.mark.usefixtures("margins_alone")
+def test_wrong_margins_are_found(fault: Callable[[torch.Tensor], None], mode: str) -> None:
     def spoil(out: torch.Tensor, fields: dict[str, Any]) -> None:
         if fields.get("gaps"):
             fault(tensor_at(fields["gaps"], (1, 2, 4, 4), (32, 16, 4, 1), torch.float32))
 
     (wrong,) = put(Spoiled(spoil), (Variant(mode, "fp32"),)).wrong
-    assert wrong.startswith(f"{GAPS} ({mode}, FP32 accumulators): a gap is ")
+    assert wrong.startswith(f"{MARGINS} ({mode}, FP32 accumulators): a margin is ")
     assert wrong.endswith(" octaves from that of exact scores, at most 0.5 expected")
 
 
-def test_gaps_that_are_not_noted_are_found() -> None:
+def test_margins_that_are_not_noted_are_found() -> None:
     (wrong,) = put(Changed(lambda fields: fields.pop("gaps", None))).wrong
-    assert wrong.startswith(f"{GAPS} (8b, FP32 accumulators): a gap is inf octaves")
+    assert wrong.startswith(f"{MARGINS} (8b, FP32 accumulators): a margin is inf octaves")
 
 
 @pytest.mark.parametrize("left_out", ["query 119", "query 433", "key 170", "key 279"])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.usefixtures("gaps_alone")
-def test_gaps_of_tiles_of_which_a_row_or_key_is_left_out_are_found(left_out: str, mode: str) -> None:
+@pytest.mark.usefixtures("margins_alone")
+def test_margins_of_blocks_of_which_a_row_or_key_is_left_out_are_found(left_out: str, mode: str) -> None:
     class Forgetful(ReferenceModule):
-        def gaps(self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float) -> torch.Tensor:
+        def margins(self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float) -> torch.Tensor:
             side, place = left_out.split()
             given = {"query": q.clone(), "key": k.clone()}
             given[side][:, :, int(place)] = given[side][:, :, int(place) - 1]
-            found: torch.Tensor = super().gaps(given["query"], given["key"], options, scale)
+            found: torch.Tensor = super().block_margins(given["query"], given["key"], options, scale)
             return found
 
     (wrong,) = put(Forgetful(), (Variant(mode, "fp32"),)).wrong
-    assert wrong.startswith(f"{GAPS} ({mode}, FP32 accumulators): a gap is ")
+    assert wrong.startswith(f"{MARGINS} ({mode}, FP32 accumulators): a margin is ")
 
 
-def test_the_bound_of_gaps_is_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test_cases, "GAP_BOUND", GAP_BOUND * 0.2)
-    assert [text.partition(" (")[0] for text in put(ReferenceModule()).wrong] == [GAPS]
+def test_the_bound_of_margins_is_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test_cases, "MARGIN_BOUND", MARGIN_BOUND * 0.2)
+    assert [text.partition(" (")[0] for text in put(ReferenceModule()).wrong] == [MARGINS]
 
 
-def test_in_whatever_order_tiles_are_taken_their_gaps_are_the_same() -> None:
+def test_in_whatever_order_blocks_are_taken_their_margins_are_the_same() -> None:
     """As long as the first of them is the first or the last one, or that of the queries' own tokens."""
     buffer, answers = self_test_cases.questions()
-    (question,) = (found for found in answers if found.gaps is not None)
-    assert question.gaps is not None
+    (question,) = (found for found in answers if found.block_margins is not None)
+    assert question.block_margins is not None
     q, k = question.q.of(buffer).float(), question.k.of(buffer).float()
     scores = (q @ k.mT) / 64**0.5 * math.log2(math.e)
     padded = torch.nn.functional.pad(scores, (0, 512 - 440), value=-math.inf)
-    peaks = padded.unflatten(3, (4, 128)).amax(dim=4)  # of each row in each tile
+    peaks = padded.unflatten(3, (4, 128)).amax(dim=4)  # of each row in each block
     for block, rows in enumerate(peaks.split(128, dim=2)):
         for order in itertools.permutations(range(4)):
             if order[0] in (0, 3, block):
                 running = rows[..., order].cummax(dim=3).values
-                gaps = (rows[..., order] - running).amax(dim=2)
-                torch.testing.assert_close(gaps, question.gaps[:, :, block, order], atol=1e-3, rtol=0.0)
+                margins = (rows[..., order] - running).amax(dim=2)
+                torch.testing.assert_close(margins, question.block_margins[:, :, block, order], atol=1e-3, rtol=0.0)
 
 
-def test_a_module_without_lists_and_gaps_is_asked_for_none() -> None:
+def test_a_module_without_lists_and_margins_is_asked_for_none() -> None:
     class Older(ReferenceModule):
         abi_version = 3
 
@@ -324,7 +324,7 @@ def test_a_row_that_is_not_written_is_found() -> None:
 
 def test_a_write_outside_of_the_output_is_found() -> None:
     def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
-        # The gap behind the tokens of the first head.
+        # The margin behind the tokens of the first head.
         step = fields["out_token_stride"]
         after = fields["out_pointer"] + step * fields["q_length"] * out.dtype.itemsize
         if fields["out_head_stride"] > step:

@@ -16,7 +16,7 @@ from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.benchmark.candidates import Subject
 from comfy_sage2.benchmark.timing import Timed
-from comfy_sage2.block_mask import TileLists
+from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import AttentionOptions
 from lab.measurements import kernel_builds
 from lab.measurements.kernel_builds import CUDNN, Kind, Sizes, agreement, load, row
@@ -73,7 +73,10 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...], 
     calls: list[tuple[str, tuple[int, ...], OptionalTensors]] = []
 
     def launch(module: ModuleType, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors) -> Any:
-        assert (request.has_tiles, request.has_gaps) == (optional.tiles is not None, optional.gaps is not None)
+        assert (request.has_block_mask, request.has_block_margins) == (
+            optional.block_mask is not None,
+            optional.block_margins is not None,
+        )
         calls.append((module.__name__, tuple(k.shape), optional))
         return torch.full_like(q, float(module.__name__ == "b")), None
 
@@ -101,7 +104,9 @@ def test_dense_builds_are_timed_beside_cudnn(called: list[tuple[str, tuple[int, 
     assert called == [(name, (2, 3, 7, 8), NO_TENSORS) for name in "ab"] and Kind().beside == CUDNN
 
 
-@pytest.mark.parametrize("kind", [Kind(hidden=3), Kind(dead=0.4), Kind(gaps=True)], ids=lambda kind: kind.beside)
+@pytest.mark.parametrize(
+    "kind", [Kind(hidden=3), Kind(skipped=0.4), Kind(block_margins=True)], ids=lambda kind: kind.beside
+)
 def test_other_calls_are_timed_beside_the_first_builds_dense_one(
     called: list[tuple[str, tuple[int, ...], OptionalTensors]], kind: Kind
 ) -> None:
@@ -109,26 +114,30 @@ def test_other_calls_are_timed_beside_the_first_builds_dense_one(
     assert [name for name, _, _ in called] == ["a", "b", "a"] and called[2][2] == NO_TENSORS
     (_, _, first), (_, _, second), _ = called
     assert first is second
-    mask, lists, gaps = first.attn_mask, first.tiles, first.gaps
-    assert (mask is None, lists is None, gaps is None) == (not kind.hidden, kind.dead is None, not kind.gaps)
+    mask, lists, margins = first.attn_mask, first.block_mask, first.block_margins
+    assert (mask is None, lists is None, margins is None) == (
+        not kind.hidden,
+        kind.skipped is None,
+        not kind.block_margins,
+    )
     if mask is not None:
         assert mask.shape == (2, 1, 1, 900) and torch.equal(mask[0, 0, 0], torch.arange(900) < 897)
     if lists is not None:
-        live = TileLists(lists).to_mask()
-        assert live.shape == (2, 3, 2, 8) and 0.3 < live.float().mean() < 0.9
-    if gaps is not None:
-        assert gaps.shape == (2, 3, 2, 8) and gaps.dtype == torch.float32
+        active = BlockMask(lists).to_dense()
+        assert active.shape == (2, 3, 2, 8) and 0.3 < active.float().mean() < 0.9
+    if margins is not None:
+        assert margins.shape == (2, 3, 2, 8) and margins.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--dead", "1"], "below 1"),
-        (["--dead", "nan"], "below 1"),
-        (["--dead", "-0.5"], "expected"),
-        (["--gaps", "--causal"], "causal calls note no gaps"),
-        (["--gaps", "--dead", "0.5"], "not allowed with"),
-        (["--hidden", "3", "--gaps"], "not allowed with"),
+        (["--skipped", "1"], "below 1"),
+        (["--skipped", "nan"], "below 1"),
+        (["--skipped", "-0.5"], "expected"),
+        (["--margins", "--causal"], "causal calls record no block margins"),
+        (["--margins", "--skipped", "0.5"], "not allowed with"),
+        (["--hidden", "3", "--margins"], "not allowed with"),
     ],
 )
 def test_what_no_call_can_have_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The page of times with tile lists, with stand-ins for the GPU's clock and its kernels."""
+"""The page of times with block masks, with stand-ins for the GPU's clock and its kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def in_rounds(subjects: Mapping[str, Subject], *_: Any) -> dict[str, Timed]:
 def test_the_page_compares_with_the_dense_call(monkeypatch: pytest.MonkeyPatch, stand_ins: None) -> None:
     monkeypatch.setattr(list_times, "time_in_rounds", in_rounds)
     text = list_times.page("python -m lab lists", torch.device("cpu"), 256, 7, 1)
-    assert f"{registry.get('sm90').least_dead('precise'):.0%} (precise) of the tiles are dead" in text
+    assert f"{registry.get('sm90').least_skipped('precise'):.0%} (precise) of the blocks are skipped" in text
     whole, alone = text.split("## Attention kernels alone")
     assert "kernels sm90 9.9" in whole and "- Command: `python -m lab lists`, which wrote this page; seed 7." in whole
     assert (
@@ -51,14 +51,14 @@ def test_each_call_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, stand_
     for subject in subjects.values():
         subject.call.run()
     dense, *listed, noting = called
-    assert dense.get("tiles") is None and dense.get("gaps") is None
-    assert noting["gaps"].shape == (1, list_times.HEADS, 8, 8)
-    counts = [options["tiles"].lists[..., 0].sum().item() for options in listed]
+    assert dense.get("block_mask") is None and dense.get("block_margins") is None
+    assert noting["block_margins"].shape == (1, list_times.HEADS, 8, 8)
+    counts = [options["block_mask"].lists[..., 0].sum().item() for options in listed]
     assert counts[0] == list_times.HEADS * 64 and counts == sorted(counts, reverse=True)
     assert counts[-1] < 0.4 * counts[0]
 
 
-def test_a_causal_call_notes_no_gaps(stand_ins: None) -> None:
+def test_a_causal_call_notes_no_margins(stand_ins: None) -> None:
     _, subjects = list_times.subjects(list_times.Case("8b", 64, is_causal=True), 256, torch.device("cpu"))
     assert list(subjects) == [list_times.DENSE, *list_times.LISTED]
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import comfy_sage2
-from comfy_sage2.block_mask import TileLists
+from comfy_sage2.block_mask import BlockMask
 from lab.measurements import end_to_end, overrides
 from lab.measurements.end_to_end import Steps
 from lab.measurements.families.paper import MODELS
@@ -119,21 +119,21 @@ def test_wrong_arguments(
     assert message in capsys.readouterr().err
 
 
-def test_half_of_the_tiles_of_self_attention(monkeypatch: pytest.MonkeyPatch, fresh_seed: int) -> None:
-    asked: list[TileLists | None] = []
+def test_half_of_the_blocks_of_self_attention(monkeypatch: pytest.MonkeyPatch, fresh_seed: int) -> None:
+    asked: list[BlockMask | None] = []
 
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, tiles: TileLists | None, mode: str) -> Any:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block_mask: BlockMask | None, mode: str) -> Any:
         assert mode == "8b"
-        asked.append(tiles)
+        asked.append(block_mask)
         return q
 
     monkeypatch.setattr(comfy_sage2, "attention", attention)
-    override = overrides.half_of_the_tiles("8b")
+    override = overrides.half_of_the_blocks("8b")
     q, k = torch.randn(1, 1280, HEADS * 16), torch.randn(1, 300, HEADS * 16)
     for keys in (q, q, k):
         override(never, q, keys, keys, HEADS)
     first, second, cross = asked
     assert cross is None and first is second and first is not None
-    live = first.to_mask()
-    assert live.shape == (1, 1, 10, 10) and (live.sum(dim=3) == 5).all()
-    assert not torch.equal(live, live[:, :, :1].expand_as(live))
+    active = first.to_dense()
+    assert active.shape == (1, 1, 10, 10) and (active.sum(dim=3) == 5).all()
+    assert not torch.equal(active, active[:, :, :1].expand_as(active))

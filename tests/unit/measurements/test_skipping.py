@@ -1,4 +1,4 @@
-"""Whole videos with skipped tiles: lists of one step serve the next ones, and the page says what they left out."""
+"""Whole videos with skipped blocks: lists of one step serve the next ones, and the page says what they left out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_lists_of_the_first_step_serve_the_next_two(fresh_seed: int) -> None:
     assert len(one.found) == 2 and 0 < max(one.found) <= 0.03
 
 
-def test_lossless_tiles_change_nothing_in_the_same_call(fresh_seed: int) -> None:
+def test_lossless_blocks_change_nothing_in_the_same_call(fresh_seed: int) -> None:
     (sample,) = video_samples(fresh_seed, frames=4, height=8, width=16, heads=1, peaks=(40.0,))
     one = skipping.Skipping("lossless")
     outs = []
@@ -47,7 +47,7 @@ def test_the_page_names_machine_and_command(
     written = (tmp_path / "skipping.md").read_text(encoding="utf-8")
     assert written in capsys.readouterr().out
     assert "- Command: `python -m lab skip --captions 1 --steps 2" in written
-    assert "192 tokens, 2 x 2 tiles a head" in written and "| balanced | 0.01 | " in written
+    assert "192 tokens, 2 x 2 blocks a head" in written and "| balanced | 0.01 | " in written
 
 
 def test_a_missing_model_is_said(tmp_path: Path) -> None:

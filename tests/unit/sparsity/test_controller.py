@@ -1,4 +1,4 @@
-"""One sampling's tiles: where errors are read, what NaN does, and that nothing waits for figures."""
+"""One sampling's blocks: where errors are read, what NaN does, and that nothing waits for figures."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import math
 import pytest
 import torch
 
-from comfy_sage2.block_mask import TileLists
+from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.reference.block_margins import LOSSLESS
 from comfy_sage2.sparsity.controller import Skipper, values
 from comfy_sage2.sparsity.levels import LADDER
 from comfy_sage2.sparsity.mask_cache import Pass
 from comfy_sage2.sparsity.thresholds import at, loosest
 
-TILES = 6
+BLOCKS = 6
 
 
 def call(seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(1, 1, 128 * TILES, 16, generator=generator) for _ in range(3)]
+    return [torch.randn(1, 1, 128 * BLOCKS, 16, generator=generator) for _ in range(3)]
 
 
-def without_the_last(dead: int) -> torch.Tensor:
-    """Gaps of a head whose last tiles are dead."""
-    gaps = torch.zeros(1, 1, TILES, TILES)
-    gaps[..., TILES - dead :] = -200.0
-    return gaps
+def without_the_last(skipped: int) -> torch.Tensor:
+    """Margins of a head whose last blocks are skipped."""
+    margins = torch.zeros(1, 1, BLOCKS, BLOCKS)
+    margins[..., BLOCKS - skipped :] = -200.0
+    return margins
 
 
 def test_the_error_is_that_of_the_chosen_threshold() -> None:
@@ -41,33 +41,33 @@ def test_lossless_takes_the_strictest_threshold_alone() -> None:
     """Here no sampled row would lose by a looser one: V is constant."""
     q, k, _ = call(0)
     v = torch.ones_like(q)
-    gaps = torch.full((1, 1, TILES, TILES), LOSSLESS)
-    gaps[..., 0], gaps[..., 1] = 0.0, LADDER[1]
-    for level, live in (("lossless", 2), ("fast", 1)):
+    margins = torch.full((1, 1, BLOCKS, BLOCKS), LOSSLESS)
+    margins[..., 0], margins[..., 1] = 0.0, LADDER[1]
+    for level, active in (("lossless", 2), ("fast", 1)):
         skipper = Skipper(level)
-        skipper.find(0, Pass(0), q, k, v, gaps, 0.25)
+        skipper.find(0, Pass(0), q, k, v, margins, 0.25)
         lists = skipper.lists(0, Pass(1), q, k)
-        assert isinstance(lists, TileLists) and (lists.to_mask().sum(dim=3) == live).all()
+        assert isinstance(lists, BlockMask) and (lists.to_dense().sum(dim=3) == active).all()
 
 
-def test_a_tile_with_nan_stays() -> None:
+def test_a_block_with_nan_stays() -> None:
     q, k, v = call(1)
-    gaps = torch.full((1, 1, TILES, TILES), -100.0)
-    gaps[..., 2], gaps[0, 0, 3, 4] = 0.0, math.nan
+    margins = torch.full((1, 1, BLOCKS, BLOCKS), -100.0)
+    margins[..., 2], margins[0, 0, 3, 4] = 0.0, math.nan
     skipper = Skipper("lossless")
-    skipper.find(0, Pass(0), q, k, v, gaps, 0.25)
+    skipper.find(0, Pass(0), q, k, v, margins, 0.25)
     lists = skipper.lists(0, Pass(1), q, k)
-    expected = gaps.isnan() | (gaps == 0.0)
-    assert isinstance(lists, TileLists) and torch.equal(lists.to_mask(), expected)
+    expected = margins.isnan() | (margins == 0.0)
+    assert isinstance(lists, BlockMask) and torch.equal(lists.to_dense(), expected)
 
 
 def test_figures_of_lists_and_of_those_that_replace_them() -> None:
     q, k, v = call(2)
     skipper = Skipper("fast")
-    for step, dead in ((0, 4), (3, 2)):
-        gaps = without_the_last(dead)
-        skipper.find(5, Pass(step), q, k, v, gaps, 0.25)
-        assert isinstance(skipper.lists(5, Pass(step + 1), q, k), TileLists)
+    for step, skipped in ((0, 4), (3, 2)):
+        margins = without_the_last(skipped)
+        skipper.find(5, Pass(step), q, k, v, margins, 0.25)
+        assert isinstance(skipper.lists(5, Pass(step + 1), q, k), BlockMask)
     figures = skipper.figures[5]
     assert values(figures.computed) == [torch.tensor(2 / 6).item(), torch.tensor(4 / 6).item()]
     exact = (q @ k.transpose(2, 3) * 0.25).softmax(dim=3)
@@ -79,11 +79,11 @@ def test_figures_of_lists_and_of_those_that_replace_them() -> None:
 
 
 def test_of_all_calls_of_a_step_it_is_measured_what_the_lists_until_then_would_have_cost() -> None:
-    skipper, gaps = Skipper("fast"), without_the_last(TILES - 1)
+    skipper, margins = Skipper("fast"), without_the_last(BLOCKS - 1)
     for step in (0, 3):
         for seed in (5, 6):
             q, k, v = call(seed)
-            skipper.find(0, Pass(step), q, k, v, gaps, 0.25)
+            skipper.find(0, Pass(step), q, k, v, margins, 0.25)
     later = values(skipper.figures[0].later)
     assert len(later) == 2 and min(later) > 0.1
 
@@ -91,17 +91,17 @@ def test_of_all_calls_of_a_step_it_is_measured_what_the_lists_until_then_would_h
 def test_what_is_forgotten_gives_way_to_what_was_known() -> None:
     q, k, v = call(7)
     skipper = Skipper("fast")
-    for step, dead in ((0, 4), (3, 2)):
-        gaps = without_the_last(dead)
-        skipper.find(0, Pass(step), q, k, v, gaps, 0.25)
+    for step, skipped in ((0, 4), (3, 2)):
+        margins = without_the_last(skipped)
+        skipper.find(0, Pass(step), q, k, v, margins, 0.25)
     skipper.forget(Pass(3))
     assert len(skipper.figures[0].found) == 1 and not skipper.figures[0].later
     lists = skipper.lists(0, Pass(3), q, k)
-    assert isinstance(lists, TileLists) and (lists.to_mask().sum(dim=3) == 2).all() and skipper.finds(0, Pass(3), q, k)
+    assert isinstance(lists, BlockMask) and (lists.to_dense().sum(dim=3) == 2).all() and skipper.finds(0, Pass(3), q, k)
 
 
 def test_what_a_forgotten_evaluation_added_is_gone() -> None:
-    """A further prompt's tiles, found between the steps in which all are."""
+    """A further prompt's blocks, found between the steps in which all are."""
     q, k, v = call(8)
     skipper = Skipper("fast")
     first, second, again = (Pass(step, prompts=frozenset(names)) for step, names in ((0, "a"), (1, "b"), (2, "b")))
@@ -111,32 +111,32 @@ def test_what_a_forgotten_evaluation_added_is_gone() -> None:
     skipper.forget(second)
     assert skipper.finds(0, second, q, k) and skipper.finds(0, again, q, k)
     lists = skipper.lists(0, first._replace(step=1), q, k)
-    assert isinstance(lists, TileLists) and (lists.to_mask().sum(dim=3) == 2).all()
+    assert isinstance(lists, BlockMask) and (lists.to_dense().sum(dim=3) == 2).all()
     assert skipper._kept.bytes == before and len(skipper.figures[0].found) == 1
 
 
 def test_lists_that_would_not_pay_are_not_made() -> None:
     q, k, v = call(3)
-    gaps = torch.zeros(1, 1, TILES, TILES)
-    gaps[..., 0] = -200.0  # a sixth
+    margins = torch.zeros(1, 1, BLOCKS, BLOCKS)
+    margins[..., 0] = -200.0  # a sixth
     skipper = Skipper("fast")
     assert skipper.finds(0, Pass(0), q, k)
-    skipper.find(0, Pass(0), q, k, v, gaps, 0.25)
+    skipper.find(0, Pass(0), q, k, v, margins, 0.25)
     assert not skipper.finds(0, Pass(1), q, k)
-    assert "less than 17% of its tiles are dead" in str(skipper.lists(0, Pass(1), q, k, least_dead=0.17))
+    assert "less than 17% of its key blocks can be skipped" in str(skipper.lists(0, Pass(1), q, k, least_skipped=0.17))
     assert values(skipper.figures[0].computed) == []
-    assert isinstance(skipper.lists(0, Pass(1), q, k, least_dead=0.16), TileLists)
+    assert isinstance(skipper.lists(0, Pass(1), q, k, least_skipped=0.16), BlockMask)
     assert values(skipper.figures[0].computed) == [torch.tensor(5 / 6).item()]
 
 
-def test_which_calls_find_tiles() -> None:
+def test_which_calls_find_blocks() -> None:
     q, k, v = call(4)
-    skipper, gaps = Skipper("fast"), torch.zeros(1, 1, TILES, TILES)
+    skipper, margins = Skipper("fast"), torch.zeros(1, 1, BLOCKS, BLOCKS)
     found = []
     for step in range(10):
         found.append(skipper.finds(0, Pass(step), q, k))
         if found[-1]:
-            skipper.find(0, Pass(step), q, k, v, gaps, 0.25)
+            skipper.find(0, Pass(step), q, k, v, margins, 0.25)
     assert [step for step, finds in enumerate(found) if finds] == [0, 3, 8]
     assert skipper.finds(1, Pass(9), q, k), "another layer"
     assert skipper.finds(0, Pass(9), q[:, :, 128:], k), "another size"
@@ -154,10 +154,10 @@ def test_which_calls_find_tiles() -> None:
 )
 def test_a_sampler_that_goes_back_has_another_latent_unless_it_looked_ahead(steps: list[int], found: list[int]) -> None:
     q, k, v = call(4)
-    skipper, gaps, finding = Skipper("fast"), torch.zeros(1, 1, TILES, TILES), []
+    skipper, margins, finding = Skipper("fast"), torch.zeros(1, 1, BLOCKS, BLOCKS), []
     for evaluation, step in enumerate(steps):
         now = Pass(step, evaluation)
         if skipper.finds(0, now, q, k):
-            skipper.find(0, now, q, k, v, gaps, 0.25)
+            skipper.find(0, now, q, k, v, margins, 0.25)
             finding.append(step)
     assert finding == found

@@ -1,48 +1,48 @@
-"""Tiles that are kept between steps."""
+"""Blocks that are kept between steps."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from comfy_sage2.sparsity.mask_cache import Call, KeptTiles, Pass, is_due
+from comfy_sage2.sparsity.mask_cache import BlockMaskCache, Call, Pass, is_due
 
 CPU = torch.device("cpu")
 
 
-def random_tiles(seed: int, *shape: int) -> torch.Tensor:
-    live = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.3
-    live[..., 0] = True
-    return live
+def random_blocks(seed: int, *shape: int) -> torch.Tensor:
+    active = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.3
+    active[..., 0] = True
+    return active
 
 
-@pytest.mark.parametrize("tiles", [1, 7, 8, 9, 16, 133])
-def test_the_union_of_a_batch_comes_back(tiles: int, fresh_seed: int) -> None:
-    live, kept = random_tiles(fresh_seed, 2, 3, 5, tiles), KeptTiles()
-    kept.keep(Call(4, 3, 640, 128 * tiles, CPU), Pass(0), live)
-    found = kept.before(Call(4, 3, 640, 128 * tiles, CPU), Pass(1))
-    assert found is not None and torch.equal(found.live(), live.any(dim=0, keepdim=True))
-    assert kept.bytes == 3 * 5 * -(-tiles // 8)
+@pytest.mark.parametrize("block_mask", [1, 7, 8, 9, 16, 133])
+def test_the_union_of_a_batch_comes_back(block_mask: int, fresh_seed: int) -> None:
+    active, kept = random_blocks(fresh_seed, 2, 3, 5, block_mask), BlockMaskCache()
+    kept.keep(Call(4, 3, 640, 128 * block_mask, CPU), Pass(0), active)
+    found = kept.before(Call(4, 3, 640, 128 * block_mask, CPU), Pass(1))
+    assert found is not None and torch.equal(found.active(), active.any(dim=0, keepdim=True))
+    assert kept.bytes == 3 * 5 * -(-block_mask // 8)
 
 
-def test_calls_of_one_step_share_their_tiles_and_a_later_step_begins_anew(fresh_seed: int) -> None:
-    first, second, third = (random_tiles(fresh_seed + n, 1, 2, 6, 9) for n in range(3))
-    kept = KeptTiles()
-    for live in (first, second):
-        kept.keep(Call(0, 2, 700, 1100, CPU), Pass(3), live)
+def test_calls_of_one_step_share_their_blocks_and_a_later_step_begins_anew(fresh_seed: int) -> None:
+    first, second, third = (random_blocks(fresh_seed + n, 1, 2, 6, 9) for n in range(3))
+    kept = BlockMaskCache()
+    for active in (first, second):
+        kept.keep(Call(0, 2, 700, 1100, CPU), Pass(3), active)
     assert kept.before(Call(0, 2, 700, 1100, CPU), Pass(3)) is None, "a further call of the step may add to them"
     found = kept.before(Call(0, 2, 700, 1100, CPU), Pass(4))
-    assert found is not None and torch.equal(found.live(), first | second)
+    assert found is not None and torch.equal(found.active(), first | second)
     share = (first | second).float().mean().item()
-    assert found.share.item() == pytest.approx(share) and found.dead_share() == pytest.approx(1.0 - share)
+    assert found.share.item() == pytest.approx(share) and found.skipped_share() == pytest.approx(1.0 - share)
     kept.keep(Call(0, 2, 700, 1100, CPU), Pass(8), third)
     found = kept.before(Call(0, 2, 700, 1100, CPU), Pass(9))
-    assert found is not None and torch.equal(found.live(), third)
+    assert found is not None and torch.equal(found.active(), third)
 
 
 def test_each_size_has_its_own(fresh_seed: int) -> None:
-    first, second = (random_tiles(fresh_seed + n, 1, 2, 6, 9) for n in range(2))
-    kept = KeptTiles()
+    first, second = (random_blocks(fresh_seed + n, 1, 2, 6, 9) for n in range(2))
+    kept = BlockMaskCache()
     kept.keep(Call(0, 2, 700, 1100, CPU), Pass(3), first)
     assert kept.before(Call(0, 2, 700, 1101, CPU), Pass(4)) is None
     assert kept.before(Call(0, 2, 701, 1100, CPU), Pass(4)) is None
@@ -50,32 +50,32 @@ def test_each_size_has_its_own(fresh_seed: int) -> None:
     assert kept.before(Call(1, 2, 700, 1100, CPU), Pass(4)) is None
     assert kept.before(Call(0, 2, 700, 1100, torch.device("meta")), Pass(4)) is None
     kept.keep(Call(0, 2, 701, 1100, CPU), Pass(3), second)  # such as that of a longer prompt
-    for length, live in ((700, first), (701, second)):
+    for length, active in ((700, first), (701, second)):
         found = kept.before(Call(0, 2, length, 1100, CPU), Pass(4))
-        assert found is not None and torch.equal(found.live(), live)
+        assert found is not None and torch.equal(found.active(), active)
     kept.clear()
     assert kept.before(Call(0, 2, 701, 1100, CPU), Pass(4)) is None and kept.bytes == 0
 
 
-def test_tiles_of_a_hooks_former_strength_give_way(fresh_seed: int) -> None:
-    kept, call = KeptTiles(), Call(0, 2, 700, 1100, CPU, frozenset({"lora"}))
+def test_blocks_of_a_hooks_former_strength_give_way(fresh_seed: int) -> None:
+    kept, call = BlockMaskCache(), Call(0, 2, 700, 1100, CPU, frozenset({"lora"}))
     for step, strength in enumerate((0.5, 1.0)):
-        now, live = Pass(step, changes=frozenset({("lora", strength)})), random_tiles(fresh_seed + step, 1, 2, 6, 9)
-        kept.keep(call, now, live)
+        now, active = Pass(step, changes=frozenset({("lora", strength)})), random_blocks(fresh_seed + step, 1, 2, 6, 9)
+        kept.keep(call, now, active)
         found = kept.before(call, now._replace(step=2))
-        assert found is not None and torch.equal(found.live(), live)
+        assert found is not None and torch.equal(found.active(), active)
         assert found.is_for(now) and not found.is_for(Pass(step)) and found.gives_way(Pass(step))
     assert kept.bytes == 2 * 6 * 2, "those of the former one are not kept"
 
 
-def test_tiles_of_wan_14b_take_70_megabytes() -> None:
-    kept = KeptTiles()
-    tiles = -(-75600 // 128)
-    kept.keep(Call(0, 1, 75600, 75600, CPU), Pass(0), torch.ones(1, 1, tiles, tiles, dtype=torch.bool))
+def test_blocks_of_wan_14b_take_70_megabytes() -> None:
+    kept = BlockMaskCache()
+    blocks = -(-75600 // 128)
+    kept.keep(Call(0, 1, 75600, 75600, CPU), Pass(0), torch.ones(1, 1, blocks, blocks, dtype=torch.bool))
     assert 40 * 40 * kept.bytes == pytest.approx(70e6, rel=0.02)
 
 
-def test_tiles_are_found_in_steps_1_4_9_or_as_soon_as_can_be() -> None:
+def test_blocks_are_found_in_steps_1_4_9_or_as_soon_as_can_be() -> None:
     found, steps = 0, [1]
     for step in range(1, 30):
         if is_due(found, step):

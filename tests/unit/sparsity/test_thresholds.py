@@ -1,4 +1,4 @@
-"""The threshold of each head against attention in float64 that is masked tile by tile."""
+"""The threshold of each head against attention in float64 that is masked block by block."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def sharp_and_flat(seed: int, tokens: int = 700) -> tuple[torch.Tensor, torch.Te
     return q, k, torch.randn(2, 2, tokens, 32, generator=generator)
 
 
-def gaps_of(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """As `tile_gaps`, by the whole matrix of scores."""
+def margins_of(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """As `block_margins`, by the whole matrix of scores."""
     scores = q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT / math.sqrt(q.shape[3])
     below = (scores - scores.amax(dim=3, keepdim=True)) / math.log(2)
     padded = torch.nn.functional.pad(below, (0, -k.shape[2] % 128, 0, -q.shape[2] % 128), value=-math.inf)
-    gaps: torch.Tensor = padded.unflatten(3, (-1, 128)).unflatten(2, (-1, 128)).amax(dim=(3, 5)).float()
-    return gaps
+    margins: torch.Tensor = padded.unflatten(3, (-1, 128)).unflatten(2, (-1, 128)).amax(dim=(3, 5)).float()
+    return margins
 
 
-def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """Attention in float64 in which the tiles that are not live have no part."""
+def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+    """Attention in float64 in which the blocks that are not active have no part."""
     group = q.shape[1] // k.shape[1]
     k, v = (tensor.double().repeat_interleave(group, 1) for tensor in (k, v))
-    tokens = live.repeat_interleave(128, 2)[:, :, : q.shape[2]].repeat_interleave(128, 3)[..., : k.shape[2]]
+    tokens = active.repeat_interleave(128, 2)[:, :, : q.shape[2]].repeat_interleave(128, 3)[..., : k.shape[2]]
     scores = (q.double() @ k.mT / math.sqrt(q.shape[3])).masked_fill(~tokens, -math.inf)
     out: torch.Tensor = scores.softmax(3) @ v
     return out
@@ -52,11 +52,11 @@ def test_errors_are_those_of_masked_attention(
 ) -> None:
     monkeypatch.setattr(thresholds, "_SCORE_BYTES", score_bytes)
     q, k, v = sharp_and_flat(fresh_seed)
-    gaps, rows = gaps_of(q, k), thresholds.sampled_rows(700, 3, q.device)
-    found = thresholds.errors(q, k, v, gaps, rows, scale=1 / math.sqrt(32))
-    exact = masked(q, k, v, torch.ones_like(gaps, dtype=torch.bool))[:, :, rows]
+    margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 3, q.device)
+    found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32))
+    exact = masked(q, k, v, torch.ones_like(margins, dtype=torch.bool))[:, :, rows]
     for place, threshold in enumerate(LADDER):
-        out = masked(q, k, v, gaps > threshold)[:, :, rows]
+        out = masked(q, k, v, margins > threshold)[:, :, rows]
         wanted = (out - exact).abs().sum((2, 3)) / exact.abs().sum((2, 3))
         torch.testing.assert_close(found[..., place].double(), wanted, rtol=1e-3, atol=1e-5)
     assert found.shape == (2, 4, len(LADDER)) and found[..., -1].max() > 1e-3
@@ -66,8 +66,10 @@ def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:
     generator = torch.Generator().manual_seed(1)
     q, v = torch.randn(2, 1, 1, 256, 16, generator=generator).unbind()
     k = torch.cat([q[:, :, :128] * 50.0, torch.zeros(1, 1, 128, 16)], dim=2)
-    gaps = torch.tensor([-200.0, 0.0]).expand(1, 1, 2, 2)  # without the only tile that counts in the first one's rows
-    found = thresholds.errors(q, k, v, gaps, torch.arange(0, 128, 9), scale=10.0, thresholds=(-10.0,))
+    margins = torch.tensor([-200.0, 0.0]).expand(
+        1, 1, 2, 2
+    )  # without the only block that counts in the first one's rows
+    found = thresholds.errors(q, k, v, margins, torch.arange(0, 128, 9), scale=10.0, thresholds=(-10.0,))
     assert found.shape == (1, 1, 1) and 0.9 < found.item() < 2.5
     everything = torch.full((1, 1, 2, 2), -200.0)
     found = thresholds.errors(q, k, v, everything, torch.arange(0, 256, 9), scale=10.0, thresholds=(-10.0,))
@@ -76,17 +78,17 @@ def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:
 
 def test_flat_heads_keep_what_sharp_ones_leave_out(fresh_seed: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
-    gaps, rows = gaps_of(q, k), thresholds.sampled_rows(700, 0, q.device)
-    found = thresholds.errors(q, k, v, gaps, rows, scale=1 / math.sqrt(32))
-    live = {}
+    margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 0, q.device)
+    found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32))
+    active = {}
     for level, bound in LEVELS.items():
         chosen = thresholds.loosest(found, bound)
-        live[level] = gaps > chosen[..., None, None]
-        assert live[level].any(dim=3).all(), "the tile of a row's largest score is always there"
-        dense = masked(q, k, v, torch.ones_like(live[level]))
-        error = (masked(q, k, v, live[level]) - dense).abs().sum((2, 3)) / dense.abs().sum((2, 3))
+        active[level] = margins > chosen[..., None, None]
+        assert active[level].any(dim=3).all(), "the block of a row's largest score is always there"
+        dense = masked(q, k, v, torch.ones_like(active[level]))
+        error = (masked(q, k, v, active[level]) - dense).abs().sum((2, 3)) / dense.abs().sum((2, 3))
         assert error.max() <= bound * 1.5 + 1e-5  # all rows, where the sample had 64
-    shares = {level: tiles.float().mean(dim=(0, 2, 3)) for level, tiles in live.items()}
+    shares = {level: blocks.float().mean(dim=(0, 2, 3)) for level, blocks in active.items()}
     assert (shares["fast"][2:] == 1.0).all() and shares["lossless"][0] < 0.9 and (shares["fast"][:2] < 0.9).all()
     assert (shares["fast"] <= shares["balanced"]).all() and (shares["balanced"] <= shares["lossless"]).all()
 

@@ -1,4 +1,4 @@
-"""The gaps of tiles that the kernels note: against the reference, and the lists that are made of them."""
+"""The block margins that the kernels note: against the reference, and the lists that are made of them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2 import TileLists
+from comfy_sage2 import BlockMask
 from comfy_sage2.backends import launch
 from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.block_mask import TILE_TOKENS, tiles_of
+from comfy_sage2.block_mask import BLOCK_TOKENS, blocks_of
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.reference.block_margins import LOSSLESS, tile_gaps
+from comfy_sage2.reference.block_margins import LOSSLESS, block_margins
 
 from .builds import (
     REFERENCE_BOUND_OF_FEW_ROWS,
     backend,
     each_accumulator,
     each_mode,
-    module_with_gaps,
+    module_with_margins,
     numerics,
     random_qkv,
     relative_l1,
@@ -33,38 +33,38 @@ pytestmark = pytest.mark.gpu
 
 each_head_dim = pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
 
-RAGGED = (333, 700)  # 3 blocks of queries and 6 tiles of keys, the last of 77 and of 60
+RAGGED = (333, 700)  # 3 blocks of queries and 6 blocks of keys, the last of 77 and of 60
 # Integer scores are the reference's. In 4 bits the correction for smoothed queries is rounded to fp16 on the way.
 ROUNDING = {"8b": (2e-3, 1e-4), "4b": (1e-2, 2e-3), "precise": (2e-3, 1e-4)}
-# The share of tiles whose largest score has an element next to a tie, rounded the other way, and what that may cost.
+# The share of blocks whose largest score has an element next to a tie, rounded the other way, and what that may cost.
 # 14 % were seen with 20,000 keys, whose mean the kernels sum in another order.
 TIES, COST_OF_A_TIE = 0.2, {"8b": 2.0, "4b": 8.0, "precise": 2.0}
 
 
 @pytest.fixture(autouse=True)
 def kernels_that_record(name: str) -> None:
-    module_with_gaps(name)
+    module_with_margins(name)
 
 
 def graded(
     q_shape: tuple[int, int, int, int], kv_shape: tuple[int, int, int, int]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v whose tiles of keys differ by many octaves in what they give to a row."""
+    """q, k and v whose blocks of keys differ by many octaves in what they give to a row."""
     q, k, v = random_qkv(q_shape, kv_shape)
     batch, heads, length, head_dim = kv_shape
-    gains = torch.randn(batch, heads, tiles_of(length), 1, device="cuda") * (20.0 / head_dim**0.5)
-    return q + 1, k + gains.repeat_interleave(TILE_TOKENS, 2)[:, :, :length].half(), v
+    gains = torch.randn(batch, heads, blocks_of(length), 1, device="cuda") * (20.0 / head_dim**0.5)
+    return q + 1, k + gains.repeat_interleave(BLOCK_TOKENS, 2)[:, :, :length].half(), v
 
 
 def recorded(
     name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **call: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and the gaps, which hold anything before the call."""
-    shape = (q.shape[0], q.shape[1], tiles_of(q.shape[2]), tiles_of(k.shape[2]))
-    gaps = torch.full(shape, math.nan, device="cuda")
-    gaps.view(-1)[::2] = -1e30
-    out, _ = run(name, q, k, v, gaps=gaps, **call)
-    return out, gaps
+    """The output and the margins, which hold anything before the call."""
+    shape = (q.shape[0], q.shape[1], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
+    margins = torch.full(shape, math.nan, device="cuda")
+    margins.view(-1)[::2] = -1e30
+    out, _ = run(name, q, k, v, block_margins=margins, **call)
+    return out, margins
 
 
 def by_reference(name: str, q: torch.Tensor, k: torch.Tensor, **call: Any) -> torch.Tensor:
@@ -72,14 +72,14 @@ def by_reference(name: str, q: torch.Tensor, k: torch.Tensor, **call: Any) -> to
     of_kernels = numerics(name, q, options, kv_length=k.shape[2], plain=False)
     if name == "sm90" and options.mode == "precise":
         of_kernels = replace(of_kernels, keys_per_step=128 if q.shape[3] <= 128 else 64)
-    return tile_gaps(q, k, of_kernels, scale=options.scale, running=True)
+    return block_margins(q, k, of_kernels, scale=options.scale, running=True)
 
 
-def assert_follows(gaps: torch.Tensor, wanted: torch.Tensor, mode: str) -> None:
-    """`gaps` are the reference's but for rounding."""
-    assert (gaps <= 0).all()  # NaN is not
+def assert_follows(block_margins: torch.Tensor, wanted: torch.Tensor, mode: str) -> None:
+    """`block_margins` are the reference's but for rounding."""
+    assert (block_margins <= 0).all()  # NaN is not
     absolute, relative = ROUNDING[mode]
-    error = (gaps - wanted).abs() - absolute - relative * wanted.abs()
+    error = (block_margins - wanted).abs() - absolute - relative * wanted.abs()
     assert (error > 0).sum() <= 1 + TIES * error.numel()
     assert (error <= COST_OF_A_TIE[mode]).all()
 
@@ -89,16 +89,16 @@ def assert_follows(gaps: torch.Tensor, wanted: torch.Tensor, mode: str) -> None:
 @pytest.mark.parametrize("rotate", [False, True])
 @pytest.mark.parametrize("q_length", RAGGED)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_gaps_are_the_references(
+def test_margins_are_the_references(
     name: str, mode: str, head_dim: int, rotate: bool, q_length: int, dtype: torch.dtype, fresh_seed: int
 ) -> None:
     tensors = graded((2, 4, q_length, head_dim), (2, 2, RAGGED[1], head_dim))
     q, k, v = (tensor.to(dtype) for tensor in tensors)
     call: dict[str, Any] = {"mode": mode, "rotate": rotate, "scale": 1.3 / head_dim**0.5}
-    _, gaps = recorded(name, q, k, v, **call)
+    _, margins = recorded(name, q, k, v, **call)
     wanted = by_reference(name, q, k, **call)
     assert (wanted < -5).double().mean() > 0.1 and (wanted == 0).any()
-    assert_follows(gaps, wanted, mode)
+    assert_follows(margins, wanted, mode)
 
 
 @each_mode
@@ -108,30 +108,30 @@ def test_gaps_are_the_references(
 )
 def test_lengths(name: str, mode: str, head_dim: int, lengths: tuple[int, int], fresh_seed: int) -> None:
     q, k, v = graded((1, 2, lengths[0], head_dim), (1, 2, lengths[1], head_dim))
-    _, gaps = recorded(name, q, k, v, mode=mode)
-    assert_follows(gaps, by_reference(name, q, k, mode=mode), mode)
+    _, margins = recorded(name, q, k, v, mode=mode)
+    assert_follows(margins, by_reference(name, q, k, mode=mode), mode)
 
 
 @each_mode
 @each_head_dim
-def test_gaps_below_a_maximum_that_comes_first(name: str, mode: str, head_dim: int, fresh_seed: int) -> None:
+def test_margins_below_a_maximum_that_comes_first(name: str, mode: str, head_dim: int, fresh_seed: int) -> None:
     """No later step raises a row's maximum."""
     q, k, v = graded((2, 4, RAGGED[0], head_dim), (2, 2, RAGGED[1], head_dim))
     last = RAGGED[1] % 64  # of the last step
     q[..., 0] = 8.0
     k[:, :, -last:, 0] += 40.0 * head_dim**0.5
-    _, gaps = recorded(name, q, k, v, mode=mode)
+    _, margins = recorded(name, q, k, v, mode=mode)
     wanted = by_reference(name, q, k, mode=mode)
     assert (wanted[..., -1] == 0).all()
     if name == "sm90":
         assert (wanted[..., :-1] < -20).all()
-    assert_follows(gaps, wanted, mode)
+    assert_follows(margins, wanted, mode)
 
 
 @each_mode
 @each_head_dim
 @pytest.mark.parametrize("lengths", [RAGGED, (256, 512)], ids=str)
-def test_the_output_is_that_of_a_call_without_gaps(
+def test_the_output_is_that_of_a_call_without_margins(
     name: str, mode: str, head_dim: int, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
     """Bit for bit where the kernels take the same keys a step; plain kernels of sm90 do not always."""
@@ -143,9 +143,9 @@ def test_the_output_is_that_of_a_call_without_gaps(
         assert relative_l1(out, dense) < REFERENCE_BOUND_OF_FEW_ROWS
     else:
         assert torch.equal(out, dense)
-    most = TileLists.dense(*lengths).to_mask().expand(2, 4, -1, -1).clone()
+    most = BlockMask.full(*lengths).to_dense().expand(2, 4, -1, -1).clone()
     most[:, 0, 0, 0] = False  # where lists leave out nothing, the kernel may be the dense one
-    listed, _ = run(name, q, k, v, mode=mode, tiles=TileLists.of_mask(most).lists.cuda())
+    listed, _ = run(name, q, k, v, mode=mode, block_mask=BlockMask.from_dense(most).lists.cuda())
     assert torch.equal(out[:, 1:], listed[:, 1:])
 
 
@@ -154,58 +154,58 @@ def test_the_output_is_that_of_a_call_without_gaps(
     [(kernels.name, mode) for kernels in KERNELS for mode in kernels.modes if kernels.name != "sm80"],
 )
 @each_head_dim
-def test_lists_of_the_lossless_tiles_are_the_dense_call_bit_for_bit(
+def test_lists_of_the_lossless_blocks_are_the_dense_call_bit_for_bit(
     name: str, mode: str, head_dim: int, fresh_seed: int
 ) -> None:
-    """P of tiles that are at most LOSSLESS are zeros in E4M3, in 8 and 4 bits."""
+    """P of blocks that are at most LOSSLESS are zeros in E4M3, in 8 and 4 bits."""
     if mode == "precise":
         pytest.skip("P in 16 bits are not zero")
     q, k, v = graded((2, 4, 500, head_dim), (2, 2, 3000, head_dim))
-    out, gaps = recorded(name, q, k, v, mode=mode)
-    live = gaps > LOSSLESS
-    assert 0.05 < live.double().mean() < 0.9
-    most = torch.ones_like(live)
-    most[tuple((~live).nonzero()[0])] = False  # where lists leave out nothing, the kernel may be the dense one
-    wanted, wanted_lse = run(name, q, k, v, mode=mode, tiles=TileLists.of_mask(most).lists, return_lse=True)
-    found, found_lse = run(name, q, k, v, mode=mode, tiles=TileLists.of_mask(live).lists, return_lse=True)
+    out, margins = recorded(name, q, k, v, mode=mode)
+    active = margins > LOSSLESS
+    assert 0.05 < active.double().mean() < 0.9
+    most = torch.ones_like(active)
+    most[tuple((~active).nonzero()[0])] = False  # where lists leave out nothing, the kernel may be the dense one
+    wanted, wanted_lse = run(name, q, k, v, mode=mode, block_mask=BlockMask.from_dense(most).lists, return_lse=True)
+    found, found_lse = run(name, q, k, v, mode=mode, block_mask=BlockMask.from_dense(active).lists, return_lse=True)
     assert torch.equal(found, wanted) and torch.equal(found_lse, wanted_lse)
     assert torch.equal(found, out)
-    without_maxima = TileLists.of_mask(live & (gaps < 0.0)).lists
-    assert not torch.equal(run(name, q, k, v, mode=mode, tiles=without_maxima)[0], wanted)
+    without_maxima = BlockMask.from_dense(active & (margins < 0.0)).lists
+    assert not torch.equal(run(name, q, k, v, mode=mode, block_mask=without_maxima)[0], wanted)
 
 
 @each_mode
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("kv_length", [129, 700])
-def test_nan_is_never_dead(name: str, mode: str, head_dim: int, kv_length: int, fresh_seed: int) -> None:
+def test_nan_is_never_skipped(name: str, mode: str, head_dim: int, kv_length: int, fresh_seed: int) -> None:
     q, k, v = graded((2, 4, RAGGED[0], head_dim), (2, 2, kv_length, head_dim))
     _, clean = recorded(name, q, k, v, mode=mode)
     k[1, 0, 40, 3] = math.nan  # of heads 0 and 1 of q, all of whose scores are NaN then
     q[0, 2, 200, 5] = math.nan
-    _, gaps = recorded(name, q, k, v, mode=mode)
-    assert (gaps[1, :2] == 0).all() and (gaps[0, 2, 1] == 0).all()
+    _, margins = recorded(name, q, k, v, mode=mode)
+    assert (margins[1, :2] == 0).all() and (margins[0, 2, 1] == 0).all()
     clean[1, :2] = clean[0, 2, 1] = 0
-    assert torch.equal(gaps, clean)
+    assert torch.equal(margins, clean)
 
 
 @each_accumulator
 def test_20000_keys(name: str, mode: str, accumulator: str, fresh_seed: int) -> None:
     q, k, v = graded((1, 2, 300, 128), (1, 1, 20_000, 128))
-    _, gaps = recorded(name, q, k, v, mode=mode, pv_accumulator=accumulator)
-    assert_follows(gaps, by_reference(name, q, k, mode=mode), mode)
+    _, margins = recorded(name, q, k, v, mode=mode, pv_accumulator=accumulator)
+    assert_follows(margins, by_reference(name, q, k, mode=mode), mode)
 
 
 @each_mode
-def test_more_work_tiles_than_blocks(name: str, mode: str, fresh_seed: int) -> None:
+def test_more_work_blocks_than_blocks(name: str, mode: str, fresh_seed: int) -> None:
     q, k, v = graded((2, 8, 3000, 64), (2, 4, 1500, 64))
-    _, gaps = recorded(name, q, k, v, mode=mode)
-    assert_follows(gaps, by_reference(name, q, k, mode=mode), mode)
+    _, margins = recorded(name, q, k, v, mode=mode)
+    assert_follows(margins, by_reference(name, q, k, mode=mode), mode)
     for _ in range(5):
-        assert torch.equal(recorded(name, q, k, v, mode=mode)[1], gaps)
+        assert torch.equal(recorded(name, q, k, v, mode=mode)[1], margins)
 
 
 @each_mode
-def test_parts_have_the_same_gaps(monkeypatch: pytest.MonkeyPatch, name: str, mode: str, fresh_seed: int) -> None:
+def test_parts_have_the_same_margins(monkeypatch: pytest.MonkeyPatch, name: str, mode: str, fresh_seed: int) -> None:
     q, k, v = graded((3, 8, 700, 64), (3, 2, 700, 64))
     _, whole = recorded(name, q, k, v, mode=mode)
     monkeypatch.setattr(launch, "WORKSPACE_BOUND", 3 * 700 * 64)
@@ -216,10 +216,10 @@ def test_parts_have_the_same_gaps(monkeypatch: pytest.MonkeyPatch, name: str, mo
 def test_smoothed_queries_in_several_launches(name: str, fresh_seed: int) -> None:
     """The correction of 2 * 24 heads with 40,000 keys is larger than its share of the workspace."""
     q, k, v = graded((2, 24, 5120, 64), (2, 2, 40_000, 64))
-    _, gaps = recorded(name, q, k, v, mode="4b")
+    _, margins = recorded(name, q, k, v, mode="4b")
     for batch, head in ((0, 0), (0, 23), (1, 0), (1, 23)):
         part = q[batch, head, None, None], k[batch, head // 12, None, None], v[batch, head // 12, None, None]
-        assert torch.equal(gaps[batch, head], recorded(name, *part, mode="4b")[1][0, 0])
+        assert torch.equal(margins[batch, head], recorded(name, *part, mode="4b")[1][0, 0])
 
 
 @each_mode
@@ -227,17 +227,17 @@ def test_a_cuda_graph_notes_anew(name: str, mode: str, fresh_seed: int) -> None:
     q, k, v = graded((1, 4, 1000, 128), (1, 4, 1000, 128))
     recorded(name, q, k, v, mode=mode)
     graph = torch.cuda.CUDAGraph()
-    gaps = torch.empty(1, 4, 8, 8, device="cuda")
+    margins = torch.empty(1, 4, 8, 8, device="cuda")
     with torch.cuda.graph(graph):
-        out, _ = run(name, q, k, v, mode=mode, gaps=gaps)
+        out, _ = run(name, q, k, v, mode=mode, block_margins=margins)
     for _ in range(3):
         k.copy_(graded((1, 4, 1000, 128), (1, 4, 1000, 128))[1])
         out.fill_(math.nan)
-        gaps.fill_(math.nan)
+        margins.fill_(math.nan)
         graph.replay()
         torch.cuda.synchronize()
-        wanted, wanted_gaps = recorded(name, q, k, v, mode=mode)
-        assert torch.equal(out, wanted) and torch.equal(gaps, wanted_gaps)
+        wanted, wanted_margins = recorded(name, q, k, v, mode=mode)
+        assert torch.equal(out, wanted) and torch.equal(margins, wanted_margins)
 
 
 @each_mode
@@ -247,8 +247,8 @@ def test_the_public_call(name: str, mode: str, layout: str, fresh_seed: int) -> 
         pytest.skip("another backend serves this GPU")
     q, k, v = graded((2, 4, 300, 128), (2, 2, 700, 128))
     out, wanted = recorded(name, q, k, v, mode=mode)
-    gaps = torch.empty_like(wanted)
+    margins = torch.empty_like(wanted)
     given = (q, k, v) if layout == "BHND" else [tensor.transpose(1, 2) for tensor in (q, k, v)]
-    found = comfy_sage2.attention(*given, gaps=gaps, mode=mode, layout=layout)
-    assert torch.equal(gaps, wanted)
+    found = comfy_sage2.attention(*given, block_margins=margins, mode=mode, layout=layout)
+    assert torch.equal(margins, wanted)
     assert torch.equal(found if layout == "BHND" else found.transpose(1, 2), out)

@@ -1,4 +1,4 @@
-"""Calls with tile lists against attention in float64 under the expanded mask, and who refuses them."""
+"""Calls with block masks against attention in float64 under the expanded mask, and who refuses them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from attention_oracle import oracle, relative_l1
 
 import comfy_sage2
-from comfy_sage2 import TileLists, UnsupportedError, registry
+from comfy_sage2 import BlockMask, UnsupportedError, registry
 from comfy_sage2.attention import _attention_op, _writing_attention_op
 from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
 from comfy_sage2.backends.constraints import DENSE
@@ -23,9 +23,9 @@ from comfy_sage2.reference.scores import tile_scores
 
 BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
 NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]
-LISTS = TileLists.dense(200, 330)  # that fit `inputs`
+LISTS = BlockMask.full(200, 330)  # that fit `inputs`
 FLAG = torch.zeros(1, dtype=torch.int32)
-REFUSAL = "[SA-212] only the kernels take tile lists, and the reference, which is slow: leave out `tiles` here"
+REFUSAL = "[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` here"
 
 
 def inputs(
@@ -36,34 +36,34 @@ def inputs(
     return q, k, v
 
 
-def random_lists(q: torch.Tensor, k: torch.Tensor, *, batch: int | None = None, heads: int | None = None) -> TileLists:
-    """Lists of any tiles in any order, with a seed of torch; behind their counts lies anything."""
+def random_lists(q: torch.Tensor, k: torch.Tensor, *, batch: int | None = None, heads: int | None = None) -> BlockMask:
+    """Lists of any blocks in any order, with a seed of torch; behind their counts lies anything."""
     chance = random.Random(int(torch.randint(2**31, ())))
-    blocks, tiles = -(-q.shape[2] // 128), -(-k.shape[2] // 128)
-    shape = (batch or q.shape[0], heads or q.shape[1], blocks, 1 + tiles)
+    q_blocks, blocks = -(-q.shape[2] // 128), -(-k.shape[2] // 128)
+    shape = (batch or q.shape[0], heads or q.shape[1], q_blocks, 1 + blocks)
     lists = torch.randint(-(2**15), 2**15, shape).to(torch.int16)
-    for each in lists.view(-1, 1 + tiles):
-        live = chance.sample(range(tiles), chance.randint(0, tiles))
-        each[: 1 + len(live)] = torch.tensor([len(live), *live])
-    return TileLists(lists)
+    for each in lists.view(-1, 1 + blocks):
+        active = chance.sample(range(blocks), chance.randint(0, blocks))
+        each[: 1 + len(active)] = torch.tensor([len(active), *active])
+    return BlockMask(lists)
 
 
-def expanded(lists: TileLists, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def expanded(lists: BlockMask, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The keys of each query as a bool (B, Hq, Nq, Nkv) mask, straight from the definition."""
     mask = torch.zeros(q.shape[0], q.shape[1], q.shape[2], k.shape[2], dtype=torch.bool)
     many = lists.lists.expand(q.shape[0], q.shape[1], -1, -1)
-    tiles = many.shape[3] - 1
+    blocks = many.shape[3] - 1
     for batch in range(q.shape[0]):
         for head in range(q.shape[1]):
-            for block, (count, *entries) in enumerate(many[batch, head].tolist()):
-                for tile in entries[: min(max(count, 0), tiles)]:
-                    if 0 <= tile < tiles:
-                        mask[batch, head, 128 * block : 128 * (block + 1), 128 * tile : 128 * (tile + 1)] = True
+            for q_block, (count, *entries) in enumerate(many[batch, head].tolist()):
+                for block in entries[: min(max(count, 0), blocks)]:
+                    if 0 <= block < blocks:
+                        mask[batch, head, 128 * q_block : 128 * (q_block + 1), 128 * block : 128 * (block + 1)] = True
     return mask
 
 
 def assert_matches(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: TileLists, mode: str = "8b", **choices: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: BlockMask, mode: str = "8b", **choices: Any
 ) -> None:
     """BHND tensors against the oracle, output and LSE."""
     allowed = expanded(lists, q, k)
@@ -74,7 +74,7 @@ def assert_matches(
         else:
             allowed = torch.where(allowed, mask, -math.inf)
     expected, expected_lse = oracle(q, k, v, attn_mask=allowed, is_causal=choices.get("is_causal", False))
-    out, lse = comfy_sage2.attention(q, k, v, tiles=lists, mode=mode, return_lse=True, **choices)
+    out, lse = comfy_sage2.attention(q, k, v, block_mask=lists, mode=mode, return_lse=True, **choices)
     assert (out - expected).abs().sum() <= BOUNDS[mode] * expected.abs().sum()  # both are 0 where all lists are empty
     closed = expected_lse == -math.inf
     assert (out[closed] == 0).all() and (lse[closed] == -math.inf).all()
@@ -110,21 +110,21 @@ def test_lists_with_an_additive_mask() -> None:
 
 
 @pytest.mark.parametrize("mode", [*MODES, EXACT])
-def test_lists_of_one_tile(mode: str) -> None:
-    q, k, v = inputs(lengths=(300, 290))  # the last tile has 34 keys
+def test_lists_of_one_block(mode: str) -> None:
+    q, k, v = inputs(lengths=(300, 290))  # the last block has 34 keys
     lists = torch.full((2, 2, 3, 4), -1, dtype=torch.int16)
     lists[..., 0], lists[..., 1] = 1, torch.randint(3, (2, 2, 3))
     lists[0, 0, :, 1] = torch.arange(3)
-    assert_matches(q, k, v, TileLists(lists), mode)
+    assert_matches(q, k, v, BlockMask(lists), mode)
 
 
 @pytest.mark.parametrize("mode", [*MODES, EXACT])
 def test_empty_lists_give_zeros(mode: str) -> None:
     q, k, v = inputs()
-    lists = TileLists.dense(200, 330, batch=2, heads=2)
+    lists = BlockMask.full(200, 330, batch=2, heads=2)
     lists.lists[:, 1, 1, 0] = 0
     smooth_v = mode != EXACT
-    out, lse = comfy_sage2.attention(q, k, v + 5, tiles=lists, mode=mode, smooth_v=smooth_v, return_lse=True)
+    out, lse = comfy_sage2.attention(q, k, v + 5, block_mask=lists, mode=mode, smooth_v=smooth_v, return_lse=True)
     empty = torch.zeros(2, 2, 200, dtype=torch.bool)
     empty[:, 1, 128:] = True
     assert (out[empty] == 0).all() and (lse[empty] == -math.inf).all()
@@ -133,24 +133,26 @@ def test_empty_lists_give_zeros(mode: str) -> None:
 
 @pytest.mark.parametrize(("mode", "rotate"), NUMERICS)
 @pytest.mark.parametrize(("is_causal", "shuffled"), [(False, True), (True, False)])
-def test_all_tiles_are_the_dense_call_bit_for_bit(mode: str, rotate: bool, is_causal: bool, shuffled: bool) -> None:
+def test_all_blocks_are_the_dense_call_bit_for_bit(mode: str, rotate: bool, is_causal: bool, shuffled: bool) -> None:
     q, k, v = inputs(lengths=(260, 330))
     choices: dict[str, Any] = {"mode": mode, "rotate": rotate, "is_causal": is_causal, "return_lse": True}
-    lists = TileLists.dense(260, 330, is_causal=is_causal)
+    lists = BlockMask.full(260, 330, is_causal=is_causal)
     if shuffled:
-        lists = TileLists.dense(260, 330)
+        lists = BlockMask.full(260, 330)
         lists.lists[..., 1:] = lists.lists[..., 1 + torch.randperm(3)]
     expected, expected_lse = comfy_sage2.attention(q, k, v, **choices)
-    out, lse = comfy_sage2.attention(q, k, v, tiles=lists, **choices)
+    out, lse = comfy_sage2.attention(q, k, v, block_mask=lists, **choices)
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
 
 
 def test_what_lies_behind_the_count_changes_nothing() -> None:
     q, k, v = inputs()
     poisoned = random_lists(q, k)
-    clean = TileLists.of_mask(poisoned.to_mask())
+    clean = BlockMask.from_dense(poisoned.to_dense())
     assert not torch.equal(poisoned.lists, clean.lists)
-    assert torch.equal(comfy_sage2.attention(q, k, v, tiles=poisoned), comfy_sage2.attention(q, k, v, tiles=clean))
+    assert torch.equal(
+        comfy_sage2.attention(q, k, v, block_mask=poisoned), comfy_sage2.attention(q, k, v, block_mask=clean)
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,8 +171,8 @@ def test_what_lies_behind_the_count_changes_nothing() -> None:
 def test_invalid_entries_are_left_out_and_noted(bad: list[int], clean: list[int], mode: str) -> None:
     q, k, v = inputs(lengths=(100, 300))
     flags = torch.full((2, 1), -7, dtype=torch.int32)
-    given = (TileLists(torch.tensor([[[each]]], dtype=torch.int16), flags[i]) for i, each in enumerate((bad, clean)))
-    out, wanted = (comfy_sage2.attention(q, k, v, tiles=tiles, mode=mode) for tiles in given)
+    given = (BlockMask(torch.tensor([[[each]]], dtype=torch.int16), flags[i]) for i, each in enumerate((bad, clean)))
+    out, wanted = (comfy_sage2.attention(q, k, v, block_mask=blocks, mode=mode) for blocks in given)
     assert flags.tolist() == [[1], [-7]]
     assert torch.equal(out, wanted)
     assert torch.equal(out, torch.zeros_like(out)) == (clean[0] == 0)
@@ -181,25 +183,25 @@ def test_explain_names_an_invalid_entry(layout: str) -> None:
     q, k, v = inputs()
     if layout == "BNHD":
         q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    tiles = TileLists.dense(200, 330, heads=2)
-    assert comfy_sage2.explain(q, k, v, tiles=tiles, layout=layout)["reference"] is None
-    tiles.lists[0, 1, 1, 2] = 7
-    message = r"\[SA-211\] tile list of batch 0, head 1, block of queries 1: entry 2 is tile 7, expected 0 to 2"
+    blocks = BlockMask.full(200, 330, heads=2)
+    assert comfy_sage2.explain(q, k, v, block_mask=blocks, layout=layout)["reference"] is None
+    blocks.lists[0, 1, 1, 2] = 7
+    message = r"\[SA-211\] lists of batch 0, head 1, block of queries 1: entry 2 is block 7, expected 0 to 2"
     for name in (None, "reference"):
         with pytest.raises(ValueError, match=message):
-            comfy_sage2.explain(q, k, v, tiles=tiles, layout=layout, backend=name)
+            comfy_sage2.explain(q, k, v, block_mask=blocks, layout=layout, backend=name)
 
 
 def test_a_note_of_invalid_entries_beside_one_of_values() -> None:
     q, k, v = inputs()
-    tiles = TileLists(TileLists.dense(200, 330).lists, torch.zeros(1, dtype=torch.int32))
-    assert tiles.invalid is not None
+    blocks = BlockMask(BlockMask.full(200, 330).lists, torch.zeros(1, dtype=torch.int32))
+    assert blocks.invalid is not None
     nonfinite = torch.zeros(1, dtype=torch.int32)
-    comfy_sage2.attention(q, k, v, tiles=tiles, nonfinite=nonfinite)
-    assert (tiles.invalid.item(), nonfinite.item()) == (0, 0)
-    tiles.lists[0, 0, 0, 0] = 4
-    comfy_sage2.attention(q, k, v, tiles=tiles, nonfinite=nonfinite)
-    assert (tiles.invalid.item(), nonfinite.item()) == (1, 0)
+    comfy_sage2.attention(q, k, v, block_mask=blocks, nonfinite=nonfinite)
+    assert (blocks.invalid.item(), nonfinite.item()) == (0, 0)
+    blocks.lists[0, 0, 0, 0] = 4
+    comfy_sage2.attention(q, k, v, block_mask=blocks, nonfinite=nonfinite)
+    assert (blocks.invalid.item(), nonfinite.item()) == (1, 0)
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", EXACT])
@@ -210,9 +212,9 @@ def test_bnhd_views_of_a_fused_projection(mode: str) -> None:
     q, k, v = (view.transpose(1, 2).contiguous() for view in views)
     lists = random_lists(q, k)
     kept = lists.lists.clone()
-    out = comfy_sage2.attention(*views, tiles=lists, layout="BNHD", mode=mode)
+    out = comfy_sage2.attention(*views, block_mask=lists, layout="BNHD", mode=mode)
     assert out.is_contiguous()
-    torch.testing.assert_close(out.transpose(1, 2), comfy_sage2.attention(q, k, v, tiles=lists, mode=mode))
+    torch.testing.assert_close(out.transpose(1, 2), comfy_sage2.attention(q, k, v, block_mask=lists, mode=mode))
     assert_matches(q, k, v, lists, mode)
     assert torch.equal(fused, before) and torch.equal(lists.lists, kept)
 
@@ -221,7 +223,7 @@ def test_bnhd_views_of_a_fused_projection(mode: str) -> None:
 def test_half_precision(dtype: torch.dtype) -> None:
     q, k, v = (tensor.to(dtype) for tensor in inputs())
     lists = random_lists(q, k)
-    out = comfy_sage2.attention(q, k, v, tiles=lists)
+    out = comfy_sage2.attention(q, k, v, block_mask=lists)
     assert out.dtype == dtype
     assert relative_l1(out, oracle(q, k, v, attn_mask=expanded(lists, q, k))[0]) < BOUNDS["8b"]
 
@@ -237,7 +239,7 @@ def test_steps_that_nobody_needs_are_not_computed(monkeypatch: pytest.MonkeyPatc
     q, k, v = inputs(lengths=(200, 1000))
     mask = torch.zeros(2, 2, 2, 8, dtype=torch.bool)
     mask[0, 1, 0, 3] = mask[1, 0, 1, 7] = True
-    comfy_sage2.attention(q, k, v, tiles=TileLists.of_mask(mask))
+    comfy_sage2.attention(q, k, v, block_mask=BlockMask.from_dense(mask))
     assert set(steps) == {3, 7}
 
 
@@ -245,29 +247,33 @@ def test_a_flag_of_values_that_are_not_finite() -> None:
     q, k, v = inputs()
     flag = torch.zeros(1, dtype=torch.int32)
     lists = random_lists(q, k)
-    plain = comfy_sage2.attention(q, k, v, tiles=lists)
-    assert torch.equal(comfy_sage2.attention(q, k, v, tiles=lists, nonfinite=flag), plain) and not flag.item()
+    plain = comfy_sage2.attention(q, k, v, block_mask=lists)
+    assert torch.equal(comfy_sage2.attention(q, k, v, block_mask=lists, nonfinite=flag), plain) and not flag.item()
     v[0, 0, 7, 3] = math.inf
-    comfy_sage2.attention(q, k, v, tiles=LISTS, nonfinite=flag)
+    comfy_sage2.attention(q, k, v, block_mask=LISTS, nonfinite=flag)
     assert flag.item() == 1
 
 
 @pytest.mark.parametrize(
-    ("tiles", "error", "message"),
+    ("block_mask", "error", "message"),
     [
-        (LISTS.lists, TypeError, r"tiles must be a comfy_sage2.TileLists or None, got Tensor; make one with TileLists"),
-        (TileLists(LISTS.lists.to("meta")), ValueError, "tiles must be on q's device cpu, got meta"),
-        (TileLists.dense(200, 385), ValueError, r"of shape \(1 or 2, 1 or 2, 2, 4\) for 200 queries and 330 keys"),
-        (TileLists.dense(128, 330), ValueError, r"in tiles of 128, got \(1, 1, 1, 4\)"),
-        (TileLists.dense(200, 330, heads=3), ValueError, r"got \(1, 3, 2, 4\)"),
-        (TileLists.dense(200, 330, batch=3), ValueError, r"got \(3, 1, 2, 4\)"),
+        (
+            LISTS.lists,
+            TypeError,
+            r"block_mask must be a comfy_sage2.BlockMask or None, got Tensor; make one with BlockMask",
+        ),
+        (BlockMask(LISTS.lists.to("meta")), ValueError, "block_mask must be on q's device cpu, got meta"),
+        (BlockMask.full(200, 385), ValueError, r"of shape \(1 or 2, 1 or 2, 2, 4\) for 200 queries and 330 keys"),
+        (BlockMask.full(128, 330), ValueError, r"in blocks of 128, got \(1, 1, 1, 4\)"),
+        (BlockMask.full(200, 330, heads=3), ValueError, r"got \(1, 3, 2, 4\)"),
+        (BlockMask.full(200, 330, batch=3), ValueError, r"got \(3, 1, 2, 4\)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
-def test_lists_that_do_not_fit(tiles: Any, error: Any, message: str, call: Any) -> None:
+def test_lists_that_do_not_fit(block_mask: Any, error: Any, message: str, call: Any) -> None:
     with pytest.raises(error, match=r"\[SA-211\] .*" + message):
-        call(*inputs(), tiles=tiles)
+        call(*inputs(), block_mask=block_mask)
 
 
 @pytest.mark.parametrize(
@@ -281,12 +287,12 @@ def test_lists_that_do_not_fit(tiles: Any, error: Any, message: str, call: Any) 
 )
 @pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
 def test_flags_that_do_not_fit(flag: torch.Tensor, error: Any, message: str, call: Any) -> None:
-    with pytest.raises(error, match=r"\[SA-209\] tiles.invalid " + message):
-        call(*inputs(), tiles=TileLists(LISTS.lists, flag))
+    with pytest.raises(error, match=r"\[SA-209\] block_mask.invalid " + message):
+        call(*inputs(), block_mask=BlockMask(LISTS.lists, flag))
 
 
 class Twos(Backend):
-    """A kernel that takes no tile lists, and answers with twos."""
+    """A kernel that takes no block masks, and answers with twos."""
 
     name = "twos"
     accelerated = True
@@ -305,23 +311,23 @@ def test_a_call_with_lists_goes_past_what_refuses_them(monkeypatch: pytest.Monke
     assert torch.equal(comfy_sage2.attention(q, k, v), twos)
     assert_matches(q, k, v, lists)
     assert torch.equal(comfy_sage2.attention(q, k, v), twos)
-    assert comfy_sage2.explain(q, k, v, tiles=lists) == {"twos": REFUSAL, "reference": None}
+    assert comfy_sage2.explain(q, k, v, block_mask=lists) == {"twos": REFUSAL, "reference": None}
     assert comfy_sage2.explain(q, k, v) == {"twos": None, "reference": None}
     with pytest.raises(UnsupportedError, match=r"backend 'twos' cannot run this call: \[SA-212\]"):
-        comfy_sage2.attention(q, k, v, tiles=lists, backend="twos")
+        comfy_sage2.attention(q, k, v, block_mask=lists, backend="twos")
 
 
 @pytest.mark.parametrize("mode", ["8b", EXACT])
 def test_measured_times_do_not_hold_for_lists(mode: str) -> None:
     q, k, _ = (tensor.half() for tensor in inputs())
-    request = AttentionRequest.of(q, k, AttentionOptions(mode), OptionalTensors(tiles=LISTS.lists))
-    assert request.has_tiles and request.work is None
-    assert replace(request, has_tiles=False).work is not None
+    request = AttentionRequest.of(q, k, AttentionOptions(mode), OptionalTensors(block_mask=LISTS.lists))
+    assert request.has_block_mask and request.work is None
+    assert replace(request, has_block_mask=False).work is not None
 
 
 def test_there_is_no_silent_gradient() -> None:
     q, k, v = inputs()
-    out = comfy_sage2.attention(q.requires_grad_(), k, v, tiles=LISTS)
+    out = comfy_sage2.attention(q.requires_grad_(), k, v, block_mask=LISTS)
     with pytest.raises(RuntimeError, match="SA-307"):
         out.sum().backward()
 
@@ -331,11 +337,11 @@ def test_a_compiled_call() -> None:
     q, k, v = inputs()
     lists = random_lists(q, k)
 
-    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: TileLists) -> torch.Tensor:
-        return comfy_sage2.attention(q * 1.5, k, v, tiles=tiles) + 1
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_mask: BlockMask) -> torch.Tensor:
+        return comfy_sage2.attention(q * 1.5, k, v, block_mask=block_mask) + 1
 
     def model_of_lists(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: torch.Tensor) -> torch.Tensor:
-        return model(q, k, v, TileLists(lists))
+        return model(q, k, v, BlockMask(lists))
 
     expected = model(q, k, v, lists)
     assert not torch.allclose(expected, comfy_sage2.attention(q * 1.5, k, v) + 1)
@@ -352,13 +358,13 @@ def test_a_compiled_call_notes_invalid_entries(checked: bool) -> None:
     q, k, v = inputs()
 
     def model(q: torch.Tensor, lists: torch.Tensor, flag: torch.Tensor, nonfinite: torch.Tensor) -> torch.Tensor:
-        tiles = TileLists(lists, flag)
-        return comfy_sage2.attention(q, k, v, tiles=tiles, nonfinite=nonfinite if checked else None) + 1
+        blocks = BlockMask(lists, flag)
+        return comfy_sage2.attention(q, k, v, block_mask=blocks, nonfinite=nonfinite if checked else None) + 1
 
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     lists = LISTS.lists.clone()
     for wrong in (0, 1):
-        lists[0, 0, 0, 3] = wrong  # tile 1 is there before
+        lists[0, 0, 0, 3] = wrong  # block 1 is there before
         flag, nonfinite = torch.zeros(2, 1, dtype=torch.int32)
         torch.testing.assert_close(compiled(q, lists, flag, nonfinite), model(q, lists, FLAG.clone(), nonfinite))
         assert (flag.item(), nonfinite.item()) == (wrong, 0)
@@ -369,7 +375,7 @@ def test_a_compiled_mask_of_blocks() -> None:
     q, k, v = inputs()
 
     def model(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return comfy_sage2.attention(q, k, v, tiles=TileLists.of_mask(mask))
+        return comfy_sage2.attention(q, k, v, block_mask=BlockMask.from_dense(mask))
 
     mask = torch.rand(2, 2, 2, 3) > 0.5
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

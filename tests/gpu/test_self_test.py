@@ -20,7 +20,7 @@ from comfy_sage2.backends import self_test, self_test_cases
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import abi, loader
 
-from .builds import backend, module_with_gaps, module_with_lists
+from .builds import backend, module_with_lists, module_with_margins
 
 pytestmark = pytest.mark.gpu
 
@@ -39,9 +39,11 @@ def test_a_right_module_passes(name: str) -> None:
     outcome = self_test.test_now(name, torch.cuda.current_device(), variants)
     assert outcome.reason is None
     in_precise = sum(variant.mode == "precise" for variant in variants)
-    takes_lists, notes_gaps = abi.has_tile_lists(loader.load(name)), abi.has_gaps(loader.load(name))
+    takes_lists, records_margins = abi.has_block_masks(loader.load(name)), abi.has_block_margins(loader.load(name))
     cases = [
-        case for case in self_test_cases.CASES if (takes_lists or not case.lists) and (notes_gaps or not case.gaps)
+        case
+        for case in self_test_cases.CASES
+        if (takes_lists or not case.lists) and (records_margins or not case.block_margins)
     ]
     of_float32 = sum(case.dtype == torch.float32 for case in cases)
     assert outcome.calls == len(cases) * len(variants) - in_precise * of_float32
@@ -112,11 +114,11 @@ FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
     "no_flag": lambda fields: fields.update(nonfinite=0),
     "other_mode": lambda fields: fields.update(mode=4),
 }
-# Of calls with tile lists alone.
+# Of calls with block masks alone.
 LIST_FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
     "no_lists": lambda fields: fields.update(tiles_key_tiles=0),
     "lists_of_the_first_head": lambda fields: fields.update(tiles_head_stride=0),
-    "no_note_of_invalid_tiles": lambda fields: fields.update(tiles_invalid=0),
+    "no_flag_of_invalid_blocks": lambda fields: fields.update(tiles_invalid=0),
 }
 
 
@@ -142,13 +144,15 @@ def test_a_falsified_call_with_lists_is_found(name: str, fault: str) -> None:
 
     verdict = ask(name, Falsified(module, change))
     print(f"{fault}: {verdict.reason}")
-    assert verdict.wrong and all("tile lists" in text for text in verdict.wrong)
+    assert verdict.wrong and all("block masks" in text for text in verdict.wrong)
 
 
 @each_module
-def test_gaps_that_are_not_noted_are_found(name: str) -> None:
-    verdict = ask(name, Falsified(module_with_gaps(name), lambda fields: fields.pop("gaps", None)))
-    assert len(verdict.wrong) == len(backend(name).variants) and all("a gap is inf" in text for text in verdict.wrong)
+def test_margins_that_are_not_noted_are_found(name: str) -> None:
+    verdict = ask(name, Falsified(module_with_margins(name), lambda fields: fields.pop("gaps", None)))
+    assert len(verdict.wrong) == len(backend(name).variants) and all(
+        "a margin is inf" in text for text in verdict.wrong
+    )
 
 
 @each_module

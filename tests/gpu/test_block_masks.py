@@ -1,4 +1,4 @@
-"""Tile lists in the kernels: against the dense call, the reference and float64, and how such calls are launched."""
+"""Block masks in the kernels: against the dense call, the reference and float64, and how such calls are launched."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2 import TileLists
+from comfy_sage2 import BlockMask
 from comfy_sage2.backends import launch
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.backends.tensors import OptionalTensors
-from comfy_sage2.block_mask import tiles_of
+from comfy_sage2.block_mask import blocks_of
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 
@@ -42,29 +42,29 @@ def kernels_with_lists(name: str) -> None:
     module_with_lists(name)
 
 
-RAGGED = (333, 700)  # 3 blocks of queries and 6 tiles of keys, the last of 77 and of 60
+RAGGED = (333, 700)  # 3 blocks of queries and 6 blocks of keys, the last of 77 and of 60
 
 
-def lists_of(live: torch.Tensor) -> torch.Tensor:
-    """The lists of live tiles (B, Hq, Tq, Tk), each in an order by chance, with any numbers behind the count."""
-    count = live.sum(3, keepdim=True)
-    order = torch.rand(live.shape, device=live.device).masked_fill(~live, 2).argsort(3)
-    anything = torch.randint(-(2**15), 2**15, live.shape, device=live.device)
-    entries = order.where(torch.arange(live.shape[3], device=live.device) < count, anything)
+def lists_of(active: torch.Tensor) -> torch.Tensor:
+    """The lists of active blocks (B, Hq, Tq, Tk), each in an order by chance, with any numbers behind the count."""
+    count = active.sum(3, keepdim=True)
+    order = torch.rand(active.shape, device=active.device).masked_fill(~active, 2).argsort(3)
+    anything = torch.randint(-(2**15), 2**15, active.shape, device=active.device)
+    entries = order.where(torch.arange(active.shape[3], device=active.device) < count, anything)
     return torch.cat((count, entries), 3).to(torch.int16)
 
 
 def random_lists(
-    q: torch.Tensor, k: torch.Tensor, dead: float = 0.5, *, batch: int | None = None, heads: int | None = None
+    q: torch.Tensor, k: torch.Tensor, skipped: float = 0.5, *, batch: int | None = None, heads: int | None = None
 ) -> torch.Tensor:
-    """Lists of tiles by chance, a share `dead` of them left out; the first block of queries has at least one."""
-    shape = (batch or q.shape[0], heads or q.shape[1], tiles_of(q.shape[2]), tiles_of(k.shape[2]))
-    live = torch.rand(shape, device="cuda") >= dead
-    live[:, :, 0, 0] = True
-    return lists_of(live)
+    """Lists of blocks by chance, a share `skipped` of them left out; the first block of queries has at least one."""
+    shape = (batch or q.shape[0], heads or q.shape[1], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
+    active = torch.rand(shape, device="cuda") >= skipped
+    active[:, :, 0, 0] = True
+    return lists_of(active)
 
 
-def all_tiles(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def all_blocks(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return random_lists(q, k, 0.0)
 
 
@@ -76,10 +76,10 @@ def dense_has_another_tile(name: str, mode: str, head_dim: int) -> bool:
 
 
 def assert_same_bits(
-    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: torch.Tensor, **call: Any
+    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_mask: torch.Tensor, **call: Any
 ) -> None:
     """A call with lists against the dense one."""
-    out, lse = run(name, q, k, v, tiles=tiles, return_lse=True, **call)
+    out, lse = run(name, q, k, v, block_mask=block_mask, return_lse=True, **call)
     wanted, wanted_lse = run(name, q, k, v, return_lse=True, **call)
     assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
 
@@ -89,7 +89,7 @@ def assert_same_bits(
 @pytest.mark.parametrize("head_dim", [40, 64, 72, 128, 200, 256])
 def test_random_lists(name: str, mode: str, head_dim: int, is_causal: bool, fresh_seed: int) -> None:
     q, k, v = random_qkv((2, 3, RAGGED[0], head_dim), (2, 3, RAGGED[1], head_dim))
-    check(name, q, k, v, mode, is_causal=is_causal, tiles=random_lists(q, k))
+    check(name, q, k, v, mode, is_causal=is_causal, block_mask=random_lists(q, k))
 
 
 @each_mode
@@ -102,7 +102,7 @@ def test_lengths(
     name: str, mode: str, head_dim: int, is_causal: bool, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
     q, k, v = random_qkv((1, 2, lengths[0], head_dim), (1, 2, lengths[1], head_dim), torch.bfloat16)
-    check(name, q, k, v, mode, is_causal=is_causal, tiles=random_lists(q, k, 0.4))
+    check(name, q, k, v, mode, is_causal=is_causal, block_mask=random_lists(q, k, 0.4))
 
 
 @each_mode
@@ -116,7 +116,7 @@ def test_lists_and_masks(name: str, mode: str, head_dim: int, is_causal: bool, m
         "full": torch.rand(2, 4, *RAGGED, device="cuda") > 0.3,
         "additive": torch.randn(1, 4, *RAGGED, device="cuda", dtype=q.dtype),
     }[mask]
-    check(name, q, k, v, mode, is_causal=is_causal, attn_mask=attn_mask, tiles=random_lists(q, k))
+    check(name, q, k, v, mode, is_causal=is_causal, attn_mask=attn_mask, block_mask=random_lists(q, k))
 
 
 @each_mode
@@ -126,12 +126,12 @@ def test_lists_for_all(
     name: str, mode: str, is_causal: bool, batch: int | None, heads: int | None, fresh_seed: int
 ) -> None:
     q, k, v = random_qkv((2, 6, 517, 128), (2, 2, 517, 128))
-    tiles = random_lists(q, k, batch=batch, heads=heads)
-    out, lse = run(name, q, k, v, mode=mode, is_causal=is_causal, tiles=tiles, return_lse=True)
-    own = tiles.expand(2, 6, -1, -1).contiguous()
-    wanted, wanted_lse = run(name, q, k, v, mode=mode, is_causal=is_causal, tiles=own, return_lse=True)
+    blocks = random_lists(q, k, batch=batch, heads=heads)
+    out, lse = run(name, q, k, v, mode=mode, is_causal=is_causal, block_mask=blocks, return_lse=True)
+    own = blocks.expand(2, 6, -1, -1).contiguous()
+    wanted, wanted_lse = run(name, q, k, v, mode=mode, is_causal=is_causal, block_mask=own, return_lse=True)
     assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
-    check(name, q, k, v, mode, is_causal=is_causal, tiles=tiles)
+    check(name, q, k, v, mode, is_causal=is_causal, block_mask=blocks)
 
 
 @each_mode
@@ -139,22 +139,22 @@ def test_lists_for_all(
 @each_head_dim
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("lengths", [RAGGED, (700, 700), (300, 680)], ids=str)
-def test_all_tiles_are_the_dense_call_bit_for_bit(
+def test_all_blocks_are_the_dense_call_bit_for_bit(
     name: str, mode: str, head_dim: int, is_causal: bool, masked: bool, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
     q, k, v = random_qkv((2, 4, lengths[0], head_dim), (2, 2, lengths[1], head_dim), outliers=True)
     mask = torch.rand(2, 1, *lengths, device="cuda") > 0.4 if masked else None
-    assert_same_bits(name, q, k, v, all_tiles(q, k), mode=mode, is_causal=is_causal, attn_mask=mask)
+    assert_same_bits(name, q, k, v, all_blocks(q, k), mode=mode, is_causal=is_causal, attn_mask=mask)
 
 
 @each_mode
 @each_head_dim
 @pytest.mark.parametrize("lengths", [(512, 640), (128, 128), (2000, 4096)], ids=str)
-def test_all_tiles_where_none_is_ragged(
+def test_all_blocks_where_none_is_ragged(
     name: str, mode: str, head_dim: int, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
     q, k, v = random_qkv((1, 4, lengths[0], head_dim), (1, 4, lengths[1], head_dim), torch.bfloat16)
-    assert_same_bits(name, q, k, v, all_tiles(q, k), mode=mode, smooth_v=True, rotate=True)
+    assert_same_bits(name, q, k, v, all_blocks(q, k), mode=mode, smooth_v=True, rotate=True)
 
 
 @each_mode
@@ -163,36 +163,36 @@ def test_all_tiles_where_none_is_ragged(
 def test_lossless_lists_are_the_dense_call_bit_for_bit(
     name: str, mode: str, head_dim: int, dtype: torch.dtype, fresh_seed: int
 ) -> None:
-    """Scores of dead tiles are so far below those of the last tile, which comes first, that their P are 0."""
+    """Scores of skipped blocks are so far below those of the last block, which comes first, that their P are 0."""
     q, k, v = random_qkv((2, 4, 500, head_dim), (2, 4, 1500, head_dim), dtype)
-    live = torch.rand(2, 4, 1, 12, device="cuda") < 0.5
-    live[..., -1] = True
-    live[0, 0, 0, 0] = False
+    active = torch.rand(2, 4, 1, 12, device="cuda") < 0.5
+    active[..., -1] = True
+    active[0, 0, 0, 0] = False
     q[..., 0] = 16.0
-    k[..., 0] = live.repeat_interleave(128, 3)[:, :, 0, :1500] * (160.0 * head_dim**0.5 / 16.0)
-    tiles = lists_of(live.expand(2, 4, 4, 12))
+    k[..., 0] = active.repeat_interleave(128, 3)[:, :, 0, :1500] * (160.0 * head_dim**0.5 / 16.0)
+    blocks = lists_of(active.expand(2, 4, 4, 12))
     if not dense_has_another_tile(name, mode, head_dim):
-        assert_same_bits(name, q, k, v, tiles, mode=mode)
+        assert_same_bits(name, q, k, v, blocks, mode=mode)
         return
-    out, lse = run(name, q, k, v, mode=mode, tiles=tiles, return_lse=True)
+    out, lse = run(name, q, k, v, mode=mode, block_mask=blocks, return_lse=True)
     dense, dense_lse = run(name, q, k, v, mode=mode, return_lse=True)
     assert relative_l1(out, dense) < EXACT_BOUND[mode] and torch.allclose(lse, dense_lse, atol=LSE_BOUND)
-    # One of the dead tiles is left out, so that the kernel is the listed one.
+    # One of the skipped blocks is left out, so that the kernel is the listed one.
     most = torch.ones(2, 4, 4, 12, dtype=torch.bool, device="cuda")
     most[0, 0, :, 0] = False
-    wanted, wanted_lse = run(name, q, k, v, mode=mode, tiles=lists_of(most), return_lse=True)
+    wanted, wanted_lse = run(name, q, k, v, mode=mode, block_mask=lists_of(most), return_lse=True)
     assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
 
 
 @each_mode
 @each_order
 @each_head_dim
-def test_lists_of_one_tile(name: str, mode: str, head_dim: int, is_causal: bool, fresh_seed: int) -> None:
+def test_lists_of_one_block(name: str, mode: str, head_dim: int, is_causal: bool, fresh_seed: int) -> None:
     q, k, v = random_qkv((2, 3, 700, head_dim), (2, 3, 650, head_dim))
-    # Block i, under causal order, has tiles 0 to i.
+    # Block i, under causal order, has blocks 0 to i.
     place = torch.rand(2, 3, 6, device="cuda") * (torch.arange(6, device="cuda") + 1 if is_causal else 6)
-    live = torch.nn.functional.one_hot(place.long().clamp(max=5), 6).bool()
-    check(name, q, k, v, mode, is_causal=is_causal, tiles=lists_of(live))
+    active = torch.nn.functional.one_hot(place.long().clamp(max=5), 6).bool()
+    check(name, q, k, v, mode, is_causal=is_causal, block_mask=lists_of(active))
 
 
 @each_mode
@@ -200,55 +200,55 @@ def test_lists_of_one_tile(name: str, mode: str, head_dim: int, is_causal: bool,
 @each_head_dim
 def test_empty_lists_give_zeros(name: str, mode: str, head_dim: int, is_causal: bool, fresh_seed: int) -> None:
     q, k, v = random_qkv((2, 3, 700, head_dim), (2, 3, 650, head_dim))
-    live = torch.ones(2, 3, 6, 6, dtype=torch.bool, device="cuda")
-    live[:, 1, ::2] = False
-    live[1, 2] = False
+    active = torch.ones(2, 3, 6, 6, dtype=torch.bool, device="cuda")
+    active[:, 1, ::2] = False
+    active[1, 2] = False
     call: dict[str, Any] = {"mode": mode, "is_causal": is_causal, "return_lse": True}
     smooth_v = mode != "precise"
-    out, lse = run(name, q, k, v + 5, smooth_v=smooth_v, tiles=lists_of(live), **call)
-    empty = ~live.any(3).repeat_interleave(128, 2)[:, :, :700]
+    out, lse = run(name, q, k, v + 5, smooth_v=smooth_v, block_mask=lists_of(active), **call)
+    empty = ~active.any(3).repeat_interleave(128, 2)[:, :, :700]
     assert not out[empty].any() and (lse[empty] == -torch.inf).all()
-    most = torch.ones_like(live)
+    most = torch.ones_like(active)
     most[1, 2, 0, 0] = False  # so that the kernel is the listed one
-    wanted, wanted_lse = run(name, q, k, v + 5, smooth_v=smooth_v, tiles=lists_of(most), **call)
+    wanted, wanted_lse = run(name, q, k, v + 5, smooth_v=smooth_v, block_mask=lists_of(most), **call)
     assert torch.equal(out[~empty], wanted[~empty]) and torch.equal(lse[~empty], wanted_lse[~empty])
-    out, lse = run(name, q, k, v + 5, smooth_v=smooth_v, tiles=lists_of(torch.zeros_like(live)), **call)
+    out, lse = run(name, q, k, v + 5, smooth_v=smooth_v, block_mask=lists_of(torch.zeros_like(active)), **call)
     assert not out.any() and (lse == -torch.inf).all()
 
 
 @each_mode
-def test_tiles_above_the_diagonal_are_left_out(name: str, mode: str) -> None:
+def test_blocks_above_the_diagonal_are_left_out(name: str, mode: str) -> None:
     q, k, v = random_qkv((1, 2, 600, 128), (1, 2, 600, 128))
-    live = torch.rand(1, 2, 5, 5, device="cuda") > 0.4
-    live[..., 0] = True
+    active = torch.rand(1, 2, 5, 5, device="cuda") > 0.4
+    active[..., 0] = True
     choices: dict[str, Any] = {"mode": mode, "is_causal": True}
-    out, _ = run(name, q, k, v, tiles=lists_of(live), **choices)
-    assert torch.equal(out, run(name, q, k, v, tiles=lists_of(live.tril()), **choices)[0])
+    out, _ = run(name, q, k, v, block_mask=lists_of(active), **choices)
+    assert torch.equal(out, run(name, q, k, v, block_mask=lists_of(active.tril()), **choices)[0])
 
 
 @each_mode
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_300000_keys(name: str, mode: str, head_dim: int, fresh_seed: int) -> None:
     q, k, v = random_qkv((1, 2, 300, head_dim), (1, 2, 300_000, head_dim))
-    tiles = random_lists(q, k, 0.9)
-    out, lse = run(name, q, k, v, mode=mode, tiles=tiles, return_lse=True)
-    wanted, wanted_lse = exact(q, k, v, tiles=tiles)
+    blocks = random_lists(q, k, 0.9)
+    out, lse = run(name, q, k, v, mode=mode, block_mask=blocks, return_lse=True)
+    wanted, wanted_lse = exact(q, k, v, block_mask=blocks)
     assert relative_l1(out, wanted) <= EXACT_BOUND[mode]
     assert (lse - wanted_lse).abs().max() < (0.5 if mode == "4b" else 0.1)
 
 
 @each_mode
 def test_300000_queries(name: str, mode: str, fresh_seed: int) -> None:
-    """2344 blocks of two heads with 40 tiles each on average, some with none and some with hundreds."""
+    """2344 blocks of two heads with 40 blocks each on average, some with none and some with hundreds."""
     q, k, v = random_qkv((1, 2, 300_000, 64), (1, 2, 300_000, 64))
     share = torch.rand(1, 2, 2344, 1, device="cuda") ** 4 * 0.1 - 0.001
-    tiles = lists_of(torch.rand(1, 2, 2344, 2344, device="cuda") < share)
-    out, lse = run(name, q, k, v, mode=mode, tiles=tiles, return_lse=True)
-    assert torch.equal(lse.isinf().view(1, 2, -1), (tiles[..., 0] == 0).repeat_interleave(128, 2)[..., :300_000])
+    blocks = lists_of(torch.rand(1, 2, 2344, 2344, device="cuda") < share)
+    out, lse = run(name, q, k, v, mode=mode, block_mask=blocks, return_lse=True)
+    assert torch.equal(lse.isinf().view(1, 2, -1), (blocks[..., 0] == 0).repeat_interleave(128, 2)[..., :300_000])
     for block in (0, 1, 1000, 2343):
         rows = slice(128 * block, min(128 * block + 128, 300_000))
-        part = tiles[:, :, block : block + 1].contiguous()
-        wanted, wanted_lse = exact(q[:, :, rows], k, v, tiles=part)
+        part = blocks[:, :, block : block + 1].contiguous()
+        wanted, wanted_lse = exact(q[:, :, rows], k, v, block_mask=part)
         filled = wanted_lse.isfinite()
         assert not out[:, :, rows][~filled].any()
         if filled.any():
@@ -273,12 +273,12 @@ def test_300000_queries(name: str, mode: str, fresh_seed: int) -> None:
 def test_invalid_entries_are_left_out_and_noted(name: str, mode: str, bad: list[int], clean: list[int]) -> None:
     backend(name)
     q, k, v = random_qkv((2, 2, 100, 128), (2, 2, 300, 128))
-    request = AttentionRequest.of(q, k, AttentionOptions(mode), OptionalTensors(tiles=torch.empty(0)))
+    request = AttentionRequest.of(q, k, AttentionOptions(mode), OptionalTensors(block_mask=torch.empty(0)))
     outs, flags = [], []
     for entries in (bad, clean):
-        tiles = torch.tensor(entries, dtype=torch.int16, device="cuda").expand(2, 2, 1, -1).contiguous()
+        blocks = torch.tensor(entries, dtype=torch.int16, device="cuda").expand(2, 2, 1, -1).contiguous()
         flags.append(torch.full((1,), -7, dtype=torch.int32, device="cuda"))
-        optional = OptionalTensors(tiles=tiles, invalid_tiles=flags[-1])
+        optional = OptionalTensors(block_mask=blocks, invalid_blocks=flags[-1])
         outs.append(launch.launch(loader.load(name), q, k, v, request, optional)[0])
     assert torch.equal(outs[0], outs[1])
     assert [flag.item() for flag in flags] == [-7 if sorted(bad) == sorted(clean) else 1, -7]
@@ -288,49 +288,49 @@ def test_invalid_entries_are_left_out_and_noted(name: str, mode: str, bad: list[
 def test_any_memory_as_lists_is_harmless(name: str, mode: str, fresh_seed: int) -> None:
     q, k, v = random_qkv((2, 3, 900, 64), (2, 3, 5000, 64))
     for _ in range(5):
-        tiles = torch.randint(-(2**15), 2**15, (2, 3, 8, 41), device="cuda").to(torch.int16)
-        tiles[:, 1, :, 1:] %= 50
-        out, _ = run(name, q, k, v, mode=mode, tiles=tiles)
-        clean = lists_of(TileLists(tiles).to_mask())
-        assert torch.equal(out, run(name, q, k, v, mode=mode, tiles=clean)[0])
+        blocks = torch.randint(-(2**15), 2**15, (2, 3, 8, 41), device="cuda").to(torch.int16)
+        blocks[:, 1, :, 1:] %= 50
+        out, _ = run(name, q, k, v, mode=mode, block_mask=blocks)
+        clean = lists_of(BlockMask(blocks).to_dense())
+        assert torch.equal(out, run(name, q, k, v, mode=mode, block_mask=clean)[0])
 
 
 @each_mode
 @each_head_dim
 def test_repeats_of_unequal_work_are_bit_equal(name: str, mode: str, head_dim: int, fresh_seed: int) -> None:
-    """More work tiles than blocks, with 0 to all key tiles each."""
+    """More work blocks than blocks, with 0 to all key blocks each."""
     q, k, v = random_qkv((2, 8, 3000, head_dim), (2, 4, 3000, head_dim))
     share = torch.rand(2, 8, 24, 1, device="cuda") * 1.2 - 0.1
-    tiles = lists_of(torch.rand(2, 8, 24, 24, device="cuda") < share)
-    first, first_lse = run(name, q, k, v, mode=mode, tiles=tiles, return_lse=True)
+    blocks = lists_of(torch.rand(2, 8, 24, 24, device="cuda") < share)
+    first, first_lse = run(name, q, k, v, mode=mode, block_mask=blocks, return_lse=True)
     for _ in range(10):
-        out, lse = run(name, q, k, v, mode=mode, tiles=tiles, return_lse=True)
+        out, lse = run(name, q, k, v, mode=mode, block_mask=blocks, return_lse=True)
         assert torch.equal(out, first) and torch.equal(lse, first_lse)
 
 
 @each_mode
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_cuda_graph_follows_its_lists(name: str, mode: str, head_dim: int) -> None:
-    """Also from lists that leave out a tile to lists that leave out none, which another kernel may take."""
+    """Also from lists that leave out a block to lists that leave out none, which another kernel may take."""
     q, k, v = random_qkv((1, 4, 3000, head_dim), (1, 4, 3000, head_dim))
-    tiles = random_lists(q, k)
-    run(name, q, k, v, mode=mode, tiles=tiles)
+    blocks = random_lists(q, k)
+    run(name, q, k, v, mode=mode, block_mask=blocks)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out, _ = run(name, q, k, v, mode=mode, tiles=tiles)
-    for dead in (0.2, 0.0, 0.8, 0.0):
-        tiles.copy_(random_lists(q, k, dead))
+        out, _ = run(name, q, k, v, mode=mode, block_mask=blocks)
+    for skipped in (0.2, 0.0, 0.8, 0.0):
+        blocks.copy_(random_lists(q, k, skipped))
         out.fill_(torch.nan)
         graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(out, run(name, q, k, v, mode=mode, tiles=tiles)[0])
+        assert torch.equal(out, run(name, q, k, v, mode=mode, block_mask=blocks)[0])
 
 
 @each_mode
 def test_two_threads(name: str, mode: str) -> None:
     inputs = [random_qkv((1, 4, 1500, 128), (1, 4, 1500, 128)) for _ in range(2)]
     lists = [random_lists(q, k) for q, k, _ in inputs]
-    assert_equal_in_threads(lambda index: run(name, *inputs[index], mode=mode, tiles=lists[index])[0])
+    assert_equal_in_threads(lambda index: run(name, *inputs[index], mode=mode, block_mask=lists[index])[0])
 
 
 @each_mode
@@ -347,7 +347,7 @@ def test_parts_give_the_same_bits(
 ) -> None:
     q, k, v = random_qkv((3, 8, 700, 64), (3, 2, 700, 64), torch.bfloat16)
     call: dict[str, Any] = {"mode": mode, "is_causal": is_causal, "return_lse": True}
-    call["tiles"] = random_lists(q, k, batch=batch, heads=heads)
+    call["block_mask"] = random_lists(q, k, batch=batch, heads=heads)
     whole, whole_lse = run(name, q, k, v, **call)
     monkeypatch.setattr(launch, "WORKSPACE_BOUND", 3 * 700 * 64)
     out, lse = run(name, q, k, v, **call)
@@ -358,12 +358,12 @@ def test_parts_give_the_same_bits(
 def test_smoothed_queries_in_several_launches(name: str, fresh_seed: int) -> None:
     """The correction of 2 * 24 heads with 40,000 keys is larger than its share of the workspace."""
     q, k, v = random_qkv((2, 24, 5120, 64), (2, 2, 40_000, 64))
-    tiles = random_lists(q, k, 0.8)
-    out, lse = run(name, q, k, v, mode="4b", tiles=tiles, return_lse=True)
+    blocks = random_lists(q, k, 0.8)
+    out, lse = run(name, q, k, v, mode="4b", block_mask=blocks, return_lse=True)
     for batch, head in ((0, 0), (0, 23), (1, 0), (1, 23)):
         part = q[batch, head, None, None], k[batch, head // 12, None, None], v[batch, head // 12, None, None]
-        own = tiles[batch, head, None, None].contiguous()
-        wanted, wanted_lse = run(name, *part, mode="4b", tiles=own, return_lse=True)
+        own = blocks[batch, head, None, None].contiguous()
+        wanted, wanted_lse = run(name, *part, mode="4b", block_mask=own, return_lse=True)
         assert torch.equal(out[batch, head], wanted[0, 0]) and torch.equal(lse[batch, head], wanted_lse[0, 0])
 
 
@@ -372,15 +372,15 @@ def test_the_public_call(name: str, mode: str) -> None:
     if torch.cuda.get_device_capability() not in backend(name).capabilities or name != "sm90":
         pytest.skip("another backend serves this GPU")
     q, k, v = random_qkv((1, 2, 700, 128), (1, 2, 700, 128))
-    lists = TileLists(random_lists(q, k))
-    assert comfy_sage2.explain(q, k, v, tiles=lists, mode=mode)[name] is None
-    out = comfy_sage2.attention(q, k, v, tiles=lists, mode=mode)
-    assert torch.equal(out, run(name, q, k, v, mode=mode, tiles=lists.lists)[0])
-    noting = TileLists(lists.lists, torch.zeros(1, dtype=torch.int32, device="cuda"))
+    lists = BlockMask(random_lists(q, k))
+    assert comfy_sage2.explain(q, k, v, block_mask=lists, mode=mode)[name] is None
+    out = comfy_sage2.attention(q, k, v, block_mask=lists, mode=mode)
+    assert torch.equal(out, run(name, q, k, v, mode=mode, block_mask=lists.lists)[0])
+    noting = BlockMask(lists.lists, torch.zeros(1, dtype=torch.int32, device="cuda"))
     assert noting.invalid is not None
-    assert torch.equal(comfy_sage2.attention(q, k, v, tiles=noting, mode=mode), out) and noting.invalid.item() == 0
+    assert torch.equal(comfy_sage2.attention(q, k, v, block_mask=noting, mode=mode), out) and noting.invalid.item() == 0
     lists.lists[0, 1, 0, :2] = torch.tensor([1, 6])
-    comfy_sage2.attention(q, k, v, tiles=noting, mode=mode)
+    comfy_sage2.attention(q, k, v, block_mask=noting, mode=mode)
     assert noting.invalid.item() == 1
-    with pytest.raises(ValueError, match="batch 0, head 1, block of queries 0: entry 1 is tile 6, expected 0 to 5"):
-        comfy_sage2.explain(q, k, v, tiles=noting, mode=mode)
+    with pytest.raises(ValueError, match="batch 0, head 1, block of queries 0: entry 1 is block 6, expected 0 to 5"):
+        comfy_sage2.explain(q, k, v, block_mask=noting, mode=mode)

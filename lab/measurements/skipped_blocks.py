@@ -1,4 +1,4 @@
-"""How many key tiles hold next to no probability, and what leaving them out costs.
+"""How many key blocks hold next to no probability, and what leaving them out costs.
 
     python -m lab tiles --results docs/results
 
@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from comfy_sage2 import machine
-from comfy_sage2.block_mask import TILE_TOKENS, TileLists
+from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
 from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.command_line import Parser, at_least_1, output_folder
 from comfy_sage2.metrics import compare
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
-from comfy_sage2.reference.block_margins import LOSSLESS, tile_gaps
+from comfy_sage2.reference.block_margins import LOSSLESS, block_margins
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
 from tools.progress import ProgressBar
@@ -35,7 +35,7 @@ from ..demo.wan_dit import WanDiT
 from ..evaluation.demo_capture import demo_samples
 from ..evaluation.synthetic_video import HEIGHTS, NARROWEST, NOISE, WIDEST, video_samples
 
-# What is said of a threshold -> the threshold in log2, for the largest P of a tile.
+# What is said of a threshold -> the threshold in log2, for the largest P of a block.
 THRESHOLDS = {"lossless": LOSSLESS} | {text: math.log2(float(text)) for text in ("1e-4", "1e-3", "1e-2")}
 GRID = (8, 16, 32)  # frames, rows and columns of the synthetic video
 OPTIONS = AttentionOptions("8b")
@@ -43,10 +43,10 @@ OPTIONS = AttentionOptions("8b")
 
 @dataclass(frozen=True)
 class Measured:
-    """One call: threshold -> the share of dead tiles and the relative L1 against float64 of the call without them.
+    """One call: threshold -> the share of skipped blocks and the relative L1 against float64 of the call without them.
 
     last_first, diagonal_early: the shares by what an online softmax has met that takes the last keys first, or after
-    the last tile the one on the diagonal, as the kernels of sm90 do.
+    the last block the one on the diagonal, as the kernels of sm90 do.
     """
 
     dense: float
@@ -57,29 +57,29 @@ class Measured:
 
 
 def measured(sample: AttentionSample) -> Measured:
-    """Measure one call of the reference with and without tile lists."""
+    """Measure one call of the reference with and without block masks."""
     numerics = ReferenceOptions.of(OPTIONS, dtype=sample.q.dtype)
     exact, _ = exact_attention(sample.q, sample.k, sample.v, scale=sample.scale)
 
-    def error(live: torch.Tensor | None) -> float:
-        out, _ = reference_attention(sample.q, sample.k, sample.v, numerics, scale=sample.scale, live_tiles=live)
+    def error(active: torch.Tensor | None) -> float:
+        out, _ = reference_attention(sample.q, sample.k, sample.v, numerics, scale=sample.scale, active_blocks=active)
         return float(compare(out, exact)[1])
 
-    def dead(gaps: torch.Tensor) -> dict[str, float]:
-        return {name: float((gaps <= threshold).float().mean()) for name, threshold in THRESHOLDS.items()}
+    def skipped(margins: torch.Tensor) -> dict[str, float]:
+        return {name: float((margins <= threshold).float().mean()) for name, threshold in THRESHOLDS.items()}
 
     def running(ordered: ReferenceOptions) -> torch.Tensor:
-        return tile_gaps(sample.q, sample.k, ordered, scale=sample.scale, running=True)
+        return block_margins(sample.q, sample.k, ordered, scale=sample.scale, running=True)
 
-    gaps = tile_gaps(sample.q, sample.k, numerics, scale=sample.scale)
-    live = {name: TileLists.of_mask(gaps > threshold).to_mask() for name, threshold in THRESHOLDS.items()}
-    by_tile = replace(numerics, keys_per_step=TILE_TOKENS, last_keys_first=True)
+    margins = block_margins(sample.q, sample.k, numerics, scale=sample.scale)
+    active = {name: BlockMask.from_dense(margins > threshold).to_dense() for name, threshold in THRESHOLDS.items()}
+    by_block = replace(numerics, keys_per_step=BLOCK_TOKENS, last_keys_first=True)
     return Measured(
         error(None),
-        dead(gaps),
-        {name: error(mask) for name, mask in live.items()},
-        dead(running(by_tile)),
-        dead(running(replace(by_tile, diagonal_early=True))),
+        skipped(margins),
+        {name: error(mask) for name, mask in active.items()},
+        skipped(running(by_block)),
+        skipped(running(replace(by_block, diagonal_early=True))),
     )
 
 
@@ -119,14 +119,14 @@ def measured_sources(
 
 def table(found: dict[str, list[Measured]]) -> Iterator[str]:
     """Markdown: every source with every threshold."""
-    yield "| calls | threshold | dead tiles | least to most | relative L1 | dense | worst call | worst dense |"
+    yield "| calls | threshold | skipped blocks | least to most | relative L1 | dense | worst call | worst dense |"
     yield "| --- " * 8 + "|"
     for name, calls in found.items():
         yield from rows(name, calls)
 
 
 def order_table(found: dict[str, list[Measured]]) -> Iterator[str]:
-    """Markdown: dead tiles by the maximum that they are compared with."""
+    """Markdown: skipped blocks by the maximum that they are compared with."""
     yield "| calls | threshold | whole row | last keys first | then the diagonal |"
     yield "| --- " * 5 + "|"
     for name, calls in found.items():
@@ -138,16 +138,16 @@ def page(command: str, found: dict[str, list[Measured]], device: torch.device) -
     frames, height, width = GRID
     return "\n".join(
         [
-            "# Dead tiles",
+            "# Skipped blocks",
             "",
             f"- Machine: {machine.summary(device)}; the reference, no kernel.",
             f"- Command: `{command}`, which wrote this page.",
             f"- Date: {date.today().isoformat()}.",
             "",
-            "A tile is 128 queries x 128 keys. It is dead when no P in it is above the threshold, relative to the "
+            "A block is 128 queries x 128 keys. It is skipped when no P in it is above the threshold, relative to the "
             "largest P of its row over all keys; *lossless* is 2^-18.81, below which E4M3 rounds P to zero. Relative "
-            "L1 is against attention in float64, without the dead tiles and beside it dense, both in 8b: means over "
-            "the calls, then the worst call.",
+            "L1 is against attention in float64, without the skipped blocks and beside it dense, both in 8b: means "
+            "over the calls, then the worst call.",
             "",
             f"The synthetic video has {frames} x {height} x {width} tokens. Its scores fall off as a Gaussian around "
             f"the query's own place, {NARROWEST} to {WIDEST} tokens wide by head, and so many nats high as the row "
@@ -161,9 +161,9 @@ def page(command: str, found: dict[str, list[Measured]], device: torch.device) -
             "",
             "## By the order of the keys",
             "",
-            "A kernel knows the largest score of a row that it has met so far. Dead tiles by that maximum, when the "
-            "last keys come first, and when the tile at the query's own place, on the diagonal, follows the last one, "
-            "as in the kernels of sm90:",
+            "A kernel knows the largest score of a row that it has met so far. Skipped blocks by that maximum, when "
+            "the last keys come first, and when the block at the query's own place, on the diagonal, follows the last "
+            "one, as in the kernels of sm90:",
             "",
             *order_table(found),
         ]

@@ -1,4 +1,4 @@
-"""Masks of blocks that are not of 128 tokens, as tile lists: against the definition, and the documented example."""
+"""Block masks of masks whose blocks are not of 128 tokens: against the definition, and the documented example."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ import torch
 from attention_oracle import oracle, relative_l1
 
 import comfy_sage2
-from comfy_sage2 import TileLists
+from comfy_sage2 import BlockMask
 
 API_PAGE = Path(__file__).resolve().parents[3] / "docs" / "dev" / "api.md"
 
 
-def of_tokens(block_mask: torch.Tensor, block_size: tuple[int, int], lengths: tuple[int, int]) -> torch.Tensor:
+def of_tokens(mask: torch.Tensor, block_size: tuple[int, int], lengths: tuple[int, int]) -> torch.Tensor:
     """What each query may attend to: bool (B, H, Nq, Nkv)."""
     rows, columns = (torch.arange(length) // size for length, size in zip(lengths, block_size, strict=True))
-    return block_mask[:, :, rows[:, None], columns]
+    return mask[:, :, rows[:, None], columns]
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (128, 128), (129, 300), (700, 513), (384, 1000)], ids=str)
 @pytest.mark.parametrize(
     "block_size", [(128, 128), (128, 64), (64, 64), (64, 32), (384, 384), (256, 128), (96, 80), (1, 1000)], ids=str
 )
-def test_a_tile_is_live_where_any_of_its_tokens_is(block_size: tuple[int, int], lengths: tuple[int, int]) -> None:
+def test_a_block_is_active_where_any_of_its_tokens_is(block_size: tuple[int, int], lengths: tuple[int, int]) -> None:
     blocks = (-(-length // size) for length, size in zip(lengths, block_size, strict=True))
-    block_mask = torch.rand(2, 3, *blocks) < 0.2
-    lists = TileLists.of_blocks(block_mask, block_size, *lengths)
+    mask = torch.rand(2, 3, *blocks) < 0.2
+    lists = BlockMask.from_blocks(mask, block_size, *lengths)
     lists.check()
-    tokens = of_tokens(block_mask, block_size, lengths)
+    tokens = of_tokens(mask, block_size, lengths)
     wanted = [[part.any(3).any(2) for part in rows.split(128, 3)] for rows in tokens.split(128, 2)]
-    live = lists.to_mask()
-    assert torch.equal(live, torch.stack([torch.stack(row, 2) for row in wanted], 2))
-    computed = live.repeat_interleave(128, 2).repeat_interleave(128, 3)[:, :, : lengths[0], : lengths[1]]
+    active = lists.to_dense()
+    assert torch.equal(active, torch.stack([torch.stack(row, 2) for row in wanted], 2))
+    computed = active.repeat_interleave(128, 2).repeat_interleave(128, 3)[:, :, : lengths[0], : lengths[1]]
     assert (computed >= tokens).all()
     if not any(size % 128 for size in block_size):
         assert torch.equal(computed, tokens)
 
 
 def test_blocks_of_128_are_those_of_of_mask() -> None:
-    block_mask = torch.rand(1, 2, 6, 6) < 0.5
+    mask = torch.rand(1, 2, 6, 6) < 0.5
     for is_causal in (False, True):
-        lists = TileLists.of_blocks(block_mask, (128, 128), 700, 768, is_causal=is_causal)
-        assert torch.equal(lists.lists, TileLists.of_mask(block_mask, is_causal=is_causal).lists)
+        lists = BlockMask.from_blocks(mask, (128, 128), 700, 768, is_causal=is_causal)
+        assert torch.equal(lists.lists, BlockMask.from_dense(mask, is_causal=is_causal).lists)
 
 
 def test_a_compiled_mask() -> None:
     torch._dynamo.reset()
 
-    def model(block_mask: torch.Tensor) -> torch.Tensor:
-        return TileLists.of_blocks(block_mask, (128, 64), 500, 700).lists
+    def model(mask: torch.Tensor) -> torch.Tensor:
+        return BlockMask.from_blocks(mask, (128, 64), 500, 700).lists
 
-    block_mask = torch.rand(1, 2, 4, 11) < 0.5
+    mask = torch.rand(1, 2, 4, 11) < 0.5
     compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(block_mask), model(block_mask))
+    assert torch.equal(compiled(mask), model(mask))
 
 
 MASK = torch.ones(1, 1, 4, 8, dtype=torch.bool)
@@ -65,7 +65,7 @@ MASK = torch.ones(1, 1, 4, 8, dtype=torch.bool)
 @pytest.mark.parametrize(
     ("mask", "block_size", "lengths", "error", "message"),
     [
-        (MASK.float(), (128, 64), (512, 512), TypeError, "block_mask must be a bool tensor .*, got torch.float32"),
+        (MASK.float(), (128, 64), (512, 512), TypeError, "mask must be a bool tensor .*, got torch.float32"),
         (
             MASK,
             (128, 128),
@@ -85,18 +85,20 @@ def test_masks_that_do_not_fit(
     mask: torch.Tensor, block_size: tuple[int, int], lengths: tuple[int, int], error: Any, message: str
 ) -> None:
     with pytest.raises(error, match=r"\[SA-211\] .*" + message):
-        TileLists.of_blocks(mask, block_size, *lengths)
+        BlockMask.from_blocks(mask, block_size, *lengths)
 
 
 def test_a_call_names_the_way_for_other_blocks() -> None:
     q = torch.randn(1, 1, 512, 16)
-    with pytest.raises(ValueError, match=r"\[SA-211\] tiles must be .*; TileLists.of_blocks takes masks of"):
-        comfy_sage2.attention(q, q, q, tiles=TileLists.of_mask(MASK))
+    with pytest.raises(ValueError, match=r"\[SA-211\] block_mask must be .*; BlockMask.from_blocks takes masks of"):
+        comfy_sage2.attention(q, q, q, block_mask=BlockMask.from_dense(MASK))
 
 
 def test_the_documented_example() -> None:
     """Sliding windows of 3 x 3 x 3 cubes over a grid of them, where each end has neighbors on one side alone."""
-    (section,) = re.findall(r"^## Tile lists$(.*?)^## ", API_PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (section,) = re.findall(
+        r"^## Block masks$(.*?)^## ", API_PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     (example,) = re.findall(r"^```python$(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     grid = (3, 1, 4)
     n = 384 * 12

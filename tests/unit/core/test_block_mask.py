@@ -1,0 +1,143 @@
+"""Block masks as data: what they are made of, back to masks, what is refused, and what `check` finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import comfy_sage2
+from comfy_sage2 import BlockMask
+from comfy_sage2.block_mask import blocks_of
+
+
+def noted(lists: BlockMask) -> int:
+    """What becomes of a flag of -7."""
+    flag = torch.full((1,), -7, dtype=torch.int32)
+    BlockMask(lists.lists, flag).flag_invalid()
+    return int(flag)
+
+
+def one(*entries: int, block_mask: int = 4) -> BlockMask:
+    """The lists of one block of queries: the count, then blocks; the rest is -1."""
+    return BlockMask(torch.tensor([[[[*entries, *[-1] * (1 + block_mask - len(entries))]]]], dtype=torch.int16))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 4), (1, 4, 2, 9)], ids=str)
+def test_masks_come_back(shape: tuple[int, ...]) -> None:
+    mask = torch.rand(shape) > 0.4
+    lists = BlockMask.from_dense(mask)
+    assert lists.lists.dtype == torch.int16 and lists.lists.shape == (*shape[:3], shape[3] + 1)
+    assert torch.equal(lists.to_dense(), mask)
+    lists.check()
+
+
+def test_blocks_go_from_the_last_to_the_first() -> None:
+    mask = torch.tensor([[[[True, False, True, True], [False] * 4, [True] * 4]]])
+    assert BlockMask.from_dense(mask).lists.tolist() == [[[[3, 3, 2, 0, -1], [0, -1, -1, -1, -1], [4, 3, 2, 1, 0]]]]
+
+
+def test_a_causal_list_begins_on_the_diagonal() -> None:
+    lists = BlockMask.full(300, 500, is_causal=True).lists
+    assert lists.tolist() == [[[[1, 0, -1, -1, -1], [2, 1, 0, -1, -1], [3, 2, 1, 0, -1]]]]
+    # More queries than keys: what lies beyond the last block begins with that one, which is the ragged one.
+    assert BlockMask.full(500, 200, is_causal=True).lists[0, 0, :, 1].tolist() == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("q_length", "kv_length"), [(1, 1), (128, 129), (300, 77)])
+def test_dense_lists_have_every_block(q_length: int, kv_length: int) -> None:
+    lists = BlockMask.full(q_length, kv_length, batch=2, heads=3)
+    assert lists.lists.shape == (2, 3, blocks_of(q_length), 1 + blocks_of(kv_length))
+    assert lists.to_dense().all()
+    lists.check()
+
+
+def test_what_lies_behind_the_count_is_not_read() -> None:
+    poisoned = torch.tensor([[[[2, 3, 1, 0, 32767], [0, 1, 2, 3, -32768]]]], dtype=torch.int16)
+    assert BlockMask(poisoned).to_dense().tolist() == [[[[False, True, False, True], [False] * 4]]]
+    BlockMask(poisoned).check()
+    assert noted(BlockMask(poisoned)) == -7
+
+
+@pytest.mark.parametrize(
+    ("lists", "active", "message"),
+    [
+        (one(5, 0, 1, 2, 3), [0, 1, 2, 3], "entry 0 is the count 5, expected 0 to 4"),
+        (one(-1, 0, 1, 2, 3), [], "entry 0 is the count -1, expected 0 to 4"),
+        (one(32767, 2), [2], "entry 0 is the count 32767, expected 0 to 4"),
+        (one(2, 1, 4), [1], "entry 2 is block 4, expected 0 to 3"),
+        (one(3, 1, -1, 2), [1, 2], "entry 2 is block -1, expected 0 to 3"),
+        (one(2, -32768, 32767), [], "entry 1 is block -32768, expected 0 to 3"),
+        (one(4, 2, 0, 3, 0), [0, 2, 3], "entry 4 is block 0 a second time, expected each block once"),
+        (one(3, 1, 1, 1), [1], "entry 2 is block 1 a second time"),
+    ],
+    ids=str,
+)
+def test_invalid_entries_are_left_out_and_found(lists: BlockMask, active: list[int], message: str) -> None:
+    assert lists.to_dense().nonzero()[:, 3].tolist() == active
+    assert noted(lists) == 1
+    with pytest.raises(ValueError, match=rf"\[SA-211\] lists of batch 0, head 0, block of queries 0: {message}"):
+        lists.check()
+
+
+@pytest.mark.parametrize(("place", "value"), [((1, 2, 0, 3), 9), ((0, 1, 4, 0), 5), ((1, 0, 3, 2), -7)])
+def test_the_place_of_an_error_is_named(place: tuple[int, ...], value: int) -> None:
+    lists = BlockMask.full(5 * 128, 4 * 128, batch=2, heads=3).lists
+    lists[place] = value
+    assert noted(BlockMask(lists)) == 1
+    batch, head, block, entry = place
+    with pytest.raises(ValueError, match=f"batch {batch}, head {head}, block of queries {block}: entry {entry} is"):
+        BlockMask(lists).check()
+
+
+GOOD = torch.zeros(1, 1, 2, 3, dtype=torch.int16)
+
+
+@pytest.mark.parametrize(
+    ("lists", "error", "message"),
+    [
+        ([1, 2], TypeError, "lists must be an int16 tensor, got list"),
+        (GOOD.int(), TypeError, "lists must be an int16 tensor, got torch.int32"),
+        (GOOD[0], ValueError, r"must be of shape .*, got \(1, 2, 3\)"),
+        (GOOD[..., :1], ValueError, r"must be of shape .*, got \(1, 1, 2, 1\)"),
+        (GOOD[:, :, :0], ValueError, r"must be of shape .*, got \(1, 1, 0, 3\)"),
+        (GOOD.expand(1, 4, 2, 3), ValueError, r"must be contiguous, got strides .*call lists.contiguous\(\)"),
+        (torch.zeros(1, 1, 1, 32769, dtype=torch.int16), ValueError, "at most 32767 key blocks, got 32768"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_tensors_are_refused(lists: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        BlockMask(lists)
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (torch.ones(1, 1, 2, 2), TypeError, "mask must be a bool tensor .*, got torch.float32"),
+        (None, TypeError, "mask must be a bool tensor .*, got NoneType"),
+        (torch.ones(2, 2, dtype=torch.bool), ValueError, r"mask must be of shape .*, got \(2, 2\)"),
+        (torch.ones(1, 1, 1, 32768, dtype=torch.bool), ValueError, "mask must have at most 32767 key blocks"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_masks_are_refused(mask: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        BlockMask.from_dense(mask)
+
+
+def test_bad_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="kv_length must be at least 1, got 0"):
+        BlockMask.full(128, 0)
+
+
+@pytest.mark.parametrize(("tokens", "share"), [(94_000, 0.015), (32_760, 0.006)])
+def test_lists_are_small_beside_the_tensors(tokens: int, share: float) -> None:
+    """As the docstring has it, with head_dim 128."""
+    lists = 2 * blocks_of(tokens) * (1 + blocks_of(tokens))
+    assert lists <= share * 3 * 2 * tokens * 128
+
+
+def test_the_former_name_stands_for_the_same_class() -> None:
+    assert comfy_sage2.TileLists is comfy_sage2.BlockMask

@@ -258,7 +258,7 @@ class SageAttention2Report(io.ComfyNode):
             return io.NodeOutput(*passed, PASSED_THROUGH, ExecutionBlocker(None), ui={"text": [PASSED_THROUGH]})
         sessions = library.sessions_of(model)
         text = library.report(sessions, library.running_prompt())
-        library.board.teller("SageAttention2Report", cls.hidden.unique_id, cls.hidden.extra_pnginfo)(text)
+        library.node_status.publisher("SageAttention2Report", cls.hidden.unique_id, cls.hidden.extra_pnginfo)(text)
         card, chart = (as_image(draw(sessions)) for draw in (library.draw_card, library.draw_chart))
         shown = ui.PreviewImage(card, cls=cls).as_dict()
         whole = ui.PreviewImage(chart, cls=cls).as_dict()["images"]  # for the button that opens it

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import registry
-from .autotune.cost_model import Choices as MeasuredChoices
+from .autotune.cost_model import TunedChoices
 from .autotune.store import choices_of
 from .backends.base import Attend, AttentionRequest, Backend, Form, empty_output
 from .backends.tensors import WRITTEN, OptionalTensors
@@ -305,7 +305,7 @@ OPTIONS_SCHEMA = ", ".join(f"{_TYPES[str(option.type)]} {option.name}_option" fo
 @lru_cache(maxsize=1024)
 def _decide(
     candidates: tuple[Backend, ...],
-    choices: MeasuredChoices | None,
+    choices: TunedChoices | None,
     name: str | None,
     values: tuple[Any, ...],
     form: Form,

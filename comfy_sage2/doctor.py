@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from . import __version__, explain, machine, registry
-from .autotune.cost_model import Choices
+from .autotune.cost_model import TunedChoices
 from .autotune.measure import measure_now, remembered
 from .backends import self_test
 from .backends.kernels import KERNELS, KernelBackend
@@ -161,7 +161,7 @@ def conclusion(found: list[Verdict]) -> str:
     return f"verdict: {'; '.join(parts)}"
 
 
-def _measured_lines(measure: Callable[[int], Choices | None]) -> Iterator[str]:
+def _measured_lines(measure: Callable[[int], TunedChoices | None]) -> Iterator[str]:
     """The table of each GPU; `measure` gives its choices, or None where it was not measured yet."""
 
     def table(index: int) -> str:
@@ -183,7 +183,7 @@ def _other_packs() -> str:
     return f"{backend}, when ComfyUI is started with --use-sage-attention or the pack's setting is on"
 
 
-def report(found: list[Verdict], measure: Callable[[int], Choices | None]) -> str:
+def report(found: list[Verdict], measure: Callable[[int], TunedChoices | None]) -> str:
     """The text that the command prints; `measure` gives the choices of a GPU."""
     lines = [f"comfy_sage2 {__version__}", *_machine_lines(), "kernels"]
     accelerated = [backend.name for backend in registry.kernels()]

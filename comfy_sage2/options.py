@@ -43,7 +43,7 @@ class AttentionOptions:
         layout: order of the dimensions of q, k, v and the output: "BHND" or "BNHD".
         return_lse: also return the log-sum-exp.
         pv_accumulator: "fp32", or "fp16" for the half-precision accumulation of P V where a backend has it, which runs
-            at twice the rate on GeForce cards; "auto" takes the one that suits the card.
+            at twice the rate on GeForce GPUs; "auto" takes the one that suits the GPU.
         rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`), which makes "4b" more
             exact, the others little or not at all; in "4b" every token of Q then has its own scale. False: the paper's
             numerics.

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw
 
-from .contact_sheet import GAP, LABEL_HEIGHT, Row
+from .contact_sheet import GAP, LABEL_HEIGHT, SheetRow
 
 # Four clips of 33 frames of 256 x 256 take 0.4 MB.
 _QUALITY, _EFFORT = 60, 6
 
 
-def write_animation(path: Path, clips: Sequence[Row], frames_a_second: float) -> None:
+def write_animation(path: Path, clips: Sequence[SheetRow], frames_a_second: float) -> None:
     """Write clips beside each other, each under its label, as an animated WebP that begins again at its end.
 
     The pictures of a clip are its frames; all clips have equally many, of one size.

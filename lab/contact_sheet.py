@@ -13,7 +13,7 @@ _MOST_FRAMES = 6
 
 
 @dataclass(frozen=True)
-class Row:
+class SheetRow:
     """A label, and pictures (height, width, 3) uint8; all rows of a sheet have equally many, of one size."""
 
     label: str
@@ -26,7 +26,7 @@ def spread(frames: torch.Tensor) -> list[torch.Tensor]:
     return list(frames[chosen])
 
 
-def contact_sheet(rows: Sequence[Row]) -> Image.Image:
+def contact_sheet(rows: Sequence[SheetRow]) -> Image.Image:
     """All rows below each other, each under its label."""
     height, width, _ = rows[0].pictures[0].shape
     row_height = LABEL_HEIGHT + height + GAP

@@ -4,7 +4,7 @@
 
 Reads the machine code with nvdisasm (CUDA toolkit, or the package nvidia-cuda-nvdisasm). Counted is the steady state:
 the shortest way through the loop, on which no row maximum grows and no key is masked. The rates are those of the data
-sheet: nothing here was measured on a card.
+sheet: nothing here was measured on a GPU.
 """
 
 from __future__ import annotations

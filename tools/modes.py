@@ -34,7 +34,7 @@ _STEPS = Source("comfyui-steps-h200.md", "Peers")
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell of a results table; of one with a mean and a worst in brackets only the mean."""
 
     source: Source
@@ -48,20 +48,20 @@ class Cell:
         return self.source.cell(self.row, self.column).split(" (")[0] + marks
 
 
-Cells = tuple[Cell | None, ...]
+Cells = tuple[TableCell | None, ...]
 _NOTHING: Cells = (None,)
 
 
 def _call(source: Source, row: str) -> Cells:
-    return tuple(Cell(source, row, f"{kind}: relative L1") for kind in ("gaussian", "outliers"))
+    return tuple(TableCell(source, row, f"{kind}: relative L1") for kind in ("gaussian", "outliers"))
 
 
 def _videos(source: Source, row: str) -> Cells:
-    return tuple(Cell(source, row, column) for column in ("PSNR (dB)", "worst PSNR"))
+    return tuple(TableCell(source, row, column) for column in ("PSNR (dB)", "worst PSNR"))
 
 
 def _step(row: str) -> Cells:
-    return (Cell(_STEPS, row, "times as fast"),)
+    return (TableCell(_STEPS, row, "times as fast"),)
 
 
 ROWS: dict[str, Cells] = {
@@ -72,37 +72,37 @@ ROWS: dict[str, Cells] = {
     ),
     "`precise`": (
         *_call(_BENCH_INPUTS, "precise + rotation"),
-        Cell(_TENSORS, "precise + rotation (sm90 kernel)", "Relative L1"),
+        TableCell(_TENSORS, "precise + rotation (sm90 kernel)", "Relative L1"),
         *_videos(_ROTATED_VIDEOS, "precise + rotation, sm90 kernel"),
         *_NOTHING,
     ),
     "`8b`": (
         *_call(_BENCH_INPUTS, "8b + rotation"),
-        Cell(_TENSORS, "8b + rotation (sm90 kernel)", "Relative L1"),
+        TableCell(_TENSORS, "8b + rotation (sm90 kernel)", "Relative L1"),
         *_videos(_ROTATED_VIDEOS, "8b + rotation, sm90 kernel"),
         *_NOTHING,
     ),
     "`4b`": (
         *_call(_BENCH_INPUTS, "4b + rotation"),
-        Cell(_TENSORS, "4b + rotation (sm90 kernel)", "Relative L1"),
+        TableCell(_TENSORS, "4b + rotation (sm90 kernel)", "Relative L1"),
         *_videos(_ROTATED_VIDEOS, "4b + rotation, sm90 kernel"),
         *_NOTHING,
     ),
     "`precise`, `rotate` off": (
         *_call(_PRECISE_ON_H200, "precise"),
-        Cell(_TENSORS, "precise (sm90 kernel)", "Relative L1"),
+        TableCell(_TENSORS, "precise (sm90 kernel)", "Relative L1"),
         *2 * _NOTHING,
         *_step("this node, precise"),
     ),
     "`8b`, `rotate` off: the paper's": (
         *_call(_ON_H200, "8b"),
-        Cell(_TENSORS, "8b (sm90 kernel)", "Relative L1"),
+        TableCell(_TENSORS, "8b (sm90 kernel)", "Relative L1"),
         *_videos(_VIDEOS, "SageAttn2-8b, sm90 kernel"),
         *_step("this node, 8b"),
     ),
     "`4b`, `rotate` off: the paper's": (
         *_call(_ON_H200, "4b"),
-        Cell(_TENSORS, "4b (sm90 kernel)", "Relative L1"),
+        TableCell(_TENSORS, "4b (sm90 kernel)", "Relative L1"),
         *_videos(_VIDEOS, "SageAttn2-4b, sm90 kernel"),
         *_NOTHING,
     ),
@@ -110,7 +110,7 @@ ROWS: dict[str, Cells] = {
     "comfy-kitchen INT8": (*_call(_ON_H200, "comfy-kitchen INT8"), *3 * _NOTHING, *_step("comfy-kitchen INT8")),
     "FlashAttention-3 FP8": (
         *_call(_ON_H200, "FA-3 FP8"),
-        Cell(_TENSORS, "FlashAttn3-fp8 (emulated)", "Relative L1"),
+        TableCell(_TENSORS, "FlashAttn3-fp8 (emulated)", "Relative L1"),
         *_videos(_VIDEOS, "FlashAttention-3 FP8, emulated"),
         *_NOTHING,
     ),

@@ -23,7 +23,7 @@ _LONGEST = 1 << 17  # tokens, up to which a crossover is looked for
 
 
 @dataclass(frozen=True)
-class Model:
+class CostModel:
     """Seconds of a call: fixed + per_pair * pairs + per_query * queries + per_key * keys, for what all calls cost, Q K
     and P V, and what touches each row of q or of k and v once, such as the quantization.
     """
@@ -38,7 +38,7 @@ class Model:
         return sum(part * term for part, term in zip(_parts(self), _terms(work), strict=True))
 
     @classmethod
-    def fitted(cls, times: dict[Work, float]) -> Model:
+    def fitted(cls, times: dict[Work, float]) -> CostModel:
         """The model with the least squared relative error of those whose parts are not negative."""
         seconds = torch.tensor(list(times.values()), dtype=torch.float64)
         terms = torch.tensor([_terms(work) for work in times], dtype=torch.float64) / seconds[:, None]
@@ -62,7 +62,7 @@ def _terms(work: Work) -> tuple[float, float, float, float]:
     return 1.0, work.pairs, float(work.queries), float(work.keys)
 
 
-def _parts(model: Model) -> tuple[float, float, float, float]:
+def _parts(model: CostModel) -> tuple[float, float, float, float]:
     return model.fixed, model.per_pair, model.per_query, model.per_key
 
 
@@ -72,7 +72,7 @@ _USED = [
 ]  # fmt: skip
 
 
-class Choices:
+class TunedChoices:
     """What follows from `times`; answers None where they decide nothing."""
 
     def __init__(self, times: Times) -> None:
@@ -81,7 +81,7 @@ class Choices:
         by_model: dict[tuple[Candidate, int], dict[Work, float]] = {}
         for (candidate, work), seconds in times.seconds.items():
             by_model.setdefault((candidate, work.head_dim), {})[work] = seconds
-        self._models = {key: Model.fitted(points) for key, points in by_model.items()}
+        self._models = {key: CostModel.fitted(points) for key, points in by_model.items()}
         self._head_dims = sorted({head_dim for _, head_dim in self._models})
 
     def seconds(self, candidate: Candidate, work: Work) -> float | None:

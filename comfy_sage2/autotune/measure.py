@@ -18,7 +18,7 @@ import torch
 from .. import machine
 from . import store
 from .cache_file import user_cache_file
-from .cost_model import Choices
+from .cost_model import TunedChoices
 from .rounds import Clock, GpuClock, time_rounds
 from .timings import Candidate, Rounds, Times, Work
 
@@ -72,14 +72,14 @@ def prepare(device: torch.device, candidates: Candidates) -> None:
         key = _key(index, candidates)
         times = _kept(key) or _measured(index, key, candidates)
         if times is not None:
-            store.keep(index, Choices(times))
+            store.keep(index, TunedChoices(times))
         _tried.add(index)  # last: until then other threads wait, and leave the GPU alone
 
 
-def remembered(index: int, candidates: Candidates) -> Choices | None:
+def remembered(index: int, candidates: Candidates) -> TunedChoices | None:
     """The choices for GPU `index` from an earlier measurement, or None."""
     times = _kept(_key(index, candidates))
-    return None if times is None else Choices(times)
+    return None if times is None else TunedChoices(times)
 
 
 def _kept(key: dict[str, str] | None) -> Times | None:
@@ -87,7 +87,7 @@ def _kept(key: dict[str, str] | None) -> Times | None:
     return None if kept is None else Times.read(kept)
 
 
-def measure_now(index: int, candidates: Candidates) -> Choices:
+def measure_now(index: int, candidates: Candidates) -> TunedChoices:
     """Measure `candidates` on GPU `index` whatever is remembered of it.
 
     RuntimeError when that is not possible now, and why.
@@ -99,7 +99,7 @@ def measure_now(index: int, candidates: Candidates) -> Choices:
         times = _measured(index, _key(index, candidates), candidates)
         if times is None:
             raise RuntimeError("[SA-114] the times varied too much: another process may be using the GPU")
-        choices = Choices(times)
+        choices = TunedChoices(times)
         store.keep(index, choices)
         return choices
 
@@ -135,7 +135,7 @@ def rounds_on(index: int, clock: Clock, candidates: Candidates) -> Rounds:
 
 
 def heads_for(multiprocessors: int) -> int:
-    """The fewest heads of a call, so that small cards are done as soon as large ones."""
+    """The fewest heads of a call, so that small GPUs are done as soon as large ones."""
     return next(heads for least, heads in _HEADS if multiprocessors >= least)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from .cost_model import Choices
+from .cost_model import TunedChoices
 
-_choices: dict[int, Choices] = {}
+_choices: dict[int, TunedChoices] = {}
 
 
-def choices_of(device: torch.device) -> Choices | None:
+def choices_of(device: torch.device) -> TunedChoices | None:
     """The choices for `device`, or None: then the shipped defaults hold."""
     if device.type != "cuda" or not _choices:
         return None
     return _choices.get(torch.cuda.current_device() if device.index is None else device.index)
 
 
-def keep(index: int, choices: Choices) -> None:
+def keep(index: int, choices: TunedChoices) -> None:
     """From now on these are the choices for GPU `index`."""
     _choices[index] = choices
 

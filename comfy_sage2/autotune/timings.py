@@ -13,7 +13,7 @@ from ..options import CHOICES, EXACT
 # What ComfyUI's attention calls unless it was started with an option: torch chooses.
 PLAIN = "scaled_dot_product_attention"
 FEWEST_ROUNDS = 3
-# Of a card that nobody else uses. One at its power limit varies by up to 0.05 from visit to visit.
+# Of a GPU that nobody else uses. One at its power limit varies by up to 0.05 from visit to visit.
 _MOST_NOISE = 0.1
 _MOST_DRIFT = 1.3
 _NORMAL = 1.4826  # standard deviation / median absolute deviation of normal data
@@ -79,7 +79,7 @@ class Times:
 
     @classmethod
     def of(cls, rounds: Rounds) -> Times | None:
-        """None when the rounds are too few or differ too much: another process may load the card."""
+        """None when the rounds are too few or differ too much: another process may load the GPU."""
         counts = {len(values) for values in rounds.values()}
         if len(counts) != 1 or min(counts) < FEWEST_ROUNDS:
             return None

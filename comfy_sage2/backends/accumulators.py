@@ -1,7 +1,7 @@
 """Which accumulators P V takes where the caller leaves it open: pv_accumulator "auto".
 
-GeForce cards add up FP8 and fp16 products in FP32 at half the rate of FP16 (NVIDIA's architecture papers of Ampere,
-Ada and Blackwell, tables of peak rates). Data-centre cards do both at one rate, and FP32 is the paper's choice.
+GeForce GPUs add up FP8 and fp16 products in FP32 at half the rate of FP16 (NVIDIA's architecture papers of Ampere,
+Ada and Blackwell, tables of peak rates). Data-centre GPUs do both at one rate, and FP32 is the paper's choice.
 Mode "precise" has FP32 alone.
 """
 
@@ -16,9 +16,9 @@ import torch
 from ..autotune.store import choices_of
 from ..options import EXACT, AttentionOptions
 
-# Compute capabilities whose cards for desktops and laptops are named here.
+# Compute capabilities whose GPUs for desktops and laptops are named here.
 _CAPABILITIES = {(8, 6), (8, 9), (12, 0)}
-# What CUDA calls a card -> its accumulators. The first line that fits counts; where none does (L4, L40, A10): FP32.
+# What CUDA calls a GPU -> its accumulators. The first line that fits counts; where none does (L4, L40, A10): FP32.
 _CARDS = (
     (re.compile(r"Server Edition"), "fp32"),  # RTX PRO in a data centre
     (re.compile(r"\b(GeForce|NVIDIA RTX|Quadro RTX|TITAN)\b"), "fp16"),
@@ -31,7 +31,7 @@ def mode_has_accumulator(mode: str, pv_accumulator: str) -> bool:
 
 
 def of_card(name: str, capability: tuple[int, int]) -> str:
-    """The accumulators for a card, "fp16" or "fp32"."""
+    """The accumulators for a GPU, "fp16" or "fp32"."""
     if capability not in _CAPABILITIES:
         return "fp32"
     return next((accumulator for pattern, accumulator in _CARDS if pattern.search(name)), "fp32")

@@ -190,7 +190,7 @@ class Backend(ABC):
             q: (B, Hq, Nq, D) view in any memory order, last dimension contiguous.
             k, v: (B, Hkv, Nkv, D), likewise.
             request: the description of this call, for which `reason_against` returned None, with its options.
-            optional: the call's other tensors. `note_nonfinite` and `BlockMask.flag_invalid` set the flags for any
+            optional: the call's other tensors. `flag_nonfinite` and `BlockMask.flag_invalid` set the flags for any
                 output and any lists.
 
         Returns:
@@ -216,7 +216,7 @@ class Backend(ABC):
         return None
 
 
-def note_nonfinite(out: torch.Tensor, nonfinite: torch.Tensor) -> None:
+def flag_nonfinite(out: torch.Tensor, nonfinite: torch.Tensor) -> None:
     """Set the int32 `nonfinite` to 1 when `out` holds NaN or infinity; nobody waits for the device.
 
     The largest magnitude is NaN or infinite exactly when some value is: a sum could overflow.

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 from ..options import EXACT
-from .base import AttentionRequest, Backend, Constraint, empty_output, note_nonfinite
+from .base import AttentionRequest, Backend, Constraint, empty_output, flag_nonfinite
 from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_MARGINS, capability_from, option_is
 from .launch import readable
 from .tensors import NO_TENSORS, OptionalTensors
@@ -87,7 +87,7 @@ class ExactAttention(Backend):
         if not dense.is_contiguous():
             out = empty_output(q, request.options.layout).copy_(out)
         if optional.nonfinite is not None:
-            note_nonfinite(out, optional.nonfinite)
+            flag_nonfinite(out, optional.nonfinite)
         return out, lse
 
 
@@ -213,7 +213,7 @@ _IN_16_BITS = Constraint("dtype", _in_16_bits)
 _EQUAL_HEADS = Constraint("heads", _equal_heads)
 _AMPERE = capability_from(8, 0)
 
-# In the order that suits most cards before anything is measured.
+# In the order that suits most GPUs before anything is measured.
 EXACT_ATTENTIONS = (
     ExactAttention(
         "torch-cudnn",

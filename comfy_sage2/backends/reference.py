@@ -10,7 +10,7 @@ from ..reference.attention import reference_attention
 from ..reference.block_margins import block_margins
 from ..reference.exact import exact_attention
 from ..reference.options import ReferenceOptions
-from .base import AttentionRequest, Backend, empty_output, note_nonfinite
+from .base import AttentionRequest, Backend, empty_output, flag_nonfinite
 from .constraints import MARGINS
 from .tensors import NO_TENSORS, OptionalTensors
 
@@ -62,7 +62,7 @@ class ReferenceBackend(Backend):
                 margins.copy_(found.masked_fill_(found.isnan(), 0.0))
         out = empty_output(q, options.layout).copy_(_within_range(result, q.dtype))
         if optional.nonfinite is not None:
-            note_nonfinite(out, optional.nonfinite)
+            flag_nonfinite(out, optional.nonfinite)
         if lists is not None:
             lists.flag_invalid()
         return out, lse if options.return_lse else None

@@ -26,13 +26,13 @@ log = logging.getLogger("comfy_sage2")
 CASES_VERSION = 5
 
 _lock = threading.RLock()
-_outcomes: dict[tuple[str, int], Outcome] = {}
+_results: dict[tuple[str, int], TestResult] = {}
 # Modules that were asked for while a CUDA graph was captured, when nothing else can run.
 _postponed: set[tuple[str, int]] = set()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TestResult:
     """What the test of a module on a GPU gave.
 
     Attributes:
@@ -62,15 +62,15 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
     """
     place = (architecture, torch.cuda.current_device() if index is None else index)
     with _lock:
-        if place not in _outcomes:
+        if place not in _results:
             if torch.cuda.is_current_stream_capturing():
                 _postponed.add(place)
                 return None
-            outcome = _outcome(*place, variants)
-            if outcome is None:
+            result = _result(*place, variants)
+            if result is None:
                 return None
-            _outcomes[place] = outcome
-        return _outcomes[place].reason
+            _results[place] = result
+        return _results[place].reason
 
 
 def is_postponed(architecture: str, index: int | None) -> bool:
@@ -78,32 +78,34 @@ def is_postponed(architecture: str, index: int | None) -> bool:
     return bool(_postponed) and (architecture, index) in _postponed and not torch.cuda.is_current_stream_capturing()
 
 
-def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> Outcome:
+def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult:
     """Test the module whatever is remembered of it. RuntimeError while the GPU has no memory for it."""
     with _lock:
-        outcome = _tested(architecture, index, variants, _key(architecture, index, variants))
-        if outcome is None:
+        result = _tested(architecture, index, variants, _key(architecture, index, variants))
+        if result is None:
             raise RuntimeError("[SA-113] the GPU's memory does not suffice for the self-test")
-        _outcomes[architecture, index] = outcome
-        return outcome
+        _results[architecture, index] = result
+        return result
 
 
-def _outcome(architecture: str, index: int, variants: Sequence[Variant]) -> Outcome | None:
-    """The outcome that is remembered, or that of a test; None when the test could not be made."""
+def _result(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:
+    """The result that is remembered, or that of a test; None when the test could not be made."""
     key = _key(architecture, index, variants)
     kept = None if key is None else user_cache_file().get(key)
     if kept is not None and kept.get("passed") is True:
-        return Outcome(None, 0, 0.0)
+        return TestResult(None, 0, 0.0)
     return _tested(architecture, index, variants, key)
 
 
-def _tested(architecture: str, index: int, variants: Sequence[Variant], key: dict[str, str] | None) -> Outcome | None:
-    """The outcome of a test, remembered under `key` when it was passed; None without the memory for it."""
+def _tested(
+    architecture: str, index: int, variants: Sequence[Variant], key: dict[str, str] | None
+) -> TestResult | None:
+    """The result of a test, remembered under `key` when it was passed; None without the memory for it."""
     started = time.perf_counter()
     try:
         with torch.cuda.device(index):
-            verdict = self_test_cases.ask(loader.load(architecture), torch.device("cuda", index), variants)
-        calls, reason = verdict.calls, verdict.reason
+            found = self_test_cases.run(loader.load(architecture), torch.device("cuda", index), variants)
+        calls, reason = found.calls, found.reason
     except torch.cuda.OutOfMemoryError:  # tested when there is more
         return None
     except (RuntimeError, ValueError) as error:
@@ -112,13 +114,13 @@ def _tested(architecture: str, index: int, variants: Sequence[Variant], key: dic
     if key is not None:
         user_cache_file().put(key, {"passed": reason is None})
     if reason is None:
-        return Outcome(None, calls, time.perf_counter() - started)
+        return TestResult(None, calls, time.perf_counter() - started)
     reason = (
         f"[SA-113] the self-test of these kernels failed on this GPU: {reason}. They are not used here; update the "
         "driver and the pack, and report it if that does not help"
     )
     log.warning("SageAttention2: %s: %s", architecture, reason)
-    return Outcome(reason, calls, time.perf_counter() - started)
+    return TestResult(reason, calls, time.perf_counter() - started)
 
 
 def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str, str] | None:

@@ -138,7 +138,7 @@ class _Layout:
 
 
 @dataclass(frozen=True)
-class Question:
+class Input:
     """The inputs of a case on the CPU, and its right results.
 
     q, k, v: slots in the buffer of inputs. mask: None or 4-D. block_mask: None or its lists. out, lse: float32.
@@ -156,8 +156,8 @@ class Question:
     block_margins: torch.Tensor | None
 
 
-def questions() -> tuple[torch.Tensor, list[Question]]:
-    """The buffer of all inputs (uint8, on the CPU) and the questions; the same each time."""
+def make_inputs() -> tuple[torch.Tensor, list[Input]]:
+    """The buffer of all inputs (uint8, on the CPU) and the inputs of each case; the same each time."""
     generator = torch.Generator("cpu").manual_seed(_SEED)  # the random numbers of the process stay as they are
     layout = _Layout()
     slots = []
@@ -192,7 +192,7 @@ def questions() -> tuple[torch.Tensor, list[Question]]:
         )
         blocks = None if lists is None else lists.lists
         margins = margins_of(q, k) if case.block_margins else None
-        found.append(Question(case, places[0], places[1], places[2], mask, blocks, out, lse, margins))
+        found.append(Input(case, places[0], places[1], places[2], mask, blocks, out, lse, margins))
     return buffer, found
 
 
@@ -221,10 +221,10 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Call:
     """One call of a variant, and where its results lie in the buffer of results."""
 
-    question: Question
+    input: Input
     variant: Variant
     request: AttentionRequest
     out: _Slot
@@ -236,17 +236,17 @@ class _Asked:
     @property
     def flags(self) -> Iterator[tuple[_Slot, str, int]]:
         """Where each flag lies, which is 0 before the call, what it notes and what it must become."""
-        yield self.nonfinite, "NaN and infinity", int(self.question.case.broken)
+        yield self.nonfinite, "NaN and infinity", int(self.input.case.broken)
         if self.invalid_blocks is not None:
-            yield self.invalid_blocks, "invalid blocks", int(self.question.case.invalid)
+            yield self.invalid_blocks, "invalid blocks", int(self.input.case.invalid)
 
     @property
     def name(self) -> str:
-        return f"{self.question.case.name} ({self.variant.text})"
+        return f"{self.input.case.name} ({self.variant.text})"
 
 
 @dataclass
-class Verdict:
+class Result:
     """What the calls of a module gave.
 
     calls: how many there were. wrong: those whose results were wrong, in words.
@@ -264,7 +264,7 @@ class Verdict:
         return f"{self.wrong[0]}{others}"
 
 
-def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Verdict:
+def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Result:
     """Run every case in each of `variants` on `device` and compare; waits for the device once.
 
     Cases with block masks are left out where the module takes none, and those with block margins where it records none.
@@ -272,115 +272,115 @@ def ask(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
     Raises what the module raises: ValueError for a call that it refuses, RuntimeError for a failure of the driver.
     """
     with torch.inference_mode(), torch.autocast("cpu", enabled=False):
-        inputs, found = questions()
+        buffer, found = make_inputs()
         if not abi.has_block_masks(module):
             found = [one for one in found if one.block_mask is None]
         if not abi.has_block_margins(module):
             found = [one for one in found if one.block_margins is None]
-        asked, size = _layout_of_results(found, variants, device)
-        on_device = inputs.to(device)
+        calls, size = _layout_of_results(found, variants, device)
+        on_device = buffer.to(device)
         results = torch.full((size,), _UNTOUCHED, dtype=torch.uint8, device=device)
-        scratch = max(workspace_bytes(module, call.request) for call in asked)
+        scratch = max(workspace_bytes(module, call.request) for call in calls)
         workspace = torch.empty(scratch, dtype=torch.uint8, device=device)
         masks = {id(one): None if one.mask is None else one.mask.to(device) for one in found}
         lists = {id(one): None if one.block_mask is None else one.block_mask.to(device) for one in found}
-        for call in asked:
-            question = call.question
+        for call in calls:
+            given = call.input
             workspace.fill_(_UNTOUCHED)
             for flag, _, _ in call.flags:
                 flag.of(results).zero_()
             margins = None if call.block_margins is None else call.block_margins.of(results).fill_(-math.inf)
             enqueue(
                 module,
-                question.q.of(on_device),
-                question.k.of(on_device),
-                question.v.of(on_device),
+                given.q.of(on_device),
+                given.k.of(on_device),
+                given.v.of(on_device),
                 call.request,
                 OptionalTensors(
-                    attn_mask=masks[id(question)],
-                    block_mask=lists[id(question)],
+                    attn_mask=masks[id(given)],
+                    block_mask=lists[id(given)],
                     nonfinite=call.nonfinite.of(results),
                     invalid_blocks=None if call.invalid_blocks is None else call.invalid_blocks.of(results),
                     block_margins=margins,
                 ),
                 out=call.out.of(results),
-                lse=None if call.lse is None else call.lse.of(results).view(question.lse.shape),
+                lse=None if call.lse is None else call.lse.of(results).view(given.lse.shape),
                 workspace=workspace,
             )
-        return _compare(asked, results.cpu())
+        return _compare(calls, results.cpu())
 
 
 def _layout_of_results(
-    found: Sequence[Question], variants: Sequence[Variant], device: torch.device
-) -> tuple[list[_Asked], int]:
+    found: Sequence[Input], variants: Sequence[Variant], device: torch.device
+) -> tuple[list[_Call], int]:
     layout = _Layout()
-    asked = []
-    for question in found:
-        case = question.case
+    calls = []
+    for given in found:
+        case = given.case
         for variant in variants:
             options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
-            mask = None if question.mask is None else (question.mask.shape, question.mask.dtype)
-            shapes = torch.Size(question.q.shape), torch.Size(question.k.shape)
-            form = Form(device, case.dtype, *shapes, mask, question.block_mask is not None, case.block_margins)
+            mask = None if given.mask is None else (given.mask.shape, given.mask.dtype)
+            shapes = torch.Size(given.q.shape), torch.Size(given.k.shape)
+            form = Form(device, case.dtype, *shapes, mask, given.block_mask is not None, case.block_margins)
             request = AttentionRequest.of_form(form, options)
             if PRECISE.check(request) is not None:
                 continue
-            lse = layout.add_contiguous(question.lse.numel(), torch.float32) if options.return_lse else None
-            asked.append(
-                _Asked(
-                    question,
+            lse = layout.add_contiguous(given.lse.numel(), torch.float32) if options.return_lse else None
+            calls.append(
+                _Call(
+                    given,
                     variant,
                     request,
-                    layout.add(question.q.shape, case.dtype, options.layout),
+                    layout.add(given.q.shape, case.dtype, options.layout),
                     lse,
                     layout.add_contiguous(1, torch.int32),
                     layout.add_contiguous(1, torch.int32) if case.lists else None,
                     None
-                    if question.block_margins is None
-                    else layout.add_contiguous(question.block_margins.numel(), torch.float32),
+                    if given.block_margins is None
+                    else layout.add_contiguous(given.block_margins.numel(), torch.float32),
                 )
             )
-    return asked, layout.bytes
+    return calls, layout.bytes
 
 
-def _compare(asked: Sequence[_Asked], results: torch.Tensor) -> Verdict:
-    verdict = Verdict(len(asked))
+def _compare(calls: Sequence[_Call], results: torch.Tensor) -> Result:
+    result = Result(len(calls))
     untouched = torch.full_like(results, _UNTOUCHED)
-    for call in asked:
+    for call in calls:
         wrong = next(_wrong(call, results), None)
         if wrong is not None:
-            verdict.wrong.append(f"{call.name}: {wrong}")
+            result.wrong.append(f"{call.name}: {wrong}")
         for slot in (call.out, call.lse, call.block_margins, *(flag for flag, _, _ in call.flags)):
             if slot is not None:
                 slot.of(untouched).copy_(slot.of(results))
     if not torch.equal(untouched.view(torch.int64), results.view(torch.int64)):
-        verdict.wrong.append("a call wrote outside of its output")
-    return verdict
+        result.wrong.append("a call wrote outside of its output")
+    return result
 
 
-def _wrong(call: _Asked, results: torch.Tensor) -> Iterator[str]:
+def _wrong(call: _Call, results: torch.Tensor) -> Iterator[str]:
     """What is wrong with a call's results, in words."""
-    question = call.question
+    given = call.input
     for flag, what, expected in call.flags:
         noted = int(flag.of(results).item())
         if noted != expected:
             yield f"the note of {what} is {noted}, expected {expected}"
-    if question.case.broken:
+    if given.case.broken:
         return
     out = call.out.of(results).float()
-    error = ((out - question.out).abs().sum() / question.out.abs().sum()).item()
+    error = ((out - given.out).abs().sum() / given.out.abs().sum()).item()
     bound = BOUNDS[call.variant.mode]
     if not error <= bound:  # NaN too
         yield f"relative L1 {error:.3g} from exact attention, at most {bound:g} expected"
     if call.lse is not None:
-        lse = call.lse.of(results).view(question.lse.shape)
-        empty = question.lse == -math.inf
-        error = (lse - question.lse)[~empty].abs().mean().item()
+        lse = call.lse.of(results).view(given.lse.shape)
+        empty = given.lse == -math.inf
+        error = (lse - given.lse)[~empty].abs().mean().item()
         bound = LSE_BOUNDS[call.variant.mode]
         if not error <= bound or not torch.equal(lse == -math.inf, empty):
             yield f"the LSE is {error:.3g} from exact attention's on average, at most {bound:g} expected"
-    if call.block_margins is not None and question.block_margins is not None:
-        margins = call.block_margins.of(results).view(question.block_margins.shape)
-        error = (margins - question.block_margins).abs().max().item()
+    if call.block_margins is not None and given.block_margins is not None:
+        margins = call.block_margins.of(results).view(given.block_margins.shape)
+        error = (margins - given.block_margins).abs().max().item()
         if not error <= MARGIN_BOUND:
             yield f"a block margin is off by {error:.3g} (log2), at most {MARGIN_BOUND:g} expected"

@@ -21,14 +21,14 @@ from .kernel_times import KernelTimer
 from .ours import attention_kernels, candidate
 from .shapes import Shape
 from .speed import fresh_inputs, prepare
-from .timing import Rounds, Timed, time_in_rounds
+from .timing import RoundMedian, Timed, time_in_rounds
 
 SHAPES = ("d128-n8192", "d64-n8192", "wan-1.3b-480p")
 _MOST_ROUNDS = 25  # costs are small differences
 
 
 @dataclass(frozen=True)
-class Variant:
+class AblationVariant:
     """Options, and the label of the variant that lacks what they add; None where they are what others add to."""
 
     label: str
@@ -37,16 +37,16 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("8b", AttentionOptions("8b")),
-    Variant("8b, rotation", AttentionOptions("8b", rotate=True), "8b"),
-    Variant("8b, smooth V", AttentionOptions("8b", smooth_v=True), "8b"),
-    Variant("8b, FP16 accumulators", AttentionOptions("8b", pv_accumulator="fp16"), "8b"),
-    Variant("4b", AttentionOptions("4b"), "8b"),
-    Variant("4b, rotation, Q scales per token", AttentionOptions("4b", rotate=True), "4b"),
-    Variant("4b, smooth V", AttentionOptions("4b", smooth_v=True), "4b"),
-    Variant("4b, FP16 accumulators", AttentionOptions("4b", pv_accumulator="fp16"), "4b"),
-    Variant("precise", AttentionOptions("precise"), "8b"),
-    Variant("precise, rotation", AttentionOptions("precise", rotate=True), "precise"),
+    AblationVariant("8b", AttentionOptions("8b")),
+    AblationVariant("8b, rotation", AttentionOptions("8b", rotate=True), "8b"),
+    AblationVariant("8b, smooth V", AttentionOptions("8b", smooth_v=True), "8b"),
+    AblationVariant("8b, FP16 accumulators", AttentionOptions("8b", pv_accumulator="fp16"), "8b"),
+    AblationVariant("4b", AttentionOptions("4b"), "8b"),
+    AblationVariant("4b, rotation, Q scales per token", AttentionOptions("4b", rotate=True), "4b"),
+    AblationVariant("4b, smooth V", AttentionOptions("4b", smooth_v=True), "4b"),
+    AblationVariant("4b, FP16 accumulators", AttentionOptions("4b", pv_accumulator="fp16"), "4b"),
+    AblationVariant("precise", AttentionOptions("precise"), "8b"),
+    AblationVariant("precise, rotation", AttentionOptions("precise", rotate=True), "precise"),
 )
 
 
@@ -71,7 +71,7 @@ class Ablation:
     backend: str
     variant: str
     base: str | None
-    call: Rounds
+    call: RoundMedian
     cost: Cost | None
     passes: dict[str, float]
 
@@ -123,7 +123,7 @@ def _results(
 ) -> Iterator[Ablation]:
     for variant in VARIANTS:
         label, base = variant.label, variant.base
-        call = Rounds.of(timed[label].calls) if label in timed else None
+        call = RoundMedian.of(timed[label].calls) if label in timed else None
         if call is not None:
             cost = None if base is None or base not in timed else cost_of(timed[label].calls, timed[base].calls)
             yield Ablation(shape, backend, label, base, call, cost, passes.get(label, {}))

@@ -6,7 +6,7 @@ import torch
 
 from ..metrics import Agreement
 from ..reference.exact import exact_attention
-from .candidates import Candidate, Inputs, PeerMissing
+from .candidates import BenchmarkCandidate, Inputs, PeerMissing
 from .shapes import DTYPES, Shape
 
 _HIDDEN_KEYS = 100  # at the end of each sequence, where a shape has a padding mask
@@ -44,7 +44,7 @@ def _mask(shape: Shape, device: str) -> torch.Tensor | None:
 
 
 def measure(
-    candidates: list[Candidate], shape: Shape = SHAPE, device: str = "cuda"
+    candidates: list[BenchmarkCandidate], shape: Shape = SHAPE, device: str = "cuda"
 ) -> tuple[dict[str, dict[str, Agreement]], dict[str, str]]:
     """Candidate -> kind of inputs -> accuracy, and for those that failed candidate -> reason."""
     results: dict[str, dict[str, Agreement]] = {}

@@ -59,7 +59,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BenchmarkCandidate:
     """One attention to be measured.
 
     prepare: inputs -> call. What it does itself, such as a quantization, is not timed.
@@ -82,15 +82,15 @@ class Candidate:
 
 
 @dataclass
-class Found:
+class FoundCandidates:
     """Candidates that can run here, and for the others name -> the reason why not."""
 
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[BenchmarkCandidate] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Subject:
+class PreparedCandidate:
     """A candidate's prepared calls for one shape.
 
     `kernel_call` is the one whose kernels, those with `kernel_name` in their name, are the attention proper.
@@ -101,7 +101,7 @@ class Subject:
     kernel_name: str | None
 
     @classmethod
-    def of(cls, candidate: Candidate, inputs: Inputs) -> Subject:
+    def of(cls, candidate: BenchmarkCandidate, inputs: Inputs) -> PreparedCandidate:
         """Prepare the candidate's calls and run each once: what they compile and cache is not timed."""
         call = candidate.prepare(inputs)
         call.run()

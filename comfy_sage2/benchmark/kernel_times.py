@@ -14,7 +14,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from .candidates import Subject, Turn
+from .candidates import PreparedCandidate, Turn
 from .settle import heat
 
 # A kernel that only waits: it stands before the records of a candidate's settling calls, and before those timed.
@@ -62,7 +62,7 @@ class KernelTimer:
     def __init__(self) -> None:
         self.problem: str | None = None
 
-    def measure(self, subjects: Mapping[str, Subject], turns: Mapping[str, Turn]) -> dict[str, float]:
+    def measure(self, subjects: Mapping[str, PreparedCandidate], turns: Mapping[str, Turn]) -> dict[str, float]:
         """Milliseconds of the attention kernels of each subject's kernel call; nothing for those without a record."""
         times = {}
         for name, kernels in self._kernels(subjects, turns).items():
@@ -72,7 +72,7 @@ class KernelTimer:
         return times
 
     def passes(
-        self, subjects: Mapping[str, Subject], turns: Mapping[str, Turn], names: Mapping[str, str]
+        self, subjects: Mapping[str, PreparedCandidate], turns: Mapping[str, Turn], names: Mapping[str, str]
     ) -> dict[str, dict[str, float]]:
         """Subject -> pass -> milliseconds a call, for the passes that it has; `names`: pass -> part of kernel names."""
         return {
@@ -84,7 +84,9 @@ class KernelTimer:
             for subject, kernels in self._kernels(subjects, turns).items()
         }
 
-    def _kernels(self, subjects: Mapping[str, Subject], turns: Mapping[str, Turn]) -> dict[str, list[KernelRecord]]:
+    def _kernels(
+        self, subjects: Mapping[str, PreparedCandidate], turns: Mapping[str, Turn]
+    ) -> dict[str, list[KernelRecord]]:
         """The kernels of each subject's timed calls of its kernel call; nothing where the profiler fails."""
         if self.problem is not None:
             return {}

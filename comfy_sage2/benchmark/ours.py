@@ -12,16 +12,16 @@ from ..attention import attention
 from ..backends.base import AttentionRequest, Backend
 from ..kernels import loader
 from ..options import AttentionOptions
-from .candidates import Call, Candidate, Found, Inputs
+from .candidates import BenchmarkCandidate, Call, FoundCandidates, Inputs
 
 EMULATED = "emulated INT4, no speed claim"
 
 
-def find(names: Iterable[str] | None, modes: Iterable[str]) -> Found:
+def find(names: Iterable[str] | None, modes: Iterable[str]) -> FoundCandidates:
     """The accelerated backends called `names` (None: all) in each of `modes` that run on the current device."""
     wanted = None if names is None else [registry.get(name).name for name in names]
     sample = torch.empty(1, 8, 1024, 128, dtype=torch.bfloat16, device="cuda")
-    found = Found()
+    found = FoundCandidates()
     for backend in registry.kernels():
         if wanted is not None and backend.name not in wanted:
             continue
@@ -39,12 +39,12 @@ def find(names: Iterable[str] | None, modes: Iterable[str]) -> Found:
 
 
 def _request(inputs: Inputs, mode: str) -> AttentionRequest:
-    """As the node has it: with the accumulators that suit the card."""
+    """As the node has it: with the accumulators that suit the GPU."""
     options = AttentionOptions(mode, is_causal=inputs.is_causal, pv_accumulator="auto")
     return AttentionRequest.of(inputs.q, inputs.k, options)
 
 
-def _native(sample: AttentionRequest, name: str, smooth_v: bool) -> Candidate:
+def _native(sample: AttentionRequest, name: str, smooth_v: bool) -> BenchmarkCandidate:
     mode = sample.options.mode
     notes = ["FP16 accumulators"] if sample.options.pv_accumulator == "fp16" else []
     if (name, mode) == ("sm90", "4b"):
@@ -54,7 +54,7 @@ def _native(sample: AttentionRequest, name: str, smooth_v: bool) -> Candidate:
     return replace(candidate(label, name, options), is_measured=not smooth_v, note="; ".join(notes))
 
 
-def candidate(label: str, name: str, options: AttentionOptions) -> Candidate:
+def candidate(label: str, name: str, options: AttentionOptions) -> BenchmarkCandidate:
     """The backend called `name` with `options` on causal and other inputs, as the candidate `label`."""
 
     def prepare(inputs: Inputs) -> Call:
@@ -73,7 +73,7 @@ def candidate(label: str, name: str, options: AttentionOptions) -> Candidate:
 
         return Call(run)
 
-    return Candidate(label, __version__, prepare, kernel_name=attention_kernels(name, options.mode))
+    return BenchmarkCandidate(label, __version__, prepare, kernel_name=attention_kernels(name, options.mode))
 
 
 def attention_kernels(name: str, mode: str) -> str:
@@ -93,7 +93,7 @@ def _runs_emulated(backend: Backend, request: AttentionRequest) -> bool:
     return target.removesuffix("a") == "sm_{}{}".format(*capability)
 
 
-def _emulated(backend: Backend, mode: str) -> Candidate:
+def _emulated(backend: Backend, mode: str) -> BenchmarkCandidate:
     def prepare(inputs: Inputs) -> Call:
         inputs.without_mask()
         request = _request(inputs, mode)
@@ -104,4 +104,4 @@ def _emulated(backend: Backend, mode: str) -> Candidate:
         return Call(run)
 
     kernels = attention_kernels(backend.name, mode)
-    return Candidate(f"{backend.name} {mode}", __version__, prepare, kernel_name=kernels, note=EMULATED)
+    return BenchmarkCandidate(f"{backend.name} {mode}", __version__, prepare, kernel_name=kernels, note=EMULATED)

@@ -197,7 +197,7 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
         f"- Candidates: {'; '.join(peers)}.",
         "",
         "Candidates take turns in an order drawn anew in every round, for events and for the profiler "
-        f"(seed {settings['seed']}). The card runs matrix products for {settings['heat_seconds']:.0f} s before; in its "
+        f"(seed {settings['seed']}). The GPU runs matrix products for {settings['heat_seconds']:.0f} s before; in its "
         "turn a candidate first runs untimed. "
         f"Medians of {counted} rounds. Inputs are Gaussian, bf16 unless the name says otherwise. "
         "`d128-n8192` is B 4, H 32, N 8,192, head_dim 128. Call: quantization included; kernel: the attention alone. "

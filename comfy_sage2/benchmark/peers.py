@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .candidates import Call, Candidate, Found, Inputs, PeerMissing
+from .candidates import BenchmarkCandidate, Call, FoundCandidates, Inputs, PeerMissing
 from .cudnn_fp8 import prepare_cudnn_fp8
 from .fp8 import compiled_quantizer, quantize_heads
 from .shapes import Shape
@@ -56,7 +56,7 @@ def _sdpa(
     *,
     takes_mask: bool = True,
     applies: Callable[[Shape], bool] | None = None,
-) -> Candidate:
+) -> BenchmarkCandidate:
     def prepare(inputs: Inputs) -> Call:
         if not takes_mask:
             inputs.without_mask()
@@ -69,35 +69,39 @@ def _sdpa(
 
         return Call(run)
 
-    return Candidate(name, version, prepare, applies=applies or (lambda shape: True))
+    return BenchmarkCandidate(name, version, prepare, applies=applies or (lambda shape: True))
 
 
-def _torch_flash() -> list[Candidate]:
+def _torch_flash() -> list[BenchmarkCandidate]:
     return [_sdpa("torch flash", SDPBackend.FLASH_ATTENTION, torch.__version__, takes_mask=False)]
 
 
-def _torch_efficient() -> list[Candidate]:
+def _torch_efficient() -> list[BenchmarkCandidate]:
     """torch's memory-efficient attention: what ComfyUI gets where there is a mask, which flash does not take."""
     backend = SDPBackend.EFFICIENT_ATTENTION
     return [_sdpa("torch efficient", backend, torch.__version__, applies=lambda shape: shape.mask is not None)]
 
 
-def _torch_cudnn() -> list[Candidate]:
+def _torch_cudnn() -> list[BenchmarkCandidate]:
     if not torch.backends.cudnn.is_available():
         raise PeerMissing("this torch has no cuDNN")
     return [_sdpa("torch cuDNN", SDPBackend.CUDNN_ATTENTION, f"{torch.backends.cudnn.version()}")]
 
 
-def _cudnn_fp8() -> list[Candidate]:
+def _cudnn_fp8() -> list[BenchmarkCandidate]:
     cudnn, version = _import("cudnn", "nvidia-cudnn-frontend")
 
     def prepare(inputs: Inputs) -> Call:
         return prepare_cudnn_fp8(cudnn, inputs)
 
-    return [Candidate("cuDNN fp8", version, prepare, has_whole_call=False, note="quantization not timed, FP8 output")]
+    return [
+        BenchmarkCandidate(
+            "cuDNN fp8", version, prepare, has_whole_call=False, note="quantization not timed, FP8 output"
+        )
+    ]
 
 
-def _comfy_kitchen() -> list[Candidate]:
+def _comfy_kitchen() -> list[BenchmarkCandidate]:
     kitchen, version = _import("comfy_kitchen", "comfy-kitchen")
     if not (hasattr(kitchen, "int8_attention_is_available") and kitchen.int8_attention_is_available()):
         raise PeerMissing(f"version {version} has no INT8 attention for this GPU")
@@ -117,10 +121,10 @@ def _comfy_kitchen() -> list[Candidate]:
         return Call(lambda: kitchen.int8_attention_from_prequantized(quantized))
 
     has_kernel = hasattr(kitchen, "prequantize_int8_attention")
-    return [Candidate("comfy-kitchen int8", version, prepare, prepare_kernel if has_kernel else None)]
+    return [BenchmarkCandidate("comfy-kitchen int8", version, prepare, prepare_kernel if has_kernel else None)]
 
 
-def _sage_attention() -> list[Candidate]:
+def _sage_attention() -> list[BenchmarkCandidate]:
     """Version 1, or 2 as its own choice of kernel; on Hopper version 2 with both of its granularities."""
     sage, version = _import("sageattention", "sageattention")
     major = version.partition(".")[0]
@@ -140,16 +144,16 @@ def _sage_attention() -> list[Candidate]:
 
 def _sage(
     name: str, version: str, function: Callable[..., torch.Tensor], kernel_name: str, copies_k: bool = False
-) -> Candidate:
+) -> BenchmarkCandidate:
     def prepare(inputs: Inputs) -> Call:
         inputs.without_mask()
         k = inputs.k.clone() if copies_k else inputs.k
         return Call(lambda: function(inputs.q, k, inputs.v, tensor_layout="HND", is_causal=inputs.is_causal))
 
-    return Candidate(name, version, prepare, kernel_name=kernel_name)
+    return BenchmarkCandidate(name, version, prepare, kernel_name=kernel_name)
 
 
-def _flash_attention_3() -> list[Candidate]:
+def _flash_attention_3() -> list[BenchmarkCandidate]:
     flash, version = flash_attention_3()
 
     def tensors_of(inputs: Inputs) -> list[torch.Tensor]:
@@ -184,12 +188,12 @@ def _flash_attention_3() -> list[Candidate]:
         return Call(lambda: attend_quantized([quantize(tensor) for tensor in tensors], inputs.is_causal), decode)
 
     return [
-        Candidate("FlashAttention-3", version, prepare),
-        Candidate("FlashAttention-3 fp8", version, prepare_fp8, prepare_fp8_kernel, note=how),
+        BenchmarkCandidate("FlashAttention-3", version, prepare),
+        BenchmarkCandidate("FlashAttention-3 fp8", version, prepare_fp8, prepare_fp8_kernel, note=how),
     ]
 
 
-PEERS: dict[str, Callable[[], list[Candidate]]] = {
+PEERS: dict[str, Callable[[], list[BenchmarkCandidate]]] = {
     "torch-flash": _torch_flash,
     "torch-efficient": _torch_efficient,
     "torch-cudnn": _torch_cudnn,
@@ -200,9 +204,9 @@ PEERS: dict[str, Callable[[], list[Candidate]]] = {
 }
 
 
-def find(names: Iterable[str], peers: dict[str, Callable[[], list[Candidate]]] = PEERS) -> Found:
+def find(names: Iterable[str], peers: dict[str, Callable[[], list[BenchmarkCandidate]]] = PEERS) -> FoundCandidates:
     """The peers called `names`; those that cannot be imported go to `missing`. ValueError for an unknown name."""
-    found = Found()
+    found = FoundCandidates()
     for name in names:
         if name not in peers:
             raise ValueError(f"peer must be one of {', '.join(peers)}, got {name!r}")

@@ -12,8 +12,8 @@ from typing import Any
 from ..metrics import Agreement
 from . import page
 from .ablations import Ablation
-from .candidates import Candidate
-from .speed import ShapeResult, Speed
+from .candidates import BenchmarkCandidate
+from .speed import CandidateSpeed, ShapeResult
 from .sustained import Sustained
 
 FORMAT = 3
@@ -47,7 +47,7 @@ def build(
     *,
     machine: dict[str, Any],
     settings: dict[str, Any],
-    candidates: list[Candidate],
+    candidates: list[BenchmarkCandidate],
     missing: dict[str, str],
     accuracies: dict[str, dict[str, Agreement]],
     accuracy_failures: dict[str, str],
@@ -81,7 +81,7 @@ def build(
     return result
 
 
-def _speed(speed: Speed) -> dict[str, Any]:
+def _speed(speed: CandidateSpeed) -> dict[str, Any]:
     values: dict[str, Any] = {
         "shape": asdict(speed.shape),
         "candidate": speed.candidate,

@@ -23,7 +23,7 @@ from .. import registry
 from ..command_line import Parser, above_0, given_or_new_seed, output_file, output_folder, seed_number
 from ..options import MODES
 from . import ablations, accuracy, machine, ours, peers, plot, record, settle, shapes, speed, sustained, tables
-from .candidates import Candidate, Found
+from .candidates import BenchmarkCandidate, FoundCandidates
 from .kernel_times import KernelTimer
 
 _ALL_SHAPES = ("paper", "video", "calls")
@@ -149,14 +149,14 @@ def main(arguments: list[str]) -> int:
     return _write(document, options, arguments)
 
 
-def _find(options: argparse.Namespace) -> Found:
+def _find(options: argparse.Namespace) -> FoundCandidates:
     """Ours first, then the peers."""
     own = ours.find(options.backends, options.modes)
     others = peers.find(options.peers)
-    return Found(own.candidates + others.candidates, own.missing | others.missing)
+    return FoundCandidates(own.candidates + others.candidates, own.missing | others.missing)
 
 
-def _print_list(chosen: tuple[shapes.Shape, ...], found: Found) -> None:
+def _print_list(chosen: tuple[shapes.Shape, ...], found: FoundCandidates) -> None:
     for shape in chosen:
         print(shape)
     for candidate in found.candidates:
@@ -164,12 +164,12 @@ def _print_list(chosen: tuple[shapes.Shape, ...], found: Found) -> None:
     _print_missing(found)
 
 
-def _print_missing(found: Found) -> None:
+def _print_missing(found: FoundCandidates) -> None:
     for name, reason in found.missing.items():
         print(f"not measured: {name}: {reason}")
 
 
-def _measure(options: argparse.Namespace, found: Found) -> dict[str, Any]:
+def _measure(options: argparse.Namespace, found: FoundCandidates) -> dict[str, Any]:
     about = machine.describe()
     driver = about["driver"].get("driver_version", "unknown")
     print(f"{about['gpu']}, driver {driver}, torch {about['torch']}")
@@ -182,7 +182,7 @@ def _measure(options: argparse.Namespace, found: Found) -> dict[str, Any]:
     rng = random.Random(seed)
     seconds = options.seconds or (_QUICK_SECONDS if options.quick else _SECONDS)
     heat_seconds = _QUICK_HEAT_SECONDS if options.quick else _HEAT_SECONDS
-    print(f"\nheating the card for {heat_seconds:.0f} s; order of turns by seed {seed}", flush=True)
+    print(f"\nheating the GPU for {heat_seconds:.0f} s; order of turns by seed {seed}", flush=True)
     settle.heat(heat_seconds)
     measured = [candidate for candidate in found.candidates if candidate.is_measured]
     kernel_timer = KernelTimer()
@@ -215,7 +215,7 @@ def _measure(options: argparse.Namespace, found: Found) -> dict[str, Any]:
 def _speeds(
     results: list[speed.ShapeResult],
     chosen: Sequence[shapes.Shape],
-    candidates: Sequence[Candidate],
+    candidates: Sequence[BenchmarkCandidate],
     seconds: float,
     kernel_timer: KernelTimer,
     rng: random.Random,
@@ -235,7 +235,7 @@ def _speeds(
 def _sustained(
     results: list[sustained.Sustained],
     chosen: Sequence[shapes.Shape],
-    candidates: Sequence[Candidate],
+    candidates: Sequence[BenchmarkCandidate],
     rng: random.Random,
 ) -> None:
     if not chosen:

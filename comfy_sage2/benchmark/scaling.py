@@ -47,7 +47,7 @@ class Division:
 
 
 @dataclass(frozen=True)
-class Row:
+class ScalingRow:
     """One division: milliseconds, speed-up over one GPU, that / GPUs, and relative L1 distance to its output."""
 
     division: str
@@ -64,7 +64,7 @@ def divisions(processes: int, heads: int) -> list[Division]:
     return [Division(degree, processes // degree) for degree in degrees]
 
 
-def measure(shape: Shape, mode: str, backend: str | None, device: torch.device, rounds: int) -> list[Row]:
+def measure(shape: Shape, mode: str, backend: str | None, device: torch.device, rounds: int) -> list[ScalingRow]:
     """The rows of one mode: one GPU, then every division. Every process calls this and gets the same rows."""
     rank, processes = distributed.get_rank(), distributed.get_world_size()
     generator = torch.Generator(device).manual_seed(0)  # the same inputs in every process
@@ -94,11 +94,11 @@ def measure(shape: Shape, mode: str, backend: str | None, device: torch.device, 
             for division, run in subjects.items():
                 times[division].append(_milliseconds(run, device))
     one_ms = median(call_times[one])
-    rows = [Row(_ONE, one_ms, one_ms, 1.0, 1.0, 0.0)]
+    rows = [ScalingRow(_ONE, one_ms, one_ms, 1.0, 1.0, 0.0)]
     for division, distance in distances.items():
         call_ms, attention_ms = median(call_times[division]), median(alone_times[division])
         speedup = one_ms / call_ms
-        rows.append(Row(str(division), call_ms, attention_ms, speedup, speedup / processes, distance))
+        rows.append(ScalingRow(str(division), call_ms, attention_ms, speedup, speedup / processes, distance))
     return rows
 
 
@@ -145,7 +145,7 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[ScalingRow]) -> str:
     """The rows as a table in Markdown."""
     lines = [
         "| | call, ms | attention, ms | speed-up | efficiency | distance |",

@@ -1,4 +1,4 @@
-"""Work that brings the card to the temperature and the clocks of sustained load before anything is timed."""
+"""Work that brings the GPU to the temperature and the clocks of sustained load before anything is timed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import torch
 
-_SIZE = 8192  # matrix products of this size take milliseconds, and as much power as a card gives
+_SIZE = 8192  # matrix products of this size take milliseconds, and as much power as a GPU gives
 _AT_ONCE = 4
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from .accuracy import make_inputs
-from .candidates import Candidate, Inputs, PeerMissing, Subject
+from .candidates import BenchmarkCandidate, Inputs, PeerMissing, PreparedCandidate
 from .kernel_times import KernelTimer
 from .memory import extra_bytes
 from .shapes import Shape
-from .timing import Rounds, time_in_rounds
+from .timing import RoundMedian, time_in_rounds
 
 # Work that takes time for every shape, however small it is, in operations: used to share out the time.
 _FIXED_OPERATIONS = 1e13
@@ -22,7 +22,7 @@ _CPU_BOUND = 0.9
 
 
 @dataclass(frozen=True)
-class Speed:
+class CandidateSpeed:
     """A candidate on one shape: milliseconds of the whole call and of the kernel, None where there is nothing to say.
 
     cpu_ms: what enqueuing a call takes; where it is not below the call's time, the CPU is what was measured.
@@ -31,8 +31,8 @@ class Speed:
 
     shape: Shape
     candidate: str
-    call: Rounds | None
-    kernel: Rounds | None
+    call: RoundMedian | None
+    kernel: RoundMedian | None
     cpu_ms: float | None
     extra_memory: float | None
     rounds: int
@@ -48,7 +48,7 @@ class ShapeResult:
     """All candidates on one shape, and candidate -> reason for those that failed."""
 
     shape: Shape
-    speeds: list[Speed]
+    speeds: list[CandidateSpeed]
     failures: dict[str, str]
 
 
@@ -60,15 +60,17 @@ def shares(shapes: Sequence[Shape], seconds: float, clock: Callable[[], float]) 
         yield shape, max(end - clock(), 0.0) * weights[index] / sum(weights[index:])
 
 
-def prepare(shape: Shape, candidates: Sequence[Candidate], inputs: Inputs) -> tuple[dict[str, Subject], dict[str, str]]:
+def prepare(
+    shape: Shape, candidates: Sequence[BenchmarkCandidate], inputs: Inputs
+) -> tuple[dict[str, PreparedCandidate], dict[str, str]]:
     """The candidates that can run this shape, ready to be timed, and for the others candidate -> reason."""
-    subjects: dict[str, Subject] = {}
+    subjects: dict[str, PreparedCandidate] = {}
     failures: dict[str, str] = {}
     for candidate in candidates:
         if not candidate.applies(shape):
             continue
         try:
-            subjects[candidate.name] = Subject.of(candidate, inputs)
+            subjects[candidate.name] = PreparedCandidate.of(candidate, inputs)
         except PeerMissing as reason:
             failures[candidate.name] = str(reason)
         except Exception as error:  # whatever a peer's package raises is its result
@@ -76,7 +78,7 @@ def prepare(shape: Shape, candidates: Sequence[Candidate], inputs: Inputs) -> tu
     return subjects, failures
 
 
-def _extra_memory(subject: Subject, shape: Shape) -> float | None:
+def _extra_memory(subject: PreparedCandidate, shape: Shape) -> float | None:
     try:
         return extra_bytes(subject.call.run) / shape.qkv_bytes
     except torch.cuda.OutOfMemoryError:  # the figure is missing then, not the candidate
@@ -91,7 +93,11 @@ def fresh_inputs(shape: Shape) -> Inputs:
 
 
 def measure(
-    shape: Shape, candidates: Sequence[Candidate], seconds: float, kernel_timer: KernelTimer, rng: random.Random
+    shape: Shape,
+    candidates: Sequence[BenchmarkCandidate],
+    seconds: float,
+    kernel_timer: KernelTimer,
+    rng: random.Random,
 ) -> ShapeResult:
     """Time the candidates on `shape` for about `seconds`, what they compile included, in orders drawn from `rng`."""
     begin = time.monotonic()
@@ -100,11 +106,11 @@ def measure(
     memory = {name: _extra_memory(subject, shape) for name, subject in subjects.items() if name in whole}
     timed = time_in_rounds(subjects, seconds - (time.monotonic() - begin), kernel_timer, rng)
     speeds = [
-        Speed(
+        CandidateSpeed(
             shape=shape,
             candidate=name,
-            call=Rounds.of(found.calls) if name in whole else None,
-            kernel=Rounds.of(found.kernels),
+            call=RoundMedian.of(found.calls) if name in whole else None,
+            kernel=RoundMedian.of(found.kernels),
             cpu_ms=found.cpu if name in whole else None,
             extra_memory=memory.get(name),
             rounds=len(found.calls),

@@ -1,4 +1,4 @@
-"""Each candidate alone for a while: the speed it keeps up, and what the card draws and how fast it clocks meanwhile."""
+"""Each candidate alone for a while: the speed it keeps up, and what the GPU draws and how fast it clocks meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import TracebackType
 
 import torch
 
-from .candidates import Candidate, Subject
+from .candidates import BenchmarkCandidate, PreparedCandidate
 from .shapes import Shape
 from .speed import fresh_inputs, prepare
 
@@ -41,7 +41,7 @@ class Sustained:
 
 
 @dataclass(frozen=True)
-class Sample:
+class PowerSample:
     """What the driver said at one moment of `time.monotonic`."""
 
     moment: float
@@ -53,7 +53,7 @@ class Meter:
     """Context manager around a `nvidia-smi` that samples the current device; nothing is known where it fails."""
 
     def __init__(self) -> None:
-        self._samples: list[Sample] = []
+        self._samples: list[PowerSample] = []
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Meter:
@@ -92,16 +92,16 @@ class Meter:
         return means(self._samples, begin, end)
 
 
-def sample_of(line: str, moment: float) -> Sample | None:
+def sample_of(line: str, moment: float) -> PowerSample | None:
     """One line of nvidia-smi's, such as "689.12, 1808"; None for one without two numbers."""
     try:
         watts, megahertz = (float(part) for part in line.split(","))
     except ValueError:  # "[N/A]" for what the driver does not know
         return None
-    return Sample(moment, watts, megahertz)
+    return PowerSample(moment, watts, megahertz)
 
 
-def means(samples: Sequence[Sample], begin: float, end: float) -> tuple[float | None, float | None]:
+def means(samples: Sequence[PowerSample], begin: float, end: float) -> tuple[float | None, float | None]:
     """Mean watts and megahertz of the samples from `begin` to `end`."""
     inside = [sample for sample in list(samples) if begin <= sample.moment <= end]
     if not inside:
@@ -110,7 +110,7 @@ def means(samples: Sequence[Sample], begin: float, end: float) -> tuple[float | 
 
 
 def measure(
-    shape: Shape, candidates: Sequence[Candidate], rng: random.Random, meter: Meter
+    shape: Shape, candidates: Sequence[BenchmarkCandidate], rng: random.Random, meter: Meter
 ) -> tuple[list[Sustained], dict[str, str]]:
     """Every candidate alone on `shape`, in an order from `rng`; and candidate -> reason for those that cannot."""
     subjects, failures = prepare(shape, candidates, fresh_inputs(shape))
@@ -124,8 +124,8 @@ def measure(
     return [results[name] for name in subjects], failures
 
 
-def _alone(subject: Subject, meter: Meter) -> tuple[float, float | None, float | None]:
-    """Mean milliseconds of a call, watts and megahertz, after the card has settled to it."""
+def _alone(subject: PreparedCandidate, meter: Meter) -> tuple[float, float | None, float | None]:
+    """Mean milliseconds of a call, watts and megahertz, after the GPU has settled to it."""
     milliseconds = _repeated(subject, _repeats(_SETTLE_SECONDS, _repeated(subject, 1)))
     repeats = _repeats(_MEASURED_SECONDS, milliseconds)
     begin = time.monotonic()
@@ -137,7 +137,7 @@ def _repeats(seconds: float, milliseconds: float) -> int:
     return max(math.ceil(seconds * 1e3 / max(milliseconds, 1e-3)), 1)
 
 
-def _repeated(subject: Subject, repeats: int) -> float:
+def _repeated(subject: PreparedCandidate, repeats: int) -> float:
     """Mean milliseconds of calls in a row, by CUDA events."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ..metrics import Agreement
 from .ablations import Ablation
 from .accuracy import INPUTS
-from .speed import ShapeResult, Speed
+from .speed import CandidateSpeed, ShapeResult
 from .sustained import Sustained
 
 BASELINE = "torch flash"
@@ -47,7 +47,7 @@ def speed_lines(result: ShapeResult, notes: dict[str, str]) -> Iterator[str]:
             yield f"{speed.candidate}: {CPU_BOUND} ({speed.cpu_ms:.3f} ms a call)"
 
 
-def _speed_row(speed: Speed, baseline: Speed | None) -> tuple[str, ...]:
+def _speed_row(speed: CandidateSpeed, baseline: CandidateSpeed | None) -> tuple[str, ...]:
     cells = [speed.candidate]
     others = (None, None) if baseline is None else (baseline.kernel or baseline.call, baseline.call)
     for rounds, other in zip((speed.kernel, speed.call), others, strict=True):

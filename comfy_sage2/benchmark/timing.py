@@ -1,6 +1,6 @@
 """Times of calls on the GPU. Candidates take turns, in an order that is drawn anew in every round.
 
-A card at its power limit remembers some 100 ms of what ran before. So a candidate first runs untimed, and
+A GPU at its power limit remembers some 100 ms of what ran before. So a candidate first runs untimed, and
 what is left of its predecessor differs from round to round.
 """
 
@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from .candidates import MOST_TIMED, SETTLING, Subject, Turn
+from .candidates import MOST_TIMED, SETTLING, PreparedCandidate, Turn
 from .kernel_times import KernelTimer
 from .settle import heat
 
@@ -35,14 +35,14 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundMedian:
     """Median milliseconds over rounds; spread: (most - least) / median."""
 
     median: float
     spread: float
 
     @classmethod
-    def of(cls, values: list[float]) -> Rounds | None:
+    def of(cls, values: list[float]) -> RoundMedian | None:
         """None when there is no value."""
         if not values:
             return None
@@ -76,7 +76,7 @@ def milliseconds_to_enqueue(run: Callable[[], torch.Tensor], calls: int) -> floa
 
 
 def time_in_rounds(
-    subjects: Mapping[str, Subject],
+    subjects: Mapping[str, PreparedCandidate],
     seconds: float,
     kernel_timer: KernelTimer | None,
     rng: random.Random,

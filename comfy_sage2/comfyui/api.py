@@ -5,7 +5,7 @@ from ..policy.document import to_text
 from ..policy.files import fingerprint, load_policy, save_policy
 from .hooks.sampling import running_prompt, sessions_of
 from .inputs import checked_input
-from .node_status import add_route, board
+from .node_status import add_route, node_status
 from .patch import auto_model, calibrated_model, captured_model, patch_model, policy_of, policy_text, save_capture
 from .report.chart import draw_card, draw_chart
 from .report.text import report, status
@@ -18,7 +18,7 @@ __all__ = [
     "WHERE_FASTER",
     "add_route",
     "auto_model",
-    "board",
+    "node_status",
     "calibrated_model",
     "calibrations",
     "captured_model",

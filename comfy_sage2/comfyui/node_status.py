@@ -10,19 +10,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-ROUTE = "/comfy_sage2/told"
+ROUTE = "/comfy_sage2/node_status"
 MOST = 500  # nodes; those that have said nothing for the longest time are forgotten
 _LONGEST = 100  # characters of a number that comes with a prompt
 
 
-class Board:
+class NodeStatus:
     """The last text of each node of each workflow; several threads may write and read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._texts: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
 
-    def teller(self, kind: str, node: object, extra: object) -> Callable[[str], None]:
+    def publisher(self, kind: str, node: object, extra: object) -> Callable[[str], None]:
         """A function that keeps what a node of class `kind` says.
 
         node: its number in the prompt. extra: what the page sends with the prompt, with the workflow in it; a prompt
@@ -33,22 +33,22 @@ class Board:
         if not isinstance(number, str) or not isinstance(node, str) or max(len(number), len(node)) > _LONGEST:
             return lambda text: None
 
-        def tell(text: str) -> None:
+        def publish(text: str) -> None:
             with self._lock:
                 self._texts.pop((number, node), None)
                 self._texts[number, node] = {"workflow": number, "node": node, "type": kind, "text": text}
                 while len(self._texts) > MOST:
                     self._texts.popitem(last=False)
 
-        return tell
+        return publish
 
-    def told(self, workflow: str) -> list[dict[str, str]]:
+    def of_workflow(self, workflow: str) -> list[dict[str, str]]:
         """What the nodes of a workflow have said."""
         with self._lock:
             return [dict(entry) for (number, _), entry in self._texts.items() if number == workflow]
 
 
-board = Board()
+node_status = NodeStatus()
 
 
 def add_route() -> None:
@@ -60,7 +60,7 @@ def add_route() -> None:
     if server is None:  # a program that only uses the nodes
         return
 
-    async def told(request: Any) -> Any:
-        return web.json_response(board.told(request.query.get("workflow", "")))
+    async def answer(request: Any) -> Any:
+        return web.json_response(node_status.of_workflow(request.query.get("workflow", "")))
 
-    server.routes.get(ROUTE)(told)
+    server.routes.get(ROUTE)(answer)

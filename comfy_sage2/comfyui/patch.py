@@ -34,8 +34,8 @@ from .report.text import session_report
 from .session.auto_policy import AutoPolicy
 from .session.calibration import Calibration, Progress
 from .session.capture import Capture
-from .session.dispatcher import Serving, probe, with_backend
-from .session.handler import Task
+from .session.dispatcher import Dispatcher, probe, with_backend
+from .session.handler import Handler
 from .session.session import Session, log
 from .session.subject import identity_of, signature_of
 from .settings import Settings
@@ -57,8 +57,8 @@ def patch_model(model: Any, settings: Settings) -> Any:
     expected = probe(model.load_device, settings)
     selector = _selector(settings, expected.backend or "", model)
     previous = _options(model).get(OVERRIDE)
-    task = Serving(settings, expected, selector, device=model.load_device, is_first=previous is None)
-    return _with_task(model, task, previous)
+    handler = Dispatcher(settings, expected, selector, device=model.load_device, is_first=previous is None)
+    return _with_handler(model, handler, previous)
 
 
 def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotate: bool = False) -> Any:
@@ -69,7 +69,7 @@ def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotat
     """
     prepare(model.load_device, BACKENDS)
     previous = _without_ours(model)
-    return _with_task(model, _calibration(model, previous, cost_limit, progress, rotate), previous)
+    return _with_handler(model, _calibration(model, previous, cost_limit, progress, rotate), previous)
 
 
 def auto_model(
@@ -95,29 +95,29 @@ def auto_model(
     previous = _without_ours(model)
     policy = from_text(kept) if kept.strip() else None
 
-    def serve(policy: Policy | None) -> Serving:
+    def dispatch(policy: Policy | None) -> Dispatcher:
         chosen = replace(settings, policy=policy)
-        return Serving(chosen, expected, policy, device=model.load_device, is_first=previous is None)
+        return Dispatcher(chosen, expected, policy, device=model.load_device, is_first=previous is None)
 
     def calibrate() -> Calibration:
         return _calibration(model, previous, cost_limit, progress, settings.rotate, LEAST_SECONDS)
 
     settled = (settings.rotate, cost_limit)
-    task = AutoPolicy(node, identity_of(model), quality, policy, serve, calibrate, settled)
-    return _with_task(model, task, previous)
+    handler = AutoPolicy(node, identity_of(model), quality, policy, dispatch, calibrate, settled)
+    return _with_handler(model, handler, previous)
 
 
 def policy_text(model: Any) -> str:
     """The policy that the *Auto Policy* node which `model` went through last would keep, as JSON, or ""."""
     for session in reversed(sessions_of(model)):
-        if isinstance(session.task, AutoPolicy):
-            return session.task.policy_text()
+        if isinstance(session.handler, AutoPolicy):
+            return session.handler.policy_text()
     return ""
 
 
 def captured_model(model: Any, bounds: CaptureBounds) -> Any:
     """A clone of `model` of whose next sampling some attention calls are kept, within `bounds`."""
-    return _with_task(model, Capture(bounds), _without_ours(model))
+    return _with_handler(model, Capture(bounds), _without_ours(model))
 
 
 def policy_of(model: Any, quality: str, skip: str = SKIP_NOTHING) -> tuple[Policy, str]:
@@ -128,8 +128,8 @@ def policy_of(model: Any, quality: str, skip: str = SKIP_NOTHING) -> tuple[Polic
     """
     check_choice("skip", skip, SKIP)
     for session in reversed(sessions_of(model)):
-        if isinstance(session.task, Calibration):
-            policy = replace(session.task.policy(quality), skip=skip)
+        if isinstance(session.handler, Calibration):
+            policy = replace(session.handler.policy(quality), skip=skip)
             return policy, f"{session_report(session)}\n{policy.description}"
     raise ValueError("[SA-403] this model was not calibrated: connect the model output of SageAttention2 Calibrate")
 
@@ -140,8 +140,8 @@ def save_capture(model: Any, folder: Path, name: str) -> str:
     Raises ValueError when `name` is not a plain file name, CaptureError when nothing was kept.
     """
     for session in reversed(sessions_of(model)):
-        if isinstance(session.task, Capture):
-            return session.task.save(folder, name)
+        if isinstance(session.handler, Capture):
+            return session.handler.save(folder, name)
     raise CaptureError(
         "[SA-403] this model did not go through SageAttention2 Capture. Connect its output to this node."
     )
@@ -169,12 +169,12 @@ def _settled(model: Any, settings: Settings) -> Settings:
     return settings
 
 
-def _with_task(model: Any, task: Task, previous: Override | None) -> Any:
-    """A clone of `model` in whose samplings `task` decides, and `previous` serves what it does not."""
+def _with_handler(model: Any, handler: Handler, previous: Override | None) -> Any:
+    """A clone of `model` in whose samplings `handler` decides, and `previous` serves what it does not."""
     patched = model.clone()
-    session = Session(task, len(sessions_of(patched)), previous)
+    session = Session(handler, len(sessions_of(patched)), previous)
     patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(session))
-    if task.idle_reason is None:
+    if handler.idle_reason is None:
         patched.add_wrapper_with_key(PREDICT_NOISE, WRAPPER_KEY, evaluation_wrapper(session))
         patched.add_wrapper_with_key(APPLY_MODEL, WRAPPER_KEY, forward_wrapper(session))
         patched.model_options.setdefault("transformer_options", {})[OVERRIDE] = make_override(session)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..autotune.cost_model import Choices
+from ..autotune.cost_model import TunedChoices
 from ..call_site import CallSite, Layer, indexed_name, label
 from ..metrics import Agreement
 from ..options import AttentionOptions
@@ -162,7 +162,7 @@ def make_policy(
     measurements: Measurements,
     *,
     rotate: bool = False,
-    choices: Choices | None = None,
+    choices: TunedChoices | None = None,
     names: Mapping[int, str] | None = None,
 ) -> Policy:
     """The policy for `target` from what was measured.
@@ -203,7 +203,7 @@ def make_policy(
     return Policy(signature, target, BOUNDS, dims, tuple(rows), rotate, given)
 
 
-def _cell(measured: Mapping[AttentionOptions, Agreement], target: str, choices: Choices | None) -> Cell:
+def _cell(measured: Mapping[AttentionOptions, Agreement], target: str, choices: TunedChoices | None) -> Cell:
     options = pick(measured, TARGETS[target], choices)
     if options is None:
         return Cell(None)

@@ -53,7 +53,7 @@ FOUR = Choice(AttentionOptions(mode="4b"), instead=EIGHT.options)
 class RuleSelector:
     """The rules at work on a model of class `family` with `backend`.
 
-    four_bits_pay: whether 4 bits were measured to save enough time on this card; None without a measurement.
+    four_bits_pay: whether 4 bits were measured to save enough time on this GPU; None without a measurement.
     """
 
     family: str
@@ -83,7 +83,7 @@ class RuleSelector:
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
         """See `ModeSelector.reasoning`."""
         if not self._mixes:
-            little = "no time" if self.four_bits_pay is None else "too little time, as measured on this card,"
+            little = "no time" if self.four_bits_pay is None else "too little time, as measured on this GPU,"
             return (f"auto: 8b everywhere, since {self.backend} gains {little} from 4 bits", _PRECISE)
         return (
             f"auto: 8b in the first and last {kept(steps, self.rule.steps)} of {steps} steps, in the first and last "

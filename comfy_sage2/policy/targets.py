@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..autotune.cost_model import Choices
+from ..autotune.cost_model import TunedChoices
 from ..metrics import Agreement
 from ..options import AttentionOptions
 from ..text import quoted
@@ -52,7 +52,7 @@ def check_target(name: object) -> None:
 
 
 def pick(
-    measurements: Mapping[AttentionOptions, Agreement], target: Target, choices: Choices | None = None
+    measurements: Mapping[AttentionOptions, Agreement], target: Target, choices: TunedChoices | None = None
 ) -> AttentionOptions | None:
     """The fastest of the measured variants that `target` allows; None, full precision, when it allows none.
 

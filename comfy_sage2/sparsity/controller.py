@@ -10,7 +10,7 @@ import torch
 
 from ..block_mask import BlockMask
 from .levels import LADDER, LEVELS
-from .mask_cache import BlockMaskCache, Call, Moment, Pass
+from .mask_cache import BlockMaskCache, CacheKey, Moment, PassKey
 from .thresholds import at, errors, loosest, sampled_rows
 
 Figure = tuple[Moment, torch.Tensor]
@@ -36,7 +36,7 @@ class Figures:
             figures[:] = [figure for figure in figures if figure[0] != moment]
 
 
-class Skipper:
+class SparsityController:
     """The blocks of one sampling. Only `lists` waits for the device, for what was enqueued when they were found.
 
     Attributes:
@@ -52,14 +52,14 @@ class Skipper:
         self._step = self._begun_at = 0
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
 
-    def finds(self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> bool:
+    def finds(self, layer: int, now: PassKey, q: torch.Tensor, k: torch.Tensor) -> bool:
         """Whether a call in `now` is to be dense and to find blocks: see `find`. Else `lists` has them.
 
-        A call for prompts, or for a model with changes, for which none were found yet does: see `Found.is_wanted`.
+        A call for prompts, or for a model with changes, for which none were found yet does: see `CachedMask.is_wanted`.
         q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
         """
         self._go_to(now.step)
-        known = self._kept.before(_call(layer, now, q, k), now)
+        known = self._kept.before(_cache_key(layer, now, q, k), now)
         return known is None or known.is_wanted(now)
 
     def _go_to(self, step: int) -> None:
@@ -74,25 +74,25 @@ class Skipper:
         self._step = step
 
     def lists(
-        self, layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor, *, least_skipped: float = 0.0
+        self, layer: int, now: PassKey, q: torch.Tensor, k: torch.Tensor, *, least_skipped: float = 0.0
     ) -> BlockMask | str:
         """The block mask for a call that is not dense, or why it has none.
 
         least_skipped: the share of the blocks that the mask must skip.
         """
-        found = self._kept.before(_call(layer, now, q, k), now)
+        found = self._kept.before(_cache_key(layer, now, q, k), now)
         if found is None or not found.is_for(now):
             return "the prompt or LoRA changes from step to step: the block mask of an earlier step cannot be used"
         if found.skipped_share() < least_skipped:
             return f"less than {least_skipped:.0%} of its key blocks can be skipped: that would save no time"
-        found.serves = True
+        found.was_used = True
         self.figures[layer].computed.append((now.moment, found.share))
         return BlockMask.from_dense(found.active())
 
     def find(
         self,
         layer: int,
-        now: Pass,
+        now: PassKey,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -104,10 +104,14 @@ class Skipper:
         block_margins: (B, Hq, Tq, Tk) as `reference.block_margins.block_margins` gives them. The others as for
         `errors`.
         """
-        call, figures, rows = _call(layer, now, q, k), self.figures[layer], sampled_rows(q.shape[2], now.step, q.device)
-        earlier = self._kept.replaced(call, now)
-        if earlier is not None and earlier.is_for(now):
-            as_margins = earlier.active().float().expand(q.shape[0], -1, -1, -1)
+        call, figures, rows = (
+            _cache_key(layer, now, q, k),
+            self.figures[layer],
+            sampled_rows(q.shape[2], now.step, q.device),
+        )
+        previous = self._kept.replaced(call, now)
+        if previous is not None and previous.is_for(now):
+            as_margins = previous.active().float().expand(q.shape[0], -1, -1, -1)
             figures.later.append((now.moment, errors(q, k, v, as_margins, rows, scale=scale, thresholds=(0.5,)).amax()))
         measured = errors(q, k, v, block_margins, rows, scale=scale, thresholds=self._thresholds)
         chosen = loosest(measured, self._bound, self._thresholds)
@@ -125,7 +129,7 @@ class Skipper:
             [value for layer in layers for value in layer.later],
         )
 
-    def forget(self, now: Pass) -> None:
+    def forget(self, now: PassKey) -> None:
         """The pass `now` is made again: throw away what its evaluation found."""
         self._kept.forget(now)
         for figures in list(self.figures.values()):  # other threads may add to it
@@ -136,8 +140,8 @@ class Skipper:
         self._kept.clear()
 
 
-def _call(layer: int, now: Pass, q: torch.Tensor, k: torch.Tensor) -> Call:
-    return Call(layer, q.shape[1], q.shape[2], k.shape[2], q.device, frozenset(change for change, _ in now.changes))
+def _cache_key(layer: int, now: PassKey, q: torch.Tensor, k: torch.Tensor) -> CacheKey:
+    return CacheKey(layer, q.shape[1], q.shape[2], k.shape[2], q.device, frozenset(change for change, _ in now.changes))
 
 
 def values(figures: Iterable[Figure]) -> list[float]:

@@ -14,7 +14,7 @@ _BITS = 8
 MOST_TRIES = 4  # to find blocks for what those of a call do not serve, between two steps in which all are due
 
 Prompts = frozenset[str]  # what calls are made for, as a sampler tells them apart; empty where it does not
-Changes = frozenset[tuple[Hashable, float]]  # what makes the model another one for a pass, and how strong it is
+ModelChanges = frozenset[tuple[Hashable, float]]  # what makes the model another one for a pass, and how strong it is
 Moment = tuple[int, int]  # a step and an evaluation in it
 
 
@@ -27,7 +27,7 @@ def is_due(found: int, step: int) -> bool:
     return math.isqrt(step + 1) > math.isqrt(found + 1)
 
 
-class Pass(NamedTuple):
+class PassKey(NamedTuple):
     """A pass of the model, as far as it matters to blocks.
 
     Attributes:
@@ -41,7 +41,7 @@ class Pass(NamedTuple):
     step: int
     evaluation: int = 0
     prompts: Prompts = frozenset()
-    changes: Changes = frozenset()
+    changes: ModelChanges = frozenset()
 
     @property
     def moment(self) -> Moment:
@@ -49,7 +49,7 @@ class Pass(NamedTuple):
         return self.step, self.evaluation
 
 
-class Call(NamedTuple):
+class CacheKey(NamedTuple):
     """What calls that share their blocks have in common."""
 
     layer: int
@@ -60,7 +60,7 @@ class Call(NamedTuple):
     changes: frozenset[Hashable] = frozenset()  # whatever their strength: blocks of another one give way
 
 
-class Found:
+class CachedMask:
     """What was found in one evaluation of the model of the calls that share their blocks.
 
     Attributes:
@@ -68,27 +68,27 @@ class Found:
         share: of their blocks, those that are active: one value on the device.
         prompts: what the calls were made for.
         changes: of the passes that they were made in.
-        earlier: what this took the place of, until it is used.
+        previous: what this took the place of, until it is used.
         additions: evaluations after the first that added to it.
-        serves: whether lists were made of it.
-        in_vain: how many that it took the place of, one after the other, never did.
+        was_used: whether lists were made of it.
+        unused_count: how many that it took the place of, one after the other, never did.
     """
 
-    def __init__(self, first: Pass, active: torch.Tensor, earlier: Found | None) -> None:
+    def __init__(self, first: PassKey, active: torch.Tensor, previous: CachedMask | None) -> None:
         """active: of the first call, which is of the pass `first`, bool (1, Hq, Tq, Tk)."""
         self.moment = first.moment
         self.prompts = first.prompts
         self.changes = first.changes
-        self.earlier = earlier
+        self.previous = previous
         self.additions = 0
-        self.serves = False
-        self.in_vain: int = 0 if earlier is None or earlier.serves else earlier.in_vain + 1
+        self.was_used = False
+        self.unused_count: int = 0 if previous is None or previous.was_used else previous.unused_count + 1
         self._before_addition: tuple[Moment, torch.Tensor, Prompts] | None = None
         self._blocks = active.shape[3]
         self._share_on_host = Readback(1, torch.float32, active.device)
         self._keep(_pack(active), active)
 
-    def add(self, active: torch.Tensor, now: Pass) -> None:
+    def add(self, active: torch.Tensor, now: PassKey) -> None:
         """A further call's, of the pass `now`: the union is kept."""
         if now.moment != self.moment and not self.is_added_to(now):
             self._before_addition = (now.moment, self._packed, self.prompts)
@@ -97,11 +97,11 @@ class Found:
         active = self.active() | active
         self._keep(_pack(active), active)
 
-    def is_added_to(self, now: Pass) -> bool:
+    def is_added_to(self, now: PassKey) -> bool:
         """Whether the evaluation of `now` has added to it."""
         return self._before_addition is not None and self._before_addition[0] == now.moment
 
-    def forget_addition(self, now: Pass) -> None:
+    def forget_addition(self, now: PassKey) -> None:
         """Throw away what the evaluation of `now` added."""
         if self._before_addition is not None and self.is_added_to(now):
             _, packed, self.prompts = self._before_addition
@@ -111,18 +111,18 @@ class Found:
 
     def settle(self) -> None:
         """A later evaluation uses it: what it was before is not needed any more."""
-        self.earlier = self._before_addition = None
+        self.previous = self._before_addition = None
 
     def _keep(self, packed: torch.Tensor, active: torch.Tensor) -> None:
         self._packed = packed  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a block
         self.share = active.count_nonzero() / active.numel()
         self._share_on_host.start(self.share)
 
-    def gives_way(self, now: Pass) -> bool:
+    def gives_way(self, now: PassKey) -> bool:
         """Whether what is found in `now` takes its place: it is time, or the blocks are those of another model."""
         return is_due(self.moment[0], now.step) or now.changes != self.changes
 
-    def is_wanted(self, now: Pass) -> bool:
+    def is_wanted(self, now: PassKey) -> bool:
         """Whether blocks are to be found in `now`, for which it is known.
 
         Between the steps in which all are due they are for what it does not serve, but not on and on.
@@ -131,10 +131,10 @@ class Found:
             return True
         if self.is_for(now):
             return False
-        tried = self.additions if now.changes == self.changes else self.in_vain
+        tried = self.additions if now.changes == self.changes else self.unused_count
         return tried < MOST_TRIES or self.is_added_to(now)
 
-    def is_for(self, now: Pass) -> bool:
+    def is_for(self, now: PassKey) -> bool:
         """Whether it was found for all that `now` is made for, with the same model."""
         return now.prompts <= self.prompts and now.changes == self.changes
 
@@ -150,7 +150,7 @@ class Found:
     def bytes(self) -> int:
         """What is kept takes so many bytes."""
         before = 0 if self._before_addition is None else self._before_addition[1].numel()
-        return self._packed.numel() + before + (0 if self.earlier is None else self.earlier.bytes)
+        return self._packed.numel() + before + (0 if self.previous is None else self.previous.bytes)
 
 
 class BlockMaskCache:
@@ -161,9 +161,9 @@ class BlockMaskCache:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[Call, Found] = {}
+        self._calls: dict[CacheKey, CachedMask] = {}
 
-    def keep(self, call: Call, now: Pass, active: torch.Tensor) -> None:
+    def keep(self, call: CacheKey, now: PassKey, active: torch.Tensor) -> None:
         """Keep the active blocks of `call` in `now`, bool (B, Hq, Tq, Tk).
 
         Batch entries, such as the caption's and the empty one's, and all calls share the union of their blocks, until
@@ -172,11 +172,11 @@ class BlockMaskCache:
         active = active.any(dim=0, keepdim=True)
         known = self._calls.get(call)
         if known is None or known.gives_way(now):
-            self._calls[call] = Found(now, active, known)
+            self._calls[call] = CachedMask(now, active, known)
         else:
             known.add(active, now)
 
-    def before(self, call: Call, now: Pass) -> Found | None:
+    def before(self, call: CacheKey, now: PassKey) -> CachedMask | None:
         """What was found of the blocks of `call` before the evaluation of `now`, in which they are still being found.
 
         None where nothing was.
@@ -188,22 +188,22 @@ class BlockMaskCache:
             known.settle()
         return known
 
-    def replaced(self, call: Call, now: Pass) -> Found | None:
+    def replaced(self, call: CacheKey, now: PassKey) -> CachedMask | None:
         """What the evaluation of `now` finds anew of the blocks of `call`, as it was until then, or None."""
         known = self._calls.get(call)
         if known is not None and known.moment == now.moment:
-            return known.earlier
+            return known.previous
         return known if known is not None and known.gives_way(now) else None
 
-    def forget(self, now: Pass) -> None:
+    def forget(self, now: PassKey) -> None:
         """Throw away what the evaluation of `now` found; what was before stands again."""
         for call, known in list(self._calls.items()):
             if known.moment != now.moment:
                 known.forget_addition(now)
-            elif known.earlier is None:
+            elif known.previous is None:
                 self._calls.pop(call, None)
             else:
-                self._calls[call] = known.earlier
+                self._calls[call] = known.previous
 
     def clear(self) -> None:
         """Throw all blocks away: the model, its weights, the conditioning, the seed or the sampler is another one."""

@@ -20,7 +20,7 @@ from tools.progress import Activity, ProgressBar
 
 from ..animation import write_animation
 from ..baselines import BASELINES
-from ..contact_sheet import Row, contact_sheet, spread
+from ..contact_sheet import SheetRow, contact_sheet, spread
 from .arguments import parse
 from .comfyui_host import ComfyHost, shipped_job
 from .finished import FinishedClips, file_name, fingerprint
@@ -92,8 +92,10 @@ def write_results(folder: Path, clips: Sequence[Clip], heading: Sequence[str]) -
         for number, clip in enumerate(clips):
             progress(number / len(clips))
             write_mp4(folder / f"{file_name(clip.variant)}.mp4", clip.frames)
-        contact_sheet([Row(clip.variant, spread(clip.frames)) for clip in clips]).save(folder / "contact_sheet.png")
-        modes = [Row(clip.variant, list(clip.frames)) for clip in clips if clip.variant not in BASELINES]
+        contact_sheet([SheetRow(clip.variant, spread(clip.frames)) for clip in clips]).save(
+            folder / "contact_sheet.png"
+        )
+        modes = [SheetRow(clip.variant, list(clip.frames)) for clip in clips if clip.variant not in BASELINES]
         write_animation(folder / "comparison.webp", modes, FPS)
     notes = [f"{clip.variant}:\n{clip.note}" for clip in clips]
     if any(clip.variant in BASELINES for clip in clips):

@@ -60,7 +60,7 @@ def _rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2)
 
 
-class Attention(nn.Module):
+class WanAttention(nn.Module):
     """Attention with RMS-normalised queries and keys, of tokens to themselves or to a text.
 
     ``attend`` computes it, and may be replaced by any function of the same form.
@@ -82,13 +82,13 @@ class Attention(nn.Module):
         return result
 
 
-class Block(nn.Module):
+class WanBlock(nn.Module):
     """Self-attention, cross-attention to the text and a feed-forward net; the time gates the first and the last."""
 
     def __init__(self, shape: DiTShape):
         super().__init__()
         dim = shape.dim
-        self.self_attn, self.cross_attn = Attention(dim), Attention(dim)
+        self.self_attn, self.cross_attn = WanAttention(dim), WanAttention(dim)
         self.norm3 = nn.LayerNorm(dim, eps=_EPS)
         self.ffn = nn.Sequential(nn.Linear(dim, shape.ffn_dim), nn.GELU("tanh"), nn.Linear(shape.ffn_dim, dim))
         self.modulation = nn.Parameter(torch.zeros(1, 6, dim))
@@ -134,7 +134,7 @@ class WanDiT(nn.Module):
         self.time_embedding = nn.Sequential(nn.Linear(_FREQUENCIES, dim), nn.SiLU(), nn.Linear(dim, dim))
         to_gates = nn.Linear(dim, 6 * dim)
         self.time_projection = nn.Sequential(nn.SiLU(), to_gates)
-        blocks = [Block(shape) for _ in range(shape.layers)]
+        blocks = [WanBlock(shape) for _ in range(shape.layers)]
         self.blocks = nn.ModuleList(blocks)
         self.head = Head(dim)
         for module in self.modules():
@@ -156,9 +156,9 @@ class WanDiT(nn.Module):
         model.load_state_dict(weights)
         return model.eval().requires_grad_(False)
 
-    def attentions(self) -> list[tuple[Attention, Attention]]:
+    def attentions(self) -> list[tuple[WanAttention, WanAttention]]:
         """The self- and the cross-attention of each block, in order."""
-        return [(block.self_attn, block.cross_attn) for block in self.blocks if isinstance(block, Block)]
+        return [(block.self_attn, block.cross_attn) for block in self.blocks if isinstance(block, WanBlock)]
 
     def hidden_weights(self) -> list[torch.Tensor]:
         """The weight matrices of the blocks."""

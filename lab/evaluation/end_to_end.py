@@ -15,7 +15,7 @@ import torch
 
 from tools.progress import ProgressBar
 
-from ..contact_sheet import Row, contact_sheet
+from ..contact_sheet import SheetRow, contact_sheet
 from ..demo.captions import CaptionEncoder
 from ..demo.model import DemoModel
 from ..demo.sampler import decode, denoise, pixels, starting_noise
@@ -61,7 +61,7 @@ class EndToEndJob:
 
 
 @dataclass(frozen=True)
-class Clip:
+class RatedClip:
     """What is kept of one video: its quality, what the classifier read (1, 44), frames (height, width, 3) uint8."""
 
     quality: VideoQuality
@@ -81,13 +81,13 @@ class Studio:
         self.distance = FeatureDistance(self.vae)
         self.attentions = job.attentions()
 
-    def clips(self, numbers: range) -> dict[str, list[Clip]]:
+    def clips(self, numbers: range) -> dict[str, list[RatedClip]]:
         """Sample the captions ``numbers`` with every attention: its name -> a clip for each caption."""
         job, scenes = self.job, self.job.scenes()
         captions = [scenes[number].caption() for number in numbers]
         size = {"width": job.side, "height": job.side, "frames": job.frames}
         noise = torch.cat([starting_noise(job.seed + number, **size) for number in numbers])
-        found: dict[str, list[Clip]] = {}
+        found: dict[str, list[RatedClip]] = {}
         for name, attend in self.attentions.items():
             use_attention(self.dit, attend)
             latents = denoise(self.dit, self.encoder, captions, noise, steps=job.steps).cpu()
@@ -109,7 +109,7 @@ class Studio:
         full_video: torch.Tensor,
         full_latent: torch.Tensor,
         full_features: list[torch.Tensor],
-    ) -> Clip:
+    ) -> RatedClip:
         video = video.to(self.device)
         frames = pixels(video)
         quality = compare(
@@ -120,7 +120,7 @@ class Studio:
             full_latent,
         )
         logits = self.classifier(shrunk(video[None])).cpu()
-        return Clip(quality, logits, [frames[moment].cpu() for moment in _moments(self.job.captions, len(frames))])
+        return RatedClip(quality, logits, [frames[moment].cpu() for moment in _moments(self.job.captions, len(frames))])
 
 
 def _moments(captions: int, frames: int) -> list[int]:
@@ -141,12 +141,14 @@ def _open_studio(model: DemoModel, job: EndToEndJob) -> None:
     _studio = Studio(model, job, torch.device("cpu"))
 
 
-def _clips_in_worker(numbers: range) -> dict[str, list[Clip]]:
+def _clips_in_worker(numbers: range) -> dict[str, list[RatedClip]]:
     assert _studio is not None
     return _studio.clips(numbers)
 
 
-def _rounds(model: DemoModel, job: EndToEndJob, device: torch.device, workers: int) -> Iterator[dict[str, list[Clip]]]:
+def _rounds(
+    model: DemoModel, job: EndToEndJob, device: torch.device, workers: int
+) -> Iterator[dict[str, list[RatedClip]]]:
     """The captions in order, a few at a time; on a CPU in as many processes as asked for."""
     step = _AT_ONCE[device.type]
     parts = [range(first, min(first + step, job.captions)) for first in range(0, job.captions, step)]
@@ -162,7 +164,7 @@ def run_end_to_end(model: DemoModel, job: EndToEndJob, device: torch.device, wor
 
     The files are written anew after every few captions, so that a run that is stopped leaves what it had.
     """
-    clips: dict[str, list[Clip]] = {}
+    clips: dict[str, list[RatedClip]] = {}
     text = ""
     with ProgressBar("captions") as progress:
         for found in _rounds(model, job, device, workers):
@@ -174,7 +176,7 @@ def run_end_to_end(model: DemoModel, job: EndToEndJob, device: torch.device, wor
     return text
 
 
-def _write(clips: dict[str, list[Clip]], job: EndToEndJob, output: Path) -> str:
+def _write(clips: dict[str, list[RatedClip]], job: EndToEndJob, output: Path) -> str:
     scenes = job.scenes()[: len(clips[FULL_PRECISION])]
     lines = [
         f"{len(scenes)} captions and seeds, {job.steps} steps, {job.frames} frames of {job.side} x {job.side}; "
@@ -192,7 +194,7 @@ def _write(clips: dict[str, list[Clip]], job: EndToEndJob, output: Path) -> str:
     data = {"job": asdict(job), "captions": [scene.caption() for scene in scenes], "results": results}
     (output / "end_to_end.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     rows = {name: [frame for clip in made for frame in clip.shown] for name, made in clips.items()}
-    sheet = contact_sheet([Row(name, frames[:_SHEET_COLUMNS]) for name, frames in rows.items()])
+    sheet = contact_sheet([SheetRow(name, frames[:_SHEET_COLUMNS]) for name, frames in rows.items()])
     sheet.save(output / "end_to_end.png")
     return "\n".join(lines)
 

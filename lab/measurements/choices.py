@@ -29,7 +29,7 @@ from comfy_sage2.backends import self_test
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
-from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
 from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.options import EXACT
@@ -51,7 +51,7 @@ CALLS = (
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckedChoice:
     """The candidate that the node takes for a call, seconds of all, and by how much the taken one is slower."""
 
     sizes: tuple[int, int, int, int, int]
@@ -75,23 +75,23 @@ def _call(sizes: tuple[int, int, int, int, int]) -> AttentionCall:
     return AttentionCall(q, k, v, heads)
 
 
-def _chosen(serving: Serving, call: AttentionCall) -> Candidate:
+def _chosen(dispatcher: Dispatcher, call: AttentionCall) -> Candidate:
     q_length, kv_length = call.lengths
-    outcome = serving.choose(call, CallSite(0, None, 0, 1, kv_length, is_self=q_length == kv_length))
-    assert outcome.backend is not None and outcome.options is not None, outcome.reason
-    return Candidate(outcome.backend, outcome.options.mode, outcome.options.pv_accumulator)
+    decision = dispatcher.choose(call, CallSite(0, None, 0, 1, kv_length, is_self=q_length == kv_length))
+    assert decision.backend is not None and decision.options is not None, decision.reason
+    return Candidate(decision.backend, decision.options.mode, decision.options.pv_accumulator)
 
 
-def _find(serving: Serving, sizes: tuple[int, int, int, int, int]) -> Found:
+def _find(dispatcher: Dispatcher, sizes: tuple[int, int, int, int, int]) -> CheckedChoice:
     call = _call(sizes)
     runs = {one: run for one, run in BACKENDS.calls(*call.tensors("BHND")).items() if one.mode != "4b"}
     clock = GpuClock()
     candidates = {one: partial(run) for one, run in runs.items()}
     rounds = time_rounds(candidates, clock, random.Random(), clock.now() + _SECONDS)
     seconds = {one: median(values) for one, values in rounds.items()}
-    taken = _chosen(serving, call)
-    least = min(value for one, value in seconds.items() if one.mode in (serving.settings.mode, EXACT))
-    return Found(sizes, taken, seconds, seconds[taken] / least - 1.0)
+    taken = _chosen(dispatcher, call)
+    least = min(value for one, value in seconds.items() if one.mode in (dispatcher.settings.mode, EXACT))
+    return CheckedChoice(sizes, taken, seconds, seconds[taken] / least - 1.0)
 
 
 def own_kernels(device: torch.device) -> list[KernelBackend]:
@@ -111,8 +111,8 @@ def page(command: str, device: torch.device) -> str:
         "",
     ]
     for kernel in own_kernels(device):
-        outcome = self_test.test_now(kernel.name, device.index, kernel.variants)
-        lines.append(f"- The self-test of {kernel.name}, its first use in this process: {outcome.text}.")
+        decision = self_test.test_now(kernel.name, device.index, kernel.variants)
+        lines.append(f"- The self-test of {kernel.name}, its first use in this process: {decision.text}.")
     for which in ("The first measurement in this process", "A second one"):
         start = time.perf_counter()
         choices = measure_now(device.index, BACKENDS)
@@ -120,10 +120,10 @@ def page(command: str, device: torch.device) -> str:
         lines.append(f"- {which} took {seconds:.2f} s, noise {choices.times.noise:.1%}.")
         lines += [f"  - {line}" for line in choices.lines()]
     settings = Settings(when=WHERE_FASTER)
-    serving = Serving(settings, probe(device, settings), device=device)
+    dispatcher = Dispatcher(settings, probe(device, settings), device=device)
     found = []
     for sizes in CALLS:
-        found.append(_find(serving, sizes))
+        found.append(_find(dispatcher, sizes))
         print(found[-1].line(found[-1].seconds), file=sys.stderr, flush=True)
     columns = dict.fromkeys(one for row in found for one in row.seconds)
     over = sum(row.loss > 0.02 for row in found)

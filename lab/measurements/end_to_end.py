@@ -30,7 +30,7 @@ from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, outp
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 
 from .families.calls import counted
-from .families.declared import Family, Shape
+from .families.declared import DeclaredModel, Family
 from .families.models import load, sample, seconds_in_rounds, unlike_detected
 from .families.paper import MODELS
 from .overrides import attention_for_nothing, peers, with_override
@@ -51,7 +51,9 @@ class Steps:
     peak_gib: float = 0.0
 
 
-def measure(family: Family, shape: Shape, modes: list[str], rounds: int, seed: int, device: torch.device) -> Steps:
+def measure(
+    family: Family, shape: DeclaredModel, modes: list[str], rounds: int, seed: int, device: torch.device
+) -> Steps:
     """Every attention on one model; RuntimeError when ComfyUI's detection does not find the real shape."""
     unlike = unlike_detected(family)
     if unlike:
@@ -84,7 +86,7 @@ def _candidates(
         quantizes = mode != "exact"
         settings = Settings(mode, backend=backend, rotate=quantizes, when="always" if quantizes else WHERE_FASTER)
         patched = patch_model(patcher, settings)
-        reason = sessions_of(patched)[-1].task.idle_reason
+        reason = sessions_of(patched)[-1].handler.idle_reason
         if reason is None:
             yield f"this node, {mode}", patched
         else:
@@ -92,7 +94,7 @@ def _candidates(
     yield NOTHING, with_override(patcher, attention_for_nothing)
 
 
-def _able(candidates: dict[str, Any], family: Family, shape: Shape, missing: dict[str, str]) -> dict[str, Any]:
+def _able(candidates: dict[str, Any], family: Family, shape: DeclaredModel, missing: dict[str, str]) -> dict[str, Any]:
     """Those that can sample this model, each sampled for a step; the others go to `missing`."""
     able = {}
     for name, candidate in candidates.items():

@@ -26,7 +26,7 @@ from comfy_sage2 import machine
 from comfy_sage2.comfyui.adapter.attention_call import Override
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session.calibration import Calibration
-from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, VALUES, Settings
 from comfy_sage2.command_line import Parser, given_or_new_seed, seed_number
@@ -61,7 +61,7 @@ LEVELS = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The attention of a model; its layers, fewer than it has where a step takes seconds; and how often to measure."""
 
     name: str
@@ -77,10 +77,10 @@ class Shape:
 
 
 SHAPES = (
-    Shape("Flux, 1024 x 1024", 4608, 24, layers=57, rounds=200),
-    Shape("Wan 2.1 1.3B, 480p", 32760, 12, layers=30, rounds=40),
-    Shape("Wan 2.2 14B, 480p", 32760, 40, layers=8, rounds=40),
-    Shape("Wan 2.2 14B, 720p", 75600, 40, layers=8, rounds=8),
+    ModelShape("Flux, 1024 x 1024", 4608, 24, layers=57, rounds=200),
+    ModelShape("Wan 2.1 1.3B, 480p", 32760, 12, layers=30, rounds=40),
+    ModelShape("Wan 2.2 14B, 480p", 32760, 40, layers=8, rounds=40),
+    ModelShape("Wan 2.2 14B, 720p", 75600, 40, layers=8, rounds=8),
 )
 
 
@@ -90,10 +90,10 @@ def host_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-class Model:
+class GuardedModel:
     """As many layers of projections around attention as the shape says."""
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+    def __init__(self, shape: ModelShape, device: torch.device) -> None:
         self.shape = shape
         options: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
         self.x = torch.randn(1, shape.tokens, shape.width, **options)
@@ -154,13 +154,14 @@ def main(arguments: list[str]) -> int:
     for shape in shapes:
         with torch.no_grad():
             sessions = {
-                name: Session(Serving(Settings(**LEVELS[name].settings), expected)) for name in (OFF, *options.levels)
+                name: Session(Dispatcher(Settings(**LEVELS[name].settings), expected))
+                for name in (OFF, *options.levels)
             }
-            print(row(Model(shape, device), sessions, rng), flush=True)
+            print(row(GuardedModel(shape, device), sessions, rng), flush=True)
     return 0
 
 
-def row(model: Model, sessions: Mapping[str, Session], rng: random.Random) -> str:
+def row(model: GuardedModel, sessions: Mapping[str, Session], rng: random.Random) -> str:
     """One line of the table: what each level adds to a step, as a share of the time of its attention calls."""
     layers = model.shape.layers
     extra = {name: in_turns(model, sessions, name, rng) for name in sessions if name != OFF}
@@ -176,7 +177,7 @@ def row(model: Model, sessions: Mapping[str, Session], rng: random.Random) -> st
     return f"| {model.shape.name} | {layers} | {call * 1e3:.2f} | {costs} | {found} |"
 
 
-def in_turns(model: Model, sessions: Mapping[str, Session], name: str, rng: random.Random) -> list[float]:
+def in_turns(model: GuardedModel, sessions: Mapping[str, Session], name: str, rng: random.Random) -> list[float]:
     """The seconds that level `name` adds to a step in each round; who comes first is drawn."""
     order = [OFF, name]
     for level in order:
@@ -191,11 +192,11 @@ def in_turns(model: Model, sessions: Mapping[str, Session], name: str, rng: rand
 
 def check_serves(name: str, session: Session) -> None:
     """Raise SystemExit where not every call was served, or the guard took a layer elsewhere: its cost is not this."""
-    guard = session.task.guard
+    guard = session.handler.guard
     texts = [] if guard is None else [found.text for found in guard.downgrades]
     if guard is not None and guard.fidelity is not None:
         texts += [found.text for found in guard.fidelity.findings]
-    texts += [part.outcome.label for part in session.record.summary().shares if part.outcome.backend is None]
+    texts += [part.decision.label for part in session.record.summary().shares if part.decision.backend is None]
     if texts:
         raise SystemExit(f"{name}: not every call was served as it should be: {'; '.join(texts)}")
 

@@ -33,7 +33,7 @@ from comfy_sage2 import machine
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.launch import launch
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
-from comfy_sage2.benchmark.candidates import Call, Subject
+from comfy_sage2.benchmark.candidates import Call, PreparedCandidate
 from comfy_sage2.benchmark.settle import heat
 from comfy_sage2.benchmark.shapes import DTYPES
 from comfy_sage2.benchmark.timing import time_in_rounds
@@ -219,7 +219,7 @@ def measure(
     for name, attend in attends(builds, sizes, dtype, options, kind).items():
         replay = in_a_graph(attend, calls)
         outputs[name] = replay().clone()
-        subjects[name] = Subject(Call(replay), Call(replay), None)
+        subjects[name] = PreparedCandidate(Call(replay), Call(replay), None)
     timed = time_in_rounds(subjects, _SECONDS, None, rng)
     times = {name: median(one.calls) * 1e3 / calls for name, one in timed.items()}
     return row(sizes, times, agreement(outputs, list(builds)))

@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 from comfy_sage2 import attention, explain, machine, registry
-from comfy_sage2.benchmark.candidates import Call, Subject
+from comfy_sage2.benchmark.candidates import Call, PreparedCandidate
 from comfy_sage2.benchmark.kernel_times import KernelTimer
 from comfy_sage2.benchmark.ours import attention_kernels
 from comfy_sage2.benchmark.settle import heat
@@ -45,7 +45,7 @@ _NOT_MEASURED = "–"
 
 
 @dataclass(frozen=True)
-class Case:
+class BlockMaskCase:
     """A mode at one head_dim."""
 
     mode: str
@@ -69,11 +69,11 @@ class Case:
 
 
 CASES = tuple(
-    Case(mode, head_dim, is_causal) for is_causal in (False, True) for mode in MODES for head_dim in HEAD_DIMS
+    BlockMaskCase(mode, head_dim, is_causal) for is_causal in (False, True) for mode in MODES for head_dim in HEAD_DIMS
 )
 
 
-def subjects(case: Case, tokens: int, device: torch.device) -> tuple[str, dict[str, Subject]]:
+def subjects(case: BlockMaskCase, tokens: int, device: torch.device) -> tuple[str, dict[str, PreparedCandidate]]:
     """The backend, and by name the dense call, those with lists and the one that records block margins.
 
     SystemExit where no kernel takes lists.
@@ -95,7 +95,7 @@ def subjects(case: Case, tokens: int, device: torch.device) -> tuple[str, dict[s
     if backend is None:
         raise SystemExit("; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason is not None))
     kernel_name = attention_kernels(backend, case.mode)
-    return backend, {name: Subject(Call(call), Call(call), kernel_name) for name, call in calls.items()}
+    return backend, {name: PreparedCandidate(Call(call), Call(call), kernel_name) for name, call in calls.items()}
 
 
 def _medians(times: Mapping[str, Timed]) -> tuple[dict[str, float], dict[str, float]]:
@@ -131,7 +131,7 @@ def page(command: str, device: torch.device, tokens: int, seed: int, seconds: fl
         f"- Date: {date.today().isoformat()}.",
         "",
         f"{HEADS} heads, {tokens:,} tokens, fp16, blocks left out at random; milliseconds, and in brackets how many "
-        "times as fast as the dense call. Medians of five rounds or more, each in an order drawn anew; the card "
+        "times as fast as the dense call. Medians of five rounds or more, each in an order drawn anew; the GPU "
         f"multiplies matrices for {_HEAT_SECONDS:.0f} s before. *Recording block margins*: the dense call that also "
         "records how far each block lies below the running maximum, for `skip`.",
         "",

@@ -19,7 +19,7 @@ from comfy_sage2 import machine
 from comfy_sage2.attention import prepare
 from comfy_sage2.backends.launch import WORKSPACE_BOUND
 from comfy_sage2.benchmark import ours, peers
-from comfy_sage2.benchmark.candidates import Candidate, Inputs, PeerMissing
+from comfy_sage2.benchmark.candidates import BenchmarkCandidate, Inputs, PeerMissing
 from comfy_sage2.benchmark.memory import extra_bytes
 from comfy_sage2.command_line import Parser, at_least_1, output_folder
 from comfy_sage2.options import MODES, AttentionOptions
@@ -31,7 +31,7 @@ SHORTER = 32_760  # tokens; 5 seconds of video at 480p
 PEERS = ("torch-flash", "torch-cudnn", "comfy-kitchen", "sageattention", "flash-attention-3")
 
 
-def rows(candidates: list[Candidate], inputs: Inputs) -> Iterator[str]:
+def rows(candidates: list[BenchmarkCandidate], inputs: Inputs) -> Iterator[str]:
     """A line for each candidate; one that cannot run this call is told on stderr."""
     yield "| attention | beyond inputs and output, MB | of the bytes of q, k and v |"
     yield "| --- | --- | --- |"

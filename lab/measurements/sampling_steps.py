@@ -44,7 +44,7 @@ DEFAULT, NOTHING = "ComfyUI's default", "attention for nothing"
 
 
 @dataclass(frozen=True)
-class Model:
+class WanModel:
     """A Wan 2.1 text-to-video model and the latent it samples: (frames, height, width) of 8 x 8 pixels each."""
 
     dim: int
@@ -60,14 +60,14 @@ class Model:
 
 
 MODELS = {
-    "wan-1.3b-480p": Model(1536, 8960, 30, (21, 60, 104), steps=5),
-    "wan-14b-720p": Model(5120, 13824, 40, (21, 90, 160), steps=1),
-    "tiny": Model(256, 512, 2, (3, 8, 8), steps=3),
+    "wan-1.3b-480p": WanModel(1536, 8960, 30, (21, 60, 104), steps=5),
+    "wan-14b-720p": WanModel(5120, 13824, 40, (21, 90, 160), steps=1),
+    "tiny": WanModel(256, 512, 2, (3, 8, 8), steps=3),
 }
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeSetting:
     """A setting of our node."""
 
     mode: str
@@ -80,13 +80,13 @@ class Node:
 
 
 NODES = {
-    "off": Node("off"),
-    "8b": Node("8b"),
-    "4b": Node("4b"),
-    "precise": Node("precise"),
-    "exact": Node("exact"),
-    "8b guarded": Node("8b", guard=True),
-    "8b skip lossless": Node("8b", skip="lossless"),
+    "off": NodeSetting("off"),
+    "8b": NodeSetting("8b"),
+    "4b": NodeSetting("4b"),
+    "precise": NodeSetting("precise"),
+    "exact": NodeSetting("exact"),
+    "8b guarded": NodeSetting("8b", guard=True),
+    "8b skip lossless": NodeSetting("8b", skip="lossless"),
 }
 
 
@@ -106,7 +106,7 @@ class Measurement:
     report: str
 
 
-def load(model: Model, dtype: torch.dtype, device: torch.device) -> Any:
+def load(model: WanModel, dtype: torch.dtype, device: torch.device) -> Any:
     """ComfyUI's ModelPatcher of a model with random weights on `device`."""
     import comfy.sd
 
@@ -131,7 +131,7 @@ def attentions(
         yield name, with_override(patcher, override)
     for mode in modes:
         patched = patch_model(patcher, NODES[mode].on(device))
-        idle_reason = sessions_of(patched)[-1].task.idle_reason
+        idle_reason = sessions_of(patched)[-1].handler.idle_reason
         if idle_reason is None or mode == "off":
             yield f"SageAttention2 node {mode}", patched
         else:
@@ -141,7 +141,7 @@ def attentions(
     yield NOTHING, with_override(patcher, attention_for_nothing)
 
 
-def seconds_of_steps(patcher: Any, model: Model, steps: int, device: torch.device) -> list[float]:
+def seconds_of_steps(patcher: Any, model: WanModel, steps: int, device: torch.device) -> list[float]:
     """Sample `steps` + 1 steps of fresh noise (cfg 1, Euler) and time all but the first."""
     import comfy.sample
 
@@ -163,7 +163,7 @@ def seconds_of_steps(patcher: Any, model: Model, steps: int, device: torch.devic
 
 def measure(
     name: str,
-    model: Model,
+    model: WanModel,
     dtype_name: str,
     modes: list[str],
     listed_modes: list[str],

@@ -42,7 +42,7 @@ OPTIONS = AttentionOptions("8b")
 
 
 @dataclass(frozen=True)
-class Measured:
+class SkippedShares:
     """One call: threshold -> the share of skipped blocks and the relative L1 against float64 of the call without them.
 
     last_first, diagonal_early: the shares by what an online softmax has met that takes the last keys first, or after
@@ -56,7 +56,7 @@ class Measured:
     diagonal_early: dict[str, float]
 
 
-def measured(sample: AttentionSample) -> Measured:
+def measured(sample: AttentionSample) -> SkippedShares:
     """Measure one call of the reference with and without block masks."""
     numerics = ReferenceOptions.of(OPTIONS, dtype=sample.q.dtype)
     exact, _ = exact_attention(sample.q, sample.k, sample.v, scale=sample.scale)
@@ -74,7 +74,7 @@ def measured(sample: AttentionSample) -> Measured:
     margins = block_margins(sample.q, sample.k, numerics, scale=sample.scale)
     active = {name: BlockMask.from_dense(margins > threshold).to_dense() for name, threshold in THRESHOLDS.items()}
     by_block = replace(numerics, keys_per_step=BLOCK_TOKENS, last_keys_first=True)
-    return Measured(
+    return SkippedShares(
         error(None),
         skipped(margins),
         {name: error(mask) for name, mask in active.items()},
@@ -83,7 +83,7 @@ def measured(sample: AttentionSample) -> Measured:
     )
 
 
-def rows(name: str, found: Sequence[Measured]) -> Iterator[str]:
+def rows(name: str, found: Sequence[SkippedShares]) -> Iterator[str]:
     """The rows of a table for the calls `found`: means, and the worst of their errors."""
     dense = [one.dense for one in found]
     for threshold in THRESHOLDS:
@@ -95,7 +95,7 @@ def rows(name: str, found: Sequence[Measured]) -> Iterator[str]:
         )
 
 
-def order_rows(name: str, found: Sequence[Measured]) -> Iterator[str]:
+def order_rows(name: str, found: Sequence[SkippedShares]) -> Iterator[str]:
     """The rows of the table of orders for the calls `found`: means."""
     for threshold in THRESHOLDS:
         means = (
@@ -107,17 +107,17 @@ def order_rows(name: str, found: Sequence[Measured]) -> Iterator[str]:
 
 def measured_sources(
     sources: dict[str, Sequence[AttentionSample]], progress: Callable[[float], None]
-) -> dict[str, list[Measured]]:
+) -> dict[str, list[SkippedShares]]:
     """Every call of every source."""
     calls = sum(map(len, sources.values()))
-    found: dict[str, list[Measured]] = {name: [] for name in sources}
+    found: dict[str, list[SkippedShares]] = {name: [] for name in sources}
     for done, (name, sample) in enumerate((name, sample) for name, samples in sources.items() for sample in samples):
         progress(done / calls)
         found[name].append(measured(sample))
     return found
 
 
-def table(found: dict[str, list[Measured]]) -> Iterator[str]:
+def table(found: dict[str, list[SkippedShares]]) -> Iterator[str]:
     """Markdown: every source with every threshold."""
     yield "| calls | threshold | skipped blocks | least to most | relative L1 | dense | worst call | worst dense |"
     yield "| --- " * 8 + "|"
@@ -125,7 +125,7 @@ def table(found: dict[str, list[Measured]]) -> Iterator[str]:
         yield from rows(name, calls)
 
 
-def order_table(found: dict[str, list[Measured]]) -> Iterator[str]:
+def order_table(found: dict[str, list[SkippedShares]]) -> Iterator[str]:
     """Markdown: skipped blocks by the maximum that they are compared with."""
     yield "| calls | threshold | whole row | last keys first | then the diagonal |"
     yield "| --- " * 5 + "|"
@@ -133,7 +133,7 @@ def order_table(found: dict[str, list[Measured]]) -> Iterator[str]:
         yield from order_rows(name, calls)
 
 
-def page(command: str, found: dict[str, list[Measured]], device: torch.device) -> str:
+def page(command: str, found: dict[str, list[SkippedShares]], device: torch.device) -> str:
     """The whole page of docs/results."""
     frames, height, width = GRID
     return "\n".join(

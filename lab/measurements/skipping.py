@@ -27,9 +27,9 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.block_margins import block_margins
 from comfy_sage2.reference.options import ReferenceOptions
-from comfy_sage2.sparsity.controller import Skipper, values
+from comfy_sage2.sparsity.controller import SparsityController, values
 from comfy_sage2.sparsity.levels import LEVELS
-from comfy_sage2.sparsity.mask_cache import Pass
+from comfy_sage2.sparsity.mask_cache import PassKey
 from tools.progress import ProgressBar
 
 from ..demo.captions import CaptionEncoder
@@ -52,39 +52,39 @@ _NUMERICS = replace(
 _SIDE, _FRAMES = 256, 33
 
 
-class Skipping:
+class DemoSparsity:
     """The self-attention of one sampling at one level; None is dense. `step` is set from outside."""
 
     def __init__(self, level: str | None) -> None:
-        self._skipper = None if level is None else Skipper(level)
+        self._controller = None if level is None else SparsityController(level)
         self.step = 0
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The output of a layer in `step`."""
-        skipper, finds, active = self._skipper, False, None
-        if skipper is not None:
-            finds = skipper.finds(layer, Pass(self.step), q, k)
-            lists = None if finds else skipper.lists(layer, Pass(self.step), q, k)
+        controller, finds, active = self._controller, False, None
+        if controller is not None:
+            finds = controller.finds(layer, PassKey(self.step), q, k)
+            lists = None if finds else controller.lists(layer, PassKey(self.step), q, k)
             active = lists.to_dense() if isinstance(lists, BlockMask) else None
         out, _ = reference_attention(q, k, v, _NUMERICS, active_blocks=active)
-        if skipper is not None and finds:
+        if controller is not None and finds:
             margins = block_margins(q, k, _NUMERICS, running=True)
-            skipper.find(layer, Pass(self.step), q, k, v, margins, 1.0 / math.sqrt(q.shape[3]))
+            controller.find(layer, PassKey(self.step), q, k, v, margins, 1.0 / math.sqrt(q.shape[3]))
         return out.to(q.dtype)
 
     @property
     def computed(self) -> list[float]:
         """Shares of the blocks that calls with lists computed."""
-        return [] if self._skipper is None else values(self._skipper.all_figures.computed)
+        return [] if self._controller is None else values(self._controller.all_figures.computed)
 
     @property
     def found(self) -> list[float]:
         """For each call in which blocks were found, the largest error of a head."""
-        return [] if self._skipper is None else values(self._skipper.all_figures.found)
+        return [] if self._controller is None else values(self._controller.all_figures.found)
 
 
 @dataclass(frozen=True)
-class Clip:
+class SkippedClip:
     """What came of one caption at one level, beside the dense video."""
 
     computed: float
@@ -101,7 +101,7 @@ class Sampler:
         self._dit, self._vae = WanDiT.load(model.dit), WanVAE.load(model.vae)
         self._encoder, self._steps = CaptionEncoder.load(model.captions), steps
 
-    def sample(self, caption: str, seed: int, skipping: Skipping) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(self, caption: str, seed: int, skipping: DemoSparsity) -> tuple[torch.Tensor, torch.Tensor]:
         """Latents, and pixels (frames, height, width, 3) uint8."""
         for layer, (self_attention, _) in enumerate(self._dit.attentions()):
 
@@ -118,18 +118,18 @@ class Sampler:
         return latents, pixels(decode(self._vae, latents)[0])
 
 
-def clips(sampler: Sampler, caption: str, seed: int) -> Iterator[tuple[str, Clip]]:
+def clips(sampler: Sampler, caption: str, seed: int) -> Iterator[tuple[str, SkippedClip]]:
     """Each level's video of one caption."""
-    dense_latents, dense_video = sampler.sample(caption, seed, Skipping(None))
+    dense_latents, dense_video = sampler.sample(caption, seed, DemoSparsity(None))
     for level in LEVELS:
-        skipping = Skipping(level)
+        skipping = DemoSparsity(level)
         latents, video = sampler.sample(caption, seed, skipping)
         shares, found = skipping.computed, skipping.found
         computed = sum(shares) / len(shares)
         used = len(shares) / (len(shares) + len(found))
         yield (
             level,
-            Clip(
+            SkippedClip(
                 computed,
                 1.0 - used * (1.0 - computed),
                 psnr(video, dense_video),
@@ -139,7 +139,7 @@ def clips(sampler: Sampler, caption: str, seed: int) -> Iterator[tuple[str, Clip
         )
 
 
-def rows(found: dict[str, list[Clip]]) -> Iterator[str]:
+def rows(found: dict[str, list[SkippedClip]]) -> Iterator[str]:
     """Markdown: a row for each level, means over the captions and the worst of them."""
     yield "| level | bound | blocks with lists | blocks in all | PSNR (dB) | worst | latent cosine | error found |"
     yield "| --- " * 8 + "|"
@@ -193,7 +193,7 @@ def main(arguments: list[str]) -> int:
         if not path.is_file():
             parser.error(f"argument --model: {path} is missing; name the folder of the trained demo model")
     rng = random.Random(options.seed)
-    found: dict[str, list[Clip]] = {level: [] for level in LEVELS}
+    found: dict[str, list[SkippedClip]] = {level: [] for level in LEVELS}
     with torch.no_grad(), ProgressBar("captions") as progress:
         sampler = Sampler(model, options.steps)
         for number in range(options.captions):

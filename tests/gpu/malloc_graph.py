@@ -30,7 +30,7 @@ from comfy_sage2.comfyui.adapter.attention_call import Override
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.capture import Capture
-from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.policy.signature import Signature
@@ -59,16 +59,16 @@ class Graph(Protocol):
     def resume(self) -> None: ...
 
 
-def _serving(device: torch.device, **options: Any) -> Session:
+def _node_session(device: torch.device, **options: Any) -> Session:
     settings = Settings(**options)
-    return Session(Serving(settings, probe(device, settings)))
+    return Session(Dispatcher(settings, probe(device, settings)))
 
 
 def _listing(device: torch.device, **options: Any) -> Session:
-    """Skipping that uses lists however few blocks are skipped."""
+    """BlockSparsity that uses lists however few blocks are skipped."""
     for backend in KERNELS:
         backend._least_skipped = dict.fromkeys(backend.modes, 0.0)
-    return _serving(device, **options)
+    return _node_session(device, **options)
 
 
 def _calibration(device: torch.device, **options: Any) -> Session:
@@ -81,21 +81,21 @@ def _capture(device: torch.device, **options: Any) -> Session:
 
 # Makes the session, its options, and whether the guard looks once a pass. The control keeps a flag of each call.
 CASES: dict[str, tuple[Callable[..., Session], dict[str, Any], bool]] = {
-    "8b": (_serving, {}, True),
-    "rotated": (_serving, {"rotate": True}, True),
-    "precise": (_serving, {"mode": "precise"}, True),
-    "guarded": (_serving, {"guard": True}, True),
-    "guarded at each call": (_serving, {"guard": True}, False),
-    "fidelity": (_serving, {"guard": True, "guard_level": FIDELITY}, True),
-    "skipping": (_serving, {"skip": "balanced"}, True),
+    "8b": (_node_session, {}, True),
+    "rotated": (_node_session, {"rotate": True}, True),
+    "precise": (_node_session, {"mode": "precise"}, True),
+    "guarded": (_node_session, {"guard": True}, True),
+    "guarded at each call": (_node_session, {"guard": True}, False),
+    "fidelity": (_node_session, {"guard": True, "guard_level": FIDELITY}, True),
+    "skipping": (_node_session, {"skip": "balanced"}, True),
     "listing": (_listing, {"skip": "balanced"}, True),
-    "measured": (_serving, {"measure_quality": True}, True),
+    "measured": (_node_session, {"measure_quality": True}, True),
     "calibrated": (_calibration, {}, True),
     "captured": (_capture, {}, True),
-    "exact": (_serving, {"mode": "exact"}, True),
-    "8b in containers": (_serving, {}, True),
-    "fidelity in containers": (_serving, {"guard": True, "guard_level": FIDELITY}, True),
-    CONTROL: (_serving, {}, True),
+    "exact": (_node_session, {"mode": "exact"}, True),
+    "8b in containers": (_node_session, {}, True),
+    "fidelity in containers": (_node_session, {"guard": True, "guard_level": FIDELITY}, True),
+    CONTROL: (_node_session, {}, True),
 }
 
 
@@ -170,7 +170,7 @@ def drive(case: str, device: torch.device, record: Callable[[], Graph], tokens: 
 
     Returns:
         rogues: tensors that outlived their block. breaks: passes that allocated otherwise than the recorded one.
-        served: the outcomes of the calls.
+        served: the decisions for the calls.
     """
     make, options, at_end = CASES[case]
     session = make(device, **options)
@@ -213,7 +213,7 @@ def drive(case: str, device: torch.device, record: Callable[[], Graph], tokens: 
                 run_pass(step, graph)
         rogues = int(graph.rogue_count)
         session.end_sampling()
-    served = sorted({share.outcome.label for share in session.record.summary().shares})
+    served = sorted({share.decision.label for share in session.record.summary().shares})
     return {"case": case, "rogues": rogues, "breaks": breaks, "served": served}
 
 

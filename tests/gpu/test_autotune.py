@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfy_sage2.autotune import cache_file, measure, store
-from comfy_sage2.autotune.cost_model import Choices
+from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Candidate, Work
 from comfy_sage2.tuning_candidates import BACKENDS, BackendCandidates
 
@@ -27,7 +27,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
 
 
-def measured(candidates: measure.Candidates = BACKENDS) -> Choices:
+def measured(candidates: measure.Candidates = BACKENDS) -> TunedChoices:
     try:
         return measure.measure_now(torch.cuda.current_device(), candidates)
     except RuntimeError as error:

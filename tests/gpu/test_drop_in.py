@@ -19,7 +19,7 @@ functions: Any = typed  # the result is a tensor, or two
 @pytest.fixture(autouse=True)
 def backend(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delenv(offer.BACKEND_VARIABLE, raising=False)
-    monkeypatch.setattr(serving, "calls", serving.Calls())
+    monkeypatch.setattr(serving, "calls", serving.CallCounts())
     found, reason = offer.serving()
     if found is None:
         pytest.skip(f"no kernels for this GPU: {reason}")

@@ -12,7 +12,7 @@ import torch
 from comfy_sage2 import attention, explain
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import fidelity
-from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.metrics import Agreement
@@ -40,7 +40,7 @@ def watched(**options: Any) -> Session:
     expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
     if expected.reason is not None:
         pytest.skip(expected.reason)
-    return Session(Serving(settings, expected))
+    return Session(Dispatcher(settings, expected))
 
 
 def qkv(length: int = 1000, keys: int = 1000) -> list[torch.Tensor]:
@@ -85,10 +85,10 @@ def test_healthy_layers_are_near_and_nothing_waits(mode: str, keys: int, mask: s
     options = {} if mask is None else {"mask": (torch.arange(keys, device="cuda") < keys // 2)[None, None]}
     session = watched(mode=mode)
     out = sampled(session, tensors, **options)
-    guard = session.task.guard
+    guard = session.handler.guard
     assert guard is not None and guard.fidelity is not None
     assert not guard.fidelity.findings and f"{PASSES} samples of {LAYERS} layers" in guard.fidelity.summary[0]
-    without = Session(Serving(Settings(mode=mode), probe(out.device, Settings(mode=mode))))
+    without = Session(Dispatcher(Settings(mode=mode), probe(out.device, Settings(mode=mode))))
     assert torch.equal(out, sampled(without, tensors, **options))
 
 
@@ -101,7 +101,7 @@ def test_a_wrong_layer_is_found(monkeypatch: pytest.MonkeyPatch, fresh_seed: int
 
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", wrong)
     sampled(session, qkv())
-    guard = session.task.guard
+    guard = session.handler.guard
     assert guard is not None and guard.fidelity is not None and len(guard.fidelity.findings) == LAYERS
     assert all(finding.found.cosine < -0.9 for finding in guard.fidelity.findings)
 

@@ -10,7 +10,7 @@ from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
-from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.kernels import abi, loader
@@ -105,13 +105,13 @@ def test_containers_save_the_memory_of_the_output(mode: str, fresh_seed: int) ->
     if expected.backend is None:
         pytest.skip(str(expected.reason))
     needs_phases(expected.backend)
-    session = Session(Serving(settings, expected))
+    session = Session(Dispatcher(settings, expected))
     session.begin_sampling([1.0, 0.0])
     inputs = [torch.randn(1, TOKENS, HEADS * HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     call_in_containers(session, list(inputs))  # what is made once
     out_of_held, held = call_in_containers(session, list(inputs))
     out, released = call_in_containers(session, inputs)
     session.end_sampling()
-    assert {share.outcome.backend for share in session.record.summary().shares} == {expected.backend}
+    assert {share.decision.backend for share in session.record.summary().shares} == {expected.backend}
     assert torch.equal(out, out_of_held)
     assert abs(held - released - out.nbytes) < ROUNDING

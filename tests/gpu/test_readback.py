@@ -57,6 +57,6 @@ def test_one_broken_call_of_a_later_pass_is_found(monkeypatch: pytest.MonkeyPatc
         outputs = session.run_forward(forward, lambda: [override(plain, *tensors, 4, **OPTIONS) for _ in range(LAYERS)])
         assert all(out.isfinite().all() for out in outputs)
     session.end_sampling()
-    guard = session.task.guard
+    guard = session.handler.guard
     assert guard is not None and guard.repeated == (1,) and not guard.downgrades
     assert next(calls) == LAYERS * (STEPS + 1)

@@ -29,15 +29,15 @@ ROOT = Path(__file__).resolve().parents[2]
 each_module = pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS])
 
 
-def ask(name: str, module: Any) -> self_test_cases.Verdict:
-    return self_test_cases.ask(module, torch.device("cuda", torch.cuda.current_device()), backend(name).variants)
+def falsified_run(name: str, module: Any) -> self_test_cases.Result:
+    return self_test_cases.run(module, torch.device("cuda", torch.cuda.current_device()), backend(name).variants)
 
 
 @each_module
 def test_a_right_module_passes(name: str) -> None:
     variants = backend(name).variants
-    outcome = self_test.test_now(name, torch.cuda.current_device(), variants)
-    assert outcome.reason is None
+    result = self_test.test_now(name, torch.cuda.current_device(), variants)
+    assert result.reason is None
     in_precise = sum(variant.mode == "precise" for variant in variants)
     takes_lists, records_margins = abi.has_block_masks(loader.load(name)), abi.has_block_margins(loader.load(name))
     cases = [
@@ -46,12 +46,10 @@ def test_a_right_module_passes(name: str) -> None:
         if (takes_lists or not case.lists) and (records_margins or not case.block_margins)
     ]
     of_float32 = sum(case.dtype == torch.float32 for case in cases)
-    assert outcome.calls == len(cases) * len(variants) - in_precise * of_float32
+    assert result.calls == len(cases) * len(variants) - in_precise * of_float32
     started = time.perf_counter()
     again = self_test.test_now(name, torch.cuda.current_device(), variants)
-    print(
-        f"{name}: {outcome.text}; again {1000 * again.seconds:.0f} of {1000 * (time.perf_counter() - started):.0f} ms"
-    )
+    print(f"{name}: {result.text}; again {1000 * again.seconds:.0f} of {1000 * (time.perf_counter() - started):.0f} ms")
 
 
 @each_module
@@ -60,7 +58,7 @@ def test_results_keep_away_from_their_bounds(name: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(
             self_test_cases, bounds, {mode: 0.9 * bound for mode, bound in getattr(self_test_cases, bounds).items()}
         )
-    assert ask(name, loader.load(backend(name).name)).reason is None
+    assert falsified_run(name, loader.load(backend(name).name)).reason is None
 
 
 @each_module
@@ -69,12 +67,12 @@ def test_a_pass_is_remembered_for_this_gpu_and_driver(
 ) -> None:
     chosen = backend(name)
     monkeypatch.setattr(cache_file, "user_cache", lambda: tmp_path)
-    monkeypatch.setattr(self_test, "_outcomes", {})
+    monkeypatch.setattr(self_test, "_results", {})
     assert {"driver_version": machine.loaded_driver()} in machine.nvidia_smi(["driver_version"])
     index = torch.cuda.current_device()
     assert self_test.reason_against(name, index, chosen.variants) is None
-    self_test._outcomes.clear()
-    monkeypatch.setattr(self_test_cases, "ask", None)  # not called again
+    self_test._results.clear()
+    monkeypatch.setattr(self_test_cases, "run", None)  # not called again
     assert self_test.reason_against(name, index, chosen.variants) is None
 
 
@@ -128,9 +126,9 @@ def test_a_falsified_call_is_found(name: str, fault: str) -> None:
     modes = backend(name).modes
     if fault == "other_mode" and "4b" not in modes:
         pytest.skip(f"{name} has no 4-bit kernels to take for the 8-bit ones")
-    verdict = ask(name, Falsified(loader.load(name), FAULTS[fault]))
-    print(f"{fault}: {verdict.reason}")
-    assert verdict.wrong
+    result = falsified_run(name, Falsified(loader.load(name), FAULTS[fault]))
+    print(f"{fault}: {result.reason}")
+    assert result.wrong
 
 
 @pytest.mark.parametrize("fault", LIST_FAULTS)
@@ -142,16 +140,16 @@ def test_a_falsified_call_with_lists_is_found(name: str, fault: str) -> None:
         if "tiles_key_tiles" in fields:
             LIST_FAULTS[fault](fields)
 
-    verdict = ask(name, Falsified(module, change))
-    print(f"{fault}: {verdict.reason}")
-    assert verdict.wrong and all("block masks" in text for text in verdict.wrong)
+    result = falsified_run(name, Falsified(module, change))
+    print(f"{fault}: {result.reason}")
+    assert result.wrong and all("block masks" in text for text in result.wrong)
 
 
 @each_module
 def test_margins_that_are_not_noted_are_found(name: str) -> None:
-    verdict = ask(name, Falsified(module_with_margins(name), lambda fields: fields.pop("gaps", None)))
-    assert len(verdict.wrong) == len(backend(name).variants) and all(
-        "a margin is inf" in text for text in verdict.wrong
+    result = falsified_run(name, Falsified(module_with_margins(name), lambda fields: fields.pop("gaps", None)))
+    assert len(result.wrong) == len(backend(name).variants) and all(
+        "a block margin is off by inf" in text for text in result.wrong
     )
 
 
@@ -168,8 +166,8 @@ def test_nan_in_one_output_is_found(name: str) -> None:
             nan = torch.full((16,), 0xFF, dtype=torch.uint8, device="cuda")
             _copy(fields["out_pointer"] + row * size, nan)
 
-    verdict = ask(name, WritesNan(loader.load(backend(name).name), lambda fields: None))
-    assert len([text for text in verdict.wrong if "relative L1 nan" in text]) == verdict.calls - len(
+    result = falsified_run(name, WritesNan(loader.load(backend(name).name), lambda fields: None))
+    assert len([text for text in result.wrong if "relative L1 nan" in text]) == result.calls - len(
         backend(name).variants
     )
 
@@ -190,7 +188,7 @@ PATCHED = """
 import lzma, struct, sys
 from pathlib import Path
 import torch
-from comfy_sage2.backends import known_answers
+from comfy_sage2.backends import self_test_cases
 from comfy_sage2.kernels import loader
 from tests.gpu.builds import backend
 
@@ -210,8 +208,8 @@ for cubin, image in images.items():
         changed += image.count(found)
         add(cubin, image.replace(found, other))
 assert changed, f"no image of {name} that begins with {kind} holds log2(e)"
-verdict = self_test_cases.ask(module, torch.device("cuda", 0), backend(name).variants)
-print("REASON", verdict.reason)
+result = self_test_cases.run(module, torch.device("cuda", 0), backend(name).variants)
+print("REASON", result.reason)
 """
 
 
@@ -234,14 +232,14 @@ def test_it_is_postponed_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
         pytest.skip("no kernel module for this GPU")
     chosen, index = backend(name), torch.cuda.current_device()
     monkeypatch.setattr(cache_file, "user_cache", lambda: tmp_path)
-    monkeypatch.setattr(self_test, "_outcomes", {})
+    monkeypatch.setattr(self_test, "_results", {})
     x = torch.zeros(8, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         x.add_(1.0)
         assert self_test.reason_against(name, index, chosen.variants) is None
         assert not self_test.is_postponed(name, index)
-    assert self_test._outcomes == {}
+    assert self_test._results == {}
     assert self_test.is_postponed(name, index)
     graph.replay()
     assert self_test.reason_against(name, index, chosen.variants) is None

@@ -10,7 +10,7 @@ import torch
 from comfy_sage2 import registry
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
-from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import MODES
@@ -39,7 +39,7 @@ def skipping_session(mode: str) -> tuple[Session, str]:
         pytest.skip(str(expected.reason))
     module_with_lists(expected.backend)
     module_with_margins(expected.backend)
-    return Session(Serving(settings, expected)), expected.backend
+    return Session(Dispatcher(settings, expected)), expected.backend
 
 
 def sampled(session: Session, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -67,8 +67,8 @@ def test_the_steps_between_leave_blocks_out(mode: str, fresh_seed: int) -> None:
     assert listed(session) == [False, True, True, False, True]
     assert torch.equal(outs[0], outs[3]) and torch.equal(outs[1], outs[2])
     assert relative_l1(outs[1], outs[0]) < 2e-3  # precise keeps what lies below P's range
-    assert session.task.skipping is not None
-    (found,) = session.task.skipping.layers().values()
+    assert session.handler.sparsity is not None
+    (found,) = session.handler.sparsity.layers().values()
     # The last block and their own, which come first.
     assert found.computed == pytest.approx(2 / BLOCKS, abs=1 / BLOCKS) and found.error < 1e-3
 

@@ -35,7 +35,7 @@ import torch
 from comfy_sage2 import doctor
 from comfy_sage2.backends import base
 from comfy_sage2.comfyui.report.text import session_report
-from comfy_sage2.comfyui.session.dispatcher import Serving, probe
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.console import print_any_letters
@@ -47,7 +47,7 @@ settings = Settings()
 device = torch.device("cuda", 0)
 status = doctor.main([])
 print("REPORT")
-print(session_report(Session(Serving(settings, probe(device, settings), device=device), 0)))
+print(session_report(Session(Dispatcher(settings, probe(device, settings), device=device), 0)))
 sys.exit(status)
 """
 

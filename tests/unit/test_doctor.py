@@ -128,11 +128,13 @@ def test_each_module_is_named_with_its_abi_and_why_an_installed_one_is_ignored(
 def test_each_module_is_tested_on_its_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = []
 
-    def test_now(architecture: str, index: int, variants: object) -> self_test.Outcome:
+    def test_now(architecture: str, index: int, variants: object) -> self_test.TestResult:
         asked.append((architecture, index))
         if index == 1:
             raise RuntimeError("the GPU's memory does not suffice for the self-test")
-        return self_test.Outcome(None, 12, 0.04) if architecture == "sm90" else self_test.Outcome("wrong", 24, 0.1)
+        return (
+            self_test.TestResult(None, 12, 0.04) if architecture == "sm90" else self_test.TestResult("wrong", 24, 0.1)
+        )
 
     capabilities = {0: (9, 0), 1: (9, 0), 2: (8, 9), 3: (7, 5)}
     monkeypatch.setattr(self_test, "test_now", test_now)

@@ -49,7 +49,7 @@ function* numbered(graph, prefix = "") {
 async function refresh() {
   const graph = app.rootGraph ?? app.graph;
   if (!graph?.id) return;
-  const answer = await api.fetchApi(`/comfy_sage2/told?${new URLSearchParams({ workflow: graph.id })}`);
+  const answer = await api.fetchApi(`/comfy_sage2/node_status?${new URLSearchParams({ workflow: graph.id })}`);
   if (!answer.ok) return;
   const nodes = new Map(numbered(graph));
   for (const { node: number, type, text } of await answer.json()) {

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...sparsity.mask_cache import Changes
+from ...sparsity.mask_cache import ModelChanges
 from ...text import one_line
 from .attention_call import AttentionCall
 
@@ -46,7 +46,7 @@ def prompts_of(options: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(f"{uuid} {window}" for uuid in uuids)
 
 
-def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, object]) -> Changes:
+def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, object]) -> ModelChanges:
     """What makes `model` (ComfyUI's BaseModel) another one for the pass that begins, and its strength in this step.
 
     A prompt's own LoRA is a hook: ComfyUI changes the model's weights between passes, and by keyframes between steps.

@@ -37,7 +37,7 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
     ) -> Any:
         guider = executor.class_obj
         _drop_stale_compilation(guider.model_patcher, guider.model_options)
-        session.task.look_at(guider.model_patcher, noise, sigmas.tolist())
+        session.handler.before_sampling(guider.model_patcher, noise, sigmas.tolist())
         diffusion_model = getattr(guider.model_patcher.model, DIFFUSION_MODEL, None)
         session.model, session.prompt = type(guider.model_patcher.model).__name__, running_prompt()
         session.begin_sampling(
@@ -48,14 +48,16 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
         completed = False
         try:
             out = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
-            session.task.complete_sampling()
+            session.handler.complete_sampling()
             completed = True
             return out
         finally:
             session.end_sampling(completed=completed)
             found = session_headline(session)
             log.info("SageAttention2: %s", found)
-            session.tell(status(session) if session.task.idle_reason else f"{status(session)}\nLast sampling: {found}")
+            session.publish_status(
+                status(session) if session.handler.idle_reason else f"{status(session)}\nLast sampling: {found}"
+            )
 
     wrapper.session = session  # type: ignore[attr-defined]
     return wrapper
@@ -99,14 +101,14 @@ def forward_wrapper(session: Session) -> Callable[..., Any]:
         forward = session.begin_forward(float(t.flatten()[0]), x.device, options)
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
         forward.changes = changes_of(executor.class_obj, options, inputs)
-        guard = session.task.guard
+        guard = session.handler.guard
         forward.check_at_end = (
             guard is not None
             and guard.trusts_repeats
             and session.can_repeat
             and _pass_keeps_nothing(control, options)
             # Where every output is compared with full precision, broken ones must not be among them.
-            and not session.task.measure_quality
+            and not session.handler.measure_quality
         )
         with watching(session, options):
             return session.run_forward(
@@ -163,7 +165,8 @@ def _drop_stale_compilation(model: Any, model_options: Mapping[str, Any]) -> Non
         return
     diffusion_model = model.model.diffusion_model
     token = tuple(
-        (type(session.task), session.task.traced_as, session.task.idle_reason is None) for session in sessions_of(model)
+        (type(session.handler), session.handler.traced_as, session.handler.idle_reason is None)
+        for session in sessions_of(model)
     )
     if _compiled_with.get(diffusion_model) != token:
         torch.compiler.reset()

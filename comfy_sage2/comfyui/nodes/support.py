@@ -133,14 +133,14 @@ def shown_progress(node: str | None) -> Callable[[int, int], None]:
 
 
 def status_of(patched: Any, kind: str, hidden: Any) -> str:
-    """What the node of class `kind` that made `patched` has to say; from now on the board keeps what its session says.
+    """What the node of class `kind` that made `patched` has to say; from now on what its session publishes is kept.
 
     hidden: the node's hidden inputs.
     """
     session = library.sessions_of(patched)[-1]
-    session.tell = library.board.teller(kind, hidden.unique_id, hidden.extra_pnginfo)
+    session.publish_status = library.node_status.publisher(kind, hidden.unique_id, hidden.extra_pnginfo)
     text: str = library.status(session)
-    session.tell(text)
+    session.publish_status(text)
     return text
 
 

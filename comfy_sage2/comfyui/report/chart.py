@@ -9,7 +9,7 @@ from PIL import Image
 
 from ...options import EXACT
 from ...text import capitalized
-from ..session.record import LayerStep, Outcome, Share, Summary
+from ..session.record import Decision, LayerStep, Share, Summary
 from ..session.session import Session
 from . import heatmap
 from .colors import BROKEN, FAINT, LEFT, SERVED, TEXT, Color
@@ -27,7 +27,7 @@ class Style:
     """Sizes in pixels. A node of 400 pixels shows the card at half of them.
 
     Attributes:
-        legend_rows: rarer outcomes are summed in the last one.
+        legend_rows: rarer decisions are summed in the last one.
         map_height: at most; a model of few layers gets rows of `row_height`.
     """
 
@@ -47,7 +47,7 @@ CHART = Style(1200, 36, 44, 20, 16, 34, 7, 600, 36)
 
 
 def draw_card(sessions: list[Session]) -> Image.Image:
-    """An RGB picture for the report node, of the last node that was at work: the outcome, the shares, one map."""
+    """An RGB picture for the report node, of the last node that was at work: the decision, the shares, one map."""
     return _drawn(sessions, CARD, _card)
 
 
@@ -58,13 +58,13 @@ def draw_chart(sessions: list[Session]) -> Image.Image:
 
 def _drawn(sessions: list[Session], style: Style, draw: Callable[[_Drawing], None]) -> Image.Image:
     """What `draw` makes of the last session at work, or a message where there is nothing to draw."""
-    at_work = [session for session in sessions if session.task.idle_reason is None]
+    at_work = [session for session in sessions if session.handler.idle_reason is None]
     if not at_work:
         return _message("Not at work", status(sessions[-1]) if sessions else NOT_PATCHED)
     session = at_work[-1]
     summary = session.record.summary()
-    if session.task.own_headline(summary) is not None or not summary.calls:
-        return _message(first_line(session, summary), session.task.title)
+    if session.handler.own_headline(summary) is not None or not summary.calls:
+        return _message(first_line(session, summary), session.handler.title)
     drawing = _Drawing(session, summary, style)
     draw(drawing)
     return drawing.sheet.finished()
@@ -76,8 +76,8 @@ def _card(drawing: _Drawing) -> None:
     drawing.shares("")
     if summary.agreement:
         drawing.errors()
-    elif all(share.outcome.backend is None for share in summary.shares):
-        drawing.sheet.paragraph(f"Why: {summary.shares[0].outcome.label}", CARD.text, FAINT, 5)
+    elif all(share.decision.backend is None for share in summary.shares):
+        drawing.sheet.paragraph(f"Why: {summary.shares[0].decision.label}", CARD.text, FAINT, 5)
     else:
         drawing.served()
 
@@ -87,7 +87,7 @@ def _chart(drawing: _Drawing) -> None:
     drawing.head(1)
     drawing.shares("Attention calls")
     drawing.times()
-    for note in (*drawing.session.task.reasoning(summary), *time_lines(summary)):
+    for note in (*drawing.session.handler.reasoning(summary), *time_lines(summary)):
         drawing.sheet.paragraph(note, CHART.text, FAINT, 3)
     drawing.served()
     if summary.agreement:
@@ -114,7 +114,7 @@ class _Drawing:
         style = self.style
         self.sheet.paragraph(first_line(self.session, self.summary), style.headline, lines=lines)
         self.sheet.paragraph(headline(self.summary), style.text)
-        self.sheet.paragraph(self.session.task.title, style.small, FAINT)
+        self.sheet.paragraph(self.session.handler.title, style.small, FAINT)
 
     def shares(self, heading: str) -> None:
         """The shares of the calls, and what each color means."""
@@ -122,7 +122,9 @@ class _Drawing:
         if heading:
             self.sheet.paragraph(heading, style.text)
         self.sheet.bar(
-            [(self.colors[share.outcome], float(share.calls)) for share in summary.shares], style.bar_height, style.text
+            [(self.colors[share.decision], float(share.calls)) for share in summary.shares],
+            style.bar_height,
+            style.text,
         )
         self.sheet.legend(self._legend_rows(), style.small)
 
@@ -130,7 +132,7 @@ class _Drawing:
         """The shares of the attention's time, and the attention's share of the sampling."""
         style, summary, rest = self.style, self.summary, self.summary.seconds - self.summary.attention_seconds
         for heading, parts in (
-            ("Attention time", [(self.colors[share.outcome], share.seconds) for share in summary.shares]),
+            ("Attention time", [(self.colors[share.decision], share.seconds) for share in summary.shares]),
             ("Sampling: attention and the rest", [(TEXT, summary.attention_seconds), (FAINT, max(rest, 0.0))]),
         ):
             self.sheet.paragraph(heading, style.text)
@@ -140,14 +142,14 @@ class _Drawing:
         shares, most = self.summary.shares, self.style.legend_rows
         shown = shares if len(shares) <= most else shares[: most - 1]
         for share in shown:
-            label = share.outcome.label
-            if share.outcome.backend is None:
+            label = share.decision.label
+            if share.decision.backend is None:
                 label = f"left to ComfyUI's attention: {label}"
-            yield self.colors[share.outcome], f"{share.calls} calls, {share.seconds:.2f} s: {label}"
+            yield self.colors[share.decision], f"{share.calls} calls, {share.seconds:.2f} s: {label}"
         rest = shares[len(shown) :]
         if rest:
             calls = sum(share.calls for share in rest)
-            yield self.colors[rest[0].outcome], f"{calls} calls: {len(rest)} rarer reasons, named in the text"
+            yield self.colors[rest[0].decision], f"{calls} calls: {len(rest)} rarer reasons, named in the text"
 
     def served(self) -> None:
         """A map of what served each layer and step."""
@@ -194,15 +196,15 @@ class _Drawing:
         sheet.top = bottom + 2 * style.small
 
 
-def _colors(shares: tuple[Share, ...]) -> dict[Outcome, Color]:
-    """A color for every outcome: that of its mode, the same in every chart, or one for each reason."""
-    outcomes = [share.outcome for share in shares]
-    left = [outcome for outcome in outcomes if outcome.backend is None]
-    colors = {outcome: LEFT[min(index, len(LEFT) - 1)] for index, outcome in enumerate(left)}
-    for outcome in outcomes:
-        if outcome.backend is not None:
-            assert outcome.options is not None  # a backend has options
-            colors[outcome] = MODE_COLORS[outcome.options.mode, outcome.options.smooth_v]
+def _colors(shares: tuple[Share, ...]) -> dict[Decision, Color]:
+    """A color for every decision: that of its mode, the same in every chart, or one for each reason."""
+    decisions = [share.decision for share in shares]
+    left = [decision for decision in decisions if decision.backend is None]
+    colors = {decision: LEFT[min(index, len(LEFT) - 1)] for index, decision in enumerate(left)}
+    for decision in decisions:
+        if decision.backend is not None:
+            assert decision.options is not None  # a backend has options
+            colors[decision] = MODE_COLORS[decision.options.mode, decision.options.smooth_v]
     return colors
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from PIL import Image
 
-from ..session.record import LayerStep, Outcome, Summary
+from ..session.record import Decision, LayerStep, Summary
 from .colors import PANEL, Color, ramp
 
 LEAST_GAPPED = 5  # pixels: smaller cells have no gap between them
@@ -16,11 +16,11 @@ LEAST_GAPPED = 5  # pixels: smaller cells have no gap between them
 ERROR_SCALE = 0.1
 
 
-def served_map(summary: Summary, colors: Mapping[Outcome, Color], width: int, height: int) -> Image.Image:
+def served_map(summary: Summary, colors: Mapping[Decision, Color], width: int, height: int) -> Image.Image:
     """What served each layer and step. Where cells share a pixel, one that was left to ComfyUI shows."""
-    numbers = {share.outcome: number for number, share in enumerate(summary.shares)}  # those left come last
-    palette = np.array([colors[share.outcome] for share in summary.shares], dtype=np.uint8)
-    grid = _grid(summary, {place: float(numbers[outcome]) for place, outcome in summary.cells.items()})
+    numbers = {share.decision: number for number, share in enumerate(summary.shares)}  # those left come last
+    palette = np.array([colors[share.decision] for share in summary.shares], dtype=np.uint8)
+    grid = _grid(summary, {place: float(numbers[decision]) for place, decision in summary.cells.items()})
     return _picture(grid, width, height, lambda values: palette[values.astype(int)])
 
 

@@ -9,10 +9,10 @@ from ...integrations.sageattention.serving import calls as sage_calls
 from ...metrics import average
 from ...text import capitalized
 from ..session.guard import FULL_PRECISION, Guard
-from ..session.handler import Task
+from ..session.handler import Handler
 from ..session.record import NO_PASS, Sampling, Summary
 from ..session.session import Session
-from ..session.sparsity import Skipping
+from ..session.sparsity import BlockSparsity
 from .verdict import NO_CALL, compared_speed, layer_means, sampling_ratio, times, verdict
 
 NOT_PATCHED = (
@@ -28,7 +28,7 @@ WORST_LAYERS = 3
 
 def headline(summary: Summary) -> str:
     """How much was served, in one line."""
-    served = sum(share.calls for share in summary.shares if share.outcome.backend is not None)
+    served = sum(share.calls for share in summary.shares if share.decision.backend is not None)
     if summary.calls == 0:
         return NO_CALL
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
@@ -41,28 +41,32 @@ def headline(summary: Summary) -> str:
 
 def status(session: Session) -> str:
     """What the node itself shows: what will serve the attention, or why nothing of ours does."""
-    return "\n".join((_status(session.task), *session.task.notes))
+    return "\n".join((_status(session.handler), *session.handler.notes))
 
 
-def _status(task: Task) -> str:
-    return task.status() if task.idle_reason is None else f"The model passes through unchanged: {task.idle_reason}."
+def _status(handler: Handler) -> str:
+    return (
+        handler.status()
+        if handler.idle_reason is None
+        else f"The model passes through unchanged: {handler.idle_reason}."
+    )
 
 
 def first_line(session: Session, summary: Summary) -> str:
     """What matters most of a sampling by a node at work."""
-    return capitalized(session.task.own_headline(summary) or verdict(summary))
+    return capitalized(session.handler.own_headline(summary) or verdict(summary))
 
 
 def session_headline(session: Session) -> str:
     """What a sampling did, in one line."""
-    if session.task.idle_reason is not None:
+    if session.handler.idle_reason is not None:
         return status(session)
     summary = session.record.summary()
-    found = session.task.own_headline(summary) or _why_nothing(session, summary) or headline(summary)
+    found = session.handler.own_headline(summary) or _why_nothing(session, summary) or headline(summary)
     others: Counter[str] = Counter()
     for share in summary.shares:
-        if share.outcome.by is not None:
-            others[share.outcome.by] += share.calls
+        if share.decision.by is not None:
+            others[share.decision.by] += share.calls
     return "; ".join((found, *(f"{owner} took {calls}" for owner, calls in others.items())))
 
 
@@ -91,20 +95,20 @@ def session_report(session: Session, prompt: str | None = None) -> str:
     lines = []
     if summary.sampling is not Sampling.NONE and None not in (prompt, session.prompt) and prompt != session.prompt:
         lines.append(EARLIER)
-    own = session.task.own_report(summary)
+    own = session.handler.own_report(summary)
     if own is not None:
         return "\n".join((*lines, own))
-    title = f"SageAttention2: {session.task.title}"
-    if session.task.idle_reason is not None:
+    title = f"SageAttention2: {session.handler.title}"
+    if session.handler.idle_reason is not None:
         return "\n".join(("Not at work", title, status(session)))
-    lines += [first_line(session, summary), title, *session.task.notes]
+    lines += [first_line(session, summary), title, *session.handler.notes]
     nothing = _why_nothing(session, summary)
     if nothing is not None:
         return "\n".join((*lines, f"{capitalized(nothing)}."))
     lines.append(headline(summary) + f", {summary.layers} attention layers.")
-    lines += session.task.reasoning(summary)
-    lines += _served(summary) + _fallbacks(summary) + _guarded(session.task.guard)
-    lines += _skipped(session.task.skipping, summary)
+    lines += session.handler.reasoning(summary)
+    lines += _served(summary) + _fallbacks(summary) + _guarded(session.handler.guard)
+    lines += _skipped(session.handler.sparsity, summary)
     lines += time_lines(summary) + _agreement(summary)
     return "\n".join(lines)
 
@@ -120,17 +124,17 @@ def report(sessions: list[Session], prompt: str | None = None) -> str:
 
 
 def _served(summary: Summary) -> list[str]:
-    served = [share for share in summary.shares if share.outcome.backend is not None]
-    rows = [f"  {share.outcome.label}: {share.calls} calls, {share.seconds:.2f} s" for share in served]
+    served = [share for share in summary.shares if share.decision.backend is not None]
+    rows = [f"  {share.decision.label}: {share.calls} calls, {share.seconds:.2f} s" for share in served]
     return ["Served by"] + rows if rows else []
 
 
 def _fallbacks(summary: Summary) -> list[str]:
     rows: dict[str, list[str]] = {}
     for share in summary.shares:
-        if share.outcome.backend is None:
-            heading = f"Left to {share.outcome.by or FULL_PRECISION}"
-            row = f"  {share.calls} calls, {share.seconds:.2f} s: {share.outcome.label}"
+        if share.decision.backend is None:
+            heading = f"Left to {share.decision.by or FULL_PRECISION}"
+            row = f"  {share.calls} calls, {share.seconds:.2f} s: {share.decision.label}"
             rows.setdefault(heading, [heading]).append(row)
     return [row for group in rows.values() for row in group]
 
@@ -153,14 +157,14 @@ def _guarded(guard: Guard | None) -> list[str]:
     return lines if guard.fidelity is None else lines + guard.fidelity.summary
 
 
-def _skipped(skipping: Skipping | None, summary: Summary) -> list[str]:
-    if skipping is None:
+def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
+    if sparsity is None:
         return []
-    layers = skipping.layers()
+    layers = sparsity.layers()
     calls = sum(found.finding + found.listed for found in layers.values())
     share = sum(found.share * (found.finding + found.listed) for found in layers.values()) / max(calls, 1)
     computed = f"{share:.1%} of those of {calls} calls computed" if calls else "none"
-    lines = [f"Key blocks skipped ({skipping.level}): {computed}"]
+    lines = [f"Key blocks skipped ({sparsity.level}): {computed}"]
     for layer, found in layers.items():
         if not found.listed:
             looked = f"{found.finding} calls looked for blocks to skip"
@@ -173,7 +177,7 @@ def _skipped(skipping: Skipping | None, summary: Summary) -> list[str]:
             f"  {summary.layer_name(layer)}: {found.computed:.1%} computed in {found.listed} calls with lists{faster}; "
             f"relative L1 of the worst head {found.error:.4f} in the {found.finding} calls that made them{later}"
         )
-    return lines + [f"  {calls} calls computed all key blocks: {reason}" for reason, calls in skipping.reasons.items()]
+    return lines + [f"  {calls} calls computed all key blocks: {reason}" for reason, calls in sparsity.reasons.items()]
 
 
 def _counted(steps: tuple[int, ...]) -> str:

@@ -14,9 +14,9 @@ LITTLE = 0.005  # of the sampling's time: less is told as "as fast"
 
 def verdict(summary: Summary) -> str:
     """Speed and closeness, such as "1.9x faster sampling, 0.9998 as close"; what was not measured is named."""
-    served = any(share.outcome.backend is not None for share in summary.shares)
+    served = any(share.decision.backend is not None for share in summary.shares)
     if not served:
-        others = dict.fromkeys(share.outcome.by or FULL_PRECISION for share in summary.shares)
+        others = dict.fromkeys(share.decision.by or FULL_PRECISION for share in summary.shares)
         return f"not faster: {' and '.join(others)} served every call" if others else NO_CALL
     ratio = sampling_ratio(summary)
     speed = "speed not compared" if ratio is None else f"{compared_speed(ratio)} sampling"

@@ -1,4 +1,4 @@
-"""The task of the *SageAttention2 Auto Policy* node: calibrate a model once, and render by the policy from then on."""
+"""The handler of the *SageAttention2 Auto Policy* node: calibrate a model once, then render by the policy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ...policy.document import to_text
 from ...text import one_line
 from ..adapter.attention_call import AttentionCall
 from .calibration import Calibration
-from .dispatcher import Serving
-from .handler import Task
-from .record import Outcome, Summary
+from .dispatcher import Dispatcher
+from .handler import Handler
+from .record import Decision, Summary
 from .subject import Identity, Subject
 
 log = logging.getLogger("comfy_sage2")
@@ -77,7 +77,7 @@ class Calibrations:
 calibrations = Calibrations()
 
 
-class AutoPolicy(Task):
+class AutoPolicy(Handler):
     """Measures a sampling whose subject is new, and serves by the policy where it is known.
 
     ComfyUI keeps the node's output as long as its inputs stay the same, so all is decided when a sampling begins.
@@ -89,7 +89,7 @@ class AutoPolicy(Task):
         identity: Identity,
         quality: str,
         kept: Policy | None,
-        serve: Callable[[Policy | None], Serving],
+        dispatch: Callable[[Policy | None], Dispatcher],
         calibrate: Callable[[], Calibration],
         settings: tuple[object, ...],
     ) -> None:
@@ -99,11 +99,11 @@ class AutoPolicy(Task):
             identity: of the model.
             quality: the name of the target.
             kept: the policy that the workflow carries, which is taken as long as it fits.
-            serve, calibrate: make the task for a sampling.
+            dispatch, calibrate: make the handler for a sampling.
             settings: in what calibrations of one model may differ.
         """
         self._node, self._identity, self._quality, self._kept = node, identity, quality, kept
-        self._serve, self._calibrate, self._settings = serve, calibrate, settings
+        self._dispatch, self._calibrate, self._settings = dispatch, calibrate, settings
         self._subject: Subject | None = None
         self._measured: Calibration | None = None  # in the sampling that runs or ran last
         self._ended = False  # that sampling, and without an error
@@ -111,13 +111,13 @@ class AutoPolicy(Task):
         self._said: str | None = None  # of the sampling that ran last
         self._steps = 1
         self._dropping = threading.Lock()
-        first = serve(kept)
+        first = dispatch(kept)
         self.idle_reason, self.notes = first.idle_reason, first.notes
         self.traced_as = (settings, first.traced_as)
         self._take(first)
 
-    def look_at(self, model: Any, noise: torch.Tensor, sigmas: Sequence[float]) -> None:
-        """See `Task.look_at`: the sampling is measured, or takes the policy of an earlier one."""
+    def before_sampling(self, model: Any, noise: torch.Tensor, sigmas: Sequence[float]) -> None:
+        """See `Handler.before_sampling`: the sampling is measured, or takes the policy of an earlier one."""
         if self.idle_reason is not None:
             return
         self._subject = Subject.of(model, noise.shape, sigmas, self._settings)
@@ -138,12 +138,12 @@ class AutoPolicy(Task):
             self._render(found.policy(self._quality), "measured in an earlier run")
 
     def begin_sampling(self, steps: int) -> None:
-        """See `Task.begin_sampling`."""
+        """See `Handler.begin_sampling`."""
         self._steps, self._ended = steps, False
         self._now.begin_sampling(steps)
 
     def complete_sampling(self) -> None:
-        """See `Task.complete_sampling`: what was measured counts from now on."""
+        """See `Handler.complete_sampling`: what was measured counts from now on."""
         self._ended = True
         if self._measured is None or self._subject is None:
             return
@@ -158,11 +158,11 @@ class AutoPolicy(Task):
         self._said = f"Measured. {NEXT}: {policy.shares}."
 
     def end_sampling(self) -> None:
-        """See `Task.end_sampling`."""
+        """See `Handler.end_sampling`."""
         self._now.end_sampling()
 
-    def choose(self, call: AttentionCall, site: CallSite) -> Outcome:
-        """See `Task.choose`; a policy that does not fit is dropped, and the rest of the sampling measured."""
+    def choose(self, call: AttentionCall, site: CallSite) -> Decision:
+        """See `Handler.choose`; a policy that does not fit is dropped, and the rest of the sampling measured."""
         now = self._now
         try:
             return now.choose(call, site)
@@ -170,16 +170,16 @@ class AutoPolicy(Task):
             self._drop(now, error)
             return self._now.choose(call, site)
 
-    def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
-        """See `Task.more_exact`."""
-        return self._now.more_exact(call, outcome)
+    def more_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
+        """See `Handler.more_exact`."""
+        return self._now.more_exact(call, decision)
 
-    def next_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
-        """See `Task.next_exact`."""
-        return self._now.next_exact(call, outcome)
+    def next_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
+        """See `Handler.next_exact`."""
+        return self._now.next_exact(call, decision)
 
     def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
-        """See `Task.end_pass`; a policy that does not fit is dropped, and the rest of the sampling measured."""
+        """See `Handler.end_pass`; a policy that does not fit is dropped, and the rest of the sampling measured."""
         now = self._now
         try:
             now.end_pass(calls, first)
@@ -187,7 +187,7 @@ class AutoPolicy(Task):
             self._drop(now, error)
 
     def status(self) -> str:
-        """See `Task.status`: what the last sampling did, or what the next one will do, as far as the node knows."""
+        """See `Handler.status`: what the last sampling did, or what the next one will do, as far as the node knows."""
         if self._said is not None:
             return self._said
         if self._kept is not None:
@@ -207,15 +207,15 @@ class AutoPolicy(Task):
         return "" if found is None else to_text(found.policy(self._quality))
 
     def reasoning(self, summary: Summary) -> Sequence[str]:
-        """See `Task.reasoning`."""
+        """See `Handler.reasoning`."""
         return (f"auto policy: {self._origin}", *self._now.reasoning(summary))
 
     def own_headline(self, summary: Summary) -> str | None:
-        """See `Task.own_headline`."""
+        """See `Handler.own_headline`."""
         return self._now.own_headline(summary)
 
     def own_report(self, summary: Summary) -> str | None:
-        """See `Task.own_report`."""
+        """See `Handler.own_report`."""
         own = self._now.own_report(summary)
         if own is None or self._subject is None or not summary.calls:
             return own
@@ -224,14 +224,14 @@ class AutoPolicy(Task):
             lines[1] = f"Auto Policy keeps nothing of it: {NOTHING if self._ended else UNFINISHED}."
         return "\n".join(lines)
 
-    def _take(self, task: Task) -> None:
-        self._now = task
-        self.title, self.guard, self.measure_quality = task.title, task.guard, task.measure_quality
-        self.skipping = task.skipping
+    def _take(self, handler: Handler) -> None:
+        self._now = handler
+        self.title, self.guard, self.measure_quality = handler.title, handler.guard, handler.measure_quality
+        self.sparsity = handler.sparsity
 
     def _render(self, policy: Policy, origin: str) -> None:
         self._origin = f"by the policy {origin}"
-        self._take(self._serve(policy))
+        self._take(self._dispatch(policy))
         self.title = f"auto policy, {self.title}"
         self._said = f"Renders by the policy {origin}: {policy.shares}."
 
@@ -242,10 +242,10 @@ class AutoPolicy(Task):
         log.info("SageAttention2: auto policy: %s; this sampling is in full precision and measured", why)
         self._said = f"Measured nothing to keep, since {UNFINISHED}."  # until it does
 
-    def _drop(self, task: Task, error: ValueError) -> None:
-        """The policy of `task` does not fit; ValueError once more where `task` has none."""
+    def _drop(self, handler: Handler, error: ValueError) -> None:
+        """The policy of `handler` does not fit; ValueError once more where `handler` has none."""
         with self._dropping:
-            if self._now is not task:  # the thread of another GPU was first
+            if self._now is not handler:  # the thread of another GPU was first
                 return
             if self._measured is not None or self._subject is None:
                 raise error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...autotune.cost_model import Choices
+from ...autotune.cost_model import TunedChoices
 from ...call_site import CallSite, Layer, label
 from ...metrics import Agreement, worst
 from ...options import AttentionOptions
@@ -19,9 +19,9 @@ from ...policy.targets import TARGETS, VARIANTS
 from ...text import error_text
 from ..adapter import memory
 from ..adapter.attention_call import AttentionCall
-from .handler import Task
+from .handler import Handler
 from .measurement import Budget, measure_variants
-from .record import NO_PASS, Outcome, Sampling, Summary
+from .record import NO_PASS, Decision, Sampling, Summary
 
 log = logging.getLogger("comfy_sage2")
 
@@ -36,8 +36,8 @@ NEXT_IS_MEASURED = "The next sampling with this model is measured. SageAttention
 Progress = Callable[[int, int], None]  # takes how many places are measured and how many there are
 
 
-class Calibration(Task):
-    """The task of the *SageAttention2 Calibrate* node: ComfyUI's attention serves every call, and some are measured.
+class Calibration(Handler):
+    """The handler of the *SageAttention2 Calibrate* node: ComfyUI's attention serves every call, and some are measured.
 
     Attributes:
         signature: of the model.
@@ -60,7 +60,7 @@ class Calibration(Task):
         progress: Progress,
         *,
         rotate: bool = False,
-        choices: Choices | None = None,
+        choices: TunedChoices | None = None,
         sampled_by: str | None = None,
         least_seconds: float = 0.0,
     ) -> None:
@@ -81,7 +81,7 @@ class Calibration(Task):
         self.end_sampling()
 
     def begin_sampling(self, steps: int) -> None:
-        """See `Task.begin_sampling`; what an earlier sampling measured is forgotten."""
+        """See `Handler.begin_sampling`; what an earlier sampling measured is forgotten."""
         self.head_dims: dict[int, int] = {}
         self.names: dict[int, str] = {}
         self.measurements: dict[tuple[int, int], dict[AttentionOptions, Agreement]] = {}
@@ -92,21 +92,21 @@ class Calibration(Task):
         self._sampling = True
 
     def end_sampling(self) -> None:
-        """See `Task.end_sampling`."""
+        """See `Handler.end_sampling`."""
         self._sampling = False
 
-    def choose(self, call: AttentionCall, site: CallSite) -> Outcome:
-        """See `Task.choose`; measures the modes on a sample of `call` when its turn has come."""
+    def choose(self, call: AttentionCall, site: CallSite) -> Decision:
+        """See `Handler.choose`; measures the modes on a sample of `call` when its turn has come."""
         if self._sampling:
             self.names.setdefault(site.layer, site.name)
             self.head_dims.setdefault(site.layer, call.head_dim)
             key = (site.layer, part_of(site.step, site.steps, BOUNDS))
             if self._is_due(key) and self.budget.allows(LOADING if call.q.device.type == "cuda" else 0.0):
                 self._measure(call, key)
-        return Outcome(reason=f"[SA-309] {CALIBRATING}")
+        return Decision(reason=f"[SA-309] {CALIBRATING}")
 
     def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
-        """See `Task.end_pass`."""
+        """See `Handler.end_pass`."""
         self._progress(len(self.measurements), self.measurable)
 
     @property
@@ -159,7 +159,7 @@ class Calibration(Task):
             self.left_out[key[0]] = reason
 
     def status(self) -> str:
-        """See `Task.status`."""
+        """See `Handler.status`."""
         return " ".join((NEXT_IS_MEASURED, *self._not_exact()))
 
     def _not_exact(self) -> list[str]:
@@ -171,7 +171,7 @@ class Calibration(Task):
         ]
 
     def own_headline(self, summary: Summary) -> str:
-        """See `Task.own_headline`: how much was measured, at what cost."""
+        """See `Handler.own_headline`: how much was measured, at what cost."""
         found = len(self.measurements)
         cost = f", in {self.budget.spent:.2f} s" if found else ""
         if found and summary.seconds > 0.0:
@@ -180,11 +180,11 @@ class Calibration(Task):
         return f"calibration measured {found} of {self.measurable} pairs of layer and part of the steps{rotated}{cost}"
 
     def own_report(self, summary: Summary) -> str:
-        """See `Task.own_report`: the error of each variant, the shares of each target, what was left out."""
-        others = [share for share in summary.shares if share.outcome.by is not None]
+        """See `Handler.own_report`: the error of each variant, the shares of each target, what was left out."""
+        others = [share for share in summary.shares if share.decision.by is not None]
         if not self.head_dims and others:
             return (
-                f"SageAttention2: [SA-404] nothing was measured: {others[0].outcome.by} took {others[0].calls} calls. "
+                f"SageAttention2: [SA-404] nothing was measured: {others[0].decision.by} took {others[0].calls} calls. "
                 "Put SageAttention2 Calibrate behind that node, or take that node away."
             )
         if not self.head_dims and summary.was_passed_over:

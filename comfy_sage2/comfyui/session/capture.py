@@ -10,9 +10,9 @@ from ...capture.recorder import CaptureBounds, CaptureError, Recorder
 from ...text import check_file_name, error_text
 from ..adapter import memory
 from ..adapter.attention_call import AttentionCall
-from .handler import Task
+from .handler import Handler
 from .measurement import checked_tensors
-from .record import Outcome, Summary
+from .record import Decision, Summary
 
 log = logging.getLogger("comfy_sage2")
 
@@ -20,8 +20,8 @@ CAPTURING = "capture: sampled in full precision"
 SUFFIX = ".safetensors"
 
 
-class Capture(Task):
-    """The task of the *SageAttention2 Capture* node: ComfyUI's attention serves every call, and some are kept.
+class Capture(Handler):
+    """The handler of the *SageAttention2 Capture* node: ComfyUI's attention serves every call, and some are kept.
 
     Only self-attention is kept. `recorder` holds those of the last sampling; `left_out` layer -> why it was not kept.
     """
@@ -34,25 +34,25 @@ class Capture(Task):
         self.end_sampling()
 
     def begin_sampling(self, steps: int) -> None:
-        """See `Task.begin_sampling`; what an earlier sampling gave is forgotten."""
+        """See `Handler.begin_sampling`; what an earlier sampling gave is forgotten."""
         self.recorder = Recorder(self._bounds)
         self.left_out: dict[int, str] = {}
         self._sampling = True
 
     def end_sampling(self) -> None:
-        """See `Task.end_sampling`."""
+        """See `Handler.end_sampling`."""
         self._sampling = False
 
-    def choose(self, call: AttentionCall, site: CallSite) -> Outcome:
-        """See `Task.choose`; keeps `call` if it is one of those to keep."""
+    def choose(self, call: AttentionCall, site: CallSite) -> Decision:
+        """See `Handler.choose`; keeps `call` if it is one of those to keep."""
         if self._sampling and site.is_self and self.recorder.wants(site.layer, site.step):
             reason = self._keep(call, site)
             if reason is not None:
                 self.left_out[site.layer] = reason
-        return Outcome(reason=f"[SA-309] {CAPTURING}")
+        return Decision(reason=f"[SA-309] {CAPTURING}")
 
     def own_headline(self, summary: Summary) -> str:
-        """See `Task.own_headline`."""
+        """See `Handler.own_headline`."""
         return f"{CAPTURING}, and {len(self.recorder.samples)} attention calls kept"
 
     def _keep(self, call: AttentionCall, site: CallSite) -> str | None:

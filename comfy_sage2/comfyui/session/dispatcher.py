@@ -1,4 +1,4 @@
-"""The task of the *SageAttention2* node: for each call the backend and the options, or why it stays with ComfyUI."""
+"""The handler of the *SageAttention2* node: for each call the backend and the options, or why it stays with ComfyUI."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ..adapter.attention_call import AttentionCall, Form
 from ..settings import AUTO, AUTO_OR_REFERENCE, FIDELITY, REFERENCE, WHERE_FASTER, Settings
 from .fidelity import Fidelity
 from .guard import MORE_EXACT, PRECISE, Guard
-from .handler import Task
-from .record import Outcome, Summary
-from .sparsity import Skipping
+from .handler import Handler
+from .record import Decision, Summary
+from .sparsity import BlockSparsity
 
-OFF = Outcome(reason="[SA-301] mode is off")
+OFF = Decision(reason="[SA-301] mode is off")
 EXACT_IS_FASTER = "[SA-314] exact attention was measured to be faster here"
 
 
-class Serving(Task):
-    """Serves calls as `settings` and `selector` say.
+class Dispatcher(Handler):
+    """Dispatches calls to backends as `settings` and `selector` say.
 
     Attributes:
         settings: the node's options.
@@ -44,7 +44,7 @@ class Serving(Task):
     def __init__(
         self,
         settings: Settings,
-        expected: Outcome,
+        expected: Decision,
         selector: ModeSelector | None = None,
         *,
         device: torch.device | None = None,
@@ -58,31 +58,31 @@ class Serving(Task):
         self.notes = settings.notes
         self.idle_reason = expected.reason
         self.guard = Guard(Fidelity() if settings.guard_level == FIDELITY else None) if settings.guard else None
-        self.skipping = None if settings.skip_level is None else Skipping(settings.skip_level)
+        self.sparsity = None if settings.skip_level is None else BlockSparsity(settings.skip_level)
         self.measure_quality = settings.measure_quality
         self.traced_as = settings
         self._first_calls = self._shorter = 0  # calls of the first pass, and passes with fewer
         self._outside: list[str | None] = []  # for each step, why the node is not active in it
-        self._known: dict[tuple[Form, AttentionOptions], Outcome] = {}
+        self._known: dict[tuple[Form, AttentionOptions], Decision] = {}
         self._exact: dict[Form, str | None] = {}
         self.device = device
         self.is_first = is_first
 
     def begin_sampling(self, steps: int) -> None:
-        """See `Task.begin_sampling`."""
+        """See `Handler.begin_sampling`."""
         self._first_calls = self._shorter = 0
         if self.guard is not None:
             self.guard.reset()
-        if self.skipping is not None:
-            self.skipping.begin_sampling()
+        if self.sparsity is not None:
+            self.sparsity.begin_sampling()
 
     def end_sampling(self) -> None:
-        """See `Task.end_sampling`."""
-        if self.skipping is not None:
-            self.skipping.end_sampling()
+        """See `Handler.end_sampling`."""
+        if self.sparsity is not None:
+            self.sparsity.end_sampling()
 
-    def choose(self, call: AttentionCall, site: CallSite) -> Outcome:
-        """See `Task.choose`."""
+    def choose(self, call: AttentionCall, site: CallSite) -> Decision:
+        """See `Handler.choose`."""
         reason = self._reason_against(call, site)
         if reason is not None:
             return self._in_full_precision(call, reason)
@@ -93,36 +93,37 @@ class Serving(Task):
         least = None if self.guard is None else self.guard.mode(site.layer)
         if least is not None and options.mode in _less_exact(least):
             options, instead = replace(options, mode=least), None
-        outcome = self._outcome(call, options)
-        if outcome.backend is None and instead is not None:
-            return self._outcome(call, instead)
-        return outcome
+        decision = self._decision(call, options)
+        if decision.backend is None and instead is not None:
+            return self._decision(call, instead)
+        return decision
 
-    def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
-        """See `Task.more_exact`: mode precise, which has no FP8 values and so none that leave its range."""
-        return self._in_modes(call, outcome, (PRECISE,))
+    def more_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
+        """See `Handler.more_exact`: mode precise, which has no FP8 values and so none that leave its range."""
+        return self._in_modes(call, decision, (PRECISE,))
 
-    def next_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
-        """See `Task.next_exact`."""
-        return self._in_modes(call, outcome, MORE_EXACT)
+    def next_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
+        """See `Handler.next_exact`."""
+        return self._in_modes(call, decision, MORE_EXACT)
 
-    def _in_modes(self, call: AttentionCall, outcome: Outcome, modes: Sequence[str]) -> Outcome | None:
-        """Who serves `call` in the first of `modes` that is more exact than `outcome`'s and that a backend has."""
+    def _in_modes(self, call: AttentionCall, decision: Decision, modes: Sequence[str]) -> Decision | None:
+        """The decision for `call` in the first of `modes` that is more exact than `decision` and that a backend has."""
         for mode in modes:
-            if outcome.options is not None and outcome.options.mode in _less_exact(mode):
-                found = self._outcome(call, replace(outcome.options, mode=mode))
+            if decision.options is not None and decision.options.mode in _less_exact(mode):
+                found = self._decision(call, replace(decision.options, mode=mode))
                 if found.options is not None and found.options.mode == mode:
                     return found
         return None
 
-    def _in_full_precision(self, call: AttentionCall, reason: str) -> Outcome:
-        """Who serves a call that is not to be quantized: an exact attention where that is faster than ComfyUI's."""
+    def _in_full_precision(self, call: AttentionCall, reason: str) -> Decision:
+        """The decision for a call that is not to be quantized: an exact attention where one is faster than ComfyUI's.
+        """
         if not self._prefers_exact or not self.is_first or call.reason_against_quantizing is not None:
-            return Outcome(reason=reason)
+            return Decision(reason=reason)
         if call.form not in self._exact:
             self._exact[call.form] = _faster_exact(call, Candidate(PLAIN))
         backend = self._exact[call.form]
-        return Outcome(reason=reason) if backend is None else Outcome(backend, AttentionOptions(EXACT), reason)
+        return Decision(reason=reason) if backend is None else Decision(backend, AttentionOptions(EXACT), reason)
 
     @property
     def _prefers_exact(self) -> bool:
@@ -143,25 +144,25 @@ class Serving(Task):
             return "[SA-303] cross-attention, and apply_to is 'self only'"
         return None if self.guard is None else self.guard.reason(site.layer)
 
-    def _outcome(self, call: AttentionCall, options: AttentionOptions) -> Outcome:
-        """Who serves `call` with `options`; decided once for all calls of one form.
+    def _decision(self, call: AttentionCall, options: AttentionOptions) -> Decision:
+        """The decision for `call` with `options`, made once for all calls of one form.
 
-        The outcome has the node's rotation, and the accumulators that suit the card: plans choose neither of them.
+        It has the node's rotation, and the accumulators that suit the GPU: selectors choose neither of them.
         """
         key = (call.form, options)
-        outcome = self._known.get(key)
-        if outcome is None:
+        decision = self._known.get(key)
+        if decision is None:
             options = _completed(options, self.settings, call.q.device)
-            outcome = _picked(_explained(call, options), self.settings.backend, options)
-            if outcome.backend is not None and options.mode != EXACT and self._prefers_exact:
-                quantized = Candidate(outcome.backend, options.mode, options.pv_accumulator)
+            decision = _picked(_explained(call, options), self.settings.backend, options)
+            if decision.backend is not None and options.mode != EXACT and self._prefers_exact:
+                quantized = Candidate(decision.backend, options.mode, options.pv_accumulator)
                 exact = _faster_exact(call, quantized)
-                outcome = outcome if exact is None else Outcome(exact, AttentionOptions(EXACT), EXACT_IS_FASTER)
-            self._known[key] = outcome
-        return outcome
+                decision = decision if exact is None else Decision(exact, AttentionOptions(EXACT), EXACT_IS_FASTER)
+            self._known[key] = decision
+        return decision
 
     def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
-        """See `Task.end_pass`."""
+        """See `Handler.end_pass`."""
         if first:
             self.selector.check_pass(calls)
             self._first_calls = len(calls)
@@ -169,11 +170,11 @@ class Serving(Task):
             self._shorter += 1
 
     def status(self) -> str:
-        """See `Task.status`."""
+        """See `Handler.status`."""
         return f"{self.expected.backend} serves the attention: {self.title}"
 
     def reasoning(self, summary: Summary) -> Sequence[str]:
-        """See `Task.reasoning`."""
+        """See `Handler.reasoning`."""
         lines = (*self.selector.reasoning(summary.layers, summary.steps), *self._measured())
         policy, rotate = self.settings.policy, self.settings.rotate
         if policy is not None and self._shorter:
@@ -192,7 +193,7 @@ class Serving(Task):
 
     def _measured(self) -> list[str]:
         choices = None if self.device is None else choices_of(self.device)
-        return [] if choices is None else [f"measured on this card: {line}" for line in choices.lines()]
+        return [] if choices is None else [f"measured on this GPU: {line}" for line in choices.lines()]
 
 
 def _less_exact(mode: str) -> tuple[str, ...]:
@@ -211,7 +212,7 @@ def with_backend(device: torch.device, settings: Settings) -> Settings:
     return replace(settings, backend=REFERENCE, notes=(*settings.notes, note))
 
 
-def probe(device: torch.device, settings: Settings) -> Outcome:
+def probe(device: torch.device, settings: Settings) -> Decision:
     """How ordinary calls will be served on `device`, or why none can be."""
     if settings.mode == "off":
         return OFF
@@ -250,24 +251,24 @@ def _faster_exact(call: AttentionCall, other: Candidate) -> str | None:
     choices = choices_of(call.q.device)
     if choices is None:
         return None
-    outcome = _picked(_explained(call, AttentionOptions(EXACT)), AUTO, AttentionOptions(EXACT))
-    if outcome.backend is None:
+    decision = _picked(_explained(call, AttentionOptions(EXACT)), AUTO, AttentionOptions(EXACT))
+    if decision.backend is None:
         return None
     q, k, _ = call.tensors("BHND")
     work = AttentionRequest.of(q, k, AttentionOptions(EXACT), OptionalTensors(call.mask_4d())).work
-    if work is None or not choices.is_faster(Candidate(outcome.backend), other, work):
+    if work is None or not choices.is_faster(Candidate(decision.backend), other, work):
         return None
-    return outcome.backend
+    return decision.backend
 
 
-def _picked(explained: dict[str, str | None] | str, backend: str, options: AttentionOptions) -> Outcome:
+def _picked(explained: dict[str, str | None] | str, backend: str, options: AttentionOptions) -> Decision:
     """The first candidate of `backend`, the user's choice, that has no reason against it."""
     if isinstance(explained, str):
-        return Outcome(reason=explained)
+        return Decision(reason=explained)
     served, reasons = registry.first_able(explained, None if backend == AUTO else backend)
     if served is not None:
-        return Outcome(served, options)
-    return Outcome(reason=_joined(reasons) if reasons else "[SA-112] this installation has no accelerated backend")
+        return Decision(served, options)
+    return Decision(reason=_joined(reasons) if reasons else "[SA-112] this installation has no accelerated backend")
 
 
 def _joined(reasons: dict[str, str]) -> str:

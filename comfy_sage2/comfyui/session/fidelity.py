@@ -94,7 +94,7 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Served:
+class SampledCall:
     """How the sampled call was served: its mode, in words by whom, and what comes after that mode.
 
     name: of the call's layer. next_mode: the next more exact one that a backend has for the call; None is full
@@ -152,13 +152,13 @@ class Probe:
     def restart(self) -> None:
         """The pass is made again."""
         self.quantized: list[int] = []
-        self.taken: tuple[int, Served] | None = None
+        self.taken: tuple[int, SampledCall] | None = None
 
     def wants(self, layer: int) -> bool:
         """Whether a call of `layer` that a backend quantizes is the one to compare."""
         return self.taken is None and self.layer in (None, layer)
 
-    def take(self, layer: int, served: Served, figures: torch.Tensor) -> None:
+    def take(self, layer: int, served: SampledCall, figures: torch.Tensor) -> None:
         """Keep what `measure` found of `layer`."""
         self._figures.start(figures)
         self.taken = layer, served
@@ -216,7 +216,7 @@ class Fidelity:
             if not self.is_left(layer):
                 self._again.append((probe.number, layer))
 
-    def _downgrade(self, layer: int, served: Served, outside: list[tuple[int, Agreement]]) -> None:
+    def _downgrade(self, layer: int, served: SampledCall, outside: list[tuple[int, Agreement]]) -> None:
         worst = min((found for _, found in outside), key=lambda found: found.cosine)
         finding = Finding(layer, served.name, tuple(step for step, _ in outside), worst, served.by, served.next_by)
         self._findings.append(finding)

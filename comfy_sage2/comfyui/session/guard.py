@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...backends.base import note_nonfinite
+from ...backends.base import flag_nonfinite
 from .fidelity import LEFT, Fidelity
 
 log = logging.getLogger("comfy_sage2")
@@ -36,7 +36,7 @@ def can_check(device: torch.device) -> bool:
 def is_finite(out: torch.Tensor) -> bool:
     """Whether `out` holds neither NaN nor infinity; waits for the device."""
     flag = torch.zeros(1, dtype=torch.int32, device=out.device)
-    note_nonfinite(out, flag)
+    flag_nonfinite(out, flag)
     return not flag.item()
 
 

@@ -10,19 +10,19 @@ import torch
 from ...call_site import CallSite, Layer
 from ..adapter.attention_call import AttentionCall
 from .guard import Guard
-from .record import Outcome, Summary
-from .sparsity import Skipping
+from .record import Decision, Summary
+from .sparsity import BlockSparsity
 
 
-class Task(Protocol):
-    """One node's part in its session; a task that subclasses this takes the defaults.
+class Handler(Protocol):
+    """One node's part in its session; a handler that subclasses this takes the defaults.
 
     Attributes:
         title: what the node does, in one line.
         notes: what was decided in place of the user's choice, and why.
         idle_reason: why the node leaves the model as it is, or None when it is at work.
         guard: checks the outputs of backends; None where none is to be checked.
-        skipping: leaves key blocks out; None where all are computed.
+        sparsity: leaves key blocks out; None where all are computed.
         measure_quality: compare the outputs of backends with full precision.
         traced_as: a compiled model is compiled anew when this changes.
     """
@@ -31,11 +31,11 @@ class Task(Protocol):
     notes: tuple[str, ...] = ()
     idle_reason: str | None = None
     guard: Guard | None = None
-    skipping: Skipping | None = None
+    sparsity: BlockSparsity | None = None
     measure_quality: bool = False
     traced_as: object = None
 
-    def look_at(self, model: Any, noise: torch.Tensor, sigmas: Sequence[float]) -> None:
+    def before_sampling(self, model: Any, noise: torch.Tensor, sigmas: Sequence[float]) -> None:
         """Before a sampling of `model` (ComfyUI's ModelPatcher), from `noise`, over these noise levels."""
         return None
 
@@ -50,18 +50,18 @@ class Task(Protocol):
         """The sampling is over; passes of the model that come now belong to none."""
         return None
 
-    def choose(self, call: AttentionCall, site: CallSite) -> Outcome:
+    def choose(self, call: AttentionCall, site: CallSite) -> Decision:
         """How the call at `site` is to be served; an observer looks at it here, and leaves it to ComfyUI."""
 
-    def more_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
-        """How to compute `call` again after `outcome`, that of a backend, gave a result that is not finite.
+    def more_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
+        """How to compute `call` again after `decision`, that of a backend, gave a result that is not finite.
 
         None leaves it to the attention that was there before.
         """
         return None
 
-    def next_exact(self, call: AttentionCall, outcome: Outcome) -> Outcome | None:
-        """How `call` is served in the next mode more exact than that of `outcome`, which came from a backend.
+    def next_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
+        """How `call` is served in the next mode more exact than that of `decision`, which came from a backend.
 
         None leaves it to the attention that was there before.
         """

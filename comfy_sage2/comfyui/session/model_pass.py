@@ -13,7 +13,7 @@ import torch
 
 from ...call_site import Layer, indexed_name
 from ...readback import Readback
-from ...sparsity.mask_cache import Changes
+from ...sparsity.mask_cache import ModelChanges
 from ..adapter.attention_call import AttentionCall, Fallback, Override
 from .fidelity import Probe
 
@@ -73,7 +73,7 @@ class Forward:
     step: int
     transformer_options: dict[str, Any]
     evaluation: int = 0
-    changes: Changes = frozenset()
+    changes: ModelChanges = frozenset()
     check_at_end: bool = False
     calls: list[Layer] = field(default_factory=list)
     nonfinite: torch.Tensor | None = None

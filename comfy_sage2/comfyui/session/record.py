@@ -84,7 +84,7 @@ def start_timer(device: torch.device) -> Timer:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Decision:
     """How one attention call is served: by a backend with these options, or by ComfyUI's attention for a reason.
 
     A backend has a reason too where an exact attention takes the place of what the user chose.
@@ -109,15 +109,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Share:
-    """Calls that had the same outcome, and the seconds they took together."""
+    """Calls that had the same decision, and the seconds they took together."""
 
-    outcome: Outcome
+    decision: Decision
     calls: int
     seconds: float
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedComparison:
     """Calls beside another way to do the same work, such as backends beside ComfyUI's attention.
 
     Attributes:
@@ -149,8 +149,8 @@ class Summary:
         steps: sampling steps.
         layers: attention calls of different names; a call's layer is the number of its name.
         seconds: from the first forward pass to the end of sampling.
-        shares: one entry for each distinct outcome, the most frequent first, backends before ComfyUI's attention.
-        cells: (layer, step) -> the outcome of the last such call.
+        shares: one entry for each distinct decision, the most frequent first, backends before ComfyUI's attention.
+        cells: (layer, step) -> the decision of the last such call.
         agreement: (layer, step) -> mean agreement with full precision, where it was measured.
         speed: the backends' calls beside ComfyUI's attention on the same form, or None with nothing to compare.
         devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
@@ -166,15 +166,15 @@ class Summary:
     layers: int
     seconds: float
     shares: tuple[Share, ...]
-    cells: Mapping[LayerStep, Outcome]
+    cells: Mapping[LayerStep, Decision]
     agreement: Mapping[LayerStep, Agreement]
-    speed: Speed | None = None
+    speed: SpeedComparison | None = None
     devices: int = 1
     names: tuple[str, ...] = ()
     passes: int = 0
     silent_passes: int = 0
     sampling: Sampling = Sampling.NONE
-    skip_speeds: Mapping[int, Speed] = field(default_factory=dict)
+    skip_speeds: Mapping[int, SpeedComparison] = field(default_factory=dict)
 
     def layer_name(self, layer: int) -> str:
         """As `call_site.Layer` has it."""
@@ -206,11 +206,11 @@ class Record:
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
     _samplings: int = 0  # that run now: one may begin within another
     _sampling: Sampling = Sampling.NONE
-    _calls: Counter[Outcome] = field(default_factory=Counter)
-    _times: list[tuple[int, Outcome, Form | None, Timer]] = field(default_factory=list)  # int: the layer
+    _calls: Counter[Decision] = field(default_factory=Counter)
+    _times: list[tuple[int, Decision, Form | None, Timer]] = field(default_factory=list)  # int: the layer
     _forms: Counter[tuple[Form, bool]] = field(default_factory=Counter)  # of (form, by ComfyUI's attention)
     _comparisons: list[tuple[Form, Timer]] = field(default_factory=list)
-    _cells: dict[LayerStep, Outcome] = field(default_factory=dict)
+    _cells: dict[LayerStep, Decision] = field(default_factory=dict)
     _agreement: dict[LayerStep, list[torch.Tensor]] = field(default_factory=dict)
     _layers: dict[str, int] = field(default_factory=dict, compare=False)  # name -> number
     _passes: list[int] = field(default_factory=list)  # attention calls of each
@@ -271,7 +271,7 @@ class Record:
         self,
         layer: int,
         step: int,
-        outcome: Outcome,
+        decision: Decision,
         timer: Timer,
         *,
         agreement: torch.Tensor | None = None,
@@ -285,12 +285,12 @@ class Record:
         with self._lock:
             if not self._samplings:
                 return
-            self._calls[outcome] += 1
-            form = form if outcome.by is None else None  # the time says nothing about ComfyUI's attention
-            self._times.append((layer, outcome, form, timer))
+            self._calls[decision] += 1
+            form = form if decision.by is None else None  # the time says nothing about ComfyUI's attention
+            self._times.append((layer, decision, form, timer))
             if form is not None:
-                self._forms[form, outcome.backend is None] += 1
-            self._cells[layer, step] = outcome
+                self._forms[form, decision.backend is None] += 1
+            self._cells[layer, step] = decision
             if agreement is not None:
                 self._agreement.setdefault((layer, step), []).append(agreement)
 
@@ -312,19 +312,19 @@ class Record:
             cells, agreement = dict(self._cells), {place: list(found) for place, found in self._agreement.items()}
             whole, devices, steps = self._whole, max(len(self._devices), 1), self.steps
             names, passes, sampling = tuple(self._layers), tuple(self._passes), self._sampling
-        seconds: defaultdict[Outcome, float] = defaultdict(float)
+        seconds: defaultdict[Decision, float] = defaultdict(float)
         served: list[tuple[Form, float]] = []
         comfyui = [(form, timer.seconds()) for form, timer in comparisons]
         by_skip: defaultdict[tuple[int, bool], list[tuple[Form, float]]] = defaultdict(list)
-        for layer, outcome, form, timer in times:
+        for layer, decision, form, timer in times:
             elapsed = timer.seconds()
-            seconds[outcome] += elapsed
+            seconds[decision] += elapsed
             if form is not None:
-                (comfyui if outcome.backend is None else served).append((form, elapsed))
-                if outcome.backend is not None:
-                    by_skip[layer, outcome.skips].append((form, elapsed))
-        shares = [Share(outcome, count, seconds[outcome]) for outcome, count in calls.items()]
-        shares.sort(key=lambda share: (share.outcome.backend is None, -share.calls))
+                (comfyui if decision.backend is None else served).append((form, elapsed))
+                if decision.backend is not None:
+                    by_skip[layer, decision.skips].append((form, elapsed))
+        shares = [Share(decision, count, seconds[decision]) for decision, count in calls.items()]
+        shares.sort(key=lambda share: (share.decision.backend is None, -share.calls))
         return Summary(
             steps=steps,
             layers=1 + max((layer for layer, _ in cells), default=-1),
@@ -358,7 +358,7 @@ def _averages(measured: Mapping[LayerStep, Sequence[torch.Tensor]]) -> dict[Laye
 
 def compared(
     calls: Iterable[tuple[Hashable, float]], others: Iterable[tuple[Hashable, float]], devices: int = 1
-) -> Speed | None:
+) -> SpeedComparison | None:
     """From (form, seconds) of each call and of the other way's; None when no form has both.
 
     The other way's time of a form is the median of its calls: a first call that loads a kernel counts little.
@@ -370,12 +370,14 @@ def compared(
     both = [(form, seconds) for form, seconds in calls if form in usual]
     if not both:
         return None
-    return Speed(
+    return SpeedComparison(
         len(both), sum(usual[form] for form, _ in both) / devices, sum(seconds for _, seconds in both) / devices
     )
 
 
-def _skip_speeds(times: Mapping[tuple[int, bool], Sequence[tuple[Form, float]]], devices: int) -> dict[int, Speed]:
+def _skip_speeds(
+    times: Mapping[tuple[int, bool], Sequence[tuple[Form, float]]], devices: int
+) -> dict[int, SpeedComparison]:
     """From (form, seconds) of the calls of a layer that skipped key blocks, and of those that did not."""
     layers = sorted(layer for layer, skips in times if skips)
     found = {layer: compared(times[layer, True], times.get((layer, False), ()), devices) for layer in layers}

@@ -18,9 +18,9 @@ from ..adapter import layers, memory, packs
 from ..adapter.attention_call import AttentionCall, Fallback, Form, Override
 from . import fidelity, guard, model_pass, quality
 from .dispatcher import call_options
-from .handler import Task
+from .handler import Handler
 from .model_pass import Forward, Schedule
-from .record import Outcome, Record, Timer, start_timer
+from .record import Decision, Record, Timer, start_timer
 
 log = logging.getLogger("comfy_sage2")
 
@@ -40,14 +40,14 @@ class Computed:
 
     Attributes:
         out: the output in the form that the caller expects.
-        outcome: who computed it.
+        decision: who computed it.
         timer: stopped when it was enqueued.
         form: the call's, or None when its time says nothing about calls of that form.
         agreement: with full precision, where it was measured.
     """
 
     out: torch.Tensor
-    outcome: Outcome
+    decision: Decision
     timer: Timer
     form: Form | None
     agreement: torch.Tensor | None = None
@@ -57,7 +57,7 @@ class Session:
     """State of one node, kept as long as ComfyUI caches the node's output.
 
     Attributes:
-        task: what the node does with the calls.
+        handler: what the node does with the calls.
         slot: the node's number, from 0, among the nodes of this kind in a row.
         previous: the override that was installed before, which serves what this node does not, or None.
         record: of the last sampling.
@@ -67,11 +67,11 @@ class Session:
         model: ComfyUI's class of the model that was sampled last.
         prompt: the run of ComfyUI's queue in which that was, or None outside of one.
         evaluations: of the model that samplers have begun, each of one or more passes.
-        tell: takes what the node has to say after a sampling.
+        publish_status: takes what the node has to say after a sampling.
     """
 
-    def __init__(self, task: Task, slot: int = 0, previous: Override | None = None) -> None:
-        self.task = task
+    def __init__(self, handler: Handler, slot: int = 0, previous: Override | None = None) -> None:
+        self.handler = handler
         self.slot = slot
         self.previous = previous
         self.record = Record()
@@ -81,7 +81,7 @@ class Session:
         self.model = ""
         self.prompt: str | None = None
         self.evaluations = 0
-        self.tell: Callable[[str], None] = lambda text: None
+        self.publish_status: Callable[[str], None] = lambda text: None
         self._schedule = OUTSIDE
         self._expected_calls = 0  # of a pass: those of the pass before
         self._reported: set[str] = set()
@@ -91,7 +91,7 @@ class Session:
         """A sampling over these noise levels starts; see the attributes."""
         self._schedule = Schedule(sigmas)
         self.record.begin_sampling(self._schedule.steps)
-        self.task.begin_sampling(self._schedule.steps)
+        self.handler.begin_sampling(self._schedule.steps)
         self.layers = None
         self.can_repeat = can_repeat
         self.cross_attends = cross_attends
@@ -99,7 +99,7 @@ class Session:
     def end_sampling(self, *, completed: bool = True) -> None:
         """The sampling that began last is over; not `completed`: it failed or was interrupted."""
         self.record.end_sampling(completed=completed)
-        self.task.end_sampling()
+        self.handler.end_sampling()
         self._schedule = OUTSIDE
 
     def begin_forward(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> Forward:
@@ -107,11 +107,11 @@ class Session:
         self.record.begin_forward(start_timer(device), device)
         forward = Forward(self, self._schedule.step(sigma), transformer_options, self.evaluations)
         with memory.unrecorded():  # these tensors live until the pass is through
-            if self.task.guard is not None and guard.can_check(device):
+            if self.handler.guard is not None and guard.can_check(device):
                 forward.make_flag(device)
-                if self.task.guard.fidelity is not None:
-                    forward.probe = self.task.guard.fidelity.begin(device)
-            if self.task.measure_quality:
+                if self.handler.guard.fidelity is not None:
+                    forward.probe = self.handler.guard.fidelity.begin(device)
+            if self.handler.measure_quality:
                 forward.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, device=device)
         return forward
 
@@ -120,14 +120,14 @@ class Session:
 
         When the guard finds at its end a value that is not finite, the pass is made again with a look at each call.
         """
-        checks = self.task.guard
+        checks = self.handler.guard
         with model_pass.running(self.slot, forward):
             out = model()
             if checks is not None and forward.check_at_end and forward.found_nonfinite():
                 forward.check_at_end = False
                 checks.repeat(forward.step)
-                if self.task.skipping is not None:
-                    self.task.skipping.repeat(forward)
+                if self.handler.sparsity is not None:
+                    self.handler.sparsity.repeat(forward)
                 model_pass.restart()
                 out = model()
                 if isinstance(out, torch.Tensor) and not guard.is_finite(out):
@@ -136,15 +136,15 @@ class Session:
         return out
 
     def end_forward(self, forward: Forward) -> None:
-        """The pass is through; raises ValueError when the task is for another kind of model."""
+        """The pass is through; raises ValueError when the handler is for another kind of model."""
         if forward.probe is not None:
             forward.probe.finish(forward.step)
         self.record.end_forward(len(forward.calls))
         self._expected_calls = len(forward.calls)
         if forward.calls:
-            self.task.end_pass(forward.calls, first=self.layers is None)
-            if self.task.skipping is not None:
-                self.task.skipping.end_pass(forward)
+            self.handler.end_pass(forward.calls, first=self.layers is None)
+            if self.handler.sparsity is not None:
+                self.handler.sparsity.end_pass(forward)
             if self.layers is None:
                 self.layers = len(forward.calls)
 
@@ -158,8 +158,8 @@ class Session:
         """
         options = options or {}
         site = self._call_site(call, forward, options)
-        outcome = self.task.choose(call, site)
-        computed = self._compute(call, outcome, site, forward, fallback)
+        decision = self.handler.choose(call, site)
+        computed = self._compute(call, decision, site, forward, fallback)
         self._record(computed, site, fallback)
         if len(forward.calls) == self._expected_calls and guard.can_check(computed.out.device):
             forward.copy_flag()
@@ -189,7 +189,7 @@ class Session:
         timer.stop()
         if len(forward.calls) == seen:
             name = forward.next_call(head_dim, layers.block_of(options or {}), is_self)
-            self.record.add(self.record.layer(name), forward.step, Outcome(reason=TAKEN, by=owner), timer)
+            self.record.add(self.record.layer(name), forward.step, Decision(reason=TAKEN, by=owner), timer)
         return out
 
     def _call_site(self, call: AttentionCall, forward: Forward, options: Mapping[str, Any]) -> CallSite:
@@ -199,108 +199,109 @@ class Session:
         return CallSite(layer, self.layers, forward.step, self._schedule.steps, kv_length, name, is_self)
 
     def _compute(
-        self, call: AttentionCall, outcome: Outcome, site: CallSite, forward: Forward, fallback: Fallback
+        self, call: AttentionCall, decision: Decision, site: CallSite, forward: Forward, fallback: Fallback
     ) -> Computed:
-        """The call by the backend of `outcome`; by `fallback` when there is none, or it fails, or the guard objects.
+        """The call by the backend of `decision`; by `fallback` when there is none, or it fails, or the guard objects.
 
-        Where the guard objects the task may know a more exact way, which is tried before.
+        Where the guard objects the handler may know a more exact way, which is tried before.
         """
         form: Form | None = call.form
         timer = start_timer(call.q.device)
         broken: list[str] = []
-        while outcome.backend is not None:
+        while decision.backend is not None:
             try:
-                out, outcome = self._by_backend(call, outcome, site, forward, all_blocks=bool(broken))
+                out, decision = self._by_backend(call, decision, site, forward, all_blocks=bool(broken))
             except NotFinite:
-                broken.append(outcome.label)
+                broken.append(decision.label)
                 form = None
-                outcome = self.task.more_exact(call, outcome) or Outcome(reason=guard.RECOMPUTED)
+                decision = self.handler.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
             except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # ComfyUI frees memory and tells the user
             except (RuntimeError, ValueError) as error:
                 if call.is_released:  # nobody could compute it again
                     raise
-                outcome = Outcome(reason=f"[SA-310] {outcome.backend} failed: {error_text(error)}")
-                self._warn_once(f"{outcome.reason}; ComfyUI's attention serves this call")
+                decision = Decision(reason=f"[SA-310] {decision.backend} failed: {error_text(error)}")
+                self._warn_once(f"{decision.reason}; ComfyUI's attention serves this call")
             else:
                 timer.stop()
                 self._count_for_earlier_nodes(forward)
-                self._downgrade(site, broken, outcome.label, True, in_precise=True)
-                agreement = self._compare(out, call, forward) if self.task.measure_quality else None
-                self._sample(out, call, outcome, site, forward)
-                return Computed(call.output(out), outcome, timer, form, agreement)
+                self._downgrade(site, broken, decision.label, True, in_precise=True)
+                agreement = self._compare(out, call, forward) if self.handler.measure_quality else None
+                self._sample(out, call, decision, site, forward)
+                return Computed(call.output(out), decision, timer, form, agreement)
         call.release()
         out = fallback()
         timer.stop()
         if broken:
             self._downgrade(site, broken, self._fallback_name(), guard.is_finite(out), in_precise=False)
-        return Computed(out, replace(outcome, by=self._previous_owner()), timer, form)
+        return Computed(out, replace(decision, by=self._previous_owner()), timer, form)
 
     def _downgrade(
         self, site: CallSite, broken: list[str], recomputed_by: str, is_finite: bool, *, in_precise: bool
     ) -> None:
         """Tell the guard what gave results that were not finite, if anything did, and who computed the call again."""
-        if broken and self.task.guard is not None:
+        if broken and self.handler.guard is not None:
             served_by = ", then ".join(broken)
             found = guard.Downgrade(site.layer, site.name, site.step, served_by, recomputed_by, is_finite, in_precise)
-            self.task.guard.downgrade(found)
+            self.handler.guard.downgrade(found)
 
     def _by_backend(
-        self, call: AttentionCall, outcome: Outcome, site: CallSite, forward: Forward, *, all_blocks: bool
-    ) -> tuple[torch.Tensor, Outcome]:
+        self, call: AttentionCall, decision: Decision, site: CallSite, forward: Forward, *, all_blocks: bool
+    ) -> tuple[torch.Tensor, Decision]:
         """The output in `call.layout`, and how it was made; raises NotFinite when the guard finds it broken at once.
 
         Inputs in containers that nobody needs later are released as soon as the backend has prepared them.
         """
-        assert outcome.options is not None  # a backend has options
+        assert decision.options is not None  # a backend has options
         # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
-        quantized = outcome.options.mode != EXACT
+        quantized = decision.options.mode != EXACT
         device = call.q.device
-        guarded = self.task.guard is not None and quantized and guard.can_check(device)
+        guarded = self.handler.guard is not None and quantized and guard.can_check(device)
         flag = forward.nonfinite_flag(device) if guarded else None
         looks_at_each = guarded and flag is None
         samples = quantized and forward.probe is not None and forward.probe.wants(site.layer)
         given: dict[str, Any] = {
             "attn_mask": call.mask_4d(),
-            "backend": outcome.backend,
+            "backend": decision.backend,
             "nonfinite": flag,
-            "options": call_options(call, outcome.options),
+            "options": call_options(call, decision.options),
         }
-        skipped = None if all_blocks else self._by_lists(call, outcome, site, forward, given)
-        if skipped is None and call.containers and not (looks_at_each or samples or self.task.measure_quality):
+        skipped = None if all_blocks else self._by_lists(call, decision, site, forward, given)
+        if skipped is None and call.containers and not (looks_at_each or samples or self.handler.measure_quality):
             attend = prepare(*call.tensors(), **given)
             if attend is not None:
                 call.release()
                 call.empty_containers()
-                return attend()[0], outcome
+                return attend()[0], decision
         if skipped is None:
             out: torch.Tensor = attention(*call.tensors(), **given, return_lse=False)
         else:
             out, left_out = skipped
-            outcome = replace(outcome, skips=left_out)
+            decision = replace(decision, skips=left_out)
         if looks_at_each and not guard.is_finite(out):
             raise NotFinite
-        return out, outcome
+        return out, decision
 
     def _by_lists(
-        self, call: AttentionCall, outcome: Outcome, site: CallSite, forward: Forward, given: dict[str, Any]
+        self, call: AttentionCall, decision: Decision, site: CallSite, forward: Forward, given: dict[str, Any]
     ) -> tuple[torch.Tensor, bool] | None:
-        """The output of a call whose blocks are found or left out, see `Skipping.attend`; None is any other call."""
-        skipping, checks = self.task.skipping, self.task.guard
-        if skipping is None or not guard.can_check(call.q.device):
+        """The output of a call whose blocks are found or skipped, see `BlockSparsity.attend`; None is any other call.
+        """
+        sparsity, checks = self.handler.sparsity, self.handler.guard
+        if sparsity is None or not guard.can_check(call.q.device):
             return None
         if checks is not None and checks.keeps_all_blocks(site.layer):
             return None
-        assert outcome.backend is not None
+        assert decision.backend is not None
         attend = partial(attention, *call.tensors(), **given, return_lse=False)
-        return skipping.attend(attend, call, outcome.backend, given["options"], site, forward)
+        return sparsity.attend(attend, call, decision.backend, given["options"], site, forward)
 
     def _record(self, computed: Computed, site: CallSite, fallback: Fallback) -> None:
         form = computed.form
         self.record.add(
-            site.layer, site.step, computed.outcome, computed.timer, agreement=computed.agreement, form=form
+            site.layer, site.step, computed.decision, computed.timer, agreement=computed.agreement, form=form
         )
-        if self.task.measure_quality and form is not None and self.previous is None:
+        if self.handler.measure_quality and form is not None and self.previous is None:
             self._time_comfyui(form, computed.out.device, fallback)
 
     def _time_comfyui(self, form: Form, device: torch.device, fallback: Fallback) -> None:
@@ -327,24 +328,24 @@ class Session:
             return None
 
     def _sample(
-        self, out: torch.Tensor, call: AttentionCall, outcome: Outcome, site: CallSite, forward: Forward
+        self, out: torch.Tensor, call: AttentionCall, decision: Decision, site: CallSite, forward: Forward
     ) -> None:
         """Compare a few rows of `out`, in `call.layout`, with exact attention where it is this layer's turn."""
         probe = forward.probe
-        assert outcome.options is not None  # a backend has options
-        if probe is None or outcome.options.mode == EXACT:
+        assert decision.options is not None  # a backend has options
+        if probe is None or decision.options.mode == EXACT:
             return
         probe.quantized.append(site.layer)
         if not probe.wants(site.layer) or not guard.can_check(out.device):
             return
-        better = replace(outcome, skips=False) if outcome.skips else self.task.next_exact(call, outcome)
-        served = fidelity.Served(
+        better = replace(decision, skips=False) if decision.skips else self.handler.next_exact(call, decision)
+        served = fidelity.SampledCall(
             site.name,
-            outcome.options.mode,
-            outcome.label,
+            decision.options.mode,
+            decision.label,
             None if better is None or better.options is None else better.options.mode,
-            self._left_to() if better is None else f"{better.label}{' with all key blocks' if outcome.skips else ''}",
-            outcome.skips,
+            self._left_to() if better is None else f"{better.label}{' with all key blocks' if decision.skips else ''}",
+            decision.skips,
         )
         try:
             with memory.unrecorded():

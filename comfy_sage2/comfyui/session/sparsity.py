@@ -15,8 +15,8 @@ from ...backends.base import AttentionRequest, Form
 from ...block_mask import BlockMask, blocks_of
 from ...call_site import CallSite, is_indexed
 from ...options import EXACT, AttentionOptions
-from ...sparsity.controller import Skipper, values
-from ...sparsity.mask_cache import Changes, Pass
+from ...sparsity.controller import SparsityController, values
+from ...sparsity.mask_cache import ModelChanges, PassKey
 from ...text import error_text
 from ..adapter import layers, memory
 from ..adapter.attention_call import AttentionCall
@@ -52,7 +52,7 @@ class LayerSparsity:
         return (self.finding + self.listed * self.computed) / (self.finding + self.listed)
 
 
-class Skipping:
+class BlockSparsity:
     """The blocks of the sampling that runs or ran last; several threads may call.
 
     Blocks are kept for one sampling and no longer: another model, LoRA, seed or sampler is another sampling. In it they
@@ -62,17 +62,17 @@ class Skipping:
     def __init__(self, level: str) -> None:
         """level: of `sparsity.levels.LEVELS`."""
         self.level = level
-        self._skipper = Skipper(level)
+        self._controller = SparsityController(level)
         self._at_work = False
         # Attention calls of a pass, by what makes the model another one for it; and for which of them that differed.
-        self._calls: dict[Changes, int] = {}
-        self._without_blocks: set[Changes] = set()
+        self._calls: dict[ModelChanges, int] = {}
+        self._without_blocks: set[ModelChanges] = set()
         self._dense: Counter[str] = Counter()
         self._refused: dict[tuple[object, ...], str | None] = {}
 
     def begin_sampling(self) -> None:
         """Nothing is known of its blocks."""
-        self._skipper, self._at_work = Skipper(self.level), True
+        self._controller, self._at_work = SparsityController(self.level), True
         self._calls.clear()
         self._without_blocks.clear()
         self._dense.clear()
@@ -81,11 +81,11 @@ class Skipping:
     def end_sampling(self) -> None:
         """What was kept on the device is let go; the figures stay."""
         self._at_work = False
-        self._skipper.clear()
+        self._controller.clear()
 
     def repeat(self, forward: Forward) -> None:
         """The pass `forward` is made again: what was found in it may be broken."""
-        self._skipper.forget(_pass(forward))
+        self._controller.forget(_pass_key(forward))
 
     def end_pass(self, forward: Forward) -> None:
         """The pass `forward` is through."""
@@ -119,16 +119,16 @@ class Skipping:
             self._dense[reason] += 1
             return None
         q, k, v = call.tensors("BHND")
-        now = _pass(forward)
-        skipper, least_skipped = self._skipper, registry.get(backend).least_skipped(options.mode)
+        now = _pass_key(forward)
+        controller, least_skipped = self._controller, registry.get(backend).least_skipped(options.mode)
         try:
             with memory.unrecorded():  # what is kept outlives the model's block
-                if skipper.finds(site.layer, now, q, k):
+                if controller.finds(site.layer, now, q, k):
                     if site.step + 1 == site.steps:
                         self._dense["[SA-318] the last step is dense where it would find blocks to skip"] += 1
                         return None
-                    return self._found(attention, skipper, (q, k, v), options, site.layer, now), False
-                lists = skipper.lists(site.layer, now, q, k, least_skipped=least_skipped)
+                    return self._found(attention, controller, (q, k, v), options, site.layer, now), False
+                lists = controller.lists(site.layer, now, q, k, least_skipped=least_skipped)
                 if isinstance(lists, BlockMask):
                     return attention(block_mask=lists), True
             self._dense[f"[SA-318] {lists}"] += 1
@@ -140,11 +140,11 @@ class Skipping:
     def _found(
         self,
         attention: Attention,
-        skipper: Skipper,
+        controller: SparsityController,
         tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         options: AttentionOptions,
         layer: int,
-        now: Pass,
+        now: PassKey,
     ) -> torch.Tensor:
         """The dense output; its blocks are found by the way."""
         q, k, v = tensors
@@ -153,7 +153,7 @@ class Skipping:
         out = attention(block_margins=margins)
         try:
             scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else options.scale
-            skipper.find(layer, now, q, k, v, margins, scale)
+            controller.find(layer, now, q, k, v, margins, scale)
         except Exception as error:
             self._give_up(error)
         return out
@@ -161,7 +161,7 @@ class Skipping:
     def _give_up(self, error: Exception) -> None:
         """Nothing more is left out in this sampling."""
         self._at_work = False
-        self._skipper.clear()
+        self._controller.clear()
         reason = f"[SA-318] skipping key blocks failed, and was given up for this sampling: {error_text(error)}"
         self._dense[reason] += 1
         log.warning("SageAttention2: %s", reason)
@@ -185,7 +185,7 @@ class Skipping:
     def layers(self) -> dict[int, LayerSparsity]:
         """What became of each layer's blocks; waits for the device."""
         found = {}
-        for layer, figures in sorted(self._skipper.figures.copy().items()):
+        for layer, figures in sorted(self._controller.figures.copy().items()):
             computed, errors, later = (values(list(of)) for of in (figures.computed, figures.found, figures.later))
             found[layer] = LayerSparsity(
                 len(errors),
@@ -202,8 +202,8 @@ class Skipping:
         return dict(self._dense)
 
 
-def _pass(forward: Forward) -> Pass:
-    return Pass(forward.step, forward.evaluation, layers.prompts_of(forward.transformer_options), forward.changes)
+def _pass_key(forward: Forward) -> PassKey:
+    return PassKey(forward.step, forward.evaluation, layers.prompts_of(forward.transformer_options), forward.changes)
 
 
 def _worst(found: Sequence[float]) -> float | None:

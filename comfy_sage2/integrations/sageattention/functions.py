@@ -78,7 +78,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     attn_mask: torch.Tensor | None = None,
     **others: Any,
 ) -> Result:
-    """As `sageattn`; "fp32+fp16" takes the accumulators that suit the card."""
+    """As `sageattn`; "fp32+fp16" takes the accumulators that suit the GPU."""
     own = {"pv_accum_dtype": pv_accum_dtype, "qk_quant_gran": qk_quant_gran, "smooth_k": smooth_k, "smooth_v": smooth_v}
     return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
 

@@ -41,7 +41,7 @@ class _Choice:
     reason: str | None
 
 
-class Calls:
+class CallCounts:
     """What the calls of this process came to, from any number of threads."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Calls:
         return [head, *(f"  {reason}" for reason in reasons)] if served else []
 
 
-calls = Calls()
+calls = CallCounts()
 _choices: dict[Hashable, _Choice] = {}
 
 

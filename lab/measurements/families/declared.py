@@ -14,7 +14,7 @@ Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Shape:
+class DeclaredModel:
     """A model and what it samples.
 
     Attributes:
@@ -59,8 +59,8 @@ class Family:
 
     name: str
     model: str
-    real: Shape
-    tiny: Shape
+    real: DeclaredModel
+    tiny: DeclaredModel
     structure: str
     advice: str
     before: str = ""
@@ -114,8 +114,10 @@ _BYT5 = "conditioning_byt5small"
 FAMILIES = (
     Family(
         "MiniMax H3", "MiniMaxH3",
-        Shape({**_H3, "num_layers": 50}, ((1, 24, 37, 48, 84), (1, 32, 2, 207)), (300, 5120), fewer={"num_layers": 25}),
-        Shape(
+        DeclaredModel(
+            {**_H3, "num_layers": 50}, ((1, 24, 37, 48, 84), (1, 32, 2, 207)), (300, 5120), fewer={"num_layers": 25}
+        ),
+        DeclaredModel(
             {**_H3, "num_layers": 2, "hidden_size": 256, "num_attention_heads": 2, "ffn_hidden_size": 512,
              "text_dim": 64, "time_embed_hidden_size": 64, "time_embed_dim": 32},
             ((1, 24, 7, 16, 16), (1, 32, 2, 40)), (20, 64),
@@ -126,8 +128,8 @@ FAMILIES = (
     ),
     Family(
         "LTX-2", "LTXAV",
-        Shape({**_LTX2, "num_layers": 48}, ((1, 128, 16, 22, 40), (1, 8, 126, 16)), (1024, 3840)),
-        Shape(
+        DeclaredModel({**_LTX2, "num_layers": 48}, ((1, 128, 16, 22, 40), (1, 8, 126, 16)), (1024, 3840)),
+        DeclaredModel(
             {**_LTX2, "num_layers": 2, "num_attention_heads": 2, "audio_num_attention_heads": 2,
              "cross_attention_dim": 256, "audio_cross_attention_dim": 128, "caption_channels": 256,
              "connector_num_attention_heads": 2},
@@ -139,23 +141,25 @@ FAMILIES = (
     ),
     Family(
         "Wan 2.2 14B, text to video", "WAN21_T2V",
-        Shape({**_WAN, "num_layers": 40}, ((1, 16, 21, 60, 104),), (512, 4096), fewer={"num_layers": 20}),
-        Shape({**_WAN_TINY}, ((1, 16, 3, 24, 24),), (64, 4096)),
+        DeclaredModel({**_WAN, "num_layers": 40}, ((1, 16, 21, 60, 104),), (512, 4096), fewer={"num_layers": 20}),
+        DeclaredModel({**_WAN_TINY}, ((1, 16, 3, 24, 24),), (64, 4096)),
         "self and cross a block", f"{_8B}; both stages", steps=1,
     ),
     Family(
         "Wan 2.2 14B, image to video", "WAN21_T2V",
-        Shape({**_WAN, "in_dim": 36, "num_layers": 40}, ((1, 16, 21, 60, 104),), (512, 4096), fewer={"num_layers": 10}),
-        Shape({**_WAN_TINY, "in_dim": 36}, ((1, 16, 3, 24, 24),), (64, 4096)),
+        DeclaredModel(
+            {**_WAN, "in_dim": 36, "num_layers": 40}, ((1, 16, 21, 60, 104),), (512, 4096), fewer={"num_layers": 10}
+        ),
+        DeclaredModel({**_WAN_TINY, "in_dim": 36}, ((1, 16, 3, 24, 24),), (64, 4096)),
         "self and cross a block", f"{_8B}; both stages", steps=1,
     ),
     Family(
         "HunyuanVideo 1.5", "HunyuanVideo15",
-        Shape(
+        DeclaredModel(
             {**_HUNYUAN, "depth": 54}, ((1, 32, 31, 45, 80),), (300, 3584), more={_BYT5: (1, 32, 1472)},
             fewer={"depth": 18},
         ),
-        Shape(
+        DeclaredModel(
             {**_HUNYUAN, "depth": 2, "hidden_size": 256, "num_heads": 2}, ((1, 32, 3, 12, 12),), (40, 3584),
             padded=8,  # without quoted text: ComfyUI cannot mask both
         ),
@@ -164,8 +168,8 @@ FAMILIES = (
     ),
     Family(
         "Z-Image", "ZImage",
-        Shape({**_Z_IMAGE, "n_layers": 30}, ((1, 16, 128, 128),), (128, 2560)),
-        Shape(
+        DeclaredModel({**_Z_IMAGE, "n_layers": 30}, ((1, 16, 128, 128),), (128, 2560)),
+        DeclaredModel(
             {**_Z_IMAGE, "n_layers": 2, "dim": 256, "n_heads": 2, "n_kv_heads": 2}, ((1, 16, 32, 32),), (40, 2560),
             padded=8,
         ),
@@ -174,21 +178,21 @@ FAMILIES = (
     ),
     Family(
         "Qwen-Image", "QwenImage",
-        Shape({**_QWEN, "num_layers": 60}, ((1, 16, 1, 166, 166),), (200, 3584)),
-        Shape(_QWEN_TINY, ((1, 16, 1, 32, 32),), (40, 3584), padded=8),
+        DeclaredModel({**_QWEN, "num_layers": 60}, ((1, 16, 1, 166, 166),), (200, 3584)),
+        DeclaredModel(_QWEN_TINY, ((1, 16, 1, 32, 32),), (40, 3584), padded=8),
         "one joint call a block; a mask where the text is padded", _QWEN_ADVICE,
     ),
     Family(
         "Qwen-Image-Edit", "QwenImage",
-        Shape({**_QWEN, "num_layers": 60}, ((1, 16, 1, 128, 128),), (400, 3584)),
-        Shape(_QWEN_TINY, ((1, 16, 1, 24, 24),), (60, 3584), padded=8),
+        DeclaredModel({**_QWEN, "num_layers": 60}, ((1, 16, 1, 128, 128),), (400, 3584)),
+        DeclaredModel(_QWEN_TINY, ((1, 16, 1, 24, 24),), (60, 3584), padded=8),
         "as Qwen-Image, with the tokens of the picture to change", _QWEN_ADVICE,
         options={"reference_latents_method": "index_timestep_zero"}, edits=True,
     ),
     Family(
         "Krea 2", "Krea2",
-        Shape({**_KREA2, "layers": 28}, ((1, 16, 1, 128, 128),), (200, 12 * 2560)),
-        Shape(
+        DeclaredModel({**_KREA2, "layers": 28}, ((1, 16, 1, 128, 128),), (200, 12 * 2560)),
+        DeclaredModel(
             {**_KREA2, "layers": 2, "features": 512, "heads": 4, "kvheads": 1, "txtlayers": 3, "txtdim": 256,
              "txtheads": 2, "txtkvheads": 2},
             ((1, 16, 1, 32, 32),), (40, 3 * 256),
@@ -198,8 +202,8 @@ FAMILIES = (
     ),
     Family(
         "Flux.2", "Flux2",
-        Shape({**_FLUX2, "depth": 8, "depth_single_blocks": 48}, ((1, 128, 64, 64),), (512, 15360)),
-        Shape(
+        DeclaredModel({**_FLUX2, "depth": 8, "depth_single_blocks": 48}, ((1, 128, 64, 64),), (512, 15360)),
+        DeclaredModel(
             {**_FLUX2, "depth": 1, "depth_single_blocks": 2, "hidden_size": 256, "num_heads": 2,
              "context_in_dim": 128},
             ((1, 128, 16, 16),), (40, 128),

@@ -31,7 +31,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedSteps:
     """Seconds a step of a real shape, and its attention calls with the node's first mode."""
 
     tokens: int
@@ -41,12 +41,12 @@ class Timed:
 
 
 @dataclass
-class Row:
+class FamilyRow:
     """What was found of a family; `failed` says why something could not be."""
 
     family: Family
     served: Served | None = None
-    timed: Timed | None = None
+    timed: TimedSteps | None = None
     failed: str = ""
 
     def figures(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Findings:
     command: str
     modes: list[str]
     is_gpu: bool
-    rows: list[Row] = field(default_factory=list)
+    rows: list[FamilyRow] = field(default_factory=list)
 
     def write(self, data: Path) -> None:
         """Write the figures as JSON."""

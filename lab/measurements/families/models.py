@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .declared import Family, Shape
+from .declared import DeclaredModel, Family
 
 TINY_STEPS = 2
 
@@ -42,7 +42,7 @@ def _model(family: Family, layout: Mapping[str, Any], dtype: torch.dtype, device
     return config.get_model({}, "", device=device)
 
 
-def load(family: Family, shape: Shape, dtype: torch.dtype, device: torch.device) -> Any:
+def load(family: Family, shape: DeclaredModel, dtype: torch.dtype, device: torch.device) -> Any:
     """ComfyUI's ModelPatcher of a model with random weights on `device`, drawn anew but alike in each run."""
     import comfy.model_patcher
 
@@ -71,7 +71,7 @@ def fill(module: torch.nn.Module, generator: torch.Generator) -> None:
             buffer.copy_(10000.0 ** -(torch.arange(buffer.numel(), device=buffer.device) / buffer.numel()))
 
 
-def latent(shape: Shape) -> Any:
+def latent(shape: DeclaredModel) -> Any:
     """An empty latent as ComfyUI's nodes make it."""
     import comfy.nested_tensor
 
@@ -79,7 +79,7 @@ def latent(shape: Shape) -> Any:
     return streams[0] if len(streams) == 1 else comfy.nested_tensor.NestedTensor(streams)
 
 
-def conditioning(family: Family, shape: Shape) -> list[Any]:
+def conditioning(family: Family, shape: DeclaredModel) -> list[Any]:
     """A random text, and what else the family's nodes put into a conditioning."""
     generator = torch.Generator().manual_seed(1)
     tokens, channels = shape.text
@@ -94,7 +94,7 @@ def conditioning(family: Family, shape: Shape) -> list[Any]:
     return [[torch.randn(1, tokens, channels, generator=generator), options]]
 
 
-def sample(patcher: Any, family: Family, shape: Shape, steps: int) -> tuple[torch.Tensor, list[float]]:
+def sample(patcher: Any, family: Family, shape: DeclaredModel, steps: int) -> tuple[torch.Tensor, list[float]]:
     """Sample (cfg 1, Euler): the final latents, all streams in one row; the seconds of all steps but the first."""
     import comfy.sample
 
@@ -118,7 +118,7 @@ def sample(patcher: Any, family: Family, shape: Shape, steps: int) -> tuple[torc
 
 
 def seconds_in_rounds(
-    candidates: Mapping[str, Any], family: Family, shape: Shape, rounds: int, seed: int = 0
+    candidates: Mapping[str, Any], family: Family, shape: DeclaredModel, rounds: int, seed: int = 0
 ) -> dict[str, list[float]]:
     """Seconds a step of each candidate (name -> ModelPatcher), in an order drawn anew in every round.
 

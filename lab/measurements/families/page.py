@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from ..sampling_steps import DEFAULT, NOTHING
-from .findings import Findings, Row
+from .findings import FamilyRow, Findings
 from .models import TINY_STEPS
 
 
@@ -52,7 +52,7 @@ def document(found: Findings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def served_line(row: Row) -> str:
+def served_line(row: FamilyRow) -> str:
     """The line of a row in the first table."""
     family, served = row.family, row.served
     if served is None:
@@ -69,7 +69,7 @@ def served_line(row: Row) -> str:
     )
 
 
-def timed_line(row: Row, modes: list[str]) -> str:
+def timed_line(row: FamilyRow, modes: list[str]) -> str:
     """The line of a row in the second table."""
     names = [DEFAULT, *modes, NOTHING]
     family, timed = row.family, row.timed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .declared import Family, Shape
+from .declared import DeclaredModel, Family
 
 _COGVIDEOX = {
     "image_model": "cogvideox", "attention_head_dim": 64, "in_channels": 16, "text_embed_dim": 4096,
@@ -44,17 +44,17 @@ _MODES = "`8b`"
 MODELS = (
     Family(
         "CogVideoX-2B, 480p", "CogVideoX_T2V",
-        Shape({**_COGVIDEOX, "num_attention_heads": 30, "num_layers": 30}, ((1, 16, 13, 60, 90),), (226, 4096)),
-        Shape({**_COGVIDEOX, "num_attention_heads": 2, "num_layers": 2}, ((1, 16, 3, 16, 16),), (32, 4096)),
+        DeclaredModel({**_COGVIDEOX, "num_attention_heads": 30, "num_layers": 30}, ((1, 16, 13, 60, 90),), (226, 4096)),
+        DeclaredModel({**_COGVIDEOX, "num_attention_heads": 2, "num_layers": 2}, ((1, 16, 3, 16, 16),), (32, 4096)),
         _JOINT, _MODES,
     ),
     Family(
         "CogVideoX1.5-5B, 768p", "CogVideoX_T2V",
-        Shape(
+        DeclaredModel(
             {**_COGVIDEOX, "num_attention_heads": 48, "num_layers": 42, "patch_size": 2, "patch_size_t": 2},
             ((1, 16, 22, 96, 170),), (226, 4096), fewer={"num_layers": 5},
         ),
-        Shape(
+        DeclaredModel(
             {**_COGVIDEOX, "num_attention_heads": 2, "num_layers": 2, "patch_size": 2, "patch_size_t": 2},
             ((1, 16, 4, 16, 16),), (32, 4096),
         ),
@@ -62,11 +62,11 @@ MODELS = (
     ),
     Family(
         "HunyuanVideo, 720p, 129 frames", "HunyuanVideo",
-        Shape(
+        DeclaredModel(
             {**_HUNYUAN, "depth": 20, "depth_single_blocks": 40}, ((1, 16, 33, 90, 160),), (256, 4096),
             more={_POOLED: (1, 768)}, fewer={"depth": 1, "depth_single_blocks": 1},
         ),
-        Shape(
+        DeclaredModel(
             {**_HUNYUAN, "depth": 1, "depth_single_blocks": 1, "hidden_size": 256, "num_heads": 2},
             ((1, 16, 3, 16, 16),), (32, 4096), more={_POOLED: (1, 768)},
         ),
@@ -74,18 +74,18 @@ MODELS = (
     ),
     Family(
         "Mochi, 480p, 163 frames", "GenmoMochi",
-        Shape({**_MOCHI, "depth": 48}, ((1, 12, 28, 60, 106),), (256, 4096), padded=64, fewer={"depth": 8}),
+        DeclaredModel({**_MOCHI, "depth": 48}, ((1, 12, 28, 60, 106),), (256, 4096), padded=64, fewer={"depth": 8}),
         # Of the real width, which its classes ask for.
-        Shape({**_MOCHI, "depth": 1}, ((1, 12, 3, 16, 16),), (256, 4096), padded=64),
+        DeclaredModel({**_MOCHI, "depth": 1}, ((1, 12, 3, 16, 16),), (256, 4096), padded=64),
         _JOINT, _MODES, steps=1,
     ),
     Family(
         "Flux.1, 1024 x 1024", "Flux",
-        Shape(
+        DeclaredModel(
             {**_FLUX, "depth": 19, "depth_single_blocks": 38}, ((1, 16, 128, 128),), (512, 4096),
             more={_POOLED: (1, 768)},
         ),
-        Shape(
+        DeclaredModel(
             {**_FLUX, "depth": 1, "depth_single_blocks": 1, "hidden_size": 256, "num_heads": 2}, ((1, 16, 16, 16),),
             (32, 4096), more={_POOLED: (1, 768)},
         ),
@@ -93,11 +93,11 @@ MODELS = (
     ),
     Family(
         "Stable Diffusion 3.5 large, 1024 x 1024", "SD3",
-        Shape(
+        DeclaredModel(
             {**_SD35, "depth": 38, "context_embedder_config": _embedder(2432)}, ((1, 16, 128, 128),), (154, 4096),
             more={_POOLED: (1, 2048)},
         ),
-        Shape(
+        DeclaredModel(
             {**_SD35, "depth": 2, "context_embedder_config": _embedder(128)}, ((1, 16, 16, 16),), (32, 4096),
             more={_POOLED: (1, 2048)},
         ),

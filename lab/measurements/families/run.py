@@ -26,8 +26,8 @@ from ..overrides import attention_for_nothing, with_override
 from ..sampling_steps import DEFAULT, NOTHING, enter_comfyui
 from . import paper
 from .calls import counted
-from .declared import FAMILIES, Family, Shape
-from .findings import Findings, Row, Served, Timed
+from .declared import FAMILIES, DeclaredModel, Family
+from .findings import FamilyRow, Findings, Served, TimedSteps
 from .models import TINY_STEPS, load, sample, seconds_in_rounds, unlike_detected
 from .page import document, served_line, timed_line
 
@@ -43,14 +43,14 @@ def serve_tiny(family: Family, device: torch.device) -> Served:
     shares = sessions_of(patched)[-1].record.summary().shares
     return Served(
         calls,
-        sum(share.calls for share in shares if share.outcome.backend is not None),
-        {share.outcome.label: share.calls for share in shares if share.outcome.backend is None},
+        sum(share.calls for share in shares if share.decision.backend is not None),
+        {share.decision.label: share.calls for share in shares if share.decision.backend is None},
         float(torch.nn.functional.cosine_similarity(plain.double(), out.double(), dim=0)),
         float((out - plain).norm() / (nothing - plain).norm()),
     )
 
 
-def time_steps(family: Family, shape: Shape, modes: list[str], rounds: int, device: torch.device) -> Timed:
+def time_steps(family: Family, shape: DeclaredModel, modes: list[str], rounds: int, device: torch.device) -> TimedSteps:
     """Seconds a step with each attention; on a CPU with the backend *reference*, to see that it runs."""
     is_gpu = device.type == "cuda"
     if is_gpu:
@@ -62,7 +62,7 @@ def time_steps(family: Family, shape: Shape, modes: list[str], rounds: int, devi
     }
     candidates = {DEFAULT: patcher.clone(), **nodes, NOTHING: with_override(patcher, attention_for_nothing)}
     for mode, node in nodes.items():
-        reason = sessions_of(node)[-1].task.idle_reason
+        reason = sessions_of(node)[-1].handler.idle_reason
         if reason is not None:
             raise RuntimeError(f"the node has nothing to measure in {mode}: {reason}")
     with counted() as calls:
@@ -70,8 +70,8 @@ def time_steps(family: Family, shape: Shape, modes: list[str], rounds: int, devi
             sample(candidate, family, shape, 1)
     seconds = seconds_in_rounds(candidates, family, shape, rounds)
     shares = sessions_of(nodes[modes[0]])[-1].record.summary().shares
-    found = "; ".join(f"{share.calls // (family.steps + 1)} {share.outcome.label}" for share in shares)
-    return Timed(calls.longest, seconds, found, torch.cuda.max_memory_allocated(device) / 2**30 if is_gpu else 0.0)
+    found = "; ".join(f"{share.calls // (family.steps + 1)} {share.decision.label}" for share in shares)
+    return TimedSteps(calls.longest, seconds, found, torch.cuda.max_memory_allocated(device) / 2**30 if is_gpu else 0.0)
 
 
 def clear() -> None:
@@ -83,7 +83,7 @@ def clear() -> None:
     comfy.model_management.soft_empty_cache()
 
 
-def look_at(row: Row, options: argparse.Namespace, device: torch.device) -> None:
+def before_sampling(row: FamilyRow, options: argparse.Namespace, device: torch.device) -> None:
     """Fill in a row; RuntimeError when ComfyUI does not know the family by its real shape."""
     family = row.family
     unlike = unlike_detected(family)
@@ -134,11 +134,11 @@ def main(arguments: list[str]) -> int:
     version = ".".join(map(str, comfyui_version(folder)))
     found = Findings(version, machine.summary(device), command, options.modes, is_gpu)
     for family in families:
-        row = Row(family)
+        row = FamilyRow(family)
         found.rows.append(row)
         try:
             with torch.inference_mode():
-                look_at(row, options, device)
+                before_sampling(row, options, device)
         except Exception as error:  # whatever a model raises: it is told, and does not cost the other families
             row.failed = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             logging.exception(family.name)

@@ -12,7 +12,7 @@ _LINE_EVERY = 10.0
 _CHECKPOINT_EVERY = 120.0
 
 
-class Run:
+class TrainingRun:
     """Prints a line every ten seconds, asks for a checkpoint every two minutes, ends after ``stop_after`` seconds."""
 
     def __init__(self, stop_after: float | None = None):

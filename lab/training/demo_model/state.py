@@ -21,7 +21,7 @@ _WEIGHT_DECAY = 0.01
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingSchedule:
     """How long and how fast to train.
 
     The learning rates rise over the first ``warmup`` steps, stay, and fall linearly to zero over the last ``decay``
@@ -42,7 +42,7 @@ class TrainingState:
     in the end: the moving average of the trained ones.
     """
 
-    def __init__(self, model: nn.Module, hidden: list[torch.Tensor], schedule: Schedule):
+    def __init__(self, model: nn.Module, hidden: list[torch.Tensor], schedule: TrainingSchedule):
         self.model, self.schedule = model, schedule
         self.average = {name: value.detach().clone() for name, value in model.named_parameters()}
         inner = {id(value) for value in hidden}

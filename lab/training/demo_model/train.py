@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from comfy_sage2.command_line import Parser, above_0, at_least_1, existing_file, output_folder, seed_number
 
 from ...arguments import usable_device
-from ...contact_sheet import Row, contact_sheet, spread
+from ...contact_sheet import SheetRow, contact_sheet, spread
 from ...demo.captions import CaptionEncoder
 from ...demo.model import DemoModel
 from ...demo.sampler import pixels
@@ -37,7 +37,7 @@ from . import clips
 from .export import export_model, export_weights
 from .judge import caption_accuracies
 from .latents import LatentSet, give_wan_statistics
-from .run import Run
+from .run import TrainingRun
 from .sample import reconstruction_psnr, sample
 from .train_classifier import train_classifier
 from .train_dit import train_dit
@@ -107,7 +107,7 @@ def _dit(arguments: argparse.Namespace, device: torch.device) -> WanDiT:
     return WanDiT(DiTShape(arguments.dit_dim, arguments.dit_ffn_dim, arguments.dit_layers)).to(device)
 
 
-def _vae(arguments: argparse.Namespace, device: torch.device, run: Run) -> WanVAE | None:
+def _vae(arguments: argparse.Namespace, device: torch.device, run: TrainingRun) -> WanVAE | None:
     """The trained VAE, or None if the run's time was over before."""
     finished = arguments.work / "vae_finished.safetensors"
     if arguments.continue_from is not None:
@@ -124,7 +124,7 @@ def _vae(arguments: argparse.Namespace, device: torch.device, run: Run) -> WanVA
     return vae
 
 
-def _classifier(arguments: argparse.Namespace, device: torch.device, run: Run) -> CaptionClassifier | None:
+def _classifier(arguments: argparse.Namespace, device: torch.device, run: TrainingRun) -> CaptionClassifier | None:
     """The trained classifier, or None if the run's time was over before."""
     finished = arguments.output / CLASSIFIER_FILE
     if not finished.exists():
@@ -139,7 +139,7 @@ def _classifier(arguments: argparse.Namespace, device: torch.device, run: Run) -
 
 
 def _latents(
-    arguments: argparse.Namespace, vae: WanVAE, encoder: CaptionEncoder, device: torch.device, run: Run
+    arguments: argparse.Namespace, vae: WanVAE, encoder: CaptionEncoder, device: torch.device, run: TrainingRun
 ) -> LatentSet | None:
     """The clips to train on, or None if the run has not the time to draw them."""
     finished = arguments.work / "latents.safetensors"
@@ -162,7 +162,7 @@ def _show(
     print(f"VAE: {psnr:.2f} dB on {len(scenes)} whole clips")
     captions = [scene.caption() for scene in scenes]
     videos = sample(dit, vae, encoder, captions, seed=arguments.seed)
-    rows = [Row(caption, spread(pixels(video))) for caption, video in zip(captions, videos, strict=True)]
+    rows = [SheetRow(caption, spread(pixels(video))) for caption, video in zip(captions, videos, strict=True)]
     contact_sheet(rows).save(arguments.work / "samples.png")
     print("\n".join(captions))
     for what, found in caption_accuracies(dit, vae, encoder, classifier, _JUDGED_CAPTIONS).items():
@@ -172,7 +172,7 @@ def _show(
 def main(command_line: list[str]) -> int:
     """Run the command; 0 when training is done or was stopped as asked for."""
     arguments = _parse(command_line)
-    run = Run(arguments.stop_after)
+    run = TrainingRun(arguments.stop_after)
     device: torch.device = arguments.device
     arguments.output.mkdir(parents=True, exist_ok=True)
     arguments.work.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,8 @@ from ...demo.sampler import half_precision
 from ...demo.scenes import Scene, random_scene
 from ...evaluation.caption_classifier import FRAMES, SIDE, CaptionClassifier, loss, targets, word_accuracy
 from . import clips
-from .run import Run
-from .state import Schedule, TrainingState
+from .run import TrainingRun
+from .state import TrainingSchedule, TrainingState
 
 _BATCH, _TEST_CLIPS = 128, 1024
 _MATRIX_RATE, _OTHER_RATE = 5e-3, 2e-3
@@ -20,7 +20,7 @@ _MOST_NOISE = 0.15  # sampled clips are less clean than drawn ones
 
 
 def train_classifier(
-    seconds: float, seed: int, device: torch.device, checkpoint: Path, run: Run, *, compiled: bool = False
+    seconds: float, seed: int, device: torch.device, checkpoint: Path, run: TrainingRun, *, compiled: bool = False
 ) -> CaptionClassifier:
     """Train for ``seconds``, going on from ``checkpoint`` if that file exists. ``compiled``: through torch.compile.
 
@@ -29,7 +29,7 @@ def train_classifier(
     torch.manual_seed(seed)
     model = CaptionClassifier().to(device)
     convolutions: list[torch.Tensor] = [value for value in model.parameters() if value.ndim == 5]
-    state = TrainingState(model, convolutions[1:], Schedule(seconds, _MATRIX_RATE, _OTHER_RATE))
+    state = TrainingState(model, convolutions[1:], TrainingSchedule(seconds, _MATRIX_RATE, _OTHER_RATE))
     if checkpoint.exists():
         state.resume(checkpoint)
     rng = random.Random(seed + state.step_count)

@@ -11,8 +11,8 @@ from ...demo.captions import CaptionEncoder
 from ...demo.sampler import TIMESTEPS, half_precision
 from ...demo.wan_dit import WanDiT
 from .latents import LatentSet
-from .run import Run
-from .state import Schedule, TrainingState
+from .run import TrainingRun
+from .state import TrainingSchedule, TrainingState
 
 SHIFT = 3.0  # of the noise levels towards noise, as ModelSamplingSD3 has it
 _CAPTION_DROP = 0.12
@@ -41,7 +41,7 @@ def train_dit(
     seconds: float,
     seed: int,
     checkpoint: Path,
-    run: Run,
+    run: TrainingRun,
     *,
     looks_first: bool,
     compiled: bool = False,
@@ -51,7 +51,7 @@ def train_dit(
     ``looks_first``: see only the first frames of clips at first. ``compiled``: its blocks through torch.compile.
     """
     device = data.latents.device
-    state = TrainingState(model, model.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE))
+    state = TrainingState(model, model.hidden_weights(), TrainingSchedule(seconds, _MATRIX_RATE, _OTHER_RATE))
     if checkpoint.exists():
         state.resume(checkpoint)
     torch.manual_seed(seed + state.step_count)

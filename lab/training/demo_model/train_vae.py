@@ -11,8 +11,8 @@ from ...demo.sampler import half_precision
 from ...demo.scenes import random_scene
 from ...demo.wan_vae import WanVAE
 from . import clips
-from .run import Run
-from .state import Schedule, TrainingState
+from .run import TrainingRun
+from .state import TrainingSchedule, TrainingState
 
 LATENT_NOISE = 0.1  # the posterior's standard deviation; the latent's own is 1
 _MOST_NOISE = 0.3  # the decoder also has to bear what the diffusion model leaves
@@ -22,7 +22,14 @@ _MATRIX_RATE, _OTHER_RATE = 2e-3, 2e-3
 
 
 def train_vae(
-    dim: int, seconds: float, seed: int, device: torch.device, checkpoint: Path, run: Run, *, compiled: bool = False
+    dim: int,
+    seconds: float,
+    seed: int,
+    device: torch.device,
+    checkpoint: Path,
+    run: TrainingRun,
+    *,
+    compiled: bool = False,
 ) -> WanVAE:
     """Train for ``seconds``, going on from ``checkpoint`` if that file exists. Returns the averaged model.
 
@@ -30,7 +37,7 @@ def train_vae(
     """
     torch.manual_seed(seed)
     model = WanVAE(dim).to(device)
-    state = TrainingState(model, model.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE))
+    state = TrainingState(model, model.hidden_weights(), TrainingSchedule(seconds, _MATRIX_RATE, _OTHER_RATE))
     if checkpoint.exists():
         state.resume(checkpoint)
     rng = random.Random(seed + state.step_count)

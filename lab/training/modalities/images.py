@@ -12,7 +12,7 @@ from tools.comfyui.launch import TorchvisionOperators
 
 from ...demo.sampler import half_precision
 from ...demo.scenes import SHAPES
-from ..demo_model.state import Schedule
+from ..demo_model.state import TrainingSchedule
 from .fitting import Batch, fit
 from .pictures import SIDE, Pictures
 from .replaced_attention import ReplacedAttention
@@ -43,7 +43,7 @@ def train(seconds: float, seed: int, device: torch.device) -> VisionTransformer:
     model = classifier().to(device)
     hidden = [value for value in model.blocks.parameters() if value.ndim == 2]
     batches = _batches(seed, device)
-    return fit("images", model, hidden, Schedule(seconds, _MATRIX_RATE, _OTHER_RATE), lambda: next(batches))
+    return fit("images", model, hidden, TrainingSchedule(seconds, _MATRIX_RATE, _OTHER_RATE), lambda: next(batches))
 
 
 def _batches(seed: int, device: torch.device) -> Iterator[Batch]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...demo.sampler import half_precision
-from ..demo_model.state import Schedule
+from ..demo_model.state import TrainingSchedule
 from .fitting import Batch, fit
 from .transformer import AttentionFunction, Trunk, causal_attention
 
@@ -65,7 +65,9 @@ def train(text: torch.Tensor, seconds: float, seed: int, device: torch.device) -
         symbols = text[starts + piece].long()
         return symbols[:, :-1], symbols[:, 1:]
 
-    return fit("language", model, model.trunk.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE), batch)
+    return fit(
+        "language", model, model.trunk.hidden_weights(), TrainingSchedule(seconds, _MATRIX_RATE, _OTHER_RATE), batch
+    )
 
 
 @torch.no_grad()

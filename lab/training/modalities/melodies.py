@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...demo.sampler import half_precision
-from ..demo_model.state import Schedule
+from ..demo_model.state import TrainingSchedule
 from .fitting import Batch, fit
 from .transformer import AttentionFunction, Trunk
 
@@ -96,7 +96,9 @@ def train(seconds: float, seed: int, device: torch.device) -> Transcriber:
         heard = clips(_BATCH[device.type], generator, device)
         return heard.spectra, heard.notes
 
-    return fit("melodies", model, model.trunk.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE), batch)
+    return fit(
+        "melodies", model, model.trunk.hidden_weights(), TrainingSchedule(seconds, _MATRIX_RATE, _OTHER_RATE), batch
+    )
 
 
 def transcript(frames: Sequence[int]) -> list[int]:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...demo.sampler import half_precision
-from ..demo_model.state import Schedule
+from ..demo_model.state import TrainingSchedule
 from .fitting import Batch, fit
 from .transformer import AttentionFunction, Trunk, causal_attention
 
@@ -105,7 +105,9 @@ def train(seconds: float, seed: int, device: torch.device) -> Retriever:
         seen = contexts(_BATCH[device.type], length, generator).to(device)
         return seen.tokens, seen.answers
 
-    return fit("retrieval", model, model.trunk.hidden_weights(), Schedule(seconds, _MATRIX_RATE, _OTHER_RATE), batch)
+    return fit(
+        "retrieval", model, model.trunk.hidden_weights(), TrainingSchedule(seconds, _MATRIX_RATE, _OTHER_RATE), batch
+    )
 
 
 @torch.no_grad()

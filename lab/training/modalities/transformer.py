@@ -12,7 +12,7 @@ from torch.nn import functional as F
 AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Attention(nn.Module):
+class TransformerAttention(nn.Module):
     """Self-attention; ``attend`` computes it and may be replaced."""
 
     def __init__(self, dim: int, head_dim: int, attend: AttentionFunction):
@@ -27,13 +27,13 @@ class Attention(nn.Module):
         return result
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a feed-forward net, each after a norm and added to its input."""
 
     def __init__(self, dim: int, head_dim: int, attend: AttentionFunction):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attention = Attention(dim, head_dim, attend)
+        self.attention = TransformerAttention(dim, head_dim, attend)
         self.ffn = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Trunk(nn.Module):
     def __init__(self, tokens: int | None, dim: int, layers: int, head_dim: int, attend: AttentionFunction):
         super().__init__()
         self.places = None if tokens is None else nn.Parameter(0.02 * torch.randn(1, tokens, dim))
-        self.blocks = nn.Sequential(*(Block(dim, head_dim, attend) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(TransformerBlock(dim, head_dim, attend) for _ in range(layers)))
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -67,7 +67,7 @@ class Trunk(nn.Module):
     def use_attention(self, attend: AttentionFunction) -> None:
         """Let every layer compute its attention with ``attend``."""
         for module in self.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, TransformerAttention):
                 module.attend = attend
 
 

@@ -1,4 +1,4 @@
-"""What follows from times: on made-up cards whose times are known exactly, slowed down, noisy or incomplete."""
+"""What follows from times: on made-up GPUs whose times are known exactly, slowed down, noisy or incomplete."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from comfy_sage2.autotune.cost_model import Choices, Model
+from comfy_sage2.autotune.cost_model import CostModel, TunedChoices
 from comfy_sage2.autotune.timings import Candidate, Rounds, Times, Work
 
-from .cards import CARD, CUDNN, EIGHT, EIGHT_HALF, FLASH, FOUR, FOUR_HALF, OWN, WORKS, card, seconds
+from .made_up_gpus import CUDNN, EIGHT, EIGHT_HALF, FLASH, FOUR, FOUR_HALF, GPU, OWN, WORKS, made_up_gpu, seconds
 
 
 def choices(
     slower: Mapping[Candidate, float] | None = None, without: tuple[Candidate, ...] = (), noise: float = 0.0
-) -> Choices:
-    return Choices(Times(card(slower, without), noise))
+) -> TunedChoices:
+    return TunedChoices(Times(made_up_gpu(slower, without), noise))
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,8 +33,8 @@ MODES = ("4b", "8b")  # in the shipped order
     "parts", [(6e-6, 3e-14, 5e-10, 9e-10), (0.0, 3e-14, 0.0, 0.0), (1e-5, 3e-14, 0.0, 0.0), (0.0, 3e-14, 5e-10, 5e-10)]
 )
 def test_models_find_the_parts_of_exact_times(parts: tuple[float, float, float, float]) -> None:
-    truth = Model(*parts)
-    fitted = Model.fitted({work: truth.seconds(work) for work in WORKS if work.head_dim == 128})
+    truth = CostModel(*parts)
+    fitted = CostModel.fitted({work: truth.seconds(work) for work in WORKS if work.head_dim == 128})
     for work in (Work(1, 300, 300, 128), Work(24, 75600, 512, 128), Work(40, 75600, 75600, 128, True)):
         assert math.isclose(fitted.seconds(work), truth.seconds(work), rel_tol=1e-6)
 
@@ -42,7 +42,7 @@ def test_models_find_the_parts_of_exact_times(parts: tuple[float, float, float, 
 def test_models_never_have_negative_parts() -> None:
     rng = random.Random(3)
     for _ in range(200):
-        fitted = Model.fitted({work: rng.uniform(1e-6, 1e-2) for work in WORKS[: rng.randint(1, 5)]})
+        fitted = CostModel.fitted({work: rng.uniform(1e-6, 1e-2) for work in WORKS[: rng.randint(1, 5)]})
         assert min(astuple(fitted)) >= 0.0 and fitted.per_pair > 0.0
 
 
@@ -70,9 +70,9 @@ def test_slow_candidates_lose(slower: dict[Candidate, float], accumulator: str |
 
 
 def test_ties_decide_nothing() -> None:
-    base = card()
+    base = made_up_gpu()
     tie = {**base, **{(one, work): base[EIGHT_HALF, work] for one in (EIGHT, FOUR, FOUR_HALF) for work in WORKS}}
-    found = Choices(Times(tie, 0.0))
+    found = TunedChoices(Times(tie, 0.0))
     assert found.modes_by_speed(MODES) == MODES and found.accumulator("8b") is None and found.accumulator("4b") is None
     assert found.four_bits_pay() is False
     assert choices(without=(EIGHT,)).accumulator("8b") is None  # with one of them there is no choice
@@ -81,12 +81,12 @@ def test_ties_decide_nothing() -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.04])
 def test_differences_below_the_noise_decide_nothing(noise: float) -> None:
     margin = max(0.02, 2 * noise)
-    base = card()
+    base = made_up_gpu()
     for ratio, expected in ((1 + 0.5 * margin, None), (1 / (1 + 0.5 * margin), None), (1 + 1.5 * margin, "fp32")):
         times = {**base, **{(EIGHT_HALF, work): ratio * base[EIGHT, work] for work in WORKS}}
-        assert Choices(Times(times, noise)).accumulator("8b") == expected
+        assert TunedChoices(Times(times, noise)).accumulator("8b") == expected
         work = Work(16, 4096, 4096, 128)
-        assert Choices(Times(times, noise)).is_faster(EIGHT, EIGHT_HALF, work) == (expected is not None)
+        assert TunedChoices(Times(times, noise)).is_faster(EIGHT, EIGHT_HALF, work) == (expected is not None)
 
 
 @pytest.mark.parametrize("missing", [(FLASH, CUDNN, OWN), (FOUR, FOUR_HALF), (EIGHT, EIGHT_HALF, FOUR, FOUR_HALF)])
@@ -104,8 +104,8 @@ def test_what_was_not_timed_decides_nothing(missing: tuple[Candidate, ...]) -> N
 
 
 def test_only_one_head_dim_of_a_candidate() -> None:
-    times = {key: value for key, value in card().items() if key[0] != CUDNN or key[1].head_dim == 64}
-    found = Choices(Times(times, 0.0))
+    times = {key: value for key, value in made_up_gpu().items() if key[0] != CUDNN or key[1].head_dim == 64}
+    found = TunedChoices(Times(times, 0.0))
     assert found.seconds(CUDNN, Work(16, 4096, 4096, 128)) is None
     assert found.fastest_first(["torch-cudnn", "torch-flash"], Work(16, 4096, 4096, 128))[0] == "torch-flash"
 
@@ -126,8 +126,8 @@ def test_the_crossover_lies_where_the_times_are_equal(head_dim: int) -> None:
     assert length is not None and length > 64
     margin = 1.0 + found.margin
     below, above = (Work(16, n, n, head_dim) for n in (length - 32, length))
-    assert seconds(CARD, CUDNN, below) * margin < seconds(CARD, EIGHT_HALF, below)
-    assert seconds(CARD, CUDNN, above) * margin >= seconds(CARD, EIGHT_HALF, above)
+    assert seconds(GPU, CUDNN, below) * margin < seconds(GPU, EIGHT_HALF, below)
+    assert seconds(GPU, CUDNN, above) * margin >= seconds(GPU, EIGHT_HALF, above)
 
 
 def test_no_crossover_where_exact_attention_always_wins() -> None:
@@ -177,7 +177,7 @@ def test_cross_attention_takes_the_fastest_one(head_dim: int, sizes: tuple[int, 
         for one in TILES
         for work in WORKS
     }
-    found = Choices(Times(timed, noise))
+    found = TunedChoices(Times(timed, noise))
     work = Work(*sizes, head_dim)
     name = found.fastest_first([CUDNN.backend, FLASH.backend], work)[0]
     chosen = Candidate(name) if found.is_faster(Candidate(name), EIGHT, work) else EIGHT
@@ -207,7 +207,7 @@ def test_calls_of_an_h200_take_the_fastest_one(noise: float) -> None:
     timed = [work for work in table if (work.heads, work.q_length, work.kv_length) in like]
     assert len(timed) == 4 + 5  # no cross-attention at head_dim 64 is in the table
     times = {(one, work): table[work][one] * math.exp(rng.gauss(0.0, noise)) for work in timed for one in table[work]}
-    found = Choices(Times(times, noise))
+    found = TunedChoices(Times(times, noise))
     for work, seconds_of in table.items():
         if work.head_dim == 64 and work.q_length != work.kv_length:
             continue
@@ -218,18 +218,20 @@ def test_calls_of_an_h200_take_the_fastest_one(noise: float) -> None:
 
 def test_the_long_call_is_the_square_one() -> None:
     """Cross-attention has fewer pairs, and says less about the products."""
-    times = card(slower={})
+    times = made_up_gpu(slower={})
     square, long = Work(32, 4096, 4096, 128), Work(16, 32768, 512, 128)
     assert square.pairs > long.pairs
     for order in (1, -1):
-        found = Choices(Times(dict(list(times.items())[::order]), 0.0))
+        found = TunedChoices(Times(dict(list(times.items())[::order]), 0.0))
         assert all("4096 tokens" in line for line in found.lines())
         assert found.four_bits_pay() is False
 
 
 def rounds(count: int = 5, noise: float = 0.01, seed: int = 0) -> dict[Any, list[float]]:
     rng = random.Random(seed)
-    return {key: [value * math.exp(rng.gauss(0.0, noise)) for _ in range(count)] for key, value in card().items()}
+    return {
+        key: [value * math.exp(rng.gauss(0.0, noise)) for _ in range(count)] for key, value in made_up_gpu().items()
+    }
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.05])
@@ -237,7 +239,7 @@ def test_noise_is_estimated(noise: float) -> None:
     times = Times.of(rounds(7, noise))
     assert times is not None
     assert 0.5 * noise <= times.noise <= 1.5 * noise
-    for key, value in card().items():
+    for key, value in made_up_gpu().items():
         assert abs(times.seconds[key] / value - 1.0) <= 4 * noise + 1e-12
 
 
@@ -246,7 +248,7 @@ def test_one_disturbed_visit_does_not_matter() -> None:
     disturbed[EIGHT_HALF, WORKS[4]][2] *= 50.0
     disturbed[FLASH, WORKS[1]][0] *= 50.0
     times = Times.of(disturbed)
-    assert times is not None and Choices(times).accumulator("8b") == "fp16"
+    assert times is not None and TunedChoices(times).accumulator("8b") == "fp16"
 
 
 def with_round(slowness: float, turn: int = 3) -> Rounds:

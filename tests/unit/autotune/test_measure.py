@@ -25,7 +25,7 @@ from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, AttentionOptions
 from comfy_sage2.tuning_candidates import BACKENDS
 
-from .cards import CUDNN, EIGHT_HALF, FLASH, WORKS, card
+from .made_up_gpus import CUDNN, EIGHT_HALF, FLASH, WORKS, made_up_gpu
 
 
 def test_the_made_up_cards_are_asked_what_real_ones_are() -> None:
@@ -55,7 +55,7 @@ class Machine:
         if self.error is not None:
             raise self.error
         spread = (1.0 - self.noise, 1.0, 1.0 + self.noise)
-        return {key: [value * factor for factor in spread] for key, value in card(self.slower).items()}
+        return {key: [value * factor for factor in spread] for key, value in made_up_gpu(self.slower).items()}
 
     def restart(self) -> None:
         store.forget()

@@ -14,11 +14,11 @@ import torch
 from comfy_sage2.attention import attention
 from comfy_sage2.benchmark import ablations, run, tables, timing
 from comfy_sage2.benchmark.ablations import VARIANTS, Ablation, cost_of
-from comfy_sage2.benchmark.candidates import Call, Subject, Turn
+from comfy_sage2.benchmark.candidates import Call, PreparedCandidate, Turn
 from comfy_sage2.benchmark.kernel_times import KernelRecord, KernelTimer
 from comfy_sage2.benchmark.page import ablation_table
 from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.timing import Rounds
+from comfy_sage2.benchmark.timing import RoundMedian
 
 (SHAPE,) = select(["d128-n8192"])
 MILLISECONDS = {variant.label: 4.0 + number for number, variant in enumerate(VARIANTS)}
@@ -28,7 +28,9 @@ UNABLE = "8b, FP16 accumulators"
 class FakeTimer(KernelTimer):
     """Every subject runs statistics for 1 ms and then its attention for the rest of its call."""
 
-    def _kernels(self, subjects: Mapping[str, Subject], turns: Mapping[str, Turn]) -> dict[str, list[KernelRecord]]:
+    def _kernels(
+        self, subjects: Mapping[str, PreparedCandidate], turns: Mapping[str, Turn]
+    ) -> dict[str, list[KernelRecord]]:
         records = {}
         for name in subjects:
             kernel = "precise_d128_bf16" if name.startswith("precise") else "attention_d128"
@@ -47,12 +49,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Ablation], dict[str,
     """All variants but one, each taking its milliseconds, in rounds that are slower and slower."""
     visits = 0
 
-    def prepare(shape: Shape, candidates: Any, inputs: Any) -> tuple[dict[str, Subject], dict[str, str]]:
+    def prepare(shape: Shape, candidates: Any, inputs: Any) -> tuple[dict[str, PreparedCandidate], dict[str, str]]:
         names = [candidate.name for candidate in candidates]
         call = {name: Call(partial(torch.tensor, MILLISECONDS[name])) for name in names}
         kernels = {candidate.name: candidate.kernel_name for candidate in candidates}
         able = [name for name in names if name != UNABLE]
-        return {name: Subject(call[name], call[name], kernels[name]) for name in able}, {UNABLE: "a reason"}
+        return {name: PreparedCandidate(call[name], call[name], kernels[name]) for name in able}, {UNABLE: "a reason"}
 
     def visit(call: Any, turn: Turn) -> float:
         nonlocal visits
@@ -101,11 +103,11 @@ def test_the_tables_show_cost_and_shares() -> None:
         "sm90",
         "8b, rotation",
         "8b",
-        Rounds(4.4, 0.02),
+        RoundMedian(4.4, 0.02),
         cost_of([4.4], [4.0]),
         {"attention": 3.0, "rotation": 1.0},
     )
-    base = Ablation(SHAPE, "sm90", "8b", None, Rounds(4.0, 0.01), None, {"attention": 3.0, "statistics": 1.0})
+    base = Ablation(SHAPE, "sm90", "8b", None, RoundMedian(4.0, 0.01), None, {"attention": 3.0, "statistics": 1.0})
     lines = list(tables.ablation_lines([base, slow]))
     assert len(lines) == 3 and "+10.0%" in lines[2] and lines[1].split()[:3] == ["sm90", "8b", "4.000"]
     rows = ablation_table({"ablations": [asdict(base), asdict(slow)]}, SHAPE.name)
@@ -121,7 +123,7 @@ def test_every_base_is_a_variant_and_every_variant_another_call() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.label)
-def test_the_reference_computes_every_variant(variant: ablations.Variant) -> None:
+def test_the_reference_computes_every_variant(variant: ablations.AblationVariant) -> None:
     q, k, v = torch.randn(3, 1, 2, 130, 64, dtype=torch.bfloat16).unbind()
     out = attention(q, k, v, backend="reference", options=variant.options, return_lse=False)
     exact = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from comfy_sage2.benchmark import accuracy, machine, peers, run, settle, speed
-from comfy_sage2.benchmark.candidates import Call, Candidate, Found, Inputs, PeerMissing
+from comfy_sage2.benchmark.candidates import BenchmarkCandidate, Call, FoundCandidates, Inputs, PeerMissing
 from comfy_sage2.benchmark.fp8 import quantize_heads, quantize_tensor
 from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.speed import ShapeResult, Speed
-from comfy_sage2.benchmark.timing import Rounds
+from comfy_sage2.benchmark.speed import CandidateSpeed, ShapeResult
+from comfy_sage2.benchmark.timing import RoundMedian
 
 SHAPE = Shape("small", batch=1, heads=2, length=100, head_dim=32, dtype="fp32")
 
@@ -104,7 +104,11 @@ def _fails(inputs: Inputs) -> Call:
 
 
 def test_accuracy_of_a_good_a_missing_and_a_failing_candidate() -> None:
-    candidates = [Candidate("good", "1", _sdpa), Candidate("missing", "1", _refuses), Candidate("failing", "1", _fails)]
+    candidates = [
+        BenchmarkCandidate("good", "1", _sdpa),
+        BenchmarkCandidate("missing", "1", _refuses),
+        BenchmarkCandidate("failing", "1", _fails),
+    ]
     results, failures = accuracy.measure(candidates, SHAPE, "cpu")
     assert results.keys() == {"good"}
     assert results["good"].keys() == {"gaussian", "outliers"}
@@ -228,7 +232,7 @@ def _benched(
 ) -> tuple[int, dict[str, Any]]:
     """What `bench` returns and writes of two shapes, with a stand-in for the GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(run, "_find", lambda *_: Found([Candidate("good", "1", _sdpa)]))
+    monkeypatch.setattr(run, "_find", lambda *_: FoundCandidates([BenchmarkCandidate("good", "1", _sdpa)]))
     monkeypatch.setattr(machine, "describe", lambda: {"gpu": "none", "torch": "2", "driver": {}})
     monkeypatch.setattr(accuracy, "measure", lambda *_: ({}, {}))
     monkeypatch.setattr(speed, "measure", measure)
@@ -245,7 +249,9 @@ def test_a_shape_that_fails_does_not_cost_the_others(
     def measure(shape: Shape, *_: object) -> ShapeResult:
         if shape.name in bad:
             raise torch.cuda.OutOfMemoryError("no memory for the inputs")
-        return ShapeResult(shape, [Speed(shape, "good", Rounds(1.0, 0.1), Rounds(0.5, 0.1), 0.1, 0.1, 5)], {})
+        return ShapeResult(
+            shape, [CandidateSpeed(shape, "good", RoundMedian(1.0, 0.1), RoundMedian(0.5, 0.1), 0.1, 0.1, 5)], {}
+        )
 
     returned, document = _benched(monkeypatch, measure, tmp_path)
     assert returned == status
@@ -270,7 +276,9 @@ def test_an_interruption_keeps_what_was_measured(
     def measure(shape: Shape, *_: object) -> ShapeResult:
         if shape.name == "flux-1024":
             signal.raise_signal(sent)
-        return ShapeResult(shape, [Speed(shape, "good", Rounds(1.0, 0.1), Rounds(0.5, 0.1), 0.1, 0.1, 5)], {})
+        return ShapeResult(
+            shape, [CandidateSpeed(shape, "good", RoundMedian(1.0, 0.1), RoundMedian(0.5, 0.1), 0.1, 0.1, 5)], {}
+        )
 
     before = signal.getsignal(signal.SIGTERM)
     status, document = _benched(monkeypatch, measure, tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comfy_sage2.benchmark import kernel_times
-from comfy_sage2.benchmark.candidates import Call, Subject, Turn
+from comfy_sage2.benchmark.candidates import Call, PreparedCandidate, Turn
 from comfy_sage2.benchmark.kernel_times import KernelRecord, KernelTimer, attention_milliseconds, split_at_markers
 
 
@@ -58,11 +58,11 @@ def test_settling_calls_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         records.append(KernelRecord(name, begin, begin + microseconds))
         return torch.empty(0)
 
-    def subject(name: str, first: float, later: float) -> Subject:
+    def subject(name: str, first: float, later: float) -> PreparedCandidate:
         """Slower in its first two calls."""
         left = [first, first]
         call = Call(lambda: ran(f"attention_{name}", left.pop() if left else later))
-        return Subject(call, call, "attention_")
+        return PreparedCandidate(call, call, "attention_")
 
     monkeypatch.setattr(kernel_times, "profile", lambda activities: nullcontext())
     monkeypatch.setattr(kernel_times, "_records", lambda profiler: records)

@@ -10,25 +10,27 @@ from typing import Any
 import pytest
 
 from comfy_sage2.benchmark import plot, record, tables
-from comfy_sage2.benchmark.candidates import Call, Candidate
+from comfy_sage2.benchmark.candidates import BenchmarkCandidate, Call
 from comfy_sage2.benchmark.page import speed_table
 from comfy_sage2.benchmark.shapes import select
-from comfy_sage2.benchmark.speed import ShapeResult, Speed
+from comfy_sage2.benchmark.speed import CandidateSpeed, ShapeResult
 from comfy_sage2.benchmark.sustained import Sustained
-from comfy_sage2.benchmark.timing import Rounds
+from comfy_sage2.benchmark.timing import RoundMedian
 from comfy_sage2.metrics import Agreement
 
 PAPER, CAUSAL, WAN = select(["d128-n8192", "d128-n8192-causal", "wan-14b-720p"])
 CANDIDATES = [
-    Candidate("sm90 8b", "0.1.0", lambda inputs: Call(lambda: inputs.q)),
-    Candidate("torch flash", "2.11", lambda inputs: Call(lambda: inputs.q), note="a note"),
+    BenchmarkCandidate("sm90 8b", "0.1.0", lambda inputs: Call(lambda: inputs.q)),
+    BenchmarkCandidate("torch flash", "2.11", lambda inputs: Call(lambda: inputs.q), note="a note"),
 ]
 
 
 def result(shape: Any) -> ShapeResult:
     speeds = [
-        Speed(shape, "sm90 8b", Rounds(4.0, 0.02), Rounds(3.5, 0.01), cpu_ms=0.1, extra_memory=0.51, rounds=5),
-        Speed(shape, "torch flash", Rounds(12.5, 0.1), None, cpu_ms=12.4, extra_memory=0.01, rounds=5),
+        CandidateSpeed(
+            shape, "sm90 8b", RoundMedian(4.0, 0.02), RoundMedian(3.5, 0.01), cpu_ms=0.1, extra_memory=0.51, rounds=5
+        ),
+        CandidateSpeed(shape, "torch flash", RoundMedian(12.5, 0.1), None, cpu_ms=12.4, extra_memory=0.01, rounds=5),
     ]
     return ShapeResult(shape, speeds, {"cuDNN fp8": f"OSError: {Path.home()}/lib/libcudnn.so.9: undefined symbol"})
 

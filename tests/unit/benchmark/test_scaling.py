@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sequence_parallel.launch import ENGINE_MISSING, start
 
-from comfy_sage2.benchmark.scaling import Division, Row, divisions, main, table
+from comfy_sage2.benchmark.scaling import Division, ScalingRow, divisions, main, table
 
 
 def test_divisions_fit_processes_and_heads() -> None:
@@ -19,7 +19,7 @@ def test_divisions_fit_processes_and_heads() -> None:
 
 
 def test_table() -> None:
-    text = table([Row("ring 4", 50.0, 40.0, 3.2, 0.8, 0.04)])
+    text = table([ScalingRow("ring 4", 50.0, 40.0, 3.2, 0.8, 0.04)])
     assert text.splitlines()[-1] == "| ring 4 | 50.00 | 40.00 | 3.20 | 80% | 4.0e-02 |"
 
 

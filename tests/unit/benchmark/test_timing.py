@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from comfy_sage2.benchmark import speed, timing
-from comfy_sage2.benchmark.candidates import Call, Candidate, Subject, Turn
+from comfy_sage2.benchmark.candidates import BenchmarkCandidate, Call, PreparedCandidate, Turn
 from comfy_sage2.benchmark.kernel_times import KernelTimer
 from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.timing import Rounds, Timed, time_in_rounds
+from comfy_sage2.benchmark.timing import RoundMedian, Timed, time_in_rounds
 
 
 class Clock:
@@ -36,7 +36,7 @@ class FakeTimer(KernelTimer):
         self.orders: list[str] = []
         self.turns: dict[str, Turn] = {}
 
-    def measure(self, subjects: Mapping[str, Subject], turns: Mapping[str, Turn]) -> dict[str, float]:
+    def measure(self, subjects: Mapping[str, PreparedCandidate], turns: Mapping[str, Turn]) -> dict[str, float]:
         self.turns = dict(turns)
         self.orders.append("".join(subjects))
         return {name: self._milliseconds[name] / 2 for name in subjects}
@@ -57,13 +57,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     def timed(milliseconds: dict[str, float], seconds: float) -> Run:
         clock, visits = Clock(), []
 
-        def subject(name: str) -> Subject:
+        def subject(name: str) -> PreparedCandidate:
             def call() -> torch.Tensor:
                 clock.now += milliseconds[name] / 1e3
                 visits.append(name)
                 return torch.empty(0)
 
-            return Subject(Call(call), Call(call), None)
+            return PreparedCandidate(Call(call), Call(call), None)
 
         def visit(call: Any, turn: Turn) -> float:
             begin = clock.now
@@ -85,7 +85,7 @@ def test_candidates_take_turns(run: Any) -> None:
     rounds = ["".join(visits[start : start + 2]) for start in range(0, len(visits), 2)]
     assert {"".join(sorted(one)) for one in rounds} == {"ab"}
     for values, expected in ((results["a"].calls, 30), (results["b"].calls, 60), (results["b"].kernels, 30)):
-        rounds_of = Rounds.of(values)
+        rounds_of = RoundMedian.of(values)
         assert rounds_of is not None and rounds_of.median == pytest.approx(expected)
     # 0.09 s to learn the lengths, then rounds of 0.09 s.
     assert len(results["a"].calls) == len(results["b"].calls) == 6
@@ -121,8 +121,8 @@ def test_a_visit_is_as_long_as_the_time_allows(run: Any, seconds: float, turn: t
 
 
 def test_no_result_without_rounds() -> None:
-    assert Rounds.of([]) is None
-    assert Rounds.of([3.0, 1.0, 2.0]) == Rounds(2.0, 1.0)
+    assert RoundMedian.of([]) is None
+    assert RoundMedian.of([3.0, 1.0, 2.0]) == RoundMedian(2.0, 1.0)
 
 
 def test_time_is_shared_out_by_work() -> None:
@@ -149,20 +149,20 @@ def test_what_preparing_takes_is_part_of_a_shapes_time(monkeypatch: pytest.Monke
     clock = Clock()
     given: list[float] = []
 
-    def prepare(*_: object) -> Subject:
+    def prepare(*_: object) -> PreparedCandidate:
         clock.now += 3.0
         call = Call(lambda: torch.empty(0))
-        return Subject(call, call, None)
+        return PreparedCandidate(call, call, None)
 
-    def time_in_rounds(subjects: Mapping[str, Subject], seconds: float, *_: object) -> dict[str, Timed]:
+    def time_in_rounds(subjects: Mapping[str, PreparedCandidate], seconds: float, *_: object) -> dict[str, Timed]:
         given.append(seconds)
         return {}
 
     monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(speed, "fresh_inputs", lambda shape: None)
-    monkeypatch.setattr(Subject, "of", prepare)
+    monkeypatch.setattr(PreparedCandidate, "of", prepare)
     monkeypatch.setattr(speed, "extra_bytes", lambda run: 0)
     monkeypatch.setattr(speed, "time_in_rounds", time_in_rounds)
-    candidates = [Candidate(name, "1", lambda inputs: Call(lambda: torch.empty(0))) for name in ("a", "b")]
+    candidates = [BenchmarkCandidate(name, "1", lambda inputs: Call(lambda: torch.empty(0))) for name in ("a", "b")]
     speed.measure(Shape("small", 1, 1, 64, 64), candidates, 10.0, FakeTimer({}), random.Random(0))
     assert given == [4.0]

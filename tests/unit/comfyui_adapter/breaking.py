@@ -12,7 +12,7 @@ from comfy_sage2.comfyui.session import guard
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 
-from .calls import serving
+from .calls import node_session
 
 SIGMAS = [1.0, 0.5, 0.0]
 LAYERS = 3
@@ -42,7 +42,7 @@ def sampled(
 ) -> tuple[Session, list[float]]:
     """One sampling of two steps and three layers; the mean of each call's output."""
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
-    session = serving(Settings(backend="reference", guard=guarded))
+    session = node_session(Settings(backend="reference", guard=guarded))
     override = make_override(session)
     session.begin_sampling(SIGMAS)
 
@@ -58,8 +58,8 @@ def sampled(
 
 
 def guard_of(session: Session) -> guard.Guard:
-    assert session.task.guard is not None
-    return session.task.guard
+    assert session.handler.guard is not None
+    return session.handler.guard
 
 
 def ones(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -9,14 +9,14 @@ import torch
 
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
-from comfy_sage2.comfyui.session.dispatcher import Serving
-from comfy_sage2.comfyui.session.record import Outcome, Summary
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher
+from comfy_sage2.comfyui.session.record import Decision, Summary
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.selector import ModeSelector
 
-REFERENCE = Outcome("reference", AttentionOptions())
+REFERENCE = Decision("reference", AttentionOptions())
 SIGMAS = [1.0, 0.75, 0.5, 0.25, 0.0]
 
 
@@ -47,19 +47,19 @@ def qkv(length: int = 64, keys: int | None = None) -> tuple[torch.Tensor, ...]:
     return torch.randn(1, length, 128), torch.randn(1, keys or length, 128), torch.randn(1, keys or length, 128)
 
 
-def serving(
+def node_session(
     settings: Settings,
     slot: int = 0,
     previous: Any = None,
     selector: ModeSelector | None = None,
-    expected: Outcome = REFERENCE,
+    expected: Decision = REFERENCE,
 ) -> Session:
     """A session of the node with these settings, in no sampling yet."""
-    return Session(Serving(settings, expected, selector), slot, previous)
+    return Session(Dispatcher(settings, expected, selector), slot, previous)
 
 
 def session_with(previous: Any = None, slot: int = 0, **options: Any) -> Session:
-    session = serving(Settings(**{"backend": "reference", **options}), slot, previous)
+    session = node_session(Settings(**{"backend": "reference", **options}), slot, previous)
     session.begin_sampling(SIGMAS)
     return session
 
@@ -72,7 +72,7 @@ def call(session: Session, *args: Any, sigma: float = 1.0, func: Any = ones, **k
 
 
 def reasons(summary: Summary) -> list[str]:
-    return [share.outcome.reason for share in summary.shares if share.outcome.reason is not None]
+    return [share.decision.reason for share in summary.shares if share.decision.reason is not None]
 
 
 class Executor:

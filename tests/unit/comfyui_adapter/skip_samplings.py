@@ -16,7 +16,7 @@ from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.reference.block_margins import LOSSLESS, block_margins
 from comfy_sage2.reference.options import ReferenceOptions
 
-from .calls import ones, serving
+from .calls import node_session, ones
 from .watched import CPU
 
 HEADS, HEAD_DIM, TOKENS = 2, 32, 8 * 128
@@ -38,7 +38,7 @@ def focused(seed: int, tokens: int = TOKENS, batch: int = 1, beside: int = 0) ->
 
 
 def skipped(level: str = "balanced", **options: Any) -> Session:
-    return serving(Settings(**{"backend": "reference", "skip": level, **options}))
+    return node_session(Settings(**{"backend": "reference", "skip": level, **options}))
 
 
 def sigma(step: float, steps: int = STEPS) -> float:
@@ -106,5 +106,5 @@ def listed(session: Session) -> list[bool]:
 
 
 def figures(session: Session) -> dict[int, sparsity.LayerSparsity]:
-    assert session.task.skipping is not None
-    return session.task.skipping.layers()
+    assert session.handler.sparsity is not None
+    return session.handler.sparsity.layers()

@@ -1,4 +1,4 @@
-"""The node takes the accumulators that suit the card, and the report names them."""
+"""The node takes the accumulators that suit the GPU, and the report names them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_the_report_names_half_precision(options: dict[str, Any]) -> None:
     call(session, *qkv(), 2)
     session.end_sampling()
     (share,) = session.record.summary().shares
-    assert share.outcome.options is not None and share.outcome.options.pv_accumulator == "fp16"
-    assert share.outcome.label.endswith(" · FP16 accumulators")
+    assert share.decision.options is not None and share.decision.options.pv_accumulator == "fp16"
+    assert share.decision.label.endswith(" · FP16 accumulators")
     assert "FP16 accumulators" in session_report(session)
 
 
@@ -40,13 +40,13 @@ def test_single_precision_is_not_named() -> None:
     session = session_with()
     call(session, *qkv(), 2)
     session.end_sampling()
-    assert [share.outcome.label for share in session.record.summary().shares] == ["reference · 8b"]
+    assert [share.decision.label for share in session.record.summary().shares] == ["reference · 8b"]
 
 
 @pytest.mark.usefixtures("half")
 def test_the_node_asks_for_what_it_will_use() -> None:
-    outcome = probe(torch.device("cpu"), Settings(backend="reference"))
-    assert outcome.options == AttentionOptions(pv_accumulator="fp16")
+    decision = probe(torch.device("cpu"), Settings(backend="reference"))
+    assert decision.options == AttentionOptions(pv_accumulator="fp16")
 
 
 def test_a_calibration_measures_what_will_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import auto_policy, model_pass, subject
 from comfy_sage2.comfyui.session.auto_policy import AutoPolicy, Calibrations
 from comfy_sage2.comfyui.session.calibration import Calibration
-from comfy_sage2.comfyui.session.dispatcher import Serving
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.measurement import Budget
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.session.subject import Subject
@@ -190,19 +190,21 @@ class Node:
     ) -> None:
         settings = Settings(backend="reference")
 
-        def serve(policy: Policy | None) -> Serving:
-            return Serving(replace(settings, policy=policy), REFERENCE, None if policy is None else selector(policy))
+        def serve(policy: Policy | None) -> Dispatcher:
+            return Dispatcher(replace(settings, policy=policy), REFERENCE, None if policy is None else selector(policy))
 
         def calibrate() -> Calibration:
             return Calibration(SIGNATURE, cost, lambda done, total: None)
 
-        self.task = AutoPolicy(name, subject.identity_of(model or patcher()), quality, kept, serve, calibrate, SETTINGS)
-        self.session = Session(self.task)
+        self.handler = AutoPolicy(
+            name, subject.identity_of(model or patcher()), quality, kept, serve, calibrate, SETTINGS
+        )
+        self.session = Session(self.handler)
 
     def sample(self, model: Any, calls: int = 2, *, completes: bool = True, shape: tuple[int, ...] = SHAPE) -> str:
         """One sampling, as `sampling_wrapper` runs it; the report on it."""
         override = make_override(self.session)
-        self.task.look_at(model, torch.empty(shape), SIGMAS)
+        self.handler.before_sampling(model, torch.empty(shape), SIGMAS)
         self.session.begin_sampling(SIGMAS)
         for sigma in SIGMAS[:-1]:
             forward = self.session.begin_forward(sigma, torch.device("cpu"), {})
@@ -211,7 +213,7 @@ class Node:
                     override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
             self.session.end_forward(forward)
         if completes:
-            self.task.complete_sampling()
+            self.handler.complete_sampling()
         self.session.end_sampling()
         return report([self.session])
 
@@ -221,16 +223,16 @@ MEASURED, RENDERED = "calibration measured", "auto policy: by the policy"
 
 def test_the_second_sampling_renders(known: Calibrations) -> None:
     node = Node()
-    assert "next sampling is in full precision" in node.task.status() and known.made("7") == 0
-    assert MEASURED in node.sample(patcher()) and node.session.record.summary().shares[0].outcome.backend is None
+    assert "next sampling is in full precision" in node.handler.status() and known.made("7") == 0
+    assert MEASURED in node.sample(patcher()) and node.session.record.summary().shares[0].decision.backend is None
     assert known.made("7") == known.made(None) == 1
     text = node.sample(patcher())
     assert RENDERED in text and "policy: fast" in text and MEASURED not in text
-    assert node.session.record.summary().shares[0].outcome.backend == "reference"
-    assert "Renders by the policy measured in an earlier run" in node.task.status() and known.made("7") == 1
-    assert from_text(node.task.policy_text()).target == "fast"
+    assert node.session.record.summary().shares[0].decision.backend == "reference"
+    assert "Renders by the policy measured in an earlier run" in node.handler.status() and known.made("7") == 1
+    assert from_text(node.handler.policy_text()).target == "fast"
     # A node made anew, as after a change of its inputs, knows what was measured.
-    assert "Renders by the policies" in Node().task.status()
+    assert "Renders by the policies" in Node().handler.status()
     assert RENDERED in Node(quality="lossless").sample(patcher())
 
 
@@ -251,8 +253,8 @@ def test_another_model_is_measured_anew_and_the_log_says_why(
 def test_a_sampling_that_was_stopped_counts_for_nothing(known: Calibrations) -> None:
     node = Node()
     assert "did not come to its end" in node.sample(patcher(), completes=False)
-    assert known.made("7") == 0 and "did not come to its end" in node.task.status()
-    assert MEASURED in node.sample(patcher()) and "From the next run on" in node.task.status()
+    assert known.made("7") == 0 and "did not come to its end" in node.handler.status()
+    assert MEASURED in node.sample(patcher()) and "From the next run on" in node.handler.status()
     assert RENDERED in node.sample(patcher())
 
 
@@ -261,7 +263,7 @@ def test_without_attention_calls_the_next_sampling_tries_again(
 ) -> None:
     node = Node()
     node.sample(patcher(), calls=0)
-    assert known.made("7") == 0 and "SA-404" in caplog.text and "SA-404" in node.task.status()
+    assert known.made("7") == 0 and "SA-404" in caplog.text and "SA-404" in node.handler.status()
 
 
 def test_a_policy_that_does_not_fit_is_replaced_in_the_same_sampling(
@@ -274,7 +276,7 @@ def test_a_policy_that_does_not_fit_is_replaced_in_the_same_sampling(
         assert MEASURED in node.sample(patcher(), calls=3)
     assert "SA-503" in caplog.text
     assert RENDERED in node.sample(patcher(), calls=3)
-    kept = from_text(node.task.policy_text())
+    kept = from_text(node.handler.policy_text())
     assert MEASURED in Node("8", kept=kept).sample(patcher(seed=3), calls=5)
 
 
@@ -283,21 +285,21 @@ def test_a_kept_policy_is_taken_while_the_kind_of_model_fits(
 ) -> None:
     first = Node()
     first.sample(patcher())
-    kept = from_text(first.task.policy_text())
+    kept = from_text(first.handler.policy_text())
     node = Node("8", quality="lossless", kept=kept)
     assert "kept in this workflow" in node.sample(patcher(seed=5), shape=(1, 4, 8, 8))
     with caplog.at_level(logging.INFO, "comfy_sage2"):
         assert MEASURED in node.sample(patcher(layers=3))
     assert "num_layers is 2 in the policy and 3 in the model" in caplog.text
-    assert first.task.policy_text() != "" and from_text(node.task.policy_text()) == kept
+    assert first.handler.policy_text() != "" and from_text(node.handler.policy_text()) == kept
 
 
 def test_a_node_offers_no_policy_of_another_model(known: Calibrations) -> None:
     Node().sample(patcher())
-    assert Node().task.policy_text() != ""
+    assert Node().handler.policy_text() != ""
     for other in (patcher(layers=3), patcher(seed=1), patcher(scale=0.5), patcher(scale=0.5, way="beside")):
         node = Node(model=other)
-        assert node.task.policy_text() == "" and "next sampling is in full precision" in node.task.status()
+        assert node.handler.policy_text() == "" and "next sampling is in full precision" in node.handler.status()
 
 
 def test_two_gpus_find_at_once_that_a_policy_does_not_fit(known: Calibrations) -> None:
@@ -311,8 +313,8 @@ def test_two_gpus_find_at_once_that_a_policy_does_not_fit(known: Calibrations) -
             both.wait(timeout=600)
             raise ValueError("[SA-503] it does not fit")
 
-    node = Node("8", kept=from_text(first.task.policy_text()), selector=lambda policy: Unfit(AttentionOptions()))
-    node.task.look_at(patcher(), torch.empty(SHAPE), SIGMAS)
+    node = Node("8", kept=from_text(first.handler.policy_text()), selector=lambda policy: Unfit(AttentionOptions()))
+    node.handler.before_sampling(patcher(), torch.empty(SHAPE), SIGMAS)
     node.session.begin_sampling(SIGMAS)
     override = make_override(node.session)
 
@@ -323,7 +325,7 @@ def test_two_gpus_find_at_once_that_a_policy_does_not_fit(known: Calibrations) -
 
     with ThreadPoolExecutor(2) as threads:
         assert all(bool((out == 1.0).all()) for out in threads.map(one_pass, range(2)))
-    assert isinstance(node.task._now, Calibration)
+    assert isinstance(node.handler._now, Calibration)
 
 
 def test_only_so_many_calibrations_are_kept() -> None:

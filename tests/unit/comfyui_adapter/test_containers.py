@@ -61,7 +61,7 @@ def test_containers(comfyui_module: Any, low_precision: bool, previous: str | No
             *held, 2, low_precision_attention=low_precision, _inside_attn_wrapper=True, transformer_options={}
         )
     if low_precision:
-        assert session.record.summary().shares[0].outcome.backend == "reference"
+        assert session.record.summary().shares[0].decision.backend == "reference"
     else:
         assert torch.equal(out, torch.full((1, 64, 128), {None: 1.0, "plain": 2.0, "containers": 3.0}[previous]))
     assert all(container.tensor is None for container in held)
@@ -96,11 +96,11 @@ def test_tensors_are_freed_while_comfyui_serves(
         return torch.ones(1, 64, 128)
 
     comfyui_module.optimized_attention = frees_one_by_one
-    tasks: dict[str, Any] = {
+    handlers: dict[str, Any] = {
         "measured": lambda: Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None),
         "captured": lambda: Capture(CaptureBounds()),
     }
-    make = tasks.get(next(iter(left)))
+    make = handlers.get(next(iter(left)))
     first = session_with(start_percent=1.0) if previous else None
     before = make_override(first) if first else None
     session = session_with(before, 1, guard=True) if make is None else Session(make(), 1, before)
@@ -127,7 +127,7 @@ def test_tensors_are_freed_when_a_backend_has_served(comfyui_module: Any, option
     with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
         override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
         assert [tensor() for tensor in alive] == [None] * 3
-    assert session.record.summary().shares[0].outcome.backend == "reference"
+    assert session.record.summary().shares[0].decision.backend == "reference"
 
 
 def test_containers_are_measured_and_timed(comfyui_module: Any) -> None:
@@ -175,7 +175,7 @@ def test_compiled_graph_does_not_break(comfyui_module: Any, kwargs: dict[str, bo
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
     with torch.no_grad(), model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
         assert torch.equal(compiled(*tensors, mask, **kwargs), block(*tensors, mask, **kwargs))
-    assert [(share.outcome.backend, share.calls) for share in session.record.summary().shares] == [("reference", 2)]
+    assert [(share.decision.backend, share.calls) for share in session.record.summary().shares] == [("reference", 2)]
 
 
 @pytest.mark.parametrize("options", [{"mode": "4b", "rotate": True}, {"mode": "precise", "rotate": True}], ids=str)
@@ -234,8 +234,8 @@ def test_guard_works_in_a_compiled_graph(comfyui_module: Any, monkeypatch: pytes
         monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", broken)
         with model_pass.running(0, session.begin_forward(0.75, torch.device("cpu"), {})):
             assert torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
-    assert session.task.guard is not None
-    assert [downgrade.step for downgrade in session.task.guard.downgrades] == [1]
+    assert session.handler.guard is not None
+    assert [downgrade.step for downgrade in session.handler.guard.downgrades] == [1]
 
 
 @pytest.mark.parametrize("form", ["containers", "compiled"])
@@ -250,6 +250,6 @@ def test_samples_of_healthy_calls_are_near_exact_attention(comfyui_module: Any, 
             held = [Container(tensor) for tensor in qkv()]
             override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
     session.end_forward(forward)
-    assert session.task.guard is not None and session.task.guard.fidelity is not None
-    (line,) = session.task.guard.fidelity.summary
+    assert session.handler.guard is not None and session.handler.guard.fidelity is not None
+    (line,) = session.handler.guard.fidelity.summary
     assert line.startswith("Guard: 1 samples of 1 layers compared with exact attention, lowest cosine 0.999")

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.autotune.cost_model import Choices
+from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
 from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.report.text import session_report
-from comfy_sage2.comfyui.session.dispatcher import EXACT_IS_FASTER, Serving
-from comfy_sage2.comfyui.session.record import Outcome
+from comfy_sage2.comfyui.session.dispatcher import EXACT_IS_FASTER, Dispatcher
+from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER, Settings
 from comfy_sage2.metrics import Agreement
@@ -56,14 +56,16 @@ QUANTIZED, CUDNN, FLASH = (
 WHO = {1.0: FULL, 2.0: "sm90", 3.0: "torch-cudnn", 4.0: "torch-flash"}
 
 
-def times(**seconds: float) -> Choices:
-    """A card on which a pair takes this long: quantized, cudnn, flash, plain."""
+def times(**seconds: float) -> TunedChoices:
+    """A GPU on which a pair takes this long: quantized, cudnn, flash, plain."""
     names = {
         "quantized": Candidate("sm90", "8b"), "cudnn": Candidate("torch-cudnn"), "flash": Candidate("torch-flash"),
         "plain": Candidate(PLAIN),
     }  # fmt: skip
     works = [Work(16, n, n, 64) for n in (1024, 4096)]
-    return Choices(Times({(names[name], w): value * w.pairs for name, value in seconds.items() for w in works}, 0.0))
+    return TunedChoices(
+        Times({(names[name], w): value * w.pairs for name, value in seconds.items() for w in works}, 0.0)
+    )
 
 
 QUANTIZED_WINS = times(quantized=1.0, cudnn=2.0, flash=3.0, plain=3.0)
@@ -77,14 +79,16 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_BACKENDS", (QUANTIZED, CUDNN, FLASH, registry.get("reference")))
 
 
-def on_card(monkeypatch: pytest.MonkeyPatch, choices: Choices | None) -> None:
+def on_card(monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None) -> None:
     for module in ("comfy_sage2.comfyui.session.dispatcher", "comfy_sage2.registry"):
         monkeypatch.setattr(f"{module}.choices_of", lambda device: choices)
 
 
 def session_of(is_first: bool = True, **settings: Any) -> Session:
-    task = Serving(Settings(**settings), Outcome("sm90", AttentionOptions()), settings.get("policy"), is_first=is_first)
-    session = Session(task)
+    handler = Dispatcher(
+        Settings(**settings), Decision("sm90", AttentionOptions()), settings.get("policy"), is_first=is_first
+    )
+    session = Session(handler)
     session.begin_sampling(SIGMAS)
     return session
 
@@ -108,14 +112,14 @@ def who(session: Session, *tensors: torch.Tensor, **options: Any) -> str:
     ],
 )
 def test_quantized_unless_exact_is_faster(
-    monkeypatch: pytest.MonkeyPatch, choices: Choices | None, when: str, served: str
+    monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None, when: str, served: str
 ) -> None:
     on_card(monkeypatch, choices)
     session = session_of(when=when)
     assert who(session) == served
     (share,) = session.record.summary().shares
-    assert share.outcome.backend == served
-    assert share.outcome.reason == (EXACT_IS_FASTER if served.startswith("torch") else None)
+    assert share.decision.backend == served
+    assert share.decision.reason == (EXACT_IS_FASTER if served.startswith("torch") else None)
     if served.startswith("torch"):
         assert f"{served} · exact ({EXACT_IS_FASTER}): 1 calls" in session_report(session)
 
@@ -139,7 +143,7 @@ POLICY = Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64,), ((Cell(Non
 def test_calls_in_full_precision_take_the_fastest_exact_attention(
     monkeypatch: pytest.MonkeyPatch,
     settings: dict[str, Any],
-    choices: Choices | None,
+    choices: TunedChoices | None,
     when: str,
     is_first: bool,
     served: str,
@@ -148,9 +152,9 @@ def test_calls_in_full_precision_take_the_fastest_exact_attention(
     session = session_of(is_first, when=when, **settings)
     assert who(session, *half(64, 80 if settings is CROSS else None)) == served
     (share,) = session.record.summary().shares
-    assert share.outcome.reason is not None  # why it was not quantized
+    assert share.decision.reason is not None  # why it was not quantized
     if settings.get("policy") is not None:
-        assert share.outcome.reason == IN_FULL
+        assert share.decision.reason == IN_FULL
 
 
 @pytest.mark.parametrize(
@@ -180,8 +184,8 @@ def test_mode_exact_takes_the_fastest_one(monkeypatch: pytest.MonkeyPatch) -> No
         # Options of the quantization have no meaning there.
         session = session_of(mode=EXACT, smooth_v=True, rotate=True)
         assert who(session) == served
-        assert session.task.title == "mode exact"
-        assert [share.outcome.label for share in session.record.summary().shares] == [f"{served} · exact"]
+        assert session.handler.title == "mode exact"
+        assert [share.decision.label for share in session.record.summary().shares] == [f"{served} · exact"]
 
 
 def test_exact_attention_is_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,23 +193,23 @@ def test_exact_attention_is_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None
     on_card(monkeypatch, EXACT_WINS)
     session = session_of(when=WHERE_FASTER, guard=True)
     assert who(session) == "torch-cudnn"
-    assert session.task.guard is not None and session.task.guard.downgrades == ()
+    assert session.handler.guard is not None and session.handler.guard.downgrades == ()
 
 
 def test_the_report_shows_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     on_card(monkeypatch, EXACT_WINS)
-    task = Serving(Settings(), Outcome("sm90", AttentionOptions()), device=torch.device("cpu"))
-    session = Session(task)
+    handler = Dispatcher(Settings(), Decision("sm90", AttentionOptions()), device=torch.device("cpu"))
+    session = Session(handler)
     session.begin_sampling(SIGMAS)
     call(session, *half(), 2, func=ones)
-    assert "measured on this card: head_dim 64, 4096 tokens, TFLOP/s: 8b 0, torch-cudnn 0" in session_report(session)
+    assert "measured on this GPU: head_dim 64, 4096 tokens, TFLOP/s: 8b 0, torch-cudnn 0" in session_report(session)
 
 
 def test_automatic_mode_follows_the_measurement() -> None:
     assert RuleSelector("WAN21", "sm90", None).reasoning(30, 20)[0].endswith("sm90 gains no time from 4 bits")
     assert "4b elsewhere" in RuleSelector("WAN21", "sm80", four_bits_pay=True).reasoning(30, 20)[0]
     reason, *_ = RuleSelector("WAN21", "sm89", four_bits_pay=False).reasoning(30, 20)
-    assert reason == "auto: 8b everywhere, since sm89 gains too little time, as measured on this card, from 4 bits"
+    assert reason == "auto: 8b everywhere, since sm89 gains too little time, as measured on this GPU, from 4 bits"
 
 
 def test_a_policy_prefers_the_mode_that_is_faster_here() -> None:
@@ -213,5 +217,5 @@ def test_a_policy_prefers_the_mode_that_is_faster_here() -> None:
     for seconds, mode in ((0.5, "4b"), (1.0, "4b"), (2.0, "8b")):
         works = [Work(16, 4096, 4096, 64)]
         times = {(Candidate("sm89", one), w): s for one, s in (("8b", 1.0), ("4b", seconds)) for w in works}
-        chosen = pick(measured, TARGETS["fast"], Choices(Times(times, 0.0)))
+        chosen = pick(measured, TARGETS["fast"], TunedChoices(Times(times, 0.0)))
         assert chosen is not None and chosen.mode == mode

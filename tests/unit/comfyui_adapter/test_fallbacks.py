@@ -16,7 +16,7 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
 from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, call, ones, qkv, reasons, serving, session_with
+from .calls import SIGMAS, call, node_session, ones, qkv, reasons, session_with
 
 FALLBACKS = [
     ("low_precision_attention=False", qkv(), {"low_precision_attention": False}, {}),
@@ -95,7 +95,7 @@ def test_measuring_without_memory_leaves_the_sampling_alone(
     for _ in range(4):
         call(session, *qkv(), 2, func=fail)  # ComfyUI's attention, which is to be timed, does not fit either
     summary = session.record.summary()
-    assert [(share.outcome.backend, share.calls) for share in summary.shares] == [("reference", 4)]
+    assert [(share.decision.backend, share.calls) for share in summary.shares] == [("reference", 4)]
     assert not summary.agreement and summary.speed is None
     assert len(caplog.records) == 2
 
@@ -115,7 +115,7 @@ def test_training_gets_its_gradients() -> None:
     assert "needs gradients" in reasons(session.record.summary())[0]
     with torch.no_grad():
         call(session, q, k, v, 2, func=added)
-    assert [share.outcome.backend for share in session.record.summary().shares] == ["reference", None]
+    assert [share.decision.backend for share in session.record.summary().shares] == ["reference", None]
 
 
 def test_a_mask_that_is_trained_gets_its_gradient() -> None:
@@ -154,7 +154,7 @@ def test_two_nodes_keep_their_own_records() -> None:
         with model_pass.running(0, inner.begin_forward(sigma, torch.device("cpu"), {})):
             call(outer, *tensors, 2, sigma=sigma)
     assert [share.calls for share in outer.record.summary().shares] == [2, 2]
-    assert [(share.outcome.label, share.calls) for share in inner.record.summary().shares] == [("reference · 4b", 2)]
+    assert [(share.decision.label, share.calls) for share in inner.record.summary().shares] == [("reference · 4b", 2)]
 
 
 @pytest.mark.parametrize("between", [False, True])
@@ -163,7 +163,7 @@ def test_two_nodes_number_the_layers_alike(between: bool) -> None:
     policy = Policy(
         Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64, 64), ((Cell(None),), (Cell(AttentionOptions(mode="4b")),))
     )
-    first = serving(Settings(backend="reference", policy=policy), selector=policy)
+    first = node_session(Settings(backend="reference", policy=policy), selector=policy)
     first.begin_sampling(SIGMAS)
     previous: Any = make_override(first)
     if between:  # a node of others that replaces ours: the first node is not asked for anything
@@ -175,7 +175,9 @@ def test_two_nodes_number_the_layers_alike(between: bool) -> None:
         for keys in (64, 32):
             override(ones, *qkv(keys=keys), 2, _inside_attn_wrapper=True, transformer_options={})
     first.end_forward(forward)
-    cells = {place: outcome.options and outcome.options.mode for place, outcome in first.record.summary().cells.items()}
+    cells = {
+        place: decision.options and decision.options.mode for place, decision in first.record.summary().cells.items()
+    }
     assert cells == ({} if between else {(1, 0): "4b"})
 
 

@@ -16,7 +16,7 @@ from comfy_sage2.comfyui.session import fidelity, guard, model_pass
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.policy.targets import TARGETS
 
-from .calls import ones, serving
+from .calls import node_session, ones
 from .watched import CPU, Faulty, found_by, inputs, rolled, sampled, watched
 
 PASSES = 9
@@ -93,7 +93,7 @@ def test_one_sample_outside_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("options", [{"mode": "4b", "rotate": True}, {"mode": "8b"}, {"mode": "precise"}], ids=str)
 def test_healthy_layers_come_out_bit_identical(options: dict[str, Any]) -> None:
-    plain, checked = serving(Settings(backend="reference", guard=True, **options)), watched(**options)
+    plain, checked = node_session(Settings(backend="reference", guard=True, **options)), watched(**options)
     for without, with_level in zip(sampled(plain, 3), sampled(checked, 3), strict=True):
         assert torch.equal(without, with_level)
     assert plain.record.summary().cells == checked.record.summary().cells
@@ -114,8 +114,8 @@ def test_an_earlier_node_is_named_and_serves_the_layer(monkeypatch: pytest.Monke
     kernel = Faulty(rolled, 1, "precise")
     kernel.slot = 1
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
-    first = serving(Settings(backend="reference"))
-    second = serving(
+    first = node_session(Settings(backend="reference"))
+    second = node_session(
         Settings(backend="reference", mode="precise", guard=True, guard_level=FIDELITY), 1, make_override(first)
     )
     first.begin_sampling([1.0, 0.0])
@@ -143,8 +143,8 @@ def test_a_broken_sample_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     session = watched()
     sampled(session, 4)
     assert not found_by(session).findings
-    assert session.task.guard is not None and [found.layer for found in session.task.guard.downgrades] == [0]
-    assert found_by(session).mode(0) is None and session.task.guard.mode(0) == "precise"
+    assert session.handler.guard is not None and [found.layer for found in session.handler.guard.downgrades] == [0]
+    assert found_by(session).mode(0) is None and session.handler.guard.mode(0) == "precise"
 
 
 def test_a_pass_that_is_made_again_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_pass_that_is_made_again_is_compared_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
     session = watched()
     outs = sampled(session, 3)
-    assert session.task.guard is not None and session.task.guard.repeated == (0,)
+    assert session.handler.guard is not None and session.handler.guard.repeated == (0,)
     assert all(out.isfinite().all() for out in outs)
     assert found_by(session).summary[0].startswith("Guard: 3 samples of 3 layers")
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from comfy_sage2.comfyui.adapter import memory
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import fidelity, model_pass
-from comfy_sage2.comfyui.session.fidelity import Served
+from comfy_sage2.comfyui.session.fidelity import SampledCall
 from comfy_sage2.metrics import Agreement
 
 from .calls import ones
@@ -167,7 +167,7 @@ def test_threads_take_turns() -> None:
             for layer in range(LAYERS):
                 probe.quantized.append(layer)
                 if probe.wants(layer):
-                    probe.take(layer, Served("call", "8b", "x", None, "y"), torch.tensor([0.999, 0.01, 0.01]))
+                    probe.take(layer, SampledCall("call", "8b", "x", None, "y"), torch.tensor([0.999, 0.01, 0.01]))
             probe.finish(0)
 
     threads = [threading.Thread(target=run) for _ in range(4)]

@@ -14,7 +14,7 @@ from comfy_sage2.comfyui.session import guard, model_pass
 from comfy_sage2.comfyui.settings import Settings
 
 from .breaking import SIGMAS, Breaking, guard_of, nothing_finite, ones, sampled
-from .calls import Executor, serving
+from .calls import Executor, node_session
 
 pytestmark = pytest.mark.usefixtures("without_precise")
 
@@ -42,7 +42,7 @@ def test_broken_call_is_computed_again_and_its_layer_stays_downgraded(
     session, means = sampled(monkeypatch, Breaking(0, 1), ones)
     # Layers 0 and 1 break in step 0 and are ComfyUI's from there on; layer 2 is never touched.
     assert means == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
-    reasons = {share.outcome.reason: share.calls for share in session.record.summary().shares}
+    reasons = {share.decision.reason: share.calls for share in session.record.summary().shares}
     assert reasons == {None: 2, guard.RECOMPUTED: 2, guard.DOWNGRADED: 2}
     text = report([session])
     assert "call 0 gave a result that was not finite in step 0 (reference · 8b)" in text
@@ -65,18 +65,18 @@ def test_values_that_were_broken_before_are_named_so(monkeypatch: pytest.MonkeyP
 
 def test_without_the_guard_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     session, means = sampled(monkeypatch, Breaking(0), ones, guarded=False)
-    assert means[0] != means[0] and session.task.guard is None
+    assert means[0] != means[0] and session.handler.guard is None
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["our node", "another pack"])
 def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: bool) -> None:
     """With a node before this one it is not full precision that computes again."""
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(0, 1))
-    first = serving(Settings(backend="reference"))
+    first = node_session(Settings(backend="reference"))
     previous: Any = make_override(first)
     if other:
         previous = lambda func, *args, **kwargs: nothing_finite(*args)  # noqa: E731
-    second = serving(Settings(backend="reference", guard=True), 1, previous)
+    second = node_session(Settings(backend="reference", guard=True), 1, previous)
     override = make_override(second)
     for session in (first, second):
         session.begin_sampling(SIGMAS)
@@ -90,7 +90,7 @@ def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: boo
 
 def test_a_broken_output_is_not_compared_with_full_precision() -> None:
     settings = Settings(backend="reference", guard=True, measure_quality=True)
-    session = serving(settings)
+    session = node_session(settings)
     override = make_override(session)
     session.begin_sampling(SIGMAS)
 

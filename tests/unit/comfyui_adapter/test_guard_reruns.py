@@ -18,7 +18,7 @@ from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.readback import Readback
 
 from .breaking import LAYERS, SIGMAS, Breaking, guard_of, ones, sampled
-from .calls import Executor, serving
+from .calls import Executor, node_session
 
 pytestmark = pytest.mark.usefixtures("without_precise")
 
@@ -28,7 +28,7 @@ def test_broken_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     session, means = sampled(monkeypatch, Breaking(0, 1, 3, 4), ones, at_end=True)
     assert means == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
     assert guard_of(session).repeated == (0,) and [found.layer for found in guard_of(session).downgrades] == [0, 1]
-    reasons = {share.outcome.reason: share.calls for share in session.record.summary().shares}
+    reasons = {share.decision.reason: share.calls for share in session.record.summary().shares}
     assert reasons == {None: 3 + 1 + 1, guard.RECOMPUTED: 2, guard.DOWNGRADED: 2}
     assert session.layers == LAYERS and session.record.summary().layers == LAYERS
     assert "the model was run again in step 0;" in report([session])
@@ -71,7 +71,7 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
     copies = Copies(monkeypatch)
     last = LAYERS + second - 1
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(*([last] if broken else [])))
-    session = serving(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard=True))
     override = make_override(session)
     session.begin_sampling(SIGMAS)
     for sigma, count in zip(SIGMAS, (LAYERS, second), strict=False):
@@ -99,14 +99,14 @@ def test_a_pass_on_several_streams_is_looked_at_when_it_is_through(monkeypatch: 
 
 def test_pass_without_the_guard_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     session, means = sampled(monkeypatch, Breaking(0), ones, guarded=False, at_end=True)
-    assert means[0] != means[0] and session.task.guard is None
+    assert means[0] != means[0] and session.handler.guard is None
 
 
 def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes in a row, the outer wrapper's first: its calls are those of one pass, not of two."""
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(0, LAYERS))
-    first = serving(Settings(backend="reference", start_percent=1.0))
-    second = serving(Settings(backend="reference", guard=True), 1, make_override(first))
+    first = node_session(Settings(backend="reference", start_percent=1.0))
+    second = node_session(Settings(backend="reference", guard=True), 1, make_override(first))
     override = make_override(second)
 
     def model() -> list[float]:
@@ -143,7 +143,7 @@ def test_passes_that_others_take_part_in_are_not_made_again(
     control: Any, options: dict[str, Any], at_end: bool
 ) -> None:
     """A ControlNet's outputs are consumed, and a cache would answer with the broken result."""
-    session = serving(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard=True))
     seen = []
 
     def model(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -216,7 +216,7 @@ AROUND = {
 @pytest.mark.parametrize("found", AROUND.values(), ids=AROUND.keys())
 def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1))
-    session = serving(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     # Of the first pass the second layer is ComfyUI's, and stays so.
     assert sampled_by_comfyui(session, Cache(diffusion), diffusion, **found) == [5.0, 5.0]
@@ -226,7 +226,7 @@ def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("hooked", ["forward", "forward_orig", "hook", "pre-hook", "block"])
 def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, hooked: str) -> None:
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1))
-    session = serving(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     cache = Cache(diffusion)
     if hooked == "forward":
@@ -245,7 +245,7 @@ def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, ho
 
 def test_plain_values_put_on_the_model_are_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1))
-    session = serving(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     patches = {"diffusion_model.default_ref_method": "index", "model_sampling": lambda: None}
     assert sampled_by_comfyui(session, diffusion, diffusion, object_patches=patches) == [6.0, 6.0]
@@ -257,7 +257,7 @@ def test_a_repeated_pass_that_is_still_broken_is_named_and_the_last_one(
 ) -> None:
     """A cache that gives no sign of itself."""
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1, LAYERS))
-    session = serving(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     first, second = sampled_by_comfyui(session, Cache(diffusion), diffusion)
     assert first != first and second == 5.0

@@ -25,7 +25,7 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import make_policy
 from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, ones, qkv, reasons, serving, session_with
+from .calls import SIGMAS, node_session, ones, qkv, reasons, session_with
 
 CPU = torch.device("cpu")
 
@@ -125,7 +125,7 @@ def test_a_pass_that_is_made_again_has_the_same_names() -> None:
 
 def test_an_earlier_node_names_calls_that_it_does_not_see_alike() -> None:
     first = session_with(start_percent=0.5)
-    second = serving(Settings(backend="reference", apply_to="self only"), 1, make_override(first))
+    second = node_session(Settings(backend="reference", apply_to="self only"), 1, make_override(first))
     second.begin_sampling(SIGMAS)
     with model_pass.running(0, forward := first.begin_forward(1.0, CPU, {})):
         attend(second, blocks(0, 0, 1, 1), keys=[64, 32, 64, 32])
@@ -144,12 +144,12 @@ def test_a_policy_binds_to_names() -> None:
     }
     names = {layer: f"block {layer} self" for layer in range(4)}
     policy = make_policy(Signature.of("WAN21", {}), "balanced", dict.fromkeys(range(4), 32), measured, names=names)
-    session = serving(Settings(backend="reference", policy=policy), selector=policy)
+    session = node_session(Settings(backend="reference", policy=policy), selector=policy)
     session.begin_sampling(SIGMAS)
     attend(session, blocks(0, 1, 2, 3))
     attend(session, blocks(1, 3), sigma=0.75)
     found = {
-        place: outcome.options and outcome.options.mode for place, outcome in session.record.summary().cells.items()
+        place: decision.options and decision.options.mode for place, decision in session.record.summary().cells.items()
     }
     assert found == {(0, 0): None, (1, 0): "8b", (2, 0): None, (3, 0): "4b", (1, 1): "8b", (3, 1): "4b"}
 
@@ -166,7 +166,7 @@ def test_a_policy_of_names_serves_a_compiled_model_by_the_order(outside: int) ->
     policy = make_policy(
         Signature.of("HunyuanVideo", {}), "fast", dict.fromkeys(range(3), 32), measured, names=dict(enumerate(names))
     )
-    session = serving(Settings(backend="reference", policy=policy), selector=policy)
+    session = node_session(Settings(backend="reference", policy=policy), selector=policy)
     for options in (calls, unnamed[:3]):
         session.begin_sampling(SIGMAS)
         attend(session, options)
@@ -182,7 +182,7 @@ def test_a_policy_tells_where_a_model_without_names_leaves_calls_out(named: bool
     measured = {(layer, 0): {AttentionOptions("8b"): Agreement(1.0, 0.0, 0.0)} for layer in range(3)}
     names = {layer: f"block {layer} self" if named else f"call {layer}" for layer in range(3)}
     policy = make_policy(Signature.of("LTXV", {}), "fast", dict.fromkeys(range(3), 32), measured, names=names)
-    session = serving(Settings(backend="reference", policy=policy), selector=policy)
+    session = node_session(Settings(backend="reference", policy=policy), selector=policy)
     session.begin_sampling(SIGMAS)
     for numbers in ((0, 1, 2), (0, 2), (0, 1, 2)):
         attend(session, blocks(*numbers) if named else [{}] * len(numbers))

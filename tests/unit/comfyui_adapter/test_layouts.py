@@ -15,7 +15,7 @@ from comfy_sage2.comfyui.session import model_pass
 from comfy_sage2.comfyui.session.record import Share
 from comfy_sage2.comfyui.settings import Settings
 
-from .calls import serving
+from .calls import node_session
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def served(
     func: Callable[..., torch.Tensor], *args: Any, settings: Settings, **kwargs: Any
 ) -> tuple[torch.Tensor, tuple[Share, ...]]:
     """Call the override for `settings` inside a forward pass, as ComfyUI does."""
-    session = serving(settings)
+    session = node_session(settings)
     session.begin_sampling([1.0, 0.5, 0.0])
     with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
         out = make_override(session)(func, *args, **kwargs, _inside_attn_wrapper=True, transformer_options={})
@@ -72,7 +72,7 @@ def check(*args: Any, cosine: float = 0.998, **kwargs: Any) -> None:
     exact = plain(*args, **kwargs)
     assert out.shape == exact.shape and out.dtype == exact.dtype
     assert torch.nn.functional.cosine_similarity(out.flatten().double(), exact.flatten().double(), dim=0) > cosine
-    assert [share.outcome.backend for share in shares] == ["reference"]
+    assert [share.decision.backend for share in shares] == ["reference"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -101,7 +101,7 @@ def test_keys_and_values_with_their_heads_apart(split: str, skip_output: bool) -
     out, shares = served(refuse, *given, HEADS, settings=Settings(backend="reference"), skip_output_reshape=skip_output)
     assert out.shape == expected.shape
     assert torch.nn.functional.cosine_similarity(out.flatten(), expected.flatten(), dim=0) > 0.998
-    assert [share.outcome.backend for share in shares] == ["reference"]
+    assert [share.decision.backend for share in shares] == ["reference"]
 
 
 def test_heads_of_another_size_are_left_to_comfyui() -> None:
@@ -109,7 +109,7 @@ def test_heads_of_another_size_are_left_to_comfyui() -> None:
     wrong = v.unflatten(-1, (-1, DIM // 2))
     out, shares = served(lambda *args, **kwargs: q, q, k, wrong, HEADS, settings=Settings(backend="reference"))
     assert out is q
-    [reason] = [share.outcome.reason for share in shares]
+    [reason] = [share.decision.reason for share in shares]
     assert reason is not None and "[SA-210] v must be (B, N, H * 64) or (B, N, H, 64)" in reason
     assert f"got shape ({BATCH}, {KEYS}, {2 * HEADS}, {DIM // 2})" in reason
 

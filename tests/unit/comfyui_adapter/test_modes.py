@@ -17,7 +17,7 @@ from comfy_sage2.policy.calibrated import IN_FULL, Cell, Policy
 from comfy_sage2.policy.rules import RuleSelector
 from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, ones, qkv, serving
+from .calls import SIGMAS, node_session, ones, qkv
 
 FOUR = AttentionOptions(mode="4b")
 
@@ -39,7 +39,7 @@ def modes_of(session: Session, layers: int) -> list[list[str]]:
 
 def test_automatic_mode_mixes_by_step_and_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("comfy_sage2.policy.rules.FEW_KEYS", 1)
-    session = serving(Settings(mode="auto", backend="reference"), selector=RuleSelector("WAN21", "reference"))
+    session = node_session(Settings(mode="auto", backend="reference"), selector=RuleSelector("WAN21", "reference"))
     middle = ["8b", "4b", "4b", "8b"]
     assert modes_of(session, 4) == [["8b"] * 4, middle, middle, ["8b"] * 4]
 
@@ -49,10 +49,10 @@ def test_policy_decides_by_layer_and_part(monkeypatch: pytest.MonkeyPatch) -> No
         Signature.of("WAN21", {}), "fast", (0.0, 0.5, 1.0), (64, 64),
         ((Cell(FOUR), Cell(None)), (Cell(AttentionOptions(smooth_v=True)), Cell(replace(FOUR, smooth_v=True)))),
     )  # fmt: skip
-    session = serving(Settings(backend="reference", policy=policy), selector=policy)
+    session = node_session(Settings(backend="reference", policy=policy), selector=policy)
     assert modes_of(session, 2) == [["4b", "8b"]] * 2 + [["", "4b"]] * 2
-    outcomes = {share.outcome.label: share.calls for share in session.record.summary().shares}
-    assert outcomes == {
+    decisions = {share.decision.label: share.calls for share in session.record.summary().shares}
+    assert decisions == {
         "reference · 4b": 2, "reference · 8b · smooth V": 2, "reference · 4b · smooth V": 2, IN_FULL: 2
     }  # fmt: skip
     with pytest.raises(ValueError, match="for 2 attention calls in one pass, and the model made 1"):
@@ -67,5 +67,5 @@ def test_policy_takes_8_bits_where_there_is_no_4_bit_kernel(monkeypatch: pytest.
 
     monkeypatch.setattr("comfy_sage2.comfyui.session.dispatcher.explain", eight_only)
     policy = Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64,), ((Cell(FOUR),),))
-    session = serving(Settings(backend="reference", policy=policy), selector=policy)
+    session = node_session(Settings(backend="reference", policy=policy), selector=policy)
     assert modes_of(session, 1) == [["8b"]] * 4

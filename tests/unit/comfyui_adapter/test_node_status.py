@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from comfy_sage2.comfyui.node_status import MOST, Board
+from comfy_sage2.comfyui.node_status import MOST, NodeStatus
 
 PAGE = {"workflow": {"id": "one", "nodes": []}}
 
 
 def test_the_last_text_of_each_node_of_a_workflow() -> None:
-    board = Board()
-    tell = board.teller("SageAttention2", "57:3", PAGE)
-    board.teller("SageAttention2", "57:3", {"workflow": {"id": "two"}})("elsewhere")
-    assert board.told("one") == []
-    tell("before")
-    tell("after")
-    assert board.told("one") == [{"workflow": "one", "node": "57:3", "type": "SageAttention2", "text": "after"}]
-    assert board.told("three") == []
+    status = NodeStatus()
+    publish = status.publisher("SageAttention2", "57:3", PAGE)
+    status.publisher("SageAttention2", "57:3", {"workflow": {"id": "two"}})("elsewhere")
+    assert status.of_workflow("one") == []
+    publish("before")
+    publish("after")
+    assert status.of_workflow("one") == [{"workflow": "one", "node": "57:3", "type": "SageAttention2", "text": "after"}]
+    assert status.of_workflow("three") == []
 
 
 @pytest.mark.parametrize(
@@ -36,16 +36,16 @@ def test_the_last_text_of_each_node_of_a_workflow() -> None:
     ],
 )
 def test_a_prompt_that_comes_from_no_page(node: object, extra: Any) -> None:
-    board = Board()
-    board.teller("SageAttention2", node, extra)("text")
-    assert board.told("one") == [] and board.told("x" * 101) == []
+    status = NodeStatus()
+    status.publisher("SageAttention2", node, extra)("text")
+    assert status.of_workflow("one") == [] and status.of_workflow("x" * 101) == []
 
 
 def test_the_oldest_are_forgotten() -> None:
-    board = Board()
+    status = NodeStatus()
     for number in range(MOST):
-        board.teller("SageAttention2", str(number), PAGE)("text")
-    board.teller("SageAttention2", "0", PAGE)("again")
-    board.teller("SageAttention2", "new", PAGE)("text")
-    kept = {entry["node"] for entry in board.told("one")}
+        status.publisher("SageAttention2", str(number), PAGE)("text")
+    status.publisher("SageAttention2", "0", PAGE)("again")
+    status.publisher("SageAttention2", "new", PAGE)("text")
+    kept = {entry["node"] for entry in status.of_workflow("one")}
     assert len(kept) == MOST and {"0", "new"} <= kept and "1" not in kept

@@ -53,7 +53,7 @@ def test_a_node_of_this_pack_behind_this_one(measures: bool) -> None:
     """The model has asked the nodes: nothing is wrong with its code."""
     first = session_with()
     if measures:
-        first.task = Calibration(Signature.of("WAN21", {}), 1.0, lambda done, total: None)
+        first.handler = Calibration(Signature.of("WAN21", {}), 1.0, lambda done, total: None)
     second = session_with(make_override(first), slot=1)
     override = make_override(second)
 
@@ -78,7 +78,7 @@ def test_two_gpus_with_overrides_of_their_own() -> None:
             if name == "_watcher" and value is not None and value[0] is ones:  # type: ignore[index]
                 self.watcher(halved, lambda: halved)
 
-    session = Interrupted(session_with().task)
+    session = Interrupted(session_with().handler)
     assert session.watcher(ones, lambda: ones) is ones
 
 
@@ -168,7 +168,7 @@ def test_what_comes_back_counts_once() -> None:
 
     sampled(session, sparse, passes=2)
     found = summary_of(session)
-    assert {share.outcome.backend: share.calls for share in found.shares} == {"reference": 2, None: 4}
+    assert {share.decision.backend: share.calls for share in found.shares} == {"reference": 2, None: 4}
     assert found.layers == 3
 
 
@@ -176,7 +176,7 @@ def test_a_pack_before_serves_what_is_left_and_is_named() -> None:
     session = session_with(previous=halved, start_percent=0.5)
     sampled(session, make_override(session))
     found = summary_of(session)
-    assert [share.outcome.by for share in found.shares] == ["ComfyUI-Other"]
+    assert [share.decision.by for share in found.shares] == ["ComfyUI-Other"]
     assert "Left to ComfyUI-Other" in report([session]) and found.speed is None
 
 
@@ -192,7 +192,7 @@ def test_two_nodes_learn_of_the_same_calls() -> None:
     ):
         options[OVERRIDE](ones, *qkv(), 4, _inside_attn_wrapper=True, transformer_options=options)
     for session in (first, second):
-        assert [share.outcome.by for share in session.record.summary().shares] == ["ComfyUI-Other"]
+        assert [share.decision.by for share in session.record.summary().shares] == ["ComfyUI-Other"]
 
 
 def test_the_same_function_stands_in_the_options_in_every_pass() -> None:
@@ -265,8 +265,8 @@ def test_an_earlier_run_that_ran_no_pass_is_told_as_that() -> None:
 
 
 def test_a_calibration_says_whose_sampling_it_measures() -> None:
-    task = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, sampled_by="ComfyUI-Other")
-    session = Session(task, 0, halved)
+    handler = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, sampled_by="ComfyUI-Other")
+    session = Session(handler, 0, halved)
     assert "[SA-409] ComfyUI-Other computes the sampling, and may quantize" in status(session)
     session.begin_sampling(SIGMAS)
     sampled(session, make_override(session))

@@ -25,7 +25,7 @@ from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.targets import VARIANTS
 from comfy_sage2.reference.exact import exact_attention
 
-from .calls import SIGMAS, call, ones, qkv, serving, session_with
+from .calls import SIGMAS, call, node_session, ones, qkv, session_with
 
 CPU = torch.device("cpu")
 PRECISE = AttentionOptions("precise")
@@ -64,10 +64,10 @@ def test_the_guard_takes_precise_next(mode: str, monkeypatch: pytest.MonkeyPatch
     assert means == [30.0, 30.0] and kernel.asked == [mode, "precise", "precise"]
     text = report([session])
     assert f"in step 0 (reference · {mode}); reference · precise computed it again and serves this layer" in text
-    shares = {share.outcome.label: share.calls for share in session.record.summary().shares}
+    shares = {share.decision.label: share.calls for share in session.record.summary().shares}
     assert shares == {"reference · precise": 2}
     session.begin_sampling(SIGMAS)
-    assert session.task.guard is not None and session.task.guard.mode(0) is None
+    assert session.handler.guard is not None and session.handler.guard.mode(0) is None
 
 
 def test_where_precise_breaks_too_comfyui_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_without_precise_comfyui_computes_at_once(monkeypatch: pytest.MonkeyPatc
     kernel = Kernel("8b")
     session, means = sampled(kernel, monkeypatch)
     assert means == [1.0, 1.0] and kernel.asked == ["8b"]
-    reasons = [share.outcome.reason for share in session.record.summary().shares]
+    reasons = [share.decision.reason for share in session.record.summary().shares]
     assert set(reasons) == {guard.RECOMPUTED, guard.DOWNGRADED}
 
 
@@ -106,7 +106,7 @@ def test_the_node_computes_in_precise(smooth_v: bool) -> None:
     """Its values are not quantized, so that there is nothing to smooth, and nothing to report as smoothed."""
     settings = Settings(mode="precise", smooth_v=smooth_v, backend="reference", rotate=True)
     assert settings.describe() == "mode precise, rotation, backend reference"
-    session = serving(settings)
+    session = node_session(settings)
     session.begin_sampling(SIGMAS)
     tensors = qkv()
     out = call(session, *tensors, 2)
@@ -114,7 +114,7 @@ def test_the_node_computes_in_precise(smooth_v: bool) -> None:
     exact, _ = exact_attention(q, k, v)
     assert Agreement.of(out.unflatten(-1, (2, 64)).transpose(1, 2), exact).relative_l1 < 0.012
     (share,) = session.record.summary().shares
-    assert share.outcome.label == "reference · precise · rotation"
+    assert share.decision.label == "reference · precise · rotation"
     assert MODE_COLORS["precise", False] in {
         color for _, color in draw_chart([session]).getcolors(maxcolors=1 << 24) or ()
     }
@@ -125,11 +125,11 @@ def test_a_backend_without_precise_leaves_the_call_to_comfyui(monkeypatch: pytes
     reason = "[SA-206] mode must be 8b or 4b here, got precise"
     assert probe(CPU, Settings(mode="precise", backend="reference")).reason == reason
     policy = Policy(Signature.of("WAN21", {}), "lossless", (0.0, 1.0), (64,), ((Cell(PRECISE),),))
-    session = serving(Settings(backend="reference", policy=policy), selector=policy)
+    session = node_session(Settings(backend="reference", policy=policy), selector=policy)
     session.begin_sampling(SIGMAS)
     out = call(session, *qkv(), 2, func=ones)
     assert torch.equal(out, torch.ones_like(out))
-    assert [share.outcome.reason for share in session.record.summary().shares] == [reason]
+    assert [share.decision.reason for share in session.record.summary().shares] == [reason]
 
 
 class Accelerated:
@@ -156,11 +156,11 @@ def test_a_calibration_measures_the_modes_that_are_served(
 def test_a_calibration_finds_the_layer_that_needs_precise() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 512, 64) for _ in range(3))
-    task = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate=True)
-    task.begin_sampling(1)
-    task.head_dims[0], task.names[0] = 64, "call 0"
-    task._measure(AttentionCall(q, k, v, 2, skip_reshape=True), (0, 0))
-    found = task.measurements[0, 0]
+    handler = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate=True)
+    handler.begin_sampling(1)
+    handler.head_dims[0], handler.names[0] = 64, "call 0"
+    handler._measure(AttentionCall(q, k, v, 2, skip_reshape=True), (0, 0))
+    found = handler.measurements[0, 0]
     assert found[PRECISE].relative_l1 < 0.015 < 0.03 < found[AttentionOptions()].relative_l1
-    assert task.policy("fast").cells[0][0].options == AttentionOptions("4b")
-    assert "  precise: cosine" in task.own_report(Session(task).record.summary())
+    assert handler.policy("fast").cells[0][0].options == AttentionOptions("4b")
+    assert "  precise: cosine" in handler.own_report(Session(handler).record.summary())

@@ -15,12 +15,12 @@ from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
 from comfy_sage2.comfyui.session.model_pass import Forward
-from comfy_sage2.comfyui.session.record import Outcome
+from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 
-from .calls import SIGMAS, Container, ones, serving
+from .calls import SIGMAS, Container, node_session, ones
 
 CPU = torch.device("cpu")
 REFERENCE = ReferenceBackend()
@@ -79,7 +79,7 @@ def phased(monkeypatch: pytest.MonkeyPatch) -> Phased:
 
 
 def session_with(**options: Any) -> Session:
-    session = serving(Settings(**options), expected=Outcome("sm90", AttentionOptions()))
+    session = node_session(Settings(**options), expected=Decision("sm90", AttentionOptions()))
     session.begin_sampling(SIGMAS)
     return session
 
@@ -112,7 +112,7 @@ def test_the_attention_phase_finds_only_what_the_backend_keeps(
     out = call(session, phased, begin(session))
     assert phased.events == [("prepare", "qkv"), ("attend", kept)]
     assert out.shape == (1, 64, 128) and out.isfinite().all()
-    assert [(share.outcome.backend, share.calls) for share in session.record.summary().shares] == [("sm90", 1)]
+    assert [(share.decision.backend, share.calls) for share in session.record.summary().shares] == [("sm90", 1)]
     assert not [name for name, storage in phased.alive.items() if storage() is not None]
 
 
@@ -153,8 +153,8 @@ def test_only_the_layer_of_the_sample_keeps_its_inputs(phased: Phased) -> None:
         phased.events.clear()
     assert events[0] == ["run", *["prepare", "attend"] * 2]
     assert all(sorted(of_pass) == ["attend", "attend", "prepare", "prepare", "run"] for of_pass in events)
-    assert session.task.guard is not None and session.task.guard.fidelity is not None
-    assert session.task.guard.fidelity.summary[0].startswith("Guard: 3 samples of ")
+    assert session.handler.guard is not None and session.handler.guard.fidelity is not None
+    assert session.handler.guard.fidelity.summary[0].startswith("Guard: 3 samples of ")
 
 
 def test_the_guard_finds_what_the_attention_phase_spoils(phased: Phased) -> None:
@@ -190,7 +190,7 @@ def test_a_call_that_cannot_be_prepared_is_left_to_comfyui(phased: Phased) -> No
     assert torch.equal(call(session, phased, begin(session)), torch.ones(1, 64, 128))
     assert phased.events == [("prepare", "qkv"), ("comfyui", "")]
     (share,) = session.record.summary().shares
-    assert share.outcome.reason == "[SA-310] sm90 failed: no image for this device"
+    assert share.decision.reason == "[SA-310] sm90 failed: no image for this device"
 
 
 def test_tensors_that_the_caller_holds_are_not_prepared(phased: Phased) -> None:

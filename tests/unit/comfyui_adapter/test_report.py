@@ -15,20 +15,20 @@ from comfy_sage2.comfyui.report.drawing import fitted, font, wrapped
 from comfy_sage2.comfyui.report.text import report, status
 from comfy_sage2.comfyui.session.model_pass import Schedule
 from comfy_sage2.comfyui.session.quality import measure
-from comfy_sage2.comfyui.session.record import Outcome, Speed, start_timer
+from comfy_sage2.comfyui.session.record import Decision, SpeedComparison, start_timer
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 
-from .calls import serving
+from .calls import node_session
 
 CPU = torch.device("cpu")
-BY_KERNEL = Outcome("sm90", AttentionOptions())
+BY_KERNEL = Decision("sm90", AttentionOptions())
 
 
-def session_of(settings: Settings | None = None, expected: Outcome = BY_KERNEL) -> Session:
-    return serving(settings or Settings(), expected=expected)
+def session_of(settings: Settings | None = None, expected: Decision = BY_KERNEL) -> Session:
+    return node_session(settings or Settings(), expected=expected)
 
 
 def recorded(layers: int = 6, steps: int = 5, reasons: int = 1, ended: bool = True) -> Session:
@@ -39,11 +39,11 @@ def recorded(layers: int = 6, steps: int = 5, reasons: int = 1, ended: bool = Tr
     for step in range(steps):
         for layer in range(layers):
             left = layer >= layers - reasons
-            outcome = Outcome(reason=f"reason {layer}") if left else BY_KERNEL
+            decision = Decision(reason=f"reason {layer}") if left else BY_KERNEL
             watch = start_timer(CPU)
             watch.stop()
             agreement = None if left else torch.tensor([0.999 - 0.001 * layer, 0.01 * (layer + 1), 0.1])
-            session.record.add(layer, step, outcome, watch, agreement=agreement)
+            session.record.add(layer, step, decision, watch, agreement=agreement)
     if ended:
         session.end_sampling()
     return session
@@ -118,9 +118,9 @@ def timed(comfyui: tuple[float, ...], sample: float | None = None) -> Session:
         if sample is not None and session.record.lacks_comparison(("long",)):
             session.record.add_comparison(("long",), Watch(sample))
     for seconds in comfyui:
-        session.record.add(4, 0, Outcome(reason="first step"), Watch(seconds), form=("long",))
-    session.record.add(5, 0, Outcome(reason="cross"), Watch(0.5), form=("short",))
-    session.record.add(6, 0, Outcome(reason="guard"), Watch(99.0), form=None)
+        session.record.add(4, 0, Decision(reason="first step"), Watch(seconds), form=("long",))
+    session.record.add(5, 0, Decision(reason="cross"), Watch(0.5), form=("short",))
+    session.record.add(6, 0, Decision(reason="guard"), Watch(99.0), form=None)
     return session
 
 
@@ -149,7 +149,7 @@ def test_speed_of_calls_that_left_blocks_out() -> None:
     session.record.add(2, 1, listed, Watch(1.0), form=("long",))
     session.record.add(2, 1, BY_KERNEL, Watch(2.0), form=("short",))
     session.record.add(3, 1, BY_KERNEL, Watch(2.0), form=("long",))
-    assert session.record.summary().skip_speeds == {0: Speed(2, 6.0, 3.0), 1: Speed(2, 16.0, 3.0)}
+    assert session.record.summary().skip_speeds == {0: SpeedComparison(2, 6.0, 3.0), 1: SpeedComparison(2, 16.0, 3.0)}
 
 
 def test_forecast_is_amdahls_law() -> None:
@@ -184,7 +184,7 @@ def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
 
 
 def test_report_says_why_nothing_ran() -> None:
-    idle = session_of(expected=Outcome(reason="no kernel for this GPU"))
+    idle = session_of(expected=Decision(reason="no kernel for this GPU"))
     assert "no kernel for this GPU" in status(idle) and status(idle) in report([idle])
     assert "did not go through a SageAttention2 node" in report([])
     waiting = session_of()
@@ -213,7 +213,7 @@ def test_chart_of_any_size(layers: int, steps: int, reasons: int) -> None:
 def test_chart_of_nothing_is_a_message() -> None:
     for sessions in (
         [],
-        [session_of(expected=Outcome(reason="no kernel " * 60))],
+        [session_of(expected=Decision(reason="no kernel " * 60))],
         [session_of()],
     ):
         assert draw_chart(sessions).size == draw_card(sessions).size == (800, draw_card(sessions).height)
@@ -241,7 +241,7 @@ def test_modes_have_the_same_colors_in_every_chart() -> None:
         session = session_of(Settings(mode="auto"))
         session.begin_sampling([1.0, 0.0])
         for layer, mode in enumerate(modes):
-            session.record.add(layer, 0, Outcome("sm89", AttentionOptions(mode=mode)), Watch(1.0))
+            session.record.add(layer, 0, Decision("sm89", AttentionOptions(mode=mode)), Watch(1.0))
         colors = colors_of(draw_chart([session]).crop((100, 0, 1160, 2000)))
         areas = {color: count for count, color in colors}
         eight, four = areas[MODE_COLORS["8b", False]], areas[MODE_COLORS["4b", False]]
@@ -276,8 +276,8 @@ def test_summary_asks_for_one_median_a_form(monkeypatch: pytest.MonkeyPatch) -> 
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     for layer in range(500):
-        for outcome in (BY_KERNEL, Outcome(reason="first step")):
-            session.record.add(layer, 0, outcome, Watch(1.0), form=("form", layer % 2))
+        for decision in (BY_KERNEL, Decision(reason="first step")):
+            session.record.add(layer, 0, decision, Watch(1.0), form=("form", layer % 2))
     assert session.record.summary().speed is not None
     assert asked == [250, 250]
 
@@ -295,9 +295,9 @@ def test_long_reasons_are_drawn_with_few_measurements(text: str, monkeypatch: py
     monkeypatch.setattr(ImageDraw.ImageDraw, "textlength", counted)
     session = session_of()
     session.begin_sampling([1.0, 0.0])
-    session.record.add(0, 0, Outcome(reason=text), Watch(1.0))
+    session.record.add(0, 0, Decision(reason=text), Watch(1.0))
     draw_chart([session])
-    draw_chart([session_of(expected=Outcome(reason=text))])
+    draw_chart([session_of(expected=Decision(reason=text))])
     assert asked and len(asked) < 150 and max(asked) <= 2001
 
 

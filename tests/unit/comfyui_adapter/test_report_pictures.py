@@ -13,12 +13,12 @@ from comfy_sage2.comfyui.report.colors import BACKGROUND, BROKEN, LEFT, PANEL, S
 from comfy_sage2.comfyui.report.heatmap import cell_box, error_map, served_map
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.report.verdict import compared_speed, verdict, worst_place
-from comfy_sage2.comfyui.session.record import Outcome, Speed, Summary
+from comfy_sage2.comfyui.session.record import Decision, SpeedComparison, Summary
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 
-from .calls import serving
+from .calls import node_session
 from .test_report import BY_KERNEL, Watch, recorded, session_of
 
 # What protanopes, deuteranopes and tritanopes see of linear RGB (Machado, Oliveira and Fernandes 2009, severity 1).
@@ -65,13 +65,16 @@ def test_colors_with_a_meaning_differ_for_every_eye(seen_by: str) -> None:
 
 
 def summary_of(
-    *, speed: Speed | None = None, agreement: dict[tuple[int, int], Agreement] | None = None, served: bool = True
+    *,
+    speed: SpeedComparison | None = None,
+    agreement: dict[tuple[int, int], Agreement] | None = None,
+    served: bool = True,
 ) -> Summary:
     """Ten seconds of sampling."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     session.record.begin_forward(Watch(10.0))
-    session.record.add(0, 0, BY_KERNEL if served else Outcome(reason="no kernel"), Watch(5.0))
+    session.record.add(0, 0, BY_KERNEL if served else Decision(reason="no kernel"), Watch(5.0))
     found = session.record.summary()
     return Summary(
         found.steps, found.layers, found.seconds, found.shares, found.cells, agreement or {}, speed, found.devices
@@ -85,10 +88,13 @@ def close(cosine: float) -> dict[tuple[int, int], Agreement]:
 @pytest.mark.parametrize(
     "summary, words",
     [
-        (summary_of(speed=Speed(1, 14.0, 5.0), agreement=close(0.99989)), "1.9x faster sampling, 0.9998 as close"),
-        (summary_of(speed=Speed(1, 5.3, 5.0)), "1.03x faster sampling, closeness not measured"),
-        (summary_of(speed=Speed(1, 5.01, 5.0)), "equally fast sampling, closeness not measured"),
-        (summary_of(speed=Speed(1, 1.0, 8.0), agreement=close(1.0)), "3.3x slower sampling, 1.0000 as close"),
+        (
+            summary_of(speed=SpeedComparison(1, 14.0, 5.0), agreement=close(0.99989)),
+            "1.9x faster sampling, 0.9998 as close",
+        ),
+        (summary_of(speed=SpeedComparison(1, 5.3, 5.0)), "1.03x faster sampling, closeness not measured"),
+        (summary_of(speed=SpeedComparison(1, 5.01, 5.0)), "equally fast sampling, closeness not measured"),
+        (summary_of(speed=SpeedComparison(1, 1.0, 8.0), agreement=close(1.0)), "3.3x slower sampling, 1.0000 as close"),
         (summary_of(agreement=close(0.5)), "speed not compared, 0.5000 as close"),
         (summary_of(agreement=close(float("nan"))), "speed not compared, with NaN or infinity in the result"),
         (summary_of(served=False), "not faster: ComfyUI's attention served every call"),
@@ -109,7 +115,7 @@ def test_speeds_in_words(ratio: float, words: str) -> None:
 
 def test_the_report_begins_with_it() -> None:
     assert report([recorded()]).splitlines()[0] == "Speed not compared, 0.9970 as close"
-    idle = session_of(expected=Outcome(reason="no kernel for this GPU"))
+    idle = session_of(expected=Decision(reason="no kernel for this GPU"))
     assert report([idle]).splitlines()[0] == "Not at work"
 
 
@@ -141,7 +147,7 @@ def test_a_broken_cell_is_the_worst_and_stays_visible(value: float) -> None:
 def test_a_call_left_to_comfyui_shows_where_layers_share_a_pixel() -> None:
     session = session_of()
     session.begin_sampling([1.0, 0.0])
-    left = Outcome(reason="left")
+    left = Decision(reason="left")
     for layer in range(1000):
         session.record.add(layer, 0, left if layer == 501 else BY_KERNEL, Watch(1.0))
     pixels = np.asarray(served_map(session.record.summary(), {BY_KERNEL: SERVED[0], left: LEFT[0]}, 40, 100))
@@ -150,9 +156,9 @@ def test_a_call_left_to_comfyui_shows_where_layers_share_a_pixel() -> None:
 
 @pytest.mark.parametrize("text", ["\x00\x1b[31m" * 50_000, "\ud800\u202e" * 50_000, "a\n" * 100_000, "🦊 文字 " * 1000])
 def test_hosblock_reasons_are_drawn(text: str) -> None:
-    session = serving(Settings(mode="8b"))
+    session = node_session(Settings(mode="8b"))
     session.begin_sampling([1.0, 0.0])
-    session.record.add(0, 0, Outcome(reason=text), Watch(1.0))
-    session.record.add(1, 0, Outcome("sm90", AttentionOptions()), Watch(1.0), agreement=torch.tensor([1.0, 0.0, 0.0]))
+    session.record.add(0, 0, Decision(reason=text), Watch(1.0))
+    session.record.add(1, 0, Decision("sm90", AttentionOptions()), Watch(1.0), agreement=torch.tensor([1.0, 0.0, 0.0]))
     for draw in (draw_card, draw_chart):
         assert draw([session]).height < 2000

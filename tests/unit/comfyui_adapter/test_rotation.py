@@ -25,7 +25,7 @@ from comfy_sage2.policy.signature import Signature
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
-from .calls import SIGMAS, call, ones, qkv, serving, session_with
+from .calls import SIGMAS, call, node_session, ones, qkv, session_with
 
 CPU = torch.device("cpu")
 FOUR = AttentionOptions(mode="4b")
@@ -37,11 +37,11 @@ def policy(rotate: bool = False) -> Policy:
 
 def outputs(settings: Settings, tensors: tuple[torch.Tensor, ...], selector: Any = None) -> tuple[torch.Tensor, str]:
     """What a call gives with these settings, and the label of what served it."""
-    session = serving(settings, selector=selector)
+    session = node_session(settings, selector=selector)
     session.begin_sampling(SIGMAS)
     out = call(session, *tensors, 2)
     (share,) = session.record.summary().shares
-    return out, share.outcome.label
+    return out, share.decision.label
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "auto", "policy"])
@@ -78,7 +78,9 @@ def test_a_backend_that_cannot_rotate_leaves_the_call_to_comfyui(mode: str, monk
 
 
 def test_a_compiled_model_is_compiled_anew() -> None:
-    plain, rotated = (serving(Settings(backend="reference", rotate=rotate)).task.traced_as for rotate in (False, True))
+    plain, rotated = (
+        node_session(Settings(backend="reference", rotate=rotate)).handler.traced_as for rotate in (False, True)
+    )
     assert plain != rotated
 
 
@@ -102,11 +104,11 @@ def test_a_calibration_measures_with_rotation() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("comfy_sage2.comfyui.session.calibration.measure_variants", measured)
         for rotate in (False, True):
-            task = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate=rotate)
-            task.begin_sampling(1)
-            task._measure(whole, (0, 0))
-            task.head_dims[0], task.names[0] = 64, "call 0"
-            assert task.policy("fast").rotate == rotate
+            handler = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate=rotate)
+            handler.begin_sampling(1)
+            handler._measure(whole, (0, 0))
+            handler.head_dims[0], handler.names[0] = 64, "call 0"
+            assert handler.policy("fast").rotate == rotate
     assert asked == [False, True]
 
 
@@ -114,7 +116,7 @@ def test_a_calibration_measures_with_rotation() -> None:
 @pytest.mark.parametrize("rotate", [False, True])
 def test_the_report_says_where_policy_and_node_differ(measured: bool, rotate: bool) -> None:
     chosen = policy(measured)
-    session = serving(Settings(backend="reference", policy=chosen, rotate=rotate), selector=chosen)
+    session = node_session(Settings(backend="reference", policy=chosen, rotate=rotate), selector=chosen)
     session.begin_sampling(SIGMAS)
     call(session, *qkv(), 2, func=ones)
     assert ("its errors are not those measured" in session_report(session)) == (measured != rotate)

@@ -13,7 +13,7 @@ from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.report.text import status
 from comfy_sage2.comfyui.session import dispatcher
-from comfy_sage2.comfyui.session.record import Outcome
+from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.settings import BACKENDS, MODES, Settings, reason_against_steps
 
 from .test_patch import Patcher
@@ -68,7 +68,7 @@ def test_reference_serves_where_no_kernel_can(mode: str, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "comfy_sage2"):
         model = patch_model(Patcher(), Settings(mode=mode, backend="auto or reference"))
     (session,) = sessions_of(model)
-    assert session.task.idle_reason is None
+    assert session.handler.idle_reason is None
     first, note = status(session).splitlines()
     assert first.startswith("reference serves the attention")
     assert note.startswith("[SA-1") and "; here the reference serves in a kernel's place" in note
@@ -77,7 +77,7 @@ def test_reference_serves_where_no_kernel_can(mode: str, caplog: pytest.LogCaptu
 
 def test_kernel_serves_where_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with backend auto: no call of it goes to the reference."""
-    monkeypatch.setattr(dispatcher, "probe", lambda device, settings: Outcome("sm90", settings.options))
+    monkeypatch.setattr(dispatcher, "probe", lambda device, settings: Decision("sm90", settings.options))
     decided = dispatcher.with_backend(CPU, Settings(backend="auto or reference"))
     assert decided == Settings(backend="auto")
 

@@ -16,11 +16,11 @@ from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
 from comfy_sage2.policy.signature import Signature
-from comfy_sage2.sparsity.controller import Skipper
+from comfy_sage2.sparsity.controller import SparsityController
 from comfy_sage2.sparsity.levels import LEVELS
-from comfy_sage2.sparsity.mask_cache import Pass
+from comfy_sage2.sparsity.mask_cache import PassKey
 
-from .calls import Container, ones, serving
+from .calls import Container, node_session, ones
 from .skip_samplings import (
     HEAD_DIM,
     HEADS,
@@ -93,13 +93,13 @@ def test_each_head_has_its_own_blocks_and_threshold() -> None:
 
 def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:
     scales = []
-    find = Skipper.find
+    find = SparsityController.find
 
-    def watched(self: Any, layer: int, now: Pass, q: Any, k: Any, v: Any, block_margins: Any, scale: float) -> None:
+    def watched(self: Any, layer: int, now: PassKey, q: Any, k: Any, v: Any, block_margins: Any, scale: float) -> None:
         scales.append(scale)
         find(self, layer, now, q, k, v, block_margins, scale)
 
-    monkeypatch.setattr(Skipper, "find", watched)
+    monkeypatch.setattr(SparsityController, "find", watched)
     session = skipped()
     begin(session)
     run(session, 0, focused(25), scale=0.125)
@@ -110,7 +110,7 @@ def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytes
 def test_nothing_is_kept_after_a_sampling() -> None:
     session = skipped()
     sampled(session, focused(26))
-    assert session.task.skipping is not None and session.task.skipping._skipper._kept.bytes == 0
+    assert session.handler.sparsity is not None and session.handler.sparsity._controller._kept.bytes == 0
 
 
 def test_in_the_last_step_nothing_is_found() -> None:
@@ -173,7 +173,7 @@ def test_the_report_says_what_was_computed() -> None:
     assert "when they gave way to newer ones" in text and "skip fast" in text
     assert "  reference · 8b · key blocks skipped: 3 calls" in text
     assert found.share == pytest.approx((2 + 3 * found.computed) / 5)
-    assert "Key blocks skipped" not in report([serving(Settings(backend="reference"))])
+    assert "Key blocks skipped" not in report([node_session(Settings(backend="reference"))])
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,6 @@ def test_the_level_of_the_node_goes_before_that_of_the_policy(node: str, policy:
     carried = Policy(Signature.of("", {}), "fast", (0.0, 1.0), (HEAD_DIM,), ((eight,),), skip=policy)
     settings = Settings(backend="reference", skip=node, policy=carried)
     assert settings.skip_level == level and ("skip" in settings.describe()) == (level is not None)
-    session = serving(settings, selector=carried)
+    session = node_session(settings, selector=carried)
     sampled(session, focused(16), 2)
     assert listed(session) == [False, level is not None]

@@ -14,7 +14,7 @@ from comfy_sage2.backends.constraints import DENSE, WITHOUT_MARGINS
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 
-from .calls import serving
+from .calls import node_session
 from .skip_samplings import (
     TOKENS,
     begin,
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("short_calls_skip")
     ids=["mask", "short", "cross"],
 )
 def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, Any], reason: str | None) -> None:
-    session, plain = skipped(), serving(Settings(backend="reference"))
+    session, plain = skipped(), node_session(Settings(backend="reference"))
     for out, whole in zip(
         sampled(session, tensors, 2, **keywords), sampled(plain, tensors, 2, **keywords), strict=True
     ):
@@ -69,7 +69,10 @@ def test_exact_attention_stays_exact() -> None:
     assert not figures(session)
 
 
-@pytest.mark.parametrize("broken", ["block_margins", "Skipper.find", "Skipper.finds", "Skipper.lists", "block_mask"])
+@pytest.mark.parametrize(
+    "broken",
+    ["block_margins", "SparsityController.find", "SparsityController.finds", "SparsityController.lists", "block_mask"],
+)
 @pytest.mark.parametrize(
     "error", [RuntimeError("kernel"), torch.cuda.OutOfMemoryError("memory"), TypeError("block_margins")]
 )
@@ -90,13 +93,13 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
     assert listed(session) == [False] * 3
     given_up = f"[SA-318] skipping key blocks failed, and was given up for this sampling: {error}"
     assert report([session]).count(given_up) == 1
-    assert all(share.outcome.backend == "reference" for share in session.record.summary().shares)
+    assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
 
 def test_the_next_sampling_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     session, tensors = skipped(), focused(11)
     with monkeypatch.context() as patched:
-        patched.setattr("comfy_sage2.comfyui.session.sparsity.Skipper.find", None)
+        patched.setattr("comfy_sage2.comfyui.session.sparsity.SparsityController.find", None)
         sampled(session, tensors, 2)
     sampled(session, tensors, 2)
     assert listed(session) == [False, True] and "given up" not in report([session])
@@ -132,8 +135,8 @@ def test_a_layer_that_is_too_far_off_has_all_blocks_before_a_more_exact_mode(mon
     monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", wrong_lists)
     session, tensors = skipped(guard=True, guard_level=FIDELITY), focused(13)
     outs = sampled(session, tensors)
-    assert session.task.guard is not None and session.task.guard.fidelity is not None
-    (finding,) = session.task.guard.fidelity.findings
+    assert session.handler.guard is not None and session.handler.guard.fidelity is not None
+    (finding,) = session.handler.guard.fidelity.findings
     assert finding.steps == (1, 2) and finding.next_by == "reference · 8b with all key blocks"
     assert finding.served_by == "reference · 8b · key blocks skipped"
     assert torch.equal(outs[4], dense(tensors)) and listed(session) == [False, True, True, False, False]

@@ -216,12 +216,12 @@ def test_blocks_of_a_loras_former_strength_are_thrown_away(keyframes: tuple[floa
     begin(session)
     with_hooks(session, 0, before, hook)
     with_hooks(session, 1, before, hook)
-    assert session.task.skipping is not None
-    kept = session.task.skipping._skipper._kept.bytes
+    assert session.handler.sparsity is not None
+    kept = session.handler.sparsity._controller._kept.bytes
     hook.strength = keyframes[1]
     assert torch.equal(with_hooks(session, 1, after, hook), dense(after))
     with_hooks(session, 2, after, hook)
-    assert session.task.skipping._skipper._kept.bytes == kept
+    assert session.handler.sparsity._controller._kept.bytes == kept
     assert figures(session)[0].finding == 2 and figures(session)[0].computed == share_of(before, after)
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from comfy_sage2.attention import attention
-from comfy_sage2.backends.base import note_nonfinite
+from comfy_sage2.backends.base import flag_nonfinite
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
 from comfy_sage2.comfyui.session.fidelity import Fidelity
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 
-from .calls import ones, serving
+from .calls import node_session, ones
 
 CPU = torch.device("cpu")
 LAYERS = 3
@@ -41,7 +41,7 @@ class Faulty:
         if layer == self.layer and options.mode in self.modes:
             out = self.wrong(out)
         if nonfinite is not None:
-            note_nonfinite(out, nonfinite)
+            flag_nonfinite(out, nonfinite)
         return out
 
 
@@ -86,9 +86,9 @@ def sampled(session: Session, passes: int, func: Any = ones, at_end: bool = True
 
 
 def watched(**options: Any) -> Session:
-    return serving(Settings(**{"backend": "reference", "guard": True, "guard_level": FIDELITY, **options}))
+    return node_session(Settings(**{"backend": "reference", "guard": True, "guard_level": FIDELITY, **options}))
 
 
 def found_by(session: Session) -> Fidelity:
-    assert session.task.guard is not None and session.task.guard.fidelity is not None
-    return session.task.guard.fidelity
+    assert session.handler.guard is not None and session.handler.guard.fidelity is not None
+    return session.handler.guard.fidelity

@@ -1,4 +1,4 @@
-"""The accumulators that "auto" stands for: by card, resolved before a backend is asked."""
+"""The accumulators that "auto" stands for: by GPU, resolved before a backend is asked."""
 
 from __future__ import annotations
 

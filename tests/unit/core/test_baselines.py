@@ -71,7 +71,7 @@ def test_hadamard_spreads_a_single_outlier_channel() -> None:
 
 
 def test_errors_are_those_measured_of_the_real_kernels() -> None:
-    # Measured on a Hopper card for this input: sageattention 1.0.6 relative L1 0.0132, FlashAttention-3 FP8 0.0523.
+    # Measured on a Hopper GPU for this input: sageattention 1.0.6 relative L1 0.0132, FlashAttention-3 FP8 0.0523.
     q, k, v = (torch.randn(1, 2, 2048, 128) for _ in range(3))
     expected, _ = oracle(q, k, v)
     assert 0.0105 < relative_l1(baselines.sage_attention1(q, k, v)[0], expected) < 0.0165

@@ -17,7 +17,7 @@ from comfy_sage2.autotune import cache_file
 from comfy_sage2.backends import self_test, self_test_cases
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KernelBackend
-from comfy_sage2.backends.self_test_cases import Variant, Verdict
+from comfy_sage2.backends.self_test_cases import Result, Variant
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 
@@ -39,14 +39,14 @@ class Machine:
     current: int = 0
     asked: list[tuple[int, tuple[Variant, ...]]] = field(default_factory=list)
 
-    def ask(self, module: object, device: torch.device, variants: tuple[Variant, ...]) -> Verdict:
+    def run(self, module: object, device: torch.device, variants: tuple[Variant, ...]) -> Result:
         self.asked.append((device.index, tuple(variants)))
         if self.error is not None:
             raise self.error
-        return Verdict(6, list(self.wrong))
+        return Result(6, list(self.wrong))
 
     def restart(self) -> None:
-        self_test._outcomes.clear()
+        self_test._results.clear()
         self_test._postponed.clear()
 
     def reason(self, index: int | None = 0, variants: tuple[Variant, ...] = VARIANTS) -> str | None:
@@ -58,7 +58,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     found = Machine(tmp_path)
     monkeypatch.setattr(cache_file, "user_cache", lambda: found.folder)
     monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
-    monkeypatch.setattr(self_test_cases, "ask", found.ask)
+    monkeypatch.setattr(self_test_cases, "run", found.run)
     monkeypatch.setattr(loader, "load", lambda architecture: SimpleNamespace())
     monkeypatch.setattr(loader, "fingerprint", lambda architecture: found.module)
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)

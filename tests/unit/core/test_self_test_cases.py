@@ -14,7 +14,7 @@ import torch
 from reference_module import ReferenceModule, lists_of, tensor_at
 
 from comfy_sage2.backends import self_test_cases
-from comfy_sage2.backends.self_test_cases import Variant, Verdict, ask
+from comfy_sage2.backends.self_test_cases import Result, Variant, run
 from comfy_sage2.backends.self_test_margins import MARGIN_BOUND
 from comfy_sage2.options import MODES
 from comfy_sage2.reference.options import ReferenceOptions
@@ -32,8 +32,8 @@ def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
 
 
-def put(module: ReferenceModule, variants: tuple[Variant, ...] = EIGHT) -> Verdict:
-    return ask(module, torch.device("cpu"), variants)
+def put(module: ReferenceModule, variants: tuple[Variant, ...] = EIGHT) -> Result:
+    return run(module, torch.device("cpu"), variants)
 
 
 def test_every_mode_has_its_bounds() -> None:
@@ -45,7 +45,7 @@ def test_the_reference_passes_in_every_variant() -> None:
     variants = tuple(Variant(mode, accumulator) for mode in MODES for accumulator in ("fp32", "fp16"))
     # Mode precise has no FP16 accumulators, and takes no float32.
     calls = len(self_test_cases.CASES) * (len(variants) - 1) - 1
-    assert put(module, variants) == Verdict(calls)
+    assert put(module, variants) == Result(calls)
     assert module.calls == calls
 
 
@@ -61,8 +61,8 @@ def test_the_random_numbers_of_the_process_stay_as_they_are() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_the_questions_are_the_same_each_time() -> None:
-    (first, answers), (second, others) = self_test_cases.questions(), self_test_cases.questions()
+def test_the_inputs_are_the_same_each_time() -> None:
+    (first, answers), (second, others) = self_test_cases.make_inputs(), self_test_cases.make_inputs()
     assert torch.equal(first, second)
     assert all(torch.equal(one.out, other.out) for one, other in zip(answers, others, strict=True))
 
@@ -84,10 +84,10 @@ class Spoiled(ReferenceModule):
 
 
 def test_a_wrong_softmax_scale_is_found() -> None:
-    verdict = put(Changed(lambda fields: fields.update(scale=fields["scale"] * 2.0)))
-    assert verdict.reason is not None
-    assert verdict.reason.startswith("head_dim 64, ragged lengths (8b, FP32 accumulators): relative L1 ")
-    assert "at most 0.05 expected" in verdict.reason
+    result = put(Changed(lambda fields: fields.update(scale=fields["scale"] * 2.0)))
+    assert result.reason is not None
+    assert result.reason.startswith("head_dim 64, ragged lengths (8b, FP32 accumulators): relative L1 ")
+    assert "at most 0.05 expected" in result.reason
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -95,8 +95,8 @@ def test_output_of_the_wrong_sign_is_found(mode: str) -> None:
     def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
         out.neg_()
 
-    verdict = put(Spoiled(fault), (Variant(mode, "fp32"),))
-    assert len(verdict.wrong) == verdict.calls - 1  # the infinite value is noted all the same
+    result = put(Spoiled(fault), (Variant(mode, "fp32"),))
+    assert len(result.wrong) == result.calls - 1  # the infinite value is noted all the same
 
 
 def without_step(name: str, fields: dict[str, Any]) -> None:
@@ -109,8 +109,8 @@ def test_wrong_strides_are_found() -> None:
 
 
 def test_a_mask_that_is_left_out_is_found() -> None:
-    verdict = put(Changed(lambda fields: fields.update(mask_element=0)))
-    assert [text.partition(" (")[0] for text in verdict.wrong] == [
+    result = put(Changed(lambda fields: fields.update(mask_element=0)))
+    assert [text.partition(" (")[0] for text in result.wrong] == [
         "head_dim 128, mask for each query",
         "head_dim 256, key mask, smooth V",
         "head_dim 64, key mask",
@@ -118,8 +118,8 @@ def test_a_mask_that_is_left_out_is_found() -> None:
 
 
 def test_causality_that_is_left_out_is_found() -> None:
-    verdict = put(Changed(lambda fields: fields.update(causal=False)))
-    assert [text.partition(" (")[0] for text in verdict.wrong] == ["head_dim 128, causal", CAUSAL_LISTS]
+    result = put(Changed(lambda fields: fields.update(causal=False)))
+    assert [text.partition(" (")[0] for text in result.wrong] == ["head_dim 128, causal", CAUSAL_LISTS]
 
 
 def with_counts(fields: dict[str, Any], change: Callable[[torch.Tensor], object]) -> None:
@@ -167,8 +167,8 @@ def a_block_late(fields: dict[str, Any]) -> None:
 def test_lists_that_are_not_followed_are_found(
     fault: Callable[[dict[str, Any]], None], found: list[str], mode: str
 ) -> None:
-    verdict = put(Changed(fault), (Variant(mode, "fp32"),))
-    assert [text.partition(" (")[0] for text in verdict.wrong] == found
+    result = put(Changed(fault), (Variant(mode, "fp32"),))
+    assert [text.partition(" (")[0] for text in result.wrong] == found
 
 
 def test_a_note_of_valid_blocks_is_found() -> None:
@@ -257,10 +257,10 @@ def test_the_bound_of_margins_is_not_far_above_what_is_right(monkeypatch: pytest
 
 def test_in_whatever_order_blocks_are_taken_their_margins_are_the_same() -> None:
     """As long as the first of them is the first or the last one, or that of the queries' own tokens."""
-    buffer, answers = self_test_cases.questions()
-    (question,) = (found for found in answers if found.block_margins is not None)
-    assert question.block_margins is not None
-    q, k = question.q.of(buffer).float(), question.k.of(buffer).float()
+    buffer, answers = self_test_cases.make_inputs()
+    (given,) = (found for found in answers if found.block_margins is not None)
+    assert given.block_margins is not None
+    q, k = given.q.of(buffer).float(), given.k.of(buffer).float()
     scores = (q @ k.mT) / 64**0.5 * math.log2(math.e)
     padded = torch.nn.functional.pad(scores, (0, 512 - 440), value=-math.inf)
     peaks = padded.unflatten(3, (4, 128)).amax(dim=4)  # of each row in each block
@@ -269,7 +269,7 @@ def test_in_whatever_order_blocks_are_taken_their_margins_are_the_same() -> None
             if order[0] in (0, 3, block):
                 running = rows[..., order].cummax(dim=3).values
                 margins = (rows[..., order] - running).amax(dim=2)
-                torch.testing.assert_close(margins, question.block_margins[:, :, block, order], atol=1e-3, rtol=0.0)
+                torch.testing.assert_close(margins, given.block_margins[:, :, block, order], atol=1e-3, rtol=0.0)
 
 
 def test_a_module_without_lists_and_margins_is_asked_for_none() -> None:
@@ -280,7 +280,7 @@ def test_a_module_without_lists_and_margins_is_asked_for_none() -> None:
             assert not [name for name in fields if name.startswith("tiles_") or name == "gaps"]
             super().attention(**fields)
 
-    assert put(Older()) == Verdict(len(self_test_cases.CASES) - 3)
+    assert put(Older()) == Result(len(self_test_cases.CASES) - 3)
 
 
 def test_one_fault_in_one_variant_is_named() -> None:
@@ -289,8 +289,8 @@ def test_one_fault_in_one_variant_is_named() -> None:
             out[..., 100:] = 0.0
 
     variants = tuple(Variant(mode, accumulator) for mode in MODES for accumulator in ("fp32", "fp16"))
-    verdict = put(Spoiled(fault), variants)
-    (wrong,) = verdict.wrong
+    result = put(Spoiled(fault), variants)
+    (wrong,) = result.wrong
     assert wrong.startswith("head_dim 256, key mask, smooth V (4b, FP16 accumulators): relative L1 0.")
 
 
@@ -299,8 +299,8 @@ def test_values_that_are_not_finite_are_found(value: float) -> None:
     def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
         out[0, 0, 3, 5] = value
 
-    verdict = put(Spoiled(fault))
-    assert len(verdict.wrong) == len(self_test_cases.CASES) - 1
+    result = put(Spoiled(fault))
+    assert len(result.wrong) == len(self_test_cases.CASES) - 1
 
 
 def test_output_that_is_not_written_is_found() -> None:
@@ -308,10 +308,10 @@ def test_output_that_is_not_written_is_found() -> None:
         def attention(self, **fields: Any) -> None:
             pass
 
-    verdict = put(Idle())
-    assert len(verdict.wrong) == len(self_test_cases.CASES)
-    assert "relative L1 nan" in verdict.wrong[0]
-    assert verdict.wrong[-1].endswith("the note of NaN and infinity is 0, expected 1")
+    result = put(Idle())
+    assert len(result.wrong) == len(self_test_cases.CASES)
+    assert "relative L1 nan" in result.wrong[0]
+    assert result.wrong[-1].endswith("the note of NaN and infinity is 0, expected 1")
 
 
 def test_a_row_that_is_not_written_is_found() -> None:
@@ -338,8 +338,8 @@ def test_a_wrong_lse_is_found() -> None:
         if fields["lse"]:
             tensor_at(fields["lse"], (fields["q_length"],), (1,), torch.float32).add_(1.0)
 
-    verdict = put(Spoiled(fault))
-    assert len(verdict.wrong) == 6 and all("the LSE is" in text for text in verdict.wrong)
+    result = put(Spoiled(fault))
+    assert len(result.wrong) == 6 and all("the LSE is" in text for text in result.wrong)
 
 
 def test_a_note_of_infinity_that_is_not_made_is_found() -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageSequence
 
 from lab.animation import write_animation
-from lab.contact_sheet import LABEL_HEIGHT, Row, contact_sheet, spread
+from lab.contact_sheet import LABEL_HEIGHT, SheetRow, contact_sheet, spread
 from lab.demo.finished import FinishedClips, fingerprint
 from lab.demo.job import PURPOSES, Clip, Job
 from lab.demo.model import TRAINED_FOLDER, DemoModel
@@ -43,15 +43,18 @@ def test_mp4_plays_back(tmp_path: Path) -> None:
 
 
 def test_contact_sheet_has_a_row_for_each_clip(clips: list[Clip]) -> None:
-    sheet = contact_sheet([Row(clip.variant, spread(clip.frames)) for clip in clips])
+    sheet = contact_sheet([SheetRow(clip.variant, spread(clip.frames)) for clip in clips])
     row = sheet.height // len(clips)
     colors = [sheet.getpixel((5, index * row + row // 2)) for index in range(len(clips))]
     assert colors == [(brightness,) * 3 for brightness in range(100, 100 + 10 * len(clips), 10)]
 
 
 def test_an_animation_shows_each_clip_in_its_column_at_its_moment(tmp_path: Path) -> None:
-    clips = [Row(str(left), [torch.full((40, 60, 3), left + 40 * moment, dtype=torch.uint8) for moment in range(3)])
-             for left in (0, 100)]  # fmt: skip
+    def clip(left: int) -> SheetRow:
+        frames = [torch.full((40, 60, 3), left + 40 * moment, dtype=torch.uint8) for moment in range(3)]
+        return SheetRow(str(left), frames)
+
+    clips = [clip(left) for left in (0, 100)]
     write_animation(tmp_path / "a.webp", clips, frames_a_second=8)
     with Image.open(tmp_path / "a.webp") as picture:
         assert picture.size == (122, LABEL_HEIGHT + 40)

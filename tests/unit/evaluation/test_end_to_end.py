@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from lab.contact_sheet import Row, contact_sheet
+from lab.contact_sheet import SheetRow, contact_sheet
 from lab.demo.captions import CaptionEncoder
 from lab.demo.model import DemoModel, demo_model
 from lab.demo.sampler import denoise, pixels, starting_noise
@@ -137,7 +137,7 @@ def test_the_command_samples_the_rows_that_are_named(model: Path, tmp_path: Path
     assert list(data["results"]) == [FULL_PRECISION, "precise + rotation", "SageAttn2-4b"]
     assert "--rows 'precise + rotation' SageAttn2-4b" in (tmp_path / "end_to_end.md").read_text(encoding="utf-8")
     with Image.open(tmp_path / "end_to_end.png") as sheet:  # one caption has room for six of its frames
-        assert sheet.width == 6 * contact_sheet([Row("", [torch.zeros(32, 32, 3, dtype=torch.uint8)])]).width
+        assert sheet.width == 6 * contact_sheet([SheetRow("", [torch.zeros(32, 32, 3, dtype=torch.uint8)])]).width
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from comfy_sage2.comfyui.hooks.watcher import OVERRIDE
 from lab.measurements.families.calls import Calls, counted
 from lab.measurements.families.declared import FAMILIES
-from lab.measurements.families.findings import Findings, Row, Served, Timed
+from lab.measurements.families.findings import FamilyRow, Findings, Served, TimedSteps
 from lab.measurements.families.models import fill
 from lab.measurements.families.page import document
 from lab.measurements.overrides import attention_for_nothing
@@ -83,9 +83,9 @@ def test_tiny_shapes_keep_the_structure(family: Any) -> None:
         assert whole[1] == part[1] and len(whole) == len(part)
 
 
-def findings(timed: Timed | None, is_gpu: bool) -> Findings:
+def findings(timed: TimedSteps | None, is_gpu: bool) -> Findings:
     served = Served(Calls(made=10, unasked=2, masked=8), 6, {"[SA-101] too short": 2}, 0.999, 0.02)
-    row = Row(FAMILIES[0], served, timed)
+    row = FamilyRow(FAMILIES[0], served, timed)
     return Findings("0.33.0", "a machine", "python -m lab families", ["8b"], is_gpu, [row])
 
 
@@ -100,6 +100,6 @@ def test_the_page_says_what_was_not_run() -> None:
 
 def test_the_page_compares_medians() -> None:
     seconds = {"ComfyUI's default": [3.0, 2.0, 9.0], "8b": [1.0, 1.5, 2.0], "attention for nothing": [0.5, 0.5, 0.5]}
-    text = document(findings(Timed(5000, seconds, "2 sm90 · 8b", 7.0), is_gpu=True))
+    text = document(findings(TimedSteps(5000, seconds, "2 sm90 · 8b", 7.0), is_gpu=True))
     assert "Not run on a GPU" not in text
     assert "| 5000 | 3.000 (2.000 to 9.000) | 1.500 (1.000 to 2.000) | 0.500 (0.500 to 0.500) | 2.00 |" in text

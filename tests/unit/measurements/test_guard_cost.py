@@ -33,7 +33,7 @@ class Drifting:
 
 def measured(model: Drifting, name: str) -> list[float]:
     sessions: Any = {level: level for level in LEVELS}
-    return in_turns(cast(guard.Model, model), sessions, name, random.Random(0))
+    return in_turns(cast(guard.GuardedModel, model), sessions, name, random.Random(0))
 
 
 def test_a_level_is_measured_beside_off_alone() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
-from comfy_sage2.benchmark.candidates import Subject
+from comfy_sage2.benchmark.candidates import PreparedCandidate
 from comfy_sage2.benchmark.timing import Timed
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import AttentionOptions
@@ -80,7 +80,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...], 
         calls.append((module.__name__, tuple(k.shape), optional))
         return torch.full_like(q, float(module.__name__ == "b")), None
 
-    def in_rounds(subjects: Mapping[str, Subject], *_: Any) -> dict[str, Timed]:
+    def in_rounds(subjects: Mapping[str, PreparedCandidate], *_: Any) -> dict[str, Timed]:
         return {name: Timed(0.0, [2.0, 1.0, 9.0]) for name in subjects}
 
     for name in ("randn", "rand", "ones", "empty"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.benchmark.candidates import Subject
+from comfy_sage2.benchmark.candidates import PreparedCandidate
 from comfy_sage2.benchmark.timing import Timed
 from comfy_sage2.kernels import loader
 from lab.measurements import list_times
@@ -25,7 +25,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "load", lambda name: SimpleNamespace(version="9.9"))
 
 
-def in_rounds(subjects: Mapping[str, Subject], *_: Any) -> dict[str, Timed]:
+def in_rounds(subjects: Mapping[str, PreparedCandidate], *_: Any) -> dict[str, Timed]:
     assert all(subject.kernel_name in ("attention_", "precise_") for subject in subjects.values())
     return {name: Timed(0.0, [TIMES.get(name, 3.0)], [TIMES[name] / 2] if name in TIMES else []) for name in subjects}
 
@@ -45,7 +45,7 @@ def test_the_page_compares_with_the_dense_call(monkeypatch: pytest.MonkeyPatch, 
 def test_each_call_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, stand_ins: None, fresh_seed: int) -> None:
     called: list[dict[str, Any]] = []
     monkeypatch.setattr(list_times, "attention", lambda *_, **options: called.append(options))
-    case = list_times.Case("8b", 64, is_causal=False)
+    case = list_times.BlockMaskCase("8b", 64, is_causal=False)
     backend, subjects = list_times.subjects(case, 1024, torch.device("cpu"))
     assert backend == "sm90" and list(subjects) == [list_times.DENSE, *list_times.LISTED, list_times.NOTING]
     for subject in subjects.values():
@@ -59,7 +59,7 @@ def test_each_call_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch, stand_
 
 
 def test_a_causal_call_notes_no_margins(stand_ins: None) -> None:
-    _, subjects = list_times.subjects(list_times.Case("8b", 64, is_causal=True), 256, torch.device("cpu"))
+    _, subjects = list_times.subjects(list_times.BlockMaskCase("8b", 64, is_causal=True), 256, torch.device("cpu"))
     assert list(subjects) == [list_times.DENSE, *list_times.LISTED]
 
 

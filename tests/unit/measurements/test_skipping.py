@@ -14,7 +14,7 @@ from lab.measurements import skipping
 
 def test_lists_of_the_first_step_serve_the_next_two(fresh_seed: int) -> None:
     (sample,) = video_samples(fresh_seed, frames=4, height=8, width=16, heads=2, peaks=(28.0,))
-    one = skipping.Skipping("fast")
+    one = skipping.DemoSparsity("fast")
     dense = reference_attention(sample.q, sample.k, sample.v, skipping._NUMERICS)[0].to(sample.q.dtype)
     outs = []
     for one.step in range(4):
@@ -29,7 +29,7 @@ def test_lists_of_the_first_step_serve_the_next_two(fresh_seed: int) -> None:
 
 def test_lossless_blocks_change_nothing_in_the_same_call(fresh_seed: int) -> None:
     (sample,) = video_samples(fresh_seed, frames=4, height=8, width=16, heads=1, peaks=(40.0,))
-    one = skipping.Skipping("lossless")
+    one = skipping.DemoSparsity("lossless")
     outs = []
     for one.step in range(2):
         outs.append(one.attend(0, sample.q, sample.k, sample.v))

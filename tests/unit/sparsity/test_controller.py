@@ -9,9 +9,9 @@ import torch
 
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.reference.block_margins import LOSSLESS
-from comfy_sage2.sparsity.controller import Skipper, values
+from comfy_sage2.sparsity.controller import SparsityController, values
 from comfy_sage2.sparsity.levels import LADDER
-from comfy_sage2.sparsity.mask_cache import Pass
+from comfy_sage2.sparsity.mask_cache import PassKey
 from comfy_sage2.sparsity.thresholds import at, loosest
 
 BLOCKS = 6
@@ -44,9 +44,9 @@ def test_lossless_takes_the_strictest_threshold_alone() -> None:
     margins = torch.full((1, 1, BLOCKS, BLOCKS), LOSSLESS)
     margins[..., 0], margins[..., 1] = 0.0, LADDER[1]
     for level, active in (("lossless", 2), ("fast", 1)):
-        skipper = Skipper(level)
-        skipper.find(0, Pass(0), q, k, v, margins, 0.25)
-        lists = skipper.lists(0, Pass(1), q, k)
+        controller = SparsityController(level)
+        controller.find(0, PassKey(0), q, k, v, margins, 0.25)
+        lists = controller.lists(0, PassKey(1), q, k)
         assert isinstance(lists, BlockMask) and (lists.to_dense().sum(dim=3) == active).all()
 
 
@@ -54,92 +54,98 @@ def test_a_block_with_nan_stays() -> None:
     q, k, v = call(1)
     margins = torch.full((1, 1, BLOCKS, BLOCKS), -100.0)
     margins[..., 2], margins[0, 0, 3, 4] = 0.0, math.nan
-    skipper = Skipper("lossless")
-    skipper.find(0, Pass(0), q, k, v, margins, 0.25)
-    lists = skipper.lists(0, Pass(1), q, k)
+    controller = SparsityController("lossless")
+    controller.find(0, PassKey(0), q, k, v, margins, 0.25)
+    lists = controller.lists(0, PassKey(1), q, k)
     expected = margins.isnan() | (margins == 0.0)
     assert isinstance(lists, BlockMask) and torch.equal(lists.to_dense(), expected)
 
 
 def test_figures_of_lists_and_of_those_that_replace_them() -> None:
     q, k, v = call(2)
-    skipper = Skipper("fast")
+    controller = SparsityController("fast")
     for step, skipped in ((0, 4), (3, 2)):
         margins = without_the_last(skipped)
-        skipper.find(5, Pass(step), q, k, v, margins, 0.25)
-        assert isinstance(skipper.lists(5, Pass(step + 1), q, k), BlockMask)
-    figures = skipper.figures[5]
+        controller.find(5, PassKey(step), q, k, v, margins, 0.25)
+        assert isinstance(controller.lists(5, PassKey(step + 1), q, k), BlockMask)
+    figures = controller.figures[5]
     assert values(figures.computed) == [torch.tensor(2 / 6).item(), torch.tensor(4 / 6).item()]
     exact = (q @ k.transpose(2, 3) * 0.25).softmax(dim=3)
     kept = exact[..., : 2 * 128]
     lost = (kept @ v[:, :, : 2 * 128]) / kept.sum(dim=3, keepdim=True) - exact @ v
     (later,) = values(figures.later)
     assert later > 0.1 and abs(later - (lost.abs().sum() / (exact @ v).abs().sum()).item()) < 0.1
-    assert skipper.all_figures.found == figures.found
+    assert controller.all_figures.found == figures.found
 
 
 def test_of_all_calls_of_a_step_it_is_measured_what_the_lists_until_then_would_have_cost() -> None:
-    skipper, margins = Skipper("fast"), without_the_last(BLOCKS - 1)
+    controller, margins = SparsityController("fast"), without_the_last(BLOCKS - 1)
     for step in (0, 3):
         for seed in (5, 6):
             q, k, v = call(seed)
-            skipper.find(0, Pass(step), q, k, v, margins, 0.25)
-    later = values(skipper.figures[0].later)
+            controller.find(0, PassKey(step), q, k, v, margins, 0.25)
+    later = values(controller.figures[0].later)
     assert len(later) == 2 and min(later) > 0.1
 
 
 def test_what_is_forgotten_gives_way_to_what_was_known() -> None:
     q, k, v = call(7)
-    skipper = Skipper("fast")
+    controller = SparsityController("fast")
     for step, skipped in ((0, 4), (3, 2)):
         margins = without_the_last(skipped)
-        skipper.find(0, Pass(step), q, k, v, margins, 0.25)
-    skipper.forget(Pass(3))
-    assert len(skipper.figures[0].found) == 1 and not skipper.figures[0].later
-    lists = skipper.lists(0, Pass(3), q, k)
-    assert isinstance(lists, BlockMask) and (lists.to_dense().sum(dim=3) == 2).all() and skipper.finds(0, Pass(3), q, k)
+        controller.find(0, PassKey(step), q, k, v, margins, 0.25)
+    controller.forget(PassKey(3))
+    assert len(controller.figures[0].found) == 1 and not controller.figures[0].later
+    lists = controller.lists(0, PassKey(3), q, k)
+    assert (
+        isinstance(lists, BlockMask)
+        and (lists.to_dense().sum(dim=3) == 2).all()
+        and controller.finds(0, PassKey(3), q, k)
+    )
 
 
 def test_what_a_forgotten_evaluation_added_is_gone() -> None:
     """A further prompt's blocks, found between the steps in which all are."""
     q, k, v = call(8)
-    skipper = Skipper("fast")
-    first, second, again = (Pass(step, prompts=frozenset(names)) for step, names in ((0, "a"), (1, "b"), (2, "b")))
-    skipper.find(0, first, q, k, v, without_the_last(4), 0.25)
-    before = skipper._kept.bytes
-    skipper.find(0, second, q, k, v, without_the_last(2), 0.25)
-    skipper.forget(second)
-    assert skipper.finds(0, second, q, k) and skipper.finds(0, again, q, k)
-    lists = skipper.lists(0, first._replace(step=1), q, k)
+    controller = SparsityController("fast")
+    first, second, again = (PassKey(step, prompts=frozenset(names)) for step, names in ((0, "a"), (1, "b"), (2, "b")))
+    controller.find(0, first, q, k, v, without_the_last(4), 0.25)
+    before = controller._kept.bytes
+    controller.find(0, second, q, k, v, without_the_last(2), 0.25)
+    controller.forget(second)
+    assert controller.finds(0, second, q, k) and controller.finds(0, again, q, k)
+    lists = controller.lists(0, first._replace(step=1), q, k)
     assert isinstance(lists, BlockMask) and (lists.to_dense().sum(dim=3) == 2).all()
-    assert skipper._kept.bytes == before and len(skipper.figures[0].found) == 1
+    assert controller._kept.bytes == before and len(controller.figures[0].found) == 1
 
 
 def test_lists_that_would_not_pay_are_not_made() -> None:
     q, k, v = call(3)
     margins = torch.zeros(1, 1, BLOCKS, BLOCKS)
     margins[..., 0] = -200.0  # a sixth
-    skipper = Skipper("fast")
-    assert skipper.finds(0, Pass(0), q, k)
-    skipper.find(0, Pass(0), q, k, v, margins, 0.25)
-    assert not skipper.finds(0, Pass(1), q, k)
-    assert "less than 17% of its key blocks can be skipped" in str(skipper.lists(0, Pass(1), q, k, least_skipped=0.17))
-    assert values(skipper.figures[0].computed) == []
-    assert isinstance(skipper.lists(0, Pass(1), q, k, least_skipped=0.16), BlockMask)
-    assert values(skipper.figures[0].computed) == [torch.tensor(5 / 6).item()]
+    controller = SparsityController("fast")
+    assert controller.finds(0, PassKey(0), q, k)
+    controller.find(0, PassKey(0), q, k, v, margins, 0.25)
+    assert not controller.finds(0, PassKey(1), q, k)
+    assert "less than 17% of its key blocks can be skipped" in str(
+        controller.lists(0, PassKey(1), q, k, least_skipped=0.17)
+    )
+    assert values(controller.figures[0].computed) == []
+    assert isinstance(controller.lists(0, PassKey(1), q, k, least_skipped=0.16), BlockMask)
+    assert values(controller.figures[0].computed) == [torch.tensor(5 / 6).item()]
 
 
 def test_which_calls_find_blocks() -> None:
     q, k, v = call(4)
-    skipper, margins = Skipper("fast"), torch.zeros(1, 1, BLOCKS, BLOCKS)
+    controller, margins = SparsityController("fast"), torch.zeros(1, 1, BLOCKS, BLOCKS)
     found = []
     for step in range(10):
-        found.append(skipper.finds(0, Pass(step), q, k))
+        found.append(controller.finds(0, PassKey(step), q, k))
         if found[-1]:
-            skipper.find(0, Pass(step), q, k, v, margins, 0.25)
+            controller.find(0, PassKey(step), q, k, v, margins, 0.25)
     assert [step for step, finds in enumerate(found) if finds] == [0, 3, 8]
-    assert skipper.finds(1, Pass(9), q, k), "another layer"
-    assert skipper.finds(0, Pass(9), q[:, :, 128:], k), "another size"
+    assert controller.finds(1, PassKey(9), q, k), "another layer"
+    assert controller.finds(0, PassKey(9), q[:, :, 128:], k), "another size"
 
 
 @pytest.mark.parametrize(
@@ -154,10 +160,10 @@ def test_which_calls_find_blocks() -> None:
 )
 def test_a_sampler_that_goes_back_has_another_latent_unless_it_looked_ahead(steps: list[int], found: list[int]) -> None:
     q, k, v = call(4)
-    skipper, margins, finding = Skipper("fast"), torch.zeros(1, 1, BLOCKS, BLOCKS), []
+    controller, margins, finding = SparsityController("fast"), torch.zeros(1, 1, BLOCKS, BLOCKS), []
     for evaluation, step in enumerate(steps):
-        now = Pass(step, evaluation)
-        if skipper.finds(0, now, q, k):
-            skipper.find(0, now, q, k, v, margins, 0.25)
+        now = PassKey(step, evaluation)
+        if controller.finds(0, now, q, k):
+            controller.find(0, now, q, k, v, margins, 0.25)
             finding.append(step)
     assert finding == found

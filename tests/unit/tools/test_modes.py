@@ -9,7 +9,7 @@ import pytest
 
 from tools import figures, modes
 from tools.figures import Source
-from tools.modes import COLUMNS, ROWS, Cell
+from tools.modes import COLUMNS, ROWS, TableCell
 
 
 def test_the_page_is_current() -> None:
@@ -30,7 +30,7 @@ def test_a_figure_is_marked_by_its_machine(
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     table = "| a | b |\n| --- | --- |\n| x | 1.5 (2.5) |\n| x, emulated | 3 |\n"
     (tmp_path / "page.md").write_text(f"# Page\n\n- Machine: {machine}.\n\n## Table\n\n{table}", encoding="utf-8")
-    assert Cell(Source("page.md", "Table"), row, "b").text() == shown
+    assert TableCell(Source("page.md", "Table"), row, "b").text() == shown
 
 
 def test_a_figure_that_is_gone_is_an_error(

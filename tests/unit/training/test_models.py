@@ -19,7 +19,7 @@ from lab.demo.wan_statistics import denormalised, normalised
 from lab.demo.wan_vae import WanVAE
 from lab.training.demo_model import clips, latents
 from lab.training.demo_model.optimizer import Muon
-from lab.training.demo_model.state import Schedule, TrainingState
+from lab.training.demo_model.state import TrainingSchedule, TrainingState
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     def state() -> TrainingState:
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 4)
-        return TrainingState(model, [model.weight], Schedule(seconds=1e6, matrix_rate=1e-2, other_rate=1e-2))
+        return TrainingState(model, [model.weight], TrainingSchedule(seconds=1e6, matrix_rate=1e-2, other_rate=1e-2))
 
     def train(state: TrainingState, steps: int) -> None:
         for _ in range(steps):

@@ -14,7 +14,7 @@ from lab.demo.wan_dit import WanDiT
 from lab.demo.wan_vae import WanVAE
 from lab.evaluation.caption_classifier import CLASSIFIER_FILE, CaptionClassifier
 from lab.training.demo_model import clips, train, train_classifier, train_dit, train_vae
-from lab.training.demo_model.run import Run
+from lab.training.demo_model.run import TrainingRun
 
 pytestmark = pytest.mark.slow
 
@@ -63,9 +63,9 @@ def test_a_stopped_training_goes_on_to_a_model_that_loads(
 
 
 def test_a_run_knows_what_it_has_the_time_for() -> None:
-    assert Run().has(1e9)
-    assert Run(100).has(50)
-    assert not Run(100).has(101)
+    assert TrainingRun().has(1e9)
+    assert TrainingRun(100).has(50)
+    assert not TrainingRun(100).has(101)
 
 
 def test_roughness_is_one_minus_the_correlation_of_neighbors() -> None:

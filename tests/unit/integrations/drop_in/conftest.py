@@ -21,5 +21,5 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "calls", serving.Calls())
+    monkeypatch.setattr(serving, "calls", serving.CallCounts())
     monkeypatch.setattr(serving, "_choices", {})

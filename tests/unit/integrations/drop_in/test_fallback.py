@@ -96,7 +96,7 @@ def test_in_the_place_of_torchs_own_function(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_log_does_not_flood(caplog: pytest.LogCaptureFixture) -> None:
-    calls = serving.Calls()
+    calls = serving.CallCounts()
     with caplog.at_level(logging.WARNING, "comfy_sage2"):
         for size in range(100):
             calls.count(serving.TORCH, f"head_dim {size}")

@@ -11,7 +11,7 @@ from comfy_sage2.integrations.sageattention import serving
 
 
 def test_the_report_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = serving.Calls()
+    calls = serving.CallCounts()
     monkeypatch.setattr(text, "sage_calls", calls)
     assert text.report([]) == text.NOT_PATCHED
     for _ in range(3):
@@ -23,7 +23,7 @@ def test_the_report_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_log_names_each_backend_once(caplog: pytest.LogCaptureFixture) -> None:
-    calls = serving.Calls()
+    calls = serving.CallCounts()
     with caplog.at_level(logging.INFO, "comfy_sage2"):
         for backend in ("sm90, 8b", "sm90, 8b", "sm90, precise"):
             calls.count(backend, None)

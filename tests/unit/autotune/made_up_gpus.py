@@ -1,4 +1,4 @@
-"""A card whose times are known exactly."""
+"""A GPU whose times are known exactly."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ FOUR, FOUR_HALF = Candidate("sm89", "4b", "fp32"), Candidate("sm89", "4b", "fp16
 FLASH, CUDNN, OWN = Candidate("torch-flash"), Candidate("torch-cudnn"), Candidate(PLAIN)
 CALLS = ((32, 1024, 1024), (128, 1024, 1024), (32, 2048, 2048), (32, 4096, 4096), (16, 32768, 512))
 WORKS = [Work(*sizes, head_dim) for head_dim in (64, 128) for sizes in CALLS]
-# TFLOP/s of the products, and microseconds for each 1000 tokens of a head, on a card like an RTX 4090.
-CARD = {
+# TFLOP/s of the products, and microseconds for each 1000 tokens of a head, on a GPU like an RTX 4090.
+GPU = {
     EIGHT: (300, 0.5), EIGHT_HALF: (440, 0.5), FOUR: (340, 0.7), FOUR_HALF: (560, 0.7),
     FLASH: (160, 0.0), CUDNN: (165, 0.0), OWN: (160, 0.0),
 }  # fmt: skip
 
 
-def seconds(card: Mapping[Candidate, tuple[float, float]], candidate: Candidate, work: Work) -> float:
-    rate, per_thousand = card[candidate]
+def seconds(gpu: Mapping[Candidate, tuple[float, float]], candidate: Candidate, work: Work) -> float:
+    rate, per_thousand = gpu[candidate]
     return 6e-6 + 4e-12 * work.head_dim * work.pairs / rate + per_thousand * 1e-9 * (work.queries + work.keys)
 
 
-def card(slower: Mapping[Candidate, float] | None = None, without: tuple[Candidate, ...] = ()) -> dict[Any, float]:
+def made_up_gpu(
+    slower: Mapping[Candidate, float] | None = None, without: tuple[Candidate, ...] = ()
+) -> dict[Any, float]:
     factors = slower or {}
     return {
-        (candidate, work): factors.get(candidate, 1.0) * seconds(CARD, candidate, work)
-        for candidate in CARD
+        (candidate, work): factors.get(candidate, 1.0) * seconds(GPU, candidate, work)
+        for candidate in GPU
         for work in WORKS
         if candidate not in without
     }

@@ -38,10 +38,10 @@ class Case:
     Attributes:
         mask: "" for none; "queries": bool, one for each query, of which one attends to nothing; "keys": additive, the
             same for all queries, with the last keys masked.
-        broken: a value of V is infinite, which must be noted.
+        broken: a value of V is infinite, which must be flagged.
         lists: () for none, else of each head, or of one for all, of each block of queries: a count, then key blocks.
             Those that are not active stand behind the count.
-        invalid: an entry of the lists is invalid, which must be left out and noted.
+        invalid: an entry of the lists is invalid, which must be left out and flagged.
         block_margins: the blocks are graded, and their margins are to be recorded.
     """
 
@@ -235,7 +235,7 @@ class _Call:
 
     @property
     def flags(self) -> Iterator[tuple[_Slot, str, int]]:
-        """Where each flag lies, which is 0 before the call, what it notes and what it must become."""
+        """Where each flag lies, which is 0 before the call, what it is for and what it must become."""
         yield self.nonfinite, "NaN and infinity", int(self.input.case.broken)
         if self.invalid_blocks is not None:
             yield self.invalid_blocks, "invalid blocks", int(self.input.case.invalid)
@@ -362,9 +362,9 @@ def _wrong(call: _Call, results: torch.Tensor) -> Iterator[str]:
     """What is wrong with a call's results, in words."""
     given = call.input
     for flag, what, expected in call.flags:
-        noted = int(flag.of(results).item())
-        if noted != expected:
-            yield f"the note of {what} is {noted}, expected {expected}"
+        flagged = int(flag.of(results).item())
+        if flagged != expected:
+            yield f"the flag for {what} is {flagged}, expected {expected}"
     if given.case.broken:
         return
     out = call.out.of(results).float()

@@ -34,7 +34,7 @@ def _watcher(session: Session, taken_by: Override) -> Override:
     """An override that does what `taken_by` does, and tells `session` of the calls that do not come back to it."""
     owner = owner_of(getattr(taken_by, "watched", taken_by))
 
-    def told(run: Callable[[], torch.Tensor], call: AttentionCall | None, kwargs: dict[str, Any]) -> torch.Tensor:
+    def observed(run: Callable[[], torch.Tensor], call: AttentionCall | None, kwargs: dict[str, Any]) -> torch.Tensor:
         running = model_pass.current(session.slot)
         if running is None or call is None:
             return run()
@@ -43,12 +43,12 @@ def _watcher(session: Session, taken_by: Override) -> Override:
     def override(func: Override, *args: Any, **kwargs: Any) -> torch.Tensor:
         if torch.compiler.is_compiling():
             return taken_by(func, *args, **kwargs)
-        return told(lambda: taken_by(func, *args, **kwargs), _call(args, kwargs), kwargs)
+        return observed(lambda: taken_by(func, *args, **kwargs), _call(args, kwargs), kwargs)
 
     def container_function(*args: Any, **kwargs: Any) -> torch.Tensor:
         # The call alone refers to the tensors, and the session releases it before `run`.
         call = _call((*(container.peek() for container in args[:3]), *args[3:]), kwargs)
-        return told(lambda: taken_by.container_function(*args, **kwargs), call, kwargs)  # type: ignore[attr-defined]
+        return observed(lambda: taken_by.container_function(*args, **kwargs), call, kwargs)  # type: ignore[attr-defined]
 
     if hasattr(taken_by, "container_function"):
         override.container_function = container_function  # type: ignore[attr-defined]

@@ -116,8 +116,7 @@ class Dispatcher(Handler):
         return None
 
     def _in_full_precision(self, call: AttentionCall, reason: str) -> Decision:
-        """The decision for a call that is not to be quantized: an exact attention where one is faster than ComfyUI's.
-        """
+        """The decision for a call that is not to be quantized: an exact attention where one beats ComfyUI's."""
         if not self._prefers_exact or not self.is_first or call.reason_against_quantizing is not None:
             return Decision(reason=reason)
         if call.form not in self._exact:

@@ -285,8 +285,7 @@ class Session:
     def _by_lists(
         self, call: AttentionCall, decision: Decision, site: CallSite, forward: Forward, given: dict[str, Any]
     ) -> tuple[torch.Tensor, bool] | None:
-        """The output of a call whose blocks are found or skipped, see `BlockSparsity.attend`; None is any other call.
-        """
+        """The output of a call that finds or skips blocks: see `BlockSparsity.attend`. None is any other call."""
         sparsity, checks = self.handler.sparsity, self.handler.guard
         if sparsity is None or not guard.can_check(call.q.device):
             return None
@@ -360,13 +359,13 @@ class Session:
         except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
             self._warn_once("the memory does not suffice for the guard to compare a sample with exact attention")
 
-    def _count_for_earlier_nodes(self, told: Forward) -> None:
-        """Tell earlier nodes of the call that `told` knows: they never see it, but number every call alike."""
+    def _count_for_earlier_nodes(self, counted: Forward) -> None:
+        """Count the last call of `counted` in earlier nodes too: they never see it, but number every call alike."""
         session = getattr(self.previous, "session", None)
         while session is not None:
             forward = model_pass.current(session.slot)
             if forward is not None:
-                session.record.layer(forward.count_too(told))
+                session.record.layer(forward.count_too(counted))
             session = getattr(session.previous, "session", None)
 
     def _previous_owner(self) -> str | None:

@@ -171,13 +171,13 @@ def test_lists_that_are_not_followed_are_found(
     assert [text.partition(" (")[0] for text in result.wrong] == found
 
 
-def test_a_note_of_valid_blocks_is_found() -> None:
+def test_a_flag_for_valid_blocks_is_found() -> None:
     def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
         if fields.get("tiles_invalid"):
             tensor_at(fields["tiles_invalid"], (1,), (1,), torch.int32).fill_(1)
 
     (wrong,) = put(Spoiled(fault)).wrong
-    assert wrong == f"{CAUSAL_LISTS} (8b, FP32 accumulators): the note of invalid blocks is 1, expected 0"
+    assert wrong == f"{CAUSAL_LISTS} (8b, FP32 accumulators): the flag for invalid blocks is 1, expected 0"
 
 
 @pytest.fixture
@@ -311,7 +311,7 @@ def test_output_that_is_not_written_is_found() -> None:
     result = put(Idle())
     assert len(result.wrong) == len(self_test_cases.CASES)
     assert "relative L1 nan" in result.wrong[0]
-    assert result.wrong[-1].endswith("the note of NaN and infinity is 0, expected 1")
+    assert result.wrong[-1].endswith("the flag for NaN and infinity is 0, expected 1")
 
 
 def test_a_row_that_is_not_written_is_found() -> None:
@@ -342,6 +342,6 @@ def test_a_wrong_lse_is_found() -> None:
     assert len(result.wrong) == 6 and all("the LSE is" in text for text in result.wrong)
 
 
-def test_a_note_of_infinity_that_is_not_made_is_found() -> None:
+def test_a_flag_for_infinity_that_is_not_set_is_found() -> None:
     (wrong,) = put(Changed(lambda fields: fields.update(nonfinite=0))).wrong
     assert wrong.startswith("infinite value (8b") and wrong.endswith("is 0, expected 1")

@@ -1,96 +1,68 @@
-"""The public attention call: validate, describe, choose a backend, run it, all behind one torch custom op."""
+"""The public attention call: plan it and run the plan; by a torch operator where something has to see the call."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
-from torch.autograd import forward_ad
 
 from . import registry
-from .autotune.cost_model import TunedChoices
-from .autotune.store import choices_of
-from .backends.base import Attend, AttentionRequest, Backend, Form, empty_output
-from .backends.tensors import WRITTEN, OptionalTensors
 from .block_mask import BlockMask
+from .operators import OPTIONS_SCHEMA, define, has_observer, has_tangent
 from .options import AttentionOptions, CallChoices, Choices
-from .validation import check_block_margins, check_block_mask, check_mask, check_nonfinite, check_tensors
+from .plan import Refusal, plan
+from .request import AttentionRequest
+from .signature import CallSignature
+from .tensors import NO_TENSORS, WRITTEN, OptionalTensors
+from .validation import check_call, check_flags
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 NO_GRADIENT = "[SA-307] comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it"
 
+Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
+
+class _Arguments(CallChoices, total=False):
+    """For type checkers: the arguments beside q, k and v that do not decide the type of the result."""
+
+    attn_mask: torch.Tensor | None
+    block_mask: BlockMask | None
+    block_margins: torch.Tensor | None
+    backend: str | None
+    nonfinite: torch.Tensor | None
+
+
+class _ArgumentsWithOptions(_Arguments, total=False):
+    """For type checkers: `options` may ask for the LSE."""
+
+    options: AttentionOptions | None
+
+
+# fmt: off
 @overload
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    block_mask: BlockMask | None = None,
-    block_margins: torch.Tensor | None = None,
-    backend: str | None = None,
-    nonfinite: torch.Tensor | None = None,
-    return_lse: Literal[False] = False,
-    **choices: Unpack[CallChoices],
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: Literal[False] = False, **arguments: Unpack[_Arguments],
 ) -> torch.Tensor: ...
-
-
 @overload
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    block_mask: BlockMask | None = None,
-    block_margins: torch.Tensor | None = None,
-    backend: str | None = None,
-    nonfinite: torch.Tensor | None = None,
-    options: AttentionOptions | None = None,
-    return_lse: Literal[True],
-    **choices: Unpack[CallChoices],
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: Literal[True], **arguments: Unpack[_ArgumentsWithOptions],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
 @overload
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    block_mask: BlockMask | None = None,
-    block_margins: torch.Tensor | None = None,
-    backend: str | None = None,
-    nonfinite: torch.Tensor | None = None,
-    options: AttentionOptions | None = None,
-    return_lse: Literal[False],
-    **choices: Unpack[CallChoices],
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: Literal[False], **arguments: Unpack[_ArgumentsWithOptions],
 ) -> torch.Tensor: ...
-
-
 @overload
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    block_mask: BlockMask | None = None,
-    block_margins: torch.Tensor | None = None,
-    backend: str | None = None,
-    nonfinite: torch.Tensor | None = None,
-    options: AttentionOptions | None = None,
-    return_lse: bool = ...,
-    **choices: Unpack[CallChoices],
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
-
-
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: bool = ..., **arguments: Unpack[_ArgumentsWithOptions],
+) -> Output: ...
+# fmt: on
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -103,7 +75,7 @@ def attention(
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
     **choices: Any,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Output:
     """SageAttention2: softmax(q k^T * scale + mask) v with quantized matrix products.
 
     Inference only: the op has no gradient. Inputs are never written to. A NaN in the inputs gives NaN in the output.
@@ -138,78 +110,45 @@ def attention(
         ValueError: shapes, strides, devices or options that do not fit; the message names the argument.
         UnsupportedError: a ValueError; the backend asked for cannot run this call, and why.
     """
-    options = AttentionOptions.of(options, choices)
-    bhnd, optional = _checked(
-        q,
-        k,
-        v,
-        options.layout,
-        attn_mask=attn_mask,
-        block_mask=block_mask,
-        nonfinite=nonfinite,
-        block_margins=block_margins,
-    )
-    inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
-    if any(map(_has_tangent, inputs)):
-        raise RuntimeError(NO_GRADIENT)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        with torch.no_grad():
-            out, lse = _compute(bhnd, optional, backend, options)
-        out, lse = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
-    else:
-        out, lse = _compute(bhnd, optional, backend, options)
-    if options.layout == "BNHD":
-        out = out.transpose(1, 2)
-    return (out, lse) if options.return_lse else out
+    optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, block_margins)
+    if has_observer(q, k, v, attn_mask):
+        return _observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
+    if optional is not NO_TENSORS:
+        check_flags(optional, q.device)
+    chosen = _options(options, tuple(choices.items())) if choices or options is None else options
+    found = plan(CallSignature.of(q, k, v, chosen, optional, backend=backend))
+    if isinstance(found, Refusal):
+        found.throw()
+    out, lse = found.run(q, k, v, optional)
+    return out if lse is None else (out, lse)
 
 
-def prepare(
+@lru_cache(maxsize=256)
+def _options(options: AttentionOptions | None, choices: tuple[tuple[str, Any], ...]) -> AttentionOptions:
+    return AttentionOptions.of(options, dict(choices))
+
+
+def _observed(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    backend: str | None = None,
-    nonfinite: torch.Tensor | None = None,
-    options: AttentionOptions | None = None,
-    **choices: Unpack[Choices],
-) -> Attend | None:
-    """Begin a call of `attention` whose q, k and v nobody else needs: their memory can serve its output.
-
-    Takes the arguments of `attention` and raises its errors for bad input. Calls that record block margins have no
-    phases: the thresholds are chosen with q, k and v, which are needed after them.
-
-    Returns:
-        what ends the call, once, on the same stream: it gives the output and the LSE, or None without `return_lse`. It
-        keeps of q, k and v what the backend still reads, so the caller lets go of all three before, and raises
-        RuntimeError for a failure of the device alone, such as lacking memory for the output. None when the call is for
-        `attention` (its backend has no phases, or autograd, a compiler or a tensor's class has to see the operator):
-        nothing was done.
-    """
-    options = AttentionOptions.of(options, choices)
-    bhnd, optional = _checked(q, k, v, options.layout, attn_mask=attn_mask, nonfinite=nonfinite)
-    inputs = [tensor for tensor in (q, k, v, attn_mask) if tensor is not None]
-    if torch.compiler.is_compiling() or not all(map(_is_plain, inputs)):
-        return None
-    chosen, request = _chosen(bhnd[0], bhnd[1], optional, backend, tuple(options.values()))
-    attend = chosen.prepare(*bhnd, request, optional)
-    if attend is None or options.layout == "BHND":
-        return attend
-    return partial(_transposed, attend)
-
-
-def _transposed(attend: Attend) -> tuple[torch.Tensor, torch.Tensor | None]:
-    out, lse = attend()
-    return out.transpose(1, 2), lse
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether nothing but its values depends on what is done with `tensor`."""
-    return type(tensor) is torch.Tensor and not tensor.requires_grad and not _has_tangent(tensor)
-
-
-def _has_tangent(tensor: torch.Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None
+    optional: OptionalTensors,
+    backend: str | None,
+    options: AttentionOptions,
+) -> Output:
+    """The call by the torch operator; RuntimeError for forward-mode derivatives, and later for a gradient."""
+    inputs = [tensor for tensor in (q, k, v, optional.attn_mask) if tensor is not None]
+    if any(map(has_tangent, inputs)):
+        raise RuntimeError(NO_GRADIENT)
+    writes = any(getattr(optional, name) is not None for name in WRITTEN)
+    operator = _writing_attention_op if writes else _attention_op
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        with torch.no_grad():
+            out, lse = operator(q, k, v, *optional, backend, *options.values())
+        out, lse = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
+    else:
+        out, lse = operator(q, k, v, *optional, backend, *options.values())
+    return (out, lse) if options.return_lse else out
 
 
 def explain(
@@ -229,54 +168,15 @@ def explain(
     Takes the arguments of `attention` that decide it and raises its errors for bad input; with `backend` only that one
     is listed. `block_mask` is read, which waits for the device: an invalid entry is a ValueError that names it.
     """
-    options = AttentionOptions.of(options, choices)
-    bhnd, optional = _checked(
-        q, k, v, options.layout, attn_mask=attn_mask, block_mask=block_mask, block_margins=block_margins
-    )
+    optional = OptionalTensors.of(attn_mask, block_mask, None, block_margins)
+    signature = CallSignature.of(q, k, v, AttentionOptions.of(options, choices), optional)
+    check_call(signature)
     if block_mask is not None:
         block_mask.check()
-    request = AttentionRequest.of(bhnd[0], bhnd[1], options, optional)
+    request = AttentionRequest.of(signature)
     if backend is None:
         return registry.explain(request)
     return {backend: registry.get(backend).reason_against(request)}
-
-
-def _checked(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    layout: str,
-    *,
-    attn_mask: torch.Tensor | None,
-    block_mask: BlockMask | None = None,
-    nonfinite: torch.Tensor | None = None,
-    block_margins: torch.Tensor | None = None,
-) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], OptionalTensors]:
-    """The validated tensors of a call: q, k, v as BHND views, and the others."""
-    check_tensors(q, k, v, layout)
-    if layout == "BNHD":
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    target = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    optional = OptionalTensors(
-        attn_mask=check_mask(attn_mask, target, q.device),
-        block_mask=check_block_mask(block_mask, target, q.device),
-        nonfinite=check_nonfinite(nonfinite, q.device),
-        invalid_blocks=None if block_mask is None else block_mask.invalid,
-        block_margins=check_block_margins(block_margins, target, q.device),
-    )
-    return (q, k, v), optional
-
-
-def _compute(
-    bhnd: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    optional: OptionalTensors,
-    backend: str | None,
-    options: AttentionOptions,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    writes = any(getattr(optional, name) is not None for name in WRITTEN)
-    operator = _writing_attention_op if writes else _attention_op
-    out, lse = operator(*bhnd, *optional, backend, *options.values())
-    return out, lse
 
 
 class _WithoutGradient(torch.autograd.Function):
@@ -295,49 +195,21 @@ class _WithoutGradient(torch.autograd.Function):
         raise RuntimeError(NO_GRADIENT)
 
 
-# Not `torch.library.custom_op`: its Python layers cost three times as much of the CPU's time at each call.
-_LIBRARY = torch.library.Library("comfy_sage2", "FRAGMENT")
-_TYPES = {"bool": "bool", "int": "int", "float": "float", "float | None": "float?", "str": "str"}
-# Not by their own names: the compiler passes arguments by name next to one of its own that is called "mode".
-OPTIONS_SCHEMA = ", ".join(f"{_TYPES[str(option.type)]} {option.name}_option" for option in fields(AttentionOptions))
-
-
-@lru_cache(maxsize=1024)
-def _decide(
-    candidates: tuple[Backend, ...],
-    choices: TunedChoices | None,
-    name: str | None,
-    values: tuple[Any, ...],
-    form: Form,
-) -> tuple[Backend, AttentionRequest]:
-    """The backend that serves a form of call, and the call's description; constraints are asked once a form.
-
-    candidates, choices: the backends of the registry and the device's choices, for which the answer holds.
-    """
-    request = AttentionRequest.of_form(form, AttentionOptions(*values))
-    return registry.require(name, request), request
-
-
-def _chosen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    optional: OptionalTensors,
-    backend: str | None,
-    values: tuple[Any, ...],
-) -> tuple[Backend, AttentionRequest]:
-    return _decide(registry.backends(), choices_of(q.device), backend, values, Form.of(q, k, optional))
-
-
 def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     optional, backend, values = _split(others)
-    chosen, request = _chosen(q, k, optional, backend, values)
-    out, lse = chosen.run(q, k, v, request, optional)
+    check_flags(optional, q.device)
+    found = plan(CallSignature.of(q, k, v, AttentionOptions(*values), optional, backend=backend))
+    if isinstance(found, Refusal):
+        found.throw()
+    out, lse = found.run(q, k, v, optional)
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     options = AttentionOptions(*_split(others)[2])
-    return empty_output(q, options.layout), q.new_empty(q.shape[:3] if options.return_lse else 0, dtype=torch.float32)
+    batch, heads, tokens = (q.shape[options.layout.index(axis)] for axis in "BHN")
+    lse = q.new_empty((batch, heads, tokens) if options.return_lse else 0, dtype=torch.float32)
+    return q.new_empty(q.shape), lse
 
 
 def _split(others: tuple[Any, ...]) -> tuple[OptionalTensors, str | None, tuple[Any, ...]]:
@@ -347,16 +219,10 @@ def _split(others: tuple[Any, ...]) -> tuple[OptionalTensors, str | None, tuple[
 
 
 def _define(name: str, *, writes: bool) -> Any:
-    """The operator comfy_sage2::`name`, for the device and the compiler."""
     aliases = {tensor: f"({tensor}!)" for tensor in WRITTEN} if writes else {}
     optional = ", ".join(f"Tensor{aliases.get(tensor, '')}? {tensor}" for tensor in OptionalTensors._fields)
-    _LIBRARY.define(
-        f"{name}(Tensor q, Tensor k, Tensor v, {optional}, str? backend, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
-        tags=torch.Tag.pt2_compliant_tag,
-    )
-    _LIBRARY.impl(name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"comfy_sage2::{name}", _fake, lib=_LIBRARY)
-    return getattr(torch.ops.comfy_sage2, name).default
+    arguments = f"Tensor q, Tensor k, Tensor v, {optional}, str? backend, {OPTIONS_SCHEMA}"
+    return define(f"{name}({arguments}) -> (Tensor, Tensor)", _run, _fake)
 
 
 # Two operators, so that the compiler knows the first to write to nothing.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from .autotune.store import choices_of
-from .backends.base import AttentionRequest, Backend
+from .backends.base import Backend
 from .backends.exact import EXACT_ATTENTIONS
 from .backends.kernels import KERNELS
 from .backends.reference import ReferenceBackend
 from .options import EXACT, MODES
+from .request import AttentionRequest
 
 # In order of preference.
 _BACKENDS: tuple[Backend, ...] = (*KERNELS, *EXACT_ATTENTIONS, ReferenceBackend())
@@ -49,37 +48,6 @@ def get(name: str) -> Backend:
     )
 
 
-def choose(request: AttentionRequest, *, accelerated_only: bool = False) -> Backend | None:
-    """The first accelerated backend that can run `request`.
-
-    When none can: None with `accelerated_only`, else the first unaccelerated one that can (the reference).
-    """
-    for accelerated in (True,) if accelerated_only else (True, False):
-        for backend in candidates(request):
-            if backend.accelerated == accelerated and backend.reason_against(request) is None:
-                return backend
-    return None
-
-
-def require(name: str | None, request: AttentionRequest) -> Backend:
-    """The backend that runs `request`: the named one, or the chosen one when `name` is None.
-
-    Raises:
-        UnsupportedError: the named backend, or every backend, cannot run it; the message says why.
-    """
-    if name is None:
-        chosen = choose(request)
-        if chosen is None:
-            reasons = "; ".join(f"{backend}: {reason}" for backend, reason in explain(request).items())
-            raise UnsupportedError(f"[SA-207] no backend can run this call: {reasons}")
-        return chosen
-    backend = get(name)
-    reason = backend.reason_against(request)
-    if reason is not None:
-        raise UnsupportedError(f"[SA-207] backend {name!r} cannot run this call: {reason}")
-    return backend
-
-
 def explain(request: AttentionRequest) -> dict[str, str | None]:
     """Backend name -> None if it can run `request`, else the reason, in order of preference.
 
@@ -88,11 +56,16 @@ def explain(request: AttentionRequest) -> dict[str, str | None]:
     return {backend.name: backend.reason_against(request) for backend in candidates(request)}
 
 
-def first_able(explained: Mapping[str, str | None], wanted: str | None) -> tuple[str | None, dict[str, str]]:
-    """Of what `explain` says: the first backend that can run the call, or None, and why others cannot.
+def first_able(request: AttentionRequest, *, accelerated: bool) -> tuple[Backend | None, dict[str, str]]:
+    """The first candidate that can run `request`, or None, and why those before it cannot, by name.
 
-    wanted: the only one that counts, by its name; None: the accelerated ones.
+    accelerated: which candidates count, those that are or those that are not.
     """
-    counting = [name for name in explained if (get(name).accelerated if wanted is None else name == wanted)]
-    reasons = {name: reason for name in counting if (reason := explained[name]) is not None}
-    return next((name for name in counting if name not in reasons), None), reasons
+    reasons: dict[str, str] = {}
+    for backend in candidates(request):
+        if backend.accelerated == accelerated:
+            reason = backend.reason_against(request)
+            if reason is None:
+                return backend, reasons
+            reasons[backend.name] = reason
+    return None, reasons

@@ -12,11 +12,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from . import registry
 from .autotune.measure import Run
 from .autotune.timings import PLAIN, Candidate
-from .backends.base import AttentionRequest
 from .backends.kernels import KERNELS
 from .kernels import loader
 from .kernels.errors import KernelUnavailable
 from .options import EXACT, MODES, AttentionOptions
+from .plan import CallPlan, plan
+from .signature import CallSignature
 
 _OPTIONS = (
     *(AttentionOptions(mode, layout="BNHD", pv_accumulator=sums) for mode in MODES for sums in ("fp32", "fp16")),
@@ -36,11 +37,11 @@ class BackendCandidates:
         """See `Candidates.calls`."""
         found: dict[Candidate, Run] = {Candidate(PLAIN): partial(_plain, q, k, v)}
         for options in _OPTIONS:
-            request = AttentionRequest.of(q, k, options)
+            bnhd = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             for backend in registry.backends(options.mode):
-                if backend.accelerated and backend.reason_against(request) is None:
-                    run = partial(backend.run, q, k, v, request)
-                    found[Candidate(backend.name, options.mode, options.pv_accumulator)] = run
+                made = plan(CallSignature.of(*bnhd, options, backend=backend.name))
+                if backend.accelerated and isinstance(made, CallPlan):
+                    found[Candidate(backend.name, options.mode, options.pv_accumulator)] = partial(made.run, *bnhd)
         return found
 
     def fingerprint(self, capability: tuple[int, int]) -> str:

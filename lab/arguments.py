@@ -7,9 +7,9 @@ import argparse
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.command_line import Parser
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
 
 
 def usable_device(text: str) -> torch.device:
@@ -37,7 +37,7 @@ def check_kernel(name: str | None, option: str, device: torch.device, parser: Pa
     """End with one line where the backend that `option` names cannot run on `device`."""
     if name is None:
         return
-    reason = registry.explain(AttentionRequest.ordinary(device, AttentionOptions()))[name]
+    reason = registry.explain(AttentionRequest.minimal(device, AttentionOptions()))[name]
     if reason is not None:
         parser.error(f"argument {option}: {name} cannot run here: {reason}")
 

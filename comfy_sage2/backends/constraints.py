@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ..accumulators import mode_has_accumulator
 from ..options import EXACT
-from .accumulators import mode_has_accumulator
-from .base import AttentionRequest, Constraint
+from ..request import AttentionRequest
+from .base import Constraint
 
 MAX_LENGTH = 2**31 - 256  # token indices are 32-bit in the kernels, offsets 64-bit
 

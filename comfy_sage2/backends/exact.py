@@ -13,10 +13,12 @@ from functools import lru_cache
 import torch
 
 from ..options import EXACT
-from .base import AttentionRequest, Backend, Constraint, empty_output, flag_nonfinite
+from ..request import AttentionRequest
+from ..signature import CallSignature
+from ..tensors import OptionalTensors, mask_4d
+from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
 from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_MARGINS, capability_from, option_is
-from .launch import readable
-from .tensors import NO_TENSORS, OptionalTensors
+from .readable import readable
 
 _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
 
@@ -62,19 +64,25 @@ class ExactAttention(Backend):
         """See `Backend.availability`."""
         return self._availability()
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        request: AttentionRequest,
-        optional: OptionalTensors = NO_TENSORS,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Backend.run`."""
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        """See `Backend.bind`."""
+        return ExactCall(request, self._compute)
+
+
+class ExactCall(BoundTensors):
+    """Calls of one of torch's fused attentions."""
+
+    def __init__(self, request: AttentionRequest, operator: Compute) -> None:
+        super().__init__(request)
+        self._operator = operator
+
+    def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
+        """See `BoundTensors.compute`."""
         assert optional.block_mask is None and optional.block_margins is None  # by DENSE and WITHOUT_MARGINS
-        mask = optional.attn_mask
+        request = self._request
+        mask = mask_4d(optional.attn_mask)
         bias = None if mask is None else _bias(mask, q.dtype, request.kv_length)
-        out, lse = self._compute(readable(q), readable(k), readable(v), bias, request)
+        out, lse = self._operator(readable(q), readable(k), readable(v), bias, request)
         out = out[..., : request.head_dim]
         if lse is not None:
             lse = lse.reshape(*q.shape[:2], -1)[..., : request.q_length].contiguous()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 
 import torch
 
+from ..accumulators import mode_has_accumulator
 from ..kernels import abi, loader
 from ..options import EXACT
+from ..request import AttentionRequest
+from ..signature import CallSignature
+from ..tensors import NO_TENSORS, OptionalTensors
 from . import self_test
-from .accumulators import mode_has_accumulator
-from .base import Attend, AttentionRequest, Backend
+from .base import Attend, Backend, BoundCall, Result
 from .constraints import (
     LENGTH,
     MARGINS,
@@ -22,9 +24,8 @@ from .constraints import (
     older_than_block_masks,
     option_is,
 )
-from .launch import launch, prepare
+from .kernel_call import KernelCall
 from .self_test_cases import Variant
-from .tensors import NO_TENSORS, OptionalTensors
 
 # Where nobody measured what lists cost: the mma.sync kernels only follow links, and making the lists takes some time.
 _LEAST_SKIPPED = {"8b": 0.05, "4b": 0.05, "precise": 0.05}
@@ -108,34 +109,38 @@ class KernelBackend(Backend):
             return older_than_block_margins(abi.describe(module))
         return None
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        request: AttentionRequest,
-        optional: OptionalTensors = NO_TENSORS,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Backend.run`. RuntimeError when the self-test had to be postponed and fails now."""
-        return launch(self._tested_module(q.device), q, k, v, request, optional)
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        """See `Backend.bind`."""
+        call = KernelCall(loader.load(self.name), signature, request)
+        if self_test.is_postponed(self.name, request.device_index):
+            return _Untested(self, call, request.device_index)
+        return call
 
-    def prepare(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        request: AttentionRequest,
-        optional: OptionalTensors = NO_TENSORS,
-    ) -> Attend | None:
-        """See `Backend.prepare`; RuntimeError as from `run`."""
-        return prepare(self._tested_module(q.device), q, k, v, request, optional)
-
-    def _tested_module(self, device: torch.device) -> ModuleType:
-        if self_test.is_postponed(self.name, device.index):
-            reason = self_test.reason_against(self.name, device.index, self.variants)
+    def require_tested(self, index: int | None) -> None:
+        """Make the self-test on GPU `index` where it was postponed; RuntimeError when it fails."""
+        if self_test.can_test_now(self.name, index):
+            reason = self_test.reason_against(self.name, index, self.variants)
             if reason is not None:
                 raise RuntimeError(reason)
-        return loader.load(self.name)
+
+
+class _Untested(BoundCall):
+    """Calls that were bound while a CUDA graph was captured, in which no self-test can run: it follows when it can."""
+
+    def __init__(self, backend: KernelBackend, call: KernelCall, index: int | None) -> None:
+        self._backend, self._call, self._index = backend, call, index
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
+        """See `BoundCall.run`. RuntimeError when the self-test fails."""
+        self._backend.require_tested(self._index)
+        return self._call.run(q, k, v, optional)
+
+    def prequantize(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
+    ) -> Attend | None:
+        """See `BoundCall.prequantize`; RuntimeError as from `run`."""
+        self._backend.require_tested(self._index)
+        return self._call.prequantize(q, k, v, optional)
 
 
 # In order of preference. sm90: wgmma, "4b" carries INT4 values through the int8 product. The others: mma.sync; sm120

@@ -10,9 +10,11 @@ from ..reference.attention import reference_attention
 from ..reference.block_margins import block_margins
 from ..reference.exact import exact_attention
 from ..reference.options import ReferenceOptions
-from .base import AttentionRequest, Backend, empty_output, flag_nonfinite
+from ..request import AttentionRequest
+from ..signature import CallSignature
+from ..tensors import OptionalTensors, mask_4d
+from .base import Backend, BoundCall, BoundTensors, Result, empty_output, flag_nonfinite
 from .constraints import MARGINS
-from .tensors import NO_TENSORS, OptionalTensors
 
 
 class ReferenceBackend(Backend):
@@ -22,18 +24,20 @@ class ReferenceBackend(Backend):
     accelerated = False
     constraints = (MARGINS,)
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        request: AttentionRequest,
-        optional: OptionalTensors = NO_TENSORS,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Backend.run`."""
-        options, mask, margins = request.options, optional.attn_mask, optional.block_margins
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        """See `Backend.bind`."""
+        return ReferenceCall(request)
+
+
+class ReferenceCall(BoundTensors):
+    """Calls of the reference."""
+
+    def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
+        """See `BoundTensors.compute`."""
+        request, options = self._request, self._request.options
+        mask, margins = mask_4d(optional.attn_mask), optional.block_margins
         lists = None if optional.block_mask is None else BlockMask(optional.block_mask, optional.invalid_blocks)
-        active = None if lists is None else lists.to_dense()
+        live = None if lists is None else lists.to_dense()
         if options.mode == EXACT:
             result, lse = exact_attention(
                 q,
@@ -42,7 +46,7 @@ class ReferenceBackend(Backend):
                 scale=request.scale,
                 is_causal=options.is_causal,
                 attn_mask=mask,
-                active_blocks=active,
+                active_blocks=live,
                 dtype=torch.float32,
             )
         else:
@@ -55,7 +59,7 @@ class ReferenceBackend(Backend):
                 scale=request.scale,
                 is_causal=options.is_causal,
                 attn_mask=mask,
-                active_blocks=active,
+                active_blocks=live,
             )
             if margins is not None:
                 found = block_margins(q, k, numerics, scale=request.scale, running=True)

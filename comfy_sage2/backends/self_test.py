@@ -60,7 +60,7 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
 
     Tests it with `variants` when this GPU is new; the answer is kept for the life of the process.
     """
-    place = (architecture, torch.cuda.current_device() if index is None else index)
+    place = (architecture, _device_index(index))
     with _lock:
         if place not in _results:
             if torch.cuda.is_current_stream_capturing():
@@ -74,8 +74,13 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
 
 
 def is_postponed(architecture: str, index: int | None) -> bool:
+    """Whether a test is still to be made."""
+    return bool(_postponed) and (architecture, _device_index(index)) in _postponed
+
+
+def can_test_now(architecture: str, index: int | None) -> bool:
     """Whether a test is still to be made, and can be made now."""
-    return bool(_postponed) and (architecture, index) in _postponed and not torch.cuda.is_current_stream_capturing()
+    return is_postponed(architecture, index) and not torch.cuda.is_current_stream_capturing()
 
 
 def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult:
@@ -86,6 +91,10 @@ def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> Test
             raise RuntimeError("[SA-113] the GPU's memory does not suffice for the self-test")
         _results[architecture, index] = result
         return result
+
+
+def _device_index(index: int | None) -> int:
+    return torch.cuda.current_device() if index is None else index
 
 
 def _result(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult | None:

@@ -16,11 +16,13 @@ from ..block_mask import BlockMask
 from ..kernels import abi
 from ..options import AttentionOptions
 from ..reference.exact import exact_attention
-from .base import AttentionRequest, Form
+from ..request import AttentionRequest
+from ..signature import CallSignature, TensorForm
+from ..tensors import OptionalTensors
 from .constraints import PRECISE
-from .launch import enqueue, workspace_bytes
+from .kernel_call import Launches, broadcast_strides
+from .module_plan import Strides, Views
 from .self_test_margins import MARGIN_BOUND, grade_, margins_of
-from .tensors import OptionalTensors
 
 _UNTOUCHED = 0xFF  # in every byte: NaN in all float types
 _ALIGNMENT = 256  # bytes
@@ -113,6 +115,13 @@ class _Slot:
     @property
     def bytes(self) -> int:
         return math.prod(self._memory) * self.dtype.itemsize
+
+    @property
+    def strides(self) -> Strides:
+        """Of batch, head and token, in elements."""
+        _, second, third, channels = self._memory
+        rows = second * third * channels, third * channels, channels
+        return rows if self.layout == "BHND" else (rows[0], rows[2], rows[1])
 
     def of(self, buffer: torch.Tensor) -> torch.Tensor:
         """The tensor, a view of `buffer`."""
@@ -280,7 +289,8 @@ def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
         calls, size = _layout_of_results(found, variants, device)
         on_device = buffer.to(device)
         results = torch.full((size,), _UNTOUCHED, dtype=torch.uint8, device=device)
-        scratch = max(workspace_bytes(module, call.request) for call in calls)
+        launches = {id(call): _launches(module, call) for call in calls}
+        scratch = max(found.workspace_bytes for found in launches.values())
         workspace = torch.empty(scratch, dtype=torch.uint8, device=device)
         masks = {id(one): None if one.mask is None else one.mask.to(device) for one in found}
         lists = {id(one): None if one.block_mask is None else one.block_mask.to(device) for one in found}
@@ -290,12 +300,8 @@ def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
             for flag, _, _ in call.flags:
                 flag.of(results).zero_()
             margins = None if call.block_margins is None else call.block_margins.of(results).fill_(-math.inf)
-            enqueue(
-                module,
-                given.q.of(on_device),
-                given.k.of(on_device),
-                given.v.of(on_device),
-                call.request,
+            launches[id(call)].enqueue(
+                [slot.of(on_device).data_ptr() for slot in (given.q, given.k, given.v)],
                 OptionalTensors(
                     attn_mask=masks[id(given)],
                     block_mask=lists[id(given)],
@@ -303,11 +309,38 @@ def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
                     invalid_blocks=None if call.invalid_blocks is None else call.invalid_blocks.of(results),
                     block_margins=margins,
                 ),
-                out=call.out.of(results),
-                lse=None if call.lse is None else call.lse.of(results).view(given.lse.shape),
-                workspace=workspace,
+                call.out.of(results),
+                None if call.lse is None else call.lse.of(results),
+                workspace,
             )
         return _compare(calls, results.cpu())
+
+
+def _launches(module: ModuleType, call: _Call) -> Launches:
+    """The launches of a call whose output lies in the buffer of results, between other memory."""
+    given = call.input
+    q, k, v, out = (slot.strides for slot in (given.q, given.k, given.v, call.out))
+    mask = None if given.mask is None else broadcast_strides(TensorForm.of(given.mask))
+    lists = None if given.block_mask is None else broadcast_strides(TensorForm.of(given.block_mask))[:2]
+    return Launches(module, call.request, Views(q, k, v, out, mask, lists))
+
+
+def _signature(given: Input, options: AttentionOptions, device: torch.device) -> CallSignature:
+    """Without strides, which say nothing about what a kernel can do."""
+
+    def form(shape: Sequence[int], dtype: torch.dtype) -> TensorForm:
+        return TensorForm(torch.Size(shape), (), dtype, device)
+
+    def of_slot(slot: _Slot) -> TensorForm:
+        batch, heads, length, head_dim = slot.shape
+        return form((batch, length, heads, head_dim) if options.layout == "BNHD" else slot.shape, slot.dtype)
+
+    def of_tensor(tensor: torch.Tensor | None) -> TensorForm | None:
+        return None if tensor is None else form(tensor.shape, tensor.dtype)
+
+    q, k, v = map(of_slot, (given.q, given.k, given.v))
+    mask, lists, margins = map(of_tensor, (given.mask, given.block_mask, given.block_margins))
+    return CallSignature(options, None, False, False, q, k, v, mask, lists, margins)
 
 
 def _layout_of_results(
@@ -319,10 +352,7 @@ def _layout_of_results(
         case = given.case
         for variant in variants:
             options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
-            mask = None if given.mask is None else (given.mask.shape, given.mask.dtype)
-            shapes = torch.Size(given.q.shape), torch.Size(given.k.shape)
-            form = Form(device, case.dtype, *shapes, mask, given.block_mask is not None, case.block_margins)
-            request = AttentionRequest.of_form(form, options)
+            request = AttentionRequest.of(_signature(given, options, device))
             if PRECISE.check(request) is not None:
                 continue
             lse = layout.add_contiguous(given.lse.numel(), torch.float32) if options.return_lse else None

@@ -14,8 +14,8 @@ from statistics import median
 import torch
 
 from .. import registry
-from ..backends.base import AttentionRequest
 from ..options import AttentionOptions
+from ..request import AttentionRequest
 from .candidates import Turn
 from .kernel_times import KernelTimer
 from .ours import attention_kernels, candidate
@@ -95,7 +95,7 @@ def cost_of(times: Sequence[float], base: Sequence[float]) -> Cost:
 
 def backends(names: Sequence[str] | None) -> list[str]:
     """The kernels called `names` (None: all) that this device can run."""
-    request = AttentionRequest.ordinary(torch.device("cuda", torch.cuda.current_device()), AttentionOptions())
+    request = AttentionRequest.minimal(torch.device("cuda", torch.cuda.current_device()), AttentionOptions())
     able = [backend.name for backend in registry.kernels() if backend.reason_against(request) is None]
     return able if names is None else [name for name in able if name in names]
 

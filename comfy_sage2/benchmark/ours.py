@@ -9,9 +9,11 @@ import torch
 
 from .. import __version__, registry
 from ..attention import attention
-from ..backends.base import AttentionRequest, Backend
+from ..backends.base import Backend
 from ..kernels import loader
 from ..options import AttentionOptions
+from ..request import AttentionRequest
+from ..signature import CallSignature
 from .candidates import BenchmarkCandidate, Call, FoundCandidates, Inputs
 
 EMULATED = "emulated INT4, no speed claim"
@@ -27,7 +29,7 @@ def find(names: Iterable[str] | None, modes: Iterable[str]) -> FoundCandidates:
             continue
         for mode in modes:
             label = f"{backend.name} {mode}"
-            request = _request(Inputs(sample, sample, sample, is_causal=False), mode)
+            request = AttentionRequest.of(_signature(Inputs(sample, sample, sample, is_causal=False), mode))
             reason = backend.reason_against(request)
             if reason is None:
                 found.candidates += [_native(request, backend.name, smooth_v) for smooth_v in (False, True)]
@@ -38,10 +40,10 @@ def find(names: Iterable[str] | None, modes: Iterable[str]) -> FoundCandidates:
     return found
 
 
-def _request(inputs: Inputs, mode: str) -> AttentionRequest:
+def _signature(inputs: Inputs, mode: str) -> CallSignature:
     """As the node has it: with the accumulators that suit the GPU."""
     options = AttentionOptions(mode, is_causal=inputs.is_causal, pv_accumulator="auto")
-    return AttentionRequest.of(inputs.q, inputs.k, options)
+    return CallSignature.of(inputs.q, inputs.k, inputs.v, options)
 
 
 def _native(sample: AttentionRequest, name: str, smooth_v: bool) -> BenchmarkCandidate:
@@ -96,10 +98,11 @@ def _runs_emulated(backend: Backend, request: AttentionRequest) -> bool:
 def _emulated(backend: Backend, mode: str) -> BenchmarkCandidate:
     def prepare(inputs: Inputs) -> Call:
         inputs.without_mask()
-        request = _request(inputs, mode)
+        signature = _signature(inputs, mode)
+        call = backend.bind(signature, AttentionRequest.of(signature))
 
         def run() -> torch.Tensor:
-            return backend.run(inputs.q, inputs.k, inputs.v, request)[0]
+            return call.run(inputs.q, inputs.k, inputs.v)[0]
 
         return Call(run)
 

@@ -18,6 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ..signature import TensorForm
+from ..tensors import mask_4d
 from ..text import error_text, one_line, quoted
 from ..validation import check_mask, check_tensors
 from .samples import AttentionSample
@@ -206,8 +208,11 @@ def _sample(tensors: dict[str, torch.Tensor], described: dict[str, Any], name: s
         raise _Broken(f"{name} lacks the tensors {', '.join(missing)}")
     q, k, v = (tensors[part] for part in PARTS[:3])
     try:
-        check_tensors(q, k, v, "BHND")
-        mask = check_mask(tensors.get("mask"), (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
+        check_tensors(TensorForm.of(q), TensorForm.of(k), TensorForm.of(v), "BHND")
+        mask = tensors.get("mask")
+        if mask is not None:
+            check_mask(TensorForm.of(mask), (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
+            mask = mask_4d(mask)
     except (TypeError, ValueError) as error:
         raise _Broken(f"{name}: {error}") from error
     return AttentionSample(q=q, k=k, v=v, mask=mask, **described)

@@ -3,7 +3,8 @@
 from ..capture.recorder import CaptureBounds
 from ..policy.document import to_text
 from ..policy.files import fingerprint, load_policy, save_policy
-from .hooks.sampling import running_prompt, sessions_of
+from .hooks.prompt import running_prompt
+from .hooks.sampling import sessions_of
 from .inputs import checked_input
 from .node_status import add_route, node_status
 from .patch import auto_model, calibrated_model, captured_model, patch_model, policy_of, policy_text, save_capture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import registry
-from ..attention import attention, explain
+from ..attention import attention
+from ..operators import has_observer
 from ..options import AttentionOptions, ModelChoices
+from ..plan import Refusal, plan
+from ..signature import CallSignature
+from ..tensors import OptionalTensors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -113,52 +118,43 @@ class Patch:
         """The result of one scaled_dot_product_attention call, or None, counted, when torch has to compute it."""
         tensors = (query, key, value)
         if dropout_p > 0:
-            backend, reason = None, f"dropout_p must be 0, got {dropout_p}"
+            reason = f"dropout_p must be 0, got {dropout_p}"
         elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            backend, reason = None, "the call needs gradients, and quantised attention has none: use torch.no_grad()"
+            reason = "the call needs gradients, and quantised attention has none: use torch.no_grad()"
         elif not enable_gqa and query.shape[1] != key.shape[1]:
-            backend, reason = None, "q and k have different head counts without enable_gqa"
+            reason = "q and k have different head counts without enable_gqa"
         else:
-            backend, reason = self._choose(tensors, attn_mask, is_causal, scale)
-        if backend is None:
-            self.fallbacks[reason] += 1
-            return None
-        out = attention(
-            *tensors,
-            attn_mask=attn_mask,
-            backend=backend,
-            options=self._options,
-            return_lse=False,
-            is_causal=is_causal,
-            scale=scale,
-        )
-        self.calls[backend] += 1
-        return out
+            return self._planned(tensors, attn_mask, is_causal, scale)
+        self.fallbacks[reason] += 1
+        return None
 
-    def _choose(
+    def _planned(
         self,
         tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         attn_mask: torch.Tensor | None,
         is_causal: bool,
         scale: float | None,
-    ) -> tuple[str | None, str]:
-        """The backend for a call; when there is none, None and why."""
+    ) -> torch.Tensor | None:
+        """The result of a call by a backend, or None, counted, when no backend can compute it."""
+        backend = self._backend
         try:
-            explained = explain(
-                *tensors,
-                attn_mask=attn_mask,
-                backend=self._backend,
-                options=self._options,
-                is_causal=is_causal,
-                scale=scale,
-            )
+            options = replace(self._options, is_causal=is_causal, scale=scale)
+            optional = OptionalTensors.of(attn_mask, None, None, None)
+            signature = CallSignature.of(*tensors, options, optional, backend=backend, accelerated_only=backend is None)
         except (TypeError, ValueError) as error:
-            return None, str(error)
-        served, reasons = registry.first_able(explained, self._backend)
-        if served is not None:
-            return served, ""
-        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        return None, listed or "this installation has no accelerated backend"
+            self.fallbacks[str(error)] += 1
+            return None
+        found = plan(signature)
+        if isinstance(found, Refusal):
+            self.fallbacks[found.reason] += 1
+            return None
+        name = found.backend.name
+        if has_observer(*tensors, attn_mask):
+            out = attention(*tensors, attn_mask=attn_mask, backend=name, options=options, return_lse=False)
+        else:
+            out, _ = found.run(*tensors, optional)
+        self.calls[name] += 1
+        return out
 
 
 class _Interceptor(TorchFunctionMode):

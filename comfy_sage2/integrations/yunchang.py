@@ -18,6 +18,7 @@ from torch import distributed
 from .. import registry
 from ..attention import attention
 from ..options import CHOICES, AttentionOptions, ModelChoices, check_choice
+from ..signature import TensorForm
 from ..validation import DTYPES, check_tensors
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class SequenceParallelAttention:
                 number of heads cannot be divided, or gradients are needed.
         """
         check_choice("layout", layout, CHOICES["layout"])
-        check_tensors(q, k, v, layout)
+        check_tensors(TensorForm.of(q), TensorForm.of(k), TensorForm.of(v), layout)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
             raise ValueError("q, k and v must not need gradients, quantised attention has none: use torch.no_grad()")
         if layout == "BHND":

@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import ModuleType
 
 # kAbiVersion of csrc/attention_call.h, and the major number of csrc/VERSION.
-ABI_VERSION = 4
+ABI_VERSION = 5
 # Modules from this one on are called: what came later is an optional field, which calls that need it alone have.
 OLDEST_ABI = 3
-NEEDED = f"ABI {OLDEST_ABI} or {ABI_VERSION}"
+NEEDED = f"ABI {OLDEST_ABI} to {ABI_VERSION}"
 _BLOCK_MASKS = _PHASES = _BLOCK_MARGINS = 4  # the first ABI that has them
+_PLANS = 5
 # What is asked of a module before its first call.
 _MEMBERS = ("driver_version", "minimum_driver_version", "target")
 
@@ -44,3 +45,8 @@ def has_phases(module: ModuleType) -> bool:
 def has_block_margins(module: ModuleType) -> bool:
     """Whether calls of `module` may record block margins."""
     return bool(module.abi_version >= _BLOCK_MARGINS)
+
+
+def has_plans(module: ModuleType) -> bool:
+    """Whether `module` plans a call once for all of its signature (`backends.module_plan.ModulePlan`)."""
+    return bool(module.abi_version >= _PLANS)

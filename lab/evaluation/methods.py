@@ -9,7 +9,6 @@ import torch
 
 from comfy_sage2 import registry
 from comfy_sage2.attention import attention
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP22, ACCUMULATE_FP32
@@ -19,6 +18,7 @@ from comfy_sage2.quantize.groups import ADA, HOPPER_8B, PER_BLOCK, PER_TENSOR, P
 from comfy_sage2.quantize.integer import INT8
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.request import AttentionRequest
 
 from ..baselines import flash_attention3_fp8, hadamard_attention, sage_attention1, smooth_attention
 from ..baselines.unsmoothed import UNSMOOTHED_4B
@@ -75,7 +75,7 @@ def backend(name: str, options: AttentionOptions) -> Method:
 
 def has_mode(name: str, mode: str) -> bool:
     """Whether the backend called `name` has `mode` on the GPUs that it is for."""
-    request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(mode))
+    request = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(mode))
     constraints = registry.get(name).constraints
     return all(constraint.check(request) is None for constraint in constraints if constraint.name == "mode")
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from comfy_sage2 import machine, registry
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.capture.recorder import CaptureError, load_samples, save_samples
 from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.command_line import Parser, at_least_1, existing_file, output_file, output_folder, seed_number
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
 from tools.progress import ProgressBar
 
 from ..arguments import check_kernel, usable_device, usual_device
@@ -99,7 +99,7 @@ def _kernel(name: str, device: torch.device, parser: Parser) -> str | None:
     if name == "reference":
         return None
     if name == "auto":
-        reasons = registry.explain(AttentionRequest.ordinary(device, AttentionOptions()))
+        reasons = registry.explain(AttentionRequest.minimal(device, AttentionOptions()))
         return next((b.name for b in registry.kernels() if reasons[b.name] is None), None)
     check_kernel(name, "--backend", device, parser)
     return name

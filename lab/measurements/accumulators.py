@@ -18,11 +18,11 @@ import torch
 
 from comfy_sage2 import machine, registry
 from comfy_sage2.attention import attention
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.request import AttentionRequest
 
 from ..arguments import usable_device, usual_device
 
@@ -50,7 +50,7 @@ def emulated(two_level: bool) -> Attend:
 def kernels(device: torch.device) -> dict[str, Attend]:
     """Name -> attention in 8b with FP32 accumulators, for the kernels that run on `device`."""
     options = AttentionOptions("8b", pv_accumulator="fp32")
-    request = AttentionRequest.ordinary(device, options)
+    request = AttentionRequest.minimal(device, options)
     able = [backend.name for backend in registry.kernels() if backend.reason_against(request) is None]
     return {f"{name} kernel": partial(attention, backend=name, options=options, return_lse=False) for name in able}
 

@@ -30,9 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from comfy_sage2 import machine
-from comfy_sage2.backends.base import AttentionRequest
-from comfy_sage2.backends.launch import launch
-from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
+from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.benchmark.candidates import Call, PreparedCandidate
 from comfy_sage2.benchmark.settle import heat
 from comfy_sage2.benchmark.shapes import DTYPES
@@ -40,6 +38,9 @@ from comfy_sage2.benchmark.timing import time_in_rounds
 from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.command_line import Parser, given_or_new_seed, seed_number
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 from ..arguments import cuda_device
 
@@ -175,7 +176,8 @@ def attends(
     )
 
     def call(module: ModuleType, optional: OptionalTensors) -> torch.Tensor:
-        return launch(module, q, k, v, AttentionRequest.of(q, k, options, optional), optional)[0]
+        signature = CallSignature.of(q, k, v, options, optional)
+        return KernelCall(module, signature, AttentionRequest.of(signature)).run(q, k, v, optional)[0]
 
     optional = kind.tensors(sizes, options.is_causal)
     found: dict[str, Attend] = {name: partial(call, module, optional) for name, module in builds.items()}

@@ -16,13 +16,14 @@ from datetime import date
 import torch
 
 from comfy_sage2 import machine
-from comfy_sage2.attention import prepare
-from comfy_sage2.backends.launch import WORKSPACE_BOUND
+from comfy_sage2.backends.parts import WORKSPACE_BOUND
 from comfy_sage2.benchmark import ours, peers
 from comfy_sage2.benchmark.candidates import BenchmarkCandidate, Inputs, PeerMissing
 from comfy_sage2.benchmark.memory import extra_bytes
 from comfy_sage2.command_line import Parser, at_least_1, output_folder
 from comfy_sage2.options import MODES, AttentionOptions
+from comfy_sage2.plan import Refusal, plan
+from comfy_sage2.signature import CallSignature
 
 from ..arguments import cuda_device
 
@@ -68,7 +69,12 @@ def _peak_in_phases(device: torch.device, options: AttentionOptions, *, held: bo
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    attend = prepare(*inputs, options=options)
+    q, k, v = inputs
+    found = plan(CallSignature.of(q, k, v, options, accelerated_only=True))
+    if isinstance(found, Refusal):
+        raise PeerMissing(found.reason)
+    attend = found.prequantize(q, k, v)
+    del q, k, v
     if attend is None:
         raise PeerMissing("the kernels have no phases")
     if not held:

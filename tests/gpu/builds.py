@@ -24,9 +24,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
-from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
 from comfy_sage2.kernels import abi, loader
 from comfy_sage2.options import AttentionOptions
@@ -35,6 +33,8 @@ from comfy_sage2.quantize.formats import FP16
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.tensors import OptionalTensors
 
 _BLOCKS = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "blocks.h"
 

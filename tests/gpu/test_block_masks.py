@@ -10,12 +10,12 @@ import torch
 import comfy_sage2
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends import launch
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.block_mask import blocks_of
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.tensors import OptionalTensors
 
 from .builds import (
     EXACT_BOUND,

@@ -6,8 +6,6 @@ import pytest
 import torch
 from unit.comfyui_adapter.calls import Container
 
-from comfy_sage2.backends.base import AttentionRequest
-from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
@@ -15,6 +13,8 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.kernels import abi, loader
 from comfy_sage2.options import MODES, AttentionOptions
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.tensors import OptionalTensors
 
 from .builds import backend, each_mode, random_qkv
 

@@ -160,9 +160,9 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 sys.path.insert(0, {str(ROOT)!r})
 import torch
-from comfy_sage2.backends.base import AttentionRequest
+from comfy_sage2.request import AttentionRequest
 from comfy_sage2.backends.launch import launch, prepare
-from comfy_sage2.backends.tensors import OptionalTensors
+from comfy_sage2.tensors import OptionalTensors
 from comfy_sage2.options import AttentionOptions
 torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=77)
 module = ModuleType("kernels")

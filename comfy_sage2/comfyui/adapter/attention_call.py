@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
-Form = tuple[object, ...]
+from ...options import AttentionOptions
+from ...signature import CallSignature
+from ...tensors import NO_TENSORS, OptionalTensors
+
 Override = Callable[..., torch.Tensor]  # what nodes put in the place of an attention function
 Fallback = Callable[[], torch.Tensor]
 
@@ -50,6 +52,7 @@ class AttentionCall:
     low_precision_attention: bool = True
     unknown: tuple[str, ...] = ()
     containers: tuple[Any, ...] = ()
+    _views: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = field(default=None, init=False)
 
     @classmethod
     def of_containers(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall:
@@ -62,13 +65,17 @@ class AttentionCall:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall:
         """Bind what ComfyUI passed to an override; raises TypeError when q, k, v or heads are missing."""
-        # Not `zip`: the compiler of torch 2.7 to 2.9 cannot trace its argument `strict`.
-        given = {**{ARGUMENTS[i]: argument for i, argument in enumerate(args[:_POSITIONAL])}, **kwargs}
+        # `zip` without its argument `strict`, which the compiler of torch 2.7 to 2.9 cannot trace.
+        given = dict(zip(ARGUMENTS[:_POSITIONAL], args))  # noqa: B905
+        given.update(kwargs)
+        if not _KNOWN.issuperset(given) or len(args) > _POSITIONAL:
+            unknown = tuple(name for name in given if name not in _KNOWN)
+            unknown += tuple(f"argument {number}" for number in range(_POSITIONAL + 1, len(args) + 1))
+        else:
+            unknown = ()
         missing = [name for name in ARGUMENTS[:_NEEDED] if name not in given]
         if missing:
             raise TypeError(f"[SA-210] the attention call lacks {', '.join(missing)}; it has {', '.join(given)}")
-        unknown = [name for name in given if name not in ARGUMENTS and name not in _WITHOUT_MEANING_HERE]
-        unknown += [f"argument {number}" for number in range(_POSITIONAL + 1, len(args) + 1)]
         return cls(
             q=given["q"],
             k=given["k"],
@@ -81,7 +88,7 @@ class AttentionCall:
             scale=given.get("scale"),
             enable_gqa=bool(given.get("enable_gqa", False)),
             low_precision_attention=given.get("low_precision_attention") is not False,
-            unknown=tuple(unknown),
+            unknown=unknown,
         )
 
     def keywords(self) -> dict[str, Any]:
@@ -110,6 +117,7 @@ class AttentionCall:
     def release(self) -> None:
         """Let go of q, k and v, so that whoever else holds them decides when their memory is freed."""
         del self.q, self.k, self.v
+        self._views = None
 
     @property
     def is_released(self) -> bool:
@@ -121,12 +129,23 @@ class AttentionCall:
         for container in self.containers:
             container.tensor = None
 
-    @cached_property
-    def form(self) -> Form:
-        """All of the call that a decision, and the time it takes, can depend on."""
-        described = [(t.shape, t.dtype, t.device, t.stride(-1)) for t in (self.q, self.k, self.v)]
-        mask = None if self.mask is None else (self.mask.shape, self.mask.dtype, self.mask.device)
-        return (*described, mask, self.heads, self.skip_reshape, self.skip_output_reshape, self.scale)
+    def signature(
+        self, options: AttentionOptions, *, backend: str | None = None, where_faster: bool = False
+    ) -> CallSignature:
+        """The signature of the call with `options`, which have its layout and scale.
+
+        backend: the only one that may serve it; None: the accelerated ones. where_faster: see `CallSignature`.
+        Raises ValueError when the sizes do not fit `heads`.
+        """
+        mask = self.mask_4d()
+        return CallSignature.of(
+            *self.tensors(),
+            options,
+            NO_TENSORS if mask is None else OptionalTensors(mask),
+            backend=backend,
+            accelerated_only=backend is None,
+            where_faster=where_faster,
+        )
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -163,11 +182,12 @@ class AttentionCall:
 
     def tensors(self, layout: str | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v as views in `layout` (None: the call's own); ValueError when their sizes do not fit `heads`."""
-        tensors = (self.q, self.k, self.v) if self.skip_reshape else self._split_heads()
-        if self.skip_reshape == ((layout or self.layout) == "BHND"):
-            return tensors
-        q, k, v = tensors
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        views = self._views
+        if views is None:
+            views = self._views = (self.q, self.k, self.v) if self.skip_reshape else self._split_heads()
+            if self.skip_reshape != self.skip_output_reshape:
+                views = self._views = _transposed(views)
+        return views if layout is None or layout == self.layout else _transposed(views)
 
     def _split_heads(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(B, N, H * D) -> (B, N, H, D) for q, k and v; the number of key heads follows from D."""
@@ -176,7 +196,7 @@ class AttentionCall:
             raise ValueError(
                 f"[SA-210] the last dimension of q must be a multiple of heads ({self.heads}), got {self.q.shape[-1]}"
             )
-        q = self.q.unflatten(-1, (self.heads, head_dim))
+        q = self.q.view(*self.q.shape[:-1], self.heads, head_dim)
         return q, _heads_of("k", self.k, head_dim), _heads_of("v", self.v, head_dim)
 
     def mask_4d(self) -> torch.Tensor | None:
@@ -187,6 +207,10 @@ class AttentionCall:
         if self.mask is None or self.mask.ndim not in (2, 3):
             return self.mask
         return self.mask[None, None] if self.mask.ndim == 2 else self.mask[:, None]
+
+    def as_bhnd(self, out: torch.Tensor) -> torch.Tensor:
+        """An output in the call's layout as (B, H, N, D)."""
+        return out if self.layout == "BHND" else out.transpose(1, 2)
 
     def output(self, out: torch.Tensor) -> torch.Tensor:
         """An output in the call's layout in the form that the caller expects: (B, N, H * D), or (B, H, N, D)."""
@@ -209,11 +233,20 @@ def _heads_of(name: str, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
             f"[SA-210] {name} must be (B, N, H * {head_dim}) or (B, N, H, {head_dim}), as q's head_dim is {head_dim}, "
             f"got shape {tuple(tensor.shape)}"
         )
-    split: torch.Tensor = tensor.unflatten(-1, (tensor.shape[-1] // head_dim, head_dim))
-    return split
+    return tensor.view(*tensor.shape[:-1], tensor.shape[-1] // head_dim, head_dim)
 
 
-ARGUMENTS = tuple(field.name for field in fields(AttentionCall) if field.name not in ("unknown", "containers"))
+def _transposed(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = tensors
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+ARGUMENTS = tuple(
+    field.name for field in fields(AttentionCall) if field.name not in ("unknown", "containers", "_views")
+)
+_KNOWN = frozenset(ARGUMENTS + _WITHOUT_MEANING_HERE)
 
 
 def comfyui_attention(name: str = "optimized_attention") -> Callable[..., torch.Tensor]:

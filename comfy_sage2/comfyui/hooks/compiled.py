@@ -7,11 +7,11 @@ not when the model was traced. (A CUDA graph records the decision of its capture
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import torch
 
+from ...operators import define, schema_of
 from ..adapter.attention_call import ARGUMENTS, AttentionCall, Override, comfyui_attention
 from ..session import model_pass
 
@@ -51,19 +51,5 @@ def _fake(*arguments: Any) -> torch.Tensor:
     return call.q.new_empty(call.output_shape())
 
 
-_SCHEMA_TYPES = {
-    "torch.Tensor": "Tensor",
-    "torch.Tensor | None": "Tensor?",
-    "torch.dtype | None": "ScalarType?",
-    "float | None": "float?",
-    "int": "int",
-    "bool": "bool",
-}
-_SCHEMA = ", ".join(
-    f"{_SCHEMA_TYPES[str(field.type)]} {field.name}" for field in fields(AttentionCall) if field.name in ARGUMENTS
-)
-_LIBRARY = torch.library.Library("comfy_sage2", "FRAGMENT")
-_LIBRARY.define(f"comfyui_attention({_SCHEMA}, int slot, str function) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-_LIBRARY.impl("comfyui_attention", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("comfy_sage2::comfyui_attention", _fake, lib=_LIBRARY)
-_operator = torch.ops.comfy_sage2.comfyui_attention.default
+_ARGUMENTS = schema_of(AttentionCall, ARGUMENTS)
+_operator = define(f"comfyui_attention({_ARGUMENTS}, int slot, str function) -> Tensor", _run, _fake)

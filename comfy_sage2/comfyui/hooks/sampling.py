@@ -13,6 +13,7 @@ from ...tuning_candidates import BACKENDS
 from ..adapter.layers import changes_of, has_cross_attention
 from ..report.text import session_headline, status
 from ..session.session import Session, log
+from .prompt import reads_times, running_prompt
 from .watcher import watching
 
 # ComfyUI's names, written out so that this module loads without it.
@@ -44,6 +45,7 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
             sigmas.tolist(),
             can_repeat=_model_keeps_nothing(guider.model_patcher, guider.model_options),
             cross_attends=not isinstance(diffusion_model, torch.nn.Module) or has_cross_attention(diffusion_model),
+            times_calls=reads_times(),
         )
         completed = False
         try:
@@ -61,16 +63,6 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
 
     wrapper.session = session  # type: ignore[attr-defined]
     return wrapper
-
-
-def running_prompt() -> str | None:
-    """The run of ComfyUI's queue that this thread is in, by its number; None outside of one."""
-    try:
-        from comfy_execution.utils import get_executing_context
-    except ImportError:  # a program that uses ComfyUI's parts alone
-        return None
-    context = get_executing_context()
-    return None if context is None else str(context.prompt_id)
 
 
 def evaluation_wrapper(session: Session) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from ...metrics import average
 from ...text import capitalized
 from ..session.guard import FULL_PRECISION, Guard
 from ..session.handler import Handler
-from ..session.record import NO_PASS, Sampling, Summary
+from ..session.record import NO_PASS, Sampling, Share, Summary
 from ..session.session import Session
 from ..session.sparsity import BlockSparsity
 from .verdict import NO_CALL, compared_speed, layer_means, sampling_ratio, times, verdict
@@ -22,6 +22,10 @@ NOT_PATCHED = (
 EARLIER = (
     "From an earlier run: in this one the sampler did not sample with this model (its result was cached, or it takes "
     "another model)."
+)
+NOT_TIMED = (
+    "Attention calls were not timed, because no report was connected when this was sampled: sample again, with another "
+    "seed, to see their times."
 )
 WORST_LAYERS = 3
 
@@ -125,7 +129,7 @@ def report(sessions: list[Session], prompt: str | None = None) -> str:
 
 def _served(summary: Summary) -> list[str]:
     served = [share for share in summary.shares if share.decision.backend is not None]
-    rows = [f"  {share.decision.label}: {share.calls} calls, {share.seconds:.2f} s" for share in served]
+    rows = [f"  {share.decision.label}: {share.calls} calls{_seconds(share, summary)}" for share in served]
     return ["Served by"] + rows if rows else []
 
 
@@ -134,9 +138,13 @@ def _fallbacks(summary: Summary) -> list[str]:
     for share in summary.shares:
         if share.decision.backend is None:
             heading = f"Left to {share.decision.by or FULL_PRECISION}"
-            row = f"  {share.calls} calls, {share.seconds:.2f} s: {share.decision.label}"
+            row = f"  {share.calls} calls{_seconds(share, summary)}: {share.decision.label}"
             rows.setdefault(heading, [heading]).append(row)
     return [row for group in rows.values() for row in group]
+
+
+def _seconds(share: Share, summary: Summary) -> str:
+    return f", {share.seconds:.2f} s" if summary.timed else ""
 
 
 def _guarded(guard: Guard | None) -> list[str]:
@@ -188,6 +196,8 @@ def time_lines(summary: Summary) -> list[str]:
     """Attention's part of the sampling, the time that was saved, and the most that could be."""
     if summary.seconds <= 0.0:
         return []
+    if not summary.timed:
+        return [f"Time: {summary.seconds:.2f} s of sampling. {NOT_TIMED}"]
     whole, attention = summary.seconds, min(summary.attention_seconds, summary.seconds)
     gpus = f", on average over {summary.devices} GPUs" if summary.devices > 1 else ""
     lines = [f"Time: {whole:.2f} s of sampling, {attention:.2f} s ({attention / whole:.0%}) of it attention{gpus}."]

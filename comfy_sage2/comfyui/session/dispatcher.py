@@ -8,17 +8,13 @@ from functools import lru_cache
 
 import torch
 
-from ... import registry
-from ...attention import explain
 from ...autotune.store import choices_of
-from ...autotune.timings import PLAIN, Candidate
-from ...backends.accumulators import resolved
-from ...backends.base import AttentionRequest
-from ...backends.tensors import OptionalTensors
 from ...call_site import CallSite, Layer, indexed_name
 from ...options import EXACT, AttentionOptions
+from ...plan import Refusal, choose, plan
 from ...policy.selector import FixedSelector, ModeSelector
-from ..adapter.attention_call import AttentionCall, Form
+from ...request import AttentionRequest
+from ..adapter.attention_call import AttentionCall
 from ..settings import AUTO, AUTO_OR_REFERENCE, FIDELITY, REFERENCE, WHERE_FASTER, Settings
 from .fidelity import Fidelity
 from .guard import MORE_EXACT, PRECISE, Guard
@@ -27,7 +23,7 @@ from .record import Decision, Summary
 from .sparsity import BlockSparsity
 
 OFF = Decision(reason="[SA-301] mode is off")
-EXACT_IS_FASTER = "[SA-314] exact attention was measured to be faster here"
+_EXACT = AttentionOptions(EXACT)
 
 
 class Dispatcher(Handler):
@@ -63,8 +59,6 @@ class Dispatcher(Handler):
         self.traced_as = settings
         self._first_calls = self._shorter = 0  # calls of the first pass, and passes with fewer
         self._outside: list[str | None] = []  # for each step, why the node is not active in it
-        self._known: dict[tuple[Form, AttentionOptions], Decision] = {}
-        self._exact: dict[Form, str | None] = {}
         self.device = device
         self.is_first = is_first
 
@@ -116,13 +110,12 @@ class Dispatcher(Handler):
         return None
 
     def _in_full_precision(self, call: AttentionCall, reason: str) -> Decision:
-        """The decision for a call that is not to be quantized: an exact attention where one beats ComfyUI's."""
-        if not self._prefers_exact or not self.is_first or call.reason_against_quantizing is not None:
-            return Decision(reason=reason)
-        if call.form not in self._exact:
-            self._exact[call.form] = _faster_exact(call, Candidate(PLAIN))
-        backend = self._exact[call.form]
-        return Decision(reason=reason) if backend is None else Decision(backend, AttentionOptions(EXACT), reason)
+        """Who serves a call that is not to be quantized: an exact attention where that is faster than ComfyUI's."""
+        if self._prefers_exact and self.is_first and call.reason_against_quantizing is None:
+            found = self._planned(call, _EXACT, where_faster=True)
+            if found.plan is not None:
+                return replace(found, reason=reason)
+        return Decision(reason=reason)
 
     @property
     def _prefers_exact(self) -> bool:
@@ -144,21 +137,16 @@ class Dispatcher(Handler):
         return None if self.guard is None else self.guard.reason(site.layer)
 
     def _decision(self, call: AttentionCall, options: AttentionOptions) -> Decision:
-        """The decision for `call` with `options`, made once for all calls of one form.
+        """Who serves `call` with `options`, the node's rotation, and the accumulators that suit the GPU."""
+        return self._planned(call, options, where_faster=self._prefers_exact and options.mode != EXACT)
 
-        It has the node's rotation, and the accumulators that suit the GPU: selectors choose neither of them.
-        """
-        key = (call.form, options)
-        decision = self._known.get(key)
-        if decision is None:
-            options = _completed(options, self.settings, call.q.device)
-            decision = _picked(_explained(call, options), self.settings.backend, options)
-            if decision.backend is not None and options.mode != EXACT and self._prefers_exact:
-                quantized = Candidate(decision.backend, options.mode, options.pv_accumulator)
-                exact = _faster_exact(call, quantized)
-                decision = decision if exact is None else Decision(exact, AttentionOptions(EXACT), EXACT_IS_FASTER)
-            self._known[key] = decision
-        return decision
+    def _planned(self, call: AttentionCall, options: AttentionOptions, *, where_faster: bool) -> Decision:
+        try:
+            completed = _completed(options, self.settings.rotate, call.scale, call.layout)
+            backend = None if self.settings.backend == AUTO else self.settings.backend
+            return Decision.of(plan(call.signature(completed, backend=backend, where_faster=where_faster)))
+        except (TypeError, ValueError) as error:
+            return Decision(reason=str(error))
 
     def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
         """See `Handler.end_pass`."""
@@ -215,64 +203,17 @@ def probe(device: torch.device, settings: Settings) -> Decision:
     """How ordinary calls will be served on `device`, or why none can be."""
     if settings.mode == "off":
         return OFF
-    options = _completed(settings.options, settings, device)
-    return _picked(registry.explain(AttentionRequest.ordinary(device, options)), settings.backend, options)
-
-
-def _completed(options: AttentionOptions, settings: Settings, device: torch.device) -> AttentionOptions:
-    """A selector's options with what no selector decides, and without a smoothing that has no effect."""
-    if options.mode == EXACT:
-        return options
-    smooth_v = options.smooth_v and options.mode != PRECISE
-    return resolved(replace(options, smooth_v=smooth_v, rotate=settings.rotate, pv_accumulator="auto"), device)
-
-
-def call_options(call: AttentionCall, options: AttentionOptions) -> AttentionOptions:
-    """`options` with what the call decides for itself."""
-    return _with(options, call.scale, call.layout)
+    options = _completed(settings.options, settings.rotate, None, "BHND")
+    request = AttentionRequest.minimal(device, options)
+    backend = None if settings.backend == AUTO else settings.backend
+    found = choose(request, backend, accelerated_only=True)
+    return Decision(reason=found.reason) if isinstance(found, Refusal) else Decision(found.name, request.options)
 
 
 @lru_cache(maxsize=256)
-def _with(options: AttentionOptions, scale: float | None, layout: str) -> AttentionOptions:
-    return replace(options, scale=scale, layout=layout)
-
-
-def _explained(call: AttentionCall, options: AttentionOptions) -> dict[str, str | None] | str:
-    """For each backend what it says to the call; input that the attention API refuses gives its error alone."""
-    try:
-        return explain(*call.tensors(), attn_mask=call.mask_4d(), options=call_options(call, options))
-    except (TypeError, ValueError) as error:
-        return str(error)
-
-
-def _faster_exact(call: AttentionCall, other: Candidate) -> str | None:
-    """The fastest exact attention that can serve `call`, where it was measured to be faster than `other`."""
-    choices = choices_of(call.q.device)
-    if choices is None:
-        return None
-    decision = _picked(_explained(call, AttentionOptions(EXACT)), AUTO, AttentionOptions(EXACT))
-    if decision.backend is None:
-        return None
-    q, k, _ = call.tensors("BHND")
-    work = AttentionRequest.of(q, k, AttentionOptions(EXACT), OptionalTensors(call.mask_4d())).work
-    if work is None or not choices.is_faster(Candidate(decision.backend), other, work):
-        return None
-    return decision.backend
-
-
-def _picked(explained: dict[str, str | None] | str, backend: str, options: AttentionOptions) -> Decision:
-    """The first candidate of `backend`, the user's choice, that has no reason against it."""
-    if isinstance(explained, str):
-        return Decision(reason=explained)
-    served, reasons = registry.first_able(explained, None if backend == AUTO else backend)
-    if served is not None:
-        return Decision(served, options)
-    return Decision(reason=_joined(reasons) if reasons else "[SA-112] this installation has no accelerated backend")
-
-
-def _joined(reasons: dict[str, str]) -> str:
-    """The reasons of several backends in one line; a reason that all share stands once."""
-    distinct = set(reasons.values())
-    if len(distinct) == 1:
-        return distinct.pop()
-    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+def _completed(options: AttentionOptions, rotate: bool, scale: float | None, layout: str) -> AttentionOptions:
+    """A selector's options with what no selector decides, and without a smoothing that has no effect."""
+    if options.mode == EXACT:
+        return replace(options, scale=scale, layout=layout)
+    smooth_v = options.smooth_v and options.mode != PRECISE
+    return replace(options, smooth_v=smooth_v, rotate=rotate, pv_accumulator="auto", scale=scale, layout=layout)

@@ -11,6 +11,7 @@ from ...attention import attention, explain
 from ...metrics import Agreement, compare, worst
 from ...options import MODES, AttentionOptions
 from ...policy.targets import VARIANTS
+from ...signature import TensorForm
 from ...validation import check_mask, check_tensors
 from ..adapter.attention_call import AttentionCall
 from .quality import Sample, evenly
@@ -53,8 +54,10 @@ def checked_tensors(
     ComfyUI's attention takes more: k and v that broadcast over the batch, for example.
     """
     q, k, v = call.tensors("BHND")
-    check_tensors(q, k, v, "BHND")
-    mask = check_mask(call.mask_4d(), (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
+    check_tensors(TensorForm.of(q), TensorForm.of(k), TensorForm.of(v), "BHND")
+    mask = call.mask_4d()
+    if mask is not None:
+        check_mask(TensorForm.of(mask), (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
     return q, k, v, mask
 
 

@@ -6,18 +6,20 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from statistics import median
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from ...call_site import indexed_name, label
 from ...metrics import Agreement
 from ...options import AttentionOptions
+from ...plan import MOST_PLANS, CallPlan, Refusal
+from ...signature import CallSignature
 
-Form = tuple[object, ...]
 LayerStep = tuple[int, int]  # layer and step
 
 
@@ -75,6 +77,17 @@ class _CudaTimer:
         return float(self._started.elapsed_time(self._stopped)) / 1000.0
 
 
+class _NoTimer:
+    def stop(self) -> None:
+        pass
+
+    def seconds(self) -> float:
+        return 0.0
+
+
+NO_TIMER: Timer = _NoTimer()  # of a call whose time nobody will read
+
+
 def start_timer(device: torch.device) -> Timer:
     """Start measuring on `device`."""
     # Inside a graph capture events cannot be timed; the time of the recording stands in.
@@ -88,6 +101,7 @@ class Decision:
     """How one attention call is served: by a backend with these options, or by ComfyUI's attention for a reason.
 
     A backend has a reason too where an exact attention takes the place of what the user chose.
+    plan: by which the backend computes the call; None where it was only asked what it could do.
     by: who served a call that no backend did, in words; None is ComfyUI's attention.
     skips: the backend skipped key blocks.
     """
@@ -97,6 +111,12 @@ class Decision:
     reason: str | None = None
     by: str | None = None
     skips: bool = False
+    plan: CallPlan | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, found: CallPlan | Refusal) -> Decision:
+        """How calls of a plan are served; a refused one stays with ComfyUI."""
+        return _outcome_of(found)
 
     @property
     def label(self) -> str:
@@ -105,6 +125,15 @@ class Decision:
             return self.reason or ""
         served = f"{self.backend} · {label(self.options)}{' · key blocks skipped' if self.skips else ''}"
         return served if self.reason is None else f"{served} ({self.reason})"
+
+
+@lru_cache(maxsize=MOST_PLANS)
+def _outcome_of(found: CallPlan | Refusal) -> Decision:
+    if isinstance(found, Refusal):
+        return Decision(reason=found.reason)
+    # What each call decides for itself would divide the calls of a mode among several decisions.
+    options = replace(found.options, layout="BHND", scale=None)
+    return Decision(found.backend.name, options, found.reason, plan=found)
 
 
 @dataclass(frozen=True)
@@ -121,7 +150,7 @@ class SpeedComparison:
     """Calls beside another way to do the same work, such as backends beside ComfyUI's attention.
 
     Attributes:
-        calls: those of whose form the other way's time is known.
+        calls: those of whose signature the other way's time is known.
         other_seconds: what the other way would have taken for them; seconds: what they took. Both of one device, on
             average.
     """
@@ -152,13 +181,14 @@ class Summary:
         shares: one entry for each distinct decision, the most frequent first, backends before ComfyUI's attention.
         cells: (layer, step) -> the decision of the last such call.
         agreement: (layer, step) -> mean agreement with full precision, where it was measured.
-        speed: the backends' calls beside ComfyUI's attention on the same form, or None with nothing to compare.
+        speed: the backends' calls beside ComfyUI's attention on the same work, or None with nothing to compare.
         devices: GPUs that sampled at the same time. The seconds of `shares` are their sum; `attention_seconds` and
             `speed`, to be set beside `seconds`, are those of one of them on average.
         names: of the layers, by their numbers.
         passes: forward passes of the model.
         silent_passes: those that made no attention call that could be seen.
         sampling: how far it came.
+        timed: whether the calls were timed; else the seconds of `shares` are 0.
         skip_speeds: layer -> its calls that skipped key blocks beside those that computed all, where there were both.
     """
 
@@ -174,6 +204,7 @@ class Summary:
     passes: int = 0
     silent_passes: int = 0
     sampling: Sampling = Sampling.NONE
+    timed: bool = True
     skip_speeds: Mapping[int, SpeedComparison] = field(default_factory=dict)
 
     def layer_name(self, layer: int) -> str:
@@ -198,36 +229,50 @@ def _name(names: tuple[str, ...], layer: int) -> str:
     return names[layer] if layer < len(names) else indexed_name(layer)
 
 
+class _Entry(NamedTuple):
+    """One attention call; `signature` as in `Record.add`."""
+
+    layer: int
+    step: int
+    decision: Decision
+    timer: Timer
+    signature: CallSignature | None
+
+
 @dataclass
 class Record:
-    """The record of the sampling that runs or ran last; what happens outside of a sampling is not recorded."""
+    """The record of the sampling that runs or ran last; what happens outside of a sampling is not recorded.
+
+    Attributes:
+        steps: of the sampling.
+        times_calls: whether somebody will read how long the calls took: timing one costs as much as planning it.
+    """
 
     steps: int = 1
+    times_calls: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
     _samplings: int = 0  # that run now: one may begin within another
     _sampling: Sampling = Sampling.NONE
-    _calls: Counter[Decision] = field(default_factory=Counter)
-    _times: list[tuple[int, Decision, Form | None, Timer]] = field(default_factory=list)  # int: the layer
-    _forms: Counter[tuple[Form, bool]] = field(default_factory=Counter)  # of (form, by ComfyUI's attention)
-    _comparisons: list[tuple[Form, Timer]] = field(default_factory=list)
-    _cells: dict[LayerStep, Decision] = field(default_factory=dict)
+    _entries: list[_Entry] = field(default_factory=list)
+    # Calls by their signature, and whether ComfyUI's attention served them.
+    _timed: Counter[tuple[CallSignature, bool]] = field(default_factory=Counter)
+    _comparisons: list[tuple[CallSignature, Timer]] = field(default_factory=list)
     _agreement: dict[LayerStep, list[torch.Tensor]] = field(default_factory=dict)
     _layers: dict[str, int] = field(default_factory=dict, compare=False)  # name -> number
     _passes: list[int] = field(default_factory=list)  # attention calls of each
     _whole: Timer | None = None
     _devices: set[Hashable] = field(default_factory=set)
 
-    def begin_sampling(self, steps: int) -> None:
+    def begin_sampling(self, steps: int, *, times_calls: bool = True) -> None:
         """Forget everything: a sampling of `steps` steps begins."""
         with self._lock:
             self.steps = steps
+            self.times_calls = times_calls
             self._samplings += 1
             self._sampling = Sampling.RUNNING
-            self._calls.clear()
-            self._times.clear()
-            self._forms.clear()
+            self._entries.clear()
+            self._timed.clear()
             self._comparisons.clear()
-            self._cells.clear()
             self._agreement.clear()
             self._layers.clear()
             self._passes.clear()
@@ -236,6 +281,9 @@ class Record:
 
     def layer(self, name: str) -> int:
         """The number of the calls of this name: from 0, in the order in which the names first came."""
+        known = self._layers.get(name)
+        if known is not None:
+            return known
         with self._lock:
             return self._layers.setdefault(name, len(self._layers))
 
@@ -244,14 +292,14 @@ class Record:
         with self._lock:
             return _name(tuple(self._layers), layer)
 
-    def begin_forward(self, timer: Timer, device: Hashable = None) -> None:
-        """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""
+    def begin_forward(self, device: torch.device) -> None:
+        """A pass on `device` starts; with the first one begins the time of the whole sampling."""
         with self._lock:
             if not self._samplings:
                 return
             self._devices.add(device)
             if self._whole is None:
-                self._whole = timer
+                self._whole = start_timer(device)
 
     def end_forward(self, calls: int) -> None:
         """A pass with so many attention calls is through."""
@@ -267,62 +315,63 @@ class Record:
             if self._whole is not None:
                 self._whole.stop()
 
+    def start_timer(self, device: torch.device) -> Timer:
+        """Start measuring a call on `device`, if somebody will read how long it took."""
+        return start_timer(device) if self.times_calls else NO_TIMER
+
     def add(
-        self,
-        layer: int,
-        step: int,
-        decision: Decision,
-        timer: Timer,
-        *,
-        agreement: torch.Tensor | None = None,
-        form: Form | None = None,
+        self, layer: int, step: int, decision: Decision, timer: Timer, *, signature: CallSignature | None = None
     ) -> None:
         """Add one attention call whose `timer` is stopped.
 
-        agreement: of the output with full precision, as `metrics.compare` gives it. Calls of equal `form` are
-        equal work; None is a call whose time cannot be compared.
+        signature: equal for calls that are equal work; None for a call whose time cannot be compared.
         """
-        with self._lock:
-            if not self._samplings:
-                return
-            self._calls[decision] += 1
-            form = form if decision.by is None else None  # the time says nothing about ComfyUI's attention
-            self._times.append((layer, decision, form, timer))
-            if form is not None:
-                self._forms[form, decision.backend is None] += 1
-            self._cells[layer, step] = decision
-            if agreement is not None:
-                self._agreement.setdefault((layer, step), []).append(agreement)
+        if not self._samplings:
+            return
+        if decision.by is not None:
+            signature = None  # the time says nothing about ComfyUI's attention
+        self._entries.append(_Entry(layer, step, decision, timer, signature))
+        if signature is not None:
+            with self._lock:
+                self._timed[signature, decision.backend is None] += 1
 
-    def lacks_comparison(self, form: Form) -> bool:
-        """Whether backends have served two calls of this form and ComfyUI's attention none: the moment to time it."""
-        with self._lock:
-            return self._forms[form, False] == 2 and not self._forms[form, True]
-
-    def add_comparison(self, form: Form, timer: Timer) -> None:
-        """`timer` measured ComfyUI's attention on a call of this form that a backend served."""
+    def add_agreement(self, layer: int, step: int, agreement: torch.Tensor) -> None:
+        """Add the agreement with full precision, as `metrics.compare` gives it, of a call's output."""
         with self._lock:
             if self._samplings:
-                self._comparisons.append((form, timer))
+                self._agreement.setdefault((layer, step), []).append(agreement)
+
+    def lacks_comparison(self, signature: CallSignature) -> bool:
+        """Whether backends have served two such calls and ComfyUI's attention none: the moment to time it."""
+        with self._lock:
+            return self._timed[signature, False] == 2 and not self._timed[signature, True]
+
+    def add_comparison(self, signature: CallSignature, timer: Timer) -> None:
+        """`timer` measured ComfyUI's attention on a call of this signature that a backend served."""
+        with self._lock:
+            if self._samplings:
+                self._comparisons.append((signature, timer))
 
     def summary(self) -> Summary:
         """The record as plain data; waits for the device."""
         with self._lock:
-            calls, times, comparisons = Counter(self._calls), list(self._times), list(self._comparisons)
-            cells, agreement = dict(self._cells), {place: list(found) for place, found in self._agreement.items()}
+            entries, comparisons, timed = list(self._entries), list(self._comparisons), self.times_calls
+            agreement = {place: list(found) for place, found in self._agreement.items()}
             whole, devices, steps = self._whole, max(len(self._devices), 1), self.steps
             names, passes, sampling = tuple(self._layers), tuple(self._passes), self._sampling
+        calls = Counter(entry.decision for entry in entries)
+        cells = {(entry.layer, entry.step): entry.decision for entry in entries}
         seconds: defaultdict[Decision, float] = defaultdict(float)
-        served: list[tuple[Form, float]] = []
-        comfyui = [(form, timer.seconds()) for form, timer in comparisons]
-        by_skip: defaultdict[tuple[int, bool], list[tuple[Form, float]]] = defaultdict(list)
-        for layer, decision, form, timer in times:
+        served: list[tuple[CallSignature, float]] = []
+        comfyui = [(signature, timer.seconds()) for signature, timer in comparisons]
+        by_skip: defaultdict[tuple[int, bool], list[tuple[CallSignature, float]]] = defaultdict(list)
+        for layer, _, decision, timer, signature in entries:
             elapsed = timer.seconds()
             seconds[decision] += elapsed
-            if form is not None:
-                (comfyui if decision.backend is None else served).append((form, elapsed))
+            if signature is not None:
+                (comfyui if decision.backend is None else served).append((signature, elapsed))
                 if decision.backend is not None:
-                    by_skip[layer, decision.skips].append((form, elapsed))
+                    by_skip[layer, decision.skips].append((signature, elapsed))
         shares = [Share(decision, count, seconds[decision]) for decision, count in calls.items()]
         shares.sort(key=lambda share: (share.decision.backend is None, -share.calls))
         return Summary(
@@ -339,6 +388,7 @@ class Record:
             skip_speeds=_skip_speeds(by_skip, devices),
             devices=devices,
             sampling=sampling,
+            timed=timed,
         )
 
 
@@ -359,26 +409,26 @@ def _averages(measured: Mapping[LayerStep, Sequence[torch.Tensor]]) -> dict[Laye
 def compared(
     calls: Iterable[tuple[Hashable, float]], others: Iterable[tuple[Hashable, float]], devices: int = 1
 ) -> SpeedComparison | None:
-    """From (form, seconds) of each call and of the other way's; None when no form has both.
+    """From (signature, seconds) of each call and of the other way's; None when no signature has both.
 
-    The other way's time of a form is the median of its calls: a first call that loads a kernel counts little.
+    The other way's time of a signature is the median of its calls: a first call that loads a kernel counts little.
     """
     times: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for form, seconds in others:
-        times[form].append(seconds)
-    usual = {form: median(found) for form, found in times.items()}
-    both = [(form, seconds) for form, seconds in calls if form in usual]
+    for work, seconds in others:
+        times[work].append(seconds)
+    usual = {work: median(found) for work, found in times.items()}
+    both = [(work, seconds) for work, seconds in calls if work in usual]
     if not both:
         return None
     return SpeedComparison(
-        len(both), sum(usual[form] for form, _ in both) / devices, sum(seconds for _, seconds in both) / devices
+        len(both), sum(usual[work] for work, _ in both) / devices, sum(seconds for _, seconds in both) / devices
     )
 
 
 def _skip_speeds(
-    times: Mapping[tuple[int, bool], Sequence[tuple[Form, float]]], devices: int
+    times: Mapping[tuple[int, bool], Sequence[tuple[CallSignature, float]]], devices: int
 ) -> dict[int, SpeedComparison]:
-    """From (form, seconds) of the calls of a layer that skipped key blocks, and of those that did not."""
+    """From (signature, seconds) of the calls of a layer that skipped key blocks, and of those that did not."""
     layers = sorted(layer for layer, skips in times if skips)
     found = {layer: compared(times[layer, True], times.get((layer, False), ()), devices) for layer in layers}
     return {layer: speed for layer, speed in found.items() if speed is not None}

@@ -1,32 +1,32 @@
-"""The node's `skip`: which calls find the key blocks to skip, which skip them, and why others do neither."""
+"""The node's `skip`: which calls find the blocks that are left out, which leave them out, and why others do neither."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ... import registry
-from ...backends.base import AttentionRequest, Form
 from ...block_mask import BlockMask, blocks_of
 from ...call_site import CallSite, is_indexed
-from ...options import EXACT, AttentionOptions
+from ...options import EXACT
+from ...plan import CallPlan, Refusal, listed_plan, recording_plan
+from ...signature import TensorForm
 from ...sparsity.controller import SparsityController, values
 from ...sparsity.mask_cache import ModelChanges, PassKey
+from ...tensors import OptionalTensors
 from ...text import error_text
 from ..adapter import layers, memory
 from ..adapter.attention_call import AttentionCall
+from .guard import Guard, can_check
 from .model_pass import Forward
 
 log = logging.getLogger("comfy_sage2")
 
 LEAST_BLOCKS = 16  # of a call's keys: with fewer there is next to nothing to leave out
-
-Attention = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class LayerSparsity:
 class BlockSparsity:
     """The blocks of the sampling that runs or ran last; several threads may call.
 
-    Blocks are kept for one sampling and no longer: another model, LoRA, seed or sampler is another sampling. In it they
+    Tiles are kept for one sampling and no longer: another model, LoRA, seed or sampler is another sampling. In it they
     serve the prompts and context windows for which they were found, with the same changes to the model.
     """
 
@@ -68,7 +68,6 @@ class BlockSparsity:
         self._calls: dict[ModelChanges, int] = {}
         self._without_blocks: set[ModelChanges] = set()
         self._dense: Counter[str] = Counter()
-        self._refused: dict[tuple[object, ...], str | None] = {}
 
     def begin_sampling(self) -> None:
         """Nothing is known of its blocks."""
@@ -76,7 +75,6 @@ class BlockSparsity:
         self._calls.clear()
         self._without_blocks.clear()
         self._dense.clear()
-        self._refused.clear()
 
     def end_sampling(self) -> None:
         """What was kept on the device is let go; the figures stay."""
@@ -95,68 +93,67 @@ class BlockSparsity:
 
     def attend(
         self,
-        attention: Attention,
         call: AttentionCall,
-        backend: str,
-        options: AttentionOptions,
+        dense: CallPlan,
+        optional: OptionalTensors,
         site: CallSite,
         forward: Forward,
+        guard: Guard | None,
     ) -> tuple[torch.Tensor, bool] | None:
-        """The output of `call` by `attention`, and whether blocks were left out.
+        """The output of `call`, of which `dense` is the plan, in its layout, and whether key blocks were skipped.
 
-        None where the call is none of this, or something failed: then it is to be computed with all blocks.
-        attention: takes `block_mask` or `block_margins`, or nothing more. backend, options: those of the call that it
-            makes.
-        forward: the pass.
+        None where the call is none of this, or something failed: then it is to be computed with all key blocks.
+        optional: the call's tensors beside q, k and v. forward: the pass.
         """
-        if not self._at_work or not site.is_self or options.mode == EXACT:
+        if not self._at_work or not site.is_self or dense.options.mode == EXACT or not can_check(call.q.device):
             return None
-        reason = self._reason_against(call, backend, options)
-        leaves_out = layers.replaces_blocks(forward.transformer_options) or forward.changes in self._without_blocks
-        if leaves_out and is_indexed(site.name):
-            reason = "[SA-318] passes skip transformer blocks, and the model does not say of which one this call is"
-        if reason is not None:
-            self._dense[reason] += 1
+        if guard is not None and guard.keeps_all_blocks(site.layer):
+            return None
+        recording = self._recording_plan(call, dense, site, forward)
+        if isinstance(recording, str):
+            self._dense[recording] += 1
             return None
         q, k, v = call.tensors("BHND")
         now = _pass_key(forward)
-        controller, least_skipped = self._controller, registry.get(backend).least_skipped(options.mode)
+        controller, least_skipped = self._controller, dense.backend.least_skipped(dense.options.mode)
         try:
             with memory.unrecorded():  # what is kept outlives the model's block
                 if controller.finds(site.layer, now, q, k):
                     if site.step + 1 == site.steps:
                         self._dense["[SA-318] the last step is dense where it would find blocks to skip"] += 1
                         return None
-                    return self._found(attention, controller, (q, k, v), options, site.layer, now), False
+                    block_margins = _empty_margins(q, k)
+                    out, _ = recording.run(*call.tensors(), optional._replace(block_margins=block_margins))
+                    self._find(controller, site.layer, now, (q, k, v), block_margins, dense.request.scale)
+                    return out, False
                 lists = controller.lists(site.layer, now, q, k, least_skipped=least_skipped)
                 if isinstance(lists, BlockMask):
-                    return attention(block_mask=lists), True
+                    listed = listed_plan(dense, TensorForm.of(lists.lists))
+                    if isinstance(listed, Refusal):
+                        self._dense[listed.reason] += 1
+                        return None
+                    tensors = optional._replace(block_mask=lists.lists, invalid_blocks=lists.invalid)
+                    return listed.run(*call.tensors(), tensors)[0], True
             self._dense[f"[SA-318] {lists}"] += 1
             return None
         except Exception as error:  # whatever it is: without lists the call is as it always was
             self._give_up(error)
             return None
 
-    def _found(
+    def _find(
         self,
-        attention: Attention,
         controller: SparsityController,
-        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        options: AttentionOptions,
         layer: int,
         now: PassKey,
-    ) -> torch.Tensor:
-        """The dense output; its blocks are found by the way."""
-        q, k, v = tensors
-        shape = (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
-        margins = torch.empty(shape, dtype=torch.float32, device=q.device)
-        out = attention(block_margins=margins)
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        block_margins: torch.Tensor,
+        scale: float,
+    ) -> None:
+        """Find the blocks of a call that was dense; a failure leaves its output as it is."""
         try:
-            scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else options.scale
-            controller.find(layer, now, q, k, v, margins, scale)
+            controller.find(layer, now, *tensors, block_margins, scale)
         except Exception as error:
             self._give_up(error)
-        return out
 
     def _give_up(self, error: Exception) -> None:
         """Nothing more is left out in this sampling."""
@@ -166,8 +163,11 @@ class BlockSparsity:
         self._dense[reason] += 1
         log.warning("SageAttention2: %s", reason)
 
-    def _reason_against(self, call: AttentionCall, backend: str, options: AttentionOptions) -> str | None:
-        """Why `call` cannot leave blocks out, or None."""
+    def _recording_plan(self, call: AttentionCall, dense: CallPlan, site: CallSite, forward: Forward) -> CallPlan | str:
+        """The plan of `call` that records margins, or why it cannot skip key blocks: margins alone are no use."""
+        leaves_out = layers.replaces_blocks(forward.transformer_options) or forward.changes in self._without_blocks
+        if leaves_out and is_indexed(site.name):
+            return "[SA-318] passes skip transformer blocks, and the model does not say of which one this call is"
         if call.mask is not None:
             return "[SA-318] the call has a mask"
         q_length, kv_length = call.lengths
@@ -175,12 +175,10 @@ class BlockSparsity:
             return "[SA-318] the call's queries and keys are not of the same tokens"
         if blocks_of(kv_length) < LEAST_BLOCKS:
             return f"[SA-318] the call has fewer than {LEAST_BLOCKS} blocks of 128 keys"
-        q, k, _ = call.tensors("BHND")
-        form = Form.of(q, k)
-        key = (backend, options, form)
-        if key not in self._refused:
-            self._refused[key] = _reason_against_form(backend, options, form)
-        return self._refused[key]
+        listed, recording = listed_plan(dense), recording_plan(dense)
+        if isinstance(listed, Refusal):
+            return listed.reason
+        return recording.reason if isinstance(recording, Refusal) else recording
 
     def layers(self) -> dict[int, LayerSparsity]:
         """What became of each layer's blocks; waits for the device."""
@@ -211,8 +209,6 @@ def _worst(found: Sequence[float]) -> float | None:
     return math.nan if any(map(math.isnan, found)) else max(found, default=None)
 
 
-def _reason_against_form(backend: str, options: AttentionOptions, form: Form) -> str | None:
-    """Why `backend` cannot both find and use the blocks of a call of this form: one is no use alone."""
-    forms = form._replace(has_block_mask=True), form._replace(has_block_margins=True)
-    requests = (AttentionRequest.of_form(wanted, options) for wanted in forms)
-    return next(filter(None, map(registry.get(backend).reason_against, requests)), None)
+def _empty_margins(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    shape = (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
+    return torch.empty(shape, dtype=torch.float32, device=q.device)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ... import registry
-from ...backends.base import AttentionRequest
 from ...options import AttentionOptions
+from ...plan import Refusal, choose
+from ...request import AttentionRequest
 from ...text import quoted
 
 log = logging.getLogger("comfy_sage2")
@@ -43,12 +43,11 @@ def serving() -> tuple[str | None, str | None]:
         return None, str(error)
     reason = None
     for device in _devices():
-        explained = registry.explain(AttentionRequest.ordinary(device, AttentionOptions()))
-        served, reasons = registry.first_able(explained, None)
-        if served is not None:
-            return served, None
-        reason = reason or "; ".join(dict.fromkeys(reasons.values()))
-    return None, reason or "[SA-112] this installation has no accelerated backend"
+        found = choose(AttentionRequest.minimal(device, AttentionOptions()), None, accelerated_only=True)
+        if not isinstance(found, Refusal):
+            return found.name, None
+        reason = reason or found.reason
+    return None, reason
 
 
 def _devices() -> list[torch.device]:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
 # torch's own, also where another pack has put `sageattn` in its place.
 from torch.nn.functional import scaled_dot_product_attention
 
-from ... import registry
-from ...attention import OPTIONS_SCHEMA, attention, explain
+from ...attention import attention
 from ...backends.base import empty_output
+from ...operators import OPTIONS_SCHEMA, define, has_observer
 from ...options import EXACT, AttentionOptions
+from ...plan import Refusal, plan
+from ...signature import CallSignature
+from ...tensors import NO_TENSORS, OptionalTensors
 from ...text import one_line
 from .offer import wanted_backend
 
@@ -30,15 +33,6 @@ Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 TORCH = "torch's attention"
 _MOST_REASONS = 20  # in the log: some name sizes, of which there may be any number
-_MOST_FORMS = 1000
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """Who serves calls of one form: a backend, or torch because of `reason`."""
-
-    backend: str | None
-    reason: str | None
 
 
 class CallCounts:
@@ -72,7 +66,6 @@ class CallCounts:
 
 
 calls = CallCounts()
-_choices: dict[Hashable, _Choice] = {}
 
 
 def attend(
@@ -97,59 +90,40 @@ def attend(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)) and not options.return_lse:
         calls.count(TORCH, "[SA-307] the call needs gradients, and quantized attention has none")
         return _torch(q, k, v, mask, options)
-    out, lse = _operator(q, k, v, mask, *options.values())
+    run = _operator if has_observer(q, k, v, mask) else _run
+    out, lse = run(q, k, v, mask, *options.values())
     return (out, lse) if options.return_lse else out
 
 
 def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *values: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    options = AttentionOptions(*values)  # type: ignore[arg-type]
-    choice = _choose(q, k, v, mask, options)
-    reason = choice.reason
-    if choice.backend is not None:
+    options = _options(values)
+    optional = NO_TENSORS if mask is None else OptionalTensors(mask)
+    backend = wanted_backend()
+    found = plan(CallSignature.of(q, k, v, options, optional, backend=backend, accelerated_only=backend is None))
+    if isinstance(found, Refusal):
+        reason = found.reason  # torch may take what the attention API refuses
+    else:
         try:
-            found = attention(q, k, v, attn_mask=mask, backend=choice.backend, options=options)
-            calls.count(f"{choice.backend}, {options.mode}", None)
-            return _both(found)
+            out, lse = found.run(q, k, v, optional)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:
             reason = f"[SA-310] the kernel failed: {one_line(str(error))[:300]}"
+        else:
+            calls.count(f"{found.backend.name}, {options.mode}", None)
+            return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
     calls.count(TORCH, reason)
     if options.return_lse:
         exact = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
-        return _both(attention(q, k, v, attn_mask=mask, options=exact))
+        return attention(q, k, v, attn_mask=mask, options=exact, return_lse=True)
     return _torch(q, k, v, mask, options), q.new_empty(0, dtype=torch.float32)
 
 
-def _both(found: Result) -> tuple[torch.Tensor, torch.Tensor]:
-    return found if isinstance(found, tuple) else (found, found.new_empty(0, dtype=torch.float32))
-
-
-def _choose(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, options: AttentionOptions
-) -> _Choice:
-    """Decided once for all calls of one form."""
-    described = tuple((t.shape, t.dtype, t.device, t.stride()[-1:]) for t in (q, k, v))
-    form = (described, None if mask is None else (mask.shape, mask.dtype, mask.device), options)
-    choice = _choices.get(form)
-    if choice is None:
-        if len(_choices) >= _MOST_FORMS:
-            _choices.clear()
-        choice = _choices[form] = _decide(q, k, v, mask, options)
-    return choice
-
-
-def _decide(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, options: AttentionOptions
-) -> _Choice:
-    try:
-        explained = explain(q, k, v, attn_mask=mask, options=options)
-    except (TypeError, ValueError) as error:  # torch may take what the attention API refuses
-        return _Choice(None, str(error))
-    served, reasons = registry.first_able(explained, wanted_backend())
-    return _Choice(served, None if served is not None else "; ".join(dict.fromkeys(reasons.values())))
+@lru_cache(maxsize=256)
+def _options(values: tuple[object, ...]) -> AttentionOptions:
+    return AttentionOptions(*values)  # type: ignore[arg-type]
 
 
 def _torch(
@@ -188,11 +162,5 @@ def _fake(
     return out if is_bhnd else out.transpose(1, 2), lse
 
 
-_LIBRARY = torch.library.Library("comfy_sage2", "FRAGMENT")
-_LIBRARY.define(
-    f"sageattention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-_LIBRARY.impl("sageattention", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("comfy_sage2::sageattention", _fake, lib=_LIBRARY)
-_operator = torch.ops.comfy_sage2.sageattention.default
+_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, Tensor? attn_mask, {OPTIONS_SCHEMA}"
+_operator = define(f"sageattention({_ARGUMENTS}) -> (Tensor, Tensor)", _run, _fake)

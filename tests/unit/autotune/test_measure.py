@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2 import accumulators, registry
 from comfy_sage2 import machine as machine_facts
-from comfy_sage2 import registry
 from comfy_sage2.autotune import cache_file, measure, store
 from comfy_sage2.autotune.rounds import GpuClock
 from comfy_sage2.autotune.timings import Candidate
-from comfy_sage2.backends import accumulators
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, AttentionOptions
+from comfy_sage2.request import AttentionRequest
 from comfy_sage2.tuning_candidates import BACKENDS
 
 from .made_up_gpus import CUDNN, EIGHT_HALF, FLASH, WORKS, made_up_gpu
@@ -220,7 +219,7 @@ def test_the_fastest_exact_attention_comes_first(machine: Machine, slow: Any) ->
 
 def on_gpu(**changes: Any) -> AttentionRequest:
     """An ordinary call in mode exact, with `changes`."""
-    request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(EXACT))
+    request = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(EXACT))
     return replace(request, device_type="cuda", device_index=0, capability=(8, 9), **changes)
 
 

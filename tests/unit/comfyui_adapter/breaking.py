@@ -12,7 +12,7 @@ from comfy_sage2.comfyui.session import guard
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 
-from .calls import node_session
+from .calls import node_session, serve_by
 
 SIGMAS = [1.0, 0.5, 0.0]
 LAYERS = 3
@@ -41,7 +41,7 @@ def sampled(
     monkeypatch: pytest.MonkeyPatch, kernel: Breaking, func: Any, guarded: bool = True, at_end: bool = False
 ) -> tuple[Session, list[float]]:
     """One sampling of two steps and three layers; the mean of each call's output."""
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
+    serve_by(monkeypatch, kernel)
     session = node_session(Settings(backend="reference", guard=guarded))
     override = make_override(session)
     session.begin_sampling(SIGMAS)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
+from comfy_sage2 import registry
+from comfy_sage2.backends.base import BoundCall
+from comfy_sage2.backends.reference import ReferenceBackend
+from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
@@ -15,9 +20,64 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.selector import ModeSelector
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 REFERENCE = Decision("reference", AttentionOptions())
 SIGMAS = [1.0, 0.75, 0.5, 0.25, 0.0]
+
+
+Attention = Callable[..., torch.Tensor]
+
+
+def reference_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    options: AttentionOptions,
+    attn_mask: torch.Tensor | None = None,
+    block_mask: BlockMask | None = None,
+    block_margins: torch.Tensor | None = None,
+    nonfinite: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What `attention` gives by the reference, also while another backend has its place."""
+    optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, block_margins)
+    signature = CallSignature.of(q, k, v, options, optional)
+    return ReferenceBackend().bind(signature, AttentionRequest.of(signature)).run(q, k, v, optional)[0]
+
+
+class StandIn(ReferenceBackend):
+    """A backend whose calls a function computes, which takes what `reference_attention` takes."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
+
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        return _StandInCall(self.attention, request.options)
+
+
+class _StandInCall(BoundCall):
+    def __init__(self, attention: Attention, options: AttentionOptions) -> None:
+        self.attention, self.options = attention, options
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Any:
+        lists = None if optional.block_mask is None else BlockMask(optional.block_mask, optional.invalid_blocks)
+        given = {
+            "attn_mask": optional.attn_mask,
+            "block_mask": lists,
+            "block_margins": optional.block_margins,
+            "nonfinite": optional.nonfinite,
+        }
+        found = {name: value for name, value in given.items() if value is not None}
+        return self.attention(q, k, v, options=self.options, **found), None
+
+
+def serve_by(monkeypatch: pytest.MonkeyPatch, attention: Attention) -> None:
+    """From now on the backend "reference" computes its calls by `attention`; see `StandIn`."""
+    backends = [StandIn(attention) if one.name == "reference" else one for one in registry.backends()]
+    monkeypatch.setattr(registry, "_BACKENDS", tuple(backends))
 
 
 class Container:

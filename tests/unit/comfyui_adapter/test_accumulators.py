@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.backends import accumulators
+from comfy_sage2 import accumulators
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.dispatcher import probe

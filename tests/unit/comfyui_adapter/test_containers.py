@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.attention import attention
 from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
@@ -20,7 +19,8 @@ from comfy_sage2.comfyui.session.capture import Capture
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.policy.signature import Signature
 
-from .calls import Container, ones, qkv, session_with
+from .calls import Container, ones, qkv, serve_by, session_with
+from .calls import reference_attention as attention
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_tensors_are_freed_while_comfyui_serves(
         return torch.full_like(q, float("nan"))
 
     if "failing" in left or "broken" in left:
-        monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", attention)
+        serve_by(monkeypatch, attention)
     held = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
     alive = [weakref.ref(container.peek()) for container in held]
 
@@ -231,7 +231,7 @@ def test_guard_works_in_a_compiled_graph(comfyui_module: Any, monkeypatch: pytes
     with torch.no_grad():
         with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
             assert not torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
-        monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", broken)
+        serve_by(monkeypatch, broken)
         with model_pass.running(0, session.begin_forward(0.75, torch.device("cpu"), {})):
             assert torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
     assert session.handler.guard is not None

@@ -11,7 +11,6 @@ from comfy_sage2 import registry
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
 from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
-from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.report.text import session_report
 from comfy_sage2.comfyui.session.dispatcher import EXACT_IS_FASTER, Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
@@ -23,6 +22,7 @@ from comfy_sage2.policy.calibrated import IN_FULL, Cell, Policy
 from comfy_sage2.policy.rules import RuleSelector
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 from .calls import SIGMAS, call, ones
 

@@ -16,7 +16,7 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
 from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, call, node_session, ones, qkv, reasons, session_with
+from .calls import SIGMAS, call, node_session, ones, qkv, reasons, serve_by, session_with
 
 FALLBACKS = [
     ("low_precision_attention=False", qkv(), {"low_precision_attention": False}, {}),
@@ -56,7 +56,7 @@ def test_failing_backend_falls_back_and_warns_once(
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise error("no image for this device")
 
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", fail)
+    serve_by(monkeypatch, fail)
     session = session_with()
     for _ in range(3):
         assert torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
@@ -68,7 +68,7 @@ def test_out_of_memory_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", fail)
+    serve_by(monkeypatch, fail)
     with pytest.raises(torch.OutOfMemoryError):
         call(session_with(), *qkv(), 2)
 
@@ -79,7 +79,7 @@ def test_the_first_torch_that_comfyui_takes_falls_back_too(monkeypatch: pytest.M
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise RuntimeError("no image for this device")
 
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", fail)
+    serve_by(monkeypatch, fail)
     monkeypatch.delattr(torch, "OutOfMemoryError")
     assert torch.equal(call(session_with(), *qkv(), 2), torch.ones(1, 64, 128))
 

@@ -16,7 +16,7 @@ from comfy_sage2.comfyui.session import fidelity, guard, model_pass
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.policy.targets import TARGETS
 
-from .calls import node_session, ones
+from .calls import node_session, ones, serve_by
 from .watched import CPU, Faulty, found_by, inputs, rolled, sampled, watched
 
 PASSES = 9
@@ -44,7 +44,7 @@ def test_a_wrong_layer_goes_to_the_next_mode_that_is_right(
     at_end: bool,
 ) -> None:
     kernel = Faulty(rolled, 1, *wrong)
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
+    serve_by(monkeypatch, kernel)
     session = watched(mode=mode)
     with caplog.at_level(logging.WARNING, "comfy_sage2"):
         outs = sampled(session, PASSES, at_end=at_end)
@@ -73,7 +73,7 @@ def test_a_wrong_layer_goes_to_the_next_mode_that_is_right(
 def test_a_wrong_size_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cosine is 1."""
     kernel = Faulty(lambda out: 1.5 * out, 2, "8b")
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
+    serve_by(monkeypatch, kernel)
     session = watched()
     sampled(session, 6)
     (finding,) = found_by(session).findings
@@ -83,7 +83,7 @@ def test_a_wrong_size_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_sample_outside_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the next pass the layer is looked at again, and is as it should be."""
     kernel = Faulty(rolled, 0, "8b")
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
+    serve_by(monkeypatch, kernel)
     monkeypatch.setattr(kernel, "wrong", lambda out: rolled(out) if kernel.calls == 1 else out)
     session = watched()
     sampled(session, 8)
@@ -103,7 +103,7 @@ def test_healthy_layers_come_out_bit_identical(options: dict[str, Any]) -> None:
 
 def test_without_precise_the_layer_is_left_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.get("reference"), "constraints", (option_is("mode", "8b", "4b"),))
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Faulty(rolled, 1, "8b"))
+    serve_by(monkeypatch, Faulty(rolled, 1, "8b"))
     session = watched()
     sampled(session, 8)
     assert found_by(session).findings[0].next_by == "full precision"
@@ -113,7 +113,7 @@ def test_without_precise_the_layer_is_left_with_its_reason(monkeypatch: pytest.M
 def test_an_earlier_node_is_named_and_serves_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Faulty(rolled, 1, "precise")
     kernel.slot = 1
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
+    serve_by(monkeypatch, kernel)
     first = node_session(Settings(backend="reference"))
     second = node_session(
         Settings(backend="reference", mode="precise", guard=True, guard_level=FIDELITY), 1, make_override(first)
@@ -139,7 +139,7 @@ def test_calls_that_are_not_quantized_have_no_turn() -> None:
 def test_a_broken_sample_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN is the first level's business."""
     kernel = Faulty(lambda out: out / 0.0, 0, "8b")
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
+    serve_by(monkeypatch, kernel)
     session = watched()
     sampled(session, 4)
     assert not found_by(session).findings
@@ -149,7 +149,7 @@ def test_a_broken_sample_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pass_that_is_made_again_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Faulty(lambda out: out / 0.0 if kernel.calls == 2 else out, 1, "8b")
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
+    serve_by(monkeypatch, kernel)
     session = watched()
     outs = sampled(session, 3)
     assert session.handler.guard is not None and session.handler.guard.repeated == (0,)

@@ -20,7 +20,7 @@ from comfy_sage2.comfyui.session import fidelity, model_pass
 from comfy_sage2.comfyui.session.fidelity import SampledCall
 from comfy_sage2.metrics import Agreement
 
-from .calls import ones
+from .calls import ones, serve_by
 from .watched import CPU, LAYERS, found_by, inputs, sampled, watched
 
 
@@ -145,7 +145,7 @@ def test_nothing_outlives_the_block_and_nothing_waits(monkeypatch: pytest.Monkey
     kept = {values.untyped_storage().data_ptr() for values in (forward.probe._figures._values, forward.nonfinite)}
     with model_pass.running(0, forward), Watch() as watch:
         # The reference has counts of its own to look at; a kernel has none.
-        monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", lambda q, *a, **k: q.clone())
+        serve_by(monkeypatch, lambda q, *a, **k: q.clone())
         make_override(session)(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
     assert paused == [True, False] and forward.probe.taken is not None
     assert watch.alive() <= kept and not watch.waited

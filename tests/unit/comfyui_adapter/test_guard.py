@@ -14,7 +14,7 @@ from comfy_sage2.comfyui.session import guard, model_pass
 from comfy_sage2.comfyui.settings import Settings
 
 from .breaking import SIGMAS, Breaking, guard_of, nothing_finite, ones, sampled
-from .calls import Executor, node_session
+from .calls import Executor, node_session, serve_by
 
 pytestmark = pytest.mark.usefixtures("without_precise")
 
@@ -71,7 +71,7 @@ def test_without_the_guard_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("other", [False, True], ids=["our node", "another pack"])
 def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: bool) -> None:
     """With a node before this one it is not full precision that computes again."""
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(0, 1))
+    serve_by(monkeypatch, Breaking(0, 1))
     first = node_session(Settings(backend="reference"))
     previous: Any = make_override(first)
     if other:

@@ -18,7 +18,7 @@ from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.readback import Readback
 
 from .breaking import LAYERS, SIGMAS, Breaking, guard_of, ones, sampled
-from .calls import Executor, node_session
+from .calls import Executor, node_session, serve_by
 
 pytestmark = pytest.mark.usefixtures("without_precise")
 
@@ -70,7 +70,7 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
     """So what follows that call hides the wait; a pass of another length is looked at when it is through."""
     copies = Copies(monkeypatch)
     last = LAYERS + second - 1
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(*([last] if broken else [])))
+    serve_by(monkeypatch, Breaking(*([last] if broken else [])))
     session = node_session(Settings(backend="reference", guard=True))
     override = make_override(session)
     session.begin_sampling(SIGMAS)
@@ -104,7 +104,7 @@ def test_pass_without_the_guard_is_not_made_again(monkeypatch: pytest.MonkeyPatc
 
 def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes in a row, the outer wrapper's first: its calls are those of one pass, not of two."""
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(0, LAYERS))
+    serve_by(monkeypatch, Breaking(0, LAYERS))
     first = node_session(Settings(backend="reference", start_percent=1.0))
     second = node_session(Settings(backend="reference", guard=True), 1, make_override(first))
     override = make_override(second)
@@ -215,7 +215,7 @@ AROUND = {
 
 @pytest.mark.parametrize("found", AROUND.values(), ids=AROUND.keys())
 def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1))
+    serve_by(monkeypatch, Breaking(1))
     session = node_session(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     # Of the first pass the second layer is ComfyUI's, and stays so.
@@ -225,7 +225,7 @@ def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("hooked", ["forward", "forward_orig", "hook", "pre-hook", "block"])
 def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, hooked: str) -> None:
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1))
+    serve_by(monkeypatch, Breaking(1))
     session = node_session(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     cache = Cache(diffusion)
@@ -244,7 +244,7 @@ def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, ho
 
 
 def test_plain_values_put_on_the_model_are_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1))
+    serve_by(monkeypatch, Breaking(1))
     session = node_session(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     patches = {"diffusion_model.default_ref_method": "index", "model_sampling": lambda: None}
@@ -256,7 +256,7 @@ def test_a_repeated_pass_that_is_still_broken_is_named_and_the_last_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A cache that gives no sign of itself."""
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", Breaking(1, LAYERS))
+    serve_by(monkeypatch, Breaking(1, LAYERS))
     session = node_session(Settings(backend="reference", guard=True))
     diffusion = Diffusion(make_override(session))
     first, second = sampled_by_comfyui(session, Cache(diffusion), diffusion)

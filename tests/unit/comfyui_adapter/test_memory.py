@@ -23,7 +23,7 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY
 from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, ones, qkv, session_with
+from .calls import SIGMAS, ones, qkv, serve_by, session_with
 
 CPU = torch.device("cpu")
 
@@ -77,7 +77,7 @@ def test_the_flag_of_the_pass_is_the_one_that_calls_set(monkeypatch: pytest.Monk
         flags.append(nonfinite)
         return torch.zeros_like(q)
 
-    monkeypatch.setattr(sessions, "attention", recording)
+    serve_by(monkeypatch, recording)
     session = session_with(guard=True)
     forward = session.begin_forward(1.0, CPU, {})
     forward.check_at_end = True

@@ -25,7 +25,7 @@ from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.targets import VARIANTS
 from comfy_sage2.reference.exact import exact_attention
 
-from .calls import SIGMAS, call, node_session, ones, qkv, session_with
+from .calls import SIGMAS, call, node_session, ones, qkv, serve_by, session_with
 
 CPU = torch.device("cpu")
 PRECISE = AttentionOptions("precise")
@@ -52,7 +52,7 @@ def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sampled(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Session, list[float]]:
     """One guarded call in each of two steps; the mean of each output."""
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", kernel)
+    serve_by(monkeypatch, kernel)
     session = session_with(guard=True, **options)
     return session, [float(call(session, *qkv(), 2, sigma=sigma).mean()) for sigma in (1.0, 0.5)]
 

@@ -11,7 +11,6 @@ import torch
 from comfy_sage2 import registry
 from comfy_sage2.backends.base import AttentionRequest, Backend
 from comfy_sage2.backends.reference import ReferenceBackend
-from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
 from comfy_sage2.comfyui.session.model_pass import Forward
@@ -19,6 +18,7 @@ from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 from .calls import SIGMAS, Container, node_session, ones
 

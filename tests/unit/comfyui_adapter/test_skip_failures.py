@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.attention import attention
 from comfy_sage2.backends.base import Constraint
 from comfy_sage2.backends.constraints import DENSE, WITHOUT_MARGINS
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 
-from .calls import node_session
+from .calls import node_session, serve_by
+from .calls import reference_attention as attention
 from .skip_samplings import (
     TOKENS,
     begin,
@@ -85,7 +85,7 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
         return out
 
     if broken in ("block_margins", "block_mask"):
-        monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", without)
+        serve_by(monkeypatch, without)
     else:
         monkeypatch.setattr(f"comfy_sage2.comfyui.session.sparsity.{broken}", fails)
     session, tensors = skipped(), focused(11)
@@ -117,7 +117,7 @@ def test_a_broken_output_takes_the_layer_to_precise_with_all_blocks(
                 nonfinite.fill_(1)
         return out
 
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", broken_lists)
+    serve_by(monkeypatch, broken_lists)
     session, tensors = skipped(guard=True), focused(12)
     begin(session)
     outs = [run(session, step, tensors, at_end=at_end)[0] for step in range(4)]
@@ -132,7 +132,7 @@ def test_a_layer_that_is_too_far_off_has_all_blocks_before_a_more_exact_mode(mon
         out: torch.Tensor = attention(*args, **kwargs)
         return out if block_mask is None else out.roll(128, dims=1)
 
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", wrong_lists)
+    serve_by(monkeypatch, wrong_lists)
     session, tensors = skipped(guard=True, guard_level=FIDELITY), focused(13)
     outs = sampled(session, tensors)
     assert session.handler.guard is not None and session.handler.guard.fidelity is not None
@@ -155,7 +155,7 @@ def test_what_a_broken_pass_found_is_thrown_away(monkeypatch: pytest.MonkeyPatch
                 nonfinite.fill_(1)
         return out
 
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", first_breaks)
+    serve_by(monkeypatch, first_breaks)
     session, tensors = skipped("lossless", guard=True), focused(27)
     begin(session)
     run(session, 0, tensors)

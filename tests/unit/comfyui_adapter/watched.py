@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.attention import attention
 from comfy_sage2.backends.base import flag_nonfinite
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
@@ -16,6 +15,7 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 
 from .calls import node_session, ones
+from .calls import reference_attention as attention
 
 CPU = torch.device("cpu")
 LAYERS = 3

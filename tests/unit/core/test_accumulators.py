@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2.backends import accumulators
+from comfy_sage2 import accumulators
 from comfy_sage2.backends.base import AttentionRequest, Form
 from comfy_sage2.backends.launch import option_fields
 from comfy_sage2.options import AttentionOptions

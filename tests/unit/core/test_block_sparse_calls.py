@@ -16,10 +16,10 @@ from comfy_sage2 import BlockMask, UnsupportedError, registry
 from comfy_sage2.attention import _attention_op, _writing_attention_op
 from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
 from comfy_sage2.backends.constraints import DENSE
-from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference import attention as reference
 from comfy_sage2.reference.scores import tile_scores
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
 NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2 import registry
-from comfy_sage2.backends import accumulators
+from comfy_sage2 import accumulators, registry
 from comfy_sage2.backends.base import AttentionRequest, empty_output
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS, ExactAttention
-from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference.exact import exact_attention
+from comfy_sage2.tensors import OptionalTensors
 
 OPTIONS = AttentionOptions(EXACT)
 NAMES = ("torch-cudnn", "torch-flash", "torch-efficient")
@@ -27,7 +26,7 @@ def on_gpu(
 ) -> AttentionRequest:
     """A call on a Hopper GPU that all three serve, with `changes`."""
     options = {name: changes.pop(name) for name in ("is_causal", "return_lse") if name in changes}
-    described = AttentionRequest.ordinary(torch.device("cpu"), replace(OPTIONS, **options))
+    described = AttentionRequest.minimal(torch.device("cpu"), replace(OPTIONS, **options))
     return replace(
         described,
         q_heads=q_heads,

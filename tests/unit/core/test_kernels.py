@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from comfy_sage2.backends import self_test
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
 from tools import kernel_table
 
 SM90, SM89, SM120, SM80 = KERNELS
 
 
 def _request(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
-    request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(**choices))
+    request = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(**choices))
     return replace(request, device_type="cuda", device_index=0, capability=capability)
 
 

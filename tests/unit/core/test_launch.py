@@ -12,9 +12,9 @@ import torch
 from comfy_sage2.backends import launch as launch_module
 from comfy_sage2.backends.base import AttentionRequest, empty_output
 from comfy_sage2.backends.launch import launch
-from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 
 @pytest.fixture

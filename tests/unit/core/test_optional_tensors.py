@@ -11,12 +11,12 @@ import torch
 
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends import kernels, self_test
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS
 from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.backends.tensors import OptionalTensors
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, AttentionOptions
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.tensors import OptionalTensors
 
 
 class Case(NamedTuple):
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
     def requests(self, capability: tuple[int, int], mode: str) -> tuple[AttentionRequest, AttentionRequest]:
         """The same call on a GPU with the tensor and without it."""
-        request = AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions(mode))
+        request = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(mode))
         request = replace(request, device_type="cuda", device_index=0, capability=capability)
         has: dict[str, Any] = {f"has_{self.name}": True}
         return replace(request, **has), request

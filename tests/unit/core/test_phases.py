@@ -16,9 +16,9 @@ from comfy_sage2.attention import attention, prepare
 from comfy_sage2.backends import launch as launch_module
 from comfy_sage2.backends.base import AttentionRequest, Backend
 from comfy_sage2.backends.launch import ATTENTION_PHASE, PREPARATION, WHOLE_CALL, launch
-from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.kernels import abi
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -10,7 +10,6 @@ import torch
 
 import comfy_sage2
 from comfy_sage2.backends import self_test
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
@@ -18,6 +17,7 @@ from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
+from comfy_sage2.request import AttentionRequest
 
 
 def _rounded(x: torch.Tensor, group_of: list[int]) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_what_a_backend_lacks_is_its_reason(kernels: KernelBackend, monkeypatch:
 
     def reason(dtype: torch.dtype = torch.bfloat16, pv_accumulator: str = "fp32") -> str | None:
         options = AttentionOptions("precise", pv_accumulator=pv_accumulator)
-        request = AttentionRequest.ordinary(torch.device("cpu"), options)
+        request = AttentionRequest.minimal(torch.device("cpu"), options)
         return kernels.reason_against(
             replace(request, device_type="cuda", device_index=0, capability=kernels.capabilities[0], dtype=dtype)
         )

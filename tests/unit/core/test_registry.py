@@ -11,8 +11,8 @@ import torch
 import comfy_sage2
 from comfy_sage2 import registry
 from comfy_sage2.backends.base import AttentionRequest, Backend, Constraint, empty_output
-from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 
 def small_head_dim(request: AttentionRequest) -> str | None:

@@ -15,11 +15,11 @@ import torch
 from comfy_sage2 import machine as machine_facts
 from comfy_sage2.autotune import cache_file
 from comfy_sage2.backends import self_test, self_test_cases
-from comfy_sage2.backends.base import AttentionRequest
 from comfy_sage2.backends.kernels import KernelBackend
 from comfy_sage2.backends.self_test_cases import Result, Variant
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
 
 VARIANTS = (Variant("8b", "fp32"),)
 WRONG = "head_dim 64 (8b, FP32 accumulators): relative L1 1.9 from exact attention, at most 0.05 expected"
@@ -111,7 +111,7 @@ def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(ma
     machine.wrong = [WRONG, "another"]
     backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
     request = replace(
-        AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions()),
+        AttentionRequest.minimal(torch.device("cpu"), AttentionOptions()),
         device_type="cuda",
         device_index=0,
         capability=(9, 0),
@@ -128,7 +128,7 @@ def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(ma
 
 def test_constraints_come_first(machine: Machine) -> None:
     backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
-    assert backend.reason_against(AttentionRequest.ordinary(torch.device("cpu"), AttentionOptions())) is not None
+    assert backend.reason_against(AttentionRequest.minimal(torch.device("cpu"), AttentionOptions())) is not None
     assert machine.asked == []
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.backends.base import AttentionRequest
-from comfy_sage2.backends.tensors import NO_TENSORS, OptionalTensors
 from comfy_sage2.benchmark.candidates import PreparedCandidate
 from comfy_sage2.benchmark.timing import Timed
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 from lab.measurements import kernel_builds
 from lab.measurements.kernel_builds import CUDNN, Kind, Sizes, agreement, load, row
 

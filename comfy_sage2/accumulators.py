@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import torch
 
-from ..autotune.store import choices_of
-from ..options import EXACT, AttentionOptions
+from .autotune.store import choices_of
+from .options import EXACT, AttentionOptions
 
 # Compute capabilities whose GPUs for desktops and laptops are named here.
 _CAPABILITIES = {(8, 6), (8, 9), (12, 0)}

@@ -1,0 +1,186 @@
+"""One call's plan in a kernel module: what csrc/attention_call.h has of it, and how modules before ABI 5 are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import ModuleType
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ..block_mask import blocks_of
+from ..kernels import abi
+from ..options import AttentionOptions
+from ..request import AttentionRequest
+from .readable import CHANNEL_MULTIPLE
+
+# As in csrc/attention_call.h.
+ELEMENT_CODES = {torch.bool: 1, torch.float16: 2, torch.bfloat16: 3, torch.float32: 4}
+WHOLE_CALL, PREQUANTIZATION, ATTENTION = 0, 1, 2  # phases
+
+Strides = tuple[int, int, int]  # of batch, head and token, in elements
+Fields = dict[str, int | float]
+
+_AXES = ("batch", "head", "token")
+_MASK_AXES = ("batch", "head", "query", "key")
+# (option, its field there, the numbers of its values or ()), for the options that the kernels are told.
+_OPTIONS = tuple(
+    (option.name, option.metadata["argument"], option.metadata["choices"])
+    for option in fields(AttentionOptions)
+    if option.metadata["argument"] is not None and option.name != "scale"
+)
+
+
+class ModulePlan(Protocol):
+    """Launches of one call, of which only addresses are still open. Several threads may run it.
+
+    Attributes:
+        workspace_bytes: of scratch memory that `run` needs.
+        attention_reads: those of "q", "k" and "v" that the attention phase still reads.
+    """
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+    @property
+    def attention_reads(self) -> tuple[str, ...]: ...
+
+    def run(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        out: int,
+        workspace: int,
+        stream: int,
+        lse: int = 0,
+        nonfinite: int = 0,
+        mask: int = 0,
+        block_mask: int = 0,
+        invalid_blocks: int = 0,
+        block_margins: int = 0,
+        phase: int = WHOLE_CALL,
+    ) -> None:
+        """Enqueue the call, or one phase of it, on `stream`; addresses are those of device memory, 0 is none.
+
+        Raises:
+            ValueError: an address that the plan needs is missing.
+            RuntimeError: a failure of the driver.
+        """
+
+
+class Views(NamedTuple):
+    """How the tensors of a call lie in memory, as BHND; strides of a mask and a block mask are 0 where they broadcast.
+
+    mask: of batch, head, query and key. block_mask: of batch and head.
+    """
+
+    q: Strides
+    k: Strides
+    v: Strides
+    out: Strides
+    mask: tuple[int, int, int, int] | None = None
+    block_mask: tuple[int, int] | None = None
+
+
+def module_plan(module: ModuleType, request: AttentionRequest, views: Views) -> ModulePlan:
+    """The plan of a call by `module`. ValueError for a call that it cannot run."""
+    if abi.has_plans(module):
+        plan: ModulePlan = module.plan(**plan_fields(request, views))
+        return plan
+    return KeywordPlan(module, request, views)
+
+
+def option_fields(options: AttentionOptions) -> dict[str, int]:
+    """The options but for the scale, as the kernels are told them."""
+    values = ((argument, choices, getattr(options, name)) for name, argument, choices in _OPTIONS)
+    return {argument: choices[value] if choices else value for argument, choices, value in values}
+
+
+def plan_fields(request: AttentionRequest, views: Views) -> Fields:
+    """A call as modules of ABI 5 take it."""
+    found = _common_fields(request, views)
+    found["has_lse"], found["has_block_margins"] = request.options.return_lse, request.has_block_margins
+    if views.block_mask is not None:
+        found["block_mask_key_blocks"] = blocks_of(request.kv_length)
+        found["block_mask_batch_stride"], found["block_mask_head_stride"] = views.block_mask
+    return found
+
+
+def _common_fields(request: AttentionRequest, views: Views) -> Fields:
+    found: Fields = {
+        "batch": request.batch,
+        "q_heads": request.q_heads,
+        "kv_heads": request.kv_heads,
+        "q_length": request.q_length,
+        "kv_length": request.kv_length,
+        "head_dim": request.head_dim + -request.head_dim % CHANNEL_MULTIPLE,
+        "element": ELEMENT_CODES[request.dtype],
+        "device": -1 if request.device_index is None else request.device_index,
+        "scale": request.scale,
+        **option_fields(request.options),
+    }
+    for name in ("q", "k", "v", "out"):
+        for axis, stride in zip(_AXES, getattr(views, name), strict=True):
+            found[f"{name}_{axis}_stride"] = stride
+    if views.mask is not None and request.mask_dtype is not None:
+        found["mask_element"] = ELEMENT_CODES[request.mask_dtype]
+        for axis, stride in zip(_MASK_AXES, views.mask, strict=True):
+            found[f"mask_{axis}_stride"] = stride
+    return found
+
+
+class KeywordPlan:
+    """A plan for modules of ABI 3 and 4, which take each call as keywords and plan it anew."""
+
+    def __init__(self, module: ModuleType, request: AttentionRequest, views: Views) -> None:
+        """ValueError for a call that `module` cannot run."""
+        self._module = module
+        self._fields = _common_fields(request, views)
+        if views.block_mask is not None:
+            self._fields["tiles_key_tiles"] = blocks_of(request.kv_length)
+            self._fields["tiles_batch_stride"], self._fields["tiles_head_stride"] = views.block_mask
+        # Whether there is an LSE may decide; where it lies does not.
+        self.workspace_bytes: int = module.workspace_bytes(**self._fields, lse=int(request.options.return_lse))
+        self.attention_reads: tuple[str, ...] = ()
+        if abi.has_phases(module):
+            self.attention_reads = module.read_by_attention_phase(**self._fields)
+
+    def run(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        out: int,
+        workspace: int,
+        stream: int,
+        lse: int = 0,
+        nonfinite: int = 0,
+        mask: int = 0,
+        block_mask: int = 0,
+        invalid_blocks: int = 0,
+        block_margins: int = 0,
+        phase: int = WHOLE_CALL,
+    ) -> None:
+        """See `ModulePlan.run`."""
+        given: Mapping[str, int] = {
+            "q_pointer": q,
+            "k_pointer": k,
+            "v_pointer": v,
+            "out_pointer": out,
+            "workspace": workspace,
+            "workspace_bytes": self.workspace_bytes,
+            "stream": stream,
+            "lse": lse,
+            "nonfinite": nonfinite,
+        }
+        # Older modules do not know the fields of what came later.
+        later = {
+            "mask_pointer": mask,
+            "tiles_pointer": block_mask,
+            "tiles_invalid": invalid_blocks,
+            "gaps": block_margins,
+            "phase": phase,
+        }
+        self._module.attention(**self._fields, **given, **{name: value for name, value in later.items() if value})

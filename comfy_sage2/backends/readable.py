@@ -1,0 +1,40 @@
+"""What the kernels can read in place, and copies of the rest."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+
+from ..signature import TensorForm
+
+ALIGNMENT = 16  # bytes: the kernels read q, k and v in vectors of this size
+CHANNEL_MULTIPLE = 8
+
+
+def is_readable(form: TensorForm) -> bool:
+    """Whether the kernels can read a 4-D tensor of this form in place, if its address is a multiple of ALIGNMENT.
+
+    They can when head_dim is a multiple of 8 and every token starts at a multiple of 16 bytes, as in all real models.
+    """
+    if form.shape[3] % CHANNEL_MULTIPLE:
+        return False
+    # The stride of an axis of one element may be anything.
+    steps = [step for step, size in zip(form.stride[:3], form.shape[:3], strict=True) if size > 1]
+    return gcd(*steps) * form.dtype.itemsize % ALIGNMENT == 0
+
+
+def readable_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy of a 4-D tensor, with channels of zeros up to a multiple of CHANNEL_MULTIPLE."""
+    *sizes, head_dim = tensor.shape
+    copy = tensor.new_empty((*sizes, head_dim + -head_dim % CHANNEL_MULTIPLE))
+    copy[..., :head_dim].copy_(tensor)
+    copy[..., head_dim:].zero_()
+    return copy
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where the kernels can read it in place, else a copy."""
+    if is_readable(TensorForm.of(tensor)) and tensor.data_ptr() % ALIGNMENT == 0:
+        return tensor
+    return readable_copy(tensor)

@@ -1,0 +1,209 @@
+"""What looks at attention calls after they were computed: each sees every call of a pass, and changes none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from ...call_site import CallSite
+from ...options import EXACT
+from ...signature import CallSignature
+from ..adapter import memory
+from ..adapter.attention_call import AttentionCall, Fallback, Override
+from . import fidelity, guard, model_pass, quality
+from .handler import Handler
+from .model_pass import Forward
+from .record import Decision, Record, Timer, start_timer
+
+Warn = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Computed:
+    """An attention call that was computed.
+
+    Attributes:
+        call: has no q, k and v any more where `Observer.needs_inputs` did not ask for them, or `fallback` ran.
+        site: where it stands.
+        forward: the pass that it is one of.
+        fallback: what computes it by the attention that was there before.
+        out: the output, in `call.layout` where a backend computed it, else in the form that the caller expects.
+        decision: who computed it.
+        broken: backend and mode of those before it whose output was not finite, in words.
+        signature: equal for calls that are equal work; None where nobody times calls, or the call was computed twice.
+        timer: from before the call to when it was enqueued.
+    """
+
+    call: AttentionCall
+    site: CallSite
+    forward: Forward
+    fallback: Fallback
+    out: torch.Tensor
+    decision: Decision
+    broken: Sequence[str]
+    signature: CallSignature | None
+    timer: Timer
+
+
+class Observer(Protocol):
+    """Looks at calls. Several threads may call."""
+
+    def needs_inputs(self, decision: Decision, site: CallSite, forward: Forward) -> bool:
+        """Whether q, k and v of the call at `site`, which is served as `decision` says, are looked at afterwards."""
+        return False
+
+    def after(self, done: Computed) -> None:
+        """The call `done` was computed."""
+
+
+class EarlierNodes(Observer):
+    """Tells the nodes of this pack before this one of the calls that a backend served.
+
+    They never see such calls, but number every call alike.
+    """
+
+    def __init__(self, previous: Override | None) -> None:
+        self._previous = previous
+
+    def after(self, done: Computed) -> None:
+        """See `Observer.after`."""
+        if done.decision.plan is None:
+            return
+        session = getattr(self._previous, "session", None)
+        while session is not None:
+            forward = model_pass.current(session.slot)
+            if forward is not None:
+                session.record.layer(forward.count_too(done.forward))
+            session = getattr(session.previous, "session", None)
+
+
+class Downgrades(Observer):
+    """Tells the guard of layers whose output was not finite, and who computed the call again."""
+
+    def __init__(self, handler: Handler, fallback_name: Callable[[], str]) -> None:
+        self._task = handler
+        self._fallback_name = fallback_name
+
+    def after(self, done: Computed) -> None:
+        """See `Observer.after`."""
+        if not done.broken or self._task.guard is None:
+            return
+        again = done.decision.plan is not None
+        by = done.decision.label if again else self._fallback_name()
+        found = guard.Downgrade(
+            done.site.layer,
+            done.site.name,
+            done.site.step,
+            ", then ".join(done.broken),
+            by,
+            again or guard.is_finite(done.out),
+            in_precise=again,
+        )
+        self._task.guard.downgrade(found)
+
+
+class Fidelity(Observer):
+    """Compares a few rows of a call with exact attention where it is its layer's turn."""
+
+    def __init__(self, handler: Handler, warn: Warn, left_to: Callable[[], str]) -> None:
+        self._task = handler
+        self._warn = warn
+        self._left_to = left_to
+
+    def needs_inputs(self, decision: Decision, site: CallSite, forward: Forward) -> bool:
+        """See `Observer.needs_inputs`."""
+        quantized = decision.options is not None and decision.options.mode != EXACT
+        return quantized and forward.probe is not None and forward.probe.wants(site.layer)
+
+    def after(self, done: Computed) -> None:
+        """See `Observer.after`."""
+        probe, decision, site = done.forward.probe, done.decision, done.site
+        if probe is None or decision.plan is None or decision.options is None or decision.options.mode == EXACT:
+            return
+        probe.quantized.append(site.layer)
+        if not probe.wants(site.layer) or not guard.can_check(done.out.device):
+            return
+        call = done.call
+        better = replace(decision, skips=False) if decision.skips else self._task.next_exact(call, decision)
+        served = fidelity.SampledCall(
+            site.name,
+            decision.options.mode,
+            decision.label,
+            None if better is None or better.options is None else better.options.mode,
+            self._left_to() if better is None else f"{better.label}{' with all key blocks' if decision.skips else ''}",
+            decision.skips,
+        )
+        try:
+            with memory.unrecorded():
+                figures = fidelity.measure(
+                    call.as_bhnd(done.out),
+                    *call.tensors("BHND"),
+                    scale=call.scale,
+                    mask=call.mask_4d(),
+                    number=probe.number,
+                )
+                probe.take(site.layer, served, figures)
+        except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
+            self._warn("the memory does not suffice for the guard to compare a sample with exact attention")
+
+
+class Quality(Observer):
+    """Compares every call with full precision, and times ComfyUI's attention on calls that backends serve."""
+
+    def __init__(self, record: Record, warn: Warn, *, times_comfyui: bool) -> None:
+        """times_comfyui: `Computed.fallback` is ComfyUI's attention, and no earlier node's."""
+        self._record = record
+        self._warn = warn
+        self._times_comfyui = times_comfyui
+
+    def needs_inputs(self, decision: Decision, site: CallSite, forward: Forward) -> bool:
+        """See `Observer.needs_inputs`."""
+        return True
+
+    def after(self, done: Computed) -> None:
+        """See `Observer.after`."""
+        if done.decision.plan is not None:
+            self._compare(done)
+        if done.signature is not None and self._times_comfyui and self._record.lacks_comparison(done.signature):
+            self._time_comfyui(done, done.signature)
+
+    def _compare(self, done: Computed) -> None:
+        call = done.call
+        try:
+            with memory.unrecorded():
+                tensors = (call.as_bhnd(done.out), *call.tensors("BHND"))
+                found = quality.measure(*tensors, scale=call.scale, mask=call.mask_4d())
+                self._record.add_agreement(done.site.layer, done.site.step, done.forward.keep(found))
+        except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
+            self._warn("the memory does not suffice to compare every call with full precision")
+
+    def _time_comfyui(self, done: Computed, signature: CallSignature) -> None:
+        """Once for each signature that only backends serve: how long ComfyUI's attention takes for it."""
+        timer = start_timer(done.out.device)
+        try:
+            with memory.unrecorded():
+                done.fallback()
+        except torch.cuda.OutOfMemoryError:
+            self._warn("the memory does not suffice to time ComfyUI's attention")
+            return
+        timer.stop()
+        self._record.add_comparison(signature, timer)
+
+
+class Recorder(Observer):
+    """Writes every call into the record of the sampling."""
+
+    def __init__(self, record: Record, previous_owner: Callable[[], str | None]) -> None:
+        """previous_owner: whose attention `Computed.fallback` is, in words; None is ComfyUI's."""
+        self._record = record
+        self._previous_owner = previous_owner
+
+    def after(self, done: Computed) -> None:
+        """See `Observer.after`."""
+        decision = done.decision
+        if decision.plan is None and (owner := self._previous_owner()) is not None:
+            decision = replace(decision, by=owner)
+        self._record.add(done.site.layer, done.site.step, decision, done.timer, signature=done.signature)

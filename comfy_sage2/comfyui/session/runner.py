@@ -1,0 +1,118 @@
+"""Computing one attention call: by its plan, more exactly where the guard objects, or else by the fallback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ...call_site import CallSite
+from ...options import EXACT
+from ...tensors import OptionalTensors
+from ...text import error_text
+from ..adapter.attention_call import AttentionCall, Fallback
+from . import guard
+from .handler import Handler
+from .model_pass import Forward
+from .observers import Observer
+from .record import Decision
+
+log = logging.getLogger("comfy_sage2")
+
+
+class NotFinite(ArithmeticError):
+    """A backend's output holds NaN or infinity."""
+
+
+class Runner:
+    """Computes the calls of one session."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._task = handler
+        self._reported: set[str] = set()
+
+    def run(
+        self,
+        call: AttentionCall,
+        decision: Decision,
+        site: CallSite,
+        forward: Forward,
+        fallback: Fallback,
+        observers: Sequence[Observer] = (),
+    ) -> tuple[torch.Tensor, Decision, Sequence[str]]:
+        """`Computed.out`, `Computed.decision` and `Computed.broken` of `call`.
+
+        It is computed as `decision` says; by `fallback` when no backend is to, or it fails, or the guard objects. Where
+        the guard objects the handler may know a more exact way, which is tried before. `observers` may want to see q, k
+        and v afterwards: then they are kept.
+        """
+        broken: list[str] = []
+        while decision.plan is not None:
+            try:
+                out, decision = self._by_plan(call, decision, site, forward, observers, all_blocks=bool(broken))
+            except NotFinite:
+                broken.append(decision.label)
+                decision = self._task.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
+            except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
+                raise  # ComfyUI frees memory and tells the user
+            except (RuntimeError, ValueError) as error:
+                if call.is_released:  # nobody could compute it again
+                    raise
+                decision = Decision(reason=f"[SA-310] {decision.backend} failed: {error_text(error)}")
+                self.warn_once(f"{decision.reason}; ComfyUI's attention serves this call")
+            else:
+                return out, decision, broken
+        call.release()
+        return fallback(), decision, broken
+
+    def _by_plan(
+        self,
+        call: AttentionCall,
+        decision: Decision,
+        site: CallSite,
+        forward: Forward,
+        observers: Sequence[Observer],
+        *,
+        all_blocks: bool,
+    ) -> tuple[torch.Tensor, Decision]:
+        """The output in `call.layout`, and how it was made; raises NotFinite when the guard finds it broken at once.
+
+        Inputs in containers that nobody needs later are released as soon as the backend has quantized them.
+        """
+        plan, checks = decision.plan, self._task.guard
+        assert plan is not None
+        flag, looks = None, False
+        # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
+        if checks is not None and plan.options.mode != EXACT and guard.can_check(call.q.device):
+            flag = forward.nonfinite_flag(call.q.device)
+            looks = flag is None
+        optional = OptionalTensors(call.mask_4d(), nonfinite=flag)
+        skipping = None if all_blocks else self._task.sparsity
+        found = None if skipping is None else skipping.attend(call, plan, optional, site, forward, checks)
+        if found is not None:
+            out, skips = found
+            decision = replace(decision, skips=skips)
+        elif (
+            call.containers
+            and not looks
+            and not any(observer.needs_inputs(decision, site, forward) for observer in observers)
+        ):
+            attend = plan.prequantize(*call.tensors(), optional)
+            if attend is not None:
+                call.release()
+                call.empty_containers()
+                return attend()[0], decision
+            out = plan.run(*call.tensors(), optional)[0]
+        else:
+            out = plan.run(*call.tensors(), optional)[0]
+        if looks and not guard.is_finite(out):
+            raise NotFinite
+        return out, decision
+
+    def warn_once(self, text: str) -> None:
+        """Failures go to the log, each text once; expected fallbacks stand in the report only."""
+        if text not in self._reported:
+            self._reported.add(text)
+            log.warning("SageAttention2: %s", text)

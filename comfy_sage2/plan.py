@@ -1,0 +1,181 @@
+"""The decision about an attention call: who computes it, made once for all calls of one signature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NoReturn
+
+import torch
+
+from . import registry
+from .autotune.cost_model import TunedChoices
+from .autotune.store import choices_of
+from .autotune.timings import PLAIN, Candidate
+from .backends.base import Backend
+from .block_mask import blocks_of
+from .options import EXACT, AttentionOptions
+from .registry import UnsupportedError
+from .request import AttentionRequest
+from .signature import CallSignature, TensorForm
+from .validation import check_call
+
+EXACT_IS_FASTER = "[SA-314] exact attention was measured to be faster here"
+OWN_IS_FASTER = "[SA-314] no exact attention was measured to be faster than ComfyUI's own here"
+MOST_PLANS = 1024
+
+
+class CallPlan:
+    """How calls of one signature are computed.
+
+    Attributes:
+        signature: theirs.
+        backend: who computes them.
+        request: their description, with options that leave nothing open.
+        reason: why an exact attention takes the place of the mode that was asked for, or None.
+        run, prequantize: as of `BoundCall`; the tensors are of the signature, in the layout of its options.
+    """
+
+    __slots__ = ("backend", "prequantize", "reason", "request", "run", "signature")
+
+    def __init__(
+        self, signature: CallSignature, backend: Backend, request: AttentionRequest, reason: str | None = None
+    ) -> None:
+        """`backend` has no reason against `request`, which describes `signature`."""
+        call = backend.bind(signature, request)
+        self.signature = signature
+        self.backend = backend
+        self.request = request
+        self.reason = reason
+        self.run = call.run
+        self.prequantize = call.prequantize
+
+    @property
+    def options(self) -> AttentionOptions:
+        """Those of the call, with nothing left open."""
+        return self.request.options
+
+
+@dataclass(frozen=True, eq=False)
+class Refusal:
+    """Why no call of a signature can be computed.
+
+    Attributes:
+        error: what `attention` raises, and `text`: with these words.
+        reasons: by the names of the backends that were candidates; empty where the call itself is wrong.
+    """
+
+    error: type[Exception]
+    text: str
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def throw(self) -> NoReturn:
+        """Raise the error: TypeError or ValueError, of which `UnsupportedError` is one."""
+        raise self.error(self.text)
+
+    @property
+    def reason(self) -> str:
+        """In one line for the user; a reason that all backends share stands once."""
+        distinct = list(dict.fromkeys(self.reasons.values()))
+        if len(distinct) > 1:
+            return "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+        return distinct[0] if distinct else self.text
+
+
+def plan(signature: CallSignature) -> CallPlan | Refusal:
+    """The plan of calls of `signature`, from the cache where it was made before.
+
+    It holds for the backends of the registry, and for what was timed on the device so far.
+    """
+    return _plan(signature, registry.backends(), choices_of(signature.q.device))
+
+
+@lru_cache(maxsize=MOST_PLANS)
+def _plan(signature: CallSignature, backends: tuple[Backend, ...], choices: TunedChoices | None) -> CallPlan | Refusal:
+    try:
+        check_call(signature)
+        request = AttentionRequest.of(signature)
+        chosen = choose(request, signature.backend, accelerated_only=signature.accelerated_only)
+        if isinstance(chosen, Refusal):
+            return chosen
+        if signature.where_faster and choices is not None:
+            exact = _faster_exact(signature, chosen, choices)
+            if exact is not None:
+                return exact
+        if signature.where_faster and signature.options.mode == EXACT:
+            return Refusal(UnsupportedError, OWN_IS_FASTER)
+        return CallPlan(signature, chosen, request)
+    except (TypeError, ValueError) as error:
+        return Refusal(type(error), str(error))
+
+
+def choose(request: AttentionRequest, name: str | None, *, accelerated_only: bool) -> Backend | Refusal:
+    """Who computes calls like `request`.
+
+    name: the only backend that may, or None: the first accelerated one that can, and then the others but for
+    `accelerated_only`. ValueError for a name that no backend has.
+    """
+    if name is not None:
+        backend = registry.get(name)
+        reason = backend.reason_against(request)
+        if reason is None:
+            return backend
+        text = f"[SA-207] backend {name!r} cannot run this call: {reason}"
+        return Refusal(UnsupportedError, text, {name: reason})
+    accelerated, reasons = registry.first_able(request, accelerated=True)
+    if accelerated is not None:
+        return accelerated
+    if not accelerated_only:
+        other, further = registry.first_able(request, accelerated=False)
+        if other is not None:
+            return other
+        reasons |= further
+    if not reasons:
+        return Refusal(UnsupportedError, "[SA-112] this installation has no accelerated backend")
+    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return Refusal(UnsupportedError, f"[SA-207] no backend can run this call: {listed}", reasons)
+
+
+def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoices) -> CallPlan | None:
+    """The plan of the fastest exact attention, where it was measured to be faster than the call by `chosen`.
+
+    In mode "exact" that is compared with ComfyUI's own attention.
+    """
+    options = signature.options
+    rival = Candidate(PLAIN)
+    if options.mode != EXACT:
+        request = AttentionRequest.of(signature)
+        rival = Candidate(chosen.name, options.mode, request.options.pv_accumulator)
+        options = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
+    exact = signature._replace(options=options, where_faster=False, accelerated_only=True)
+    found = plan(exact)
+    if isinstance(found, Refusal) or found.request.work is None:
+        return None
+    if not choices.is_faster(Candidate(found.backend.name), rival, found.request.work):
+        return None
+    reason = None if signature.options.mode == EXACT else EXACT_IS_FASTER
+    return CallPlan(exact, found.backend, found.request, reason)
+
+
+def listed_plan(dense: CallPlan, lists: TensorForm | None = None) -> CallPlan | Refusal:
+    """The plan of the calls of `dense` with `BlockMask`, by the same backend.
+
+    lists: the form of their tensor; None: one for each head, for the whole batch.
+    """
+    request = dense.request
+    shape = torch.Size((1, request.q_heads, blocks_of(request.q_length), 1 + blocks_of(request.kv_length)))
+    lists = lists or TensorForm.contiguous(shape, torch.int16, request.device)
+    return plan(_of_same_backend(dense)._replace(block_mask=lists))
+
+
+def recording_plan(dense: CallPlan) -> CallPlan | Refusal:
+    """The plan of the calls of `dense` that fill `block_margins`, by the same backend."""
+    request = dense.request
+    shape = torch.Size((request.batch, request.q_heads, blocks_of(request.q_length), blocks_of(request.kv_length)))
+    block_margins = TensorForm.contiguous(shape, torch.float32, request.device)
+    return plan(_of_same_backend(dense)._replace(block_margins=block_margins))
+
+
+def _of_same_backend(dense: CallPlan) -> CallSignature:
+    return dense.signature._replace(backend=dense.backend.name, where_faster=False)

@@ -1,0 +1,101 @@
+"""An attention call as plain data in the terms of the algorithm: what the constraints of backends look at."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from .accumulators import resolved
+from .autotune.timings import Work
+from .block_mask import blocks_of
+from .options import AttentionOptions
+from .signature import CallSignature, TensorForm
+
+
+@lru_cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@dataclass(frozen=True)
+class AttentionRequest:
+    """One attention call as plain data: all that a constraint may look at. Its options leave nothing open."""
+
+    device_type: str
+    device_index: int | None
+    capability: tuple[int, int] | None  # CUDA compute capability, None on other devices
+    dtype: torch.dtype
+    batch: int
+    q_heads: int
+    kv_heads: int
+    q_length: int
+    kv_length: int
+    head_dim: int
+    mask_shape: tuple[int, ...] | None  # 4-D, 1 where the mask broadcasts
+    mask_dtype: torch.dtype | None
+    has_block_mask: bool  # the call has block masks
+    has_block_margins: bool  # the call notes the block_margins of its blocks
+    options: AttentionOptions
+
+    @classmethod
+    def of(cls, signature: CallSignature) -> AttentionRequest:
+        """Describe a call whose signature is valid (`validation.check_call`)."""
+        q, k, mask = signature.q, signature.k, signature.attn_mask
+        heads, tokens = (signature.layout.index(axis) for axis in "HN")
+        device = q.device
+        return cls(
+            device_type=device.type,
+            device_index=device.index,
+            capability=_capability(device) if device.type == "cuda" else None,
+            dtype=q.dtype,
+            batch=q.shape[0],
+            q_heads=q.shape[heads],
+            kv_heads=k.shape[heads],
+            q_length=q.shape[tokens],
+            kv_length=k.shape[tokens],
+            head_dim=q.shape[3],
+            mask_shape=None if mask is None else (1,) * (4 - len(mask.shape)) + tuple(mask.shape),
+            mask_dtype=None if mask is None else mask.dtype,
+            has_block_mask=signature.block_mask is not None,
+            has_block_margins=signature.block_margins is not None,
+            options=resolved(signature.options, device),
+        )
+
+    @classmethod
+    def minimal(cls, device: torch.device, options: AttentionOptions) -> AttentionRequest:
+        """A minimal call that every kernel supports.
+
+        If a backend refuses it, the cause is the machine or `options`, not the shape.
+        """
+        batch, length, heads, head_dim = 1, 1024, 8, 128
+        form = TensorForm(torch.Size((batch, length, heads, head_dim)), (), torch.float16, device)
+        form = form if options.layout == "BNHD" else form._replace(shape=torch.Size((batch, heads, length, head_dim)))
+        return cls.of(CallSignature(options, None, False, False, form, form, form))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        if self.device_index is None:
+            return torch.device(self.device_type)
+        return torch.device(self.device_type, self.device_index)
+
+    @property
+    def block_count(self) -> int:
+        """The blocks of queries and keys of one head."""
+        return blocks_of(self.q_length) * blocks_of(self.kv_length)
+
+    @property
+    def work(self) -> Work | None:
+        """The call's size, or None where the times of such calls are not known: with masks, block masks or float32."""
+        if self.mask_shape is not None or self.has_block_mask or self.dtype == torch.float32:
+            return None
+        heads = self.batch * self.q_heads
+        return Work(heads, self.q_length, self.kv_length, self.head_dim, self.options.is_causal)
+
+    @property
+    def scale(self) -> float:
+        """The softmax scale, 1/sqrt(head_dim) unless `options` has one."""
+        return 1.0 / math.sqrt(self.head_dim) if self.options.scale is None else self.options.scale

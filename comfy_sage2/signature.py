@@ -1,0 +1,100 @@
+"""What decides how an attention call is computed: all of its arguments but the values in its tensors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .options import AttentionOptions
+from .tensors import NO_TENSORS, OptionalTensors
+
+
+class TensorForm(NamedTuple):
+    """A tensor without its values."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorForm:
+        """The form of `tensor`."""
+        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+    @classmethod
+    def contiguous(cls, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> TensorForm:
+        """The form of a contiguous tensor."""
+        strides = [1]
+        for size in reversed(shape[1:]):
+            strides.insert(0, strides[0] * size)
+        return cls(shape, tuple(strides), dtype, device)
+
+
+class CallSignature(NamedTuple):
+    """The key of the one cache of plans: calls of equal signatures are validated, decided and laid out once.
+
+    Attributes:
+        options: the caller's, in which pv_accumulator may still be "auto".
+        backend: the name of the one that has to serve the call, or None: the first that can.
+        accelerated_only: with `backend` None, the reference is no candidate.
+        where_faster: an exact attention takes the place of a mode that it was measured to be faster than; a call in
+            mode "exact" is refused unless one was measured to be faster than ComfyUI's own.
+        q, k, v: in the layout of the options.
+        attn_mask, block_mask, block_margins: as in `OptionalTensors`, None where the call has none. The flags that a
+            call may set are no part of it: whether there is one changes nothing but an address.
+    """
+
+    options: AttentionOptions
+    backend: str | None
+    accelerated_only: bool
+    where_faster: bool
+    q: TensorForm
+    k: TensorForm
+    v: TensorForm
+    attn_mask: TensorForm | None = None
+    block_mask: TensorForm | None = None
+    block_margins: TensorForm | None = None
+
+    @classmethod
+    def of(
+        cls,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        options: AttentionOptions,
+        optional: OptionalTensors = NO_TENSORS,
+        *,
+        backend: str | None = None,
+        accelerated_only: bool = False,
+        where_faster: bool = False,
+    ) -> CallSignature:
+        """The signature of a call, which need not be valid.
+
+        Raises:
+            TypeError: an argument is no tensor.
+        """
+        try:
+            return cls(
+                options,
+                backend,
+                accelerated_only,
+                where_faster,
+                TensorForm(q.shape, q.stride(), q.dtype, q.device),
+                TensorForm(k.shape, k.stride(), k.dtype, k.device),
+                TensorForm(v.shape, v.stride(), v.dtype, v.device),
+                None if optional.attn_mask is None else TensorForm.of(optional.attn_mask),
+                None if optional.block_mask is None else TensorForm.of(optional.block_mask),
+                None if optional.block_margins is None else TensorForm.of(optional.block_margins),
+            )
+        except (AttributeError, TypeError):
+            for name, tensor in zip("qkv", (q, k, v), strict=True):
+                if not isinstance(tensor, torch.Tensor):
+                    raise TypeError(f"[SA-201] {name} must be a torch.Tensor, got {type(tensor).__name__}") from None
+            raise
+
+    @property
+    def layout(self) -> str:
+        """The order of the dimensions of q, k and v: "BHND" or "BNHD"."""
+        return self.options.layout

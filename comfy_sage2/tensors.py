@@ -1,0 +1,69 @@
+"""The tensors of an attention call beside q, k and v."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .block_mask import BlockMask
+
+
+class OptionalTensors(NamedTuple):
+    """What a call may have beside q, k and v; None is without.
+
+    Attributes:
+        attn_mask: 2-D to 4-D, broadcasting to (B, Hq, Nq, Nkv), bool (True = attend) or additive float.
+        block_mask: the lists of a `BlockMask`, of any values: entries that are not valid are left out, and nothing is
+            read out of bounds.
+        nonfinite: one int32 on q's device that becomes 1 when a value of the output is NaN or infinite and else stays
+            as it is, without a wait for the device.
+        invalid_blocks: one int32 on q's device that becomes 1 when an entry of `block_mask` is not valid and else stays
+            as it is, without a wait for the device.
+        block_margins: (B, Hq, Tq, Tk) float32, contiguous, with anything in it: it is filled with what
+            `reference.block_margins.block_margins` with `running` says of the call, or more, and 0 where that is NaN.
+    """
+
+    attn_mask: torch.Tensor | None = None
+    block_mask: torch.Tensor | None = None
+    nonfinite: torch.Tensor | None = None
+    invalid_blocks: torch.Tensor | None = None
+    block_margins: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        attn_mask: torch.Tensor | None,
+        block_mask: BlockMask | None,
+        nonfinite: torch.Tensor | None,
+        block_margins: torch.Tensor | None,
+    ) -> OptionalTensors:
+        """From the arguments of `attention`; TypeError, naming the argument, for what is no tensor."""
+        if attn_mask is None and block_mask is None and nonfinite is None and block_margins is None:
+            return NO_TENSORS
+        if attn_mask is not None and not isinstance(attn_mask, torch.Tensor):
+            raise TypeError(f"[SA-204] attn_mask must be a torch.Tensor or None, got {type(attn_mask).__name__}")
+        if block_mask is not None and not isinstance(block_mask, BlockMask):
+            raise TypeError(
+                f"[SA-211] block_mask must be a comfy_sage2.BlockMask or None, got {type(block_mask).__name__}; make "
+                "one with BlockMask(tensor) or BlockMask.from_dense(block_mask)"
+            )
+        invalid = None if block_mask is None else block_mask.invalid
+        for name, flag in (("nonfinite", nonfinite), ("block_mask.invalid", invalid)):
+            if flag is not None and not isinstance(flag, torch.Tensor):
+                raise TypeError(f"[SA-209] {name} must be an int32 tensor, got {type(flag).__name__}")
+        if block_margins is not None and not isinstance(block_margins, torch.Tensor):
+            found = type(block_margins).__name__
+            raise TypeError(f"[SA-213] block_margins must be a float32 tensor or None, got {found}")
+        return cls(attn_mask, None if block_mask is None else block_mask.lists, nonfinite, invalid, block_margins)
+
+
+WRITTEN = ("nonfinite", "invalid_blocks", "block_margins")  # those that a call writes to
+NO_TENSORS = OptionalTensors()
+
+
+def mask_4d(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """A mask with the dimensions that it lacks in front, of size 1."""
+    while mask is not None and mask.dim() < 4:
+        mask = mask.unsqueeze(0)
+    return mask

@@ -18,7 +18,6 @@ from ...call_site import indexed_name, label
 from ...metrics import Agreement
 from ...options import AttentionOptions
 from ...plan import MOST_PLANS, CallPlan, Refusal
-from ...signature import CallSignature
 
 LayerStep = tuple[int, int]  # layer and step
 
@@ -236,7 +235,7 @@ class _Entry(NamedTuple):
     step: int
     decision: Decision
     timer: Timer
-    signature: CallSignature | None
+    signature: Hashable | None
 
 
 @dataclass
@@ -255,8 +254,8 @@ class Record:
     _sampling: Sampling = Sampling.NONE
     _entries: list[_Entry] = field(default_factory=list)
     # Calls by their signature, and whether ComfyUI's attention served them.
-    _timed: Counter[tuple[CallSignature, bool]] = field(default_factory=Counter)
-    _comparisons: list[tuple[CallSignature, Timer]] = field(default_factory=list)
+    _timed: Counter[tuple[Hashable, bool]] = field(default_factory=Counter)
+    _comparisons: list[tuple[Hashable, Timer]] = field(default_factory=list)
     _agreement: dict[LayerStep, list[torch.Tensor]] = field(default_factory=dict)
     _layers: dict[str, int] = field(default_factory=dict, compare=False)  # name -> number
     _passes: list[int] = field(default_factory=list)  # attention calls of each
@@ -292,14 +291,14 @@ class Record:
         with self._lock:
             return _name(tuple(self._layers), layer)
 
-    def begin_forward(self, device: torch.device) -> None:
-        """A pass on `device` starts; with the first one begins the time of the whole sampling."""
+    def begin_forward(self, timer: Timer, device: Hashable = None) -> None:
+        """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""
         with self._lock:
             if not self._samplings:
                 return
             self._devices.add(device)
             if self._whole is None:
-                self._whole = start_timer(device)
+                self._whole = timer
 
     def end_forward(self, calls: int) -> None:
         """A pass with so many attention calls is through."""
@@ -320,7 +319,7 @@ class Record:
         return start_timer(device) if self.times_calls else NO_TIMER
 
     def add(
-        self, layer: int, step: int, decision: Decision, timer: Timer, *, signature: CallSignature | None = None
+        self, layer: int, step: int, decision: Decision, timer: Timer, *, signature: Hashable | None = None
     ) -> None:
         """Add one attention call whose `timer` is stopped.
 
@@ -341,12 +340,12 @@ class Record:
             if self._samplings:
                 self._agreement.setdefault((layer, step), []).append(agreement)
 
-    def lacks_comparison(self, signature: CallSignature) -> bool:
+    def lacks_comparison(self, signature: Hashable) -> bool:
         """Whether backends have served two such calls and ComfyUI's attention none: the moment to time it."""
         with self._lock:
             return self._timed[signature, False] == 2 and not self._timed[signature, True]
 
-    def add_comparison(self, signature: CallSignature, timer: Timer) -> None:
+    def add_comparison(self, signature: Hashable, timer: Timer) -> None:
         """`timer` measured ComfyUI's attention on a call of this signature that a backend served."""
         with self._lock:
             if self._samplings:
@@ -362,9 +361,9 @@ class Record:
         calls = Counter(entry.decision for entry in entries)
         cells = {(entry.layer, entry.step): entry.decision for entry in entries}
         seconds: defaultdict[Decision, float] = defaultdict(float)
-        served: list[tuple[CallSignature, float]] = []
+        served: list[tuple[Hashable, float]] = []
         comfyui = [(signature, timer.seconds()) for signature, timer in comparisons]
-        by_skip: defaultdict[tuple[int, bool], list[tuple[CallSignature, float]]] = defaultdict(list)
+        by_skip: defaultdict[tuple[int, bool], list[tuple[Hashable, float]]] = defaultdict(list)
         for layer, _, decision, timer, signature in entries:
             elapsed = timer.seconds()
             seconds[decision] += elapsed
@@ -426,7 +425,7 @@ def compared(
 
 
 def _skip_speeds(
-    times: Mapping[tuple[int, bool], Sequence[tuple[CallSignature, float]]], devices: int
+    times: Mapping[tuple[int, bool], Sequence[tuple[Hashable, float]]], devices: int
 ) -> dict[int, SpeedComparison]:
     """From (signature, seconds) of the calls of a layer that skipped key blocks, and of those that did not."""
     layers = sorted(layer for layer, skips in times if skips)

@@ -17,7 +17,7 @@ from . import guard, model_pass
 from .handler import Handler
 from .model_pass import Forward, Schedule
 from .observers import Computed, Downgrades, EarlierNodes, Fidelity, Observer, Quality, Recorder
-from .record import Decision, Record
+from .record import Decision, Record, start_timer
 from .runner import Runner
 
 log = logging.getLogger("comfy_sage2")
@@ -88,7 +88,7 @@ class Session:
 
     def begin_forward(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> Forward:
         """A forward pass at noise level `sigma` starts on `device`."""
-        self.record.begin_forward(device)
+        self.record.begin_forward(start_timer(device), device)
         forward = Forward(self, self._schedule.step(sigma), transformer_options, self.evaluations)
         with memory.unrecorded():  # these tensors live until the pass is through
             if self.handler.guard is not None and guard.can_check(device):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.backends.base import BoundCall
-from comfy_sage2.backends.reference import ReferenceBackend
+from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
+from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
@@ -48,11 +48,55 @@ def reference_attention(
     return ReferenceBackend().bind(signature, AttentionRequest.of(signature)).run(q, k, v, optional)[0]
 
 
+def reference_result(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The reference on (B, H, N, D) tensors, in place of a backend's `run`."""
+    return ReferenceCall(request).compute(q, k, v, optional)
+
+
+class TensorBackend(Backend):
+    """The base of backends of tests: `run` computes calls of (B, H, N, D) tensors, and `prepare` begins them."""
+
+    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
+        raise NotImplementedError
+
+    def prepare(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
+        return None
+
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        return _TensorCall(self, request)
+
+
+class _TensorCall(BoundTensors):
+    def __init__(self, backend: TensorBackend, request: AttentionRequest) -> None:
+        super().__init__(request)
+        self.backend = backend
+
+    def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
+        return self.backend.run(q, k, v, self._request, optional)
+
+    def prequantize(self, q: Any, k: Any, v: Any, optional: OptionalTensors = NO_TENSORS) -> Any:
+        transposed = self._request.options.layout == "BNHD"
+        if transposed:
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        attend = self.backend.prepare(q, k, v, self._request, optional)
+        if attend is None or not transposed:
+            return attend
+
+        def ended() -> Any:
+            out, lse = attend()
+            return out.transpose(1, 2), lse
+
+        return ended
+
+
 class StandIn(ReferenceBackend):
     """A backend whose calls a function computes, which takes what `reference_attention` takes."""
 
-    def __init__(self, attention: Attention) -> None:
+    def __init__(self, attention: Attention, replaced: Backend) -> None:
         self.attention = attention
+        self.constraints = replaced.constraints
 
     def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
         return _StandInCall(self.attention, request.options)
@@ -76,7 +120,7 @@ class _StandInCall(BoundCall):
 
 def serve_by(monkeypatch: pytest.MonkeyPatch, attention: Attention) -> None:
     """From now on the backend "reference" computes its calls by `attention`; see `StandIn`."""
-    backends = [StandIn(attention) if one.name == "reference" else one for one in registry.backends()]
+    backends = [StandIn(attention, one) if one.name == "reference" else one for one in registry.backends()]
     monkeypatch.setattr(registry, "_BACKENDS", tuple(backends))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def test_a_calibration_measures_what_will_be_used(monkeypatch: pytest.MonkeyPatc
         return "fp16"
 
     monkeypatch.setattr(accumulators, "_of_device", of_device)
-    importlib.import_module("comfy_sage2.attention")._decide.cache_clear()  # other tests asked about this form of call
+
     q, k, v = qkv()
     measured = measure_variants(AttentionCall(q, k, v, 2))
     assert asked

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2 import attention
 from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
@@ -20,7 +21,6 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.policy.signature import Signature
 
 from .calls import Container, ones, qkv, serve_by, session_with
-from .calls import reference_attention as attention
 
 
 @pytest.fixture

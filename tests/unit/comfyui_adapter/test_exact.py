@@ -10,26 +10,28 @@ import torch
 from comfy_sage2 import registry
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
-from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
+from comfy_sage2.backends.base import empty_output
 from comfy_sage2.comfyui.report.text import session_report
-from comfy_sage2.comfyui.session.dispatcher import EXACT_IS_FASTER, Dispatcher
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import ALWAYS, WHERE_FASTER, Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.plan import EXACT_IS_FASTER
 from comfy_sage2.policy.calibrated import IN_FULL, Cell, Policy
 from comfy_sage2.policy.rules import RuleSelector
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
+from comfy_sage2.request import AttentionRequest
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
-from .calls import SIGMAS, call, ones
+from .calls import SIGMAS, TensorBackend, call, ones
 
 FULL = "comfyui"
 
 
-class Constant(Backend):
+class Constant(TensorBackend):
     """An accelerated backend whose output tells who served."""
 
     accelerated = True
@@ -80,7 +82,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_card(monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None) -> None:
-    for module in ("comfy_sage2.comfyui.session.dispatcher", "comfy_sage2.registry"):
+    for module in ("comfy_sage2.comfyui.session.dispatcher", "comfy_sage2.registry", "comfy_sage2.plan"):
         monkeypatch.setattr(f"{module}.choices_of", lambda device: choices)
 
 

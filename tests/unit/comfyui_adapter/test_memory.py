@@ -73,7 +73,7 @@ def test_nothing_of_a_guarded_call_outlives_its_block(check_at_end: bool) -> Non
 def test_the_flag_of_the_pass_is_the_one_that_calls_set(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = []
 
-    def recording(q: torch.Tensor, *args: Any, nonfinite: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
+    def recording(q: torch.Tensor, *args: Any, nonfinite: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         flags.append(nonfinite)
         return torch.zeros_like(q)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
+from comfy_sage2 import registry
+from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
 from comfy_sage2.comfyui.session.session import Session
@@ -62,10 +63,7 @@ def test_policy_decides_by_layer_and_part(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_policy_takes_8_bits_where_there_is_no_4_bit_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def eight_only(*args: Any, options: AttentionOptions, **kwargs: Any) -> dict[str, str | None]:
-        return {"reference": None if options.mode == "8b" else "mode must be 8b here, got 4b"}
-
-    monkeypatch.setattr("comfy_sage2.comfyui.session.dispatcher.explain", eight_only)
+    monkeypatch.setattr(registry.get("reference"), "constraints", (option_is("mode", "8b"),))
     policy = Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64,), ((Cell(FOUR),),))
     session = node_session(Settings(backend="reference", policy=policy), selector=policy)
     assert modes_of(session, 1) == [["8b"]] * 4

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.backends.base import AttentionRequest, Backend
-from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
 from comfy_sage2.comfyui.session.model_pass import Forward
@@ -18,15 +16,15 @@ from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
-from .calls import SIGMAS, Container, node_session, ones
+from .calls import SIGMAS, Container, TensorBackend, node_session, ones, reference_result
 
 CPU = torch.device("cpu")
-REFERENCE = ReferenceBackend()
 
 
-class Phased(Backend):
+class Phased(TensorBackend):
     """The reference in two phases; keeps `kept` of q, k and v, and notes which are alive at each event."""
 
     name = "sm90"
@@ -48,13 +46,13 @@ class Phased(Backend):
 
     def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
         self.note("run")
-        return REFERENCE.run(q, k, v, request, optional)
+        return reference_result(q, k, v, request, optional)
 
     def prepare(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
         self.note("prepare")
         if self.unprepared:
             raise RuntimeError("no image for this device")
-        out, lse = REFERENCE.run(q, k, v, request, OptionalTensors(optional.attn_mask))
+        out, lse = reference_result(q, k, v, request, OptionalTensors(optional.attn_mask))
         kept = [tensor for name, tensor in zip("qkv", (q, k, v), strict=True) if name in self.kept]
 
         def attend() -> tuple[torch.Tensor, torch.Tensor | None]:

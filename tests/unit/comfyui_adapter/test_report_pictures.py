@@ -159,6 +159,7 @@ def test_hosblock_reasons_are_drawn(text: str) -> None:
     session = node_session(Settings(mode="8b"))
     session.begin_sampling([1.0, 0.0])
     session.record.add(0, 0, Decision(reason=text), Watch(1.0))
-    session.record.add(1, 0, Decision("sm90", AttentionOptions()), Watch(1.0), agreement=torch.tensor([1.0, 0.0, 0.0]))
+    session.record.add(1, 0, Decision("sm90", AttentionOptions()), Watch(1.0))
+    session.record.add_agreement(1, 0, torch.tensor([1.0, 0.0, 0.0]))
     for draw in (draw_card, draw_chart):
         assert draw([session]).height < 2000

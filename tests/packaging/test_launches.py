@@ -157,14 +157,15 @@ def test_the_library_enqueues_the_phases(kernels: Binding, architecture: kernel_
     """With the fields that these modules want of each phase: their kernels are launched in the same order."""
     kernels.run(f"""{LOGGED}
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 sys.path.insert(0, {str(ROOT)!r})
 import torch
-from comfy_sage2.request import AttentionRequest
-from comfy_sage2.backends.launch import launch, prepare
-from comfy_sage2.tensors import OptionalTensors
+from comfy_sage2.backends import kernel_call
 from comfy_sage2.options import AttentionOptions
-torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=77)
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import OptionalTensors
+kernel_call.current_stream = lambda device: 77
 module = ModuleType("kernels")
 vars(module).update(vars(_C))
 launched = []
@@ -175,11 +176,12 @@ q, k, v = (torch.zeros(2, heads, 300, 64).half() for heads in (4, 2, 2))
 for mode in {list(architecture.modes)}:
     for mask in (None, torch.zeros(1, 1, 300, 300)):
         optional = OptionalTensors(mask, nonfinite=torch.zeros(1).int())
-        request = AttentionRequest.of(q, k, AttentionOptions(mode, return_lse=True), optional)
-        given = replace(request, device_index=0), optional
-        launch(module, q, k, v, *given)
+        signature = CallSignature.of(q, k, v, AttentionOptions(mode, return_lse=True), optional)
+        request = replace(AttentionRequest.of(signature), device_index=0)
+        call = kernel_call.KernelCall(module, signature, request)
+        call.run(q, k, v, optional)
         whole, launched = launched, []
-        attend = prepare(module, q, k, v, *given)
+        attend = call.prequantize(q, k, v, optional)
         assert 2 <= len(launched) < len(whole)
         attend()
         assert launched == whole

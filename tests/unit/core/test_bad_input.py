@@ -138,8 +138,8 @@ def test_values_that_no_cache_can_hold(choice: Any, error: type[Exception], mess
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_what_is_no_tensor_is_named_beside_flags_and_gradients(name: str) -> None:
-    tensors = {other: tensor.requires_grad_() for other, tensor in good().items()} | {name: [1.0]}
-    for more in ({}, {"nonfinite": torch.zeros(1, dtype=torch.int32)}):
+    tensors: dict[str, Any] = {other: tensor.requires_grad_() for other, tensor in good().items()} | {name: [1.0]}
+    for flag in (None, torch.zeros(1, dtype=torch.int32)):
         for gradients in (False, True):
             with torch.set_grad_enabled(gradients), pytest.raises(TypeError, match=f"{name} must be a torch.Tensor"):
-                comfy_sage2.attention(**tensors, **more)
+                comfy_sage2.attention(**tensors, nonfinite=flag)

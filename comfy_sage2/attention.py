@@ -13,7 +13,7 @@ from .operators import OPTIONS_SCHEMA, define, has_observer, has_tangent
 from .options import AttentionOptions, CallChoices, Choices
 from .plan import Refusal, plan
 from .request import AttentionRequest
-from .signature import CallSignature
+from .signature import CallSignature, require_tensors
 from .tensors import NO_TENSORS, WRITTEN, OptionalTensors
 from .validation import check_call, check_flags
 
@@ -113,19 +113,29 @@ def attention(
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, block_margins)
     if has_observer(q, k, v, attn_mask):
         return _observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
+    chosen = _options(options, choices) if choices or options is None else options
+    signature = CallSignature.of(q, k, v, chosen, optional, backend=backend)
     if optional is not NO_TENSORS:
         check_flags(optional, q.device)
-    chosen = _options(options, tuple(choices.items())) if choices or options is None else options
-    found = plan(CallSignature.of(q, k, v, chosen, optional, backend=backend))
+    found = plan(signature)
     if isinstance(found, Refusal):
         found.throw()
     out, lse = found.run(q, k, v, optional)
     return out if lse is None else (out, lse)
 
 
-@lru_cache(maxsize=256)
-def _options(options: AttentionOptions | None, choices: tuple[tuple[str, Any], ...]) -> AttentionOptions:
-    return AttentionOptions.of(options, dict(choices))
+def _options(options: AttentionOptions | None, choices: dict[str, Any]) -> AttentionOptions:
+    """As `AttentionOptions.of`, which checks the same choices once."""
+    try:
+        return _checked_options(options, **choices)
+    except TypeError:  # a value that is wrong, or that no cache can hold
+        return AttentionOptions.of(options, choices)
+
+
+# Typed, for 1 == True, and a flag of 1 is an error.
+@lru_cache(maxsize=256, typed=True)
+def _checked_options(options: AttentionOptions | None, /, **choices: Any) -> AttentionOptions:
+    return AttentionOptions.of(options, choices)
 
 
 def _observed(
@@ -137,6 +147,7 @@ def _observed(
     options: AttentionOptions,
 ) -> Output:
     """The call by the torch operator; RuntimeError for forward-mode derivatives, and later for a gradient."""
+    require_tensors(q, k, v)
     inputs = [tensor for tensor in (q, k, v, optional.attn_mask) if tensor is not None]
     if any(map(has_tangent, inputs)):
         raise RuntimeError(NO_GRADIENT)
@@ -171,6 +182,7 @@ def explain(
     optional = OptionalTensors.of(attn_mask, block_mask, None, block_margins)
     signature = CallSignature.of(q, k, v, AttentionOptions.of(options, choices), optional)
     check_call(signature)
+    check_flags(optional, q.device)
     if block_mask is not None:
         block_mask.check()
     request = AttentionRequest.of(signature)

@@ -32,6 +32,13 @@ class TensorForm(NamedTuple):
         return cls(shape, tuple(strides), dtype, device)
 
 
+def require_tensors(q: object, k: object, v: object) -> None:
+    """Raise TypeError unless all three are tensors."""
+    for name, tensor in zip("qkv", (q, k, v), strict=True):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"[SA-201] {name} must be a torch.Tensor, got {type(tensor).__name__}")
+
+
 class CallSignature(NamedTuple):
     """The key of the one cache of plans: calls of equal signatures are validated, decided and laid out once.
 
@@ -89,9 +96,7 @@ class CallSignature(NamedTuple):
                 None if optional.block_margins is None else TensorForm.of(optional.block_margins),
             )
         except (AttributeError, TypeError):
-            for name, tensor in zip("qkv", (q, k, v), strict=True):
-                if not isinstance(tensor, torch.Tensor):
-                    raise TypeError(f"[SA-201] {name} must be a torch.Tensor, got {type(tensor).__name__}") from None
+            require_tensors(q, k, v)
             raise
 
     @property

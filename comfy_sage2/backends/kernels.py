@@ -117,11 +117,10 @@ class KernelBackend(Backend):
         return call
 
     def require_tested(self, index: int | None) -> None:
-        """Make the self-test on GPU `index` where it was postponed; RuntimeError when it fails."""
-        if self_test.can_test_now(self.name, index):
-            reason = self_test.reason_against(self.name, index, self.variants)
-            if reason is not None:
-                raise RuntimeError(reason)
+        """Make the self-test on GPU `index` where it can be made now; RuntimeError when it fails or has failed."""
+        reason = self_test.reason_against(self.name, index, self.variants)
+        if reason is not None:
+            raise RuntimeError(reason)
 
 
 class _Untested(BoundCall):

@@ -75,12 +75,10 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
 
 def is_postponed(architecture: str, index: int | None) -> bool:
     """Whether a test is still to be made."""
-    return bool(_postponed) and (architecture, _device_index(index)) in _postponed
-
-
-def can_test_now(architecture: str, index: int | None) -> bool:
-    """Whether a test is still to be made, and can be made now."""
-    return is_postponed(architecture, index) and not torch.cuda.is_current_stream_capturing()
+    if not _postponed:
+        return False
+    place = (architecture, _device_index(index))
+    return place in _postponed and place not in _results
 
 
 def test_now(architecture: str, index: int, variants: Sequence[Variant]) -> TestResult:
@@ -119,7 +117,6 @@ def _tested(
         return None
     except (RuntimeError, ValueError) as error:
         calls, reason = 0, error_text(error)
-    _postponed.discard((architecture, index))
     if key is not None:
         user_cache_file().put(key, {"passed": reason is None})
     if reason is None:

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
 from comfy_sage2.kernels import abi, loader
@@ -34,7 +35,8 @@ from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.request import AttentionRequest
-from comfy_sage2.tensors import OptionalTensors
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 _BLOCKS = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "blocks.h"
 
@@ -110,6 +112,23 @@ def _poisoned_allocations() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+def bound(
+    name: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    optional: OptionalTensors = NO_TENSORS,
+    **choices: Any,
+) -> BoundCall:
+    """Calls like this one by `backend(name)`, made anew each time: no plan is taken from a cache."""
+    chosen = backend(name)
+    signature = CallSignature.of(q, k, v, AttentionOptions(**choices), optional)
+    request = AttentionRequest.of(signature)
+    reason = chosen.reason_against(request)
+    assert reason is None, reason
+    return chosen.bind(signature, request)
+
+
 def run(
     name: str,
     q: torch.Tensor,
@@ -122,16 +141,14 @@ def run(
     block_margins: torch.Tensor | None = None,
     **choices: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """One call: q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D), a 4-D mask, lists. Returns out and lse as `Backend.run`."""
-    chosen = backend(name)
+    """One call: tensors in the layout of the choices, a 4-D mask, lists. Returns out and lse as `BoundCall.run`."""
+    backend(name)
     if choices.get("mode") == "precise" and q.dtype == torch.float32:
         pytest.skip("mode precise takes tensors of 16 bits")
     optional = OptionalTensors(attn_mask, block_mask, nonfinite, block_margins=block_margins)
-    request = AttentionRequest.of(q, k, AttentionOptions(**choices), optional)
-    reason = chosen.reason_against(request)
-    assert reason is None, reason
+    call = bound(name, q, k, v, optional, **choices)
     with _poisoned_allocations():
-        return chosen.run(q, k, v, request, optional)
+        return call.run(q, k, v, optional)
 
 
 def assert_equal_in_threads(compute: Callable[[int], torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import comfy_sage2
 from comfy_sage2 import BlockMask
-from comfy_sage2.backends import launch
+from comfy_sage2.backends import parts
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.block_mask import BLOCK_TOKENS, blocks_of
 from comfy_sage2.options import AttentionOptions
@@ -208,7 +208,7 @@ def test_more_work_blocks_than_blocks(name: str, mode: str, fresh_seed: int) -> 
 def test_parts_have_the_same_margins(monkeypatch: pytest.MonkeyPatch, name: str, mode: str, fresh_seed: int) -> None:
     q, k, v = graded((3, 8, 700, 64), (3, 2, 700, 64))
     _, whole = recorded(name, q, k, v, mode=mode)
-    monkeypatch.setattr(launch, "WORKSPACE_BOUND", 3 * 700 * 64)
+    monkeypatch.setattr(parts, "WORKSPACE_BOUND", 3 * 700 * 64)
     assert torch.equal(recorded(name, q, k, v, mode=mode)[1], whole)
 
 

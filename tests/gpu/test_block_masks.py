@@ -9,12 +9,9 @@ import torch
 
 import comfy_sage2
 from comfy_sage2 import BlockMask
-from comfy_sage2.backends import launch
+from comfy_sage2.backends import parts
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.block_mask import blocks_of
-from comfy_sage2.kernels import loader
-from comfy_sage2.options import AttentionOptions
-from comfy_sage2.request import AttentionRequest
 from comfy_sage2.tensors import OptionalTensors
 
 from .builds import (
@@ -22,6 +19,7 @@ from .builds import (
     LSE_BOUND,
     assert_equal_in_threads,
     backend,
+    bound,
     check,
     each_mode,
     exact,
@@ -273,13 +271,12 @@ def test_300000_queries(name: str, mode: str, fresh_seed: int) -> None:
 def test_invalid_entries_are_left_out_and_noted(name: str, mode: str, bad: list[int], clean: list[int]) -> None:
     backend(name)
     q, k, v = random_qkv((2, 2, 100, 128), (2, 2, 300, 128))
-    request = AttentionRequest.of(q, k, AttentionOptions(mode), OptionalTensors(block_mask=torch.empty(0)))
     outs, flags = [], []
     for entries in (bad, clean):
         blocks = torch.tensor(entries, dtype=torch.int16, device="cuda").expand(2, 2, 1, -1).contiguous()
         flags.append(torch.full((1,), -7, dtype=torch.int32, device="cuda"))
         optional = OptionalTensors(block_mask=blocks, invalid_blocks=flags[-1])
-        outs.append(launch.launch(loader.load(name), q, k, v, request, optional)[0])
+        outs.append(bound(name, q, k, v, optional, mode=mode).run(q, k, v, optional)[0])
     assert torch.equal(outs[0], outs[1])
     assert [flag.item() for flag in flags] == [-7 if sorted(bad) == sorted(clean) else 1, -7]
 
@@ -349,7 +346,7 @@ def test_parts_give_the_same_bits(
     call: dict[str, Any] = {"mode": mode, "is_causal": is_causal, "return_lse": True}
     call["block_mask"] = random_lists(q, k, batch=batch, heads=heads)
     whole, whole_lse = run(name, q, k, v, **call)
-    monkeypatch.setattr(launch, "WORKSPACE_BOUND", 3 * 700 * 64)
+    monkeypatch.setattr(parts, "WORKSPACE_BOUND", 3 * 700 * 64)
     out, lse = run(name, q, k, v, **call)
     assert torch.equal(out, whole) and torch.equal(lse, whole_lse)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
-from comfy_sage2.backends.launch import option_fields
+from comfy_sage2.backends.module_plan import Views, module_plan
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
 
 from .builds import (
     EXACT_BOUND,
@@ -147,21 +151,13 @@ def test_workspace_is_bounded(name: str, tokens: int) -> None:
     4b on top: the means of Q's blocks, and 256 MiB of smooth Q's correction, which for 75,600 tokens would be 7 GB.
     """
     backend(name)
-    strides = {
-        f"{tensor}_{axis}_stride": size
-        for tensor in ("q", "k", "v", "out")
-        for axis, size in (("batch", tokens * 40 * 128), ("head", 128), ("token", 40 * 128))
-    }
-    sizes = {"batch": 1, "q_heads": 40, "kv_heads": 40, "q_length": tokens, "kv_length": tokens, "head_dim": 128}
-    options = {
-        "element": 2,
-        "scale": 0.1,
-        "device": 0,
-    }
-    needed = {
-        mode: loader.load(name).workspace_bytes(**strides, **sizes, **options, **option_fields(AttentionOptions(mode)))
-        for mode in backend(name).modes
-    }
+    strides = (tokens * 40 * 128, 128, 40 * 128)
+    views = Views(strides, strides, strides, strides)
+    sizes: dict[str, Any] = {"q_heads": 40, "kv_heads": 40, "q_length": tokens, "kv_length": tokens}
+    needed = {}
+    for mode in backend(name).modes:
+        request = replace(AttentionRequest.minimal(torch.device("cuda", 0), AttentionOptions(mode)), **sizes)
+        needed[mode] = module_plan(loader.load(name), request, views).workspace_bytes
     block_means = 40 * (tokens // 128 + 1) * 128 * 4
     assert needed["8b"] <= 0.55 * 6 * tokens * 40 * 128
     assert needed["4b"] <= needed["8b"] + (256 << 20) + block_means

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from comfy_sage2 import attention, explain
+from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import fidelity
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
@@ -95,11 +96,13 @@ def test_healthy_layers_are_near_and_nothing_waits(mode: str, keys: int, mask: s
 def test_a_wrong_layer_is_found(monkeypatch: pytest.MonkeyPatch, fresh_seed: int) -> None:
     session = watched()
 
-    def wrong(*args: Any, options: Any, **kwargs: Any) -> Any:
-        out = attention(*args, options=options, **kwargs)
-        return -out if options.mode == "8b" else out
+    run = KernelCall.run
 
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", wrong)
+    def wrong(call: KernelCall, *tensors: Any) -> Any:
+        out, lse = run(call, *tensors)
+        return -out if call._request.options.mode == "8b" else out, lse
+
+    monkeypatch.setattr(KernelCall, "run", wrong)
     sampled(session, qkv())
     guard = session.handler.guard
     assert guard is not None and guard.fidelity is not None and len(guard.fidelity.findings) == LAYERS

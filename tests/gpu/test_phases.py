@@ -12,11 +12,10 @@ from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.kernels import abi, loader
-from comfy_sage2.options import MODES, AttentionOptions
-from comfy_sage2.request import AttentionRequest
+from comfy_sage2.options import MODES
 from comfy_sage2.tensors import OptionalTensors
 
-from .builds import backend, each_mode, random_qkv
+from .builds import backend, bound, each_mode, random_qkv
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +37,7 @@ def test_both_phases_give_the_bits_of_the_whole_call(
     name: str, mode: str, head_dim: int, kind: str, fresh_seed: int
 ) -> None:
     """What the attention phase does not read is NaN by then."""
-    chosen = backend(name)
+    backend(name)
     needs_phases(name)
     q, k, v = random_qkv((2, 6, 700, head_dim), (2, 3, 900, head_dim), torch.bfloat16)
     mask = None
@@ -46,13 +45,10 @@ def test_both_phases_give_the_bits_of_the_whole_call(
         mask = torch.randn(2, 6, 700, 900, device="cuda")
         mask = mask > 0 if kind.startswith("bool") else mask
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    options = AttentionOptions(mode, return_lse=True, is_causal=kind == "causal")
     optional = OptionalTensors(mask, nonfinite=flag)
-    request = AttentionRequest.of(q, k, options, optional)
-    reason = chosen.reason_against(request)
-    assert reason is None, reason
-    expected, expected_lse = chosen.run(q, k, v, request, optional)
-    attend = chosen.prepare(q, k, v, request, optional)
+    call = bound(name, q, k, v, optional, mode=mode, return_lse=True, is_causal=kind == "causal")
+    expected, expected_lse = call.run(q, k, v, optional)
+    attend = call.prequantize(q, k, v, optional)
     assert attend is not None
     read = "k" if mode == "4b" else "v" if (name, mode) == ("sm90", "precise") else ""
     for letter, tensor in (("q", q), ("k", k), ("v", v)):
@@ -67,13 +63,12 @@ def test_both_phases_give_the_bits_of_the_whole_call(
 
 @each_mode
 def test_the_attention_phase_sets_the_flag(name: str, mode: str) -> None:
-    chosen = backend(name)
+    backend(name)
     needs_phases(name)
     q, k, v = random_qkv((1, 2, 300, 64), (1, 2, 300, 64))
     v[0, 1, 7] = torch.nan
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    request = AttentionRequest.of(q, k, AttentionOptions(mode))
-    attend = chosen.prepare(q, k, v, request, OptionalTensors(nonfinite=flag))
+    attend = bound(name, q, k, v, mode=mode).prequantize(q, k, v, OptionalTensors(nonfinite=flag))
     assert attend is not None
     assert not flag.item()
     attend()

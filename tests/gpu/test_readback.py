@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2 import attention
+from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.readback import Readback
+from comfy_sage2.tensors import OptionalTensors
 
 from .test_fidelity import LAYERS, OPTIONS, plain, qkv, watched, without_waiting
 
@@ -40,14 +41,15 @@ def test_values_are_those_where_the_copy_began_and_what_follows_is_not_waited_fo
 @pytest.mark.parametrize("layer", [0, LAYERS - 1])
 def test_one_broken_call_of_a_later_pass_is_found(monkeypatch: pytest.MonkeyPatch, layer: int) -> None:
     calls = iter(range(100))
+    run = KernelCall.run
 
-    def breaking(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> Any:
+    def breaking(call: KernelCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
         if next(calls) == LAYERS + layer:
             v = v.clone()
             v[0, 5] = float("nan")
-        return attention(q, k, v, **kwargs)
+        return run(call, q, k, v, optional)
 
-    monkeypatch.setattr("comfy_sage2.comfyui.session.session.attention", breaking)
+    monkeypatch.setattr(KernelCall, "run", breaking)
     session, tensors = watched(), qkv()
     override = make_override(session)
     session.begin_sampling([1.0 - step / STEPS for step in range(STEPS + 1)])

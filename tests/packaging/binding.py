@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fake_pack import ROOT
 
-from comfy_sage2.backends.launch import option_fields
+from comfy_sage2.backends.module_plan import option_fields
 from comfy_sage2.options import MODES, AttentionOptions
 from tools import kernel_table
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from binding import MODE_CODES, Binding
+from fake_pack import ROOT
 
 from tools import kernel_table
 
@@ -155,6 +156,39 @@ for mode in {modes}:
                 replaced = set(other.get("cuTensorMapReplaceAddress", []))
                 assert other[LAUNCH] != attended[LAUNCH] or replaced == {{str(6 << 32)}}, name
                 assert str(6 << 32) not in attended.get("cuTensorMapReplaceAddress", []), name
+""")
+
+
+def test_the_library_enqueues_the_phases(kernels: Binding, architecture: kernel_table.Architecture) -> None:
+    """With the fields that these modules want of a call: the kernels of the two phases are those of the whole."""
+    kernels.run(f"""{LOGGED}
+from dataclasses import replace
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+from comfy_sage2.backends import kernel_call
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import OptionalTensors
+kernel_call.current_stream = lambda device: 77
+log = Path(os.environ["FAKE_CUDA_LOG"])
+def launched():
+    return [line.split()[1] for line in log.read_text().splitlines() if line.startswith("cuLaunchKernelEx ")]
+q, k, v = (torch.zeros(2, heads, 300, 64).half() for heads in (4, 2, 2))
+for mode in {list(architecture.modes)}:
+    for mask in (None, torch.zeros(1, 1, 300, 300)):
+        optional = OptionalTensors(mask, nonfinite=torch.zeros(1).int())
+        signature = CallSignature.of(q, k, v, AttentionOptions(mode, return_lse=True), optional)
+        request = replace(AttentionRequest.of(signature), device_index=0)
+        call = kernel_call.KernelCall(_C, signature, request)
+        log.unlink(missing_ok=True)
+        call.run(q, k, v, optional)
+        whole = launched()
+        log.unlink()
+        attend = call.prequantize(q, k, v, optional)
+        assert 2 <= len(launched()) < len(whole)
+        attend()
+        assert launched() == whole
 """)
 
 

@@ -21,7 +21,8 @@ FOLDER = "Пакет узлов/comfy-sage2"
 # and what takes long.
 SUITES = {
     "packaging": ("tests/packaging", "-m", "not slow"),
-    "core": ("tests/unit/core/test_options.py", "tests/unit/core/test_registry.py", "tests/unit/core/test_launch.py",
+    "core": ("tests/unit/core/test_options.py", "tests/unit/core/test_registry.py", "tests/unit/core/test_plan.py",
+             "tests/unit/core/test_kernel_call.py", "tests/unit/core/test_module_plan.py",
              "tests/unit/core/test_masks.py", "tests/unit/core/test_edges.py", "tests/unit/core/test_bad_input.py",
              "tests/unit/core/test_rotation.py"),
     "files and texts": ("tests/unit/policy", "tests/unit/test_text.py", "tests/unit/autotune/test_cache_file.py",

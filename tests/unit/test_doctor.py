@@ -11,9 +11,11 @@ import torch
 
 from comfy_sage2 import doctor, registry
 from comfy_sage2.backends import self_test
-from comfy_sage2.backends.base import Backend
+from comfy_sage2.backends.base import Backend, BoundCall
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.kernels import loader
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 
 
 class Accelerated(Backend):
@@ -29,7 +31,7 @@ class Accelerated(Backend):
     def availability(self) -> str | None:
         return None if self._works else "its wheel is missing"
 
-    def run(self, *arguments: object, **options: object) -> tuple[torch.Tensor, None]:
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
         raise AssertionError("the doctor must not run attention")
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for a compiled kernel module: the reference, called as the kernels are, with addresses and strides."""
+"""Stand-ins for compiled kernel modules: the reference, called as the kernels are, with addresses and strides."""
 
 from __future__ import annotations
 
@@ -7,14 +7,32 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.backends.launch import ELEMENT_CODES, option_fields
+from comfy_sage2.backends.module_plan import ELEMENT_CODES, option_fields
 from comfy_sage2.block_mask import BlockMask, blocks_of
-from comfy_sage2.kernels import abi
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.block_margins import block_margins
 from comfy_sage2.reference.options import ReferenceOptions
 
+# Of `ModulePlan.run`, in its order.
+RUN_ARGUMENTS = (
+    "q", "k", "v", "out", "workspace", "stream",
+    "lse", "nonfinite", "mask", "block_mask", "invalid_blocks", "block_margins", "phase",
+)  # fmt: skip
+# What a field was called before ABI 5.
+OLD_NAMES = {
+    "q_pointer": "q",
+    "k_pointer": "k",
+    "v_pointer": "v",
+    "out_pointer": "out",
+    "mask_pointer": "mask",
+    "tiles_pointer": "block_mask",
+    "tiles_invalid": "invalid_blocks",
+    "tiles_key_tiles": "block_mask_key_blocks",
+    "tiles_batch_stride": "block_mask_batch_stride",
+    "tiles_head_stride": "block_mask_head_stride",
+    "gaps": "block_margins",
+}
 _DTYPES = {code: dtype for dtype, code in ELEMENT_CODES.items()}
 _MODES = {option_fields(AttentionOptions(mode))["mode"]: mode for mode in MODES}
 
@@ -28,25 +46,40 @@ def tensor_at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dt
 
 def lists_of(fields: dict[str, Any]) -> torch.Tensor | None:
     """The block masks (B, Hq, Tq, 1 + Tk) of a call, in the caller's memory, or None."""
-    if not fields.get("tiles_key_tiles"):
+    if not fields.get("block_mask_key_blocks"):
         return None
-    entries = 1 + fields["tiles_key_tiles"]
+    entries = 1 + fields["block_mask_key_blocks"]
     shape = (fields["batch"], fields["q_heads"], blocks_of(fields["q_length"]), entries)
-    strides = (fields["tiles_batch_stride"], fields["tiles_head_stride"], entries, 1)
-    return tensor_at(fields["tiles_pointer"], shape, strides, torch.int16)
+    strides = (fields["block_mask_batch_stride"], fields["block_mask_head_stride"], entries, 1)
+    return tensor_at(fields["block_mask"], shape, strides, torch.int16)
+
+
+class ReferencePlan:
+    """What `ReferenceModule.plan` gives: the fields of a call without its addresses."""
+
+    workspace_bytes = 64
+
+    def __init__(self, module: ReferenceModule, fields: dict[str, Any]) -> None:
+        self._module, self._fields = module, fields
+        self.attention_reads = module.attention_reads
+
+    def run(self, *given: int) -> None:
+        """See `ModulePlan.run`."""
+        self._module.compute({**self._fields, **dict(zip(RUN_ARGUMENTS, given, strict=True))})
 
 
 class ReferenceModule:
-    """Takes the fields of csrc/attention_call.h; `change` may falsify them, and `spoil` the output."""
+    """A module of ABI 5; `change` may falsify the fields of a call, and `spoil` the output."""
 
     target = "cpu"
-    abi_version = abi.ABI_VERSION
+    abi_version = 5
+    attention_reads: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.calls = 0
 
-    def workspace_bytes(self, **fields: Any) -> int:
-        return 64
+    def plan(self, **fields: Any) -> ReferencePlan:
+        return ReferencePlan(self, fields)
 
     def change(self, fields: dict[str, Any]) -> None:
         """Falsify a call before it is computed."""
@@ -54,15 +87,16 @@ class ReferenceModule:
     def spoil(self, out: torch.Tensor, fields: dict[str, Any]) -> None:
         """Falsify an output after it was written."""
 
-    def attention(self, **fields: Any) -> None:
+    def compute(self, fields: dict[str, Any]) -> None:
+        """Compute a call of these fields of a plan and arguments of its `run`."""
         self.calls += 1
         self.change(fields)
         dtype = _DTYPES[fields["element"]]
-        q, k, v, out = (self._tensor(name, fields, dtype) for name in ("q", "k", "v", "out"))
+        q, k, v, out = (self.tensor(name, fields) for name in ("q", "k", "v", "out"))
         mask = None
-        if fields["mask_element"]:
+        if fields.get("mask_element"):
             mask = tensor_at(
-                fields["mask_pointer"],
+                fields["mask"],
                 (q.shape[0], q.shape[1], q.shape[2], k.shape[2]),
                 tuple(fields[f"mask_{axis}_stride"] for axis in ("batch", "head", "query", "key")),
                 _DTYPES[fields["mask_element"]],
@@ -74,7 +108,7 @@ class ReferenceModule:
             rotate=fields["rotate"],
         )
         given = lists_of(fields)
-        flag = tensor_at(fields["tiles_invalid"], (1,), (1,), torch.int32) if fields.get("tiles_invalid") else None
+        flag = tensor_at(fields["invalid_blocks"], (1,), (1,), torch.int32) if fields["invalid_blocks"] else None
         lists = None if given is None else BlockMask(given.contiguous(), flag)
         if lists is not None:
             lists.flag_invalid()
@@ -94,19 +128,38 @@ class ReferenceModule:
             tensor_at(fields["lse"], tuple(lse.shape), lse.stride(), torch.float32).copy_(lse)
         if fields["nonfinite"] and not out.isfinite().all():
             tensor_at(fields["nonfinite"], (1,), (1,), torch.int32).fill_(1)
-        if fields.get("gaps"):
-            found = self.block_margins(q, k, ReferenceOptions.of(options, dtype=dtype), fields["scale"]).nan_to_num(0.0)
-            noted = tensor_at(fields["gaps"], tuple(found.shape), found.stride(), torch.float32)
+        if fields["block_margins"]:
+            numerics = ReferenceOptions.of(options, dtype=dtype)
+            found = self.block_margins(q, k, numerics, fields["scale"]).nan_to_num(0.0)
+            noted = tensor_at(fields["block_margins"], tuple(found.shape), found.stride(), torch.float32)
             torch.maximum(noted, found, out=noted)
         self.spoil(out, fields)
 
     def block_margins(self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float) -> torch.Tensor:
-        """What is noted of the blocks, (B, Hq, Tq, Tk)."""
+        """What is recorded of the blocks, (B, Hq, Tq, Tk)."""
         return block_margins(q, k, options, scale=scale, running=True)
 
     @staticmethod
-    def _tensor(name: str, fields: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
+    def tensor(name: str, fields: dict[str, Any]) -> torch.Tensor:
+        """One of a call's "q", "k", "v" and "out", in its memory, (B, H, N, D)."""
         side = "q" if name in ("q", "out") else "kv"
         shape = (fields["batch"], fields[f"{side}_heads"], fields[f"{side}_length"], fields["head_dim"])
         strides = (*(fields[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token")), 1)
-        return tensor_at(fields[f"{name}_pointer"], shape, strides, dtype)
+        return tensor_at(fields[name], shape, strides, _DTYPES[fields["element"]])
+
+
+class OldReferenceModule(ReferenceModule):
+    """A module of ABI 4, which takes each call as keywords."""
+
+    abi_version = 4
+
+    def workspace_bytes(self, **fields: Any) -> int:
+        return 64
+
+    def read_by_attention_phase(self, **fields: Any) -> tuple[str, ...]:
+        return self.attention_reads
+
+    def attention(self, **fields: Any) -> None:
+        """Compute a call of these fields of csrc/attention_call.h."""
+        named = {OLD_NAMES.get(name, name): value for name, value in fields.items()}
+        self.compute({**dict.fromkeys(RUN_ARGUMENTS, 0), **named})

@@ -9,9 +9,9 @@ import torch
 
 import comfy_sage2
 from comfy_sage2 import accumulators
-from comfy_sage2.backends.base import AttentionRequest, Form
-from comfy_sage2.backends.launch import option_fields
+from comfy_sage2.backends.module_plan import option_fields
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
 
 HALF = [
     ("NVIDIA GeForce RTX 3060", (8, 6)),
@@ -83,9 +83,7 @@ def test_precise_has_single_precision_alone() -> None:
 
 @pytest.mark.usefixtures("geforce")
 def test_a_request_leaves_nothing_open() -> None:
-    shape = torch.Size((1, 2, 64, 64))
-    form = Form(torch.device("cuda", 0), torch.float16, shape, shape)
-    request = AttentionRequest.of_form(form, AttentionOptions(pv_accumulator="auto"))
+    request = AttentionRequest.minimal(torch.device("cuda", 0), AttentionOptions(pv_accumulator="auto"))
     assert request.options == AttentionOptions(pv_accumulator="fp16")
     assert option_fields(request.options)["pv_accumulator"] == 16
 

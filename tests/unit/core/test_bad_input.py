@@ -103,3 +103,43 @@ def test_a_head_dim_of_one_may_have_any_stride() -> None:
 def test_flag_that_does_not_fit(flag: torch.Tensor, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         comfy_sage2.attention(**good(), nonfinite=flag)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "error"),
+    [
+        ({"smooth_v": True}, {"smooth_v": 1}, TypeError),
+        ({"is_causal": False}, {"is_causal": 0}, TypeError),
+        ({"scale": 1.0}, {"scale": True}, TypeError),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_that_equals_a_right_one(right: Any, wrong: Any, error: type[Exception]) -> None:
+    """Choices are checked once, and 1 == True."""
+    comfy_sage2.attention(**good(), **right)
+    for _ in range(2):
+        with pytest.raises(error, match=f"{next(iter(wrong))} must be .*, got (int|bool)"):
+            comfy_sage2.attention(**good(), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("choice", "error", "message"),
+    [
+        ({"scale": [1.0]}, TypeError, "scale must be a number or None, got list"),
+        ({"smooth_v": {}}, TypeError, "smooth_v must be True or False, got dict"),
+        ({"layout": ["BHND"]}, ValueError, "layout must be one of 'BHND', 'BNHD', got"),
+    ],
+    ids=str,
+)
+def test_values_that_no_cache_can_hold(choice: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        comfy_sage2.attention(**good(), **choice)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_what_is_no_tensor_is_named_beside_flags_and_gradients(name: str) -> None:
+    tensors: dict[str, Any] = {other: tensor.requires_grad_() for other, tensor in good().items()} | {name: [1.0]}
+    for flag in (None, torch.zeros(1, dtype=torch.int32)):
+        for gradients in (False, True):
+            with torch.set_grad_enabled(gradients), pytest.raises(TypeError, match=f"{name} must be a torch.Tensor"):
+                comfy_sage2.attention(**tensors, nonfinite=flag)

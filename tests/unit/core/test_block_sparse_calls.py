@@ -14,12 +14,14 @@ from attention_oracle import oracle, relative_l1
 import comfy_sage2
 from comfy_sage2 import BlockMask, UnsupportedError, registry
 from comfy_sage2.attention import _attention_op, _writing_attention_op
-from comfy_sage2.backends.base import AttentionRequest, Backend, empty_output
+from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
 from comfy_sage2.backends.constraints import DENSE
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference import attention as reference
 from comfy_sage2.reference.scores import tile_scores
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import OptionalTensors
 
 BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
 NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]
@@ -298,12 +300,17 @@ class Twos(Backend):
     accelerated = True
     constraints = (DENSE,)
 
-    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
-        return empty_output(q, request.options.layout).fill_(2), None
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        return TwosCall(request)
+
+
+class TwosCall(BoundTensors):
+    def compute(self, q: Any, k: Any, v: Any, optional: OptionalTensors) -> Any:
+        return torch.full_like(q, 2), None
 
 
 def test_a_call_with_lists_goes_past_what_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when a dense call of the same form came first: the choice of a backend is remembered by form."""
+    """Also when a dense call of the same tensors came first: decisions are remembered."""
     monkeypatch.setattr(registry, "_BACKENDS", (Twos(), registry.get("reference")))
     q, k, v = inputs()
     lists = random_lists(q, k)
@@ -319,8 +326,9 @@ def test_a_call_with_lists_goes_past_what_refuses_them(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("mode", ["8b", EXACT])
 def test_measured_times_do_not_hold_for_lists(mode: str) -> None:
-    q, k, _ = (tensor.half() for tensor in inputs())
-    request = AttentionRequest.of(q, k, AttentionOptions(mode), OptionalTensors(block_mask=LISTS.lists))
+    q, k, v = (tensor.half() for tensor in inputs())
+    signature = CallSignature.of(q, k, v, AttentionOptions(mode), OptionalTensors(block_mask=LISTS.lists))
+    request = AttentionRequest.of(signature)
     assert request.has_block_mask and request.work is None
     assert replace(request, has_block_mask=False).work is not None
 
@@ -384,8 +392,9 @@ def test_a_compiled_mask_of_blocks() -> None:
 
 def test_fake_output_agrees_with_the_real_one() -> None:
     q, k, v = (torch.randn(1, 2, 150, 16).half() for _ in range(3))
-    choices = AttentionOptions(layout="BNHD", return_lse=True).values()
     lists = random_lists(q, k).lists
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    choices = AttentionOptions(layout="BNHD", return_lse=True).values()
     torch.library.opcheck(
         _attention_op,
         (q, k, v, None, lists, None, None, None, None, *choices),

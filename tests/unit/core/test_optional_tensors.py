@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from recorder import Recorder
 
 from comfy_sage2 import BlockMask
-from comfy_sage2.backends import kernels, self_test
+from comfy_sage2.backends import kernel_call, self_test
 from comfy_sage2.backends.exact import EXACT_ATTENTIONS
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, AttentionOptions
 from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
 
 
@@ -54,7 +56,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @each_case
-@pytest.mark.parametrize("abi", [3, 4])
+@pytest.mark.parametrize("abi", [3, 4, 5])
 @pytest.mark.parametrize("backend", KERNELS, ids=lambda backend: backend.name)
 def test_kernels_refuse_what_they_are_older_than(
     backend: Any, abi: int, case: Case, monkeypatch: pytest.MonkeyPatch
@@ -88,9 +90,12 @@ def test_exact_attentions_refuse_them(backend: Any, case: Case, monkeypatch: pyt
     ids=["block_mask", "block_margins"],
 )
 def test_kernels_get_them(optional: OptionalTensors, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[OptionalTensors] = []
-    monkeypatch.setattr(kernels, "launch", lambda *arguments: given.append(arguments[-1]))
-    monkeypatch.setattr(loader, "load", lambda architecture: None)
+    module = Recorder()
+    monkeypatch.setattr(kernel_call, "current_stream", lambda device: 7)
+    monkeypatch.setattr(loader, "load", lambda architecture: module)
     q, k, v = (torch.randn(2, heads, length, 32) for heads, length in ((4, 200), (2, 330), (2, 330)))
-    KERNELS[0].run(q, k, v, AttentionRequest.of(q, k, AttentionOptions(), optional), optional)
-    assert all(found is wanted for found, wanted in zip(given[0], optional, strict=True))
+    signature = CallSignature.of(q, k, v, AttentionOptions(), optional)
+    KERNELS[0].bind(signature, AttentionRequest.of(signature)).run(q, k, v, optional)
+    (call,) = module.calls
+    for name, tensor in optional._asdict().items():
+        assert call["mask" if name == "attn_mask" else name] == (0 if tensor is None else tensor.data_ptr())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2.backends.launch import option_fields
+from comfy_sage2.backends.module_plan import option_fields
 from comfy_sage2.options import CHOICES, NAMES, AttentionOptions, CallChoices, Choices, ModelChoices
 
 BINDING = Path(__file__).resolve().parents[3] / "csrc" / "binding.cpp"

@@ -3,87 +3,87 @@
 from __future__ import annotations
 
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from reference_module import ReferenceModule
-from torch.autograd import forward_ad
+from recorder import kernel_call
+from reference_module import OldReferenceModule, ReferenceModule
 
 from comfy_sage2 import registry
-from comfy_sage2.attention import attention, prepare
-from comfy_sage2.backends import launch as launch_module
-from comfy_sage2.backends.base import AttentionRequest, Backend
-from comfy_sage2.backends.launch import ATTENTION_PHASE, PREPARATION, WHOLE_CALL, launch
-from comfy_sage2.kernels import abi
+from comfy_sage2.attention import attention
+from comfy_sage2.backends import kernel_call as kernel_call_module
+from comfy_sage2.backends import parts
+from comfy_sage2.backends.base import Backend, BoundCall
+from comfy_sage2.backends.module_plan import ATTENTION, PREQUANTIZATION, WHOLE_CALL
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.plan import CallPlan, Refusal, plan
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class Phased(ReferenceModule):
-    """Its preparation takes copies of the inputs, and its attention phase reads some where they are."""
+class _Phases(ReferenceModule):
+    """Its prequantization takes copies of the inputs, and its attention phase reads some where they are."""
 
-    abi_version = abi.ABI_VERSION
-    target = "cpu"
-
-    def __init__(self, *read: str) -> None:
+    def __init__(self, *reads: str) -> None:
         super().__init__()
-        self.read = read
+        self.attention_reads = reads
         self.enqueued: list[dict[str, Any]] = []
 
-    def read_by_attention_phase(self, **fields: Any) -> tuple[str, ...]:
-        return self.read
-
-    def attention(self, **fields: Any) -> None:
+    def compute(self, fields: dict[str, Any]) -> None:
         self.enqueued.append(dict(fields))
-        phase = fields.pop("phase", WHOLE_CALL)
-        if phase == PREPARATION:
-            assert fields["out_pointer"] == 0
-            dtype = torch.float16 if fields["element"] == 2 else torch.float32
-            self.copies = {name: self._tensor(name, fields, dtype).clone() for name in "qkv"}
+        if fields["phase"] == PREQUANTIZATION:
+            assert fields["out"] == 0
+            self.copies = {name: self.tensor(name, fields).clone() for name in "qkv"}
             return
-        for name in "qkv" if phase == ATTENTION_PHASE else ():
-            assert (fields[f"{name}_pointer"] != 0) == (name in self.read)
-            if name not in self.read:
+        for name in "qkv" if fields["phase"] == ATTENTION else ():
+            assert (fields[name] != 0) == (name in self.attention_reads)
+            if name not in self.attention_reads:
                 copy = self.copies[name]
-                fields[f"{name}_pointer"] = copy.data_ptr()
+                fields[name] = copy.data_ptr()
                 for axis, stride in zip(("batch", "head", "token"), copy.stride(), strict=False):
                     fields[f"{name}_{axis}_stride"] = stride
-        super().attention(**fields)
+        super().compute(fields)
+
+
+class Phased(_Phases, ReferenceModule):
+    """A module of ABI 5."""
+
+
+class OldPhased(_Phases, OldReferenceModule):
+    """A module of ABI 4."""
 
 
 @pytest.fixture(autouse=True)
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(kernel_call_module, "current_stream", lambda device: 7)
 
 
-def inputs(head_dim: int = 64) -> Tensors:
-    q, k, v = (torch.randn(2, 40, heads, head_dim).half().transpose(1, 2) for heads in (4, 2, 2))
-    return q, k, v
+def inputs(head_dim: int = 64, layout: str = "BHND") -> Tensors:
+    q, k, v = (torch.randn(2, 40, heads, head_dim).half() for heads in (4, 2, 2))
+    return (q, k, v) if layout == "BNHD" else (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
 
 
 def begin(module: Any, tensors: Tensors, attn_mask: Any = None, nonfinite: Any = None, **options: Any) -> Any:
     optional = OptionalTensors(attn_mask, nonfinite=nonfinite)
-    request = AttentionRequest.of(tensors[0], tensors[1], AttentionOptions(**options), optional)
-    return launch_module.prepare(module, *tensors, request, optional)
+    return kernel_call(module, *tensors, optional, **options).prequantize(*tensors, optional)
 
 
 def whole(tensors: Tensors, attn_mask: Any = None, nonfinite: Any = None, **options: Any) -> Any:
     optional = OptionalTensors(attn_mask, nonfinite=nonfinite)
-    request = AttentionRequest.of(tensors[0], tensors[1], AttentionOptions(**options), optional)
-    module: Any = ReferenceModule()
-    return launch(module, *tensors, request, optional)
+    return kernel_call(ReferenceModule(), *tensors, optional, **options).run(*tensors, optional)
 
 
+@pytest.mark.parametrize("kind", [Phased, OldPhased])
 @pytest.mark.parametrize("read", [(), ("k",), ("v",), ("q", "k", "v")], ids=str)
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 @pytest.mark.parametrize("head_dim", [20, 64])
-def test_both_phases_are_the_whole_call(read: tuple[str, ...], layout: str, head_dim: int) -> None:
-    tensors = inputs(head_dim)
-    attend = begin(Phased(*read), tensors, layout=layout)
+def test_both_phases_are_the_whole_call(read: tuple[str, ...], layout: str, head_dim: int, kind: Any) -> None:
+    tensors = inputs(head_dim, layout)
+    attend = begin(kind(*read), tensors, layout=layout)
     out, lse = attend()
     expected, _ = whole(tensors, layout=layout)
     assert lse is None
@@ -139,113 +139,104 @@ def test_a_copy_in_readable_form_is_kept_in_the_place_of_its_original() -> None:
     assert torch.equal(attend()[0], expected)
 
 
-def test_the_fields_are_the_same_but_for_what_has_no_memory() -> None:
-    module = Phased("v")
+@pytest.mark.parametrize("kind", [Phased, OldPhased])
+def test_the_fields_are_the_same_but_for_what_has_no_memory(kind: Any) -> None:
+    module = kind("v")
     tensors = inputs()
     begin(module, tensors)()
     first, second = module.enqueued
-    assert {name for name in first if first[name] != second[name]} == {
-        "phase", "out_pointer", "q_pointer", "k_pointer",
-    }  # fmt: skip
-    assert second["v_pointer"] == tensors[2].data_ptr()
+    assert {name for name in first if first[name] != second[name]} == {"phase", "out", "q", "k"}
+    assert (first["phase"], second["phase"]) == (PREQUANTIZATION, ATTENTION)
+    assert second["v"] == tensors[2].data_ptr() and second["q"] == second["k"] == 0
+    assert first["workspace"] == second["workspace"] != 0
 
 
 def test_modules_without_phases_are_called_as_ever() -> None:
-    module: Any = Phased()
-    module.abi_version = abi.OLDEST_ABI
+    module: Any = OldPhased()
+    module.abi_version = 3
     tensors = inputs()
     assert begin(module, tensors) is None
     assert not module.enqueued
-    request = AttentionRequest.of(tensors[0], tensors[1], AttentionOptions())
-    launch(module, *tensors, request)
-    assert "phase" not in module.enqueued[0]
+    kernel_call(module, *tensors).run(*tensors)
+    assert module.enqueued[0]["phase"] == WHOLE_CALL
 
 
 def test_a_call_in_parts_has_no_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "WORKSPACE_BOUND", 63)  # below the stand-in's
+    monkeypatch.setattr(parts, "WORKSPACE_BOUND", 63)  # below the stand-in's
     module = Phased()
     assert begin(module, inputs()) is None
     assert not module.enqueued
 
 
+class TwosCall(BoundCall):
+    def __init__(self, backend: Twos) -> None:
+        self._backend = backend
+
+    def run(self, q: Any, k: Any, v: Any, optional: OptionalTensors = NO_TENSORS) -> Any:
+        raise AssertionError("a call that was begun is not run")
+
+    def prequantize(self, q: Any, k: Any, v: Any, optional: OptionalTensors = NO_TENSORS) -> Any:
+        self._backend.given.append((q, k, v, optional))
+        shape = q.shape
+        return lambda: (torch.full(shape, 2.0), None)
+
+
 class Twos(Backend):
-    """Prepares every call, and keeps what it was asked."""
+    """Begins every call, and keeps what it was asked and given."""
 
     name = "twos"
     accelerated = True
 
     def __init__(self) -> None:
-        self.asked: list[tuple[AttentionRequest, OptionalTensors]] = []
+        self.asked: list[AttentionRequest] = []
+        self.given: list[tuple[Any, Any, Any, OptionalTensors]] = []
 
-    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
-        raise AssertionError("a prepared call is not run")
-
-    def prepare(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
-        self.asked.append((request, optional))
-        shape = q.shape
-        return lambda: (torch.full(shape, 2.0), None)
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        self.asked.append(request)
+        return TwosCall(self)
 
 
-@pytest.fixture
-def twos(monkeypatch: pytest.MonkeyPatch) -> Twos:
-    backend = Twos()
-    monkeypatch.setattr(registry, "_BACKENDS", (backend, registry.get("reference")))
-    return backend
-
-
-def test_the_api_takes_the_layout_and_the_mask_of_a_call(twos: Twos) -> None:
+def test_a_plan_hands_on_the_tensors_in_the_callers_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    twos = Twos()
+    monkeypatch.setattr(registry, "_BACKENDS", (twos, registry.get("reference")))
     q = torch.randn(1, 40, 3, 64)
-    flag = torch.zeros(1, dtype=torch.int32)
-    mask = torch.ones(40, 40, dtype=torch.bool)
-    attend = prepare(q, q, q, attn_mask=mask, nonfinite=flag, layout="BNHD")
+    optional = OptionalTensors(torch.ones(40, 40, dtype=torch.bool), nonfinite=torch.zeros(1, dtype=torch.int32))
+    found = plan(CallSignature.of(q, q, q, AttentionOptions(layout="BNHD"), optional))
+    assert isinstance(found, CallPlan)
+    attend = found.prequantize(q, q, q, optional)
     assert attend is not None
     out, lse = attend()
     assert out.shape == (1, 40, 3, 64) and lse is None
-    ((request, optional),) = twos.asked
+    (request,) = twos.asked
     assert (request.q_heads, request.q_length, request.mask_shape) == (3, 40, (1, 1, 40, 40))
-    assert optional.nonfinite is flag
-    assert optional.attn_mask is not None and optional.attn_mask.shape == (1, 1, 40, 40)
+    ((*tensors, given),) = twos.given
+    assert all(tensor is q for tensor in tensors) and given is optional
 
 
-class Tagged(torch.Tensor):
-    """A tensor whose class may look at every operator."""
-
-
-def dual(tensor: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = forward_ad.make_dual(tensor, torch.ones_like(tensor))
-    return found
-
-
-@pytest.mark.parametrize(
-    "change", [lambda q: q.requires_grad_(), lambda q: q.as_subclass(Tagged), dual], ids=["grad", "class", "tangent"]
-)
-def test_what_has_to_see_the_operator_is_not_prepared(twos: Twos, change: Any) -> None:
-    with forward_ad.dual_level():
-        k = torch.randn(1, 2, 16, 64)
-        assert prepare(change(torch.randn(1, 2, 16, 64)), k, k) is None
-    assert not twos.asked
-
-
-def test_a_backend_without_phases_prepares_nothing() -> None:
+def test_a_backend_without_phases_begins_nothing() -> None:
     q, k, v = inputs()
-    assert prepare(q, k, v, backend="reference") is None
+    found = plan(CallSignature.of(q, k, v, AttentionOptions(), backend="reference"))
+    assert isinstance(found, CallPlan)
+    assert found.prequantize(q, k, v) is None
 
 
 @pytest.mark.parametrize(
-    ("change", "options"),
+    ("change", "attn_mask", "backend"),
     [
-        (lambda q, k, v: (q, k[:, :, :8], v), {}),
-        (lambda q, k, v: (q, k.float(), v), {}),
-        (lambda q, k, v: (q, k, v), {"attn_mask": torch.ones(3, 3, dtype=torch.bool)}),
-        (lambda q, k, v: (q, k, v), {"nonfinite": torch.zeros(2, dtype=torch.int32)}),
-        (lambda q, k, v: (q, k, v), {"mode": "2b"}),
-        (lambda q, k, v: (q, k, v), {"backend": "sm90"}),
+        (lambda q, k, v: (q, k[:, :, :8], v), None, None),
+        (lambda q, k, v: (q, k.float(), v), None, None),
+        (lambda q, k, v: (q, k, v), torch.ones(3, 3, dtype=torch.bool), None),
+        (lambda q, k, v: (q, k, v), None, "sm90"),
+        (lambda q, k, v: (q, k, v), None, "none"),
     ],
 )
-def test_bad_input_has_the_errors_of_attention(change: Any, options: dict[str, Any]) -> None:
-    tensors = change(*inputs())
+def test_bad_input_is_refused_with_the_errors_of_attention(change: Any, attn_mask: Any, backend: str | None) -> None:
+    q, k, v = change(*inputs())
     with pytest.raises((TypeError, ValueError)) as expected:
-        attention(*tensors, **options)
-    with pytest.raises(type(expected.value)) as found:
-        prepare(*tensors, **options)
-    assert str(found.value) == str(expected.value)
+        attention(q, k, v, attn_mask=attn_mask, backend=backend)
+    found = plan(CallSignature.of(q, k, v, AttentionOptions(), OptionalTensors(attn_mask), backend=backend))
+    assert isinstance(found, Refusal)
+    assert (found.error, found.text) == (type(expected.value), str(expected.value))
+    with pytest.raises(type(expected.value)) as thrown:
+        found.throw()
+    assert str(thrown.value) == str(expected.value)

@@ -10,8 +10,11 @@ import torch
 
 import comfy_sage2
 from comfy_sage2 import registry
-from comfy_sage2.backends.base import AttentionRequest, Backend, Constraint, empty_output
+from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.plan import choose
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 
@@ -30,9 +33,13 @@ class Ones(Backend):
     accelerated = True
     constraints: tuple[Constraint, ...] = (Constraint("head_dim", small_head_dim), Constraint("mask", no_mask))
 
-    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
-        lse = q.new_ones(q.shape[:3], dtype=torch.float32) if request.options.return_lse else None
-        return empty_output(q, request.options.layout).fill_(1), lse
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        return OnesCall(request)
+
+
+class OnesCall(BoundTensors):
+    def compute(self, q: Any, k: Any, v: Any, optional: OptionalTensors) -> Any:
+        return torch.ones_like(q), None
 
 
 class Broken(Ones):
@@ -52,38 +59,40 @@ def tensors(head_dim: int = 16) -> Any:
     return tuple(torch.randn(1, 2, 10, head_dim) for _ in range(3))
 
 
-def name_of(chosen: Backend | None) -> str | None:
-    return None if chosen is None else chosen.name
+def described(q: Any, k: Any, options: AttentionOptions, optional: OptionalTensors = NO_TENSORS) -> AttentionRequest:
+    return AttentionRequest.of(CallSignature.of(q, k, k, options, optional))
 
 
-def request(head_dim: int = 16, **choices: Any) -> Any:
+def chosen(head_dim: int, *, accelerated_only: bool = False) -> str | None:
+    """The name of the backend that is chosen for `tensors(head_dim)`, or None."""
     q, k, _ = tensors(head_dim)
-    return AttentionRequest.of(q, k, AttentionOptions(**choices))
+    found = choose(described(q, k, AttentionOptions()), None, accelerated_only=accelerated_only)
+    return found.name if isinstance(found, Backend) else None
 
 
 def test_a_request_describes_the_call() -> None:
     q, k = torch.randn(2, 6, 10, 16).half(), torch.randn(2, 3, 20, 16).half()
     mask = torch.ones(2, 1, 1, 20, dtype=torch.bool)
     options = AttentionOptions("4b", is_causal=True)
-    described = AttentionRequest.of(q, k, options, OptionalTensors(mask))
-    assert (described.batch, described.q_heads, described.kv_heads) == (2, 6, 3)
-    assert (described.q_length, described.kv_length, described.head_dim) == (10, 20, 16)
-    assert (described.device_type, described.device_index, described.capability) == ("cpu", None, None)
-    assert (described.dtype, described.mask_dtype, described.mask_shape) == (torch.float16, torch.bool, (2, 1, 1, 20))
-    assert described.options is options
-    assert described.scale == 0.25
-    assert AttentionRequest.of(q, k, replace(options, scale=0.5)).scale == 0.5
+    found = described(q, k, options, OptionalTensors(mask))
+    assert (found.batch, found.q_heads, found.kv_heads) == (2, 6, 3)
+    assert (found.q_length, found.kv_length, found.head_dim) == (10, 20, 16)
+    assert (found.device_type, found.device_index, found.capability) == ("cpu", None, None)
+    assert (found.dtype, found.mask_dtype, found.mask_shape) == (torch.float16, torch.bool, (2, 1, 1, 20))
+    assert found.options is options
+    assert found.scale == 0.25
+    assert described(q, k, replace(options, scale=0.5)).scale == 0.5
 
 
 @pytest.mark.usefixtures("fake_backends")
 class TestChoice:
     def test_first_accelerated_that_can_run(self) -> None:
-        assert name_of(registry.choose(request())) == "ones"
+        assert chosen(16) == "ones"
         assert torch.equal(comfy_sage2.attention(*tensors()), torch.ones(1, 2, 10, 16))
 
     def test_reference_where_no_kernel_can(self) -> None:
-        assert name_of(registry.choose(request(head_dim=32))) == "reference"
-        assert registry.choose(request(head_dim=32), accelerated_only=True) is None
+        assert chosen(32) == "reference"
+        assert chosen(32, accelerated_only=True) is None
 
     def test_explain_lists_every_backend_in_order(self) -> None:
         q, k, v = tensors(32)

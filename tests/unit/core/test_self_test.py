@@ -14,12 +14,13 @@ import torch
 
 from comfy_sage2 import machine as machine_facts
 from comfy_sage2.autotune import cache_file
-from comfy_sage2.backends import self_test, self_test_cases
+from comfy_sage2.backends import kernels, self_test, self_test_cases
 from comfy_sage2.backends.kernels import KernelBackend
 from comfy_sage2.backends.self_test_cases import Result, Variant
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature, TensorForm
 
 VARIANTS = (Variant("8b", "fp32"),)
 WRONG = "head_dim 64 (8b, FP32 accumulators): relative L1 1.9 from exact attention, at most 0.05 expected"
@@ -150,20 +151,70 @@ def test_without_memory_it_is_tested_later(machine: Machine) -> None:
     assert len(machine.asked) == 3
 
 
-@pytest.mark.parametrize("method", ["run", "prepare"])
-def test_while_a_graph_is_captured_it_is_postponed(machine: Machine, method: str) -> None:
+class Bound:
+    """Calls of a kernel module, counted in `made`."""
+
+    made = 0
+
+    def __init__(self, *arguments: object) -> None: ...
+
+    def run(self, *tensors: object) -> str:
+        Bound.made += 1
+        return "done"
+
+    prequantize = run
+
+
+def bound(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Calls as a backend binds them now."""
+    monkeypatch.setattr(kernels, "KernelCall", Bound)
+    monkeypatch.setattr(Bound, "made", 0)
+    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
+    request = replace(
+        AttentionRequest.minimal(torch.device("cpu"), AttentionOptions()),
+        device_type="cuda",
+        device_index=0,
+        capability=(9, 0),
+    )
+    assert backend.reason_against(request) is None
+    form = TensorForm.of(torch.empty(1, 1, 1, 1))
+    return backend.bind(CallSignature(AttentionOptions(), None, False, False, form, form, form), request)
+
+
+@pytest.mark.parametrize("method", ["run", "prequantize"])
+def test_while_a_graph_is_captured_it_is_postponed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     machine.capturing = True
     machine.wrong = [WRONG]
-    assert machine.reason() is None
+    call = bound(monkeypatch)
     assert machine.asked == []
-    assert not self_test.is_postponed("sm90", 0)  # not yet to be made up for
+    assert self_test.is_postponed("sm90", 0) and not self_test.is_postponed("sm90", 1)
+    tensors = torch.empty(3, 1)
+    assert getattr(call, method)(*tensors) == "done"  # into the graph
+    assert machine.asked == []
     machine.capturing = False
-    assert self_test.is_postponed("sm90", 0)
-    assert not self_test.is_postponed("sm90", 1)
-    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
-    q = SimpleNamespace(device=torch.device("cuda", 0))
-    with pytest.raises(RuntimeError, match="self-test of these kernels failed"):
-        getattr(backend, method)(q, q, q, None)
+    for _ in range(2):  # a module that failed is not used by the next call either
+        with pytest.raises(RuntimeError, match="self-test of these kernels failed"):
+            getattr(call, method)(*tensors)
+    assert len(machine.asked) == 1 and Bound.made == 1
+    assert not self_test.is_postponed("sm90", 0)
+    assert WRONG in (machine.reason() or "")
+
+
+@pytest.mark.parametrize("method", ["run", "prequantize"])
+def test_a_postponed_test_that_is_passed(machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    machine.capturing = True
+    call = bound(monkeypatch)
+    machine.capturing = False
+    for _ in range(2):
+        assert getattr(call, method)(*torch.empty(3, 1)) == "done"
+    assert len(machine.asked) == 1 and Bound.made == 2
+    assert type(bound(monkeypatch)) is Bound  # from now on nothing is to be made up for
+
+
+def test_without_a_graph_calls_are_bound_to_the_module_alone(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(bound(monkeypatch)) is Bound
     assert len(machine.asked) == 1
 
 

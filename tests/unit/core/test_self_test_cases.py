@@ -6,14 +6,13 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from reference_module import ReferenceModule, lists_of, tensor_at
+from reference_module import OldReferenceModule, ReferenceModule, lists_of, tensor_at
 
-from comfy_sage2.backends import self_test_cases
+from comfy_sage2.backends import kernel_call, self_test_cases
 from comfy_sage2.backends.self_test_cases import Result, Variant, run
 from comfy_sage2.backends.self_test_margins import MARGIN_BOUND
 from comfy_sage2.options import MODES
@@ -29,10 +28,10 @@ MARGINS = "head_dim 64, block margins"
 
 @pytest.fixture(autouse=True)
 def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(kernel_call, "current_stream", lambda device: 7)
 
 
-def put(module: ReferenceModule, variants: tuple[Variant, ...] = EIGHT) -> Result:
+def put(module: Any, variants: tuple[Variant, ...] = EIGHT) -> Result:
     return run(module, torch.device("cpu"), variants)
 
 
@@ -40,8 +39,9 @@ def test_every_mode_has_its_bounds() -> None:
     assert self_test_cases.BOUNDS.keys() == self_test_cases.LSE_BOUNDS.keys() == set(MODES)
 
 
-def test_the_reference_passes_in_every_variant() -> None:
-    module = ReferenceModule()
+@pytest.mark.parametrize("kind", [ReferenceModule, OldReferenceModule])
+def test_the_reference_passes_in_every_variant(kind: type[ReferenceModule]) -> None:
+    module = kind()
     variants = tuple(Variant(mode, accumulator) for mode in MODES for accumulator in ("fp32", "fp16"))
     # Mode precise has no FP16 accumulators, and takes no float32.
     calls = len(self_test_cases.CASES) * (len(variants) - 1) - 1
@@ -129,19 +129,20 @@ def with_counts(fields: dict[str, Any], change: Callable[[torch.Tensor], object]
         fields["own"] = lists.clone().contiguous()  # for as long as the call
         change(fields["own"][..., 0])
         stride = fields["own"].stride()
-        fields.update(tiles_pointer=fields["own"].data_ptr(), tiles_batch_stride=stride[0], tiles_head_stride=stride[1])
+        fields.update(block_mask=fields["own"].data_ptr())
+        fields.update(block_mask_batch_stride=stride[0], block_mask_head_stride=stride[1])
 
 
 def ignored(fields: dict[str, Any]) -> None:
-    fields.pop("tiles_key_tiles", None)
+    fields.pop("block_mask_key_blocks", None)
 
 
 def past_the_count(fields: dict[str, Any]) -> None:
-    with_counts(fields, lambda counts: counts.fill_(fields["tiles_key_tiles"]))
+    with_counts(fields, lambda counts: counts.fill_(fields["block_mask_key_blocks"]))
 
 
 def of_the_first_head(fields: dict[str, Any]) -> None:
-    fields.update(tiles_head_stride=0)
+    fields.update(block_mask_head_stride=0)
 
 
 def a_block_late(fields: dict[str, Any]) -> None:
@@ -159,7 +160,7 @@ def a_block_late(fields: dict[str, Any]) -> None:
         (partial(with_counts, change=lambda counts: counts.sub_(1)), [LISTS, CAUSAL_LISTS]),
         (of_the_first_head, [LISTS]),
         (a_block_late, [LISTS, CAUSAL_LISTS]),
-        (lambda fields: fields.update(tiles_invalid=0), [LISTS]),
+        (lambda fields: fields.update(invalid_blocks=0), [LISTS]),
     ],
     ids=["ignored", "read past", "one short", "of the first head", "a block late", "no note"],
 )
@@ -173,8 +174,8 @@ def test_lists_that_are_not_followed_are_found(
 
 def test_a_flag_for_valid_blocks_is_found() -> None:
     def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
-        if fields.get("tiles_invalid"):
-            tensor_at(fields["tiles_invalid"], (1,), (1,), torch.int32).fill_(1)
+        if fields["invalid_blocks"]:
+            tensor_at(fields["invalid_blocks"], (1,), (1,), torch.int32).fill_(1)
 
     (wrong,) = put(Spoiled(fault)).wrong
     assert wrong == f"{CAUSAL_LISTS} (8b, FP32 accumulators): the flag for invalid blocks is 1, expected 0"
@@ -221,17 +222,17 @@ def the_last_block_skipped(block_margins: torch.Tensor) -> None:
 @pytest.mark.usefixtures("margins_alone")
 def test_wrong_margins_are_found(fault: Callable[[torch.Tensor], None], mode: str) -> None:
     def spoil(out: torch.Tensor, fields: dict[str, Any]) -> None:
-        if fields.get("gaps"):
-            fault(tensor_at(fields["gaps"], (1, 2, 4, 4), (32, 16, 4, 1), torch.float32))
+        if fields["block_margins"]:
+            fault(tensor_at(fields["block_margins"], (1, 2, 4, 4), (32, 16, 4, 1), torch.float32))
 
     (wrong,) = put(Spoiled(spoil), (Variant(mode, "fp32"),)).wrong
-    assert wrong.startswith(f"{MARGINS} ({mode}, FP32 accumulators): a margin is ")
-    assert wrong.endswith(" octaves from that of exact scores, at most 0.5 expected")
+    assert wrong.startswith(f"{MARGINS} ({mode}, FP32 accumulators): a block margin is off by ")
+    assert wrong.endswith(" (log2), at most 0.5 expected")
 
 
 def test_margins_that_are_not_noted_are_found() -> None:
-    (wrong,) = put(Changed(lambda fields: fields.pop("gaps", None))).wrong
-    assert wrong.startswith(f"{MARGINS} (8b, FP32 accumulators): a margin is inf octaves")
+    (wrong,) = put(Changed(lambda fields: fields.update(block_margins=0))).wrong
+    assert wrong.startswith(f"{MARGINS} (8b, FP32 accumulators): a block margin is off by inf (log2)")
 
 
 @pytest.mark.parametrize("left_out", ["query 119", "query 433", "key 170", "key 279"])
@@ -239,7 +240,9 @@ def test_margins_that_are_not_noted_are_found() -> None:
 @pytest.mark.usefixtures("margins_alone")
 def test_margins_of_blocks_of_which_a_row_or_key_is_left_out_are_found(left_out: str, mode: str) -> None:
     class Forgetful(ReferenceModule):
-        def margins(self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float) -> torch.Tensor:
+        def block_margins(
+            self, q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions, scale: float
+        ) -> torch.Tensor:
             side, place = left_out.split()
             given = {"query": q.clone(), "key": k.clone()}
             given[side][:, :, int(place)] = given[side][:, :, int(place) - 1]
@@ -247,7 +250,7 @@ def test_margins_of_blocks_of_which_a_row_or_key_is_left_out_are_found(left_out:
             return found
 
     (wrong,) = put(Forgetful(), (Variant(mode, "fp32"),)).wrong
-    assert wrong.startswith(f"{MARGINS} ({mode}, FP32 accumulators): a margin is ")
+    assert wrong.startswith(f"{MARGINS} ({mode}, FP32 accumulators): a block margin is off by ")
 
 
 def test_the_bound_of_margins_is_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,11 +276,11 @@ def test_in_whatever_order_blocks_are_taken_their_margins_are_the_same() -> None
 
 
 def test_a_module_without_lists_and_margins_is_asked_for_none() -> None:
-    class Older(ReferenceModule):
+    class Older(OldReferenceModule):
         abi_version = 3
 
         def attention(self, **fields: Any) -> None:
-            assert not [name for name in fields if name.startswith("tiles_") or name == "gaps"]
+            assert not [name for name in fields if name.startswith("tiles_") or name in ("gaps", "phase")]
             super().attention(**fields)
 
     assert put(Older()) == Result(len(self_test_cases.CASES) - 3)
@@ -305,7 +308,7 @@ def test_values_that_are_not_finite_are_found(value: float) -> None:
 
 def test_output_that_is_not_written_is_found() -> None:
     class Idle(ReferenceModule):
-        def attention(self, **fields: Any) -> None:
+        def compute(self, fields: dict[str, Any]) -> None:
             pass
 
     result = put(Idle())
@@ -316,8 +319,8 @@ def test_output_that_is_not_written_is_found() -> None:
 
 def test_a_row_that_is_not_written_is_found() -> None:
     class Short(ReferenceModule):
-        def attention(self, **fields: Any) -> None:
-            super().attention(**{**fields, "q_length": fields["q_length"] - 1, "lse": 0})
+        def compute(self, fields: dict[str, Any]) -> None:
+            super().compute({**fields, "q_length": fields["q_length"] - 1, "lse": 0})
 
     assert len(put(Short()).wrong) == len(self_test_cases.CASES) - 1
 
@@ -326,7 +329,7 @@ def test_a_write_outside_of_the_output_is_found() -> None:
     def fault(out: torch.Tensor, fields: dict[str, Any]) -> None:
         # The margin behind the tokens of the first head.
         step = fields["out_token_stride"]
-        after = fields["out_pointer"] + step * fields["q_length"] * out.dtype.itemsize
+        after = fields["out"] + step * fields["q_length"] * out.dtype.itemsize
         if fields["out_head_stride"] > step:
             tensor_at(after, (1,), (1,), out.dtype).zero_()
 

@@ -9,10 +9,11 @@ import torch
 from diffusers import WanTransformer3DModel
 from torch.nn import functional as F
 
-from comfy_sage2.attention import attention
 from comfy_sage2.integrations import diffusers
 from comfy_sage2.integrations.diffusers import NOT_CALLED, patch
 from comfy_sage2.options import AttentionOptions
+from comfy_sage2.plan import CallPlan, Refusal, plan
+from comfy_sage2.signature import CallSignature
 
 pytestmark = pytest.mark.slow
 
@@ -131,11 +132,11 @@ def test_model_without_attention() -> None:
 def test_accumulators_suit_the_card(transformer: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def recording(*args: Any, options: AttentionOptions, **kwargs: Any) -> Any:
-        seen.append(options.pv_accumulator)
-        return attention(*args, options=options, **kwargs)
+    def recording(signature: CallSignature) -> CallPlan | Refusal:
+        seen.append(signature.options.pv_accumulator)
+        return plan(signature)
 
-    monkeypatch.setattr(diffusers, "attention", recording)
+    monkeypatch.setattr(diffusers, "plan", recording)
     choices: dict[str, Any]
     for choices in ({}, {"pv_accumulator": "fp16"}, {"options": AttentionOptions(mode="4b")}):
         with patch(transformer, backend="reference", **choices):

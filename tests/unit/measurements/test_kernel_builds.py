@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.benchmark.candidates import PreparedCandidate
 from comfy_sage2.benchmark.timing import Timed
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 from lab.measurements import kernel_builds
 from lab.measurements.kernel_builds import CUDNN, Kind, Sizes, agreement, load, row
@@ -72,13 +74,17 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...], 
     """Build, shape of k and other tensors of each call, all on the CPU; "b" gives other outputs than "a"."""
     calls: list[tuple[str, tuple[int, ...], OptionalTensors]] = []
 
-    def launch(module: ModuleType, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors) -> Any:
-        assert (request.has_block_mask, request.has_block_margins) == (
-            optional.block_mask is not None,
-            optional.block_margins is not None,
-        )
-        calls.append((module.__name__, tuple(k.shape), optional))
-        return torch.full_like(q, float(module.__name__ == "b")), None
+    class Call(BoundCall):
+        def __init__(self, module: ModuleType, signature: CallSignature, request: AttentionRequest) -> None:
+            self.module, self.request = module, request
+
+        def run(self, q: Any, k: Any, v: Any, optional: OptionalTensors = NO_TENSORS) -> Any:
+            assert (self.request.has_block_mask, self.request.has_block_margins) == (
+                optional.block_mask is not None,
+                optional.block_margins is not None,
+            )
+            calls.append((self.module.__name__, tuple(k.shape), optional))
+            return torch.full_like(q, float(self.module.__name__ == "b")), None
 
     def in_rounds(subjects: Mapping[str, PreparedCandidate], *_: Any) -> dict[str, Timed]:
         return {name: Timed(0.0, [2.0, 1.0, 9.0]) for name in subjects}
@@ -86,7 +92,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...], 
     for name in ("randn", "rand", "ones", "empty"):
         made = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *size, made=made, device, **more: made(*size, **more))
-    monkeypatch.setattr(kernel_builds, "launch", launch)
+    monkeypatch.setattr(kernel_builds, "KernelCall", Call)
     monkeypatch.setattr(kernel_builds, "in_a_graph", lambda run, calls: run)
     monkeypatch.setattr(kernel_builds, "time_in_rounds", in_rounds)
     monkeypatch.setattr(kernel_builds, "_cudnn", lambda q, k, v, is_causal: q)

@@ -22,4 +22,3 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "calls", serving.CallCounts())
-    monkeypatch.setattr(serving, "_choices", {})

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from comfy_sage2.backends.reference import ReferenceCall
 from comfy_sage2.integrations.sageattention import functions as typed
 from comfy_sage2.integrations.sageattention import serving
 
@@ -80,7 +81,7 @@ def test_a_kernel_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*args: object, **options: object) -> torch.Tensor:
         raise RuntimeError("launch\nfailure")
 
-    monkeypatch.setattr(serving, "attention", failing)
+    monkeypatch.setattr(ReferenceCall, "compute", failing)
     q, k, v = qkv(1, 2, 8, 32)
     torch.testing.assert_close(functions.sageattn(q, k, v), scaled_dot_product_attention(q, k, v))
     assert "[SA-310] the kernel failed: launch\\nfailure" in serving.calls.lines()[1]

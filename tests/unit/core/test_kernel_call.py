@@ -1,0 +1,346 @@
+"""How a call reaches a kernel module: addresses, strides, copies, parts. A stand-in takes the module's place."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import pytest
+import torch
+from recorder import BYTES_A_HEAD, STREAM, Recorder, kernel_call, misaligned
+
+from comfy_sage2.backends import kernel_call as kernel_call_module
+from comfy_sage2.backends import parts
+from comfy_sage2.block_mask import BlockMask
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_call_module, "current_stream", lambda device: STREAM)
+
+
+def run(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS, **choices: Any
+) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor | None]:
+    """What a module is told of one call, and its results."""
+    module = Recorder()
+    out, lse = kernel_call(module, q, k, v, optional, **choices).run(q, k, v, optional)
+    (call,) = module.calls
+    return call, out, lse
+
+
+def odd_strides(*shape: int) -> torch.Tensor:
+    """Tokens that begin at no multiple of 16 bytes."""
+    return torch.randn(*shape[:3], shape[3] + 1).half()[..., : shape[3]]
+
+
+@pytest.mark.parametrize("unreadable", [misaligned, odd_strides])
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_what_cannot_be_read_in_place_is_copied_by_itself(which: int, layout: str, unreadable: Any) -> None:
+    tensors = [torch.randn(2, 16, 16, 64).half() for _ in range(3)]
+    tensors[which] = unreadable(2, 16, 16, 64)
+    q, k, v = tensors
+    before = [tensor.clone() for tensor in tensors]
+    call, out, _ = run(q, k, v, layout=layout)
+    for name, tensor, kept in zip("qkv", tensors, before, strict=True):
+        assert call[name] % 16 == 0
+        assert (call[name] == tensor.data_ptr()) == (tensor is not tensors[which])
+        assert torch.equal(call["read"][name], kept if layout == "BHND" else kept.transpose(1, 2))
+        assert torch.equal(tensor, kept)
+    assert out.is_contiguous() and out.data_ptr() == call["out"]
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+def test_channels_are_padded_with_zeros(layout: str) -> None:
+    q, k, v = torch.randn(3, 2, 16, 16, 20).half().unbind()
+    call, out, _ = run(q, k, v, layout=layout, return_lse=True)
+    assert call["head_dim"] == 24 and call["scale"] == 20**-0.5
+    for name, tensor in zip("qkv", (q, k, v), strict=True):
+        read = call["read"][name] if layout == "BHND" else call["read"][name].transpose(1, 2)
+        assert torch.equal(read[..., :20], tensor) and not read[..., 20:].any()
+    assert out.shape == q.shape and out.is_contiguous()
+
+
+def test_an_aligned_call_after_a_misaligned_one_is_not_copied() -> None:
+    """Both are of one signature: an address is no part of it."""
+    module = Recorder()
+    q, k, v = (torch.randn(1, 2, 16, 64).half() for _ in range(3))
+    call = kernel_call(module, q, k, v)
+    moved = misaligned(1, 2, 16, 64).copy_(k)
+    for key in (k, moved, k):
+        call.run(q, key, v)
+    first, second, third = module.calls
+    assert first["k"] == third["k"] == k.data_ptr() != second["k"]
+    assert torch.equal(second["read"]["k"], k)
+    assert first["q"] == second["q"] == q.data_ptr()
+    assert len(module.plans) == 2  # one for each way to lie in memory
+
+
+def test_views_with_readable_strides_are_not_copied() -> None:
+    views = torch.randn(2, 90, 3, 4, 64).half().unbind(2)
+    for layout, tensors in (("BNHD", views), ("BHND", [x.transpose(1, 2) for x in views])):
+        call, out, _ = run(*tensors, layout=layout)
+        assert [call[name] for name in "qkv"] == [x.data_ptr() for x in views]
+        for name in "qkv":
+            steps = [call[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token")]
+            assert steps == [90 * 3 * 4 * 64, 64, 3 * 4 * 64]
+        bhnd = out if layout == "BHND" else out.transpose(1, 2)
+        assert [call[f"out_{axis}_stride"] for axis in ("batch", "head", "token")] == list(bhnd.stride()[:3])
+        assert (call["q_heads"], call["q_length"], call["stream"]) == (4, 90, STREAM)
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize("head_dim", [20, 64])
+def test_output_has_the_strides_that_its_fake_promises(layout: str, head_dim: int) -> None:
+    """Compiled code reads the output as a contiguous tensor."""
+    q = torch.randn(2, 3, 16, head_dim).half()
+    _, out, _ = run(q, q, q, layout=layout)
+    assert out.shape == q.shape and out.dtype == q.dtype
+    assert out.stride() == torch.empty(q.shape).stride()
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+def test_the_lse(layout: str) -> None:
+    q, k = torch.randn(2, 16, 16, 64).half(), torch.randn(2, 16, 16, 64).half()
+    call, _, lse = run(q, k, k, layout=layout, return_lse=True)
+    assert lse is not None and lse.shape == (2, 16, 16) and lse.dtype == torch.float32
+    assert call["lse"] == lse.data_ptr() and call["has_lse"] is True
+    call, _, lse = run(q, k, k, layout=layout)
+    assert lse is None and not call["lse"] and call["has_lse"] is False
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(30, 50), (1, 50), (30, 1), (1, 1), (4, 30, 50), (1, 1, 50), (2, 4, 30, 50), (2, 1, 1, 50), (1, 4, 30, 1)],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.bfloat16, torch.float32])
+def test_masks_are_read_where_they_are(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    q, k = torch.randn(2, 4, 30, 64).half(), torch.randn(2, 2, 50, 64).half()
+    mask = torch.zeros(*shape[:-1], shape[-1] + 6).to(dtype)[..., : shape[-1]]
+    call, _, _ = run(q, k, k, OptionalTensors(mask))
+    assert call["mask"] == mask.data_ptr()
+    assert call["mask_element"] == {torch.bool: 1, torch.float16: 2, torch.bfloat16: 3, torch.float32: 4}[dtype]
+    sizes = (1,) * (4 - len(shape)) + shape
+    wanted = [0 if size == 1 else step for size, step in zip(sizes, mask.expand(2, 4, 30, 50).stride(), strict=True)]
+    assert [call[f"mask_{axis}_stride"] for axis in ("batch", "head", "query", "key")] == wanted
+
+
+def test_a_call_without_optional_tensors_has_none() -> None:
+    q = torch.randn(1, 2, 16, 64).half()
+    call, _, _ = run(q, q, q)
+    assert not [field for field in call if field.startswith(("mask_", "block_mask_"))]
+    assert not any(call[name] for name in ("mask", "block_mask", "invalid_blocks", "nonfinite", "block_margins", "lse"))
+    assert call["has_block_margins"] is False
+
+
+@pytest.mark.parametrize("flagged", [False, True])
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (2, 1), (1, 4), (2, 4)])
+def test_lists_and_their_strides(batch: int, heads: int, flagged: bool) -> None:
+    """The stride of lists that all share is 0."""
+    q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
+    lists = BlockMask.full(300, 513, batch=batch, heads=heads).lists
+    flag = torch.zeros(1, dtype=torch.int32) if flagged else None
+    call, _, _ = run(q, k, k, OptionalTensors(block_mask=lists, invalid_blocks=flag))
+    assert call["block_mask_key_blocks"] == 5
+    assert call["block_mask"] == lists.data_ptr()
+    assert call["block_mask_batch_stride"] == (0 if batch == 1 else heads * 3 * 6)
+    assert call["block_mask_head_stride"] == (0 if heads == 1 else 3 * 6)
+    assert call["invalid_blocks"] == (0 if flag is None else flag.data_ptr())
+
+
+def test_margins_are_cleared_before_the_call() -> None:
+    q, k = torch.randn(2, 4, 300, 64).half(), torch.randn(2, 2, 513, 64).half()
+    margins = torch.full((2, 4, 3, 5), math.nan)
+    call, _, _ = run(q, k, k, OptionalTensors(block_margins=margins))
+    assert call["block_margins"] == margins.data_ptr() and call["has_block_margins"] is True
+    assert (margins == -math.inf).all()
+
+
+def test_the_flag_of_values_that_are_not_finite() -> None:
+    """Whether a call has one is no part of its signature."""
+    module = Recorder()
+    q = torch.randn(1, 2, 16, 64).half()
+    flag = torch.zeros(1, dtype=torch.int32)
+    call = kernel_call(module, q, q, q)
+    call.run(q, q, q, OptionalTensors(nonfinite=flag))
+    call.run(q, q, q)
+    assert [found["nonfinite"] for found in module.calls] == [flag.data_ptr(), 0]
+    assert len(module.plans) == 1
+
+
+def test_a_module_is_asked_once_for_its_plan() -> None:
+    module = Recorder()
+    tensors = [torch.randn(3, 1, 2, 16, 64).half().unbind() for _ in range(3)]
+    call = kernel_call(module, *tensors[0])
+    outputs = [call.run(*found)[0] for found in tensors]
+    assert len(module.plans) == 1
+    assert [found["v"] for found in module.calls] == [v.data_ptr() for _, _, v in tensors]
+    assert [found["out"] for found in module.calls] == [out.data_ptr() for out in outputs]
+
+
+def test_threads_share_a_call() -> None:
+    """Each has its own output and scratch, also where their tensors lie in other ways."""
+    module = Recorder()
+    q, k, v = (torch.randn(1, 2, 16, 64).half() for _ in range(3))
+    call = kernel_call(module, q, k, v)
+    start = threading.Barrier(4)
+    kept: dict[int, list[Any]] = {}
+
+    def work(copies: bool) -> None:
+        mine = kept[threading.get_ident()] = []
+        own = [misaligned(1, 2, 16, 64) if copies else torch.randn(1, 2, 16, 64).half() for _ in range(3)]
+        start.wait()
+        for _ in range(20):
+            mine.append((own, call.run(*own)[0]))
+
+    threads = [threading.Thread(target=work, args=(copies,)) for copies in (False, True, False, True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(kept) == 4 and len(module.calls) == 80
+    for identity, mine in kept.items():
+        calls = [found for found in module.calls if found["thread"] == identity]
+        for found, (own, out) in zip(calls, mine, strict=True):
+            assert found["out"] == out.data_ptr()
+            assert all(torch.equal(found["read"][name], tensor) for name, tensor in zip("qkv", own, strict=True))
+    outputs = [out.data_ptr() for mine in kept.values() for _, out in mine]
+    assert len(set(outputs)) == 80
+
+
+class Refusing(Recorder):
+    def plan(self, **fields: Any) -> Any:
+        raise ValueError("head_dim must be at most 256")
+
+
+def test_a_call_that_the_module_refuses_is_not_made() -> None:
+    q = torch.randn(1, 2, 16, 64).half()
+    with pytest.raises(ValueError, match="head_dim must be at most 256"):
+        kernel_call(Refusing(), q, q, q)
+
+
+def in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+    heads_at_once: int,
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    mask: Any,
+    layout: str,
+    block_mask: torch.Tensor | None = None,
+    block_margins: torch.Tensor | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """The calls of one attention whose workspace is bound to `heads_at_once` heads of q, and its tensors as BHND."""
+    monkeypatch.setattr(parts, "WORKSPACE_BOUND", heads_at_once * BYTES_A_HEAD + 1)
+    module = Recorder()
+    q, k, v = (torch.randn(batch, 40, heads, 64).half().transpose(1, 2) for heads in (q_heads, kv_heads, kv_heads))
+    attn_mask = None if mask is None else torch.ones(*mask, dtype=torch.bool)
+    optional = OptionalTensors(attn_mask, block_mask, block_margins=block_margins)
+    given = (q, k, v) if layout == "BHND" else (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    call = kernel_call(module, *given, optional, layout=layout, return_lse=True)
+    out, lse = call.run(*given, optional)
+    assert lse is not None
+    tensors = {"q": q, "k": k, "v": v, "out": out if layout == "BHND" else out.transpose(1, 2), "lse": lse}
+    if attn_mask is not None:
+        tensors["mask"] = attn_mask
+    return module.calls, tensors
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize(
+    "mask", [None, (1, 1, 1, 40), (3, 1, 40, 40), (1, 8, 40, 40), (3, 8, 1, 40), (1, 1, 40, 1)], ids=str
+)
+@pytest.mark.parametrize(
+    ("heads_at_once", "kv_heads", "wanted"),
+    [
+        (24, 8, [(3, 8)]),
+        (17, 8, [(2, 8), (1, 8)]),
+        (8, 4, [(1, 8)] * 3),
+        (7, 4, [(1, 4), (1, 4)] * 3),
+        (3, 8, [(1, 3), (1, 3), (1, 2)] * 3),
+        (1, 2, [(1, 4), (1, 4)] * 3),  # a head of k with its heads of q is the least
+    ],
+    ids=str,
+)
+def test_large_calls_are_computed_in_parts(
+    monkeypatch: pytest.MonkeyPatch, heads_at_once: int, kv_heads: int, wanted: list[Any], mask: Any, layout: str
+) -> None:
+    found, tensors = in_parts(monkeypatch, heads_at_once, 3, 8, kv_heads, mask, layout)
+    assert [(call["batch"], call["q_heads"]) for call in found] == wanted
+    group = 8 // kv_heads
+    entry = head = 0
+    for call in found:
+        assert call["kv_heads"] * group == call["q_heads"]
+        for name, heads in (("q", head), ("k", head // group), ("v", head // group), ("out", head)):
+            assert call[name] == tensors[name][entry, heads].data_ptr()
+            steps = [call[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token")]
+            assert steps == list(tensors[name].stride()[:3])
+        assert call["lse"] == tensors["lse"][entry, head].data_ptr()
+        if mask is not None:
+            place = tensors["mask"][entry if mask[0] > 1 else 0, head if mask[1] > 1 else 0]
+            assert call["mask"] == place.data_ptr()
+            assert call["mask_batch_stride"] == (0 if mask[0] == 1 else tensors["mask"].stride(0))
+            assert call["mask_head_stride"] == (0 if mask[1] == 1 else tensors["mask"].stride(1))
+        assert call["workspace"] == found[0]["workspace"] and call["stream"] == STREAM
+        head += call["q_heads"]
+        if head == 8:
+            entry, head = entry + call["batch"], 0
+    assert (entry, head) == (3, 0)
+
+
+@pytest.mark.parametrize("heads_at_once", [24, 17, 7, 3])
+def test_parts_share_the_scratch_of_the_largest(monkeypatch: pytest.MonkeyPatch, heads_at_once: int) -> None:
+    sizes = []
+    empty = torch.empty
+
+    def watched(*shape: Any, **rest: Any) -> torch.Tensor:
+        if rest.get("dtype") == torch.uint8:
+            sizes.append(shape[0])
+        return empty(*shape, **rest)
+
+    monkeypatch.setattr(torch, "empty", watched)
+    found, _ = in_parts(monkeypatch, heads_at_once, 3, 8, 8, None, "BHND")
+    assert sizes == [BYTES_A_HEAD * max(call["batch"] * call["q_heads"] for call in found)]
+    assert sizes[0] <= BYTES_A_HEAD * heads_at_once
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 8), (3, 8)], ids=str)
+@pytest.mark.parametrize(("heads_at_once", "wanted"), [(3, [(1, 3), (1, 3), (1, 2)] * 3), (17, [(2, 8), (1, 8)])])
+def test_parts_have_their_lists(
+    monkeypatch: pytest.MonkeyPatch, heads_at_once: int, wanted: list[Any], shape: tuple[int, int]
+) -> None:
+    lists = BlockMask.full(40, 40, batch=shape[0], heads=shape[1]).lists
+    found, _ = in_parts(monkeypatch, heads_at_once, 3, 8, 8, None, "BHND", lists)
+    assert [(call["batch"], call["q_heads"]) for call in found] == wanted
+    entry = head = 0
+    for call in found:
+        place = lists[entry if shape[0] > 1 else 0, head if shape[1] > 1 else 0]
+        assert call["block_mask"] == place.data_ptr()
+        assert call["block_mask_head_stride"] == (0 if shape[1] == 1 else lists.stride(1))
+        assert call["block_mask_batch_stride"] == (0 if shape[0] == 1 else lists.stride(0))
+        head += call["q_heads"]
+        if head == 8:
+            entry, head = entry + call["batch"], 0
+
+
+def test_parts_have_their_margins(monkeypatch: pytest.MonkeyPatch) -> None:
+    margins = torch.zeros(3, 8, 1, 1)
+    found, _ = in_parts(monkeypatch, 3, 3, 8, 8, None, "BHND", block_margins=margins)
+    places = [margins[entry, head].data_ptr() for entry in range(3) for head in (0, 3, 6)]
+    assert [call["block_margins"] for call in found] == places
+
+
+def test_parts_of_copies_lie_in_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "WORKSPACE_BOUND", 2 * BYTES_A_HEAD)
+    module = Recorder()
+    q, k, v = misaligned(2, 4, 40, 64), torch.randn(2, 4, 40, 64).half(), odd_strides(2, 4, 40, 64)
+    kernel_call(module, q, k, v).run(q, k, v)
+    assert [(call["batch"], call["q_heads"]) for call in module.calls] == [(1, 2)] * 4
+    for part, call in enumerate(module.calls):
+        entry, heads = part // 2, slice(part % 2 * 2, part % 2 * 2 + 2)
+        for name, tensor in zip("qkv", (q, k, v), strict=True):
+            assert torch.equal(call["read"][name], tensor[entry : entry + 1, heads])

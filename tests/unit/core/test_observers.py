@@ -1,0 +1,236 @@
+"""Calls go past the torch operator, and by it where something has to see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import comfy_sage2
+from comfy_sage2 import BlockMask
+from comfy_sage2 import attention as attention_function
+from comfy_sage2.operators import has_observer
+
+OPERATOR = torch.ops.comfy_sage2.attention.default
+WRITING = torch.ops.comfy_sage2.writing_attention.default
+
+
+class Counted:
+    """An operator that counts its calls."""
+
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+        self.calls = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        return self._operator(*arguments)
+
+
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    found = Counted(OPERATOR)
+    monkeypatch.setitem(attention_function.__globals__, "_attention_op", found)
+    return found
+
+
+@pytest.fixture
+def writing(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    found = Counted(WRITING)
+    monkeypatch.setitem(attention_function.__globals__, "_writing_attention_op", found)
+    return found
+
+
+class Tagged(torch.Tensor):
+    """A tensor whose class may look at every operator."""
+
+
+class Seen(torch.Tensor):
+    """A tensor without memory of its own, which keeps the operators that it sees."""
+
+    hidden: torch.Tensor
+    seen: list[Any]
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, seen: list[Any]) -> Any:
+        found = torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=inner.dtype)
+        found.hidden, found.seen = inner, seen
+        return found
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        for argument in args:
+            if isinstance(argument, Seen):
+                argument.seen.append(func)
+        plain = [argument.hidden if isinstance(argument, Seen) else argument for argument in args]
+        return func(*plain, **(kwargs or {}))
+
+
+class Watching(TorchDispatchMode):
+    """Keeps the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = torch.randn(3, 1, 2, 20, 16).unbind()
+    return q, k, v
+
+
+def dual(tensor: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = forward_ad.make_dual(tensor, torch.ones_like(tensor))
+    return found
+
+
+PLAIN: dict[str, Any] = {
+    "nothing": dict,
+    "a mask": lambda: {"attn_mask": torch.ones(20, 20, dtype=torch.bool)},
+    "lists": lambda: {"block_mask": BlockMask.full(20, 20)},
+    "a flag": lambda: {"nonfinite": torch.zeros(1, dtype=torch.int32)},
+    "margins": lambda: {"block_margins": torch.empty(1, 2, 1, 1)},
+    "the LSE": lambda: {"return_lse": True},
+}
+
+
+@pytest.mark.parametrize("more", PLAIN)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_plain_tensors_go_past_the_operator(operator: Counted, writing: Counted, more: str, gradients: bool) -> None:
+    q, k, v = inputs()
+    with torch.set_grad_enabled(gradients):
+        comfy_sage2.attention(q, k, v, **PLAIN[more]())
+    assert operator.calls == writing.calls == 0
+
+
+def test_no_gradient_is_asked_for(operator: Counted) -> None:
+    q, k, v = inputs()
+    q.requires_grad_()
+    expected = comfy_sage2.attention(q.detach(), k, v)
+    with torch.no_grad():
+        assert torch.equal(comfy_sage2.attention(q, k, v), expected)
+    with torch.inference_mode():
+        assert torch.equal(comfy_sage2.attention(q, k, v), expected)
+    assert operator.calls == 0
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "attn_mask"])
+def test_autograd(operator: Counted, name: str) -> None:
+    q, k, v = inputs()
+    tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "attn_mask": torch.randn(20, 20)}
+    expected = comfy_sage2.attention(**tensors)
+    tensors[name].requires_grad_()
+    out = comfy_sage2.attention(**tensors)
+    assert operator.calls == 1 and out.requires_grad and torch.equal(out, expected)
+
+
+def test_a_flag_beside_a_gradient(operator: Counted, writing: Counted) -> None:
+    q, k, v = inputs()
+    v[0, 0, 3] = torch.nan
+    flag = torch.zeros(1, dtype=torch.int32)
+    assert comfy_sage2.attention(q.requires_grad_(), k, v, nonfinite=flag).requires_grad
+    assert (operator.calls, writing.calls, flag.item()) == (0, 1, 1)
+
+
+def test_vmap(operator: Counted) -> None:
+    many = torch.randn(3, 1, 2, 20, 16)
+    _, k, v = inputs()
+    expected = torch.stack([comfy_sage2.attention(q, k, v) for q in many])
+    assert operator.calls == 0
+    torch.testing.assert_close(torch.vmap(lambda q: comfy_sage2.attention(q, k, v))(many), expected)
+    assert operator.calls == 1
+
+
+def test_functional_gradients(operator: Counted) -> None:
+    q, k, v = inputs()
+    with pytest.raises(RuntimeError, match="SA-307"):
+        torch.func.grad(lambda tensor: comfy_sage2.attention(tensor, k, v).sum())(q)
+    assert operator.calls == 1
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "attn_mask"])
+def test_forward_mode_is_refused(operator: Counted, name: str) -> None:
+    q, k, v = inputs()
+    tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "attn_mask": torch.randn(20, 20)}
+    with forward_ad.dual_level():
+        expected = comfy_sage2.attention(**tensors)
+        with pytest.raises(RuntimeError, match="SA-307"):
+            comfy_sage2.attention(**{**tensors, name: dual(tensors[name])})
+    assert operator.calls == 0 and torch.equal(comfy_sage2.attention(**tensors), expected)
+
+
+def test_a_dispatch_mode(operator: Counted) -> None:
+    q, k, v = inputs()
+    expected = comfy_sage2.attention(q, k, v)
+    with Watching() as mode:
+        out = comfy_sage2.attention(q, k, v)
+    assert operator.calls == 1 and OPERATOR in mode.seen and torch.equal(out, expected)
+
+
+def test_fake_tensors_have_the_form_of_the_output(operator: Counted) -> None:
+    with FakeTensorMode():
+        q = torch.empty(2, 20, 4, 16, dtype=torch.float16)
+        out, lse = comfy_sage2.attention(q, q, q, layout="BNHD", return_lse=True)
+    assert isinstance(out, FakeTensor) and isinstance(lse, FakeTensor) and operator.calls == 1
+    assert (out.shape, out.dtype, out.is_contiguous()) == (q.shape, q.dtype, True)
+    assert (lse.shape, lse.dtype) == ((2, 4, 20), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "attn_mask"])
+def test_a_class_of_tensors(operator: Counted, name: str) -> None:
+    q, k, v = inputs()
+    tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "attn_mask": torch.randn(20, 20)}
+    expected = comfy_sage2.attention(**tensors)
+    seen: list[Any] = []
+    out = comfy_sage2.attention(**{**tensors, name: Seen(tensors[name], seen)})
+    assert OPERATOR in seen and operator.calls == 1 and torch.equal(out, expected)
+
+
+def test_the_compiler() -> None:
+    torch._dynamo.reset()
+    q, k, v = inputs()
+    graphs: list[Any] = []
+
+    def keep(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def model(q: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
+        return comfy_sage2.attention(q, k, v) + comfy_sage2.attention(q, k, v, nonfinite=flag)
+
+    compiled = torch.compile(model, fullgraph=True, backend=keep)
+    flag = torch.zeros(1, dtype=torch.int32)
+    torch.testing.assert_close(compiled(q, flag), model(q, flag))
+    (graph,) = graphs
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert called.count(OPERATOR) == called.count(WRITING) == 1
+
+
+OBSERVED: dict[str, Any] = {
+    "a gradient": lambda tensor: tensor.requires_grad_(),
+    "a class": lambda tensor: tensor.as_subclass(Tagged),
+    "a parameter": torch.nn.Parameter,
+    "a tangent": dual,
+}
+
+
+@pytest.mark.parametrize("change", OBSERVED)
+@pytest.mark.parametrize("place", range(4))
+def test_what_has_to_see_a_call(change: str, place: int) -> None:
+    """Of q, k, v and a mask; nothing of it counts where there is no such tensor."""
+    with forward_ad.dual_level():
+        tensors: list[Any] = list(torch.randn(4, 1, 2, 20, 16).unbind())
+        assert not has_observer(*tensors) and not has_observer(*tensors[:3], None)
+        tensors[place] = OBSERVED[change](tensors[place].clone())
+        assert has_observer(*tensors)
+    with Watching():
+        assert has_observer(*torch.randn(3, 2).unbind())
+    assert not has_observer(None, 3, "q")  # type: ignore[arg-type]

@@ -1,0 +1,520 @@
+"""One decision for each signature: what it depends on, how long it holds, and what is said where there is none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from unit.autotune.made_up_gpus import CUDNN, EIGHT, EIGHT_HALF, FLASH, OWN, made_up_gpu
+
+import comfy_sage2
+from comfy_sage2 import accumulators, registry
+from comfy_sage2 import plan as plan_module
+from comfy_sage2 import request as request_module
+from comfy_sage2.autotune import store
+from comfy_sage2.autotune.cost_model import TunedChoices
+from comfy_sage2.autotune.timings import Times
+from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
+from comfy_sage2.block_mask import BlockMask
+from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.plan import MOST_PLANS, CallPlan, Refusal, listed_plan, plan, recording_plan
+from comfy_sage2.registry import UnsupportedError
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature, TensorForm
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+
+GPU = torch.device("cuda", 0)
+
+
+class Watched(Backend):
+    """A backend for some modes, which keeps what it binds; its calls give a tensor full of `value`."""
+
+    def __init__(
+        self, name: str, modes: tuple[str, ...] = MODES, *, accelerated: bool = True, value: float = 0.0
+    ) -> None:
+        self.name, self.accelerated, self._modes, self._value = name, accelerated, modes, value
+        self.constraints = (Constraint("head_dim", _at_most_128),)
+        self.bound: list[tuple[CallSignature, AttentionRequest]] = []
+
+    def is_for(self, mode: str) -> bool:
+        return mode in self._modes
+
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        self.bound.append((signature, request))
+        return WatchedCall(request, self._value)
+
+
+class WatchedCall(BoundTensors):
+    def __init__(self, request: AttentionRequest, value: float) -> None:
+        super().__init__(request)
+        self._value = value
+
+    def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
+        return torch.full_like(q, self._value), None
+
+
+def _at_most_128(request: AttentionRequest) -> str | None:
+    return None if request.head_dim <= 128 else f"head_dim must be at most 128, got {request.head_dim}"
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """The preferred backend; behind it stands one that is not accelerated and takes all that the kernel takes."""
+    found = Watched("kernel", (*MODES, EXACT), value=1.0)
+    monkeypatch.setattr(registry, "_BACKENDS", (found, Watched("slow", (*MODES, EXACT), accelerated=False, value=2.0)))
+    return found
+
+
+def signature(**changes: Any) -> CallSignature:
+    """Of a call of the CPU with grouped heads, with other arguments of `CallSignature.of` in the place of its own."""
+    given: dict[str, Any] = {
+        "q": torch.empty(2, 4, 16, 64),
+        "k": torch.empty(2, 2, 24, 64),
+        "v": torch.empty(2, 2, 24, 64),
+        "options": AttentionOptions(),
+        "optional": NO_TENSORS,
+        **changes,
+    }
+    return CallSignature.of(**given)
+
+
+def planned(found: CallPlan | Refusal) -> CallPlan:
+    assert isinstance(found, CallPlan), found
+    return found
+
+
+def refused(found: CallPlan | Refusal) -> Refusal:
+    assert isinstance(found, Refusal)
+    return found
+
+
+def wide(*shape: int) -> torch.Tensor:
+    """Not contiguous: its tokens lie further apart."""
+    return torch.empty(*shape[:-1], shape[-1] + 8)[..., : shape[-1]]
+
+
+def with_options(**choices: Any) -> dict[str, Any]:
+    return {"options": AttentionOptions(**choices)}
+
+
+def with_optional(**tensors: torch.Tensor) -> dict[str, Any]:
+    return {"optional": OptionalTensors(**tensors)}
+
+
+def of_dtype(dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "q": torch.empty(2, 4, 16, 64, dtype=dtype),
+        "k": torch.empty(2, 2, 24, 64, dtype=dtype),
+        "v": torch.empty(2, 2, 24, 64, dtype=dtype),
+    }
+
+
+MASK = torch.zeros(16, 24, dtype=torch.bool)
+LISTS = BlockMask.full(16, 24, batch=2, heads=4).lists
+# What is changed, and what the backend is then told other than before. Each is also a signature of its own.
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "mode": (with_options(mode="4b"), {"options": AttentionOptions("4b")}),
+    "mode exact": (with_options(mode=EXACT), {"options": AttentionOptions(EXACT)}),
+    "smooth_v": (with_options(smooth_v=True), {"options": AttentionOptions(smooth_v=True)}),
+    "is_causal": (with_options(is_causal=True), {"options": AttentionOptions(is_causal=True)}),
+    "scale": (with_options(scale=0.5), {"scale": 0.5}),
+    "return_lse": (with_options(return_lse=True), {"options": AttentionOptions(return_lse=True)}),
+    "pv_accumulator": (with_options(pv_accumulator="fp16"), {"options": AttentionOptions(pv_accumulator="fp16")}),
+    "rotate": (with_options(rotate=True), {"options": AttentionOptions(rotate=True)}),
+    "layout": (
+        {**with_options(layout="BNHD"), "k": torch.empty(2, 6, 4, 64), "v": torch.empty(2, 6, 4, 64)},
+        {"q_heads": 16, "q_length": 4, "kv_heads": 4, "kv_length": 6},
+    ),
+    "batch": (
+        {"q": torch.empty(3, 4, 16, 64), "k": torch.empty(3, 2, 24, 64), "v": torch.empty(3, 2, 24, 64)},
+        {"batch": 3},
+    ),
+    "heads of q": ({"q": torch.empty(2, 6, 16, 64)}, {"q_heads": 6}),
+    "heads of k": ({"k": torch.empty(2, 4, 24, 64), "v": torch.empty(2, 4, 24, 64)}, {"kv_heads": 4}),
+    "tokens of q": ({"q": torch.empty(2, 4, 17, 64)}, {"q_length": 17}),
+    "tokens of k": ({"k": torch.empty(2, 2, 25, 64), "v": torch.empty(2, 2, 25, 64)}, {"kv_length": 25}),
+    "head_dim": (
+        {"q": torch.empty(2, 4, 16, 72), "k": torch.empty(2, 2, 24, 72), "v": torch.empty(2, 2, 24, 72)},
+        {"head_dim": 72},
+    ),
+    "float16": (of_dtype(torch.float16), {"dtype": torch.float16}),
+    "bfloat16": (of_dtype(torch.bfloat16), {"dtype": torch.bfloat16}),
+    "strides of q": ({"q": wide(2, 4, 16, 64)}, {}),
+    "strides of k": ({"k": wide(2, 2, 24, 64)}, {}),
+    "strides of v": ({"v": wide(2, 2, 24, 64)}, {}),
+    "mask": (with_optional(attn_mask=MASK), {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.bool}),
+    "mask's shape": (with_optional(attn_mask=MASK[:1]), {"mask_shape": (1, 1, 1, 24), "mask_dtype": torch.bool}),
+    "mask's rank": (with_optional(attn_mask=MASK[None]), {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.bool}),
+    "mask's dtype": (
+        with_optional(attn_mask=MASK.float()),
+        {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.float32},
+    ),
+    "mask's other dtype": (
+        with_optional(attn_mask=MASK.half()),
+        {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.float16},
+    ),
+    "mask's strides": (
+        with_optional(attn_mask=MASK.mT.contiguous().mT),
+        {"mask_shape": (1, 1, 16, 24), "mask_dtype": torch.bool},
+    ),
+    "block mask": (with_optional(block_mask=LISTS), {"has_block_mask": True}),
+    "block mask's heads": (with_optional(block_mask=LISTS[:, :1]), {"has_block_mask": True}),
+    "block mask's batch": (with_optional(block_mask=LISTS[:1]), {"has_block_mask": True}),
+    "margins": (with_optional(block_margins=torch.empty(2, 4, 1, 1)), {"has_block_margins": True}),
+    "the backend's name": ({"backend": "kernel"}, {}),
+    "accelerated_only": ({"accelerated_only": True}, {}),
+    "where_faster": ({"where_faster": True}, {}),
+}
+
+
+def test_every_part_of_a_call_counts(kernel: Watched) -> None:
+    """All in one process: what was decided of one call is not taken for another."""
+    base = signature()
+    first = planned(plan(base))
+    ((_, plain),) = kernel.bound
+    signatures = [base]
+    for name, (changes, told) in CHANGES.items():
+        changed = signature(**changes)
+        assert changed not in signatures, name
+        signatures.append(changed)
+        found = planned(plan(changed))
+        assert found is not first and found.backend is kernel, name
+        assert kernel.bound[-1] == (changed, found.request), name
+        differing = {field for field in vars(plain) if getattr(found.request, field) != getattr(plain, field)}
+        assert differing == told.keys() - {"scale"} | ({"options"} if "options" in changes else set()), name
+        for field, value in told.items():
+            assert getattr(found.request, field) == value, name
+    assert [bound for bound, _ in kernel.bound] == signatures
+    for changed in signatures:
+        plan(changed)
+    assert len(kernel.bound) == len(signatures)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"q": torch.empty(4, 16, 64)}, ValueError, "[SA-201] q must have 4 dimensions (BHND), got 3"),
+        ({"k": torch.empty(2, 2, 24, 64).half()}, TypeError, "[SA-201] k must have q's dtype torch.float32, got"),
+        ({"v": torch.empty(2, 2, 24, 64).half()}, TypeError, "[SA-201] v must have q's dtype torch.float32, got"),
+        ({"q": torch.empty(2, 4, 16, 64).double()}, TypeError, "[SA-201] q must be float16, bfloat16 or float32, got"),
+        ({"v": torch.empty(2, 2, 24, 64, device="meta")}, ValueError, "[SA-201] v must be on q's device cpu, got meta"),
+        ({"v": torch.empty(2, 2, 24, 128)[..., ::2]}, ValueError, "[SA-201] v must be contiguous in its last dim"),
+        ({"q": torch.empty(2, 3, 16, 64)}, ValueError, "[SA-201] q's head count must be a multiple of that of k"),
+        (
+            {name: torch.empty(1, 1, 4, 257) for name in "qkv"},
+            ValueError,
+            "[SA-202] head_dim must be from 1 to 256, got 257",
+        ),
+        (with_optional(attn_mask=MASK[:, :3]), ValueError, "[SA-204] attn_mask must broadcast to"),
+        (with_optional(attn_mask=MASK.int()), TypeError, "[SA-204] attn_mask must be bool (True = attend) or"),
+        (with_optional(block_mask=LISTS[:, :3]), ValueError, "[SA-211] block_mask must be of shape (1 or 2, 1 or 4, 1"),
+        (with_optional(block_margins=torch.empty(2, 4, 1, 2)), ValueError, "[SA-213] block_margins must be of shape"),
+        (with_optional(block_margins=torch.empty(2, 4, 1, 1).half()), TypeError, "[SA-213] block_margins must be a fl"),
+        ({"backend": "fast"}, ValueError, "[SA-208] backend must be one of 'kernel', 'slow' or None, got 'fast'"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_a_wrong_call_is_a_refusal(kernel: Watched, changes: Any, error: type[Exception], text: str) -> None:
+    found = refused(plan(signature(**changes)))
+    assert found.error is error and found.text.startswith(text)
+    assert found.reasons == {} and found.reason == found.text
+    with pytest.raises(error) as thrown:
+        found.throw()
+    assert type(thrown.value) is error and str(thrown.value) == found.text
+    assert kernel.bound == []
+    assert plan(signature(**changes)) is found  # also refusals are decided once
+
+
+def test_margins_with_gaps_are_refused(kernel: Watched) -> None:
+    """A call of the same shape whose margins lie in one piece is served: strides count."""
+    q = torch.empty(2, 4, 300, 64)
+    margins = torch.empty(2, 4, 3, 3)
+    assert planned(plan(signature(q=q, k=q, v=q, **with_optional(block_margins=margins)))).backend is kernel
+    found = refused(plan(signature(q=q, k=q, v=q, **with_optional(block_margins=margins.mT))))
+    assert found.text == "[SA-213] block_margins must be contiguous, got strides (36, 9, 1, 3)"
+
+
+LONG = {"q": torch.empty(2, 4, 16, 160), "k": torch.empty(2, 2, 24, 160), "v": torch.empty(2, 2, 24, 160)}
+TOO_LONG = "head_dim must be at most 128, got 160"
+
+
+@pytest.fixture
+def able(monkeypatch: pytest.MonkeyPatch) -> tuple[Watched, Watched]:
+    """A kernel that cannot serve `LONG`, and a backend that is not accelerated and can."""
+    fast, slow = Watched("fast"), Watched("slow", accelerated=False)
+    slow.constraints = ()
+    monkeypatch.setattr(registry, "_BACKENDS", (fast, slow))
+    return fast, slow
+
+
+def test_who_serves_a_call(able: tuple[Watched, Watched]) -> None:
+    fast, slow = able
+    assert planned(plan(signature())).backend is fast
+    assert planned(plan(signature(backend="slow"))).backend is slow
+    assert planned(plan(signature(accelerated_only=True))).backend is fast
+    assert planned(plan(signature(**LONG))).backend is slow
+
+
+def test_nobody_is_left(able: tuple[Watched, Watched]) -> None:
+    alone = refused(plan(signature(**LONG, accelerated_only=True)))
+    assert (alone.error, alone.reasons, alone.reason) == (UnsupportedError, {"fast": TOO_LONG}, TOO_LONG)
+    assert alone.text == f"[SA-207] no backend can run this call: fast: {TOO_LONG}"
+    named = refused(plan(signature(**LONG, backend="fast")))
+    assert (named.error, named.reasons, named.reason) == (UnsupportedError, {"fast": TOO_LONG}, TOO_LONG)
+    assert named.text == f"[SA-207] backend 'fast' cannot run this call: {TOO_LONG}"
+    with pytest.raises(UnsupportedError, match=TOO_LONG):
+        named.throw()
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [(None, TOO_LONG), ("its wheel is missing", f"one: {TOO_LONG}; two: its wheel is missing")],
+)
+def test_a_reason_that_all_share_stands_once(monkeypatch: pytest.MonkeyPatch, second: str | None, reason: str) -> None:
+    one, two, three = Watched("one"), Watched("two"), Watched("three", accelerated=False)
+    if second is not None:
+        two.constraints = (Constraint("wheel", lambda request: second),)
+    monkeypatch.setattr(registry, "_BACKENDS", (one, two, three))
+    found = refused(plan(signature(**LONG, accelerated_only=True)))
+    assert list(found.reasons) == ["one", "two"] and found.reason == reason
+    whole = refused(plan(signature(**LONG)))
+    assert list(whole.reasons) == ["one", "two", "three"]
+    listed = f"one: {TOO_LONG}; two: {second or TOO_LONG}; three: {TOO_LONG}"
+    assert whole.text == f"[SA-207] no backend can run this call: {listed}"
+
+
+def test_an_installation_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_BACKENDS", (Watched("slow", accelerated=False),))
+    found = refused(plan(signature(accelerated_only=True)))
+    assert (found.error, found.reason) == (UnsupportedError, "[SA-112] this installation has no accelerated backend")
+
+
+def test_a_backend_that_cannot_bind_is_a_refusal(kernel: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        raise ValueError("mode must be 8, got 4")
+
+    monkeypatch.setattr(kernel, "bind", refuses)
+    found = refused(plan(signature()))
+    assert (found.error, found.reason) == (ValueError, "mode must be 8, got 4")
+
+
+def test_a_failure_of_the_driver_is_no_refusal(kernel: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may pass: the next call tries anew."""
+    bind = kernel.bind
+
+    def fails(signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(kernel, "bind", fails)
+    with pytest.raises(RuntimeError, match="no driver"):
+        plan(signature())
+    monkeypatch.setattr(kernel, "bind", bind)
+    assert planned(plan(signature())).backend is kernel
+
+
+class TestOnce:
+    def test_equal_calls_are_bound_once(self, kernel: Watched) -> None:
+        for _ in range(3):
+            q, k = torch.randn(2, 4, 16, 64), torch.randn(2, 2, 24, 64)
+            assert torch.equal(comfy_sage2.attention(q, k, k), torch.ones_like(q))
+        assert len(kernel.bound) == 1
+
+    def test_options_by_name_and_together_are_equal(self, kernel: Watched) -> None:
+        q = torch.randn(2, 4, 16, 64)
+        comfy_sage2.attention(q, q, q, mode="4b", smooth_v=True)
+        comfy_sage2.attention(q, q, q, options=AttentionOptions("4b", smooth_v=True))
+        comfy_sage2.attention(q, q, q, options=AttentionOptions("4b"), smooth_v=True)
+        assert len(kernel.bound) == 1
+
+    def test_flags_are_no_part_of_a_signature(self, kernel: Watched) -> None:
+        q = torch.randn(2, 4, 16, 64)
+        flag = torch.zeros(1, dtype=torch.int32)
+        lists = BlockMask.full(16, 16)
+        for nonfinite in (None, flag):
+            comfy_sage2.attention(q, q, q, nonfinite=nonfinite)
+        for blocks in (lists, BlockMask(lists.lists, flag)):
+            comfy_sage2.attention(q, q, q, block_mask=blocks)
+        assert len(kernel.bound) == 2
+
+    def test_through_the_operator_and_past_it(self, kernel: Watched) -> None:
+        q = torch.randn(2, 4, 16, 64)
+        for tensor in (q, q.clone().requires_grad_()):
+            comfy_sage2.attention(tensor, q, q)
+        assert len(kernel.bound) == 1
+
+    def test_threads_share_a_plan(self, kernel: Watched) -> None:
+        first = plan(signature())
+        found: list[object] = []
+        thread = threading.Thread(target=lambda: found.append(plan(signature())))
+        thread.start()
+        thread.join()
+        assert found == [first] and len(kernel.bound) == 1
+
+    def test_threads_that_ask_at_once(self, kernel: Watched) -> None:
+        """Each gets a plan that serves it, and from then on there is one."""
+        start = threading.Barrier(2)
+        found: list[torch.Tensor] = []
+
+        def work() -> None:
+            q, k = torch.randn(2, 4, 16, 64), torch.randn(2, 2, 24, 64)
+            start.wait()
+            found.extend(comfy_sage2.attention(q, k, k) for _ in range(50))
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 100 and all((out == 1.0).all() for out in found)
+        assert 1 <= len(kernel.bound) <= 2
+        assert plan(signature()) is plan(signature())
+
+    def test_the_cache_is_bounded(self, kernel: Watched) -> None:
+        form = TensorForm.of(torch.empty(1, 1, 8, 8))
+        base = CallSignature(AttentionOptions(), None, False, False, form, form, form)
+        for length in range(MOST_PLANS + 50):
+            q = TensorForm.contiguous(torch.Size((1, 1, length + 1, 8)), torch.float32, torch.device("cpu"))
+            assert planned(plan(base._replace(q=q))).request.q_length == length + 1
+        assert plan_module._plan.cache_info().currsize == MOST_PLANS
+        assert len(kernel.bound) == MOST_PLANS + 50
+
+    def test_other_backends_are_asked_anew(self, kernel: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert planned(plan(signature())).backend is kernel
+        other = Watched("other")
+        monkeypatch.setattr(registry, "_BACKENDS", (other,))
+        assert planned(plan(signature())).backend is other
+
+
+def on_gpu(options: AttentionOptions, **changes: Any) -> CallSignature:
+    """A call of a GPU that is not there, as large as those that are timed."""
+    form = TensorForm.contiguous(torch.Size((1, 32, 4096, 128)), torch.float16, GPU)
+    return CallSignature(options, None, False, False, form, form, form)._replace(**changes)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Keeps the times of `made_up_gpu`, some of them slower by factors; none are known before."""
+    monkeypatch.setattr(request_module, "_capability", lambda device: (8, 9))
+    monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
+    exact = [Watched(name, (EXACT,)) for name in ("torch-cudnn", "torch-flash")]
+    monkeypatch.setattr(
+        registry, "_BACKENDS", (Watched("sm89"), *exact, Watched("reference", (*MODES, EXACT), accelerated=False))
+    )
+    store.forget()
+    yield lambda slower: store.keep(0, TunedChoices(Times(made_up_gpu(slower), 0.0)))
+    store.forget()
+
+
+def accumulator(mode: str = "8b") -> str:
+    return planned(plan(on_gpu(AttentionOptions(mode, pv_accumulator="auto")))).options.pv_accumulator
+
+
+def server(options: AttentionOptions, **changes: Any) -> str:
+    """The name of the backend that serves a call where an exact attention may be faster."""
+    return planned(plan(on_gpu(options, where_faster=True, **changes))).backend.name
+
+
+class TestTimes:
+    """Plans hold for what was timed on their device by then."""
+
+    def test_accumulators(self, timed: Callable[..., None]) -> None:
+        assert accumulator() == "fp16"  # as shipped
+        timed({EIGHT_HALF: 2.0})
+        assert accumulator() == "fp32" and accumulator("4b") == "fp16"
+        timed({})
+        assert accumulator() == "fp16"
+        store.forget()
+        assert accumulator() == "fp16"
+
+    def test_accumulators_that_the_caller_chose(self, timed: Callable[..., None]) -> None:
+        chosen = on_gpu(AttentionOptions(pv_accumulator="fp16"))
+        assert planned(plan(chosen)).options.pv_accumulator == "fp16"
+        timed({EIGHT_HALF: 2.0})
+        assert planned(plan(chosen)).options.pv_accumulator == "fp16"
+
+    def test_an_exact_attention_in_the_place_of_a_mode(self, timed: Callable[..., None]) -> None:
+        options = AttentionOptions(smooth_v=True, is_causal=True, layout="BHND", pv_accumulator="auto")
+        assert server(options) == "sm89"  # nothing is known
+        timed({CUDNN: 0.2})
+        found = planned(plan(on_gpu(options, where_faster=True)))
+        assert found.backend.name == "torch-cudnn" and found.reason == plan_module.EXACT_IS_FASTER
+        assert found.options == AttentionOptions(EXACT, is_causal=True)
+        assert found.signature.options.mode == EXACT
+        plain = planned(plan(on_gpu(options)))
+        assert plain.backend.name == "sm89" and plain.reason is None  # nobody asked for the fastest
+        timed({FLASH: 0.2})
+        assert server(options) == "torch-flash"
+        timed({})
+        assert server(options) == "sm89"
+        timed({EIGHT: 9.0, EIGHT_HALF: 9.0})
+        assert server(options) == "torch-cudnn"
+
+    def test_calls_that_were_not_timed(self, timed: Callable[..., None]) -> None:
+        timed({CUDNN: 0.2})
+        mask = TensorForm(torch.Size((1, 1, 1, 4096)), (4096, 4096, 4096, 1), torch.bool, GPU)
+        lists = TensorForm.contiguous(torch.Size((1, 32, 32, 33)), torch.int16, GPU)
+        assert server(AttentionOptions(), attn_mask=mask) == server(AttentionOptions(), block_mask=lists) == "sm89"
+
+    def test_the_fastest_exact_attention(self, timed: Callable[..., None]) -> None:
+        exact = on_gpu(AttentionOptions(EXACT))
+        assert planned(plan(exact)).backend.name == "torch-cudnn"
+        timed({CUDNN: 2.0})
+        assert planned(plan(exact)).backend.name == "torch-flash"
+        timed({FLASH: 2.0})
+        assert planned(plan(exact)).backend.name == "torch-cudnn"
+
+    def test_an_exact_attention_in_the_place_of_comfyuis(self, timed: Callable[..., None]) -> None:
+        exact = on_gpu(AttentionOptions(EXACT), where_faster=True)
+        assert refused(plan(exact)).reason == plan_module.OWN_IS_FASTER
+        timed({OWN: 2.0})
+        found = planned(plan(exact))
+        assert found.backend.name == "torch-cudnn" and found.reason is None
+        timed({OWN: 0.5})
+        refusal = refused(plan(exact))
+        assert (refusal.error, refusal.text) == (UnsupportedError, plan_module.OWN_IS_FASTER)
+
+    def test_another_gpu_has_its_own(self, timed: Callable[..., None]) -> None:
+        other = torch.device("cuda", 1)
+        form = TensorForm.contiguous(torch.Size((1, 32, 4096, 128)), torch.float16, other)
+        there = on_gpu(AttentionOptions(pv_accumulator="auto"))._replace(q=form, k=form, v=form)
+        timed({EIGHT_HALF: 2.0})
+        assert accumulator() == "fp32" and planned(plan(there)).options.pv_accumulator == "fp16"
+
+
+class TestPlansOfADenseOne:
+    def test_with_lists_and_with_margins(self, kernel: Watched) -> None:
+        q = torch.empty(2, 4, 300, 64)
+        dense = planned(plan(signature(q=q, k=q, v=q)))
+        for found, has in ((listed_plan(dense), "has_block_mask"), (recording_plan(dense), "has_block_margins")):
+            assert planned(found).backend is kernel and getattr(planned(found).request, has)
+            assert planned(found).options == dense.options
+        lists = BlockMask.full(300, 300, batch=2, heads=4).lists
+        own = planned(listed_plan(dense, TensorForm.of(lists)))
+        assert own is plan(signature(q=q, k=q, v=q, **with_optional(block_mask=lists), backend="kernel"))
+        assert own is not listed_plan(dense)
+
+    def test_nobody_else_serves_them(self, able: tuple[Watched, Watched]) -> None:
+        fast, _ = able
+        dense = planned(plan(signature()))
+        fast.constraints = (Constraint("lists", lambda request: "no lists" if request.has_block_mask else None),)
+        assert refused(listed_plan(dense)).reasons == {"fast": "no lists"}
+        assert planned(recording_plan(dense)).backend is fast
+
+
+def test_a_plan_runs_what_was_bound(kernel: Watched) -> None:
+    q, k = torch.randn(2, 16, 4, 64), torch.randn(2, 24, 2, 64)
+    found = planned(plan(signature(q=q, k=k, v=k, **with_options(layout="BNHD"))))
+    out, lse = found.run(q, k, k)
+    assert out.shape == q.shape and (out == 1.0).all() and lse is None
+    assert found.prequantize(q, k, k) is None
+    assert (found.backend, found.options.layout, found.reason) == (kernel, "BNHD", None)
+
+
+def test_what_is_no_tensor_has_no_signature() -> None:
+    for name in "qkv":
+        with pytest.raises(TypeError, match=rf"\[SA-201\] {name} must be a torch.Tensor, got SimpleNamespace"):
+            signature(**{name: SimpleNamespace()})

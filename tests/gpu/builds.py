@@ -38,7 +38,7 @@ from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
-_BLOCKS = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "blocks.h"
+_TILES = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "tiles.h"
 
 # Relative L1 error against float64 on Gaussian inputs: what INT8 or INT4 scores and E4M3 values cost. "precise": what
 # INT8 scores cost at any head_dim; the Gaussian of head_dim 128 gives 0.0103.
@@ -221,7 +221,7 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: i
 
 
 def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:
-    """Keys of a block, as TileShape in csrc/sm90/blocks.h and `few_keys` in csrc/sm90/launch.cpp have them.
+    """Keys of a tile, as TileShape in csrc/sm90/tiles.h and `few_keys` in csrc/sm90/launch.cpp have them.
 
     plain: 8b without lists, margins, causal order and masks with a row for each query.
     """
@@ -234,8 +234,8 @@ def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:
 
 @cache
 def _constant(name: str) -> int:
-    found = re.search(rf"constexpr int {name} = (\d+);", _BLOCKS.read_text())
-    assert found is not None, f"{_BLOCKS} does not say {name}"
+    found = re.search(rf"constexpr int {name} = (\d+);", _TILES.read_text())
+    assert found is not None, f"{_TILES} does not say {name}"
     return int(found[1])
 
 

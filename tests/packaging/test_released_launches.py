@@ -188,6 +188,62 @@ def test_threads_that_share_a_plan_launch_as_alone(made: Path, run: Run) -> None
     assert count in (3, 4) and len(launches) == 8 * 50 * count
 
 
+LIBRARY = """
+sys.path.insert(0, {root!r})
+from dataclasses import replace
+import torch
+from comfy_sage2.backends import kernel_call
+from comfy_sage2.block_mask import BlockMask
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import OptionalTensors
+
+kernel_call.current_stream = lambda device: calls.STREAM
+def flag():
+    return torch.zeros(1, dtype=torch.int32)
+def kinds():
+    yield "dense", OptionalTensors(), {{}}
+    yield "flag, LSE", OptionalTensors(nonfinite=flag()), dict(return_lse=True)
+    yield "causal, rotated", OptionalTensors(), dict(is_causal=True, rotate=True, smooth_v=True, scale=0.3)
+    yield "mask", OptionalTensors(torch.zeros(300, 513)), dict(return_lse=True)
+    yield "key mask", OptionalTensors(torch.ones(2, 1, 1, 513, dtype=torch.bool)), {{}}
+    for heads in (1, 4):
+        lists = BlockMask.full(300, 513, batch=2, heads=heads).lists
+        yield f"{{heads}} lists", OptionalTensors(block_mask=lists, invalid_blocks=flag()), {{}}
+    yield "margins", OptionalTensors(block_margins=torch.empty(2, 4, 3, 5)), {{}}
+for mode in {modes}:
+    for kind, optional, choices in kinds():
+        for layout, head_dim in (("BHND", 64), ("BNHD", 64), ("BHND", 100)):
+            q, k, v = (torch.zeros(2, heads, tokens, head_dim, dtype=torch.float16)
+                       for heads, tokens in ((4, 300), (2, 513), (2, 513)))
+            if layout == "BNHD":
+                q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v))
+            signature = CallSignature.of(q, k, v, AttentionOptions(mode, layout=layout, **choices), optional)
+            call = kernel_call.KernelCall(module, signature, replace(AttentionRequest.of(signature), device_index=0))
+            out, lse = {call}
+            assert out.shape == q.shape and (lse is None) == (not choices.get("return_lse"))
+"""
+IN_PHASES = "call.prequantize(q, k, v, optional)()"
+
+
+def test_the_library_launches_the_same_by_either_module(
+    architecture: kernel_table.Architecture, released: Path, made: Path, run: Run
+) -> None:
+    """Released modules take keywords, those of csrc/ plans; addresses are those of the tensors and so differ."""
+
+    def shapes(folder: Path, call: str) -> list[str]:
+        code = LIBRARY.format(root=str(ROOT), modes=list(architecture.modes), call=call)
+        return [line.partition(" parameters ")[0] for line in run(folder, code)[1]]
+
+    wanted = shapes(released, "call.run(q, k, v, optional)")
+    assert len(wanted) >= 2 * 3 * 8 * len(architecture.modes)
+    assert shapes(made, "call.run(q, k, v, optional)") == wanted
+    in_phases = shapes(released, IN_PHASES)
+    assert len(in_phases) >= len(wanted)  # few keys have a kernel that does both at once
+    assert shapes(made, IN_PHASES) == in_phases
+
+
 def test_the_calls_are_of_every_kind() -> None:
     """So that the comparison says something of each."""
     signatures: list[dict[str, Any]] = [signature for signature, _ in calls.all_descriptions()]

@@ -26,9 +26,13 @@ _NO_BITS = 8  # sh_type of a section that takes no bytes of the file
 # Attributes of all kernels, in one section: records of format, attribute, and in format 4 a size and a kernel's symbol.
 _ATTRIBUTES = ".nv.info"
 _SIZED, _REGISTERS = 4, 0x2F
+# The same of one kernel: the record of its parameters names the symbol of their bank.
+_OF_PARAMETERS = b"\x04\x0a\x08\x00"
 # sh_flags of a kernel's code hold its barriers.
 _BARRIERS_SHIFT, _BARRIERS_MASK = 20, 0x7F
 _SYMBOL_BYTES = 24
+# Part of the name of a kernel's relocations -> how an entry is packed: its place, symbol and type, and a summand.
+_RELOCATIONS = {".rela.": "<QQq", ".rel.": "<QQ"}
 
 Part = int | bytes
 
@@ -93,28 +97,65 @@ def _content(sections: dict[str, _Section], name: str) -> bytes:
     return section.content
 
 
-def _attributes(sections: dict[str, _Section]) -> dict[str, dict[int, bytes]]:
+def _symbols(sections: dict[str, _Section]) -> list[str]:
+    symbols, strings = _content(sections, ".symtab"), _content(sections, ".strtab")
+    return [_text(strings, struct.unpack_from("<I", symbols, at)[0]) for at in range(0, len(symbols), _SYMBOL_BYTES)]
+
+
+def _attributes(content: bytes, symbols: list[str]) -> dict[str, dict[int, bytes]]:
     """Kernel -> attribute -> value, of the attributes that lie in the section for all kernels."""
-    symbols, strings, content = (_content(sections, name) for name in (".symtab", ".strtab", _ATTRIBUTES))
     found: dict[str, dict[int, bytes]] = {}
     at = 0
     while at < len(content):
         size = 0
         if content[at] == _SIZED:
             size, symbol = struct.unpack_from("<HI", content, at + 2)
-            name = _text(strings, struct.unpack_from("<I", symbols, symbol * _SYMBOL_BYTES)[0])
-            found.setdefault(name, {})[content[at + 1]] = content[at + 8 : at + 4 + size]
+            found.setdefault(symbols[symbol], {})[content[at + 1]] = content[at + 8 : at + 4 + size]
         at += 4 + size
     return found
+
+
+def _without_symbol_numbers(attributes: bytes) -> bytes:
+    """A kernel's own attributes. Which number a symbol has depends on the image's unused constants."""
+    found, at = bytearray(), 0
+    while at < len(attributes):
+        size = struct.unpack_from("<H", attributes, at + 2)[0] if attributes[at] == _SIZED else 0
+        record = attributes[at : at + 4 + size]
+        found += record[:4] + record[8:] if record.startswith(_OF_PARAMETERS) else record
+        at += len(record)
+    return bytes(found)
+
+
+def _with_symbol_names(relocations: bytes, packing: str, symbols: list[str]) -> bytes:
+    """Likewise a kernel's relocations, as text."""
+    lines = []
+    for place, symbol_and_type, *summand in struct.iter_unpack(packing, relocations):
+        kind = symbol_and_type & 0xFFFFFFFF
+        lines.append(f"{place} {symbols[symbol_and_type >> 32]} {kind} {summand}")
+    return "\n".join(lines).encode()
+
+
+def _part(section: _Section, symbols: list[str]) -> Part:
+    """What a kernel's section holds, the same in all images with this kernel."""
+    if isinstance(section.content, int):
+        return section.content
+    if section.name.startswith(f"{_ATTRIBUTES}."):
+        return _without_symbol_numbers(section.content)
+    packing = next((packing for part, packing in _RELOCATIONS.items() if part in section.name), None)
+    return section.content if packing is None else _with_symbol_names(section.content, packing, symbols)
 
 
 def kernels_of(image: bytes) -> dict[str, Kernel]:
     """Name -> kernel, of one device image. ValueError when it is none, or is damaged."""
     try:
-        sections = _sections(image)
-        attributes = _attributes(sections)
+        return _kernels(_sections(image))
     except (struct.error, IndexError) as error:
         raise ValueError(f"a damaged device image: {error}") from error
+
+
+def _kernels(sections: dict[str, _Section]) -> dict[str, Kernel]:
+    symbols = _symbols(sections)
+    attributes = _attributes(_content(sections, _ATTRIBUTES), symbols)
     kernels = [name.removeprefix(_TEXT) for name in sections if name.startswith(_TEXT)]
     # A bank with relocations holds addresses of the source's constants; our code reads none of them there.
     shared = {
@@ -122,7 +163,7 @@ def kernels_of(image: bytes) -> dict[str, Kernel]:
         for section in sections.values()
         if section.name.startswith(_CONSTANTS)
         and section.name.count(".") == 2
-        and f".rela{section.name}" not in sections
+        and not any(f".{kind}{section.name}" in sections for kind in ("rel", "rela"))
     }
     found = {}
     for kernel in kernels:
@@ -131,7 +172,7 @@ def kernels_of(image: bytes) -> dict[str, Kernel]:
             raise ValueError(f"a damaged device image: the number of registers of {kernel} is missing")
         parts: dict[str, Part] = {f"attribute 0x{number:02x}": value for number, value in own.items()}
         parts |= {
-            section.name.removesuffix(f".{kernel}"): section.content
+            section.name.removesuffix(f".{kernel}"): _part(section, symbols)
             for section in sections.values()
             if section.name.endswith(f".{kernel}")
         }

@@ -64,6 +64,15 @@ def test_another_number_of_registers_is_found() -> None:
     assert line == f"{KERNEL}: registers {registers} -> 99, attribute 0x2f (4 -> 4 bytes)"
 
 
+def test_symbols_may_have_other_numbers() -> None:
+    """They count the image's unused constants, too: here that of the bank with a kernel's parameters."""
+    changed = bytearray(_image())
+    record = b"\x04\x0a\x08\x00"
+    assert changed.count(record) == 2
+    changed[changed.index(record) + len(record)] ^= 1
+    assert _found(_image(), bytes(changed)) == []
+
+
 def test_what_is_no_kernels_is_not_compared() -> None:
     """The image's own strings, among which are the names of unused constants."""
     assert _found(_image(), _image().replace(b".debug_frame\0", b".debug_other\0")) == []

@@ -8,19 +8,19 @@
 namespace common {
 
 // The gaps of a block of queries, one for each tile of keys. `head` counts over batch * q_heads.
-__device__ __forceinline__ float* gaps_of_queries(float* gaps, int head, int query, int q_length, int kv_length) {
+__device__ __forceinline__ float* margins_of_queries(float* gaps, int head, int query, int q_length, int kv_length) {
   const auto tiles = [](int length) { return (length + kListTile - 1) / kListTile; };
   return gaps + (i64(head) * tiles(q_length) + query / kListTile) * tiles(kv_length);
 }
 
 // A row's share of a gap: 0 where it is NaN, and minus infinity for a row past the last query.
-__device__ __forceinline__ float gap_of_row(float largest, float maximum, bool exists) {
+__device__ __forceinline__ float margin_of_row(float largest, float maximum, bool exists) {
   return fminf(largest - maximum, exists ? 0.f : kNegativeInfinity);
 }
 
 // Raises a tile's gap to the largest of the warp's threads. The bits of floats that are not positive are ordered as
 // unsigned numbers, the largest float first.
-__device__ __forceinline__ void raise_gap(float* gap, float of_thread) {
+__device__ __forceinline__ void raise_margin(float* gap, float of_thread) {
   const unsigned bits = __reduce_min_sync(0xffffffffu, __float_as_uint(of_thread));
   if (threadIdx.x % 32 == 0) atomicMin(reinterpret_cast<unsigned*>(gap), bits);
 }

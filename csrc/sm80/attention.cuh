@@ -1,7 +1,7 @@
 // Algorithm 1 of the SageAttention2 paper with mma.sync: one block of threads computes 128 query rows of one head.
 #pragma once
 
-#include "common/tile_gaps.cuh"
+#include "common/block_margins.cuh"
 #include "sm80/item.cuh"
 #include "sm80/softmax.cuh"
 #include "sm80/values.cuh"
@@ -153,10 +153,10 @@ class Attention {
     for (int row = 0; row < 2; ++row) {
       // A row that has met nothing but NaN.
       const float base = rows[tile].base[row] == kLowest ? kNegativeInfinity : rows[tile].base[row];
-      gap[row] = gap_of_row(largest[row] - kLog2OfPScale, base, query + 8 * row < p.sizes.q_length);
+      gap[row] = margin_of_row(largest[row] - kLog2OfPScale, base, query + 8 * row < p.sizes.q_length);
     }
-    float* gaps = gaps_of_queries(p.gaps, item.slice, query, p.sizes.q_length, p.sizes.kv_length);
-    raise_gap(gaps + key_block / kBlocksPerTile, fmaxf(gap[0], gap[1]));
+    float* gaps = margins_of_queries(p.gaps, item.slice, query, p.sizes.q_length, p.sizes.kv_length);
+    raise_margin(gaps + key_block / kBlocksPerTile, fmaxf(gap[0], gap[1]));
   }
 
   // Of this thread's two rows of a tile with its keys. Not zero, so that -inf times the scale stays -inf.

@@ -7,7 +7,7 @@
 
 namespace sm90 {
 
-template <bool kBiased>
+template <bool kHasBias>
 class Bias;
 
 template <>

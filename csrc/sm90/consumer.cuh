@@ -2,9 +2,9 @@
 #pragma once
 
 #include "sm90/epilogue.cuh"
-#include "sm90/gap_recorder.cuh"
 #include "sm90/key_list.cuh"
 #include "sm90/key_order.cuh"
+#include "sm90/margin_recorder.cuh"
 #include "sm90/padded_tile.cuh"
 #include "sm90/products.cuh"
 #include "sm90/query_quantizer.cuh"
@@ -13,35 +13,35 @@
 
 namespace sm90 {
 
-template <class Shape, bool kCausal, bool kBiased>
+template <class Traits, bool kHasBias = Traits::kHasBias>
 struct Consumer {
-  static constexpr int kBlockN = Shape::kBlockN;
+  static constexpr int kBlockN = Traits::kBlockN;
   static constexpr int kScales = kBlockN / kScaleBlock;
   // One accumulator up to head_dim 128; two halves of the channels above, because registers do not hold two results of
   // 256.
-  static constexpr bool kHalves = Shape::kHeadDim > 128;
-  static constexpr int kLastColumns = (kHalves ? 128 : Shape::kHeadDim) + 8;
-  static constexpr bool kHasMask = kBiased && !Shape::kRecords;   // the call may have one
-  static constexpr bool kPadded = Shape::kLeavesOut && !kBiased;  // the mask does nothing but end the keys
-  static constexpr bool kWide = Shape::kHeadDim >= 128;
-  static constexpr StepOrder kOrder = step_order<Shape, kCausal, kBiased>();
+  static constexpr bool kHalves = Traits::kHeadDim > 128;
+  static constexpr int kLastColumns = (kHalves ? 128 : Traits::kHeadDim) + 8;
+  static constexpr bool kHasMask = kHasBias && !Traits::kTracksMargins;      // the call may have one
+  static constexpr bool kPadded = Traits::kKeyEndFromProducer && !kHasBias;  // the mask does nothing but end the keys
+  static constexpr bool kWide = Traits::kHeadDim >= 128;
+  static constexpr StepOrder kOrder = step_order<Traits, kHasBias>();
 
   const AttentionParams& params;
-  const SharedStorage<Shape>& storage;
+  const SharedStorage<Traits>& storage;
   const int group;  // consumer warpgroup 0 or 1
   const int row;    // in the work tile; the thread also holds row + 8
   const int lane;   // in the quad
 
   unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
-  RowState<Shape::kRecords> state;
-  GapRecorder<Shape::kRecords> recorder;
+  RowState<Traits::kTracksMargins> state;
+  MarginRecorder<Traits::kTracksMargins> recorder;
   float q_scale[2], k_scale[kScales];
   int scores[kBlockN / 2];
   unsigned packed[kBlockN / 32][4];
   float first_half[kHalves ? 64 : 1];
   float last[kLastColumns / 2];  // the last 8 columns hold the row sum
 
-  __device__ __forceinline__ Consumer(const AttentionParams& params, const SharedStorage<Shape>& storage,
+  __device__ __forceinline__ Consumer(const AttentionParams& params, const SharedStorage<Traits>& storage,
                                       int thread = threadIdx.x - 128)
       : params(params),
         storage(storage),
@@ -50,21 +50,21 @@ struct Consumer {
         lane(thread % 4) {}
 
   // A lane of each warp arrives, or every lane does.
-  template <int kArrivals = Shape::kArrivals>
+  template <int kArrivals = Traits::kArrivals>
   __device__ __forceinline__ void release(unsigned empty_barrier) const {
-    if (kArrivals > kConsumerWarps || threadIdx.x % 32 == 0) mbarrier_arrive(empty_barrier);
+    if (kArrivals > Traits::kConsumerWarps || threadIdx.x % 32 == 0) mbarrier_arrive(empty_barrier);
   }
 
   // Waits for the next stage, which the next call of `take_stage` gives.
   __device__ __forceinline__ void wait_for_stage() const {
-    const PipelineState<Shape::kStages> stage(steps);
+    const PipelineState<Traits::kStages> stage(steps);
     mbarrier_wait(storage.full(stage.index), stage.phase);
   }
-  __device__ __forceinline__ int take_stage() { return steps++ % Shape::kStages; }
+  __device__ __forceinline__ int take_stage() { return steps++ % Traits::kStages; }
 
   // The key tile in a stage; listed kernels read it there, the others know it.
   __device__ __forceinline__ int key_tile_of(int stage, int known) const {
-    if constexpr (Shape::kListed)
+    if constexpr (Traits::kBlockList)
       return ld_shared_s32_by_lane_0(storage.key_tile(stage));
     else
       return known;
@@ -76,18 +76,19 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void issue_scores(int stage) {
-    issue_score_product<Shape>(scores, storage.q(tiles % kQBuffers) + group * 64 * Shape::kRowBytes, storage.k(stage));
+    issue_score_product<Traits>(scores, storage.q(tiles % kQBuffers) + group * 64 * Traits::kRowBytes,
+                                storage.k(stage));
   }
 
   // P V for kColumns channels from `first_row` of V^T on, into fresh registers: the first level of the accumulation.
   template <int kColumns>
   __device__ __forceinline__ void issue_values(float (&result)[kColumns / 2], int stage, int first_row) {
-    issue_value_product<Shape, kColumns>(result, packed, storage.v(stage) + first_row * Shape::kKeyBytes);
+    issue_value_product<Traits, kColumns>(result, packed, storage.v(stage) + first_row * Traits::VTile::kRowBytes);
   }
 
   // Kernels that quantize Q have no other additive terms.
   __device__ __forceinline__ bool is_mask_for_all_queries() const {
-    return Shape::kQuantizesQ || (params.delta_s == nullptr && params.mask.query_stride == 0);
+    return Traits::kFusedPrologue || (params.delta_s == nullptr && params.mask.query_stride == 0);
   }
 
   __device__ __forceinline__ void softmax_last(const WorkTile& tile, int key_tile) {
@@ -95,15 +96,14 @@ struct Consumer {
     int limit[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      limit[i] = is_causal<Shape, kCausal>(params) ? min(params.kv_length, tile.first_row + row + 8 * i + 1)
-                                                   : params.kv_length;
+      limit[i] = is_causal<Traits>(params) ? min(params.kv_length, tile.first_row + row + 8 * i + 1) : params.kv_length;
     float scale[kScales];
     scales_without_marks(scale);
     if constexpr (kPadded)
       return softmax_padded_tile<kBlockN>(scores, state, q_scale, scale, tile.key_end - key_tile * kBlockN, lane);
     if constexpr (kHasMask) {
       if (is_mask_for_all_queries()) {
-        constexpr bool kEnds = Shape::kQuantizesQ;
+        constexpr bool kEnds = Traits::kFusedPrologue;
         if constexpr (kEnds) {
 #pragma unroll
           for (int i = 0; i < kScales; ++i)  // of keys that do not exist, it is what the memory held
@@ -113,7 +113,7 @@ struct Consumer {
         return softmax_tile_with_terms<kBlockN, !kEnds>(scores, state, q_scale, scale, first_key, limit, terms);
       }
     }
-    const Bias<kBiased> bias(params, tile, row);
+    const Bias<kHasBias> bias(params, tile, row);
     bias.template visit<kHasMask>(
         [&](const auto& term) { softmax_last_tile<kBlockN>(scores, state, q_scale, scale, first_key, limit, term); });
   }
@@ -128,14 +128,14 @@ struct Consumer {
                                                        limit, terms);
       }
     }
-    const Bias<kBiased> bias(params, tile, row);
+    const Bias<kHasBias> bias(params, tile, row);
     bias.template visit<kHasMask>([&](const auto& term) {
       softmax_biased_tile<kBlockN>(scores, state, q_scale, scale, key_tile * kBlockN + 2 * lane, params.kv_length,
                                    term);
     });
   }
   __device__ __forceinline__ void softmax(const WorkTile& tile, int key_tile) {
-    if (kBiased && is_biased())
+    if (kHasBias && is_biased())
       softmax_biased(tile, key_tile);
     else
       softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
@@ -144,17 +144,17 @@ struct Consumer {
 
   // Notes the gap of the key tile whose softmax was the last.
   __device__ __forceinline__ void record(int key_tile) const {
-    if constexpr (Shape::kRecords) recorder.note(key_tile * kBlockN, state.largest, state.maximum);
+    if constexpr (Traits::kTracksMargins) recorder.note(key_tile * kBlockN, state.largest, state.maximum);
   }
 
   // A K scale is negative where the mask may change a score of its block.
   __device__ __forceinline__ void scales_without_marks(float (&scale)[kScales]) const {
 #pragma unroll
-    for (int i = 0; i < kScales; ++i) scale[i] = kBiased || kPadded ? fabsf(k_scale[i]) : k_scale[i];
+    for (int i = 0; i < kScales; ++i) scale[i] = kHasBias || kPadded ? fabsf(k_scale[i]) : k_scale[i];
   }
   // Whether a score of this step has an additive term; the same in all threads of a warpgroup.
   __device__ __forceinline__ bool is_biased() const {
-    bool biased = !Shape::kQuantizesQ && params.delta_s != nullptr;
+    bool biased = !Traits::kFusedPrologue && params.delta_s != nullptr;
 #pragma unroll
     for (int i = 0; i < kScales; ++i) biased |= __float_as_int(k_scale[i]) < 0;
     return __any_sync(0xffffffffu, biased);
@@ -195,7 +195,7 @@ struct Consumer {
     record(key_tile);
     release(storage.empty(stage));
     pack_probabilities<kBlockN>(scores, packed);
-    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Shape::kStages);
+    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages);
   }
 
   // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
@@ -214,7 +214,7 @@ struct Consumer {
     unsigned short upper[kBlockN / 8];
     if constexpr (!kOrder.packed_at_once) pack_upper<kBlockN>(scores, upper);
     if constexpr (!kOrder.stage_first) wait_for_stage();
-    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Shape::kStages);
+    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages);
     record(key_tile);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(result);
@@ -226,10 +226,10 @@ struct Consumer {
 
   // All steps but the first of a work tile. Those that a mask leaves as they are run in a loop of their own, for which
   // ptxas finds as good an order as without masks. Additive terms that are not a mask's are in every step.
-  __device__ __forceinline__ void steps_of(const WorkTile& tile, const KeyOrder<Shape, kCausal>& order,
+  __device__ __forceinline__ void steps_of(const WorkTile& tile, const KeyOrder<Traits>& order,
                                            float (&result)[kLastColumns / 2]) {
     int left = tile.key_tiles - 2;
-    if constexpr (kBiased) {
+    if constexpr (kHasBias) {
       while (true) {
         for (; left >= 0 && kHasMask && !is_biased(); --left) step(tile, order[left], result);
         if (left < 0) return;
@@ -244,7 +244,7 @@ struct Consumer {
   // The same for head dimensions above 128, one product after the other.
   __device__ __forceinline__ void step_in_halves(const WorkTile& tile, int key_tile) {
     const int stage = take_stage();
-    if constexpr (kBiased) key_tile = key_tile_of(stage, key_tile);
+    if constexpr (kHasBias) key_tile = key_tile_of(stage, key_tile);
     values_of_stage(stage);
     scores_of(stage);
     release(storage.empty(stage));
@@ -267,7 +267,7 @@ struct Consumer {
     if constexpr (kHalves) {
       values_of_columns<128>(first_half, stage, 0);
       // A wait that is long over: ptxas keeps the halves, and so their registers, apart on both sides of a loop.
-      mbarrier_wait(storage.full(stage), (steps - 1) / Shape::kStages % 2);
+      mbarrier_wait(storage.full(stage), (steps - 1) / Traits::kStages % 2);
     }
     values_of_columns<kLastColumns>(last, stage, kHalves ? 128 : 0);
   }
@@ -279,7 +279,7 @@ struct Consumer {
     return ld_shared_v2_s32(storage.work(q.index));
   }
   __device__ __forceinline__ WorkTile listed_tile(int2 work) const {
-    WorkTile tile = WorkTile::decode<Shape, kCausal>(params, work.x);
+    WorkTile tile = WorkTile::decode<Traits>(params, work.x);
     tile.key_tiles = work.y;
     return tile;
   }
@@ -288,7 +288,7 @@ struct Consumer {
   // the other buffer.
   __device__ __forceinline__ void quantize_q(int buffer) {
     mbarrier_wait(storage.elements_full(), tiles % 2);
-    const QueryQuantizer<Shape> quantizer(storage.elements(), storage.q(buffer), row, lane);
+    const QueryQuantizer<Traits> quantizer(storage.elements(), storage.q(buffer), row, lane);
     const auto loaded = [&] {
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(storage.elements_empty());
@@ -307,9 +307,9 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       state.maximum[i] = kNegativeInfinity;
-      if constexpr (!Shape::kQuantizesQ) q_scale[i] = ld_shared(storage.q_scale(q.index) + 4 * (row + 8 * i));
+      if constexpr (!Traits::kFusedPrologue) q_scale[i] = ld_shared(storage.q_scale(q.index) + 4 * (row + 8 * i));
     }
-    if constexpr (Shape::kQuantizesQ) quantize_q(q.index);
+    if constexpr (Traits::kFusedPrologue) quantize_q(q.index);
 #pragma unroll
     for (float& x : first_half) x = 0.f;
 #pragma unroll
@@ -318,15 +318,15 @@ struct Consumer {
 
   __device__ __forceinline__ void end_tile(const WorkTile& known) {
     WorkTile tile = known;
-    if constexpr (Shape::kListed) tile = listed_tile(wait_for_work());  // anew, so that no register keeps it
+    if constexpr (Traits::kBlockList) tile = listed_tile(wait_for_work());  // anew, so that no register keeps it
     const int buffer = tiles++ % kQBuffers;
-    const Epilogue<Shape::kQuantizesQ && !kBiased> epilogue(params, tile, row, lane, state.maximum,
-                                                            last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
-                                                            storage.v_scale(buffer), storage.v_mean(buffer));
+    const Epilogue<Traits::kFusedPrologue && !kHasBias> epilogue(params, tile, row, lane, state.maximum,
+                                                                 last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
+                                                                 storage.v_scale(buffer), storage.v_mean(buffer));
     if constexpr (kHalves) epilogue.store(first_half, 0);
     epilogue.store(last, kHalves ? 128 : 0);
     __syncwarp();
-    release<Shape::kQArrivals>(storage.q_empty(buffer));
+    release<Traits::kQArrivals>(storage.q_empty(buffer));
   }
 
   // All key tiles of a work tile, of which there is at least one.
@@ -337,7 +337,7 @@ struct Consumer {
     const int key_tile = key_tile_of(first, tile.key_tiles - 1);
     __syncwarp();  // all lanes have read their K scales
     release(storage.empty(first));
-    bool whole = !is_causal<Shape, kCausal>(params) && !kBiased && params.kv_length % kBlockN == 0;
+    bool whole = !is_causal<Traits>(params) && !kHasBias && params.kv_length % kBlockN == 0;
     if constexpr (kPadded) whole = tile.key_end % kBlockN == 0;
     if (whole)
       softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
@@ -346,14 +346,14 @@ struct Consumer {
     record(key_tile);
     pack_probabilities<kBlockN>(scores, packed);
     wait_for_stage();
-    const KeyOrder<Shape, kCausal> order(params, tile);
+    const KeyOrder<Traits> order(params, tile);
     if constexpr (kHalves) {
       for (int left = tile.key_tiles - 2; left >= 0; --left) step_in_halves(tile, order[left]);
     } else {
       float result[kLastColumns / 2];
 #pragma unroll
       for (float& x : result) x = 0.f;
-      if constexpr (kOrder.scales_ahead) load_k_scale(steps % Shape::kStages);
+      if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages);
       steps_of(tile, order, result);
     }
     const int final = take_stage();
@@ -364,14 +364,14 @@ struct Consumer {
   __device__ __forceinline__ void run_tile(const WorkTile& tile) {
     begin_tile();
     recorder.begin(params, tile, row);
-    if (!Shape::kListed || tile.key_tiles > 0) attend(tile);  // an empty list gives zeros
+    if (!Traits::kBlockList || tile.key_tiles > 0) attend(tile);  // an empty list gives zeros
     end_tile(tile);
   }
 
   __device__ __forceinline__ void run() {
-    const int places = places_of_work<kCausal>(params);
-    for (int place = blockIdx.x; place < places; place = next_place<kCausal>(params, place))
-      run_tile(work_tile_at<Shape, kCausal>(params, place));
+    const int places = places_of_work<Traits>(params);
+    for (int place = blockIdx.x; place < places; place = next_place<Traits>(params, place))
+      run_tile(work_tile_at<Traits>(params, place));
   }
   __device__ __forceinline__ void run_listed() {
     for (int2 work = wait_for_work(); work.x != kNoWork; work = wait_for_work()) run_tile(listed_tile(work));

@@ -8,9 +8,9 @@
 #include "attention_call.h"
 #include "common/constants.h"
 #include "driver.h"
+#include "sm90/kernel_table.h"
 #include "sm90/one_pass.h"
 #include "sm90/params.h"
-#include "sm90/precise_tiles.h"
 #include "sm90/tiles.h"
 #include "sm90/workspace.h"
 
@@ -21,43 +21,6 @@ constexpr Features kFeatures{true, true, false};
 constexpr int kProgrammaticLaunchVersion = 12030;  // the first driver that captures such launches in CUDA graphs
 
 bool biased(const AttentionCall& call) { return call.mode == k4b || call.mask.element != kNone; }
-
-// What a launch has to know of the tile of the kernel that it chose.
-struct Tile {
-  int head_dim, block_m, block_n, row_bytes, threads, shared_bytes;
-
-  bool covers_the_same(const Tile& other) const { return block_m == other.block_m && block_n == other.block_n; }
-
-  template <class Shape>
-  static constexpr Tile of() {
-    return {Shape::kHeadDim, Shape::kBlockM, Shape::kBlockN, Shape::kRowBytes, Shape::kThreads, Shape::kSharedBytes};
-  }
-  template <bool kWide>
-  static constexpr Tile of(int head_dim) {
-    return head_dim == 64    ? of<TileShape<64, kWide>>()
-           : head_dim == 128 ? of<TileShape<128, kWide>>()
-                             : of<TileShape<256, kWide>>();
-  }
-  static constexpr Tile quantizing(int head_dim) {
-    return head_dim == 64 ? of<QuantizingShape<TileShape<64, false>>>() : of<QuantizingShape<TileShape<128, false>>>();
-  }
-  static constexpr Tile listed(int head_dim) {
-    return head_dim == 64    ? of<ListedShape<TileShape<64, false>>>()
-           : head_dim == 128 ? of<ListedShape<TileShape<128, false>>>()
-                             : of<ListedShape<TileShape<256, false>>>();
-  }
-  static constexpr Tile precise(int head_dim) {
-    return head_dim == 64    ? of<PreciseShape<64>>()
-           : head_dim == 128 ? of<PreciseShape<128>>()
-                             : of<PreciseShape<256>>();
-  }
-  template <template <class> class With>
-  static constexpr Tile precise_of_one_block(int head_dim) {
-    return head_dim == 64    ? of<With<PreciseShape<64, true>>>()
-           : head_dim == 128 ? of<With<PreciseShape<128, true>>>()
-                             : of<With<PreciseShape<256, true>>>();
-  }
-};
 
 class AttentionLauncher final : public Launcher {
  public:
@@ -234,53 +197,65 @@ class AttentionLauncher final : public Launcher {
            !listed(call_) && !recording(call_);
   }
 
-  Tile listed_tile() const {
-    return precise() ? Tile::precise_of_one_block<ListedShape>(head_dim_) : Tile::listed(head_dim_);
+  PvElement pv_element() const {
+    if (!precise()) return PvElement::e4m3;
+    return call_.element == kHalf ? PvElement::fp16 : PvElement::bf16;
   }
-  Tile dense_tile() const {
-    if (precise())
-      return recording(call_) ? Tile::precise_of_one_block<RecordingShape>(head_dim_) : Tile::precise(head_dim_);
-    if (quantizes_q()) return Tile::quantizing(head_dim_);
-    return wide() ? Tile::of<true>(head_dim_) : Tile::of<false>(head_dim_);
+  const KernelInfo& kernel_for(MaskPolicy mask, Variant variant) const {
+    return kernel_of(pv_element(), head_dim_, mask, variant);
+  }
+  const KernelInfo& block_list_kernel() const {
+    return kernel_for(biased(call_) ? MaskPolicy::block_list | kAnyBias : MaskPolicy::block_list, Variant::standard);
+  }
+  const KernelInfo& dense_kernel() const {
+    const bool with_bias = biased(call_);
+    const Variant standard = listed(call_) && has_dense_fallback() ? Variant::dense_fallback : Variant::standard;
+    if (recording(call_))
+      return kernel_for(with_bias ? MaskPolicy::key_bias : MaskPolicy::none, Variant::block_margins);
+    if (call_.causal) return kernel_for(with_bias ? MaskPolicy::causal | kAnyBias : MaskPolicy::causal, standard);
+    if (quantizes_q())
+      return kernel_for(with_bias ? MaskPolicy::key_bias | MaskPolicy::padding : MaskPolicy::none,
+                        Variant::fused_prologue);
+    const bool narrow = !precise() && head_dim_ == 64 && !wide();
+    return kernel_for(with_bias ? kAnyBias | MaskPolicy::padding : MaskPolicy::none,
+                      narrow ? Variant::narrow : standard);
   }
 
-  // Whether there is a dense kernel for such calls that is launched beside a listed one alone.
-  bool has_beside_listed() const { return precise() && head_dim_ == 256 && !biased(call_); }
-  // Whether this call with lists is the dense kernel's if they leave out nothing (sm90/tiles.h).
-  bool one_of_two() const { return has_beside_listed() || !dense_tile().covers_the_same(listed_tile()); }
+  // Whether such calls have a dense kernel that is launched beside a block-list kernel alone.
+  bool has_dense_fallback() const { return precise() && head_dim_ == 256 && !biased(call_); }
+  // Whether this call with lists is the dense kernel's if they skip nothing (DenseFallback, sm90/kernel_traits.h).
+  bool one_of_two() const { return has_dense_fallback() || !dense_kernel().has_tile_of(block_list_kernel()); }
 
   // `number`: of the call's launches of this kernel.
   void attention(const Chunk& chunk, int64_t number, bool programmatic) const {
-    if (!listed(call_) || one_of_two()) attention(dense_tile(), false, chunk, number, programmatic);
-    if (listed(call_)) attention(listed_tile(), true, chunk, number, programmatic);
+    if (!listed(call_) || one_of_two()) attention(dense_kernel(), chunk, number, programmatic);
+    if (listed(call_)) attention(block_list_kernel(), chunk, number, programmatic);
   }
-  void attention(const Tile& tile, bool walks_lists, const Chunk& chunk, int64_t number, bool programmatic) const {
+  void attention(const KernelInfo& kernel, const Chunk& chunk, int64_t number, bool programmatic) const {
     if (precise())
-      precise_attention(tile, walks_lists);
+      precise_attention(kernel);
     else
-      scaled_attention(tile, walks_lists, chunk, number, programmatic);
+      scaled_attention(kernel, chunk, number, programmatic);
   }
 
   // V in E4M3.
-  void scaled_attention(const Tile& tile, bool walks_lists, const Chunk& chunk, int64_t number,
-                        bool programmatic) const {
-    AttentionParams params = attention_params(tile, chunk, number);
-    const int key_bytes = tile.block_n % 128 == 0 ? 128 : 64;
+  void scaled_attention(const KernelInfo& kernel, const Chunk& chunk, int64_t number, bool programmatic) const {
+    AttentionParams params = attention_params(kernel, chunk, number);
     params.v_map = map(workspace_.v_fp8, workspace_.key_row_bytes, workspace_.v_rows, workspace_.kv_slices,
-                       workspace_.key_row_bytes, key_bytes, tile.head_dim);
+                       workspace_.key_row_bytes, kernel.v_row_bytes, kernel.head_dim);
     params.v_scale = at<float>(workspace_.v_scale);
     params.v_mean = at<float>(workspace_.v_mean);
     params.delta_s = call_.mode == k4b ? at<float>(workspace_.delta_s) : nullptr;
-    launch_attention("attention_d" + std::to_string(head_dim_), "", tile, walks_lists, params, programmatic);
+    launch_attention(kernel, params, programmatic);
   }
 
   // The precise mode: V is read where it is.
-  void precise_attention(const Tile& tile, bool walks_lists) const {
+  void precise_attention(const KernelInfo& kernel) const {
     Chunk chunk = workspace_.chunk;
-    chunk.tiles = static_cast<int>(ceil_div(call_.q_length, tile.block_m));
-    AttentionParams params = attention_params(tile, chunk, 0);
-    params.v_map = element_map(call_.v, call_.kv_heads, call_.kv_length, tile.block_n);
-    launch_attention("precise_d" + std::to_string(head_dim_), "_" + element_, tile, walks_lists, params, programmatic_);
+    chunk.tiles = static_cast<int>(ceil_div(call_.q_length, kernel.block_m));
+    AttentionParams params = attention_params(kernel, chunk, 0);
+    params.v_map = element_map(call_.v, call_.kv_heads, call_.kv_length, kernel.block_n);
+    launch_attention(kernel, params, programmatic_);
   }
 
   CausalOrder causal_order(const Chunk& chunk) const {
@@ -297,13 +272,13 @@ class AttentionLauncher final : public Launcher {
     return std::min<int64_t>(int64_t(chunk.heads) * chunk.tiles, driver::multiprocessor_count(call_.device));
   }
 
-  AttentionParams attention_params(const Tile& tile, const Chunk& chunk, int64_t number) const {
+  AttentionParams attention_params(const KernelInfo& kernel, const Chunk& chunk, int64_t number) const {
     AttentionParams params{};
-    params.q_map = quantizes_q() ? element_map(call_.q, call_.q_heads, call_.q_length, tile.block_m)
+    params.q_map = quantizes_q() ? element_map(call_.q, call_.q_heads, call_.q_length, kernel.block_m)
                                  : map(workspace_.q_int8, workspace_.columns, call_.q_length, workspace_.q_slices,
-                                       workspace_.row_bytes, tile.row_bytes, tile.block_m);
+                                       workspace_.row_bytes, kernel.row_bytes, kernel.block_m);
     params.k_map = map(workspace_.k_int8, workspace_.columns, call_.kv_length, workspace_.kv_slices,
-                       workspace_.row_bytes, tile.row_bytes, tile.block_n);
+                       workspace_.row_bytes, kernel.row_bytes, kernel.block_n);
     params.q_scale = at<float>(workspace_.q_scale);
     params.k_scale = at<float>(workspace_.k_scale);
     params.lse_shift = call_.lse ? at<float>(workspace_.lse_shift) : nullptr;
@@ -330,17 +305,9 @@ class AttentionLauncher final : public Launcher {
     return params;
   }
 
-  void launch_attention(const std::string& cubin, const std::string& suffix, const Tile& tile, bool walks_lists,
-                        AttentionParams& params, bool programmatic) const {
-    const char* kind = walks_lists                                ? "_listed"
-                       : recording(call_)                         ? "_recording"
-                       : call_.causal                             ? "_causal"
-                       : quantizes_q()                            ? "_quantizing"
-                       : !precise() && head_dim_ == 64 && !wide() ? "_narrow"
-                                                                  : "";
-    const char* beside = !walks_lists && listed(call_) && has_beside_listed() ? "_beside_listed" : "";
-    launch(cubin, cubin + suffix + kind + beside + (biased(call_) ? "_biased" : ""), grid(blocks_of(params.chunk)),
-           tile.threads, tile.shared_bytes, params, {programmatic});
+  void launch_attention(const KernelInfo& kernel, AttentionParams& params, bool programmatic) const {
+    launch(kernel.image, kernel.name, grid(blocks_of(params.chunk)), kernel.threads, kernel.shared_bytes, params,
+           {programmatic});
   }
 
   // A tensor of the caller: channels, tokens, heads, batches. The stride of an axis of one element may be anything.

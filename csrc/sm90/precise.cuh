@@ -8,12 +8,12 @@
 
 namespace sm90 {
 
-template <class Shape, class T, bool kCausal, bool kBiased>
+template <class Traits>
 __device__ __forceinline__ void precise_kernel(const AttentionParams& params) {
   extern __shared__ unsigned char shared[];
-  const SharedStorage<Shape> storage{(shared_address(shared) + Shape::kAlignment - 1) & ~(Shape::kAlignment - 1u)};
+  const SharedStorage<Traits> storage{(shared_address(shared) + Traits::kAlignment - 1) & ~(Traits::kAlignment - 1u)};
   if (threadIdx.x == 0) begin_pipelines(params, storage);
-  run_warpgroups<Shape, kCausal, PreciseConsumer<Shape, T, kCausal, kBiased>>(params, storage);
+  run_warpgroups<Traits, PreciseConsumer<Traits>>(params, storage);
 }
 
 }  // namespace sm90

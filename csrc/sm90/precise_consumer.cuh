@@ -1,48 +1,61 @@
 // A consumer warpgroup of the precise mode: scores, online softmax and values of 64 query rows.
 #pragma once
 
-#include "sm90/gap_recorder.cuh"
+#include "sm90/kernel_traits.h"
 #include "sm90/key_list.cuh"
 #include "sm90/key_order.cuh"
+#include "sm90/margin_recorder.cuh"
 #include "sm90/mma_scores.cuh"
 #include "sm90/precise_epilogue.cuh"
 #include "sm90/precise_softmax.cuh"
-#include "sm90/precise_tiles.h"
 #include "sm90/shared_storage.cuh"
 #include "sm90/wgmma.cuh"
 
 namespace sm90 {
 
-template <class Shape, class T, bool kCausal, bool kBiased>
+// The type of P and V.
+template <PvElement>
+struct PvTypeOf;
+template <>
+struct PvTypeOf<PvElement::fp16> {
+  using Type = __half;
+};
+template <>
+struct PvTypeOf<PvElement::bf16> {
+  using Type = __nv_bfloat16;
+};
+
+template <class Traits>
 struct PreciseConsumer {
-  static constexpr int kBlockN = Shape::kBlockN;
+  using T = typename PvTypeOf<Traits::kPv>::Type;
+  static constexpr int kBlockN = Traits::kBlockN;
   static constexpr int kScales = kBlockN / kScaleBlock;
-  static constexpr int kScoreSteps = Shape::kHeadDim / 32;  // of the reduction, in bytes of int8
+  static constexpr int kScoreSteps = Traits::kHeadDim / 32;  // of the reduction, in bytes of int8
   // The faster orders of a step by ptxas (csrc/NOTES.md): K's scales are read before the products are issued; the
   // exponentials come before the wait for the values, and row by row.
-  static constexpr bool kScaleFirst = Shape::kListed || Shape::kHeadDim > 64;
-  static constexpr bool kExponentialsFirst = !Shape::kListed || Shape::kHeadDim != 128;
+  static constexpr bool kScaleFirst = Traits::kBlockList || Traits::kHeadDim > 64;
+  static constexpr bool kExponentialsFirst = !Traits::kBlockList || Traits::kHeadDim != 128;
   static constexpr bool kRowByRow = kExponentialsFirst;
 
   const AttentionParams& params;
-  const SharedStorage<Shape>& storage;
+  const SharedStorage<Traits>& storage;
 
   unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
   PreciseRowState<T> state;
-  GapRecorder<Shape::kRecords> recorder;
+  MarginRecorder<Traits::kTracksMargins> recorder;
   float q_scale[2], k_scale[kScales];
   unsigned q[kScoreSteps][4];  // A operands: Q is read from shared memory once for all keys
   int scores[kBlockN / 2];
   unsigned packed[kBlockN / 16][4];
-  float out[Shape::kHeadDim / 2];
+  float out[Traits::kHeadDim / 2];
 
-  __device__ __forceinline__ PreciseConsumer(const AttentionParams& params, const SharedStorage<Shape>& storage)
+  __device__ __forceinline__ PreciseConsumer(const AttentionParams& params, const SharedStorage<Traits>& storage)
       : params(params), storage(storage) {}
 
   // Not kept in registers. Nor is what follows from the thread's number, with a mask, whose terms need them.
   static __device__ __forceinline__ int consumer_thread() {
     int thread = threadIdx.x;
-    if constexpr (kBiased) asm volatile("" : "+r"(thread));
+    if constexpr (Traits::kHasBias) asm volatile("" : "+r"(thread));
     return thread - 128;
   }
   static __device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, consumer_thread() / 128, 0); }
@@ -53,25 +66,25 @@ struct PreciseConsumer {
   // A work tile is decoded where it is used, so that the loop keeps none of it in registers.
   __device__ __forceinline__ WorkTile decode_again(int place) const {
     asm volatile("" : "+r"(place));
-    return work_tile_at<Shape, kCausal>(params, place);
+    return work_tile_at<Traits>(params, place);
   }
 
   // The lanes arrive that read a stage's K scales, so that none is written over before it is read; or every lane does.
-  template <int kArrivals = Shape::kArrivals>
+  template <int kArrivals = Traits::kArrivals>
   __device__ __forceinline__ void release(unsigned empty_barrier) const {
-    if (kArrivals > Shape::kArrivals || threadIdx.x % 32 < kScalesPerBlock) mbarrier_arrive(empty_barrier);
+    if (kArrivals > Traits::kArrivals || threadIdx.x % 32 < kScalesPerBlock) mbarrier_arrive(empty_barrier);
   }
 
   // Waits for the next stage, which the next call of `take_stage` gives.
   __device__ __forceinline__ void wait_for_stage() {
-    const PipelineState<Shape::kStages> stage(steps);
+    const PipelineState<Traits::kStages> stage(steps);
     mbarrier_wait(storage.full(stage.index), stage.phase);
   }
-  __device__ __forceinline__ int take_stage() { return steps++ % Shape::kStages; }
+  __device__ __forceinline__ int take_stage() { return steps++ % Traits::kStages; }
 
   // The key tile in a stage; listed kernels read it there, the others know it.
   __device__ __forceinline__ int key_tile_of(int stage, int known) const {
-    if constexpr (Shape::kListed)
+    if constexpr (Traits::kBlockList)
       return ld_shared_s32_by_lane_0(storage.key_tile(stage));
     else
       return known;
@@ -88,12 +101,12 @@ struct PreciseConsumer {
   }
 
   __device__ __forceinline__ void issue_scores(int stage) {
-    const u64 k = matrix_descriptor<Shape::kRowBytes>(storage.k(stage));
-    constexpr int kStepsPerBox = Shape::kRowBytes / 32;
+    const u64 k = matrix_descriptor<Traits::kRowBytes>(storage.k(stage));
+    constexpr int kStepsPerBox = Traits::kRowBytes / 32;
 #pragma unroll
     for (int step = 0; step < kScoreSteps; ++step) {
       const int box = step / kStepsPerBox, within = (step % kStepsPerBox) * 2;
-      WgmmaS8FromRegisters<kBlockN>::issue(scores, q[step], k + box * (kBlockN * Shape::kRowBytes / 16) + within,
+      WgmmaS8FromRegisters<kBlockN>::issue(scores, q[step], k + box * (kBlockN * Traits::kRowBytes / 16) + within,
                                            step > 0);
     }
     wgmma_commit_group();
@@ -101,16 +114,16 @@ struct PreciseConsumer {
 
   // O += P V, accumulated by the tensor cores.
   __device__ __forceinline__ void issue_values(int stage) {
-    const u64 v = matrix_descriptor_mn_major(storage.v(stage), Shape::kValueBoxBytes);
+    const u64 v = matrix_descriptor_mn_major(storage.v(stage), Traits::VTile::kBoxBytes);
 #pragma unroll
     for (int step = 0; step < kBlockN / 16; ++step)
-      Wgmma16<T, Shape::kHeadDim>::issue(out, packed[step], v + step * (16 * 128 / 16));
+      Wgmma16<T, Traits::kHeadDim>::issue(out, packed[step], v + step * (16 * 128 / 16));
     wgmma_commit_group();
   }
 
   // Notes the gap of a step's keys, given a thread's largest scores.
   __device__ __forceinline__ void record(int key_tile, const float (&largest)[2]) {
-    if constexpr (Shape::kRecords) recorder.note(key_tile * kBlockN, largest);
+    if constexpr (Traits::kTracksMargins) recorder.note(key_tile * kBlockN, largest);
   }
 
   // A K scale is negative where the mask may change a score of its block.
@@ -128,17 +141,16 @@ struct PreciseConsumer {
     int limit[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      limit[i] = kLimited && is_causal<Shape, kCausal>(params)
-                     ? min(params.kv_length, tile.first_row + row() + 8 * i + 1)
-                     : params.kv_length;
+      limit[i] = kLimited && is_causal<Traits>(params) ? min(params.kv_length, tile.first_row + row() + 8 * i + 1)
+                                                       : params.kv_length;
     float scale[kScales], maximum[2];
 #pragma unroll
-    for (int i = 0; i < kScales; ++i) scale[i] = kBiased ? fabsf(k_scale[i]) : k_scale[i];
+    for (int i = 0; i < kScales; ++i) scale[i] = Traits::kHasBias ? fabsf(k_scale[i]) : k_scale[i];
     const int first_key = key_tile * kBlockN, own_key = first_key + 2 * lane_in_quad();
     const auto scaled_with = [&](const auto& terms) {
       scale_scores<kBlockN, kLimited>(scores, q_scale, scale, own_key, limit, terms, maximum);
     };
-    if constexpr (!kBiased)
+    if constexpr (!Traits::kHasBias)
       scaled_with(NoTerms());
     else if (params.mask.query_stride == 0)
       scaled_with(KeyTerms<kBlockN>(params, tile, first_key));
@@ -152,7 +164,7 @@ struct PreciseConsumer {
 
   // The softmax of a whole tile. Returns whether its P are out of range because the base is too low.
   __device__ __forceinline__ bool softmax(int key_tile, float (&sums)[2]) {
-    if constexpr (Shape::kRecords) {
+    if constexpr (Traits::kTracksMargins) {
       float maximum[2];
       row_maxima<kBlockN>(scores, q_scale, k_scale, maximum);
       record(key_tile, maximum);
@@ -166,7 +178,7 @@ struct PreciseConsumer {
   __device__ __forceinline__ bool softmax_again(int stage, float (&sums)[2], float (&factor)[2]) {
     constexpr int kNoLimit[2] = {1, 1};
     float maximum[2];
-    mma_scores<Shape>(scores, q, storage.k(stage));
+    mma_scores<Traits>(scores, q, storage.k(stage));
     scale_scores<kBlockN, false>(scores, q_scale, k_scale, 0, kNoLimit, NoTerms(), maximum);
     const bool raised = state.raise(maximum, 0.f, factor);
     exponentials_of_floats<kBlockN>(scores, state, sums);
@@ -178,7 +190,7 @@ struct PreciseConsumer {
   // Moves the base of what was summed up.
   __device__ __forceinline__ void rescale(const float (&factor)[2]) {
 #pragma unroll
-    for (int i = 0; i < Shape::kHeadDim / 2; ++i) out[i] *= factor[i / 2 % 2];
+    for (int i = 0; i < Traits::kHeadDim / 2; ++i) out[i] *= factor[i / 2 % 2];
   }
 
   // The rest of a step whose scores the mask changes. Its terms need registers, so both products are over before, and
@@ -191,7 +203,7 @@ struct PreciseConsumer {
     warpgroup_fence_operand(scores);
     warpgroup_fence_operand(out);
     const WorkTile tile = decode_again(place);
-    const KeyOrder<Shape, kCausal> order(params, tile);
+    const KeyOrder<Traits> order(params, tile);
     float sums[2], factor[2];
     const bool raised = softmax_masked<false>(tile, key_tile_of(stage, order[left]), sums, factor);
     if (raised) rescale(factor);
@@ -208,17 +220,17 @@ struct PreciseConsumer {
   __device__ __forceinline__ void step(int place, int left, int key_tile) {
     wait_for_stage();
     const int stage = take_stage();
-    if constexpr (kScaleFirst || kBiased) load_k_scale(stage);
+    if constexpr (kScaleFirst || Traits::kHasBias) load_k_scale(stage);
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(stage);
-    if constexpr (kBiased) {
+    if constexpr (Traits::kHasBias) {
       if (is_biased()) return step_masked(place, left, stage);
     }
     warpgroup_fence_operand(out);
     wgmma_fence();
     issue_values(stage);
-    if constexpr (!kScaleFirst && !kBiased) load_k_scale(stage);
+    if constexpr (!kScaleFirst && !Traits::kHasBias) load_k_scale(stage);
     wgmma_wait_group<1>();
     warpgroup_fence_operand(scores);
     float sums[2], factor[2];
@@ -253,9 +265,9 @@ struct PreciseConsumer {
     for (int i = 0; i < 2; ++i) q_scale[i] = ld_shared(storage.q_scale(buffer.index) + 4 * (row() + 8 * i));
 #pragma unroll
     for (int step = 0; step < kScoreSteps; ++step)
-      load_q_operand<Shape>(q[step], storage.q(buffer.index), consumer_thread() / 32 * 16, step);
+      load_q_operand<Traits>(q[step], storage.q(buffer.index), consumer_thread() / 32 * 16, step);
     __syncwarp();  // all lanes have read
-    release<Shape::kQArrivals>(storage.q_empty(buffer.index));
+    release<Traits::kQArrivals>(storage.q_empty(buffer.index));
   }
 
   // The key tiles of which `left` are left behind the next.
@@ -274,7 +286,7 @@ struct PreciseConsumer {
     float unused[2];
     softmax_masked<true>(decode_again(place), first_tile, state.sum, unused);
     pack_probabilities<kBlockN, T>(scores, packed);
-    const KeyOrder<Shape, kCausal> order(params, tile);
+    const KeyOrder<Traits> order(params, tile);
     while (--left >= 0) step(place, left, order[left]);
     wait_for_stage();
     const int final = take_stage();
@@ -289,16 +301,16 @@ struct PreciseConsumer {
   __device__ __forceinline__ void run_tile(int place, const WorkTile& tile) {
     load_q();
     const int first_row = tile.first_row + warpgroup() * 64;
-    const int stages = Shape::kListed && tile.key_tiles == 0 ? 0 : tile.key_tiles + 1;
+    const int stages = Traits::kBlockList && tile.key_tiles == 0 ? 0 : tile.key_tiles + 1;
     if (first_row >= params.q_length) return skip_stages(stages);
-    const int keys = is_causal<Shape, kCausal>(params) ? min(params.kv_length, first_row + 64) : params.kv_length;
+    const int keys = is_causal<Traits>(params) ? min(params.kv_length, first_row + 64) : params.kv_length;
     const int last_tile = (keys + kBlockN - 1) / kBlockN - 1;  // that holds keys of these rows
-    int left = Shape::kEndsKeys ? tile.key_tiles - 1 : last_tile;
-    if constexpr (Shape::kListed) {
+    int left = Traits::kKeyEndFromPrologue ? tile.key_tiles - 1 : last_tile;
+    if constexpr (Traits::kBlockList) {
       left = tile.key_tiles - 1;
       if (stages > 0) {
         wait_for_stage();
-        left -= key_tile_of(steps % Shape::kStages, 0) > last_tile;  // half of a tile on the diagonal
+        left -= key_tile_of(steps % Traits::kStages, 0) > last_tile;  // half of a tile on the diagonal
       }
     }
     skip_stages(tile.key_tiles - 1 - left);
@@ -306,15 +318,15 @@ struct PreciseConsumer {
     recorder.begin(params, tile, row());
 #pragma unroll
     for (float& x : out) x = 0.f;
-    if (!Shape::kListed || stages > 0) attend(place, tile, left);  // an empty list gives zeros
+    if (!Traits::kBlockList || stages > 0) attend(place, tile, left);  // an empty list gives zeros
     const PreciseEpilogue<T> epilogue(params, decode_again(place), row(), state);
     epilogue.store(out);
   }
 
   __device__ __forceinline__ void run() {
-    const int places = places_of_work<kCausal>(params);
-    for (int place = blockIdx.x; place < places; place = next_place<kCausal>(params, place))
-      run_tile(place, work_tile_at<Shape, kCausal>(params, place));
+    const int places = places_of_work<Traits>(params);
+    for (int place = blockIdx.x; place < places; place = next_place<Traits>(params, place))
+      run_tile(place, work_tile_at<Traits>(params, place));
   }
   // Index and number of key tiles of the next work tile.
   __device__ __forceinline__ int2 wait_for_work() const {
@@ -325,7 +337,7 @@ struct PreciseConsumer {
   // With the test at the loop's end ptxas counts steps in uniform registers.
   __device__ __forceinline__ void run_listed() {
     for (int2 work = wait_for_work(); work.x != kNoWork; work = wait_for_work()) {
-      WorkTile tile = WorkTile::decode<Shape, kCausal>(params, work.x);
+      WorkTile tile = WorkTile::decode<Traits>(params, work.x);
       tile.key_tiles = work.y;
       run_tile(work.x, tile);
     }

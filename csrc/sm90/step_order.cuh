@@ -19,32 +19,31 @@ struct StepOrder {
   bool packed_at_once;  // behind the wait for the values; else the upper half of each word before it
 };
 
-template <class Shape, bool kCausal, bool kBiased>
+template <class Traits, bool kHasBias>
 constexpr StepOrder step_order() {
-  constexpr bool kWide = Shape::kHeadDim >= 128, kHalves = Shape::kHeadDim > 128;
+  constexpr bool kWide = Traits::kHeadDim >= 128, kHalves = Traits::kHeadDim > 128;
   StepOrder order{};
-  if (Shape::kLeavesOut && !kBiased) {
+  if (Traits::kKeyEndFromProducer && !kHasBias) {
     order.by_row = true;
     order.from_last = !kWide;
     order.tested = kWide;
     order.packed_at_once = kWide;
-  } else if (Shape::kQuantizesQ && !kBiased) {
+  } else if (Traits::kFusedPrologue && !kHasBias) {
     order.by_row = true;
     order.tested = !kWide;
     order.stage_first = kWide;
     order.scales_ahead = true;
-  } else if (kBiased && !kCausal && !Shape::kQuantizesQ && !Shape::kListed && !Shape::kRecords &&
-             (kWide ? !kHalves : Shape::kBlockN > kTileN)) {
+  } else if (Traits::kKeyEndFromPrologue && (kWide ? !kHalves : Traits::kBlockN > kTileN)) {
     order.by_row = order.from_last = !kWide;
     order.tested = true;
     order.stage_first = kWide;
     order.scales_ahead = true;
     order.packed_at_once = true;
   } else {
-    order.by_row = !kBiased && (!kWide || Shape::kListed || (kHalves && kCausal));
-    order.stage_first = order.from_last = kWide && !Shape::kRecords;
+    order.by_row = !kHasBias && (!kWide || Traits::kBlockList || (kHalves && Traits::kCausal));
+    order.stage_first = order.from_last = kWide && !Traits::kTracksMargins;
     order.tested = !order.from_last;
-    order.scales_ahead = kWide || kBiased;
+    order.scales_ahead = kWide || kHasBias;
     order.packed_at_once = kWide;
   }
   return order;

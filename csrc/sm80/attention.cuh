@@ -3,13 +3,16 @@
 
 #include "common/block_margins.cuh"
 #include "sm80/item.cuh"
+#include "sm80/kernels.h"
 #include "sm80/softmax.cuh"
 #include "sm80/values.cuh"
 
 namespace sm80 {
 
-template <int kHeadDim, int kBits, class Pv, bool kHasBias, bool kHasMask>
+template <int kHeadDim, int kBits, class Pv, MaskPolicy kMask>
 class Attention {
+  static constexpr bool kHasKeyBias = includes(kMask, MaskPolicy::key_bias);
+  static constexpr bool kHasRowBias = includes(kMask, MaskPolicy::row_bias);
   static constexpr int kThreads = attention_threads(kHeadDim);
   static constexpr int kTiles = kQueryBlock / (kThreads / 2);  // 16-row tiles of a warp
   static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits);
@@ -20,9 +23,9 @@ class Attention {
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
   static_assert(kQueryBlock == kListTile, "lists are for blocks of queries");
-  using Terms = ScoreTerms<kHasBias, kHasMask>;
-  // The kernels of calls without a mask note the gaps of tiles where they are asked to.
-  static constexpr bool kRecords = !kHasMask && kHasBias == (kBits == 4);
+  using Terms = ScoreTerms<kMask>;
+  // The kernels of calls without a mask record block score margins where they are asked to.
+  static constexpr bool kTracksMargins = kMask == (kBits == 4 ? MaskPolicy::key_bias : MaskPolicy::none);
 
  public:
   static __device__ __forceinline__ void run(const AttentionParams& p) {
@@ -81,7 +84,7 @@ class Attention {
   __device__ __forceinline__ void copy_keys(int key_block) const {
     copy<kKBytes>(kKAt, item.k + i64(key_block) * kKBytes);
     copy<kKeyGroups * 4>(kKScalesAt, item.k_scale + key_block * kKeyGroups);
-    if constexpr (kHasBias) copy<kKeyBlock * 4>(kBiasAt, item.bias + key_block * kKeyBlock);
+    if constexpr (kHasKeyBias) copy<kKeyBlock * 4>(kBiasAt, item.bias + key_block * kKeyBlock);
   }
 
   __device__ __forceinline__ void compute() {
@@ -122,7 +125,7 @@ class Attention {
     if constexpr (!Terms::kNone) __syncwarp();  // keeps instructions, and so registers, apart
     Terms::apply(x, scores, scale, reinterpret_cast<const float4*>(shared + kBiasAt) + lane % 4);
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
-    if constexpr (kHasMask) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
+    if constexpr (kHasRowBias) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
     if (key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);
     float largest[2];
     row_maxima(largest, x);
@@ -132,7 +135,7 @@ class Attention {
     }
     float factor[2];
     if (rows[tile].update(largest, factor)) output.rescale(tile, factor);
-    if (kRecords && p.gaps) note_gap(key_block, tile, largest);
+    if (kTracksMargins && p.gaps) record_margin(key_block, tile, largest);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -146,17 +149,17 @@ class Attention {
   }
 
   // Given this thread's largest scores of a tile of queries with a key block.
-  __device__ __forceinline__ void note_gap(int key_block, int tile, const float (&largest)[2]) const {
+  __device__ __forceinline__ void record_margin(int key_block, int tile, const float (&largest)[2]) const {
     const int query = first_query(tile);
-    float gap[2];
+    float margin[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       // A row that has met nothing but NaN.
       const float base = rows[tile].base[row] == kLowest ? kNegativeInfinity : rows[tile].base[row];
-      gap[row] = margin_of_row(largest[row] - kLog2OfPScale, base, query + 8 * row < p.sizes.q_length);
+      margin[row] = margin_of_row(largest[row] - kLog2OfPScale, base, query + 8 * row < p.sizes.q_length);
     }
-    float* gaps = margins_of_queries(p.gaps, item.slice, query, p.sizes.q_length, p.sizes.kv_length);
-    raise_margin(gaps + key_block / kBlocksPerTile, fmaxf(gap[0], gap[1]));
+    float* margins = margins_of_queries(p.gaps, item.slice, query, p.sizes.q_length, p.sizes.kv_length);
+    raise_margin(margins + key_block / kBlocksPerTile, fmaxf(margin[0], margin[1]));
   }
 
   // Of this thread's two rows of a tile with its keys. Not zero, so that -inf times the scale stays -inf.

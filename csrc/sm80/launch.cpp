@@ -8,6 +8,7 @@
 #include "attention_call.h"
 #include "common/constants.h"
 #include "driver.h"
+#include "sm80/kernel_table.h"
 #include "sm80/params.h"
 #include "sm80/workspace.h"
 
@@ -67,7 +68,9 @@ class AttentionLauncher final : public Launcher {
       params.bias_head_stride = mask_.head_stride == 0 ? 0 : padded_keys();
       params.bias_batch_stride = mask_bias_heads() * padded_keys();
     }
-    attention(params, mask_is_bias_ ? "bias" : mask_.element ? "mask" : "plain");
+    attention(params, mask_is_bias_            ? MaskPolicy::key_bias
+                      : mask_.element != kNone ? MaskPolicy::row_bias
+                                               : MaskPolicy::none);
   }
 
   int64_t padded_keys() const { return workspace_.key_blocks * kKeyBlock; }
@@ -132,7 +135,8 @@ class AttentionLauncher final : public Launcher {
       delta(first, works);
       AttentionParams params = attention_params(first, works);
       params.bias_work_stride = padded_keys();
-      attention(params, mask_.element && !mask_is_bias_ ? "mask" : "bias");
+      const bool has_row_bias = mask_.element != kNone && !mask_is_bias_;
+      attention(params, has_row_bias ? MaskPolicy::key_bias | MaskPolicy::row_bias : MaskPolicy::key_bias);
     }
   }
 
@@ -178,13 +182,14 @@ class AttentionLauncher final : public Launcher {
     return params;
   }
 
-  // terms: "plain" scores, with a key "bias", or with a "mask" of their own for each query (and, in 4 bits, a bias
-  // too). Names end with the accumulator, or in the precise mode with the type of P and V.
-  void attention(AttentionParams& params, const std::string& terms) const {
-    const std::string product = call_.mode == kPrecise ? element_ : "fp" + std::to_string(call_.pv_accumulator);
-    launch("attention_d" + std::to_string(head_dim_), "attention_" + mode_ + "_" + terms + "_" + product,
-           grid(params.works), attention_threads(head_dim_),
-           SharedLayout(head_dim_, score_bits(call_.mode), value_bytes(call_.mode)).bytes, params);
+  PvProduct product() const {
+    if (call_.mode == kPrecise) return call_.element == kHalf ? PvProduct::precise_fp16 : PvProduct::precise_bf16;
+    return call_.pv_accumulator == 16 ? PvProduct::fp16_sums : PvProduct::fp32_sums;
+  }
+  void attention(AttentionParams& params, MaskPolicy mask) const {
+    const KernelInfo& kernel = kernel_of(head_dim_, score_bits(call_.mode), mask, product());
+    launch(kernel.image, kernel.name, grid(params.works), attention_threads(head_dim_),
+           SharedLayout(head_dim_, kernel.score_bits, value_bytes(call_.mode)).bytes, params);
   }
 
   const Workspace workspace_;

@@ -2,21 +2,23 @@
 #pragma once
 
 #include "sm90/epilogue.cuh"
-#include "sm90/key_list.cuh"
 #include "sm90/key_order.cuh"
 #include "sm90/margin_recorder.cuh"
 #include "sm90/padded_tile.cuh"
+#include "sm90/pipeline_reader.cuh"
 #include "sm90/products.cuh"
 #include "sm90/query_quantizer.cuh"
-#include "sm90/shared_storage.cuh"
 #include "sm90/step_order.cuh"
 
 namespace sm90 {
 
 template <class Traits, bool kHasBias = Traits::kHasBias>
-struct Consumer {
+struct Consumer : PipelineReader<Traits> {
+  using Pipeline = PipelineReader<Traits>;
+  using Pipeline::kScales, Pipeline::params, Pipeline::storage, Pipeline::tiles, Pipeline::steps;
+  using Pipeline::load_k_scale, Pipeline::is_biased;
+  using Pipeline::wait_for_stage, Pipeline::take_stage, Pipeline::release_stage, Pipeline::key_tile_of;
   static constexpr int kBlockN = Traits::kBlockN;
-  static constexpr int kScales = kBlockN / kScaleBlock;
   // One accumulator up to head_dim 128; two halves of the channels above, because registers do not hold two results of
   // 256.
   static constexpr bool kHalves = Traits::kHeadDim > 128;
@@ -26,13 +28,10 @@ struct Consumer {
   static constexpr bool kWide = Traits::kHeadDim >= 128;
   static constexpr StepOrder kOrder = step_order<Traits, kHasBias>();
 
-  const AttentionParams& params;
-  const SharedStorage<Traits>& storage;
   const int group;  // consumer warpgroup 0 or 1
   const int row;    // in the work tile; the thread also holds row + 8
   const int lane;   // in the quad
 
-  unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
   RowState<Traits::kTracksMargins> state;
   MarginRecorder<Traits::kTracksMargins> recorder;
   float q_scale[2], k_scale[kScales];
@@ -43,37 +42,10 @@ struct Consumer {
 
   __device__ __forceinline__ Consumer(const AttentionParams& params, const SharedStorage<Traits>& storage,
                                       int thread = threadIdx.x - 128)
-      : params(params),
-        storage(storage),
+      : Pipeline{params, storage},
         group(__shfl_sync(0xffffffffu, thread / 128, 0)),
         row((thread / 32) * 16 + (thread % 32) / 4),
         lane(thread % 4) {}
-
-  // A lane of each warp arrives, or every lane does.
-  template <int kArrivals = Traits::kArrivals>
-  __device__ __forceinline__ void release(unsigned empty_barrier) const {
-    if (kArrivals > Traits::kConsumerWarps || threadIdx.x % 32 == 0) mbarrier_arrive(empty_barrier);
-  }
-
-  // Waits for the next stage, which the next call of `take_stage` gives.
-  __device__ __forceinline__ void wait_for_stage() const {
-    const PipelineState<Traits::kStages> stage(steps);
-    mbarrier_wait(storage.full(stage.index), stage.phase);
-  }
-  __device__ __forceinline__ int take_stage() { return steps++ % Traits::kStages; }
-
-  // The key tile in a stage; listed kernels read it there, the others know it.
-  __device__ __forceinline__ int key_tile_of(int stage, int known) const {
-    if constexpr (Traits::kBlockList)
-      return ld_shared_s32_by_lane_0(storage.key_tile(stage));
-    else
-      return known;
-  }
-
-  __device__ __forceinline__ void load_k_scale(int stage) {
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) k_scale[i] = ld_shared(storage.k_scale(stage) + 4 * (i * kScalesPerBlock + lane));
-  }
 
   __device__ __forceinline__ void issue_scores(int stage) {
     issue_score_product<Traits>(scores, storage.q(tiles % kQBuffers) + group * 64 * Traits::kRowBytes,
@@ -135,7 +107,7 @@ struct Consumer {
     });
   }
   __device__ __forceinline__ void softmax(const WorkTile& tile, int key_tile) {
-    if (kHasBias && is_biased())
+    if (kHasBias && is_biased(k_scale))
       softmax_biased(tile, key_tile);
     else
       softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
@@ -152,17 +124,9 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kScales; ++i) scale[i] = kHasBias || kPadded ? fabsf(k_scale[i]) : k_scale[i];
   }
-  // Whether a score of this step has an additive term; the same in all threads of a warpgroup.
-  __device__ __forceinline__ bool is_biased() const {
-    bool biased = !Traits::kFusedPrologue && params.delta_s != nullptr;
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) biased |= __float_as_int(k_scale[i]) < 0;
-    return __any_sync(0xffffffffu, biased);
-  }
-
   // Scores alone, of a stage that was waited for.
   __device__ __forceinline__ void scores_of(int stage) {
-    load_k_scale(stage);
+    load_k_scale(stage, lane, k_scale);
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(stage);
@@ -193,9 +157,9 @@ struct Consumer {
     accumulate(last, result, rescale);
     softmax_biased(tile, key_tile);
     record(key_tile);
-    release(storage.empty(stage));
+    release_stage(stage);
     pack_probabilities<kBlockN>(scores, packed);
-    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages);
+    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages, lane, k_scale);
   }
 
   // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
@@ -204,7 +168,7 @@ struct Consumer {
   // issue a product together, go the same way: their scales are of the same blocks.
   __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
     const int stage = take_stage();
-    if constexpr (!kOrder.scales_ahead) load_k_scale(stage);
+    if constexpr (!kOrder.scales_ahead) load_k_scale(stage, lane, k_scale);
     const float rescale[2] = {state.rescale[0], state.rescale[1]};
     issue_products(stage, result);
     wgmma_wait_group<1>();
@@ -214,11 +178,11 @@ struct Consumer {
     unsigned short upper[kBlockN / 8];
     if constexpr (!kOrder.packed_at_once) pack_upper<kBlockN>(scores, upper);
     if constexpr (!kOrder.stage_first) wait_for_stage();
-    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages);
+    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages, lane, k_scale);
     record(key_tile);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(result);
-    release(storage.empty(stage));
+    release_stage(stage);
     if constexpr (kOrder.packed_at_once) pack_probabilities<kBlockN>(scores, packed);
     accumulate(last, result, rescale);
     if constexpr (!kOrder.packed_at_once) pack_lower<kBlockN>(scores, upper, packed);
@@ -231,7 +195,7 @@ struct Consumer {
     int left = tile.key_tiles - 2;
     if constexpr (kHasBias) {
       while (true) {
-        for (; left >= 0 && kHasMask && !is_biased(); --left) step(tile, order[left], result);
+        for (; left >= 0 && kHasMask && !is_biased(k_scale); --left) step(tile, order[left], result);
         if (left < 0) return;
         step_biased(tile, order[left], take_stage(), result);
         --left;
@@ -247,7 +211,7 @@ struct Consumer {
     if constexpr (kHasBias) key_tile = key_tile_of(stage, key_tile);
     values_of_stage(stage);
     scores_of(stage);
-    release(storage.empty(stage));
+    release_stage(stage);
     softmax(tile, key_tile);
     pack_probabilities<kBlockN>(scores, packed);
     wait_for_stage();
@@ -272,18 +236,6 @@ struct Consumer {
     values_of_columns<kLastColumns>(last, stage, kHalves ? 128 : 0);
   }
 
-  // The work tile whose Q is in the next buffer, in a listed kernel; without an index there is none.
-  __device__ __forceinline__ int2 wait_for_work() const {
-    const PipelineState<kQBuffers> q(tiles);
-    mbarrier_wait(storage.q_full(q.index), q.phase);
-    return ld_shared_v2_s32(storage.work(q.index));
-  }
-  __device__ __forceinline__ WorkTile listed_tile(int2 work) const {
-    WorkTile tile = WorkTile::decode<Traits>(params, work.x);
-    tile.key_tiles = work.y;
-    return tile;
-  }
-
   // The rows that the group multiplies. The products of the tile before, which may not be over in its other warps, read
   // the other buffer.
   __device__ __forceinline__ void quantize_q(int buffer) {
@@ -302,14 +254,13 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void begin_tile() {
-    const PipelineState<kQBuffers> q(tiles);
-    mbarrier_wait(storage.q_full(q.index), q.phase);
+    const int buffer = this->wait_for_q();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       state.maximum[i] = kNegativeInfinity;
-      if constexpr (!Traits::kFusedPrologue) q_scale[i] = ld_shared(storage.q_scale(q.index) + 4 * (row + 8 * i));
+      if constexpr (!Traits::kFusedPrologue) q_scale[i] = ld_shared(storage.q_scale(buffer) + 4 * (row + 8 * i));
     }
-    if constexpr (Traits::kFusedPrologue) quantize_q(q.index);
+    if constexpr (Traits::kFusedPrologue) quantize_q(buffer);
 #pragma unroll
     for (float& x : first_half) x = 0.f;
 #pragma unroll
@@ -318,7 +269,8 @@ struct Consumer {
 
   __device__ __forceinline__ void end_tile(const WorkTile& known) {
     WorkTile tile = known;
-    if constexpr (Traits::kBlockList) tile = listed_tile(wait_for_work());  // anew, so that no register keeps it
+    if constexpr (Traits::kBlockList)
+      tile = this->block_list_tile(this->wait_for_work());  // anew, so that no register keeps it
     const int buffer = tiles++ % kQBuffers;
     const Epilogue<Traits::kFusedPrologue && !kHasBias> epilogue(params, tile, row, lane, state.maximum,
                                                                  last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
@@ -326,7 +278,7 @@ struct Consumer {
     if constexpr (kHalves) epilogue.store(first_half, 0);
     epilogue.store(last, kHalves ? 128 : 0);
     __syncwarp();
-    release<Traits::kQArrivals>(storage.q_empty(buffer));
+    this->release_q(buffer);
   }
 
   // All key tiles of a work tile, of which there is at least one.
@@ -336,7 +288,7 @@ struct Consumer {
     scores_of(first);
     const int key_tile = key_tile_of(first, tile.key_tiles - 1);
     __syncwarp();  // all lanes have read their K scales
-    release(storage.empty(first));
+    release_stage(first);
     bool whole = !is_causal<Traits>(params) && !kHasBias && params.kv_length % kBlockN == 0;
     if constexpr (kPadded) whole = tile.key_end % kBlockN == 0;
     if (whole)
@@ -353,12 +305,12 @@ struct Consumer {
       float result[kLastColumns / 2];
 #pragma unroll
       for (float& x : result) x = 0.f;
-      if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages);
+      if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages, lane, k_scale);
       steps_of(tile, order, result);
     }
     const int final = take_stage();
     values_of_stage(final);
-    release(storage.empty(final));
+    release_stage(final);
   }
 
   __device__ __forceinline__ void run_tile(const WorkTile& tile) {
@@ -369,12 +321,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    const int places = places_of_work<Traits>(params);
-    for (int place = blockIdx.x; place < places; place = next_place<Traits>(params, place))
-      run_tile(work_tile_at<Traits>(params, place));
-  }
-  __device__ __forceinline__ void run_listed() {
-    for (int2 work = wait_for_work(); work.x != kNoWork; work = wait_for_work()) run_tile(listed_tile(work));
+    this->for_each_work_tile([&](int, const WorkTile& tile) { run_tile(tile); });
   }
 };
 

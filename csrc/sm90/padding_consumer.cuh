@@ -11,15 +11,13 @@ template <class Traits>
 class PaddingConsumer {
  public:
   __device__ __forceinline__ PaddingConsumer(const AttentionParams& params, const SharedStorage<Traits>& storage)
-      : params_(params), storage_(storage) {}
+      : pipeline_{params, storage} {}
 
   __device__ __forceinline__ void run() {
-    const int places = places_of_work<Traits>(params_);
-    for (int place = blockIdx.x; place < places; place = next_place<Traits>(params_, place)) {
-      WorkTile tile = work_tile_at<Traits>(params_, place);
-      const PipelineState<kQBuffers> q(tiles_);
-      mbarrier_wait(storage_.q_full(q.index), q.phase);
-      tile.end_keys_at<Traits>(ld_shared_u32(storage_.key_end(q.index)));
+    const int places = places_of_work<Traits>(pipeline_.params);
+    for (int place = blockIdx.x; place < places; place = next_place<Traits>(pipeline_.params, place)) {
+      WorkTile tile = work_tile_at<Traits>(pipeline_.params, place);
+      tile.template end_keys_at<Traits>(ld_shared_u32(pipeline_.storage.key_end(pipeline_.wait_for_q())));
       if (tile.key_end != 0)
         run_tile<false>(tile);
       else
@@ -30,17 +28,15 @@ class PaddingConsumer {
  private:
   template <bool kHasBias>
   __device__ __forceinline__ void run_tile(const WorkTile& tile) {
-    Consumer<Traits, kHasBias> consumer(params_, storage_);
-    consumer.tiles = tiles_;
-    consumer.steps = steps_;
+    Consumer<Traits, kHasBias> consumer(pipeline_.params, pipeline_.storage);
+    consumer.tiles = pipeline_.tiles;
+    consumer.steps = pipeline_.steps;
     consumer.run_tile(tile);
-    tiles_ = consumer.tiles;
-    steps_ = consumer.steps;
+    pipeline_.tiles = consumer.tiles;
+    pipeline_.steps = consumer.steps;
   }
 
-  const AttentionParams& params_;
-  const SharedStorage<Traits>& storage_;
-  unsigned tiles_ = 0, steps_ = 0;  // work tiles and stages that are behind this thread
+  PipelineReader<Traits> pipeline_;
 };
 
 }  // namespace sm90

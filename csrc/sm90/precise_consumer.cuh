@@ -1,14 +1,12 @@
 // A consumer warpgroup of the precise mode: scores, online softmax and values of 64 query rows.
 #pragma once
 
-#include "sm90/kernel_traits.h"
-#include "sm90/key_list.cuh"
 #include "sm90/key_order.cuh"
 #include "sm90/margin_recorder.cuh"
 #include "sm90/mma_scores.cuh"
+#include "sm90/pipeline_reader.cuh"
 #include "sm90/precise_epilogue.cuh"
 #include "sm90/precise_softmax.cuh"
-#include "sm90/shared_storage.cuh"
 #include "sm90/wgmma.cuh"
 
 namespace sm90 {
@@ -26,10 +24,13 @@ struct PvTypeOf<PvElement::bf16> {
 };
 
 template <class Traits>
-struct PreciseConsumer {
+struct PreciseConsumer : PipelineReader<Traits> {
+  using Pipeline = PipelineReader<Traits>;
+  using Pipeline::kScales, Pipeline::params, Pipeline::storage, Pipeline::tiles, Pipeline::steps;
+  using Pipeline::load_k_scale, Pipeline::is_biased;
+  using Pipeline::wait_for_stage, Pipeline::take_stage, Pipeline::release_stage, Pipeline::key_tile_of;
   using T = typename PvTypeOf<Traits::kPv>::Type;
   static constexpr int kBlockN = Traits::kBlockN;
-  static constexpr int kScales = kBlockN / kScaleBlock;
   static constexpr int kScoreSteps = Traits::kHeadDim / 32;  // of the reduction, in bytes of int8
   // The faster orders of a step by ptxas (csrc/NOTES.md): K's scales are read before the products are issued; the
   // exponentials come before the wait for the values, and row by row.
@@ -37,10 +38,6 @@ struct PreciseConsumer {
   static constexpr bool kExponentialsFirst = !Traits::kBlockList || Traits::kHeadDim != 128;
   static constexpr bool kRowByRow = kExponentialsFirst;
 
-  const AttentionParams& params;
-  const SharedStorage<Traits>& storage;
-
-  unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
   PreciseRowState<T> state;
   MarginRecorder<Traits::kTracksMargins> recorder;
   float q_scale[2], k_scale[kScales];
@@ -50,7 +47,7 @@ struct PreciseConsumer {
   float out[Traits::kHeadDim / 2];
 
   __device__ __forceinline__ PreciseConsumer(const AttentionParams& params, const SharedStorage<Traits>& storage)
-      : params(params), storage(storage) {}
+      : Pipeline{params, storage} {}
 
   // Not kept in registers. Nor is what follows from the thread's number, with a mask, whose terms need them.
   static __device__ __forceinline__ int consumer_thread() {
@@ -67,37 +64,6 @@ struct PreciseConsumer {
   __device__ __forceinline__ WorkTile decode_again(int place) const {
     asm volatile("" : "+r"(place));
     return work_tile_at<Traits>(params, place);
-  }
-
-  // The lanes arrive that read a stage's K scales, so that none is written over before it is read; or every lane does.
-  template <int kArrivals = Traits::kArrivals>
-  __device__ __forceinline__ void release(unsigned empty_barrier) const {
-    if (kArrivals > Traits::kArrivals || threadIdx.x % 32 < kScalesPerBlock) mbarrier_arrive(empty_barrier);
-  }
-
-  // Waits for the next stage, which the next call of `take_stage` gives.
-  __device__ __forceinline__ void wait_for_stage() {
-    const PipelineState<Traits::kStages> stage(steps);
-    mbarrier_wait(storage.full(stage.index), stage.phase);
-  }
-  __device__ __forceinline__ int take_stage() { return steps++ % Traits::kStages; }
-
-  // The key tile in a stage; listed kernels read it there, the others know it.
-  __device__ __forceinline__ int key_tile_of(int stage, int known) const {
-    if constexpr (Traits::kBlockList)
-      return ld_shared_s32_by_lane_0(storage.key_tile(stage));
-    else
-      return known;
-  }
-
-  __device__ __forceinline__ void load_k_scale(int stage) {
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) {
-      const int lane = threadIdx.x % 32;
-      float scale = 0.f;
-      if (lane < kScalesPerBlock) scale = ld_shared(storage.k_scale(stage) + 4 * (i * kScalesPerBlock + lane));
-      k_scale[i] = __shfl_sync(0xffffffffu, scale, lane_in_quad());
-    }
   }
 
   __device__ __forceinline__ void issue_scores(int stage) {
@@ -124,14 +90,6 @@ struct PreciseConsumer {
   // Notes the gap of a step's keys, given a thread's largest scores.
   __device__ __forceinline__ void record(int key_tile, const float (&largest)[2]) {
     if constexpr (Traits::kTracksMargins) recorder.note(key_tile * kBlockN, largest);
-  }
-
-  // A K scale is negative where the mask may change a score of its block.
-  __device__ __forceinline__ bool is_biased() const {
-    bool biased = false;
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) biased |= __float_as_int(k_scale[i]) < 0;
-    return __any_sync(0xffffffffu, biased);
   }
 
   // The softmax of a tile with masked keys or additive terms. Returns whether `out` has to be multiplied by `factor`.
@@ -210,7 +168,7 @@ struct PreciseConsumer {
     state.sum[0] += sums[0];
     state.sum[1] += sums[1];
     pack_probabilities<kBlockN, T>(scores, packed);
-    release(storage.empty(stage));
+    release_stage(stage);
   }
 
   // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
@@ -220,17 +178,17 @@ struct PreciseConsumer {
   __device__ __forceinline__ void step(int place, int left, int key_tile) {
     wait_for_stage();
     const int stage = take_stage();
-    if constexpr (kScaleFirst || Traits::kHasBias) load_k_scale(stage);
+    if constexpr (kScaleFirst || Traits::kHasBias) load_k_scale(stage, lane_in_quad(), k_scale);
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(stage);
     if constexpr (Traits::kHasBias) {
-      if (is_biased()) return step_masked(place, left, stage);
+      if (is_biased(k_scale)) return step_masked(place, left, stage);
     }
     warpgroup_fence_operand(out);
     wgmma_fence();
     issue_values(stage);
-    if constexpr (!kScaleFirst && !Traits::kHasBias) load_k_scale(stage);
+    if constexpr (!kScaleFirst && !Traits::kHasBias) load_k_scale(stage, lane_in_quad(), k_scale);
     wgmma_wait_group<1>();
     warpgroup_fence_operand(scores);
     float sums[2], factor[2];
@@ -245,7 +203,7 @@ struct PreciseConsumer {
     if (raised) rescale(factor);
     state.sum[0] += sums[0];
     state.sum[1] += sums[1];
-    release(storage.empty(stage));
+    release_stage(stage);
   }
 
   // Stages that hold no key of this warpgroup's rows.
@@ -253,28 +211,28 @@ struct PreciseConsumer {
     for (int i = 0; i < count; ++i) {
       wait_for_stage();
       __syncwarp();  // all lanes have waited
-      release(storage.empty(take_stage()));
+      release_stage(take_stage());
     }
   }
 
   // Q's operands and scales; its buffer is free afterwards.
   __device__ __forceinline__ void load_q() {
-    const PipelineState<kQBuffers> buffer(tiles++);
-    mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
+    const int buffer = this->wait_for_q();
+    ++tiles;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) q_scale[i] = ld_shared(storage.q_scale(buffer.index) + 4 * (row() + 8 * i));
+    for (int i = 0; i < 2; ++i) q_scale[i] = ld_shared(storage.q_scale(buffer) + 4 * (row() + 8 * i));
 #pragma unroll
     for (int step = 0; step < kScoreSteps; ++step)
-      load_q_operand<Traits>(q[step], storage.q(buffer.index), consumer_thread() / 32 * 16, step);
+      load_q_operand<Traits>(q[step], storage.q(buffer), consumer_thread() / 32 * 16, step);
     __syncwarp();  // all lanes have read
-    release<Traits::kQArrivals>(storage.q_empty(buffer.index));
+    this->release_q(buffer);
   }
 
   // The key tiles of which `left` are left behind the next.
   __device__ __forceinline__ void attend(int place, const WorkTile& tile, int left) {
     wait_for_stage();
     const int first = take_stage();
-    load_k_scale(first);
+    load_k_scale(first, lane_in_quad(), k_scale);
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(first);
@@ -282,7 +240,7 @@ struct PreciseConsumer {
     warpgroup_fence_operand(scores);
     const int first_tile = key_tile_of(first, left);
     __syncwarp();  // all lanes have read their K scales
-    release(storage.empty(first));
+    release_stage(first);
     float unused[2];
     softmax_masked<true>(decode_again(place), first_tile, state.sum, unused);
     pack_probabilities<kBlockN, T>(scores, packed);
@@ -295,7 +253,7 @@ struct PreciseConsumer {
     issue_values(final);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(out);
-    release(storage.empty(final));
+    release_stage(final);
   }
 
   __device__ __forceinline__ void run_tile(int place, const WorkTile& tile) {
@@ -323,24 +281,9 @@ struct PreciseConsumer {
     epilogue.store(out);
   }
 
+  // With a block list, the test of its loop at the end makes ptxas count steps in uniform registers.
   __device__ __forceinline__ void run() {
-    const int places = places_of_work<Traits>(params);
-    for (int place = blockIdx.x; place < places; place = next_place<Traits>(params, place))
-      run_tile(place, work_tile_at<Traits>(params, place));
-  }
-  // Index and number of key tiles of the next work tile.
-  __device__ __forceinline__ int2 wait_for_work() const {
-    const PipelineState<kQBuffers> buffer(tiles);
-    mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
-    return ld_shared_v2_s32_by_lane_0(storage.work(buffer.index));
-  }
-  // With the test at the loop's end ptxas counts steps in uniform registers.
-  __device__ __forceinline__ void run_listed() {
-    for (int2 work = wait_for_work(); work.x != kNoWork; work = wait_for_work()) {
-      WorkTile tile = WorkTile::decode<Traits>(params, work.x);
-      tile.key_tiles = work.y;
-      run_tile(work.x, tile);
-    }
+    this->for_each_work_tile([&](int place, const WorkTile& tile) { run_tile(place, tile); });
   }
 };
 

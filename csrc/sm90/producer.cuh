@@ -143,7 +143,7 @@ struct Producer {
     if (with_v) load_v(tile, v_tile, stage);
   }
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run_dense() {
     const int places = places_of_work<Traits>(params);
     for (int place = blockIdx.x; place < places; place = next_place<Traits>(params, place)) {
       WorkTile tile = work_tile_at<Traits>(params, place);
@@ -204,7 +204,7 @@ struct Producer {
 
   // Lists make work tiles unequal, so a block takes its next one when it is free for it. The consumers get its index
   // with its Q. A work tile whose list is empty has no stages.
-  __device__ __forceinline__ void run_listed() {
+  __device__ __forceinline__ void run_block_list() {
     const int work = params.chunk.heads * params.chunk.tiles;
     int index = blockIdx.x;
     while (index < work) {
@@ -224,7 +224,7 @@ struct Producer {
     mbarrier_arrive(storage.q_full(state.index));
   }
   // Of the thread that loads V: it learns of a work tile as the consumers do.
-  __device__ __forceinline__ void run_listed_values() {
+  __device__ __forceinline__ void run_block_list_values() {
     while (true) {
       const PipelineState<kQBuffers> buffer(tiles++);
       mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
@@ -234,6 +234,13 @@ struct Producer {
       const WorkTile tile = WorkTile::decode<Traits>(params, index);
       load_values(tile, KeyList<Traits>(params, tile));
     }
+  }
+
+  __device__ __forceinline__ void run() {
+    if constexpr (Traits::kBlockList)
+      run_block_list();
+    else
+      run_dense();
   }
 };
 

@@ -1,17 +1,10 @@
 // The roles of a block's warpgroups, for attention kernels of all modes.
 #pragma once
 
+#include "sm90/pipeline_reader.cuh"
 #include "sm90/producer.cuh"
 
 namespace sm90 {
-
-template <class Traits, class Role>
-__device__ __forceinline__ void run_role(Role& role) {
-  if constexpr (Traits::kBlockList)
-    role.run_listed();
-  else
-    role.run();
-}
 
 // Behind `begin_pipelines`: the first warpgroup produces, the others consume.
 template <class Traits, class Consumer>
@@ -28,15 +21,15 @@ __device__ __forceinline__ void run_warpgroups(const AttentionParams& params, co
     warpgroup_reg_dealloc<Traits::kProducerRegisters>();
     if (threadIdx.x == 0) {
       Producer<Traits> producer{params, storage};
-      run_role<Traits>(producer);
+      producer.run();
     }
     if constexpr (Traits::kProducers == 2) {
-      if (threadIdx.x == 32) Producer<Traits>{params, storage}.run_listed_values();
+      if (threadIdx.x == 32) Producer<Traits>{params, storage}.run_block_list_values();
     }
   } else {
     warpgroup_reg_alloc<Traits::kConsumerRegisters>();
     Consumer consumer(params, storage);
-    run_role<Traits>(consumer);
+    consumer.run();
   }
 }
 

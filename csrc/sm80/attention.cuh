@@ -22,7 +22,7 @@ class Attention {
   static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
-  static_assert(kQueryBlock == kListTile, "lists are for blocks of queries");
+  static_assert(kQueryBlock == kListTile, "block lists are for blocks of queries");
   using Terms = ScoreTerms<kMask>;
   // The kernels of calls without a mask record block score margins where they are asked to.
   static constexpr bool kTracksMargins = kMask == (kBits == 4 ? MaskPolicy::key_bias : MaskPolicy::none);
@@ -43,11 +43,11 @@ class Attention {
     const i64 work = p.first_work + index;
     const Sizes& sizes = p.sizes;
     Item item;
-    item.slice = static_cast<int>(work / sizes.query_blocks);
-    item.query_block = static_cast<int>(work - i64(item.slice) * sizes.query_blocks);
-    const int batch = item.slice / sizes.q_heads, head = item.slice - batch * sizes.q_heads;
-    item.kv_slice = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
-    const i64 first_tile = i64(item.kv_slice) * sizes.key_blocks;
+    item.bh = static_cast<int>(work / sizes.query_blocks);
+    item.query_block = static_cast<int>(work - i64(item.bh) * sizes.query_blocks);
+    const int batch = item.bh / sizes.q_heads, head = item.bh - batch * sizes.q_heads;
+    item.kv_bh = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
+    const i64 first_tile = i64(item.kv_bh) * sizes.key_blocks;
     item.q = p.q_tiles + work * kQBytes;
     item.q_scale = p.q_scale + work * kQScales;
     item.k = p.k_tiles + first_tile * kKBytes;
@@ -158,7 +158,7 @@ class Attention {
       const float base = rows[tile].base[row] == kLowest ? kNegativeInfinity : rows[tile].base[row];
       margin[row] = margin_of_row(largest[row] - kLog2OfPScale, base, query + 8 * row < p.sizes.q_length);
     }
-    float* margins = margins_of_queries(p.gaps, item.slice, query, p.sizes.q_length, p.sizes.kv_length);
+    float* margins = margins_of_queries(p.gaps, item.bh, query, p.sizes.q_length, p.sizes.kv_length);
     raise_margin(margins + key_block / kBlocksPerTile, fmaxf(margin[0], margin[1]));
   }
 
@@ -195,7 +195,7 @@ class Attention {
 
   template <class T>
   __device__ __forceinline__ void store_rows() const {
-    const int batch = item.slice / p.sizes.q_heads, head = item.slice - batch * p.sizes.q_heads;
+    const int batch = item.bh / p.sizes.q_heads, head = item.bh - batch * p.sizes.q_heads;
     T* out = static_cast<T*>(p.out.pointer) + batch * p.out.batch_stride + head * p.out.head_stride;
     float inverse[kTiles][2], attended[kTiles][2];  // a row of masked keys has the sum 0 and gives zeros
 #pragma unroll
@@ -207,7 +207,7 @@ class Attention {
         inverse[tile][row] = sum == 0.f ? 0.f : 1.f / sum;
         const int query = first_query(tile) + 8 * row;
         if (p.lse && lane % 4 == 0 && query < p.sizes.q_length) {
-          const i64 at = i64(item.slice) * p.sizes.q_length + query;
+          const i64 at = i64(item.bh) * p.sizes.q_length + query;
           p.lse[at] = (rows[tile].base[row] + log2f(sum)) * kLn2 + p.lse_shift[at];
         }
       }
@@ -218,8 +218,8 @@ class Attention {
       const int channel = 8 * n + 2 * (lane % 4);
       float2 scale, mean;
       if constexpr (Pv::kScaled) {
-        scale = *reinterpret_cast<const float2*>(p.v_scale + i64(item.kv_slice) * kHeadDim + channel);
-        mean = *reinterpret_cast<const float2*>(p.v_mean + i64(item.kv_slice) * kHeadDim + channel);
+        scale = *reinterpret_cast<const float2*>(p.v_scale + i64(item.kv_bh) * kHeadDim + channel);
+        mean = *reinterpret_cast<const float2*>(p.v_mean + i64(item.kv_bh) * kHeadDim + channel);
       }
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {

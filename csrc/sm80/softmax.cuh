@@ -81,12 +81,12 @@ struct KeyLimits {
     }
   }
 
-  // `slice_offset`: of the mask's batch and head. Rows past q_length are computed as copies of the last one.
-  __device__ __forceinline__ void add_mask(float (&x)[8][4], const Mask& mask, i64 slice_offset, int q_length) const {
+  // `mask_offset`: of the mask's batch and head. Rows past q_length are computed as copies of the last one.
+  __device__ __forceinline__ void add_mask(float (&x)[8][4], const Mask& mask, i64 mask_offset, int q_length) const {
     visit_mask(mask, [&](const auto* elements) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const auto* at = elements + slice_offset + min(query + 8 * row, q_length - 1) * mask.query_stride +
+        const auto* at = elements + mask_offset + min(query + 8 * row, q_length - 1) * mask.query_stride +
                          first_key * mask.key_stride;
 #pragma unroll
         for (int j = 0; j < 8; ++j, at += 8 * mask.key_stride) {

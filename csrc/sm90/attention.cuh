@@ -1,7 +1,7 @@
 // Attention on int8 scores and E4M3 probabilities for Hopper (SageAttention2-8b, paper algorithm 1 with two-level
 // accumulation). One producer warpgroup streams Q, K and V^T tiles; two consumer warpgroups own 64 query rows each. The
-// block stays on its multiprocessor and walks over work tiles (128 query rows of one head), heads outermost so that K
-// and V stay in L2.
+// block stays on its multiprocessor and takes work tiles (128 query rows of one head) in turn, heads outermost so that
+// K and V stay in L2.
 #pragma once
 
 #include "sm90/padding_consumer.cuh"

@@ -58,7 +58,7 @@ struct Consumer : PipelineReader<Traits> {
     issue_value_product<Traits, kColumns>(result, packed, storage.v(stage) + first_row * Traits::VTile::kRowBytes);
   }
 
-  // Kernels that quantize Q have no other additive terms.
+  // Kernels with a fused prologue have no other additive terms.
   __device__ __forceinline__ bool is_mask_for_all_queries() const {
     return Traits::kFusedPrologue || (params.delta_s == nullptr && params.mask.query_stride == 0);
   }
@@ -111,12 +111,12 @@ struct Consumer : PipelineReader<Traits> {
       softmax_biased(tile, key_tile);
     else
       softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
-    record(key_tile);
+    record_margin(key_tile);
   }
 
-  // Notes the gap of the key tile whose softmax was the last.
-  __device__ __forceinline__ void record(int key_tile) const {
-    if constexpr (Traits::kTracksMargins) recorder.note(key_tile * kBlockN, state.largest, state.maximum);
+  // Records the margin of the key tile whose softmax was the last.
+  __device__ __forceinline__ void record_margin(int key_tile) const {
+    if constexpr (Traits::kTracksMargins) recorder.record(key_tile * kBlockN, state.largest, state.maximum);
   }
 
   // A K scale is negative where the mask may change a score of its block.
@@ -156,7 +156,7 @@ struct Consumer : PipelineReader<Traits> {
     warpgroup_fence_operand(result);
     accumulate(last, result, rescale);
     softmax_biased(tile, key_tile);
-    record(key_tile);
+    record_margin(key_tile);
     release_stage(stage);
     pack_probabilities<kBlockN>(scores, packed);
     if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages, lane, k_scale);
@@ -179,7 +179,7 @@ struct Consumer : PipelineReader<Traits> {
     if constexpr (!kOrder.packed_at_once) pack_upper<kBlockN>(scores, upper);
     if constexpr (!kOrder.stage_first) wait_for_stage();
     if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages, lane, k_scale);
-    record(key_tile);
+    record_margin(key_tile);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(result);
     release_stage(stage);
@@ -189,7 +189,7 @@ struct Consumer : PipelineReader<Traits> {
   }
 
   // All steps but the first of a work tile. Those that a mask leaves as they are run in a loop of their own, for which
-  // ptxas finds as good an order as without masks. Additive terms that are not a mask's are in every step.
+  // ptxas finds as good an order as without masks. Smooth Q's correction is in every step.
   __device__ __forceinline__ void steps_of(const WorkTile& tile, const KeyOrder<Traits>& order,
                                            float (&result)[kLastColumns / 2]) {
     int left = tile.key_tiles - 2;
@@ -230,14 +230,15 @@ struct Consumer : PipelineReader<Traits> {
   __device__ __forceinline__ void values_of_stage(int stage) {
     if constexpr (kHalves) {
       values_of_columns<128>(first_half, stage, 0);
-      // A wait that is long over: ptxas keeps the halves, and so their registers, apart on both sides of a loop.
+      // This barrier has completed before. The wait is a fence for ptxas, which keeps the halves, and so their
+      // registers, apart on both sides of its loop.
       mbarrier_wait(storage.full(stage), (steps - 1) / Traits::kStages % 2);
     }
     values_of_columns<kLastColumns>(last, stage, kHalves ? 128 : 0);
   }
 
-  // The rows that the group multiplies. The products of the tile before, which may not be over in its other warps, read
-  // the other buffer.
+  // Quantizes the rows that the group multiplies. The products of the work tile before may still run in other warps;
+  // they read the other buffer.
   __device__ __forceinline__ void quantize_q(int buffer) {
     mbarrier_wait(storage.elements_full(), tiles % 2);
     const QueryQuantizer<Traits> quantizer(storage.elements(), storage.q(buffer), row, lane);
@@ -270,7 +271,7 @@ struct Consumer : PipelineReader<Traits> {
   __device__ __forceinline__ void end_tile(const WorkTile& known) {
     WorkTile tile = known;
     if constexpr (Traits::kBlockList)
-      tile = this->block_list_tile(this->wait_for_work());  // anew, so that no register keeps it
+      tile = this->block_list_tile(this->wait_for_work());  // read again, so that no register keeps it
     const int buffer = tiles++ % kQBuffers;
     const Epilogue<Traits::kFusedPrologue && !kHasBias> epilogue(params, tile, row, lane, state.maximum,
                                                                  last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
@@ -295,7 +296,7 @@ struct Consumer : PipelineReader<Traits> {
       softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
     else
       softmax_last(tile, key_tile);
-    record(key_tile);
+    record_margin(key_tile);
     pack_probabilities<kBlockN>(scores, packed);
     wait_for_stage();
     const KeyOrder<Traits> order(params, tile);

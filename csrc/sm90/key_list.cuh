@@ -1,5 +1,5 @@
-// The key tiles of a work tile in a listed kernel: those of the prepared list of its block of queries, as tiles of the
-// kernel, the last key first.
+// The key tiles of a work tile in a block-list kernel, the last key first: the active blocks of its block of queries in
+// tiles of the kernel.
 #pragma once
 
 #include "sm90/tile_scheduler.cuh"

@@ -1,4 +1,4 @@
-// The order in which a work tile goes through its key tiles.
+// The order in which a work tile visits its key tiles.
 #pragma once
 
 #include "sm90/params.h"
@@ -6,12 +6,12 @@
 
 namespace sm90 {
 
-// By how many tiles are left. The last tile comes first, because the ragged or causal one needs masking and is best
-// done outside the consumers' loop. In self-attention the tile on the diagonal follows: it often holds the largest
-// scores, and what the running maximum is far above can be left out. The others come from the last to the first.
+// Indexed by how many tiles are left. The last tile comes first, because the ragged or causal one needs masking, which
+// is best done outside the consumers' loop. In self-attention the tile on the diagonal follows: it often holds the
+// largest scores, and a block far below the running maximum can be skipped. The others come from the last to the first.
 template <class Traits>
 class KeyOrder {
-  // Of a tile list's tile, so that calls with lists keep this order.
+  // The tiles of one block of a block mask stay together, so that block lists keep this order.
   static constexpr int kTogether = Traits::kBlockN < kListTile ? kListTile / Traits::kBlockN : 1;
 
  public:

@@ -184,7 +184,7 @@ class AttentionLauncher final : public Launcher {
   // keys that do not exist.
   bool few_keys() const {
     const bool narrower = head_dim_ != 64 || round_up(call_.kv_length, kTileN) < round_up(call_.kv_length, kWideTileN);
-    return call_.kv_length <= kFewKeys && narrower;
+    return call_.kv_length <= kMaxShortKv && narrower;
   }
   // Whether a step takes kWideTileN keys at head_dim 64.
   bool wide() const {

@@ -6,7 +6,7 @@
 namespace sm90 {
 
 // The keys end in block kLast, `left` behind this thread's first of it. Blocks before are whole; those behind have no
-// keys, and their probabilities are zeros without exponentials.
+// keys: their probabilities are zeros, and no exponentials are computed.
 template <int kBlockN, int kLast, bool kTracksMargins>
 __device__ __forceinline__ void softmax_padded_blocks(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
                                                       const float (&q_scale)[2],

@@ -1,12 +1,12 @@
-// A consumer warpgroup of kernels that leave out what a padding mask hides.
+// A consumer warpgroup of kernels with a fused prologue that skip the keys behind the end of a padding mask.
 #pragma once
 
 #include "sm90/consumer.cuh"
 
 namespace sm90 {
 
-// Work tiles whose mask does nothing but end the keys have the steps of a call without a mask; the others those with
-// terms. In one loop over work tiles with one kind of steps, ptxas's order of these is worse.
+// Work tiles whose mask only ends the keys take the steps of a call without a mask; the others take the steps with
+// terms. One loop with one kind of steps is slower, because ptxas orders those steps worse.
 template <class Traits>
 class PaddingConsumer {
  public:

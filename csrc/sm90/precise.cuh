@@ -1,6 +1,6 @@
 // Attention of the precise mode for Hopper: int8 scores, P and V in fp16 or bf16, FP32 accumulators. One producer
 // warpgroup streams tiles, the consumer warpgroups own 64 query rows each. The block stays on its multiprocessor and
-// walks over work tiles, heads outermost so that K and V stay in L2.
+// takes work tiles in turn, heads outermost so that K and V stay in L2.
 #pragma once
 
 #include "sm90/precise_consumer.cuh"

@@ -87,9 +87,9 @@ struct PreciseConsumer : PipelineReader<Traits> {
     wgmma_commit_group();
   }
 
-  // Notes the gap of a step's keys, given a thread's largest scores.
-  __device__ __forceinline__ void record(int key_tile, const float (&largest)[2]) {
-    if constexpr (Traits::kTracksMargins) recorder.note(key_tile * kBlockN, largest);
+  // Records the margin of a step's keys, given a thread's largest scores.
+  __device__ __forceinline__ void record_margin(int key_tile, const float (&largest)[2]) {
+    if constexpr (Traits::kTracksMargins) recorder.record(key_tile * kBlockN, largest);
   }
 
   // The softmax of a tile with masked keys or additive terms. Returns whether `out` has to be multiplied by `factor`.
@@ -115,7 +115,7 @@ struct PreciseConsumer : PipelineReader<Traits> {
     else
       scaled_with(RowTerms(params, tile, row(), own_key));
     const bool raised = state.raise(maximum, PreciseRowState<T>::kLag, factor);
-    record(key_tile, maximum);
+    record_margin(key_tile, maximum);
     exponentials_of_floats<kBlockN>(scores, state, sums);
     return raised;
   }
@@ -125,7 +125,7 @@ struct PreciseConsumer : PipelineReader<Traits> {
     if constexpr (Traits::kTracksMargins) {
       float maximum[2];
       row_maxima<kBlockN>(scores, q_scale, k_scale, maximum);
-      record(key_tile, maximum);
+      record_margin(key_tile, maximum);
     }
     exponentials<kBlockN, kRowByRow>(scores, state, q_scale, k_scale, sums);
     constexpr float kLargest = ProbabilityRange<T>::kLargest;

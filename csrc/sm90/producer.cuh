@@ -1,6 +1,6 @@
 // The producer warpgroup of the attention kernels: one thread streams int8 Q and K tiles into shared memory with TMA,
-// and V^T in E4M3 or, in the precise mode, V from the caller's tensor as it is. Where lists are walked there, a thread
-// of its own streams V.
+// and V^T in E4M3 or, in the precise mode, V from the caller's tensor. With a block list, a second thread streams V in
+// the precise mode.
 #pragma once
 
 #include "sm90/kernel_traits.h"
@@ -41,7 +41,7 @@ struct Producer {
   const SharedStorage<Traits>& storage;
   unsigned tiles = 0, steps = 0;
 
-  // Q as it is, for consumers that quantize it.
+  // Q as the caller has it, for consumers that quantize it.
   __device__ __forceinline__ void load_elements(const WorkTile& tile) {
     const unsigned full = storage.elements_full();
     const int batch = tile.head / params.q_heads, head = tile.head - batch * params.q_heads;
@@ -53,7 +53,7 @@ struct Producer {
                   tile.first_row, head, batch);
   }
 
-  // Until the one pass has written K and V of a head, and what belongs to them.
+  // Waits until the fused KV prologue has written a head's K and V with their scales.
   __device__ __forceinline__ void wait_until_prepared(int kv_head) const {
     BlocksOver blocks;
     do {
@@ -62,14 +62,15 @@ struct Producer {
     fence_proxy_async_global();
   }
 
-  // Of a head that is prepared: behind the last key that the mask does not hide, if it leaves all keys before as they
-  // are; else 0.
+  // The end of a prepared head's keys: behind the last one that the mask leaves, if it changes none of those before;
+  // else 0.
   __device__ __forceinline__ int end_of_keys(int kv_head) const {
     const KeysLeft keys = __builtin_bit_cast(KeysLeft, ld_acquire_u64(&params.prepared[kv_head].keys));
     return keys.end == keys.unchanged ? keys.end : 0;
   }
 
-  // `index`: of the work tile, that listed kernels pass on. Kernels that leave out tiles learn here how many are left.
+  // `index`: of the work tile, which block-list kernels pass on to the consumers. Sets the end of the keys in kernels
+  // whose producer says it.
   __device__ __forceinline__ void load_q(WorkTile& tile, int index) {
     if constexpr (Traits::kFusedPrologue) {
       load_elements(tile);
@@ -156,7 +157,8 @@ struct Producer {
         v_tile = k_tile;
       }
     }
-    if constexpr (Traits::kFusedPrologue) griddepcontrol_wait();  // so this kernel's end is the one pass's, too
+    if constexpr (Traits::kFusedPrologue)
+      griddepcontrol_wait();  // so that the end of this kernel is that of the prologue, too
   }
 
   __device__ __forceinline__ void load_keys_and_values(WorkTile& tile, const KeyList<Traits>& keys) {
@@ -164,13 +166,13 @@ struct Producer {
     for (int step = 0; step <= tile.key_tiles && tile.key_tiles > 0; ++step) {
       int next = 0;
       if (step + 1 < tile.key_tiles) next = keys[step + 1];  // read while the stage is waited for
-      asm volatile("" : "+r"(tile.kv_head));  // what follows from it is computed anew: there are few registers
+      asm volatile("" : "+r"(tile.kv_head));  // so that addresses are computed again, not kept: there are few registers
       fill_stage(tile, step < tile.key_tiles, k_tile, step > 0, v_tile);
       v_tile = k_tile;
       k_tile = next;
     }
   }
-  // `fill` gets each tile of a list and the stage for it.
+  // Calls `fill` with each key tile of a list and the stage for it.
   template <class Fill>
   __device__ __forceinline__ void walk(WorkTile tile, const KeyList<Traits>& keys, const Fill& fill) {
     int next = keys[0];
@@ -202,8 +204,8 @@ struct Producer {
     });
   }
 
-  // Lists make work tiles unequal, so a block takes its next one when it is free for it. The consumers get its index
-  // with its Q. A work tile whose list is empty has no stages.
+  // Block lists make work tiles unequal, so a block takes its next one when it is free. The consumers get its index
+  // with its Q. A work tile with an empty list has no stages.
   __device__ __forceinline__ void run_block_list() {
     const int work = params.chunk.heads * params.chunk.tiles;
     int index = blockIdx.x;
@@ -223,7 +225,7 @@ struct Producer {
     st_shared_v2_s32(storage.work(state.index), make_int2(kNoWork, 0));
     mbarrier_arrive(storage.q_full(state.index));
   }
-  // Of the thread that loads V: it learns of a work tile as the consumers do.
+  // The loop of the thread that loads V: it reads the index of a work tile as the consumers do.
   __device__ __forceinline__ void run_block_list_values() {
     while (true) {
       const PipelineState<kQBuffers> buffer(tiles++);

@@ -26,13 +26,13 @@ struct SharedStorage {
   __device__ __forceinline__ unsigned q_empty(int i) const { return barrier(kQBuffers + i); }
   __device__ __forceinline__ unsigned full(int i) const { return barrier(2 * kQBuffers + i); }
   __device__ __forceinline__ unsigned empty(int i) const { return barrier(2 * kQBuffers + Traits::kStages + i); }
-  // Of a QuantizingShape: Q as it is.
+  // With a fused prologue: Q as the caller has it.
   __device__ __forceinline__ unsigned elements() const { return base + Traits::kElementOffset; }
   __device__ __forceinline__ unsigned elements_full() const { return base + Traits::kElementBarrierOffset; }
   __device__ __forceinline__ unsigned elements_empty() const { return elements_full() + 8; }
-  // Of a PaddingShape.
+  // Where the producer says at which key a padding mask ends.
   __device__ __forceinline__ unsigned key_end(int i) const { return base + Traits::kKeyEndOffset + 4 * i; }
-  // Of a ListedShape.
+  // With a block list.
   __device__ __forceinline__ unsigned work(int i) const { return base + Traits::kWorkOffset + i * Traits::kWorkBytes; }
   __device__ __forceinline__ unsigned key_tile(int i) const { return base + Traits::kKeyTileOffset + 4 * i; }
 };

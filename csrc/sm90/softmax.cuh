@@ -11,7 +11,7 @@
 
 namespace sm90 {
 
-// `kTracksMargins`: what a recording kernel notes is kept.
+// `kTracksMargins`: what a margin is computed from is kept.
 template <bool kTracksMargins>
 struct RowState {
   float maximum[2];                       // of the scores so far, in units of log2

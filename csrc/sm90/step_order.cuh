@@ -1,5 +1,5 @@
-// The order of a step's parts. ptxas's order of instructions follows it, and what is fastest differs from kernel to
-// kernel for reasons that lie there: each was found by timing (csrc/NOTES.md).
+// The order of a step's parts. ptxas's order of instructions follows it. The fastest order differs from kernel to
+// kernel; each was found by timing (csrc/NOTES.md).
 #pragma once
 
 #include "sm90/tiles.h"
@@ -10,9 +10,9 @@ struct StepOrder {
   bool by_row;     // exponentials row by row
   bool from_last;  // maxima from the last score down
   bool tested;     // whether a row is empty, though none is
-  // The next stage is waited for ahead of the softmax. The wait is a loop, across which ptxas does not move the wait
-  // for the values: without it that may stand among the exponentials. Kernels that note gaps wait behind the softmax
-  // and then send the gap, while the values' product runs.
+  // The next stage is waited for ahead of the softmax. The wait is a loop, and ptxas moves no wait for the values
+  // across it: without it, that wait may stand among the exponentials. Kernels that record margins wait behind the
+  // softmax and then send the margin, while the values' product runs.
   bool stage_first;
   // K's scales of a step are read in the step before, ahead of the wait for the values.
   bool scales_ahead;

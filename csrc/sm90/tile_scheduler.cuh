@@ -7,7 +7,7 @@
 
 namespace sm90 {
 
-// Whether the call is causal. Listed kernels are told: what it changes lies outside of their loop.
+// Whether the call is causal. Block-list kernels are told: what it changes lies outside of their loop.
 template <class Traits>
 __device__ __forceinline__ bool is_causal(const AttentionParams& params) {
   if constexpr (Traits::kBlockList)
@@ -19,7 +19,7 @@ __device__ __forceinline__ bool is_causal(const AttentionParams& params) {
 struct WorkTile {
   // head counts over batch * q_heads, kv_head over batch * kv_heads
   int batch, head, kv_head, first_row, key_tiles, delta_row;
-  int key_end = 0;  // where a padding mask ends the keys, of kernels that leave out what is behind; 0 if it does not
+  int key_end = 0;  // where a padding mask ends the keys, or 0: of kernels whose producer says it
 
   template <class Traits>
   static __device__ __forceinline__ WorkTile decode(const AttentionParams& params, int index) {
@@ -37,7 +37,7 @@ struct WorkTile {
     int keys = causal ? min(params.kv_length, tile.first_row + Traits::kBlockM) : params.kv_length;
     if constexpr (Traits::kKeyEndFromPrologue) {
       const int end = params.prepared[tile.kv_head].keys.end;
-      if (end != 0) keys = min(keys, end);  // a mask that hides all keys leaves out none
+      if (end != 0) keys = min(keys, end);  // with a mask that hides all keys none is skipped
     }
     tile.key_tiles = (keys + Traits::kBlockN - 1) / Traits::kBlockN;
     return tile;
@@ -50,7 +50,8 @@ struct WorkTile {
   }
 };
 
-// The work tile at a place of a dense causal call's order. The last places of a group have none: too large a tile.
+// The work tile at a place of a dense causal call's order. The last places of a group have none: their tile is too
+// large.
 struct CausalPlace {
   int head, tile;
   __device__ __forceinline__ CausalPlace(const AttentionParams& params, int place) {

@@ -10,11 +10,12 @@ namespace sm90 {
 template <class Traits, class Consumer>
 __device__ __forceinline__ void run_warpgroups(const AttentionParams& params, const SharedStorage<Traits>& storage) {
   __syncthreads();
-  // A kernel that quantizes Q runs beside the one pass: its producer waits for each head, and at the end for the pass.
+  // A kernel with a fused prologue runs beside it: its producer waits for each head, and at the end for the prologue.
   if constexpr (!Traits::kFusedPrologue) griddepcontrol_wait();
   if constexpr (Traits::kDenseFallback != DenseFallback::never) {
+    // `dead` says whether the block mask skips a block: then the block-list kernel works, else its dense fallback.
     const bool is_one_of_two = Traits::kDenseFallback == DenseFallback::always || params.dead;
-    if (is_one_of_two && (*params.dead != 0) != Traits::kBlockList) return;  // the call is the other kernel's
+    if (is_one_of_two && (*params.dead != 0) != Traits::kBlockList) return;
   }
   fence_proxy_async_global();
   if (threadIdx.x < 128) {

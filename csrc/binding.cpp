@@ -3,174 +3,183 @@
 #include <pybind11/pybind11.h>
 
 #include <bitset>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <iterator>
+#include <limits>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <tuple>
-#include <unordered_map>
+#include <type_traits>
+#include <utility>
 
 #include "attention_call.h"
 #include "build_info.h"
 #include "driver.h"
+#include "plan.h"
 
 namespace py = pybind11;
 
 namespace {
 
-using Setter = void (*)(AttentionCall&, py::handle);
+constexpr const char* kInteger64 = "an integer of 64 bits";
+constexpr const char* kInteger32 = "an integer of 32 bits";
+constexpr const char* kFlag = "True or False";
+constexpr const char* kNumber = "a number";
 
 template <typename Value>
-void assign(Value& field, py::handle value) {
-  field = value.cast<Value>();
+constexpr const char* expected() {
+  return std::is_same_v<Value, bool>    ? kFlag
+         : std::is_same_v<Value, float> ? kNumber
+         : sizeof(Value) == 8           ? kInteger64
+                                        : kInteger32;
 }
 
-template <auto Field>
-void set_field(AttentionCall& call, py::handle value) {
-  assign(call.*Field, value);
+// False when the value does not fit, and then no Python error is set.
+bool read(bool& field, PyObject* value) {
+  field = value == Py_True;
+  return PyBool_Check(value);
 }
 
-template <auto View, auto Field>
-void set_view_field(AttentionCall& call, py::handle value) {
-  assign((call.*View).*Field, value);
+bool read(int64_t& field, PyObject* value) {
+  if (PyBool_Check(value) || !PyIndex_Check(value)) return false;
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value));
+  int overflow = 0;
+  if (index) field = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  const bool failed = PyErr_Occurred() != nullptr;
+  if (failed) PyErr_Clear();
+  return !failed && overflow == 0;
+}
+
+bool read(int& field, PyObject* value) {
+  int64_t wide = 0;
+  if (!read(wide, value)) return false;
+  field = static_cast<int>(wide);
+  return field == wide;
+}
+
+bool read(float& field, PyObject* value) {
+  if (PyBool_Check(value) || !PyNumber_Check(value)) return false;
+  const double number = PyFloat_AsDouble(value);
+  const bool failed = PyErr_Occurred() != nullptr;
+  if (failed) PyErr_Clear();
+  field = static_cast<float>(number);
+  return !failed;
 }
 
 struct Keyword {
   const char* name;
-  Setter set;
+  const char* expected;
   bool required;
+  bool (*set)(CallSignature&, PyObject*);
 };
 
-// A field of a view is named <view>_<field>. The mask, the tile lists, the phase, the pointers and the workspace may be
-// left out: absent, the whole call or not wanted, and of no interest to workspace_bytes.
+template <auto Field>
+constexpr Keyword field(const char* name, bool required) {
+  using Value = std::remove_reference_t<decltype(std::declval<CallSignature&>().*Field)>;
+  return {name, expected<Value>(), required,
+          [](CallSignature& call, PyObject* value) { return read(call.*Field, value); }};
+}
+template <auto View, auto Field>
+constexpr Keyword field(const char* name, bool required) {
+  using Value = std::remove_reference_t<decltype((std::declval<CallSignature&>().*View).*Field)>;
+  return {name, expected<Value>(), required,
+          [](CallSignature& call, PyObject* value) { return read((call.*View).*Field, value); }};
+}
+
+// Absent, the mask, the block mask, the LSE and the block margins are not a part of the call.
 constexpr bool kRequired = true, kOptional = false;
-#define TENSOR_KEYWORDS(view)                                                                                     \
-  Keyword{#view "_pointer", set_view_field<&AttentionCall::view, &TensorView::pointer>, kOptional},               \
-      Keyword{#view "_batch_stride", set_view_field<&AttentionCall::view, &TensorView::batch_stride>, kRequired}, \
-      Keyword{#view "_head_stride", set_view_field<&AttentionCall::view, &TensorView::head_stride>, kRequired},   \
-      Keyword {                                                                                                   \
-    #view "_token_stride", set_view_field<&AttentionCall::view, &TensorView::token_stride>, kRequired             \
-  }
+#define TENSOR_KEYWORDS(view)                                                             \
+  field<&CallSignature::view, &TensorStrides::batch>(#view "_batch_stride", kRequired),   \
+      field<&CallSignature::view, &TensorStrides::head>(#view "_head_stride", kRequired), \
+      field<&CallSignature::view, &TensorStrides::token>(#view "_token_stride", kRequired)
 constexpr Keyword kKeywords[] = {
+    field<&CallSignature::batch>("batch", kRequired),
+    field<&CallSignature::q_heads>("q_heads", kRequired),
+    field<&CallSignature::kv_heads>("kv_heads", kRequired),
+    field<&CallSignature::q_length>("q_length", kRequired),
+    field<&CallSignature::kv_length>("kv_length", kRequired),
+    field<&CallSignature::head_dim>("head_dim", kRequired),
+    field<&CallSignature::element>("element", kRequired),
+    field<&CallSignature::mode>("mode", kRequired),
+    field<&CallSignature::rotate>("rotate", kRequired),
+    field<&CallSignature::smooth_v>("smooth_v", kRequired),
+    field<&CallSignature::causal>("causal", kRequired),
+    field<&CallSignature::pv_accumulator>("pv_accumulator", kRequired),
+    field<&CallSignature::scale>("scale", kRequired),
+    field<&CallSignature::device>("device", kRequired),
     TENSOR_KEYWORDS(q),
     TENSOR_KEYWORDS(k),
     TENSOR_KEYWORDS(v),
     TENSOR_KEYWORDS(out),
-    {"mask_pointer", set_view_field<&AttentionCall::mask, &MaskView::pointer>, kOptional},
-    {"mask_batch_stride", set_view_field<&AttentionCall::mask, &MaskView::batch_stride>, kOptional},
-    {"mask_head_stride", set_view_field<&AttentionCall::mask, &MaskView::head_stride>, kOptional},
-    {"mask_query_stride", set_view_field<&AttentionCall::mask, &MaskView::query_stride>, kOptional},
-    {"mask_key_stride", set_view_field<&AttentionCall::mask, &MaskView::key_stride>, kOptional},
-    {"mask_element", set_view_field<&AttentionCall::mask, &MaskView::element>, kOptional},
-    {"tiles_pointer", set_view_field<&AttentionCall::tiles, &TileListsView::pointer>, kOptional},
-    {"tiles_batch_stride", set_view_field<&AttentionCall::tiles, &TileListsView::batch_stride>, kOptional},
-    {"tiles_head_stride", set_view_field<&AttentionCall::tiles, &TileListsView::head_stride>, kOptional},
-    {"tiles_key_tiles", set_view_field<&AttentionCall::tiles, &TileListsView::key_tiles>, kOptional},
-    {"tiles_invalid", set_view_field<&AttentionCall::tiles, &TileListsView::invalid>, kOptional},
-    {"lse", set_field<&AttentionCall::lse>, kOptional},
-    {"nonfinite", set_field<&AttentionCall::nonfinite>, kOptional},
-    {"gaps", set_field<&AttentionCall::gaps>, kOptional},
-    {"batch", set_field<&AttentionCall::batch>, kRequired},
-    {"q_heads", set_field<&AttentionCall::q_heads>, kRequired},
-    {"kv_heads", set_field<&AttentionCall::kv_heads>, kRequired},
-    {"q_length", set_field<&AttentionCall::q_length>, kRequired},
-    {"kv_length", set_field<&AttentionCall::kv_length>, kRequired},
-    {"head_dim", set_field<&AttentionCall::head_dim>, kRequired},
-    {"element", set_field<&AttentionCall::element>, kRequired},
-    {"mode", set_field<&AttentionCall::mode>, kRequired},
-    {"phase", set_field<&AttentionCall::phase>, kOptional},
-    {"rotate", set_field<&AttentionCall::rotate>, kRequired},
-    {"smooth_v", set_field<&AttentionCall::smooth_v>, kRequired},
-    {"causal", set_field<&AttentionCall::causal>, kRequired},
-    {"pv_accumulator", set_field<&AttentionCall::pv_accumulator>, kRequired},
-    {"scale", set_field<&AttentionCall::scale>, kRequired},
-    {"workspace", set_field<&AttentionCall::workspace>, kOptional},
-    {"workspace_bytes", set_field<&AttentionCall::workspace_bytes>, kOptional},
-    {"device", set_field<&AttentionCall::device>, kRequired},
-    {"stream", set_field<&AttentionCall::stream>, kOptional},
+    field<&CallSignature::mask, &MaskLayout::element>("mask_element", kOptional),
+    field<&CallSignature::mask, &MaskLayout::batch_stride>("mask_batch_stride", kOptional),
+    field<&CallSignature::mask, &MaskLayout::head_stride>("mask_head_stride", kOptional),
+    field<&CallSignature::mask, &MaskLayout::query_stride>("mask_query_stride", kOptional),
+    field<&CallSignature::mask, &MaskLayout::key_stride>("mask_key_stride", kOptional),
+    field<&CallSignature::block_mask, &BlockMaskLayout::key_blocks>("block_mask_key_blocks", kOptional),
+    field<&CallSignature::block_mask, &BlockMaskLayout::batch_stride>("block_mask_batch_stride", kOptional),
+    field<&CallSignature::block_mask, &BlockMaskLayout::head_stride>("block_mask_head_stride", kOptional),
+    field<&CallSignature::has_lse>("has_lse", kOptional),
+    field<&CallSignature::has_block_margins>("has_block_margins", kOptional),
 };
 #undef TENSOR_KEYWORDS
 constexpr std::size_t kKeywordCount = std::size(kKeywords);
 
 std::size_t keyword_index(std::string_view name) {
-  static const auto indices = [] {
-    std::unordered_map<std::string_view, std::size_t> result;
-    for (std::size_t index = 0; index < kKeywordCount; ++index) result.emplace(kKeywords[index].name, index);
-    return result;
-  }();
-  const auto found = indices.find(name);
-  if (found == indices.end()) throw py::type_error("unknown keyword argument " + std::string(name));
-  return found->second;
+  for (std::size_t index = 0; index < kKeywordCount; ++index)
+    if (name == kKeywords[index].name) return index;
+  std::string message = "unknown keyword argument " + std::string(name) + ": plan takes ";
+  for (std::size_t index = 0; index < kKeywordCount; ++index)
+    message += (index ? ", " : "") + std::string(kKeywords[index].name);
+  throw py::type_error(message);
 }
 
-AttentionCall parse(const py::kwargs& arguments) {
-  AttentionCall call{};
+CallSignature parse(const py::kwargs& arguments) {
+  CallSignature call{};
   std::bitset<kKeywordCount> given;
   for (const auto& [key, value] : arguments) {
-    Py_ssize_t size = 0;
-    const char* name = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
-    if (!name) throw py::error_already_set();
-    const std::size_t index = keyword_index({name, static_cast<std::size_t>(size)});
-    try {
-      kKeywords[index].set(call, value);
-    } catch (const py::cast_error&) {
-      throw py::type_error(std::string(name) + " has an unfitting value: " + py::repr(value).cast<std::string>());
+    const auto name = key.cast<std::string>();
+    const std::size_t index = keyword_index(name);
+    const Keyword& keyword = kKeywords[index];
+    if (!keyword.set(call, value.ptr())) {
+      throw py::type_error(name + " must be " + keyword.expected + ", got " + py::repr(value).cast<std::string>());
     }
     given.set(index);
   }
   for (std::size_t index = 0; index < kKeywordCount; ++index) {
-    if (kKeywords[index].required && !given.test(index)) {
-      throw py::type_error(std::string("missing keyword argument ") + kKeywords[index].name);
+    const Keyword& keyword = kKeywords[index];
+    if (keyword.required && !given.test(index)) {
+      throw py::type_error(std::string("missing keyword argument ") + keyword.name + ": it must be " +
+                           keyword.expected);
     }
   }
   return call;
 }
 
-int64_t bound_workspace_bytes(const py::kwargs& arguments) {
-  const AttentionCall call = parse(arguments);
-  const py::gil_scoped_release released;
-  return workspace_bytes(call);
-}
+std::unique_ptr<Plan> bound_plan(const py::kwargs& arguments) { return make_plan(parse(arguments)); }
 
-py::tuple bound_read_by_attention_phase(const py::kwargs& arguments) {
-  const InputsRead read = read_by_attention_phase(parse(arguments));
+py::tuple attention_reads(const Plan& plan) {
   py::list names;
-  if (read.q) names.append("q");
-  if (read.k) names.append("k");
-  if (read.v) names.append("v");
+  for (const Operand operand : {kQ, kK, kV})
+    if (plan.attention_reads() & only(operand)) names.append(kOperandNames[operand]);
   return py::tuple(names);
 }
 
-// Of the tensors that the launches of call.phase read or write.
-void require_pointers(const AttentionCall& call) {
-  const InputsRead read = call.phase == kAttentionPhase ? read_by_attention_phase(call) : InputsRead{true, true, true};
-  const std::tuple<const char*, uint64_t, bool> pointers[] = {
-      {"q_pointer", call.q.pointer, read.q},
-      {"k_pointer", call.k.pointer, read.k},
-      {"v_pointer", call.v.pointer, read.v},
-      {"out_pointer", call.out.pointer, call.phase != kPreparation}};
-  for (const auto& [name, pointer, needed] : pointers) {
-    if (needed && !pointer) throw std::invalid_argument(std::string(name) + " must be given");
-  }
-}
+// Of names that commas divide.
+py::tuple names_of(const char* names) { return py::tuple(py::str(names).attr("split")(",")); }
 
-void bound_attention(const py::kwargs& arguments) {
-  const AttentionCall call = parse(arguments);
-  require_pointers(call);
-  if (call.mask.element && !call.mask.pointer)
-    throw std::invalid_argument("mask_pointer must be given with mask_element");
-  if (call.tiles.key_tiles && !call.tiles.pointer)
-    throw std::invalid_argument("tiles_pointer must be given with tiles_key_tiles");
-  const int64_t needed = workspace_bytes(call);
-  if (call.workspace_bytes < needed || (needed && !call.workspace)) {
-    throw std::invalid_argument("the workspace must have " + std::to_string(needed) + " bytes, got " +
-                                std::to_string(call.workspace ? call.workspace_bytes : 0));
+// Of "12.0,12.1": ((12, 0), (12, 1)).
+py::tuple capabilities() {
+  py::list found;
+  for (const py::handle name : names_of(kBuildInfo.capabilities)) {
+    const py::tuple parts(name.attr("split")("."));
+    found.append(py::make_tuple(py::int_(py::str(parts[0])), py::int_(py::str(parts[1]))));
   }
-  const py::gil_scoped_release released;
-  attention(call);
+  return py::tuple(found);
 }
 
 void set_error(PyObject* type, const char* text) {
@@ -186,6 +195,8 @@ void set_error(PyObject* type, const char* text) {
 void translate(std::exception_ptr exception) {
   try {
     if (exception) std::rethrow_exception(exception);
+  } catch (py::error_already_set& error) {
+    error.restore();
   } catch (const py::builtin_exception& error) {
     error.set_error();
   } catch (const std::invalid_argument& error) {
@@ -196,6 +207,77 @@ void translate(std::exception_ptr exception) {
     set_error(PyExc_RuntimeError, error.what());
   }
 }
+
+// Arguments of `run`, by position: the operands with the stream behind the workspace, and the phase at the end.
+constexpr int kRunArguments = kOperands + 2, kRunRequired = kWorkspace + 2, kStreamArgument = kWorkspace + 1,
+              kPhaseArgument = kRunArguments - 1;
+
+const char* run_argument_name(int index) {
+  if (index == kStreamArgument) return "stream";
+  if (index == kPhaseArgument) return "phase";
+  return kOperandNames[index < kStreamArgument ? index : index - 1];
+}
+
+int run_argument_index(PyObject* name) {
+  for (int index = 0; index < kRunArguments; ++index)
+    if (PyUnicode_CompareWithASCIIString(name, run_argument_name(index)) == 0) return index;
+  throw py::type_error("run has no argument " + py::cast<std::string>(name));
+}
+
+uint64_t run_argument(int index, PyObject* value) {
+  const uint64_t number = PyLong_Check(value) ? PyLong_AsUnsignedLongLong(value) : std::numeric_limits<uint64_t>::max();
+  if (number == std::numeric_limits<uint64_t>::max() && (!PyLong_Check(value) || PyErr_Occurred())) {
+    PyErr_Clear();
+    throw py::type_error(std::string(run_argument_name(index)) + " must be an integer from 0 to 2**64 - 1, got " +
+                         py::repr(value).cast<std::string>());
+  }
+  return number;
+}
+
+// The vectorcall convention of CPython: a call of `run` is made for every attention, and pybind11's way of passing
+// thirteen arguments takes longer than all else that it does.
+PyObject* run_plan(PyObject* self, PyObject* const* values, Py_ssize_t positional, PyObject* names) {
+  try {
+    if (positional > kRunArguments)
+      throw py::type_error("run takes at most " + std::to_string(kRunArguments) + " arguments, got " +
+                           std::to_string(positional));
+    uint64_t given[kRunArguments]{};
+    std::bitset<kRunArguments> seen;
+    for (int index = 0; index < positional; ++index) {
+      given[index] = run_argument(index, values[index]);
+      seen.set(static_cast<std::size_t>(index));
+    }
+    for (Py_ssize_t at = 0; names && at < PyTuple_GET_SIZE(names); ++at) {
+      const int index = run_argument_index(PyTuple_GET_ITEM(names, at));
+      if (seen.test(static_cast<std::size_t>(index)))
+        throw py::type_error(std::string("run got two values for ") + run_argument_name(index));
+      given[index] = run_argument(index, values[positional + at]);
+      seen.set(static_cast<std::size_t>(index));
+    }
+    for (int index = 0; index < kRunRequired; ++index)
+      if (!seen.test(static_cast<std::size_t>(index)))
+        throw py::type_error(std::string("run lacks the argument ") + run_argument_name(index));
+    OperandAddresses addresses;
+    for (int index = 0; index < kOperands; ++index)
+      addresses[static_cast<std::size_t>(index)] = given[index < kStreamArgument ? index : index + 1];
+    const Plan& plan = py::handle(self).cast<const Plan&>();
+    const py::gil_scoped_release released;
+    plan.run(addresses, given[kStreamArgument], given[kPhaseArgument]);
+  } catch (...) {
+    translate(std::current_exception());
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+PyMethodDef run_method = {
+    "run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run_plan)), METH_FASTCALL | METH_KEYWORDS,
+    "run($self, q, k, v, out, workspace, stream, lse=0, nonfinite=0, mask=0, block_mask=0, invalid_blocks=0,\n"
+    "    block_margins=0, phase=0)\n--\n\n"
+    "Enqueue the call, or one phase of it, on the stream. All arguments are integers: addresses, 0 where the operand "
+    "is not given, the stream's handle, and the phase (0 the whole call, 1 its preparation, 2 its attention phase).\n\n"
+    "TypeError for what is no such integer; ValueError for operands that are missing, misplaced or not this plan's; "
+    "RuntimeError for a failure of the driver."};
 
 }  // namespace
 
@@ -209,15 +291,25 @@ PYBIND11_MODULE(_C, module) {
   module.attr("toolchain") = kBuildInfo.toolchain;
   module.attr("minimum_driver") = kBuildInfo.minimum_driver;
   module.attr("minimum_driver_version") = kBuildInfo.minimum_driver_version;
+  module.attr("modes") = names_of(kBuildInfo.modes);
+  module.attr("pv_accumulators") = names_of(kBuildInfo.pv_accumulators);
+  module.attr("capabilities") = capabilities();
   module.def("add_cubin", &driver::add_cubin, py::arg("name"), py::arg("image"),
              "Make a compiled image (bytes) known under its name.");
   module.def("driver_version", &driver::version,
              "The CUDA version of the installed driver, 1000 * major + 10 * minor. RuntimeError without a driver.");
-  module.def("workspace_bytes", &bound_workspace_bytes,
-             "Bytes of scratch memory for a call, given by the fields of csrc/attention_call.h as keywords.");
-  module.def("read_by_attention_phase", &bound_read_by_attention_phase,
-             "Names of those of q, k and v that the attention phase of a call reads; keywords as of workspace_bytes.");
-  module.def("attention", &bound_attention,
-             "Enqueue a call, or one phase of it, given by the fields of csrc/attention_call.h as keywords, on its "
-             "stream. ValueError for a call that these kernels cannot run, RuntimeError for a failure of the driver.");
+  module.def("plan", &bound_plan,
+             "Decide a call, given by the fields of CallSignature in csrc/attention_call.h as keywords. Needs no "
+             "driver. TypeError for a keyword that is unknown, missing or of the wrong type, ValueError for a call "
+             "that these kernels cannot run.");
+  // Other kernel modules in the process have a Plan of their own.
+  py::class_<Plan> plan(module, "Plan", py::module_local(),
+                        "A decided call, made by `plan`. Safe to run from several threads.");
+  plan.def_property_readonly("workspace_bytes", &Plan::workspace_bytes, "Bytes of scratch memory that a run needs.")
+      .def_property_readonly("attention_reads", &attention_reads,
+                             "Names of those of q, k and v that the attention phase reads.")
+      .def("__repr__", [](const Plan& self) { return "<" + self.description() + ">"; });
+  PyObject* run = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(plan.ptr()), &run_method);
+  if (!run) throw py::error_already_set();
+  plan.attr("run") = py::reinterpret_steal<py::object>(run);
 }

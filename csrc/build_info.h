@@ -1,8 +1,10 @@
-// What a build was made for and by.
+// What a build was made for and by, and what it can do: the build takes it from csrc/architectures.json.
 #pragma once
 
 struct BuildInfo {
   const char *architecture, *target, *version, *toolchain, *minimum_driver;
   int minimum_driver_version;  // the CUDA version of that driver, 1000 * major + 10 * minor
+  // Names with commas between: "8b,4b,precise", "fp32,fp16" and "12.0,12.1".
+  const char *modes, *pv_accumulators, *capabilities;
 };
 extern const BuildInfo kBuildInfo;

@@ -92,6 +92,7 @@ class Entry<CUresult(Arguments...)> {
   }
 
   const char* name() const { return name_; }
+  bool exists() const { return function_ != nullptr; }
 
  private:
   using Function = CUresult(DRIVER_CALL*)(Arguments...);
@@ -143,6 +144,7 @@ class Api {
   const Entry<CUresult(TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
                        const uint32_t*, int, int, int, int)>
       tensor_map_encode_tiled;
+  const Entry<CUresult(TensorMap*, void*)> tensor_map_replace_address;
 
  private:
   static void* required_library() {
@@ -166,23 +168,14 @@ class Api {
         module_get_function(library, "cuModuleGetFunction"),
         function_set_attribute(library, "cuFuncSetAttribute"),
         launch_kernel(library, "cuLaunchKernelEx"),
-        tensor_map_encode_tiled(library, "cuTensorMapEncodeTiled") {}
+        tensor_map_encode_tiled(library, "cuTensorMapEncodeTiled"),
+        tensor_map_replace_address(library, "cuTensorMapReplaceAddress") {}
 };
 
 CUdevice device_handle(const Api& api, int device) {
   CUdevice handle = 0;
   api.check(api.device_get, &handle, device);
   return handle;
-}
-
-// Retained once for the life of the process, as the CUDA runtime does.
-CUcontext primary_context(const Api& api, int device) {
-  static std::mutex mutex;
-  static std::unordered_map<int, CUcontext> contexts;
-  const std::lock_guard<std::mutex> lock(mutex);
-  CUcontext& context = contexts[device];
-  if (!context) api.check(api.primary_context_retain, &context, device_handle(api, device));
-  return context;
 }
 
 CUcontext current_context(const Api& api) {
@@ -280,9 +273,18 @@ int version() {
   return version;
 }
 
-ContextGuard::ContextGuard(int device) : pushed_(false) {
+CUcontext primary_context(int device) {
+  static std::mutex mutex;
+  static std::unordered_map<int, CUcontext> contexts;
   const Api& api = Api::initialized();
-  const CUcontext context = primary_context(api, device);
+  const std::lock_guard<std::mutex> lock(mutex);
+  CUcontext& context = contexts[device];
+  if (!context) api.check(api.primary_context_retain, &context, device_handle(api, device));
+  return context;
+}
+
+ContextGuard::ContextGuard(CUcontext context) : pushed_(false) {
+  const Api& api = Api::initialized();
   if (current_context(api) == context) return;
   api.check(api.context_push, context);
   pushed_ = true;
@@ -331,23 +333,29 @@ int multiprocessor_count(int device) {
   return count;
 }
 
-TensorMap encode_tensor_map(MapElement element, int rank, uint64_t address, const uint64_t* sizes,
-                            const uint64_t* byte_strides, const uint32_t* box, MapSwizzle swizzle,
-                            MapPromotion promotion) {
-  constexpr int kMaxRank = 5;
-  if (rank < 1 || rank > kMaxRank) {
-    throw std::invalid_argument("the rank of a tensor map must be 1 to 5, got " + std::to_string(rank));
-  }
-  uint32_t element_strides[kMaxRank];
-  std::fill_n(element_strides, kMaxRank, 1u);
+bool MapDescription::operator==(const MapDescription& other) const {
+  return element == other.element && rank == other.rank && std::equal(sizes, sizes + rank, other.sizes) &&
+         std::equal(byte_strides, byte_strides + rank - 1, other.byte_strides) &&
+         std::equal(box, box + rank, other.box) && swizzle == other.swizzle && promotion == other.promotion;
+}
+
+void encode_tensor_map(TensorMap& map, const MapDescription& description, uint64_t address) {
+  uint32_t element_strides[MapDescription::kMaxRank];
+  std::fill_n(element_strides, MapDescription::kMaxRank, 1u);
   constexpr int kNoInterleave = 0, kFillWithZeros = 0;
-  TensorMap map;
   const Api& api = Api::initialized();
-  api.check(api.tensor_map_encode_tiled, &map, static_cast<int>(element), static_cast<uint32_t>(rank),
-            reinterpret_cast<void*>(static_cast<uintptr_t>(address)), sizes, byte_strides, box,
-            static_cast<const uint32_t*>(element_strides), kNoInterleave, static_cast<int>(swizzle),
-            static_cast<int>(promotion), kFillWithZeros);
-  return map;
+  api.check(api.tensor_map_encode_tiled, &map, static_cast<int>(description.element),
+            static_cast<uint32_t>(description.rank), reinterpret_cast<void*>(static_cast<uintptr_t>(address)),
+            description.sizes, description.byte_strides, description.box, static_cast<const uint32_t*>(element_strides),
+            kNoInterleave, static_cast<int>(description.swizzle), static_cast<int>(description.promotion),
+            kFillWithZeros);
+}
+
+bool replace_address(TensorMap& map, uint64_t address) {
+  const Api& api = Api::initialized();
+  if (!api.tensor_map_replace_address.exists()) return false;
+  api.check(api.tensor_map_replace_address, &map, reinterpret_cast<void*>(static_cast<uintptr_t>(address)));
+  return true;
 }
 
 }  // namespace driver

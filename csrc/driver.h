@@ -20,10 +20,13 @@ namespace driver {
 // The driver's CUDA version, 1000 * major + 10 * minor. Needs a driver but no GPU.
 int version();
 
-// Makes the device's primary context (the one that every CUDA runtime uses) current for this scope.
+// The device's primary context, the one that every CUDA runtime uses. It is retained for the life of the process.
+CUcontext primary_context(int device);
+
+// Makes a context current for this scope.
 class ContextGuard {
  public:
-  explicit ContextGuard(int device);
+  explicit ContextGuard(CUcontext context);
   ~ContextGuard();
   ContextGuard(const ContextGuard&) = delete;
   ContextGuard& operator=(const ContextGuard&) = delete;
@@ -64,11 +67,26 @@ enum class MapElement : int { uint8 = 0, uint16 = 1, uint32 = 2, int32 = 3, fp16
 enum class MapSwizzle : int { none = 0, bytes_32 = 1, bytes_64 = 2, bytes_128 = 3 };
 enum class MapPromotion : int { none = 0, l2_64 = 1, l2_128 = 2, l2_256 = 3 };
 
-// Describes a tiled tensor for TMA; elements outside of the tensor read as zero. `sizes` and `box` count
-// elements, innermost dimension first, and have `rank` entries; `byte_strides` has rank - 1: the innermost
-// dimension is contiguous. The driver wants the address and the strides to be multiples of 16 bytes.
-TensorMap encode_tensor_map(MapElement element, int rank, uint64_t address, const uint64_t* sizes,
-                            const uint64_t* byte_strides, const uint32_t* box, MapSwizzle swizzle = MapSwizzle::none,
-                            MapPromotion promotion = MapPromotion::l2_256);
+// A tiled tensor for TMA but for its address; elements outside of it read as zero. `sizes` and `box` count elements,
+// innermost dimension first, and have `rank` entries; `byte_strides` has rank - 1: the innermost dimension is
+// contiguous. The driver wants the address and the strides to be multiples of 16 bytes.
+struct MapDescription {
+  static constexpr int kMaxRank = 5;
+
+  MapElement element;
+  int rank;
+  uint64_t sizes[kMaxRank], byte_strides[kMaxRank - 1];
+  uint32_t box[kMaxRank];
+  MapSwizzle swizzle = MapSwizzle::none;
+  MapPromotion promotion = MapPromotion::l2_256;
+
+  bool operator==(const MapDescription& other) const;
+};
+
+// Into a map of the caller's: the driver wants its alignment, and g++ 12 does not align the place of a returned one.
+void encode_tensor_map(TensorMap& map, const MapDescription& description, uint64_t address);
+
+// Gives a tensor map another address. False, and nothing done, if the driver is too old for it.
+bool replace_address(TensorMap& map, uint64_t address);
 
 }  // namespace driver

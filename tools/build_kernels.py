@@ -4,6 +4,11 @@
     PYTHONPATH=build/kernels python3.12 -c "import comfy_sage2_sm90"
 
 Needs nvcc and g++ on the PATH and pybind11 in the Python that runs this script. Only what changed is compiled.
+
+    python -m tools.build_kernels --arch sm90 --python python3.12 --images wheels/comfy_sage2_sm90-….whl
+
+compiles the host module alone, which takes seconds and no nvcc, and takes the device images of a wheel. They must be of
+the device code in csrc/.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +77,20 @@ def _interpreter_paths(python: str) -> tuple[str, str]:
     return include, suffix
 
 
+def _unpack_images(wheel: Path, architecture: kernel_table.Architecture, package: Path) -> set[Path]:
+    """Put a wheel's device images, packed as they are, into the package. SystemExit unless they are those of csrc/."""
+    with zipfile.ZipFile(wheel) as archive:
+        images = {Path(name).name: name for name in archive.namelist() if name.endswith(".cubin.xz")}
+        wanted = {f"{cubin.name}.cubin.xz" for cubin in architecture.cubins}
+        if images.keys() != wanted:
+            raise SystemExit(
+                f"{wheel.name} must hold {', '.join(sorted(wanted))}, it holds {', '.join(sorted(images))}"
+            )
+        for name, member in images.items():
+            (package / name).write_bytes(archive.read(member))
+    return {package / name for name in wanted}
+
+
 def _cubin_steps(
     architecture: kernel_table.Architecture, target: str, nvcc: str, package: Path, work: Path
 ) -> list[Step]:
@@ -122,35 +142,43 @@ def _host_steps(
     return [*steps, Step(module, link, depfile)]
 
 
-def build(name: str, target: str | None, python: str, out: Path, jobs: int, cubins_only: bool) -> Path:
+def _nvcc() -> str:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise SystemExit("nvcc is not on the PATH: install a CUDA toolkit, 12.8 or newer, or give --images")
+    return nvcc
+
+
+def build(name: str, target: str | None, out: Path, *, python: str | None, images: Path | None, jobs: int) -> Path:
     """Bring the package of one architecture up to date and return its folder.
+
+    Args:
+        target: one of the architecture's, None for its first.
+        python: the interpreter that the host module is for; None leaves the module as it is.
+        images: a wheel to take the device images from; None compiles them.
+        jobs: compilers at a time.
 
     ValueError for an unknown architecture or target, CalledProcessError when a compiler fails.
     """
     architecture = kernel_table.read(name)
     target = architecture.target(target)
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        raise SystemExit("nvcc is not on the PATH: install a CUDA toolkit, 12.8 or newer")
     package, work = out / f"comfy_sage2_{name}", out / f".work-{name}"
     package.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
 
-    release, major = _nvcc_release(nvcc)
-    driver = kernel_table.oldest_driver(architecture, major)
-    macros = {
-        "KERNEL_ARCHITECTURE": f'"{name}"',
-        "KERNEL_TARGET": f'"{target}"',
-        "KERNEL_VERSION": f'"{kernel_table.version()}"',
-        "KERNEL_TOOLCHAIN": f'"nvcc {release}"',
-        "KERNEL_MINIMUM_DRIVER": f'"{driver}"',
-        "KERNEL_MINIMUM_DRIVER_VERSION": str(kernel_table.DRIVER_CUDA_VERSIONS[driver]),
-    }
-    cubins = _cubin_steps(architecture, target, nvcc, package, work)
-    wanted = {step.output for step in cubins}
-    for stale in set(package.glob("*.cubin")) - wanted:
+    if images is None:
+        nvcc = _nvcc()
+        release, major = _nvcc_release(nvcc)
+        toolchain, driver = f"nvcc {release}", kernel_table.oldest_driver(architecture, major)
+        cubins = _cubin_steps(architecture, target, nvcc, package, work)
+        wanted = {step.output for step in cubins}
+    else:
+        toolchain, driver, cubins = f"g++, images of {images.name}", architecture.minimum_driver, []
+        wanted = _unpack_images(images, architecture, package)
+    for stale in set(package.glob("*.cubin*")) - wanted:
         stale.unlink()
-    host = [] if cubins_only else _host_steps(architecture, macros, python, package, work)
+    macros = kernel_table.build_info(architecture, target=target, toolchain=toolchain, driver=driver)
+    host = [] if python is None else _host_steps(architecture, macros, python, package, work)
     compile_steps = [step for step in (*cubins, *host[:-1]) if not step.is_done()]
     with ThreadPoolExecutor(jobs) as pool:
         for _ in pool.map(Step.run, compile_steps):
@@ -166,16 +194,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Development build of one architecture's kernels with nvcc.")
     parser.add_argument("--arch", required=True, choices=kernel_table.names())
     parser.add_argument("--target", help="one of the architecture's targets (default: its first)")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that the module is for")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "kernels")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--cubins-only", action="store_true", help="leave the host module as it is")
-    arguments = parser.parse_args()
-    package = build(
-        arguments.arch, arguments.target, arguments.python, arguments.out.resolve(), arguments.jobs,
-        arguments.cubins_only,
-    )  # fmt: skip
-    print(package)
+    parser.add_argument("--images", type=Path, help="a wheel to take the device images from, in place of nvcc's")
+    module = parser.add_mutually_exclusive_group()
+    module.add_argument("--python", default=sys.executable, help="the interpreter that the module is for")
+    module.add_argument("--cubins-only", action="store_true", help="leave the host module as it is")
+    given = parser.parse_args()
+    python = None if given.cubins_only else given.python
+    print(build(given.arch, given.target, given.out.resolve(), python=python, images=given.images, jobs=given.jobs))
 
 
 if __name__ == "__main__":

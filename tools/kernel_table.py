@@ -27,7 +27,7 @@ from typing import Any
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 TABLE = CSRC / "architectures.json"
 # Every build has them. The shared ones take no definitions: all builds compile them alike.
-SHARED_SOURCES = ("binding.cpp", "driver.cpp")
+SHARED_SOURCES = ("binding.cpp", "driver.cpp", "launch_list.cpp", "plan.cpp")
 BUILD_SOURCES = ("build_info.cpp",)
 # Driver branch -> the CUDA version that its first release supports, as the driver gives it: 1000 * major + 10 * minor.
 DRIVER_CUDA_VERSIONS = {"525": 12000, "570": 12080, "580": 13000}
@@ -130,6 +130,28 @@ def read(architecture: str) -> Architecture:
         cubins=tuple(cubins),
         host_sources=(*BUILD_SOURCES, *family["host_sources"]),
     )
+
+
+def build_info(architecture: Architecture, *, target: str, toolchain: str, driver: str) -> dict[str, str]:
+    """What csrc/build_info.cpp takes of a build, as preprocessor definitions.
+
+    driver: the oldest branch that runs the build, one of DRIVER_CUDA_VERSIONS.
+    """
+    capabilities = (f"{major}.{minor}" for major, minor in architecture.capabilities)
+    texts = {
+        "ARCHITECTURE": architecture.name,
+        "TARGET": target,
+        "VERSION": version(),
+        "TOOLCHAIN": toolchain,
+        "MINIMUM_DRIVER": driver,
+        "MODES": ",".join(architecture.modes),
+        "PV_ACCUMULATORS": ",".join(architecture.pv_accumulators),
+        "CAPABILITIES": ",".join(capabilities),
+    }
+    return {
+        **{f"KERNEL_{name}": f'"{text}"' for name, text in texts.items()},
+        "KERNEL_MINIMUM_DRIVER_VERSION": str(DRIVER_CUDA_VERSIONS[driver]),
+    }
 
 
 def version() -> str:

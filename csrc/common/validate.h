@@ -1,5 +1,5 @@
-// What a call must fulfill in every build. A call that does not is refused with std::invalid_argument before anything
-// is allocated or launched.
+// What a call must fulfill in every build. A call that does not is refused with std::invalid_argument when its plan is
+// made.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "attention_call.h"
+#include "build_info.h"
 #include "common/tile_lists.h"
 #include "common/views.h"
 
@@ -18,6 +20,7 @@ constexpr int kMaxHeadDim = 256, kHeadDimMultiple = 8;
 constexpr int64_t kMaxInt = 0x7fffffff;           // head indices are 32-bit in the kernels
 constexpr int64_t kMaxLength = kMaxInt - 255;     // token indices too, up to the end of the last tile
 constexpr int64_t kMaxTokens = int64_t(1) << 40;  // of all heads together: no byte count comes near to 2^63
+constexpr int kVectorBytes = 16;                  // tokens start at a multiple of it
 
 // The message is put together only when it is needed.
 template <typename... Parts>
@@ -35,13 +38,49 @@ inline void require_between(const char* name, int64_t value, int64_t least, int6
   }
 }
 
-// What the kernels of a build can do beside mode 8b with FP32 accumulators.
-struct Features {
-  bool mode_4b, precise, fp16_accumulator;
+// Whether a name is one of those that commas divide.
+inline bool has_name(std::string_view names, std::string_view name) {
+  while (true) {
+    const std::size_t end = names.find(',');
+    if (names.substr(0, end) == name) return true;
+    if (end == std::string_view::npos) return false;
+    names.remove_prefix(end + 1);
+  }
+}
+
+// One value of a field, and the name of what a build must have for it.
+struct Choice {
+  int value;
+  const char *name, *shown;
 };
 
-inline void validate(const AttentionCall& call, Features features) {
-  constexpr const char* kHere = " on " KERNEL_ARCHITECTURE ", got ";
+// That a field has one of the values for which this build has kernels.
+template <std::size_t kCount>
+void require_choice(const char* field, int value, const Choice (&choices)[kCount], const char* names) {
+  std::string possible;
+  for (const Choice& choice : choices) {
+    if (!has_name(names, choice.name)) continue;
+    if (choice.value == value) return;
+    possible += (possible.empty() ? "" : " or ") + std::string(choice.shown);
+  }
+  throw std::invalid_argument(std::string(field) + " must be " + possible + " on " + kBuildInfo.architecture +
+                              ", got " + std::to_string(value));
+}
+
+// The strides of axes that have more than one element, which alone are used.
+inline void require_aligned(const char* name, const TensorStrides& strides, const CallSignature& call, int64_t heads,
+                            int64_t tokens) {
+  const int64_t multiple = kVectorBytes / (call.element == kFloat ? 4 : 2);
+  const auto require_multiple = [&](const char* axis, int64_t stride, int64_t size) {
+    require(size == 1 || stride % multiple == 0, name, axis, " must be a multiple of ", std::to_string(multiple),
+            " elements (", std::to_string(kVectorBytes), " bytes), got ", std::to_string(stride));
+  };
+  require_multiple("_batch_stride", strides.batch, call.batch);
+  require_multiple("_head_stride", strides.head, heads);
+  require_multiple("_token_stride", strides.token, tokens);
+}
+
+inline void validate(const CallSignature& call) {
   require_between("batch", call.batch, 1, kMaxInt);
   require_between("q_heads", call.q_heads, 1, kMaxInt);
   require_between("kv_heads", call.kv_heads, 1, kMaxInt);
@@ -59,29 +98,30 @@ inline void validate(const AttentionCall& call, Features features) {
   require(call.mask.element >= kNone && call.mask.element <= kFloat,
           "mask_element must be 0 (no mask), 1 (bool), 2 (fp16), 3 (bf16) or 4 (fp32), got ",
           std::to_string(call.mask.element));
-  require(call.mode == k8b || (call.mode == k4b && features.mode_4b) || (call.mode == kPrecise && features.precise),
-          "mode must be 8", features.mode_4b ? ", 4 (4b)" : "", features.precise ? ", 16 (precise)" : "", kHere,
-          std::to_string(call.mode));
-  require(call.phase == kWholeCall || call.phase == kPreparation || call.phase == kAttentionPhase,
-          "phase must be 0 (the whole call), 1 (preparation) or 2 (attention), got ", std::to_string(call.phase));
+  constexpr Choice kModes[] = {{k8b, "8b", "8 (8b)"}, {k4b, "4b", "4 (4b)"}, {kPrecise, "precise", "16 (precise)"}};
+  require_choice("mode", call.mode, kModes, kBuildInfo.modes);
   require(call.mode != kPrecise || call.element != kFloat,
-          "element must be 2 (fp16) or 3 (bf16) in mode 16 (precise), ", "got ", std::to_string(call.element));
+          "element must be 2 (fp16) or 3 (bf16) in mode 16 (precise), got ", std::to_string(call.element));
   require(call.mode != kPrecise || call.pv_accumulator == 32, "pv_accumulator must be 32 in mode 16 (precise), got ",
           std::to_string(call.pv_accumulator));
-  require(call.pv_accumulator == 32 || (call.pv_accumulator == 16 && features.fp16_accumulator),
-          "pv_accumulator must be 32", features.fp16_accumulator ? " or 16" : "", kHere,
-          std::to_string(call.pv_accumulator));
-  if (call.tiles.key_tiles != 0) {
-    const int64_t key_tiles = (call.kv_length + kListTile - 1) / kListTile;
-    require(call.tiles.key_tiles == key_tiles && key_tiles <= kMaxListTiles, "tiles_key_tiles must be the tiles of ",
-            std::to_string(kListTile), " keys of kv_length, ", std::to_string(key_tiles), " and at most ",
-            std::to_string(kMaxListTiles), ", got ", std::to_string(call.tiles.key_tiles));
+  constexpr Choice kAccumulators[] = {{32, "fp32", "32"}, {16, "fp16", "16"}};
+  require_choice("pv_accumulator", call.pv_accumulator, kAccumulators, kBuildInfo.pv_accumulators);
+  if (call.has_block_mask()) {
+    const int64_t key_blocks = (call.kv_length + kListTile - 1) / kListTile;
+    require(call.block_mask.key_blocks == key_blocks && key_blocks <= kMaxListTiles,
+            "block_mask_key_blocks must be the blocks of ", std::to_string(kListTile), " keys of kv_length, ",
+            std::to_string(key_blocks), " and at most ", std::to_string(kMaxListTiles), ", got ",
+            std::to_string(call.block_mask.key_blocks));
   }
-  require(call.gaps == 0 || (call.tiles.key_tiles == 0 && call.mask.element == kNone && !call.causal),
-          "gaps must be 0 in a call with tile lists, a mask or causal order");
+  require(!call.has_block_margins || !(call.has_block_mask() || call.has_mask() || call.causal),
+          "has_block_margins must be False in a call with a block mask, a mask or causal order");
   // The kernels take the row maximum before they scale.
   require(call.scale > 0.f && std::isfinite(call.scale), "scale must be positive and finite, got ",
           std::to_string(call.scale));
+  require_aligned("q", call.q, call, call.q_heads, call.q_length);
+  require_aligned("k", call.k, call, call.kv_heads, call.kv_length);
+  require_aligned("v", call.v, call, call.kv_heads, call.kv_length);
+  require_aligned("out", call.out, call, call.q_heads, call.q_length);
 }
 
 }  // namespace common

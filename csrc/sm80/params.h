@@ -1,6 +1,7 @@
 // What the launch code and the kernels of the sm80 family agree on. Plain data, no CUDA headers: both sides include it.
 #pragma once
 
+#include "common/call_sizes.h"
 #include "common/tile_lists.h"
 #include "common/views.h"
 #include "sm80/tiles.h"
@@ -9,8 +10,7 @@ namespace sm80 {
 
 using namespace common;
 
-struct Sizes {  // head_dim is a multiple of 8
-  int q_heads, kv_heads, q_length, kv_length, head_dim;
+struct Sizes : CallSizes {
   int query_blocks, key_blocks;
   int element;  // of out
 };

@@ -1,17 +1,18 @@
-// How one call of the sm80 family divides its scratch memory and its work. Reads no pointers and no strides.
+// How one call of the sm80 family divides its scratch memory and its work. Reads no strides.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "attention_call.h"
-#include "common/launch.h"
+#include "common/launch_builder.h"
 #include "sm80/params.h"
 
 namespace sm80 {
 
 struct Workspace {
-  int64_t q_slices, kv_slices, query_blocks, key_blocks, chunks, works;
+  int64_t q_bh, kv_bh;  // batch * q_heads, batch * kv_heads
+  int64_t query_blocks, key_blocks, chunks, works;
   int64_t bias_rows;  // of the key bias: work items of a launch (4-bit), or batch * q_heads (8-bit with a mask)
   driver::Extent statistics_grid, quantize_grid;
   // Offsets in bytes.
@@ -20,32 +21,32 @@ struct Workspace {
   int64_t bytes;
 
   // Throws std::invalid_argument when a grid of the call would be too large.
-  Workspace(const AttentionCall& call, int v_bytes) {
+  Workspace(const CallSignature& call, int v_bytes) {
     const int channels = padded_head_dim(call.head_dim);
-    q_slices = call.batch * call.q_heads;
-    kv_slices = call.batch * call.kv_heads;
+    q_bh = call.batch * call.q_heads;
+    kv_bh = call.batch * call.kv_heads;
     query_blocks = ceil_div(call.q_length, kQueryBlock);
     key_blocks = ceil_div(call.kv_length, kKeyBlock);
     chunks = ceil_div(call.kv_length, kStatisticsTokens);
-    works = q_slices * query_blocks;
+    works = q_bh * query_blocks;
     const int tensors = call.mode == kPrecise ? 1 : 2;  // with statistics: K, and V where it is scaled
-    statistics_grid = grid(kv_slices, chunks, tensors);
-    quantize_grid = grid(works + 2 * kv_slices * key_blocks);
+    statistics_grid = grid(kv_bh, chunks, tensors);
+    quantize_grid = grid(works + 2 * kv_bh * key_blocks);
     const int64_t row_bytes = key_blocks * kKeyBlock * 4;
-    bias_rows = call.mask.element == kNone ? 0 : q_slices;
+    bias_rows = call.has_mask() ? q_bh : 0;
     if (call.mode == k4b) bias_rows = std::clamp<int64_t>(kDeltaBytes / row_bytes, 1, works);
     Arena arena;
     q_tiles = arena.add(works * query_tile_bytes(channels, score_bits(call.mode)));
-    k_tiles = arena.add(kv_slices * key_blocks * key_tile_bytes(channels, score_bits(call.mode)));
-    v_tiles = arena.add(kv_slices * key_blocks * value_tile_bytes(channels, v_bytes));
+    k_tiles = arena.add(kv_bh * key_blocks * key_tile_bytes(channels, score_bits(call.mode)));
+    v_tiles = arena.add(kv_bh * key_blocks * value_tile_bytes(channels, v_bytes));
     q_scale = arena.add(works * query_scales(score_bits(call.mode)) * 4);
-    k_scale = arena.add(kv_slices * key_blocks * kKeyGroups * 4);
-    k_mean = arena.add(kv_slices * channels * 4);
-    v_mean = arena.add((tensors - 1) * kv_slices * channels * 4);
-    v_scale = arena.add((tensors - 1) * kv_slices * channels * 4);
+    k_scale = arena.add(kv_bh * key_blocks * kKeyGroups * 4);
+    k_mean = arena.add(kv_bh * channels * 4);
+    v_mean = arena.add((tensors - 1) * kv_bh * channels * 4);
+    v_scale = arena.add((tensors - 1) * kv_bh * channels * 4);
     q_mean = arena.add(call.mode == k4b ? works * channels * 4 : 0);
-    lse_shift = arena.add(call.lse ? q_slices * call.q_length * 4 : 0);
-    partials = arena.add(tensors * kv_slices * chunks * kStatistics * channels * 4);
+    lse_shift = arena.add(call.has_lse ? q_bh * call.q_length * 4 : 0);
+    partials = arena.add(tensors * kv_bh * chunks * kStatistics * channels * 4);
     bias = arena.add(bias_rows * row_bytes);
     lists = ListSpace(call, 0, arena);
     arena.add(key_tile_bytes(channels, 8));  // the attention kernel copies one key block too many

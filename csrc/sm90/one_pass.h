@@ -2,7 +2,7 @@
 // one head alone: calls are computed in parts of their heads, too, and give the same bits. Plain data, no CUDA headers.
 #pragma once
 
-#include "common/launch.h"
+#include "common/grid.h"
 #include "sm90/params.h"
 
 namespace sm90 {

@@ -8,31 +8,35 @@ from pathlib import Path
 
 from . import _C
 from ._C import (
+    Plan,
     abi_version,
     architecture,
-    attention,
+    capabilities,
     driver_version,
     minimum_driver,
     minimum_driver_version,
-    read_by_attention_phase,
+    modes,
+    plan,
+    pv_accumulators,
     target,
     toolchain,
     version,
-    workspace_bytes,
 )
 
 __all__ = [
+    "Plan",
     "abi_version",
     "architecture",
-    "attention",
+    "capabilities",
     "driver_version",
     "minimum_driver",
     "minimum_driver_version",
-    "read_by_attention_phase",
+    "modes",
+    "plan",
+    "pv_accumulators",
     "target",
     "toolchain",
     "version",
-    "workspace_bytes",
 ]
 
 # Wheels hold their images packed, development builds as the compiler writes them.

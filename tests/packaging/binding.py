@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fake_pack import ROOT
@@ -19,33 +19,37 @@ MODE_CODES = {mode: option_fields(AttentionOptions(mode))["mode"] for mode in MO
 NATIVE = Path(__file__).resolve().parent / "native"
 CSRC = ROOT / "csrc"
 
+# In the interpreter under test: the module, a small call, and what runs one.
 PRELUDE = """
 import sys
 sys.path.insert(0, {package!r})
 import _C
 assert 'torch' not in sys.modules
 call = dict(batch=2, q_heads=1, kv_heads=1, q_length=5, kv_length=5, head_dim=64, element=2, mode=8, smooth_v=False,
-            rotate=False, causal=True, pv_accumulator=32, scale=0.125, device=0, stream=77)
+            rotate=False, causal=True, pv_accumulator=32, scale=0.125, device=0)
 for view in ("q", "k", "v", "out"):
     call.update({{f"{{view}}_batch_stride": 320, f"{{view}}_head_stride": 320, f"{{view}}_token_stride": 64}})
-full = dict(call, q_pointer=16, k_pointer=16, v_pointer=16, out_pointer=16, workspace=16, workspace_bytes=32)
+ADDRESSES = dict(q=16, k=16, v=16, out=16, workspace=16, stream=77)
 for name in {cubins!r}:
     _C.add_cubin(name, b"image bytes")
-def attempt(function, **arguments):
+def operands_of(mask_element=0, block_mask_key_blocks=0, has_lse=False, has_block_margins=False, **_):
+    having = dict(lse=has_lse, mask=mask_element, block_mask=block_mask_key_blocks, block_margins=has_block_margins)
+    return {{name: 32 for name, has in having.items() if has}}
+def enqueue(phase=0, addresses={{}}, **changes):
+    fields = {{**call, **changes}}
+    _C.plan(**fields).run(**{{**ADDRESSES, **operands_of(**fields), **addresses}}, phase=phase)
+def attempt(function, *arguments, **keywords):
     try:
-        print(function(**arguments))
+        print(function(*arguments, **keywords))
     except Exception as error:
         print(type(error).__name__ + ":", error)
 """
 
 MODULE = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-MACROS = {
-    "KERNEL_TARGET": '"sm_99a"',
-    "KERNEL_VERSION": '"1.2.3"',
-    "KERNEL_TOOLCHAIN": '"a test"',
-    "KERNEL_MINIMUM_DRIVER": '"525"',
-    "KERNEL_MINIMUM_DRIVER_VERSION": "12000",
-}
+# An architecture of the tests' own, and what native/launch.cpp can do.
+SM99 = replace(
+    kernel_table.read("sm90"), name="sm99", modes=("8b", "4b"), pv_accumulators=("fp32",), capabilities=((9, 9),)
+)
 
 
 def compile_native(output: Path, *arguments: str) -> Path:
@@ -54,8 +58,11 @@ def compile_native(output: Path, *arguments: str) -> Path:
     return output
 
 
-def definitions(architecture: str) -> list[str]:
-    return [f'-DKERNEL_ARCHITECTURE="{architecture}"', *(f"-D{name}={value}" for name, value in MACROS.items())]
+def definitions(architecture: kernel_table.Architecture) -> list[str]:
+    """What a build of these kernels is told."""
+    info = kernel_table.build_info(architecture, target="sm_99a", toolchain="a test", driver="525")
+    macros = (f"{name}={value}" for name, value in info.items())
+    return [f"-D{definition}" for definition in (*macros, *architecture.defines)]
 
 
 def build_sources() -> list[str]:

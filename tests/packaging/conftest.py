@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from binding import CSRC, MODULE, NATIVE, Binding, build_sources, compile_native, definitions
+from binding import CSRC, MODULE, NATIVE, SM99, Binding, build_sources, compile_native, definitions
 from fake_pack import ROOT, Plugin
 
 from tools import kernel_table
@@ -71,9 +71,10 @@ def built(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> Path:
         arguments = [*includes, "-c", str(CSRC / source)]
         objects.append(str(compile_native(folder / f"{source}.o", *arguments)))
     (folder / "package").mkdir()
-    sources = [*definitions("sm99"), *objects, *build_sources(), str(NATIVE / "launch.cpp")]
+    sources = [*definitions(SM99), *objects, *build_sources(), str(NATIVE / "launch.cpp")]
     compile_native(folder / "package" / MODULE, "-shared", "-I", str(CSRC), *sources, "-ldl")
-    for name, defines in (("driver", []), ("old_driver", ["-DOLD_DRIVER"])):
+    drivers = {"driver": [], "old_driver": ["-DOLD_DRIVER"], "without_replacing": ["-DNO_REPLACING"]}
+    for name, defines in drivers.items():
         (folder / name).mkdir()
         visible = ["-shared", "-fvisibility=default", *defines, str(NATIVE / "fake_driver.cpp")]
         compile_native(folder / name / "libcuda.so.1", *visible)
@@ -90,8 +91,9 @@ def module_of(built: Path) -> Callable[[kernel_table.Architecture], Path]:
         folder.mkdir(exist_ok=True)
         objects = [str(built / f"{source}.o") for source in kernel_table.SHARED_SOURCES]
         own = [str(CSRC / source) for source in architecture.host_sources]
-        defines = [*definitions(architecture.name), *(f"-D{define}" for define in architecture.defines)]
-        compile_native(folder / MODULE, "-shared", "-I", str(CSRC), *defines, *objects, *own, "-ldl")
+        compile_native(
+            folder / MODULE, "-shared", "-I", str(CSRC), *definitions(architecture), *objects, *own, "-ldl"
+        )  # fmt: skip
         return folder
 
     return compiled

@@ -6,7 +6,6 @@ import re
 
 import pytest
 from binding import MODE_CODES, Binding
-from fake_pack import ROOT
 
 from tools import kernel_table
 
@@ -14,10 +13,10 @@ from tools import kernel_table
 LOGGED = """
 import os
 from pathlib import Path
-def logged(**fields):
+def logged(phase=0, addresses={}, **changes):
     log = Path(os.environ["FAKE_CUDA_LOG"])
     log.unlink(missing_ok=True)
-    _C.attention(**fields)
+    enqueue(phase, addresses, **changes)
     entries = [line.partition(" ")[::2] for line in log.read_text().splitlines()]
     return {name: [details for called, details in entries if called == name] for name, _ in entries}
 """
@@ -31,9 +30,7 @@ def hopper(kernels: Binding, architecture: kernel_table.Architecture) -> Binding
     return kernels
 
 
-@pytest.mark.parametrize(
-    "mask", ["", "mask_element=1, mask_pointer=16", "mask_element=4, mask_query_stride=8, mask_pointer=16"]
-)
+@pytest.mark.parametrize("mask", ["", "mask_element=1", "mask_element=4, mask_query_stride=8"])
 def test_a_call_of_every_mode_launches_kernels_of_the_images(
     kernels: Binding, architecture: kernel_table.Architecture, mask: str
 ) -> None:
@@ -41,10 +38,9 @@ def test_a_call_of_every_mode_launches_kernels_of_the_images(
     for mode in architecture.modes:
         kernels.run(f"""
 for head_dim in (8, 64, 72, 128, 136, 256):
-    wanted = dict(full, head_dim=head_dim, mode={MODE_CODES[mode]}, lse=16, {mask})
-    wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
-    assert 0 < wanted["workspace_bytes"] < 1 << 20
-    _C.attention(**wanted)
+    wanted = dict(call, head_dim=head_dim, mode={MODE_CODES[mode]}, has_lse=True, {mask})
+    assert 0 < _C.plan(**wanted).workspace_bytes < 1 << 20
+    enqueue(**wanted)
 """)
     launched = kernels.calls("cuLaunchKernelEx")
     assert len(launched) >= 6 * 3 * len(architecture.modes)
@@ -54,23 +50,22 @@ for head_dim in (8, 64, 72, 128, 136, 256):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_call_with_tile_lists_prepares_them_first(
+def test_a_call_with_a_block_mask_prepares_its_lists_first(
     kernels: Binding, architecture: kernel_table.Architecture, causal: bool, mask: bool, shared: bool
 ) -> None:
     strides = (0, 0) if shared else (3 * 2 * 6, 2 * 6)
     fields = (
-        f"q_heads=3, kv_heads=3, q_length=129, kv_length=513, causal={causal}, lse=16, mask_element={int(mask)}, "
-        f"mask_pointer=16, tiles_pointer=16, tiles_batch_stride={strides[0]}, tiles_head_stride={strides[1]}"
+        f"q_heads=3, kv_heads=3, q_length=129, kv_length=513, causal={causal}, has_lse=True, "
+        f"mask_element={int(mask)}, block_mask_batch_stride={strides[0]}, block_mask_head_stride={strides[1]}"
     )
     for mode in architecture.modes:
         kernels.run(f"""
 for head_dim in (64, 128, 256):
-    dense = dict(full, head_dim=head_dim, mode={MODE_CODES[mode]}, {fields})
-    wanted = dict(dense, tiles_key_tiles=5)
-    wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
-    room = wanted["workspace_bytes"] - _C.workspace_bytes(**dense)
+    dense = dict(call, head_dim=head_dim, mode={MODE_CODES[mode]}, {fields})
+    wanted = dict(dense, block_mask_key_blocks=5)
+    room = _C.plan(**wanted).workspace_bytes - _C.plan(**dense).workspace_bytes
     assert 2 * 3 * 2 * (5 * 2 + 4) <= room <= 2 * 3 * 2 * (5 * 2 + 4) + 4 + 4 + 4 * 256, room
-    _C.attention(**wanted)
+    enqueue(**wanted)
 """)
         launched = kernels.calls("cuLaunchKernelEx")
         kernels.log.unlink()
@@ -84,7 +79,7 @@ for head_dim in (64, 128, 256):
             listed = [name for name in attention if re.search("(?<!_beside)_listed", name)]
             assert len(listed) == 3
             assert all(name.endswith("_biased") == (mask or mode == "4b") for name in attention)
-            # The dense kernel runs if no tile is left out: beside the listed one where its tile is another, or where
+            # The dense kernel runs if no block is skipped: beside the listed one where its tile is another, or where
             # there is one for that alone.
             dense = [name for name in attention if not re.search("(?<!_beside)_listed", name)]
             beside = [name for name in dense if "_beside_listed" in name]
@@ -94,17 +89,19 @@ for head_dim in (64, 128, 256):
             assert all("_causal" in name for name in dense) == (causal or not dense)
 
 
-def test_a_recording_call_is_launched_as_a_dense_one(kernels: Binding, architecture: kernel_table.Architecture) -> None:
+def test_a_call_with_block_margins_is_launched_as_a_dense_one(
+    kernels: Binding, architecture: kernel_table.Architecture
+) -> None:
     """But for the attention kernels where they are kernels of their own, with tiles of their own."""
     modes = [MODE_CODES[mode] for mode in architecture.modes]
     kernels.run(f"""{LOGGED}
 for mode in {modes}:
     for head_dim in (40, 64, 128, 256):
-        dense = dict(full, q_heads=3, kv_heads=3, q_length=300, kv_length=513, head_dim=head_dim, mode=mode,
-                     causal=False, lse=16)
-        dense["workspace_bytes"] = _C.workspace_bytes(**dense)
-        assert _C.workspace_bytes(**dense, gaps=16) == dense["workspace_bytes"]
-        wanted, found = (logged(**dense, **more)["cuLaunchKernelEx"] for more in ({{}}, dict(gaps=16)))
+        dense = dict(call, q_heads=3, kv_heads=3, q_length=300, kv_length=513, head_dim=head_dim, mode=mode,
+                     causal=False, has_lse=True)
+        calls = dense, dict(dense, has_block_margins=True)
+        assert len({{_C.plan(**fields).workspace_bytes for fields in calls}}) == 1
+        wanted, found = (logged(**fields)["cuLaunchKernelEx"] for fields in calls)
         if {architecture.name == "sm90"}:
             biased = "_biased" * (mode == 4)
             kernel = wanted.pop().split()[0].removesuffix(biased).removesuffix("_narrow")
@@ -116,12 +113,12 @@ for mode in {modes}:
 @pytest.mark.parametrize(
     "fields",
     [
-        "lse=48",
-        "gaps=56, causal=False",
-        "causal=True, lse=48, nonfinite=24",
-        "mask_element=1, mask_pointer=32, mask_batch_stride=300, mask_key_stride=1",
-        "mask_element=2, mask_pointer=32, mask_query_stride=300, mask_key_stride=1",
-        "tiles_key_tiles=3, tiles_pointer=40, tiles_head_stride=12, causal=True",
+        "has_lse=True",
+        "has_block_margins=True, causal=False",
+        "causal=True, has_lse=True",
+        "mask_element=1, mask_batch_stride=300, mask_key_stride=1",
+        "mask_element=2, mask_query_stride=300, mask_key_stride=1",
+        "block_mask_key_blocks=3, block_mask_head_stride=12, causal=True",
     ],
 )
 def test_the_phases_are_the_whole_call(kernels: Binding, architecture: kernel_table.Architecture, fields: str) -> None:
@@ -133,57 +130,31 @@ for mode in {modes}:
     for head_dim in (40, 128, 256):
         for rotate in (False, True):
             wanted = dict(call, q_heads=4, kv_heads=2, q_length=200, kv_length=300, head_dim=head_dim, mode=mode,
-                          rotate=rotate, workspace=1 << 32)
+                          rotate=rotate)
             wanted.update(dict({fields}))
-            wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
-            inputs = dict(q_pointer=2 << 32, k_pointer=3 << 32, v_pointer=4 << 32)
-            read = [f"{{name}}_pointer" for name in _C.read_by_attention_phase(**wanted)]
-            still = {{name: inputs[name] for name in read}}
-            prepared = logged(**wanted, **inputs, phase=1)
-            attended = logged(**wanted, **still, out_pointer=5 << 32, phase=2)
-            whole = logged(**wanted, **inputs, out_pointer=5 << 32)
+            inputs = dict(q=2 << 32, k=3 << 32, v=4 << 32)
+            whole = logged(**wanted, addresses=inputs)
+            plan = _C.plan(**wanted)
+            read = plan.attention_reads
+            gone = {{name: 0 for name in inputs if name not in read}}
+            log = Path(os.environ["FAKE_CUDA_LOG"])
+            def phase(number, **addresses):
+                log.unlink(missing_ok=True)
+                plan.run(**{{**ADDRESSES, **inputs, **operands_of(**wanted), **addresses}}, phase=number)
+                entries = [line.partition(" ")[::2] for line in log.read_text().splitlines()]
+                return {{name: [details for called, details in entries if called == name] for name, _ in entries}}
+            prepared = phase(1, out=0)
+            attended = phase(2, **gone)
             assert prepared[LAUNCH] + attended[LAUNCH] == whole[LAUNCH]
-            assert attended.get(MAP) == whole.get(MAP)
+            assert prepared.get(MAP) == whole.get(MAP) and MAP not in attended
             assert len(prepared[LAUNCH]) >= 2
             assert attended[LAUNCH][-1].startswith(("attention_", "precise_"))
-            assert LOAD not in attended and LOAD not in whole
+            assert LOAD not in attended
             for name in read:
-                other = logged(**wanted, **{{**still, name: 6 << 32}}, out_pointer=5 << 32, phase=2)
-                assert (other[LAUNCH], other.get(MAP)) != (attended[LAUNCH], attended.get(MAP)), name
-""")
-
-
-def test_the_library_enqueues_the_phases(kernels: Binding, architecture: kernel_table.Architecture) -> None:
-    """With the fields that these modules want of each phase: their kernels are launched in the same order."""
-    kernels.run(f"""{LOGGED}
-from dataclasses import replace
-from types import ModuleType, SimpleNamespace
-sys.path.insert(0, {str(ROOT)!r})
-import torch
-from comfy_sage2.backends.base import AttentionRequest
-from comfy_sage2.backends.launch import launch, prepare
-from comfy_sage2.backends.tensors import OptionalTensors
-from comfy_sage2.options import AttentionOptions
-torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=77)
-module = ModuleType("kernels")
-vars(module).update(vars(_C))
-launched = []
-def attention(**fields):
-    launched.extend(details.split()[0] for details in logged(**fields).get("cuLaunchKernelEx", []))
-module.attention = attention
-q, k, v = (torch.zeros(2, heads, 300, 64).half() for heads in (4, 2, 2))
-for mode in {list(architecture.modes)}:
-    for mask in (None, torch.zeros(1, 1, 300, 300)):
-        optional = OptionalTensors(mask, nonfinite=torch.zeros(1).int())
-        request = AttentionRequest.of(q, k, AttentionOptions(mode, return_lse=True), optional)
-        given = replace(request, device_index=0), optional
-        launch(module, q, k, v, *given)
-        whole, launched = launched, []
-        attend = prepare(module, q, k, v, *given)
-        assert 2 <= len(launched) < len(whole)
-        attend()
-        assert launched == whole
-        launched = []
+                other = phase(2, **{{**gone, name: 6 << 32}})
+                replaced = set(other.get("cuTensorMapReplaceAddress", []))
+                assert other[LAUNCH] != attended[LAUNCH] or replaced == {{str(6 << 32)}}, name
+                assert str(6 << 32) not in attended.get("cuTensorMapReplaceAddress", []), name
 """)
 
 
@@ -191,13 +162,23 @@ def test_a_kernel_of_the_attention_phase_that_cannot_be_loaded_fails_in_the_prep
     kernels: Binding, architecture: kernel_table.Architecture
 ) -> None:
     kernels.cubins = tuple(cubin for cubin in kernels.cubins if not cubin.startswith("attention"))
-    output = kernels.run("""
-wanted = {name: value for name, value in full.items() if name != "out_pointer"}
-wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
-attempt(_C.attention, **wanted, phase=1)
-""")
+    output = kernels.run("attempt(enqueue, phase=1, addresses=dict(out=0))")
     assert output.startswith("RuntimeError: ") and "attention_d64" in output
     assert not kernels.calls("cuLaunchKernelEx")
+
+
+def test_parts_of_a_call_share_their_tensor_maps(hopper: Binding) -> None:
+    """4b of many keys goes in parts, whose blocks take work from counters of their own."""
+    hopper.run("""
+wanted = dict(mode=4, causal=False, q_heads=16, kv_heads=16, q_length=20000, kv_length=20000, head_dim=128,
+              block_mask_key_blocks=157, block_mask_head_stride=158 * 157)
+enqueue(**wanted)
+enqueue(**{**wanted, "block_mask_key_blocks": 0})
+""")
+    names = [line.split()[0] for line in hopper.calls("cuLaunchKernelEx")]
+    assert names.count("attention_d128_listed_biased") == names.count("attention_d128_biased") > 1
+    assert names.count("delta_fp16") == 2 * names.count("attention_d128_biased")
+    assert len(hopper.calls("cuTensorMapEncodeTiled")) == 2 * 3
 
 
 # The longest kv_length whose K and V one pass takes, by the head_dim of the kernels, and the tokens of a block's unit.
@@ -213,9 +194,8 @@ def test_short_keys_take_one_pass(hopper: Binding, mode: str, rotate: bool, batc
 for head_dim, (most, unit) in {ONE_PASS}.items():
     for kv_length in (1, 77, unit, unit + 1, 8 * unit, 8 * unit + 1, most, most + 1):
         for channels in (head_dim, head_dim // 2 + 8):
-            wanted = dict(full, batch={batch}, q_heads=6, kv_heads=3, q_length=130, kv_length=kv_length, lse=16,
-                          head_dim=channels, mode={MODE_CODES[mode]}, rotate={rotate}, causal=False)
-            wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+            wanted = dict(call, batch={batch}, q_heads=6, kv_heads=3, q_length=130, kv_length=kv_length,
+                          has_lse=True, head_dim=channels, mode={MODE_CODES[mode]}, rotate={rotate}, causal=False)
             launched = logged(**wanted)["cuLaunchKernelEx"]
             names = [line.split()[0] for line in launched]
             rotated = "_rotated" * {rotate}
@@ -242,8 +222,7 @@ def test_other_calls_take_two_passes(hopper: Binding) -> None:
     """4b, whose correction reads K, and float32."""
     hopper.run(f"""{LOGGED}
 for fields in (dict(mode={MODE_CODES["4b"]}), dict(element=4)):
-    wanted = dict(full, q_heads=3, kv_heads=3, q_length=200, kv_length=300, **fields)
-    wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
+    wanted = dict(call, q_heads=3, kv_heads=3, q_length=200, kv_length=300, **fields)
     names = [line.split()[0] for line in logged(**wanted)["cuLaunchKernelEx"]]
     assert names[0].startswith("statistics_fp") and names[1].startswith("quantize"), names
     assert not names[1].startswith("quantize_q"), names
@@ -251,10 +230,9 @@ for fields in (dict(mode={MODE_CODES["4b"]}), dict(element=4)):
 
 
 LAUNCHED = """
-def launched(**fields):
-    wanted = dict(full, q_heads=6, kv_heads=3, q_length=130, kv_length=512, causal=False, mode=8)
+def launched(phase=0, **fields):
+    wanted = dict(call, q_heads=6, kv_heads=3, q_length=130, kv_length=512, causal=False, mode=8, phase=phase)
     wanted.update(fields)
-    wanted["workspace_bytes"] = _C.workspace_bytes(**wanted)
     return [line.split()[0] for line in logged(**wanted)["cuLaunchKernelEx"]]
 """
 
@@ -265,13 +243,12 @@ def test_the_attention_kernel_quantizes_q_of_calls_with_few_keys(hopper: Binding
 for element, name in ((2, "fp16"), (3, "bf16")):
     for channels, head_dim in ((8, 64), (64, 64), (72, 128), (128, 128)):
         for kv_length in (1, 77, 128, 200, 512, 700, 2048):
-            for mask, suffix in ((dict(), ""), (dict(mask_element=1, mask_pointer=16, mask_key_stride=1), "_biased")):
+            for mask, suffix in ((dict(), ""), (dict(mask_element=1, mask_key_stride=1), "_biased")):
                 wanted = [f"one_pass_{{name}}_d{{head_dim}}", f"attention_d{{head_dim}}_quantizing{{suffix}}"]
                 found = launched(head_dim=channels, kv_length=kv_length, element=element, **mask)
                 wider = head_dim == 64 and kv_length == 700  # in whole steps of 192 keys
                 assert (found == wanted) != wider, found
-maps = [logged(**dict(full, q_pointer=pointer, causal=False, workspace_bytes=1 << 20))["cuTensorMapEncodeTiled"]
-        for pointer in (1 << 20, 2 << 20)]
+maps = [logged(causal=False, addresses=dict(q=address))["cuTensorMapEncodeTiled"] for address in (1 << 20, 2 << 20)]
 assert maps[0] != maps[1]
 """)
 
@@ -279,13 +256,13 @@ assert maps[0] != maps[1]
 @pytest.mark.parametrize(
     "fields",
     [
-        "lse=16",
+        "has_lse=True",
         "rotate=True",
         "element=4",
         "causal=True",
-        "mask_element=1, mask_pointer=16, mask_key_stride=1, mask_query_stride=512",
-        "gaps=16",
-        "tiles_key_tiles=4, tiles_pointer=16, tiles_head_stride=10",
+        "mask_element=1, mask_key_stride=1, mask_query_stride=512",
+        "has_block_margins=True",
+        "block_mask_key_blocks=4, block_mask_head_stride=10",
         "mode=16",
         "mode=4",
         "head_dim=256",
@@ -309,10 +286,10 @@ def test_a_step_at_head_dim_64_takes_the_keys_that_exist(hopper: Binding) -> Non
 narrow_ones, wide_ones = (1, 128, 193, 385, 512, 2048), (129, 192, 300, 384, 576, 2049)
 for kv_length in narrow_ones + wide_ones:
     for fields, suffix in (
-        (dict(lse=16), ""), (dict(lse=16, mask_element=1, mask_pointer=16, mask_key_stride=1), "_biased")
+        (dict(has_lse=True), ""), (dict(has_lse=True, mask_element=1, mask_key_stride=1), "_biased")
     ):
         wanted = "attention_d64" + "_narrow" * (kv_length in narrow_ones) + suffix
         assert launched(head_dim=64, kv_length=kv_length, **fields)[-1] == wanted, (kv_length, suffix)
-for fields in (dict(mode=4), dict(mask_element=1, mask_pointer=16, mask_query_stride=8)):
+for fields in (dict(mode=4), dict(mask_element=1, mask_query_stride=8)):
     assert launched(head_dim=64, kv_length=5000, **fields)[-1] == "attention_d64_narrow_biased"
 """)

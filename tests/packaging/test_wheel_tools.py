@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tools import kernel_table
+from tools import build_kernels, kernel_table
 from tools.wheels import stage_package, verify_wheels
 
 
@@ -102,13 +104,61 @@ def test_a_staged_tree_describes_its_architecture_to_cmake(table: Path, tmp_path
     tree = stage_package.stage("sm99", tmp_path / "tree")
     description = (tree / "architecture.cmake").read_text().splitlines()
     assert "set(KERNEL_TARGET sm_99a)" in description
-    assert "set(SHARED_SOURCES binding.cpp driver.cpp)" in description
+    assert "set(SHARED_SOURCES binding.cpp driver.cpp launch_list.cpp plan.cpp)" in description
     assert "set(HOST_SOURCES build_info.cpp sm99/launch.cpp)" in description
     assert "set(HOST_DEFINES FAST=1)" in description
+    assert "set(KERNEL_MODES 8b)" in description and "set(KERNEL_PV_ACCUMULATORS fp32,fp16)" in description
+    assert "set(KERNEL_CAPABILITIES 9.9,10.0)" in description
     assert "kernel_cubin(a_wide sm99/a.cu -DWIDTH=2 -DFAST=1 --ptxas-options=--level=3)" in description
     project = (tree / "pyproject.toml").read_text()
     assert 'name = "comfy-sage2-sm99"' in project and "$" not in project
     assert (tree / "src" / "comfy_sage2_sm99" / "__init__.py").is_file() and (tree / "csrc" / "binding.cpp").is_file()
+
+
+def test_cmake_and_a_development_build_tell_a_module_the_same(table: Path, tmp_path: Path) -> None:
+    """csrc/build_info.cpp takes its definitions of either."""
+    taken = set(re.findall(r"\bKERNEL_\w+", (kernel_table.CSRC / "build_info.cpp").read_text()))
+    cmake = (kernel_table.CSRC.parent / "packages" / "kernels" / "CMakeLists.txt").read_text()
+    assert set(re.findall(r"-D(KERNEL_\w+)", cmake)) == taken
+    info = kernel_table.build_info(kernel_table.read("sm99"), target="sm_99", toolchain="a test", driver="570")
+    assert info.keys() == taken
+    assert info["KERNEL_MODES"] == '"8b"' and info["KERNEL_PV_ACCUMULATORS"] == '"fp32,fp16"'
+    assert info["KERNEL_CAPABILITIES"] == '"9.9,10.0"' and info["KERNEL_MINIMUM_DRIVER_VERSION"] == "12080"
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel with an image under the name of each of sm90's, on a machine without nvcc."""
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    path = tmp_path / "images.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("comfy_sage2_sm90/__init__.py", "")
+        for cubin in kernel_table.read("sm90").cubins:
+            archive.writestr(f"comfy_sage2_sm90/{cubin.name}.cubin.xz", cubin.name)
+    return path
+
+
+def test_a_development_build_takes_the_images_of_a_wheel(images: Path, tmp_path: Path) -> None:
+    stale = tmp_path / "out" / "comfy_sage2_sm90" / "old.cubin"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    package = build_kernels.build("sm90", None, tmp_path / "out", python=None, images=images, jobs=1)
+    assert {path.name: path.read_text() for path in package.glob("*.cubin*")} == {
+        f"{cubin.name}.cubin.xz": cubin.name for cubin in kernel_table.read("sm90").cubins
+    }
+    assert (package / "__init__.py").is_file()
+
+
+def test_the_images_of_another_architecture_are_refused(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        SystemExit, match=r"images.whl must hold .*prepare_d64.cubin.xz.*, it holds .*one_pass.cubin.xz"
+    ):
+        build_kernels.build("sm89", None, tmp_path / "out", python=None, images=images, jobs=1)
+
+
+def test_a_development_build_without_nvcc_says_what_helps(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"nvcc is not on the PATH: .* or give --images"):
+        build_kernels.build("sm90", None, tmp_path / "out", python=None, images=None, jobs=1)
 
 
 def test_an_architecture_without_kernels_is_not_staged(table: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
     python calls.py FOLDER ARCHITECTURE
 
-FOLDER holds the unpacked wheel. The recording driver writes down what would reach the GPU; the addresses are made up.
+FOLDER holds the unpacked wheel, of ABI 5 or 4. The recording driver writes down what would reach the GPU; the addresses
+are made up.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ import importlib
 import itertools
 import sys
 from collections import Counter
+from functools import partial
 from typing import Any
 
-Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE, LISTS, INVALID, GAPS = (
+Q, K, V, OUT, MASK, LSE, NONFINITE, WORKSPACE, BLOCK_MASK, INVALID_BLOCKS, BLOCK_MARGINS = (
     0x7F0000000000 + index * 0x1000000000 for index in range(11)
 )
+STREAM = 0x1234567890
 FP16, BF16, FP32 = 2, 3, 4
 BOOL = 1
+
+
+# A call's signature, as the keywords of `plan`, and the operands that it has beside q, k, v, out and the workspace.
+Call = tuple[dict[str, Any], dict[str, int]]
 
 
 def description(
@@ -35,45 +42,48 @@ def description(
     causal: bool = False,
     mask: str | None = None,
     lse: bool = False,
-    tiles: str | None = None,
-    gaps: bool = False,
+    block_mask: str | None = None,
+    block_margins: bool = False,
     pv_accumulator: int = 32,
     device: int = 0,
-) -> dict[str, Any]:
-    """The fields of a call but for the pointers of q, k, v, out and the workspace."""
-    call: dict[str, Any] = dict(
+) -> Call:
+    signature: dict[str, Any] = dict(
         batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_length=q_length, kv_length=kv_length, head_dim=head_dim,
         element=element, mode=mode, rotate=rotate, smooth_v=smooth_v, causal=causal,
-        pv_accumulator=pv_accumulator, scale=head_dim**-0.5, device=device, stream=0x1234567890,
+        pv_accumulator=pv_accumulator, scale=head_dim**-0.5, device=device, has_lse=lse,
+        has_block_margins=block_margins,
     )  # fmt: skip
+    operands: dict[str, int] = {}
     for view, heads, length in (("q", q_heads, q_length), ("k", kv_heads, kv_length), ("v", kv_heads, kv_length),
                                 ("out", q_heads, q_length)):  # fmt: skip
-        call[f"{view}_batch_stride"] = heads * length * head_dim
-        call[f"{view}_head_stride"] = head_dim
-        call[f"{view}_token_stride"] = heads * head_dim
+        signature[f"{view}_batch_stride"] = heads * length * head_dim
+        signature[f"{view}_head_stride"] = head_dim
+        signature[f"{view}_token_stride"] = heads * head_dim
     if mask is not None:
         full = mask == "full"
-        call.update(
-            mask_pointer=MASK, mask_element=FP16 if full else BOOL, mask_batch_stride=0,
+        operands["mask"] = MASK
+        signature.update(
+            mask_element=FP16 if full else BOOL, mask_batch_stride=0,
             mask_head_stride=q_length * kv_length if full else 0, mask_query_stride=kv_length if full else 0,
             mask_key_stride=1,
         )  # fmt: skip
     if lse:
-        call.update(lse=LSE, nonfinite=NONFINITE)
-    if tiles is not None:
-        key_tiles = -(-kv_length // 128)
-        lists = -(-q_length // 128) * (1 + key_tiles)
-        own = tiles == "own"
-        call.update(
-            tiles_pointer=LISTS, tiles_invalid=INVALID if own else 0, tiles_key_tiles=key_tiles,
-            tiles_batch_stride=q_heads * lists if own else 0, tiles_head_stride=lists if own else 0,
+        operands.update(lse=LSE, nonfinite=NONFINITE)
+    if block_mask is not None:
+        key_blocks = -(-kv_length // 128)
+        lists = -(-q_length // 128) * (1 + key_blocks)
+        own = block_mask == "own"
+        operands.update(block_mask=BLOCK_MASK, **({"invalid_blocks": INVALID_BLOCKS} if own else {}))
+        signature.update(
+            block_mask_key_blocks=key_blocks, block_mask_batch_stride=q_heads * lists if own else 0,
+            block_mask_head_stride=lists if own else 0,
         )  # fmt: skip
-    if gaps:
-        call.update(gaps=GAPS)
-    return call
+    if block_margins:
+        operands.update(block_margins=BLOCK_MARGINS)
+    return signature, operands
 
 
-def all_descriptions() -> list[dict[str, Any]]:
+def all_descriptions() -> list[Call]:
     grid = itertools.product(
         (64, 72, 256), (FP16, BF16, FP32), (8, 4, 16), (False, True), (False, True), (None, "keys", "full"),
         (False, True), (32, 16),
@@ -87,12 +97,17 @@ def all_descriptions() -> list[dict[str, Any]]:
     ]  # fmt: skip
     listed = itertools.product((64, 72, 256), (8, 4, 16), (False, True), (None, "full"), ("own", "shared"))
     calls += [
-        description(batch=2, head_dim=head_dim, mode=mode, causal=causal, mask=mask, tiles=tiles, lse=True)
-        for head_dim, mode, causal, mask, tiles in listed
+        description(batch=2, head_dim=head_dim, mode=mode, causal=causal, mask=mask, block_mask=lists, lse=True)
+        for head_dim, mode, causal, mask, lists in listed
     ]
     calls += [
-        description(batch=2, head_dim=head_dim, mode=mode, gaps=True)
+        description(batch=2, head_dim=head_dim, mode=mode, block_margins=True)
         for head_dim, mode in itertools.product((64, 72, 256), (8, 4, 16))
+    ]
+    # In 4b in several parts.
+    calls += [
+        description(q_heads=20, kv_heads=10, q_length=40_000, kv_length=30_000, mode=4, block_mask=lists, mask="keys")
+        for lists in (None, "own", "shared")
     ]
     for q_length, kv_length, head_dim in ((1, 1, 8), (75_600, 75_600, 128), (300_000, 300_000, 64), (1024, 77, 200)):
         calls += [
@@ -105,39 +120,80 @@ def all_descriptions() -> list[dict[str, Any]]:
     return calls
 
 
-def attempt(function: Any, **fields: Any) -> str:
+def attempt(function: Any, *arguments: Any, **fields: Any) -> str:
     """What a call returns or raises, as text."""
     try:
-        return repr(function(**fields))
+        return repr(function(*arguments, **fields))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
-def enqueue(module: Any, call: dict[str, Any]) -> str:
-    size = attempt(module.workspace_bytes, **call)
-    if not size.isdecimal():
-        return size
-    pointers = dict(q_pointer=Q, k_pointer=K, v_pointer=V, out_pointer=OUT)
-    return attempt(module.attention, **call, **pointers, workspace=WORKSPACE, workspace_bytes=int(size))
+# What ABI 4 calls the keywords of `plan` and the operands, where that is something else.
+_OF_ABI_4 = {
+    **{f"block_mask_{end}": f"tiles_{end}" for end in ("batch_stride", "head_stride")},
+    "block_mask_key_blocks": "tiles_key_tiles", "mask": "mask_pointer", "block_mask": "tiles_pointer",
+    "invalid_blocks": "tiles_invalid", "block_margins": "gaps",
+}  # fmt: skip
+
+
+def _fields_of_abi_4(signature: dict[str, Any], operands: dict[str, int]) -> dict[str, Any]:
+    """The keywords of ABI 4's functions but for the pointers of q, k, v, out and the workspace."""
+    flags = ("has_lse", "has_block_margins")  # the operands say it
+    fields = {name: value for name, value in (signature | operands).items() if name not in flags}
+    return {"stream": STREAM} | {_OF_ABI_4.get(name, name): value for name, value in fields.items()}
+
+
+def size(module: Any, signature: dict[str, Any], operands: dict[str, int]) -> str:
+    """The bytes of workspace of a call, or why there are none."""
+    if not hasattr(module, "plan"):
+        return attempt(module.workspace_bytes, **_fields_of_abi_4(signature, operands))
+    return attempt(lambda: module.plan(**signature).workspace_bytes)
+
+
+def enqueue(module: Any, signature: dict[str, Any], operands: dict[str, int], *, in_phases: bool = False) -> str:
+    """Enqueue a call, or its two phases one after the other: what the last one returns or raises, as text."""
+    needed = size(module, signature, operands)
+    if not needed.isdecimal():
+        return needed
+    if hasattr(module, "plan"):
+        run = partial(module.plan(**signature).run, Q, K, V, OUT, WORKSPACE, STREAM, **operands)
+    else:
+        pointers = dict(q_pointer=Q, k_pointer=K, v_pointer=V, out_pointer=OUT, workspace=WORKSPACE)
+        fields = _fields_of_abi_4(signature, operands)
+        run = partial(module.attention, **fields, **pointers, workspace_bytes=int(needed))
+    outcomes = [attempt(run, phase=phase) for phase in ((1, 2) if in_phases else (0,))]
+    return outcomes[-1]
 
 
 def main(folder: str, architecture: str) -> None:
     sys.path.insert(0, folder)
     module = importlib.import_module(f"comfy_sage2_{architecture}")
-    outcomes = Counter(enqueue(module, call) for call in all_descriptions())
+    outcomes = Counter(enqueue(module, *call) for call in all_descriptions())
     for outcome, count in sorted(outcomes.items()):
         print(count, outcome)
-    good = description()
+    good, operands = description()
     wrong: list[dict[str, Any]] = [
         {"head_dim": 320}, {"head_dim": 3.5}, {"scale": "large"}, {"scale": None}, {"unknown": 1}, {"q_length": 2**70},
-        {"q_token_stride": -(2**40)}, {"stream": 2**64 - 1}, {"mode": 7}, {"pv_accumulator": 8}, {"element": 99},
+        {"q_token_stride": -(2**40)}, {"mode": 7}, {"pv_accumulator": 8}, {"element": 99},
     ]  # fmt: skip
     for change in wrong:
-        print(change, attempt(module.workspace_bytes, **{**good, **change}))
+        print(change, size(module, good | change, operands))
     incomplete = {name: value for name, value in good.items() if name != "kv_length"}
-    print("incomplete", attempt(module.workspace_bytes, **incomplete))
-    print("without pointers", attempt(module.attention, **good))
-    print("small workspace", attempt(module.attention, **good, q_pointer=Q, k_pointer=K, v_pointer=V, out_pointer=OUT))
+    print("incomplete", size(module, incomplete, operands))
+    if hasattr(module, "plan"):
+        plan = module.plan(**good)
+        print(plan, plan.attention_reads, module.modes, module.pv_accumulators, module.capabilities)
+        addresses: list[tuple[Any, ...]] = [
+            (), (Q, K, V, OUT, WORKSPACE, 2**64), (Q, K, V, OUT, 0, STREAM), (Q, K, V, OUT + 8, WORKSPACE, STREAM),
+            (Q, K, V, OUT, WORKSPACE, STREAM, LSE), (Q, K, V, OUT, WORKSPACE, 2**64 - 1),
+        ]  # fmt: skip
+        for arguments in addresses:
+            print(arguments, attempt(plan.run, *arguments))
+    else:
+        fields = _fields_of_abi_4(good, operands)
+        print("without pointers", attempt(module.attention, **fields))
+        pointers = dict(q_pointer=Q, k_pointer=K, v_pointer=V, out_pointer=OUT)
+        print("small workspace", attempt(module.attention, **fields, **pointers))
     print(module.architecture, module.target, module.version, module.toolchain, module.minimum_driver_version)
     print("driver", attempt(module.driver_version))
 

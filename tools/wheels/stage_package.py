@@ -36,6 +36,9 @@ def _cmake_description(architecture: kernel_table.Architecture) -> str:
         # NVRTC is of CUDA 12, and images of every 12.x compiler load on every 12.x driver.
         f"set(KERNEL_MINIMUM_DRIVER {architecture.minimum_driver})",
         f"set(KERNEL_MINIMUM_DRIVER_VERSION {kernel_table.DRIVER_CUDA_VERSIONS[architecture.minimum_driver]})",
+        f"set(KERNEL_MODES {','.join(architecture.modes)})",
+        f"set(KERNEL_PV_ACCUMULATORS {','.join(architecture.pv_accumulators)})",
+        f"set(KERNEL_CAPABILITIES {','.join(f'{major}.{minor}' for major, minor in architecture.capabilities)})",
     ]
     for cubin in architecture.cubins:
         options = [f"-D{define}" for define in cubin.defines]

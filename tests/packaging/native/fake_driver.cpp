@@ -1,6 +1,6 @@
 // A libcuda.so.1 or nvcuda.dll that does nothing but write down how it was called, one line a call, to the file
 // FAKE_CUDA_LOG. FAKE_CUDA_VERSION is its CUDA version; the call FAKE_CUDA_FAILING fails with error 200. OLD_DRIVER
-// leaves out what drivers before 525 do not have.
+// leaves out what drivers before 525 do not have, NO_REPLACING the function that gives a tensor map another address.
 //
 // Of a real image it keeps the hash, and of a launch every byte of the parameters: the image itself says how many there
 // are. Logs of two platforms are thus equal when the GPU would get the same. A kernel that an image lacks is not found.
@@ -215,14 +215,15 @@ EXPORT int CALL cuTensorMapEncodeTiled(unsigned char* map, int element, uint32_t
   constexpr int kInvalidValue = 1, kMapBytes = 128, kMapAlignment = 64;
   if (reinterpret_cast<uintptr_t>(map) % kMapAlignment) return kInvalidValue;
   // A map that says what it was made of: it is a parameter of the kernels, so that a wrong one shows in a launch too.
-  uint64_t value = hash(&address, sizeof address);
+  // The address stands first, so that it can be replaced.
   const int settings[] = {element, static_cast<int>(rank), interleave, swizzle, promotion, fill};
-  value = hash(settings, sizeof settings, value);
+  uint64_t value = hash(settings, sizeof settings);
   value = hash(sizes, rank * sizeof *sizes, value);
   value = hash(byte_strides, (rank - 1) * sizeof *byte_strides, value);
   value = hash(box, rank * sizeof *box, value);
   value = hash(element_strides, rank * sizeof *element_strides, value);
   for (unsigned at = 0; at < kMapBytes; at += sizeof value) std::memcpy(map + at, &value, sizeof value);
+  std::memcpy(map, &address, sizeof address);
   return called("cuTensorMapEncodeTiled", "address " + std::to_string(reinterpret_cast<uintptr_t>(address)) +
                                               " element " + std::to_string(element) + " rank " + std::to_string(rank) +
                                               " sizes " + std::to_string(sizes[0]) + "," + std::to_string(sizes[1]) +
@@ -230,5 +231,11 @@ EXPORT int CALL cuTensorMapEncodeTiled(unsigned char* map, int element, uint32_t
                                               std::to_string(box[0]) + "," + std::to_string(box[1]) + " every " +
                                               std::to_string(element_strides[1]) + " swizzle " +
                                               std::to_string(swizzle) + " fill " + std::to_string(fill));
+}
+#endif
+#if !defined(OLD_DRIVER) && !defined(NO_REPLACING)
+EXPORT int CALL cuTensorMapReplaceAddress(unsigned char* map, void* address) {
+  std::memcpy(map, &address, sizeof address);
+  return called("cuTensorMapReplaceAddress", std::to_string(reinterpret_cast<uintptr_t>(address)));
 }
 #endif

@@ -1,12 +1,12 @@
-// Makes of the caller's tile lists such that the attention kernels can walk without a test. A warp takes a list.
+// Prepares the caller's block lists: the attention kernels visit the results without a test. A warp prepares a list.
 #include "common/tile_lists.h"
 
 namespace common {
 
 __device__ __forceinline__ void prepare_list(const PrepareListsParams& params, int index, unsigned* bitmap) {
   const unsigned lane = threadIdx.x % 32;
-  const int block = index % params.query_blocks, slice = index / params.query_blocks;
-  const int batch = slice / params.heads, head = slice - batch * params.heads;
+  const int block = index % params.query_blocks, bh = index / params.query_blocks;
+  const int batch = bh / params.heads, head = bh - batch * params.heads;
   const short* list =
       params.lists + batch * params.batch_stride + head * params.head_stride + i64(block) * (1 + params.key_tiles);
   const int words = bitmap_words(params.key_tiles);
@@ -33,7 +33,7 @@ __device__ __forceinline__ void prepare_list(const PrepareListsParams& params, i
     return word == last / 32 ? bitmap[word] & (0xffffffffu >> (31 - last % 32)) : bitmap[word];
   };
   unsigned short* entries = params.entries + i64(index) * params.key_tiles;
-  const auto is_live = [&](int tile) { return tile >= 0 ? static_cast<int>(bitmap[tile / 32] >> tile % 32 & 1) : 0; };
+  const auto is_active = [&](int tile) { return tile >= 0 ? static_cast<int>(bitmap[tile / 32] >> tile % 32 & 1) : 0; };
   if (params.form == ListForm::linked) {
     const int diagonal = params.has_diagonal && block <= last ? block : -1;
     int next = params.key_tiles;
@@ -46,8 +46,8 @@ __device__ __forceinline__ void prepare_list(const PrepareListsParams& params, i
       if (bits) next = 32 * word + __ffs(bits) - 1;
     }
     if (lane == 0) {
-      if (is_live(diagonal)) entries[diagonal] = static_cast<unsigned short>(next);
-      params.counts[index] = is_live(diagonal) ? diagonal : next;
+      if (is_active(diagonal)) entries[diagonal] = static_cast<unsigned short>(next);
+      params.counts[index] = is_active(diagonal) ? diagonal : next;
     }
     return;
   }
@@ -58,8 +58,8 @@ __device__ __forceinline__ void prepare_list(const PrepareListsParams& params, i
     const unsigned above = bits >> lane;  // this lane's tile and those behind it
     const int tile = 32 * word + static_cast<int>(lane);
     int place = written + __popc(above) - 1;
-    if (tile == diagonal) place = is_live(last);
-    if (diagonal < tile && tile < last) place += is_live(diagonal);
+    if (tile == diagonal) place = is_active(last);
+    if (diagonal < tile && tile < last) place += is_active(diagonal);
     if (above & 1) entries[place] = static_cast<unsigned short>(tile);
     written += __popc(bits);
   }
@@ -71,7 +71,7 @@ __device__ __forceinline__ void prepare_list(const PrepareListsParams& params, i
 
 }  // namespace common
 
-// Before `prepare_tile_lists` where that notes whether there are dead tiles.
+// Launched before `prepare_tile_lists` where that says whether blocks are skipped.
 extern "C" __global__ void clear_dead_tiles(const __grid_constant__ common::PrepareListsParams params) {
   *params.dead = 0;
 }

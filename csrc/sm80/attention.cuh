@@ -1,15 +1,18 @@
 // Algorithm 1 of the SageAttention2 paper with mma.sync: one block of threads computes 128 query rows of one head.
 #pragma once
 
-#include "common/tile_gaps.cuh"
+#include "common/block_margins.cuh"
 #include "sm80/item.cuh"
+#include "sm80/kernels.h"
 #include "sm80/softmax.cuh"
 #include "sm80/values.cuh"
 
 namespace sm80 {
 
-template <int kHeadDim, int kBits, class Pv, bool kHasBias, bool kHasMask>
+template <int kHeadDim, int kBits, class Pv, MaskPolicy kMask>
 class Attention {
+  static constexpr bool kHasKeyBias = includes(kMask, MaskPolicy::key_bias);
+  static constexpr bool kHasRowBias = includes(kMask, MaskPolicy::row_bias);
   static constexpr int kThreads = attention_threads(kHeadDim);
   static constexpr int kTiles = kQueryBlock / (kThreads / 2);  // 16-row tiles of a warp
   static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits);
@@ -19,10 +22,10 @@ class Attention {
   static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
-  static_assert(kQueryBlock == kListTile, "lists are for blocks of queries");
-  using Terms = ScoreTerms<kHasBias, kHasMask>;
-  // The kernels of calls without a mask note the gaps of tiles where they are asked to.
-  static constexpr bool kRecords = !kHasMask && kHasBias == (kBits == 4);
+  static_assert(kQueryBlock == kListTile, "block lists are for blocks of queries");
+  using Terms = ScoreTerms<kMask>;
+  // The kernels of calls without a mask record block score margins where they are asked to.
+  static constexpr bool kTracksMargins = kMask == (kBits == 4 ? MaskPolicy::key_bias : MaskPolicy::none);
 
  public:
   static __device__ __forceinline__ void run(const AttentionParams& p) {
@@ -40,11 +43,11 @@ class Attention {
     const i64 work = p.first_work + index;
     const Sizes& sizes = p.sizes;
     Item item;
-    item.slice = static_cast<int>(work / sizes.query_blocks);
-    item.query_block = static_cast<int>(work - i64(item.slice) * sizes.query_blocks);
-    const int batch = item.slice / sizes.q_heads, head = item.slice - batch * sizes.q_heads;
-    item.kv_slice = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
-    const i64 first_tile = i64(item.kv_slice) * sizes.key_blocks;
+    item.bh = static_cast<int>(work / sizes.query_blocks);
+    item.query_block = static_cast<int>(work - i64(item.bh) * sizes.query_blocks);
+    const int batch = item.bh / sizes.q_heads, head = item.bh - batch * sizes.q_heads;
+    item.kv_bh = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
+    const i64 first_tile = i64(item.kv_bh) * sizes.key_blocks;
     item.q = p.q_tiles + work * kQBytes;
     item.q_scale = p.q_scale + work * kQScales;
     item.k = p.k_tiles + first_tile * kKBytes;
@@ -81,7 +84,7 @@ class Attention {
   __device__ __forceinline__ void copy_keys(int key_block) const {
     copy<kKBytes>(kKAt, item.k + i64(key_block) * kKBytes);
     copy<kKeyGroups * 4>(kKScalesAt, item.k_scale + key_block * kKeyGroups);
-    if constexpr (kHasBias) copy<kKeyBlock * 4>(kBiasAt, item.bias + key_block * kKeyBlock);
+    if constexpr (kHasKeyBias) copy<kKeyBlock * 4>(kBiasAt, item.bias + key_block * kKeyBlock);
   }
 
   __device__ __forceinline__ void compute() {
@@ -122,7 +125,7 @@ class Attention {
     if constexpr (!Terms::kNone) __syncwarp();  // keeps instructions, and so registers, apart
     Terms::apply(x, scores, scale, reinterpret_cast<const float4*>(shared + kBiasAt) + lane % 4);
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
-    if constexpr (kHasMask) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
+    if constexpr (kHasRowBias) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
     if (key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);
     float largest[2];
     row_maxima(largest, x);
@@ -132,7 +135,7 @@ class Attention {
     }
     float factor[2];
     if (rows[tile].update(largest, factor)) output.rescale(tile, factor);
-    if (kRecords && p.gaps) note_gap(key_block, tile, largest);
+    if (kTracksMargins && p.gaps) record_margin(key_block, tile, largest);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -146,17 +149,17 @@ class Attention {
   }
 
   // Given this thread's largest scores of a tile of queries with a key block.
-  __device__ __forceinline__ void note_gap(int key_block, int tile, const float (&largest)[2]) const {
+  __device__ __forceinline__ void record_margin(int key_block, int tile, const float (&largest)[2]) const {
     const int query = first_query(tile);
-    float gap[2];
+    float margin[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       // A row that has met nothing but NaN.
       const float base = rows[tile].base[row] == kLowest ? kNegativeInfinity : rows[tile].base[row];
-      gap[row] = gap_of_row(largest[row] - kLog2OfPScale, base, query + 8 * row < p.sizes.q_length);
+      margin[row] = margin_of_row(largest[row] - kLog2OfPScale, base, query + 8 * row < p.sizes.q_length);
     }
-    float* gaps = gaps_of_queries(p.gaps, item.slice, query, p.sizes.q_length, p.sizes.kv_length);
-    raise_gap(gaps + key_block / kBlocksPerTile, fmaxf(gap[0], gap[1]));
+    float* margins = margins_of_queries(p.gaps, item.bh, query, p.sizes.q_length, p.sizes.kv_length);
+    raise_margin(margins + key_block / kBlocksPerTile, fmaxf(margin[0], margin[1]));
   }
 
   // Of this thread's two rows of a tile with its keys. Not zero, so that -inf times the scale stays -inf.
@@ -192,7 +195,7 @@ class Attention {
 
   template <class T>
   __device__ __forceinline__ void store_rows() const {
-    const int batch = item.slice / p.sizes.q_heads, head = item.slice - batch * p.sizes.q_heads;
+    const int batch = item.bh / p.sizes.q_heads, head = item.bh - batch * p.sizes.q_heads;
     T* out = static_cast<T*>(p.out.pointer) + batch * p.out.batch_stride + head * p.out.head_stride;
     float inverse[kTiles][2], attended[kTiles][2];  // a row of masked keys has the sum 0 and gives zeros
 #pragma unroll
@@ -204,7 +207,7 @@ class Attention {
         inverse[tile][row] = sum == 0.f ? 0.f : 1.f / sum;
         const int query = first_query(tile) + 8 * row;
         if (p.lse && lane % 4 == 0 && query < p.sizes.q_length) {
-          const i64 at = i64(item.slice) * p.sizes.q_length + query;
+          const i64 at = i64(item.bh) * p.sizes.q_length + query;
           p.lse[at] = (rows[tile].base[row] + log2f(sum)) * kLn2 + p.lse_shift[at];
         }
       }
@@ -215,8 +218,8 @@ class Attention {
       const int channel = 8 * n + 2 * (lane % 4);
       float2 scale, mean;
       if constexpr (Pv::kScaled) {
-        scale = *reinterpret_cast<const float2*>(p.v_scale + i64(item.kv_slice) * kHeadDim + channel);
-        mean = *reinterpret_cast<const float2*>(p.v_mean + i64(item.kv_slice) * kHeadDim + channel);
+        scale = *reinterpret_cast<const float2*>(p.v_scale + i64(item.kv_bh) * kHeadDim + channel);
+        mean = *reinterpret_cast<const float2*>(p.v_mean + i64(item.kv_bh) * kHeadDim + channel);
       }
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {

@@ -6,21 +6,21 @@
 namespace sm80 {
 
 constexpr int kBlocksPerTile = kListTile / kKeyBlock;
-static_assert(kListTile % kKeyBlock == 0, "a tile of a list is whole key blocks");
+static_assert(kListTile % kKeyBlock == 0, "a block of a list is whole key blocks");
 
 // It lies in shared memory, because the registers are needed for the output.
 //
 // Keys go up from the first. Where the queries have a tile of keys at their own place, that one comes before: it often
-// holds the largest scores, and what the running maximum is far above can be left out.
+// holds the largest scores, and a block far below the running maximum can be skipped.
 struct Item {
   const unsigned char *q, *k, *v;
   const float *q_scale, *k_scale, *bias;
   i64 mask_offset;
-  int slice, kv_slice, query_block;
+  int bh, kv_bh, query_block;
   int first_key_block, key_blocks;   // that its queries attend to
   int diagonal;                      // the tile of keys at their own place, or -1
   int next_key_block;                // after the one that is worked on
-  const unsigned short* next_tiles;  // of its tile list, or null
+  const unsigned short* next_tiles;  // of its block list, or null
 
   // All keys, given their blocks.
   __device__ __forceinline__ void attend_to_all(bool has_diagonal) {
@@ -29,7 +29,7 @@ struct Item {
     next_tiles = nullptr;
   }
 
-  // Those of a prepared list: its tiles, the first of them.
+  // Those of a prepared block list: its entries, and the first active one.
   __device__ __forceinline__ void attend_to_list(const unsigned short* tiles, int first_tile) {
     next_tiles = tiles;
     first_key_block = first_key_block_of(first_tile);

@@ -7,11 +7,11 @@
 
 namespace sm80 {
 
-__device__ __forceinline__ float key_mask_term(const Mask& mask, i64 slice_offset, int key, int kv_length) {
+__device__ __forceinline__ float key_mask_term(const Mask& mask, i64 mask_offset, int key, int kv_length) {
   if (key >= kv_length) return kNegativeInfinity;
   if (mask.element == kNone) return 0.f;
   return visit_mask(mask,
-                    [&](const auto* elements) { return mask_term(elements[slice_offset + key * mask.key_stride]); });
+                    [&](const auto* elements) { return mask_term(elements[mask_offset + key * mask.key_stride]); });
 }
 
 // Without smoothed Q: one row of the bias for each batch and head of the mask. Grid: (rows, blocks of keys).
@@ -19,9 +19,9 @@ __device__ __forceinline__ void mask_bias(const KeyBiasParams& p) {
   const int position = blockIdx.y * blockDim.x + threadIdx.x;
   if (position >= p.padded_keys) return;
   const int batch = blockIdx.x / p.heads, head = blockIdx.x - batch * p.heads;
-  const i64 slice_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
+  const i64 mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
   p.bias[i64(blockIdx.x) * p.padded_keys + position] =
-      key_mask_term(p.mask, slice_offset, key_at_position(position), p.kv_length);
+      key_mask_term(p.mask, mask_offset, key_at_position(position), p.kv_length);
 }
 
 // The power of two that brings numbers of this largest magnitude (the bits of a float) to 2^12, where fp16 is exact
@@ -43,25 +43,25 @@ __device__ __forceinline__ unsigned finite_magnitude(float x) {
 
 // Delta S of the paper's equation 3 for 64 query blocks and 64 keys: mean(Q_i) . (K_j - mean(K)). Smoothed K is rounded
 // to fp16; the means are split into two fp16 numbers, because an error of theirs would be common to a whole row of
-// scores. Numbers beyond fp16's range are scaled and read again. Grid: (q slices of this launch x key blocks, groups of
+// scores. Numbers beyond fp16's range are scaled and read again. Grid: (q heads of this launch x key blocks, groups of
 // 64 query blocks).
 template <int kHeadDim, class T>
 __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
   using Pieces = RowPieces<kHeadDim, kDeltaThreads>;
   const Sizes& sizes = p.sizes;
-  const int slice_of_launch = blockIdx.x / sizes.key_blocks;
-  const int slice = p.first_slice + slice_of_launch;
-  const int first_key = (blockIdx.x - slice_of_launch * sizes.key_blocks) * kKeyBlock;
+  const int bh_of_launch = blockIdx.x / sizes.key_blocks;
+  const int bh = p.first_slice + bh_of_launch;
+  const int first_key = (blockIdx.x - bh_of_launch * sizes.key_blocks) * kKeyBlock;
   const int first_row = blockIdx.y * kDeltaBlock;
-  const i64 slice_work = i64(slice) * sizes.query_blocks;  // work item of the slice's first query block
-  const i64 end_of_group = slice_work + min(first_row + kDeltaBlock, sizes.query_blocks);
-  if (slice_work + first_row >= p.first_work + p.works || end_of_group <= p.first_work) return;
-  const int batch = slice / sizes.q_heads, head = slice - batch * sizes.q_heads;
-  const int kv_slice = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
+  const i64 first_work_of_bh = i64(bh) * sizes.query_blocks;  // of its first query block
+  const i64 end_of_group = first_work_of_bh + min(first_row + kDeltaBlock, sizes.query_blocks);
+  if (first_work_of_bh + first_row >= p.first_work + p.works || end_of_group <= p.first_work) return;
+  const int batch = bh / sizes.q_heads, head = bh - batch * sizes.q_heads;
+  const int kv_bh = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
 
   __shared__ __align__(16) __half keys[kKeyBlock][kHeadDim + 8];
-  const T* start = slice_start<T>(p.k, kv_slice, sizes.kv_heads);
-  const float* k_mean = p.k_mean + i64(kv_slice) * kHeadDim + Pieces::channel();
+  const T* start = head_start<T>(p.k, kv_bh, sizes.kv_heads);
+  const float* k_mean = p.k_mean + i64(kv_bh) * kHeadDim + Pieces::channel();
   __shared__ unsigned key_amax;  // bits of non-negative floats, a NaN above all numbers
   if (threadIdx.x == 0) key_amax = 0u;
   float key_factor = 1.f;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
       for (int slot = 0; slot < 4; ++slot) {
         const int block = min(row + slot % 2 * 8, sizes.query_blocks - 1);
         const int channel = step * 16 + slot / 2 * 8 + lane % 4 * 2;
-        float2 mean = *reinterpret_cast<const float2*>(p.q_mean + (slice_work + block) * kHeadDim + channel);
+        float2 mean = *reinterpret_cast<const float2*>(p.q_mean + (first_work_of_bh + block) * kHeadDim + channel);
         mean.x *= mean_factor;
         mean.y *= mean_factor;
         amax = max(amax, max(finite_magnitude(mean.x), finite_magnitude(mean.y)));
@@ -139,7 +139,7 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const i64 work = slice_work + row + 8 * half;
+      const i64 work = first_work_of_bh + row + 8 * half;
       if (row + 8 * half >= sizes.query_blocks || work < p.first_work || work >= p.first_work + p.works) continue;
       const float (&even)[4] = sums[2 * pair];
       const float (&odd)[4] = sums[2 * pair + 1];

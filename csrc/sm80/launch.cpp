@@ -9,6 +9,7 @@
 #include "common/validate.h"
 #include "driver.h"
 #include "plan.h"
+#include "sm80/kernel_table.h"
 #include "sm80/params.h"
 #include "sm80/workspace.h"
 
@@ -74,7 +75,10 @@ class Builder final : public LaunchBuilder<Workspace> {
       params.bias_head_stride = call_.mask.head_stride == 0 ? 0 : padded_keys_;
       params.bias_batch_stride = mask_bias_heads(call_) * padded_keys_;
     }
-    attention(params, fields, mask_is_bias_ ? "bias" : call_.has_mask() ? "mask" : "plain");
+    attention(params, fields,
+              mask_is_bias_      ? MaskPolicy::key_bias
+              : call_.has_mask() ? MaskPolicy::row_bias
+                                 : MaskPolicy::none);
   }
 
   void statistics() {
@@ -135,7 +139,8 @@ class Builder final : public LaunchBuilder<Workspace> {
       RunFields fields(params);
       set_attention(params, fields, first, works);
       params.bias_work_stride = padded_keys_;
-      attention(params, fields, call_.has_mask() && !mask_is_bias_ ? "mask" : "bias");
+      const bool has_row_bias = call_.has_mask() && !mask_is_bias_;
+      attention(params, fields, has_row_bias ? MaskPolicy::key_bias | MaskPolicy::row_bias : MaskPolicy::key_bias);
     }
   }
 
@@ -168,13 +173,14 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.causal = call_.causal;
   }
 
-  // terms: "plain" scores, with a key "bias", or with a "mask" of their own for each query (and, in 4 bits, a bias
-  // too). Names end with the accumulator, or in the precise mode with the type of P and V.
-  void attention(const AttentionParams& params, const RunFields& fields, const std::string& terms) {
-    const std::string product = call_.mode == kPrecise ? element_ : "fp" + std::to_string(call_.pv_accumulator);
-    launch("attention_d" + std::to_string(head_dim_), "attention_" + mode_ + "_" + terms + "_" + product,
-           grid(params.works), attention_threads(head_dim_),
-           SharedLayout(head_dim_, score_bits(call_.mode), value_bytes(call_.mode)).bytes, params, fields);
+  PvProduct product() const {
+    if (call_.mode == kPrecise) return call_.element == kHalf ? PvProduct::precise_fp16 : PvProduct::precise_bf16;
+    return call_.pv_accumulator == 16 ? PvProduct::fp16_sums : PvProduct::fp32_sums;
+  }
+  void attention(const AttentionParams& params, const RunFields& fields, MaskPolicy mask) {
+    const KernelInfo& kernel = kernel_of(head_dim_, score_bits(call_.mode), mask, product());
+    launch(kernel.image, kernel.name, grid(params.works), attention_threads(head_dim_),
+           SharedLayout(head_dim_, kernel.score_bits, value_bytes(call_.mode)).bytes, params, fields);
   }
 
   const Grids& grids_;

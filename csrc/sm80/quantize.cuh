@@ -130,9 +130,9 @@ class Quantize {
   }
 
   static __device__ __forceinline__ void queries(const QuantizeParams& p, i64 tile) {
-    const int slice = static_cast<int>(tile / p.sizes.query_blocks);
-    const int first = static_cast<int>(tile - i64(slice) * p.sizes.query_blocks) * kQueryBlock;
-    const T* start = slice_start<T>(p.q, slice, p.sizes.q_heads);
+    const int bh = static_cast<int>(tile / p.sizes.query_blocks);
+    const int first = static_cast<int>(tile - i64(bh) * p.sizes.query_blocks) * kQueryBlock;
+    const T* start = head_start<T>(p.q, bh, p.sizes.q_heads);
     float x[kPasses<Queries>][8];
 #pragma unroll
     for (int pass = 0; pass < kPasses<Queries>; ++pass) {
@@ -144,7 +144,7 @@ class Quantize {
         for (int i = 0; i < 8; ++i) x[pass][i] = 0.f;
       }
     }
-    if (p.lse_shift) store_lse_shift(p, x, slice, first);
+    if (p.lse_shift) store_lse_shift(p, x, bh, first);
     if (p.q_mean) smooth_queries(p, x, tile, first);
     rotate<Queries>(x);
     const float multiplier = p.scale * kLog2E * (Format::kRotated ? Rotation<Pieces::kPieces>::kInverseSize : 1.f);
@@ -153,10 +153,10 @@ class Quantize {
 
   // scale * q . mean(K): what smoothing K takes from every score of a row.
   static __device__ __forceinline__ void store_lse_shift(const QuantizeParams& p, const float (&x)[kPasses<Queries>][8],
-                                                         int slice, int first) {
-    const int batch = slice / p.sizes.q_heads, head = slice - batch * p.sizes.q_heads;
-    const int kv_slice = batch * p.sizes.kv_heads + head / (p.sizes.q_heads / p.sizes.kv_heads);
-    const float* k_mean = p.k_mean + i64(kv_slice) * kHeadDim + Pieces::channel();
+                                                         int bh, int first) {
+    const int batch = bh / p.sizes.q_heads, head = bh - batch * p.sizes.q_heads;
+    const int kv_bh = batch * p.sizes.kv_heads + head / (p.sizes.q_heads / p.sizes.kv_heads);
+    const float* k_mean = p.k_mean + i64(kv_bh) * kHeadDim + Pieces::channel();
 #pragma unroll
     for (int pass = 0; pass < kPasses<Queries>; ++pass) {
       float dot = 0.f;
@@ -167,7 +167,7 @@ class Quantize {
         dot += __shfl_xor_sync(0xffffffffu, dot, distance);
       const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
       if (Pieces::channel() == 0 && token < p.sizes.q_length)
-        p.lse_shift[i64(slice) * p.sizes.q_length + token] = dot * p.scale;
+        p.lse_shift[i64(bh) * p.sizes.q_length + token] = dot * p.scale;
     }
   }
 
@@ -201,10 +201,10 @@ class Quantize {
   }
 
   static __device__ __forceinline__ void keys(const QuantizeParams& p, i64 tile) {
-    const int slice = static_cast<int>(tile / p.sizes.key_blocks);
-    const int first = static_cast<int>(tile - i64(slice) * p.sizes.key_blocks) * kKeyBlock;
-    const T* start = slice_start<T>(p.k, slice, p.sizes.kv_heads);
-    const float* mean = p.k_mean + i64(slice) * kHeadDim + Pieces::channel();
+    const int bh = static_cast<int>(tile / p.sizes.key_blocks);
+    const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
+    const T* start = head_start<T>(p.k, bh, p.sizes.kv_heads);
+    const float* mean = p.k_mean + i64(bh) * kHeadDim + Pieces::channel();
     float x[kPasses<Keys>][8];
 #pragma unroll
     for (int pass = 0; pass < kPasses<Keys>; ++pass) {
@@ -227,9 +227,9 @@ class Quantize {
     constexpr int kWidth = kHeadDim < 128 ? kHeadDim : 128;
     using Part = RowPieces<kWidth, kQuantizeThreads>;
     constexpr int kWords = kVBytes / 16 * kWidth / kHeadDim;
-    const int slice = static_cast<int>(tile / p.sizes.key_blocks);
-    const int first = static_cast<int>(tile - i64(slice) * p.sizes.key_blocks) * kKeyBlock;
-    const T* start = slice_start<T>(p.v, slice, p.sizes.kv_heads);
+    const int bh = static_cast<int>(tile / p.sizes.key_blocks);
+    const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
+    const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
     const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
     __shared__ __align__(16) T shared[kKeyBlock][kWidth + 8];
     for (int base = 0; base < kHeadDim; base += kWidth) {
@@ -246,7 +246,7 @@ class Quantize {
         const int lane = at % 32, word = at / 32 % Product::kWords;
         const int channel = at / (32 * Product::kWords) * 8 + lane / 4;
         if constexpr (Product::kScaled) {
-          const i64 statistic = i64(slice) * kHeadDim + base + channel;
+          const i64 statistic = i64(bh) * kHeadDim + base + channel;
           const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
           const auto value = [&](int key) {
             const float x = key < tokens ? (to_float(shared[key][channel]) - mean) / scale : 0.f;

@@ -27,8 +27,8 @@ __device__ __forceinline__ void load_piece(float (&to)[8], const T* row, int cha
 }
 
 template <class T>
-__device__ __forceinline__ const T* slice_start(const Strided& tensor, int slice, int heads) {
-  const int batch = slice / heads, head = slice - batch * heads;
+__device__ __forceinline__ const T* head_start(const Strided& tensor, int bh, int heads) {
+  const int batch = bh / heads, head = bh - batch * heads;
   return static_cast<const T*>(tensor.pointer) + batch * tensor.batch_stride + head * tensor.head_stride;
 }
 

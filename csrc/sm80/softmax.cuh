@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/e4m3.cuh"
+#include "common/mask_policy.h"
 #include "common/scores.cuh"
 #include "sm80/scores.cuh"
 
@@ -36,9 +37,9 @@ struct Rows {
 
 // What is added to the integer scores: nothing, a bias for each key (smoothed Q, key padding), or a mask for each score
 // too.
-template <bool kHasBias, bool kHasMask>
+template <MaskPolicy kMask>
 struct ScoreTerms {
-  static constexpr bool kNone = !kHasBias && !kHasMask;
+  static constexpr bool kNone = kMask == MaskPolicy::none;
 
   // Scores, or without terms what becomes a score by multiplication with `scale`.
   static __device__ __forceinline__ void apply(float (&x)[8][4], const int (&scores)[8][4], const float (&scale)[2],
@@ -46,7 +47,7 @@ struct ScoreTerms {
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       float4 added = make_float4(0.f, 0.f, 0.f, 0.f);
-      if constexpr (kHasBias) added = bias[pair * 4];
+      if constexpr (includes(kMask, MaskPolicy::key_bias)) added = bias[pair * 4];
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
 #pragma unroll
@@ -80,12 +81,12 @@ struct KeyLimits {
     }
   }
 
-  // `slice_offset`: of the mask's batch and head. Rows past q_length are computed as copies of the last one.
-  __device__ __forceinline__ void add_mask(float (&x)[8][4], const Mask& mask, i64 slice_offset, int q_length) const {
+  // `mask_offset`: of the mask's batch and head. Rows past q_length are computed as copies of the last one.
+  __device__ __forceinline__ void add_mask(float (&x)[8][4], const Mask& mask, i64 mask_offset, int q_length) const {
     visit_mask(mask, [&](const auto* elements) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const auto* at = elements + slice_offset + min(query + 8 * row, q_length - 1) * mask.query_stride +
+        const auto* at = elements + mask_offset + min(query + 8 * row, q_length - 1) * mask.query_stride +
                          first_key * mask.key_stride;
 #pragma unroll
         for (int j = 0; j < 8; ++j, at += 8 * mask.key_stride) {

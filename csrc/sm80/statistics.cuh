@@ -12,11 +12,11 @@ __device__ __forceinline__ float merge(int statistic, float x, float y) {
   return statistic == 0 ? x + y : max_nan(x, y);
 }
 
-// Grid: (slices, chunks, K or V). The precise mode has no V.
+// Grid: (kv heads, chunks, K or V). The precise mode has no V.
 template <int kHeadDim, class T>
 __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
   using Pieces = RowPieces<kHeadDim, kStatisticsThreads>;
-  const T* start = slice_start<T>(blockIdx.z == 0 ? p.k : p.v, blockIdx.x, p.sizes.kv_heads);
+  const T* start = head_start<T>(blockIdx.z == 0 ? p.k : p.v, blockIdx.x, p.sizes.kv_heads);
   const i64 stride = blockIdx.z == 0 ? p.k.token_stride : p.v.token_stride;
   const int first = blockIdx.y * kStatisticsTokens;
   const int last = min(first + kStatisticsTokens, p.sizes.kv_length);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
   }
 }
 
-// Grid: (slices, K or V), a thread for each channel.
+// Grid: (kv heads, K or V), a thread for each channel.
 template <int kHeadDim>
 __device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
   const float* in =

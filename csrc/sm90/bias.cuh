@@ -7,7 +7,7 @@
 
 namespace sm90 {
 
-template <bool kBiased>
+template <bool kHasBias>
 class Bias;
 
 template <>
@@ -28,11 +28,11 @@ class Bias<true> {
   __device__ __forceinline__ Bias(const AttentionParams& params, const WorkTile& tile, int row)
       : mask_(params.mask), delta_(params.delta_s ? params.delta_s + i64(tile.delta_row) * params.kv_length : nullptr) {
     const int batch = tile.head / params.q_heads, head = tile.head - batch * params.q_heads;
-    const i64 slice = batch * mask_.batch_stride + head * mask_.head_stride;
+    const i64 first = batch * mask_.batch_stride + head * mask_.head_stride;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int query = min(tile.first_row + row + 8 * i, params.q_length - 1);
-      offset_[i] = slice + query * mask_.query_stride;
+      offset_[i] = first + query * mask_.query_stride;
     }
   }
 

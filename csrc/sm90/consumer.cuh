@@ -2,92 +2,65 @@
 #pragma once
 
 #include "sm90/epilogue.cuh"
-#include "sm90/gap_recorder.cuh"
-#include "sm90/key_list.cuh"
 #include "sm90/key_order.cuh"
+#include "sm90/margin_recorder.cuh"
 #include "sm90/padded_tile.cuh"
+#include "sm90/pipeline_reader.cuh"
 #include "sm90/products.cuh"
 #include "sm90/query_quantizer.cuh"
-#include "sm90/shared_storage.cuh"
 #include "sm90/step_order.cuh"
 
 namespace sm90 {
 
-template <class Shape, bool kCausal, bool kBiased>
-struct Consumer {
-  static constexpr int kBlockN = Shape::kBlockN;
-  static constexpr int kScales = kBlockN / kScaleBlock;
+template <class Traits, bool kHasBias = Traits::kHasBias>
+struct Consumer : PipelineReader<Traits> {
+  using Pipeline = PipelineReader<Traits>;
+  using Pipeline::kScales, Pipeline::params, Pipeline::storage, Pipeline::tiles, Pipeline::steps;
+  using Pipeline::load_k_scale, Pipeline::is_biased;
+  using Pipeline::wait_for_stage, Pipeline::take_stage, Pipeline::release_stage, Pipeline::key_tile_of;
+  static constexpr int kBlockN = Traits::kBlockN;
   // One accumulator up to head_dim 128; two halves of the channels above, because registers do not hold two results of
   // 256.
-  static constexpr bool kHalves = Shape::kHeadDim > 128;
-  static constexpr int kLastColumns = (kHalves ? 128 : Shape::kHeadDim) + 8;
-  static constexpr bool kHasMask = kBiased && !Shape::kRecords;   // the call may have one
-  static constexpr bool kPadded = Shape::kLeavesOut && !kBiased;  // the mask does nothing but end the keys
-  static constexpr bool kWide = Shape::kHeadDim >= 128;
-  static constexpr StepOrder kOrder = step_order<Shape, kCausal, kBiased>();
+  static constexpr bool kHalves = Traits::kHeadDim > 128;
+  static constexpr int kLastColumns = (kHalves ? 128 : Traits::kHeadDim) + 8;
+  static constexpr bool kHasMask = kHasBias && !Traits::kTracksMargins;      // the call may have one
+  static constexpr bool kPadded = Traits::kKeyEndFromProducer && !kHasBias;  // the mask does nothing but end the keys
+  static constexpr bool kWide = Traits::kHeadDim >= 128;
+  static constexpr StepOrder kOrder = step_order<Traits, kHasBias>();
 
-  const AttentionParams& params;
-  const SharedStorage<Shape>& storage;
   const int group;  // consumer warpgroup 0 or 1
   const int row;    // in the work tile; the thread also holds row + 8
   const int lane;   // in the quad
 
-  unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
-  RowState<Shape::kRecords> state;
-  GapRecorder<Shape::kRecords> recorder;
+  RowState<Traits::kTracksMargins> state;
+  MarginRecorder<Traits::kTracksMargins> recorder;
   float q_scale[2], k_scale[kScales];
   int scores[kBlockN / 2];
   unsigned packed[kBlockN / 32][4];
   float first_half[kHalves ? 64 : 1];
   float last[kLastColumns / 2];  // the last 8 columns hold the row sum
 
-  __device__ __forceinline__ Consumer(const AttentionParams& params, const SharedStorage<Shape>& storage,
+  __device__ __forceinline__ Consumer(const AttentionParams& params, const SharedStorage<Traits>& storage,
                                       int thread = threadIdx.x - 128)
-      : params(params),
-        storage(storage),
+      : Pipeline{params, storage},
         group(__shfl_sync(0xffffffffu, thread / 128, 0)),
         row((thread / 32) * 16 + (thread % 32) / 4),
         lane(thread % 4) {}
 
-  // A lane of each warp arrives, or every lane does.
-  template <int kArrivals = Shape::kArrivals>
-  __device__ __forceinline__ void release(unsigned empty_barrier) const {
-    if (kArrivals > kConsumerWarps || threadIdx.x % 32 == 0) mbarrier_arrive(empty_barrier);
-  }
-
-  // Waits for the next stage, which the next call of `take_stage` gives.
-  __device__ __forceinline__ void wait_for_stage() const {
-    const PipelineState<Shape::kStages> stage(steps);
-    mbarrier_wait(storage.full(stage.index), stage.phase);
-  }
-  __device__ __forceinline__ int take_stage() { return steps++ % Shape::kStages; }
-
-  // The key tile in a stage; listed kernels read it there, the others know it.
-  __device__ __forceinline__ int key_tile_of(int stage, int known) const {
-    if constexpr (Shape::kListed)
-      return ld_shared_s32_by_lane_0(storage.key_tile(stage));
-    else
-      return known;
-  }
-
-  __device__ __forceinline__ void load_k_scale(int stage) {
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) k_scale[i] = ld_shared(storage.k_scale(stage) + 4 * (i * kScalesPerBlock + lane));
-  }
-
   __device__ __forceinline__ void issue_scores(int stage) {
-    issue_score_product<Shape>(scores, storage.q(tiles % kQBuffers) + group * 64 * Shape::kRowBytes, storage.k(stage));
+    issue_score_product<Traits>(scores, storage.q(tiles % kQBuffers) + group * 64 * Traits::kRowBytes,
+                                storage.k(stage));
   }
 
   // P V for kColumns channels from `first_row` of V^T on, into fresh registers: the first level of the accumulation.
   template <int kColumns>
   __device__ __forceinline__ void issue_values(float (&result)[kColumns / 2], int stage, int first_row) {
-    issue_value_product<Shape, kColumns>(result, packed, storage.v(stage) + first_row * Shape::kKeyBytes);
+    issue_value_product<Traits, kColumns>(result, packed, storage.v(stage) + first_row * Traits::VTile::kRowBytes);
   }
 
-  // Kernels that quantize Q have no other additive terms.
+  // Kernels with a fused prologue have no other additive terms.
   __device__ __forceinline__ bool is_mask_for_all_queries() const {
-    return Shape::kQuantizesQ || (params.delta_s == nullptr && params.mask.query_stride == 0);
+    return Traits::kFusedPrologue || (params.delta_s == nullptr && params.mask.query_stride == 0);
   }
 
   __device__ __forceinline__ void softmax_last(const WorkTile& tile, int key_tile) {
@@ -95,15 +68,14 @@ struct Consumer {
     int limit[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      limit[i] = is_causal<Shape, kCausal>(params) ? min(params.kv_length, tile.first_row + row + 8 * i + 1)
-                                                   : params.kv_length;
+      limit[i] = is_causal<Traits>(params) ? min(params.kv_length, tile.first_row + row + 8 * i + 1) : params.kv_length;
     float scale[kScales];
     scales_without_marks(scale);
     if constexpr (kPadded)
       return softmax_padded_tile<kBlockN>(scores, state, q_scale, scale, tile.key_end - key_tile * kBlockN, lane);
     if constexpr (kHasMask) {
       if (is_mask_for_all_queries()) {
-        constexpr bool kEnds = Shape::kQuantizesQ;
+        constexpr bool kEnds = Traits::kFusedPrologue;
         if constexpr (kEnds) {
 #pragma unroll
           for (int i = 0; i < kScales; ++i)  // of keys that do not exist, it is what the memory held
@@ -113,7 +85,7 @@ struct Consumer {
         return softmax_tile_with_terms<kBlockN, !kEnds>(scores, state, q_scale, scale, first_key, limit, terms);
       }
     }
-    const Bias<kBiased> bias(params, tile, row);
+    const Bias<kHasBias> bias(params, tile, row);
     bias.template visit<kHasMask>(
         [&](const auto& term) { softmax_last_tile<kBlockN>(scores, state, q_scale, scale, first_key, limit, term); });
   }
@@ -128,41 +100,33 @@ struct Consumer {
                                                        limit, terms);
       }
     }
-    const Bias<kBiased> bias(params, tile, row);
+    const Bias<kHasBias> bias(params, tile, row);
     bias.template visit<kHasMask>([&](const auto& term) {
       softmax_biased_tile<kBlockN>(scores, state, q_scale, scale, key_tile * kBlockN + 2 * lane, params.kv_length,
                                    term);
     });
   }
   __device__ __forceinline__ void softmax(const WorkTile& tile, int key_tile) {
-    if (kBiased && is_biased())
+    if (kHasBias && is_biased(k_scale))
       softmax_biased(tile, key_tile);
     else
       softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
-    record(key_tile);
+    record_margin(key_tile);
   }
 
-  // Notes the gap of the key tile whose softmax was the last.
-  __device__ __forceinline__ void record(int key_tile) const {
-    if constexpr (Shape::kRecords) recorder.note(key_tile * kBlockN, state.largest, state.maximum);
+  // Records the margin of the key tile whose softmax was the last.
+  __device__ __forceinline__ void record_margin(int key_tile) const {
+    if constexpr (Traits::kTracksMargins) recorder.record(key_tile * kBlockN, state.largest, state.maximum);
   }
 
   // A K scale is negative where the mask may change a score of its block.
   __device__ __forceinline__ void scales_without_marks(float (&scale)[kScales]) const {
 #pragma unroll
-    for (int i = 0; i < kScales; ++i) scale[i] = kBiased || kPadded ? fabsf(k_scale[i]) : k_scale[i];
+    for (int i = 0; i < kScales; ++i) scale[i] = kHasBias || kPadded ? fabsf(k_scale[i]) : k_scale[i];
   }
-  // Whether a score of this step has an additive term; the same in all threads of a warpgroup.
-  __device__ __forceinline__ bool is_biased() const {
-    bool biased = !Shape::kQuantizesQ && params.delta_s != nullptr;
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) biased |= __float_as_int(k_scale[i]) < 0;
-    return __any_sync(0xffffffffu, biased);
-  }
-
   // Scores alone, of a stage that was waited for.
   __device__ __forceinline__ void scores_of(int stage) {
-    load_k_scale(stage);
+    load_k_scale(stage, lane, k_scale);
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(stage);
@@ -192,10 +156,10 @@ struct Consumer {
     warpgroup_fence_operand(result);
     accumulate(last, result, rescale);
     softmax_biased(tile, key_tile);
-    record(key_tile);
-    release(storage.empty(stage));
+    record_margin(key_tile);
+    release_stage(stage);
     pack_probabilities<kBlockN>(scores, packed);
-    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Shape::kStages);
+    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages, lane, k_scale);
   }
 
   // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
@@ -204,7 +168,7 @@ struct Consumer {
   // issue a product together, go the same way: their scales are of the same blocks.
   __device__ __forceinline__ void step(const WorkTile& tile, int key_tile, float (&result)[kLastColumns / 2]) {
     const int stage = take_stage();
-    if constexpr (!kOrder.scales_ahead) load_k_scale(stage);
+    if constexpr (!kOrder.scales_ahead) load_k_scale(stage, lane, k_scale);
     const float rescale[2] = {state.rescale[0], state.rescale[1]};
     issue_products(stage, result);
     wgmma_wait_group<1>();
@@ -214,24 +178,24 @@ struct Consumer {
     unsigned short upper[kBlockN / 8];
     if constexpr (!kOrder.packed_at_once) pack_upper<kBlockN>(scores, upper);
     if constexpr (!kOrder.stage_first) wait_for_stage();
-    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Shape::kStages);
-    record(key_tile);
+    if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages, lane, k_scale);
+    record_margin(key_tile);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(result);
-    release(storage.empty(stage));
+    release_stage(stage);
     if constexpr (kOrder.packed_at_once) pack_probabilities<kBlockN>(scores, packed);
     accumulate(last, result, rescale);
     if constexpr (!kOrder.packed_at_once) pack_lower<kBlockN>(scores, upper, packed);
   }
 
   // All steps but the first of a work tile. Those that a mask leaves as they are run in a loop of their own, for which
-  // ptxas finds as good an order as without masks. Additive terms that are not a mask's are in every step.
-  __device__ __forceinline__ void steps_of(const WorkTile& tile, const KeyOrder<Shape, kCausal>& order,
+  // ptxas finds as good an order as without masks. Smooth Q's correction is in every step.
+  __device__ __forceinline__ void steps_of(const WorkTile& tile, const KeyOrder<Traits>& order,
                                            float (&result)[kLastColumns / 2]) {
     int left = tile.key_tiles - 2;
-    if constexpr (kBiased) {
+    if constexpr (kHasBias) {
       while (true) {
-        for (; left >= 0 && kHasMask && !is_biased(); --left) step(tile, order[left], result);
+        for (; left >= 0 && kHasMask && !is_biased(k_scale); --left) step(tile, order[left], result);
         if (left < 0) return;
         step_biased(tile, order[left], take_stage(), result);
         --left;
@@ -244,10 +208,10 @@ struct Consumer {
   // The same for head dimensions above 128, one product after the other.
   __device__ __forceinline__ void step_in_halves(const WorkTile& tile, int key_tile) {
     const int stage = take_stage();
-    if constexpr (kBiased) key_tile = key_tile_of(stage, key_tile);
+    if constexpr (kHasBias) key_tile = key_tile_of(stage, key_tile);
     values_of_stage(stage);
     scores_of(stage);
-    release(storage.empty(stage));
+    release_stage(stage);
     softmax(tile, key_tile);
     pack_probabilities<kBlockN>(scores, packed);
     wait_for_stage();
@@ -266,29 +230,18 @@ struct Consumer {
   __device__ __forceinline__ void values_of_stage(int stage) {
     if constexpr (kHalves) {
       values_of_columns<128>(first_half, stage, 0);
-      // A wait that is long over: ptxas keeps the halves, and so their registers, apart on both sides of a loop.
-      mbarrier_wait(storage.full(stage), (steps - 1) / Shape::kStages % 2);
+      // This barrier has completed before. The wait is a fence for ptxas, which keeps the halves, and so their
+      // registers, apart on both sides of its loop.
+      mbarrier_wait(storage.full(stage), (steps - 1) / Traits::kStages % 2);
     }
     values_of_columns<kLastColumns>(last, stage, kHalves ? 128 : 0);
   }
 
-  // The work tile whose Q is in the next buffer, in a listed kernel; without an index there is none.
-  __device__ __forceinline__ int2 wait_for_work() const {
-    const PipelineState<kQBuffers> q(tiles);
-    mbarrier_wait(storage.q_full(q.index), q.phase);
-    return ld_shared_v2_s32(storage.work(q.index));
-  }
-  __device__ __forceinline__ WorkTile listed_tile(int2 work) const {
-    WorkTile tile = WorkTile::decode<Shape, kCausal>(params, work.x);
-    tile.key_tiles = work.y;
-    return tile;
-  }
-
-  // The rows that the group multiplies. The products of the tile before, which may not be over in its other warps, read
-  // the other buffer.
+  // Quantizes the rows that the group multiplies. The products of the work tile before may still run in other warps;
+  // they read the other buffer.
   __device__ __forceinline__ void quantize_q(int buffer) {
     mbarrier_wait(storage.elements_full(), tiles % 2);
-    const QueryQuantizer<Shape> quantizer(storage.elements(), storage.q(buffer), row, lane);
+    const QueryQuantizer<Traits> quantizer(storage.elements(), storage.q(buffer), row, lane);
     const auto loaded = [&] {
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(storage.elements_empty());
@@ -302,14 +255,13 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void begin_tile() {
-    const PipelineState<kQBuffers> q(tiles);
-    mbarrier_wait(storage.q_full(q.index), q.phase);
+    const int buffer = this->wait_for_q();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       state.maximum[i] = kNegativeInfinity;
-      if constexpr (!Shape::kQuantizesQ) q_scale[i] = ld_shared(storage.q_scale(q.index) + 4 * (row + 8 * i));
+      if constexpr (!Traits::kFusedPrologue) q_scale[i] = ld_shared(storage.q_scale(buffer) + 4 * (row + 8 * i));
     }
-    if constexpr (Shape::kQuantizesQ) quantize_q(q.index);
+    if constexpr (Traits::kFusedPrologue) quantize_q(buffer);
 #pragma unroll
     for (float& x : first_half) x = 0.f;
 #pragma unroll
@@ -318,15 +270,16 @@ struct Consumer {
 
   __device__ __forceinline__ void end_tile(const WorkTile& known) {
     WorkTile tile = known;
-    if constexpr (Shape::kListed) tile = listed_tile(wait_for_work());  // anew, so that no register keeps it
+    if constexpr (Traits::kBlockList)
+      tile = this->block_list_tile(this->wait_for_work());  // read again, so that no register keeps it
     const int buffer = tiles++ % kQBuffers;
-    const Epilogue<Shape::kQuantizesQ && !kBiased> epilogue(params, tile, row, lane, state.maximum,
-                                                            last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
-                                                            storage.v_scale(buffer), storage.v_mean(buffer));
+    const Epilogue<Traits::kFusedPrologue && !kHasBias> epilogue(params, tile, row, lane, state.maximum,
+                                                                 last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
+                                                                 storage.v_scale(buffer), storage.v_mean(buffer));
     if constexpr (kHalves) epilogue.store(first_half, 0);
     epilogue.store(last, kHalves ? 128 : 0);
     __syncwarp();
-    release<Shape::kQArrivals>(storage.q_empty(buffer));
+    this->release_q(buffer);
   }
 
   // All key tiles of a work tile, of which there is at least one.
@@ -336,45 +289,40 @@ struct Consumer {
     scores_of(first);
     const int key_tile = key_tile_of(first, tile.key_tiles - 1);
     __syncwarp();  // all lanes have read their K scales
-    release(storage.empty(first));
-    bool whole = !is_causal<Shape, kCausal>(params) && !kBiased && params.kv_length % kBlockN == 0;
+    release_stage(first);
+    bool whole = !is_causal<Traits>(params) && !kHasBias && params.kv_length % kBlockN == 0;
     if constexpr (kPadded) whole = tile.key_end % kBlockN == 0;
     if (whole)
       softmax_full_tile<kBlockN, kWide, kOrder.by_row, !kWide>(scores, state, q_scale, k_scale);
     else
       softmax_last(tile, key_tile);
-    record(key_tile);
+    record_margin(key_tile);
     pack_probabilities<kBlockN>(scores, packed);
     wait_for_stage();
-    const KeyOrder<Shape, kCausal> order(params, tile);
+    const KeyOrder<Traits> order(params, tile);
     if constexpr (kHalves) {
       for (int left = tile.key_tiles - 2; left >= 0; --left) step_in_halves(tile, order[left]);
     } else {
       float result[kLastColumns / 2];
 #pragma unroll
       for (float& x : result) x = 0.f;
-      if constexpr (kOrder.scales_ahead) load_k_scale(steps % Shape::kStages);
+      if constexpr (kOrder.scales_ahead) load_k_scale(steps % Traits::kStages, lane, k_scale);
       steps_of(tile, order, result);
     }
     const int final = take_stage();
     values_of_stage(final);
-    release(storage.empty(final));
+    release_stage(final);
   }
 
   __device__ __forceinline__ void run_tile(const WorkTile& tile) {
     begin_tile();
     recorder.begin(params, tile, row);
-    if (!Shape::kListed || tile.key_tiles > 0) attend(tile);  // an empty list gives zeros
+    if (!Traits::kBlockList || tile.key_tiles > 0) attend(tile);  // an empty list gives zeros
     end_tile(tile);
   }
 
   __device__ __forceinline__ void run() {
-    const int places = places_of_work<kCausal>(params);
-    for (int place = blockIdx.x; place < places; place = next_place<kCausal>(params, place))
-      run_tile(work_tile_at<Shape, kCausal>(params, place));
-  }
-  __device__ __forceinline__ void run_listed() {
-    for (int2 work = wait_for_work(); work.x != kNoWork; work = wait_for_work()) run_tile(listed_tile(work));
+    this->for_each_work_tile([&](int, const WorkTile& tile) { run_tile(tile); });
   }
 };
 

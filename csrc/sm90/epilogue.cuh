@@ -47,9 +47,9 @@ class Epilogue {
   template <class T, int kCount>
   __device__ __forceinline__ void store_as(const float (&accumulator)[kCount], int first_channel) const {
     const int batch = tile_.head / params_.q_heads, head = tile_.head - batch * params_.q_heads;
-    T* slice = static_cast<T*>(params_.out.pointer) + batch * params_.out.batch_stride + head * params_.out.head_stride;
+    T* out = static_cast<T*>(params_.out.pointer) + batch * params_.out.batch_stride + head * params_.out.head_stride;
     float largest = 0.f;
-    T* rows[2] = {slice + query_[0] * params_.out.token_stride, slice + query_[1] * params_.out.token_stride};
+    T* rows[2] = {out + query_[0] * params_.out.token_stride, out + query_[1] * params_.out.token_stride};
 #pragma unroll
     for (int block = 0; block < kCount / 16; ++block) {
       const int channel = first_channel + 32 * block + 8 * lane_;

@@ -1,5 +1,5 @@
-// The key tiles of a work tile in a listed kernel: those of the prepared list of its block of queries, as tiles of the
-// kernel, the last key first.
+// The key tiles of a work tile in a block-list kernel, the last key first: the active blocks of its block of queries in
+// tiles of the kernel.
 #pragma once
 
 #include "sm90/tile_scheduler.cuh"
@@ -8,11 +8,11 @@ namespace sm90 {
 
 constexpr int kNoWork = -1;  // in place of a work tile's index: there are no more
 
-template <class Shape>
+template <class Traits>
 class KeyList {
-  static_assert(Shape::kBlockM == kListTile, "a work tile is what a list is for");
-  static_assert(kListTile % Shape::kBlockN == 0, "a tile of a list is whole tiles of the kernel");
-  static constexpr int kPerEntry = kListTile / Shape::kBlockN;
+  static_assert(Traits::kBlockM == kListTile, "a work tile is what a list is for");
+  static_assert(kListTile % Traits::kBlockN == 0, "a tile of a list is whole tiles of the kernel");
+  static constexpr int kPerEntry = kListTile / Traits::kBlockN;
 
  public:
   __device__ __forceinline__ KeyList(const AttentionParams& params, const WorkTile& tile) {
@@ -23,7 +23,7 @@ class KeyList {
     size_ = lists.counts[list] * kPerEntry;
     if (size_ == 0) return;
     // Tiles of the kernel behind the last key.
-    const int tiles = (params.kv_length + Shape::kBlockN - 1) / Shape::kBlockN;
+    const int tiles = (params.kv_length + Traits::kBlockN - 1) / Traits::kBlockN;
     if constexpr (kPerEntry > 1) missing_ = max(0, (entries_[0] + 1) * kPerEntry - tiles);
     size_ -= missing_;
   }

@@ -13,12 +13,12 @@ constexpr int kTermsAtOnce = 4;  // keys of a thread whose terms are in register
 __device__ __forceinline__ constexpr int key_distance(int i) { return i / 2 * 8 + i % 2; }
 
 // Where a head's mask is, in bytes.
-struct MaskSlice {
+struct HeadMask {
   const Mask& mask;
   const int element_bytes;
   const char* start;
 
-  __device__ __forceinline__ MaskSlice(const AttentionParams& params, const WorkTile& tile)
+  __device__ __forceinline__ HeadMask(const AttentionParams& params, const WorkTile& tile)
       : mask(params.mask),
         element_bytes(mask.element == kBool    ? 1
                       : mask.element == kFloat ? 4
@@ -44,12 +44,12 @@ class KeyTerms {
  public:
   // `first_key`: of the step.
   __device__ __forceinline__ KeyTerms(const AttentionParams& params, const WorkTile& tile, int first_key) {
-    const MaskSlice slice(params, tile);
-    visit_mask(slice.mask, [&](const auto* type) {
+    const HeadMask head_mask(params, tile);
+    visit_mask(head_mask.mask, [&](const auto* type) {
 #pragma unroll
       for (int i = 0; i < kBlockN / 32; ++i) {
         const int key = first_key + i / 2 * 64 + 2 * (threadIdx.x % 32) + i % 2;
-        terms_[i] = term_at(slice.start + min(key, params.kv_length - 1) * slice.key_bytes(), type);
+        terms_[i] = term_at(head_mask.start + min(key, params.kv_length - 1) * head_mask.key_bytes(), type);
         if (kEnds && key >= params.kv_length) terms_[i] = kNegativeInfinity;
       }
     });

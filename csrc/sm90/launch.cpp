@@ -9,9 +9,9 @@
 #include "common/validate.h"
 #include "driver.h"
 #include "plan.h"
+#include "sm90/kernel_table.h"
 #include "sm90/one_pass.h"
 #include "sm90/params.h"
-#include "sm90/precise_tiles.h"
 #include "sm90/tiles.h"
 #include "sm90/workspace.h"
 
@@ -21,43 +21,6 @@ namespace {
 constexpr int kProgrammaticLaunchVersion = 12030;  // the first driver that captures such launches in CUDA graphs
 
 bool biased(const CallSignature& call) { return call.mode == k4b || call.has_mask(); }
-
-// What a launch has to know of the tile of the kernel that it chose.
-struct Tile {
-  int head_dim, block_m, block_n, row_bytes, threads, shared_bytes;
-
-  bool covers_the_same(const Tile& other) const { return block_m == other.block_m && block_n == other.block_n; }
-
-  template <class Shape>
-  static constexpr Tile of() {
-    return {Shape::kHeadDim, Shape::kBlockM, Shape::kBlockN, Shape::kRowBytes, Shape::kThreads, Shape::kSharedBytes};
-  }
-  template <bool kWide>
-  static constexpr Tile of(int head_dim) {
-    return head_dim == 64    ? of<TileShape<64, kWide>>()
-           : head_dim == 128 ? of<TileShape<128, kWide>>()
-                             : of<TileShape<256, kWide>>();
-  }
-  static constexpr Tile quantizing(int head_dim) {
-    return head_dim == 64 ? of<QuantizingShape<TileShape<64, false>>>() : of<QuantizingShape<TileShape<128, false>>>();
-  }
-  static constexpr Tile listed(int head_dim) {
-    return head_dim == 64    ? of<ListedShape<TileShape<64, false>>>()
-           : head_dim == 128 ? of<ListedShape<TileShape<128, false>>>()
-                             : of<ListedShape<TileShape<256, false>>>();
-  }
-  static constexpr Tile precise(int head_dim) {
-    return head_dim == 64    ? of<PreciseShape<64>>()
-           : head_dim == 128 ? of<PreciseShape<128>>()
-                             : of<PreciseShape<256>>();
-  }
-  template <template <class> class With>
-  static constexpr Tile precise_of_one_block(int head_dim) {
-    return head_dim == 64    ? of<With<PreciseShape<64, true>>>()
-           : head_dim == 128 ? of<With<PreciseShape<128, true>>>()
-                             : of<With<PreciseShape<256, true>>>();
-  }
-};
 
 class Builder final : public LaunchBuilder<Workspace> {
  public:
@@ -211,7 +174,7 @@ class Builder final : public LaunchBuilder<Workspace> {
   // keys that do not exist.
   bool few_keys() const {
     const bool narrower = head_dim_ != 64 || round_up(call_.kv_length, kTileN) < round_up(call_.kv_length, kWideTileN);
-    return call_.kv_length <= kFewKeys && narrower;
+    return call_.kv_length <= kMaxShortKv && narrower;
   }
   // Whether a step takes kWideTileN keys at head_dim 64.
   bool wide() const {
@@ -225,57 +188,71 @@ class Builder final : public LaunchBuilder<Workspace> {
            !call_.has_block_mask() && !call_.has_block_margins;
   }
 
-  Tile listed_tile() const {
-    return precise() ? Tile::precise_of_one_block<ListedShape>(head_dim_) : Tile::listed(head_dim_);
+  PvElement pv_element() const {
+    if (!precise()) return PvElement::e4m3;
+    return call_.element == kHalf ? PvElement::fp16 : PvElement::bf16;
   }
-  Tile dense_tile() const {
-    if (precise())
-      return call_.has_block_margins ? Tile::precise_of_one_block<RecordingShape>(head_dim_) : Tile::precise(head_dim_);
-    if (quantizes_q()) return Tile::quantizing(head_dim_);
-    return wide() ? Tile::of<true>(head_dim_) : Tile::of<false>(head_dim_);
+  const KernelInfo& kernel_for(MaskPolicy mask, Variant variant) const {
+    return kernel_of(pv_element(), head_dim_, mask, variant);
+  }
+  const KernelInfo& block_list_kernel() const {
+    return kernel_for(biased(call_) ? MaskPolicy::block_list | kAnyBias : MaskPolicy::block_list, Variant::standard);
+  }
+  const KernelInfo& dense_kernel() const {
+    const bool with_bias = biased(call_);
+    const Variant standard =
+        call_.has_block_mask() && has_dense_fallback() ? Variant::dense_fallback : Variant::standard;
+    if (call_.has_block_margins)
+      return kernel_for(with_bias ? MaskPolicy::key_bias : MaskPolicy::none, Variant::block_margins);
+    if (call_.causal) return kernel_for(with_bias ? MaskPolicy::causal | kAnyBias : MaskPolicy::causal, standard);
+    if (quantizes_q())
+      return kernel_for(with_bias ? MaskPolicy::key_bias | MaskPolicy::padding : MaskPolicy::none,
+                        Variant::fused_prologue);
+    const bool narrow = !precise() && head_dim_ == 64 && !wide();
+    return kernel_for(with_bias ? kAnyBias | MaskPolicy::padding : MaskPolicy::none,
+                      narrow ? Variant::narrow : standard);
   }
 
-  // Whether there is a dense kernel for such calls that is launched beside a listed one alone.
-  bool has_beside_listed() const { return precise() && head_dim_ == 256 && !biased(call_); }
-  // Whether this call with a block mask is the dense kernel's if no block is skipped (sm90/tiles.h).
-  bool one_of_two() const { return has_beside_listed() || !dense_tile().covers_the_same(listed_tile()); }
+  // Whether such calls have a dense kernel that is launched beside a block-list kernel alone.
+  bool has_dense_fallback() const { return precise() && head_dim_ == 256 && !biased(call_); }
+  // Whether this call with a block mask is the dense kernel's if no block is skipped (DenseFallback,
+  // sm90/kernel_traits.h).
+  bool one_of_two() const { return has_dense_fallback() || !dense_kernel().has_tile_of(block_list_kernel()); }
 
   // `number`: of the call's launches of this kernel.
   void attention(const Chunk& chunk, int64_t number, bool programmatic) {
-    if (!call_.has_block_mask() || one_of_two()) attention(dense_tile(), false, chunk, number, programmatic);
-    if (call_.has_block_mask()) attention(listed_tile(), true, chunk, number, programmatic);
+    if (!call_.has_block_mask() || one_of_two()) attention(dense_kernel(), chunk, number, programmatic);
+    if (call_.has_block_mask()) attention(block_list_kernel(), chunk, number, programmatic);
   }
-  void attention(const Tile& tile, bool walks_lists, const Chunk& chunk, int64_t number, bool programmatic) {
+  void attention(const KernelInfo& kernel, const Chunk& chunk, int64_t number, bool programmatic) {
     if (precise())
-      precise_attention(tile, walks_lists);
+      precise_attention(kernel);
     else
-      scaled_attention(tile, walks_lists, chunk, number, programmatic);
+      scaled_attention(kernel, chunk, number, programmatic);
   }
 
   // V in E4M3.
-  void scaled_attention(const Tile& tile, bool walks_lists, const Chunk& chunk, int64_t number, bool programmatic) {
+  void scaled_attention(const KernelInfo& kernel, const Chunk& chunk, int64_t number, bool programmatic) {
     AttentionParams params{};
     RunFields fields(params);
-    set_attention(params, fields, tile, chunk, number);
-    const int key_bytes = tile.block_n % 128 == 0 ? 128 : 64;
+    set_attention(params, fields, kernel, chunk, number);
     fields.bind(params.v_map, byte_map(workspace_.v_fp8, workspace_.key_row_bytes, workspace_.v_rows, workspace_.kv_bh,
-                                       workspace_.key_row_bytes, key_bytes, tile.head_dim));
+                                       workspace_.key_row_bytes, kernel.v_row_bytes, kernel.head_dim));
     fields.bind(params.v_scale, kWorkspace, workspace_.v_scale);
     fields.bind(params.v_mean, kWorkspace, workspace_.v_mean);
     if (call_.mode == k4b) fields.bind(params.delta_s, kWorkspace, workspace_.delta_s);
-    launch_attention("attention_d" + std::to_string(head_dim_), "", tile, walks_lists, params, fields, programmatic);
+    launch_attention(kernel, params, fields, programmatic);
   }
 
   // The precise mode: V is read where it is.
-  void precise_attention(const Tile& tile, bool walks_lists) {
+  void precise_attention(const KernelInfo& kernel) {
     Chunk chunk = workspace_.chunk;
-    chunk.tiles = static_cast<int>(ceil_div(call_.q_length, tile.block_m));
+    chunk.tiles = static_cast<int>(ceil_div(call_.q_length, kernel.block_m));
     AttentionParams params{};
     RunFields fields(params);
-    set_attention(params, fields, tile, chunk, 0);
-    fields.bind(params.v_map, element_map(kV, call_.v, call_.kv_heads, call_.kv_length, tile.block_n));
-    launch_attention("precise_d" + std::to_string(head_dim_), "_" + element_, tile, walks_lists, params, fields,
-                     programmatic_);
+    set_attention(params, fields, kernel, chunk, 0);
+    fields.bind(params.v_map, element_map(kV, call_.v, call_.kv_heads, call_.kv_length, kernel.block_n));
+    launch_attention(kernel, params, fields, programmatic_);
   }
 
   CausalOrder causal_order(const Chunk& chunk) const {
@@ -292,16 +269,17 @@ class Builder final : public LaunchBuilder<Workspace> {
     return std::min<int64_t>(int64_t(chunk.heads) * chunk.tiles, driver::multiprocessor_count(call_.device));
   }
 
-  void set_attention(AttentionParams& params, RunFields& fields, const Tile& tile, const Chunk& chunk, int64_t number) {
+  void set_attention(AttentionParams& params, RunFields& fields, const KernelInfo& kernel, const Chunk& chunk,
+                     int64_t number) {
     bind_attention(params, fields, number);
     set_key_sizes(params);
     set_query_sizes(params);
     fields.bind(params.q_map, quantizes_q()
-                                  ? element_map(kQ, call_.q, call_.q_heads, call_.q_length, tile.block_m)
+                                  ? element_map(kQ, call_.q, call_.q_heads, call_.q_length, kernel.block_m)
                                   : byte_map(workspace_.q_int8, workspace_.columns, call_.q_length, workspace_.q_bh,
-                                             workspace_.row_bytes, tile.row_bytes, tile.block_m));
+                                             workspace_.row_bytes, kernel.row_bytes, kernel.block_m));
     fields.bind(params.k_map, byte_map(workspace_.k_int8, workspace_.columns, call_.kv_length, workspace_.kv_bh,
-                                       workspace_.row_bytes, tile.row_bytes, tile.block_n));
+                                       workspace_.row_bytes, kernel.row_bytes, kernel.block_n));
     if (call_.has_lse) fields.bind(params.lse_shift, kWorkspace, workspace_.lse_shift);
     params.chunk = chunk;
     params.q_scale_rows = static_cast<int>(workspace_.q_scale_rows);
@@ -314,17 +292,10 @@ class Builder final : public LaunchBuilder<Workspace> {
     if (call_.has_block_mask() && one_of_two()) fields.bind(params.dead, kWorkspace, workspace_.lists.skipped);
   }
 
-  void launch_attention(const std::string& cubin, const std::string& suffix, const Tile& tile, bool walks_lists,
-                        const AttentionParams& params, const RunFields& fields, bool programmatic) {
-    const char* kind = walks_lists                                ? "_listed"
-                       : call_.has_block_margins                  ? "_recording"
-                       : call_.causal                             ? "_causal"
-                       : quantizes_q()                            ? "_quantizing"
-                       : !precise() && head_dim_ == 64 && !wide() ? "_narrow"
-                                                                  : "";
-    const char* beside = !walks_lists && call_.has_block_mask() && has_beside_listed() ? "_beside_listed" : "";
-    launch(cubin, cubin + suffix + kind + beside + (biased(call_) ? "_biased" : ""), grid(blocks_of(params.chunk)),
-           tile.threads, tile.shared_bytes, params, fields, {programmatic});
+  void launch_attention(const KernelInfo& kernel, const AttentionParams& params, const RunFields& fields,
+                        bool programmatic) {
+    launch(kernel.image, kernel.name, grid(blocks_of(params.chunk)), kernel.threads, kernel.shared_bytes, params,
+           fields, {programmatic});
   }
 
   // A tensor of the caller: channels, tokens, heads, batches. The stride of an axis of one element may be anything.

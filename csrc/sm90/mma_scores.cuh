@@ -16,24 +16,24 @@ __device__ __forceinline__ unsigned swizzled(unsigned tile, int row, int byte) {
 }
 
 // The A operand of 32 channels: 16 query rows from `first_row` of the Q tile on.
-template <class Shape>
+template <class Traits>
 __device__ __forceinline__ void load_q_operand(unsigned (&a)[4], unsigned q, int first_row, int step) {
-  constexpr int kRowBytes = Shape::kRowBytes;
+  constexpr int kRowBytes = Traits::kRowBytes;
   const int row = first_row + threadIdx.x % 32 / 4, byte = step * 32 % kRowBytes + threadIdx.x % 4 * 4;
-  const unsigned box = q + step * 32 / kRowBytes * (Shape::kBlockM * kRowBytes);
+  const unsigned box = q + step * 32 / kRowBytes * (Traits::kBlockM * kRowBytes);
 #pragma unroll
   for (int i = 0; i < 4; ++i) a[i] = ld_shared_u32(swizzled<kRowBytes>(box, row + i % 2 * 8, byte + i / 2 * 16));
 }
 
 // Scores += Q K^T of 32 channels, with all keys of the K tile.
-template <class Shape>
-__device__ __forceinline__ void mma_step(int (&scores)[Shape::kBlockN / 2], const unsigned (&a)[4], unsigned k,
+template <class Traits>
+__device__ __forceinline__ void mma_step(int (&scores)[Traits::kBlockN / 2], const unsigned (&a)[4], unsigned k,
                                          int step) {
-  constexpr int kRowBytes = Shape::kRowBytes;
+  constexpr int kRowBytes = Traits::kRowBytes;
   const int row = threadIdx.x % 32 / 4, byte = step * 32 % kRowBytes + threadIdx.x % 4 * 4;
-  const unsigned box = k + step * 32 / kRowBytes * (Shape::kBlockN * kRowBytes);
+  const unsigned box = k + step * 32 / kRowBytes * (Traits::kBlockN * kRowBytes);
 #pragma unroll
-  for (int j = 0; j < Shape::kBlockN / 8; ++j) {
+  for (int j = 0; j < Traits::kBlockN / 8; ++j) {
     const unsigned b0 = ld_shared_u32(swizzled<kRowBytes>(box, 8 * j + row, byte));
     const unsigned b1 = ld_shared_u32(swizzled<kRowBytes>(box, 8 * j + row, byte + 16));
     asm volatile(
@@ -44,13 +44,13 @@ __device__ __forceinline__ void mma_step(int (&scores)[Shape::kBlockN / 2], cons
   }
 }
 
-template <class Shape>
-__device__ __forceinline__ void mma_scores(int (&scores)[Shape::kBlockN / 2],
-                                           const unsigned (&q)[Shape::kHeadDim / 32][4], unsigned k) {
+template <class Traits>
+__device__ __forceinline__ void mma_scores(int (&scores)[Traits::kBlockN / 2],
+                                           const unsigned (&q)[Traits::kHeadDim / 32][4], unsigned k) {
 #pragma unroll
   for (int& score : scores) score = 0;
 #pragma unroll
-  for (int step = 0; step < Shape::kHeadDim / 32; ++step) mma_step<Shape>(scores, q[step], k, step);
+  for (int step = 0; step < Traits::kHeadDim / 32; ++step) mma_step<Traits>(scores, q[step], k, step);
 }
 
 }  // namespace sm90

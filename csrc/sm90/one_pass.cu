@@ -1,6 +1,6 @@
-// K and V of short sequences, read once: a cluster of blocks holds one head's K or V in shared memory, makes its
-// statistics, and quantizes it from there. It writes what the statistics and the quantization pass write, and says of
-// each head when that is done.
+// The fused prologue of a short KV, which reads K and V once: a cluster of blocks holds one head's K or V in shared
+// memory, computes its statistics, and quantizes it from there. It writes what the statistics and the quantization pass
+// write, and flags each head that is done.
 #include "sm90/held_tokens.cuh"
 #include "sm90/quantize_k.cuh"
 #include "sm90/quantize_v.cuh"
@@ -27,18 +27,18 @@ class KeyGroup {
     from_ = held.address(local, lanes.channel);
   }
 
-  __device__ __forceinline__ void quantize(const QuantizeParams& params, const Slice& slice, const Lanes<kLanes>& lanes,
-                                           const Rotation<kLanes>& rotation, const float (&mean)[8],
-                                           Prepared& prepared) const {
+  __device__ __forceinline__ void quantize(const QuantizeParams& params, const BatchHead& bh,
+                                           const Lanes<kLanes>& lanes, const Rotation<kLanes>& rotation,
+                                           const float (&mean)[8], Prepared& prepared) const {
     Vec8<T> raw[kRotated ? 1 : kVectors];
     float amax = amax_of_lane(raw, rotation, mean);
     if (!exists(0)) amax = 0.f;
     amax = amax_of_token<32>(amax);
-    const bool masked = is_masked(params.mask, slice.batch, prepared);
-    if (threadIdx.x % 32 == 0) store_key_scale<Format>(params, slice, block_, scale_, amax, masked);
+    const bool masked = is_masked(params.mask, bh.batch, prepared);
+    if (threadIdx.x % 32 == 0) store_key_scale<Format>(params, bh, block_, scale_, amax, masked);
     const float2 inverses = inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax));
     signed char* const to =
-        params.k_int8 + (i64(slice.index) * params.kv_length + key_) * params.row_bytes + lanes.channel;
+        params.k_int8 + (i64(bh.index) * params.kv_length + key_) * params.row_bytes + lanes.channel;
 #pragma unroll kUnrolled
     for (int vector = 0; vector < kVectors; ++vector) {
       float values[8];
@@ -98,8 +98,8 @@ class KeyGroup {
     return amax;
   }
 
-  // Whether the mask may change a score of the block. One of the four warps that have keys of it notes for the head
-  // what a mask for all queries and heads does.
+  // Whether the mask may change a score of the block. One of the four warps that have keys of it stores for the head
+  // where a mask for all queries and heads ends the keys.
   __device__ __forceinline__ bool is_masked(const Mask& mask, int batch, Prepared& prepared) const {
     if (mask.element == kNone) return false;
     if (mask.head_stride != 0 || mask.query_stride != 0) return true;
@@ -127,7 +127,7 @@ class KeyGroup {
 };
 
 template <class T, int kLanes, bool kRotated>
-__device__ __forceinline__ void prepare_keys(const OnePassParams& params, const Slice& slice, bool writes,
+__device__ __forceinline__ void prepare_keys(const OnePassParams& params, const BatchHead& bh, bool writes,
                                              const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
                                              Prepared& prepared) {
   const StatisticsParams& statistics = params.statistics;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const 
   if (own < scratch.kChannels) {
     const bool exists = own < statistics.head_dim;
     scratch.means[own] = exists ? sum / length : 0.f;
-    if (writes && exists) statistics.k_mean[i64(slice.index) * statistics.head_dim + own] = scratch.means[own];
+    if (writes && exists) statistics.k_mean[i64(bh.index) * statistics.head_dim + own] = scratch.means[own];
   }
   cluster_arrive();
   __syncthreads();
@@ -151,12 +151,12 @@ __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const 
     const int first = part / kScalesPerBlock * kScaleBlock;
     if (held.first + first >= length) break;
     KeyGroup<T, kLanes, kRotated>(held, first, part % kScalesPerBlock, length, lanes)
-        .quantize(params.quantize, slice, lanes, rotation, mean, prepared);
+        .quantize(params.quantize, bh, lanes, rotation, mean, prepared);
   }
 }
 
 template <class T, int kLanes>
-__device__ __forceinline__ void prepare_values(const OnePassParams& params, const Slice& slice, bool writes,
+__device__ __forceinline__ void prepare_values(const OnePassParams& params, const BatchHead& bh, bool writes,
                                                const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch) {
   const StatisticsParams& statistics = params.statistics;
   const Lanes<kLanes> lanes(statistics.head_dim);
@@ -167,7 +167,7 @@ __device__ __forceinline__ void prepare_values(const OnePassParams& params, cons
     ValueFactors factors{};
     if (own < statistics.head_dim) {
       factors = value_factors<T>(total.sum, total.largest, -total.smallest, statistics.kv_length, statistics.smooth_v);
-      if (writes) store_value_factors(statistics, i64(slice.index) * statistics.head_dim + own, factors);
+      if (writes) store_value_factors(statistics, i64(bh.index) * statistics.head_dim + own, factors);
     }
     scratch.means[own] = factors.mean;
     scratch.inverses[own] = factors.inverse;
@@ -184,7 +184,7 @@ __device__ __forceinline__ void prepare_values(const OnePassParams& params, cons
   const int channel = (warp % kGroups * 4 + lane % 4) * 8, part = lane / 4;
   if (channel / kVChannels * kVChannels >= quantize.v_rows) return;
   unsigned char* const row =
-      quantize.v_fp8 + (i64(slice.index) * quantize.v_rows + row_of_channel(channel)) * quantize.key_row_bytes;
+      quantize.v_fp8 + (i64(bh.index) * quantize.v_rows + row_of_channel(channel)) * quantize.key_row_bytes;
   const bool active = channel < quantize.head_dim;
   float mean[8], inverse[8];
 #pragma unroll
@@ -224,12 +224,12 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
   __shared__ Scratch<T, kLanes> scratch;
   const StatisticsParams& statistics = params.statistics;
   const int blocks = statistics.cluster_blocks, block = blockIdx.x % blocks, cluster = blockIdx.x / blocks;
-  const Slice slice(cluster / params.tensors, statistics.kv_heads);
+  const BatchHead bh(cluster / params.tensors, statistics.kv_heads);
   const int tokens = params.units * HeldTokens<T, kLanes>::kUnitTokens;
   const HeldTokens<T, kLanes> held{shared_address(held_vectors), block * tokens, tokens};
   const bool is_v = cluster % params.tensors;
   const Strided& tensor = is_v ? statistics.v : statistics.k;
-  Prepared& prepared = statistics.prepared[slice.index];
+  Prepared& prepared = statistics.prepared[bh.index];
   // In this order: the quantization of Q does not wait for this kernel, but for all before it. The attention kernel
   // starts when all blocks are here, so that it finds zeros or what was added. Other blocks of the cluster add behind
   // the barrier of the statistics.
@@ -244,12 +244,12 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
     }
     griddepcontrol_launch_dependents();
   }
-  held.copy(slice.of<T>(tensor), tensor.token_stride, statistics.kv_length, Lanes<kLanes>(statistics.head_dim));
+  held.copy(bh.of<T>(tensor), tensor.token_stride, statistics.kv_length, Lanes<kLanes>(statistics.head_dim));
   cp_async_wait();
   if (is_v)
-    prepare_values<T, kLanes>(params, slice, block == 0, held, scratch);
+    prepare_values<T, kLanes>(params, bh, block == 0, held, scratch);
   else
-    prepare_keys<T, kLanes, kRotated>(params, slice, block == 0, held, scratch, prepared);
+    prepare_keys<T, kLanes, kRotated>(params, bh, block == 0, held, scratch, prepared);
   __syncthreads();
   if (threadIdx.x == 0) red_release_add(is_v ? &prepared.blocks.v : &prepared.blocks.k, 1);
   cluster_wait();  // no block leaves while its shared memory may be read

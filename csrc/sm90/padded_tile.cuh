@@ -6,9 +6,9 @@
 namespace sm90 {
 
 // The keys end in block kLast, `left` behind this thread's first of it. Blocks before are whole; those behind have no
-// keys, and their probabilities are zeros without exponentials.
-template <int kBlockN, int kLast, bool kRecords>
-__device__ __forceinline__ void softmax_padded_blocks(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
+// keys: their probabilities are zeros, and no exponentials are computed.
+template <int kBlockN, int kLast, bool kTracksMargins>
+__device__ __forceinline__ void softmax_padded_blocks(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
                                                       const float (&q_scale)[2],
                                                       const float (&k_scale)[kBlockN / kScaleBlock], int left) {
   constexpr int kPerBlock = kScaleBlock / 2, kWhole = kLast * kPerBlock;
@@ -50,8 +50,8 @@ __device__ __forceinline__ void softmax_padded_blocks(int (&scores)[kBlockN / 2]
 }
 
 // `keys`: how many the mask leaves of the tile, at least one. `lane`: the thread's place in its quad.
-template <int kBlockN, bool kRecords>
-__device__ __forceinline__ void softmax_padded_tile(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
+template <int kBlockN, bool kTracksMargins>
+__device__ __forceinline__ void softmax_padded_tile(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
                                                     const float (&q_scale)[2],
                                                     const float (&k_scale)[kBlockN / kScaleBlock], int keys, int lane) {
   static_assert(kBlockN == 2 * kScaleBlock);

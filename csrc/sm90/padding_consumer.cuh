@@ -1,25 +1,23 @@
-// A consumer warpgroup of kernels that leave out what a padding mask hides.
+// A consumer warpgroup of kernels with a fused prologue that skip the keys behind the end of a padding mask.
 #pragma once
 
 #include "sm90/consumer.cuh"
 
 namespace sm90 {
 
-// Work tiles whose mask does nothing but end the keys have the steps of a call without a mask; the others those with
-// terms. In one loop over work tiles with one kind of steps, ptxas's order of these is worse.
-template <class Shape>
+// Work tiles whose mask only ends the keys take the steps of a call without a mask; the others take the steps with
+// terms. One loop with one kind of steps is slower, because ptxas orders those steps worse.
+template <class Traits>
 class PaddingConsumer {
  public:
-  __device__ __forceinline__ PaddingConsumer(const AttentionParams& params, const SharedStorage<Shape>& storage)
-      : params_(params), storage_(storage) {}
+  __device__ __forceinline__ PaddingConsumer(const AttentionParams& params, const SharedStorage<Traits>& storage)
+      : pipeline_{params, storage} {}
 
   __device__ __forceinline__ void run() {
-    const int places = places_of_work<false>(params_);
-    for (int place = blockIdx.x; place < places; place = next_place<false>(params_, place)) {
-      WorkTile tile = work_tile_at<Shape, false>(params_, place);
-      const PipelineState<kQBuffers> q(tiles_);
-      mbarrier_wait(storage_.q_full(q.index), q.phase);
-      tile.end_keys_at<Shape>(ld_shared_u32(storage_.key_end(q.index)));
+    const int places = places_of_work<Traits>(pipeline_.params);
+    for (int place = blockIdx.x; place < places; place = next_place<Traits>(pipeline_.params, place)) {
+      WorkTile tile = work_tile_at<Traits>(pipeline_.params, place);
+      tile.template end_keys_at<Traits>(ld_shared_u32(pipeline_.storage.key_end(pipeline_.wait_for_q())));
       if (tile.key_end != 0)
         run_tile<false>(tile);
       else
@@ -28,19 +26,17 @@ class PaddingConsumer {
   }
 
  private:
-  template <bool kBiased>
+  template <bool kHasBias>
   __device__ __forceinline__ void run_tile(const WorkTile& tile) {
-    Consumer<Shape, false, kBiased> consumer(params_, storage_);
-    consumer.tiles = tiles_;
-    consumer.steps = steps_;
+    Consumer<Traits, kHasBias> consumer(pipeline_.params, pipeline_.storage);
+    consumer.tiles = pipeline_.tiles;
+    consumer.steps = pipeline_.steps;
     consumer.run_tile(tile);
-    tiles_ = consumer.tiles;
-    steps_ = consumer.steps;
+    pipeline_.tiles = consumer.tiles;
+    pipeline_.steps = consumer.steps;
   }
 
-  const AttentionParams& params_;
-  const SharedStorage<Shape>& storage_;
-  unsigned tiles_ = 0, steps_ = 0;  // work tiles and stages that are behind this thread
+  PipelineReader<Traits> pipeline_;
 };
 
 }  // namespace sm90

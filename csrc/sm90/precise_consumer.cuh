@@ -1,48 +1,58 @@
 // A consumer warpgroup of the precise mode: scores, online softmax and values of 64 query rows.
 #pragma once
 
-#include "sm90/gap_recorder.cuh"
-#include "sm90/key_list.cuh"
 #include "sm90/key_order.cuh"
+#include "sm90/margin_recorder.cuh"
 #include "sm90/mma_scores.cuh"
+#include "sm90/pipeline_reader.cuh"
 #include "sm90/precise_epilogue.cuh"
 #include "sm90/precise_softmax.cuh"
-#include "sm90/precise_tiles.h"
-#include "sm90/shared_storage.cuh"
 #include "sm90/wgmma.cuh"
 
 namespace sm90 {
 
-template <class Shape, class T, bool kCausal, bool kBiased>
-struct PreciseConsumer {
-  static constexpr int kBlockN = Shape::kBlockN;
-  static constexpr int kScales = kBlockN / kScaleBlock;
-  static constexpr int kScoreSteps = Shape::kHeadDim / 32;  // of the reduction, in bytes of int8
+// The type of P and V.
+template <PvElement>
+struct PvTypeOf;
+template <>
+struct PvTypeOf<PvElement::fp16> {
+  using Type = __half;
+};
+template <>
+struct PvTypeOf<PvElement::bf16> {
+  using Type = __nv_bfloat16;
+};
+
+template <class Traits>
+struct PreciseConsumer : PipelineReader<Traits> {
+  using Pipeline = PipelineReader<Traits>;
+  using Pipeline::kScales, Pipeline::params, Pipeline::storage, Pipeline::tiles, Pipeline::steps;
+  using Pipeline::load_k_scale, Pipeline::is_biased;
+  using Pipeline::wait_for_stage, Pipeline::take_stage, Pipeline::release_stage, Pipeline::key_tile_of;
+  using T = typename PvTypeOf<Traits::kPv>::Type;
+  static constexpr int kBlockN = Traits::kBlockN;
+  static constexpr int kScoreSteps = Traits::kHeadDim / 32;  // of the reduction, in bytes of int8
   // The faster orders of a step by ptxas (csrc/NOTES.md): K's scales are read before the products are issued; the
   // exponentials come before the wait for the values, and row by row.
-  static constexpr bool kScaleFirst = Shape::kListed || Shape::kHeadDim > 64;
-  static constexpr bool kExponentialsFirst = !Shape::kListed || Shape::kHeadDim != 128;
+  static constexpr bool kScaleFirst = Traits::kBlockList || Traits::kHeadDim > 64;
+  static constexpr bool kExponentialsFirst = !Traits::kBlockList || Traits::kHeadDim != 128;
   static constexpr bool kRowByRow = kExponentialsFirst;
 
-  const AttentionParams& params;
-  const SharedStorage<Shape>& storage;
-
-  unsigned tiles = 0, steps = 0;  // work tiles and stages that are behind this thread
   PreciseRowState<T> state;
-  GapRecorder<Shape::kRecords> recorder;
+  MarginRecorder<Traits::kTracksMargins> recorder;
   float q_scale[2], k_scale[kScales];
   unsigned q[kScoreSteps][4];  // A operands: Q is read from shared memory once for all keys
   int scores[kBlockN / 2];
   unsigned packed[kBlockN / 16][4];
-  float out[Shape::kHeadDim / 2];
+  float out[Traits::kHeadDim / 2];
 
-  __device__ __forceinline__ PreciseConsumer(const AttentionParams& params, const SharedStorage<Shape>& storage)
-      : params(params), storage(storage) {}
+  __device__ __forceinline__ PreciseConsumer(const AttentionParams& params, const SharedStorage<Traits>& storage)
+      : Pipeline{params, storage} {}
 
   // Not kept in registers. Nor is what follows from the thread's number, with a mask, whose terms need them.
   static __device__ __forceinline__ int consumer_thread() {
     int thread = threadIdx.x;
-    if constexpr (kBiased) asm volatile("" : "+r"(thread));
+    if constexpr (Traits::kHasBias) asm volatile("" : "+r"(thread));
     return thread - 128;
   }
   static __device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, consumer_thread() / 128, 0); }
@@ -53,47 +63,16 @@ struct PreciseConsumer {
   // A work tile is decoded where it is used, so that the loop keeps none of it in registers.
   __device__ __forceinline__ WorkTile decode_again(int place) const {
     asm volatile("" : "+r"(place));
-    return work_tile_at<Shape, kCausal>(params, place);
-  }
-
-  // The lanes arrive that read a stage's K scales, so that none is written over before it is read; or every lane does.
-  template <int kArrivals = Shape::kArrivals>
-  __device__ __forceinline__ void release(unsigned empty_barrier) const {
-    if (kArrivals > Shape::kArrivals || threadIdx.x % 32 < kScalesPerBlock) mbarrier_arrive(empty_barrier);
-  }
-
-  // Waits for the next stage, which the next call of `take_stage` gives.
-  __device__ __forceinline__ void wait_for_stage() {
-    const PipelineState<Shape::kStages> stage(steps);
-    mbarrier_wait(storage.full(stage.index), stage.phase);
-  }
-  __device__ __forceinline__ int take_stage() { return steps++ % Shape::kStages; }
-
-  // The key tile in a stage; listed kernels read it there, the others know it.
-  __device__ __forceinline__ int key_tile_of(int stage, int known) const {
-    if constexpr (Shape::kListed)
-      return ld_shared_s32_by_lane_0(storage.key_tile(stage));
-    else
-      return known;
-  }
-
-  __device__ __forceinline__ void load_k_scale(int stage) {
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) {
-      const int lane = threadIdx.x % 32;
-      float scale = 0.f;
-      if (lane < kScalesPerBlock) scale = ld_shared(storage.k_scale(stage) + 4 * (i * kScalesPerBlock + lane));
-      k_scale[i] = __shfl_sync(0xffffffffu, scale, lane_in_quad());
-    }
+    return work_tile_at<Traits>(params, place);
   }
 
   __device__ __forceinline__ void issue_scores(int stage) {
-    const u64 k = matrix_descriptor<Shape::kRowBytes>(storage.k(stage));
-    constexpr int kStepsPerBox = Shape::kRowBytes / 32;
+    const u64 k = matrix_descriptor<Traits::kRowBytes>(storage.k(stage));
+    constexpr int kStepsPerBox = Traits::kRowBytes / 32;
 #pragma unroll
     for (int step = 0; step < kScoreSteps; ++step) {
       const int box = step / kStepsPerBox, within = (step % kStepsPerBox) * 2;
-      WgmmaS8FromRegisters<kBlockN>::issue(scores, q[step], k + box * (kBlockN * Shape::kRowBytes / 16) + within,
+      WgmmaS8FromRegisters<kBlockN>::issue(scores, q[step], k + box * (kBlockN * Traits::kRowBytes / 16) + within,
                                            step > 0);
     }
     wgmma_commit_group();
@@ -101,24 +80,16 @@ struct PreciseConsumer {
 
   // O += P V, accumulated by the tensor cores.
   __device__ __forceinline__ void issue_values(int stage) {
-    const u64 v = matrix_descriptor_mn_major(storage.v(stage), Shape::kValueBoxBytes);
+    const u64 v = matrix_descriptor_mn_major(storage.v(stage), Traits::VTile::kBoxBytes);
 #pragma unroll
     for (int step = 0; step < kBlockN / 16; ++step)
-      Wgmma16<T, Shape::kHeadDim>::issue(out, packed[step], v + step * (16 * 128 / 16));
+      Wgmma16<T, Traits::kHeadDim>::issue(out, packed[step], v + step * (16 * 128 / 16));
     wgmma_commit_group();
   }
 
-  // Notes the gap of a step's keys, given a thread's largest scores.
-  __device__ __forceinline__ void record(int key_tile, const float (&largest)[2]) {
-    if constexpr (Shape::kRecords) recorder.note(key_tile * kBlockN, largest);
-  }
-
-  // A K scale is negative where the mask may change a score of its block.
-  __device__ __forceinline__ bool is_biased() const {
-    bool biased = false;
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) biased |= __float_as_int(k_scale[i]) < 0;
-    return __any_sync(0xffffffffu, biased);
+  // Records the margin of a step's keys, given a thread's largest scores.
+  __device__ __forceinline__ void record_margin(int key_tile, const float (&largest)[2]) {
+    if constexpr (Traits::kTracksMargins) recorder.record(key_tile * kBlockN, largest);
   }
 
   // The softmax of a tile with masked keys or additive terms. Returns whether `out` has to be multiplied by `factor`.
@@ -128,34 +99,33 @@ struct PreciseConsumer {
     int limit[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      limit[i] = kLimited && is_causal<Shape, kCausal>(params)
-                     ? min(params.kv_length, tile.first_row + row() + 8 * i + 1)
-                     : params.kv_length;
+      limit[i] = kLimited && is_causal<Traits>(params) ? min(params.kv_length, tile.first_row + row() + 8 * i + 1)
+                                                       : params.kv_length;
     float scale[kScales], maximum[2];
 #pragma unroll
-    for (int i = 0; i < kScales; ++i) scale[i] = kBiased ? fabsf(k_scale[i]) : k_scale[i];
+    for (int i = 0; i < kScales; ++i) scale[i] = Traits::kHasBias ? fabsf(k_scale[i]) : k_scale[i];
     const int first_key = key_tile * kBlockN, own_key = first_key + 2 * lane_in_quad();
     const auto scaled_with = [&](const auto& terms) {
       scale_scores<kBlockN, kLimited>(scores, q_scale, scale, own_key, limit, terms, maximum);
     };
-    if constexpr (!kBiased)
+    if constexpr (!Traits::kHasBias)
       scaled_with(NoTerms());
     else if (params.mask.query_stride == 0)
       scaled_with(KeyTerms<kBlockN>(params, tile, first_key));
     else
       scaled_with(RowTerms(params, tile, row(), own_key));
     const bool raised = state.raise(maximum, PreciseRowState<T>::kLag, factor);
-    record(key_tile, maximum);
+    record_margin(key_tile, maximum);
     exponentials_of_floats<kBlockN>(scores, state, sums);
     return raised;
   }
 
   // The softmax of a whole tile. Returns whether its P are out of range because the base is too low.
   __device__ __forceinline__ bool softmax(int key_tile, float (&sums)[2]) {
-    if constexpr (Shape::kRecords) {
+    if constexpr (Traits::kTracksMargins) {
       float maximum[2];
       row_maxima<kBlockN>(scores, q_scale, k_scale, maximum);
-      record(key_tile, maximum);
+      record_margin(key_tile, maximum);
     }
     exponentials<kBlockN, kRowByRow>(scores, state, q_scale, k_scale, sums);
     constexpr float kLargest = ProbabilityRange<T>::kLargest;
@@ -166,7 +136,7 @@ struct PreciseConsumer {
   __device__ __forceinline__ bool softmax_again(int stage, float (&sums)[2], float (&factor)[2]) {
     constexpr int kNoLimit[2] = {1, 1};
     float maximum[2];
-    mma_scores<Shape>(scores, q, storage.k(stage));
+    mma_scores<Traits>(scores, q, storage.k(stage));
     scale_scores<kBlockN, false>(scores, q_scale, k_scale, 0, kNoLimit, NoTerms(), maximum);
     const bool raised = state.raise(maximum, 0.f, factor);
     exponentials_of_floats<kBlockN>(scores, state, sums);
@@ -178,7 +148,7 @@ struct PreciseConsumer {
   // Moves the base of what was summed up.
   __device__ __forceinline__ void rescale(const float (&factor)[2]) {
 #pragma unroll
-    for (int i = 0; i < Shape::kHeadDim / 2; ++i) out[i] *= factor[i / 2 % 2];
+    for (int i = 0; i < Traits::kHeadDim / 2; ++i) out[i] *= factor[i / 2 % 2];
   }
 
   // The rest of a step whose scores the mask changes. Its terms need registers, so both products are over before, and
@@ -191,14 +161,14 @@ struct PreciseConsumer {
     warpgroup_fence_operand(scores);
     warpgroup_fence_operand(out);
     const WorkTile tile = decode_again(place);
-    const KeyOrder<Shape, kCausal> order(params, tile);
+    const KeyOrder<Traits> order(params, tile);
     float sums[2], factor[2];
     const bool raised = softmax_masked<false>(tile, key_tile_of(stage, order[left]), sums, factor);
     if (raised) rescale(factor);
     state.sum[0] += sums[0];
     state.sum[1] += sums[1];
     pack_probabilities<kBlockN, T>(scores, packed);
-    release(storage.empty(stage));
+    release_stage(stage);
   }
 
   // One step: the scores of the next key tile and the values of this one are in flight together, and the softmax of the
@@ -208,17 +178,17 @@ struct PreciseConsumer {
   __device__ __forceinline__ void step(int place, int left, int key_tile) {
     wait_for_stage();
     const int stage = take_stage();
-    if constexpr (kScaleFirst || kBiased) load_k_scale(stage);
+    if constexpr (kScaleFirst || Traits::kHasBias) load_k_scale(stage, lane_in_quad(), k_scale);
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(stage);
-    if constexpr (kBiased) {
-      if (is_biased()) return step_masked(place, left, stage);
+    if constexpr (Traits::kHasBias) {
+      if (is_biased(k_scale)) return step_masked(place, left, stage);
     }
     warpgroup_fence_operand(out);
     wgmma_fence();
     issue_values(stage);
-    if constexpr (!kScaleFirst && !kBiased) load_k_scale(stage);
+    if constexpr (!kScaleFirst && !Traits::kHasBias) load_k_scale(stage, lane_in_quad(), k_scale);
     wgmma_wait_group<1>();
     warpgroup_fence_operand(scores);
     float sums[2], factor[2];
@@ -233,7 +203,7 @@ struct PreciseConsumer {
     if (raised) rescale(factor);
     state.sum[0] += sums[0];
     state.sum[1] += sums[1];
-    release(storage.empty(stage));
+    release_stage(stage);
   }
 
   // Stages that hold no key of this warpgroup's rows.
@@ -241,28 +211,28 @@ struct PreciseConsumer {
     for (int i = 0; i < count; ++i) {
       wait_for_stage();
       __syncwarp();  // all lanes have waited
-      release(storage.empty(take_stage()));
+      release_stage(take_stage());
     }
   }
 
   // Q's operands and scales; its buffer is free afterwards.
   __device__ __forceinline__ void load_q() {
-    const PipelineState<kQBuffers> buffer(tiles++);
-    mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
+    const int buffer = this->wait_for_q();
+    ++tiles;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) q_scale[i] = ld_shared(storage.q_scale(buffer.index) + 4 * (row() + 8 * i));
+    for (int i = 0; i < 2; ++i) q_scale[i] = ld_shared(storage.q_scale(buffer) + 4 * (row() + 8 * i));
 #pragma unroll
     for (int step = 0; step < kScoreSteps; ++step)
-      load_q_operand<Shape>(q[step], storage.q(buffer.index), consumer_thread() / 32 * 16, step);
+      load_q_operand<Traits>(q[step], storage.q(buffer), consumer_thread() / 32 * 16, step);
     __syncwarp();  // all lanes have read
-    release<Shape::kQArrivals>(storage.q_empty(buffer.index));
+    this->release_q(buffer);
   }
 
   // The key tiles of which `left` are left behind the next.
   __device__ __forceinline__ void attend(int place, const WorkTile& tile, int left) {
     wait_for_stage();
     const int first = take_stage();
-    load_k_scale(first);
+    load_k_scale(first, lane_in_quad(), k_scale);
     warpgroup_fence_operand(scores);
     wgmma_fence();
     issue_scores(first);
@@ -270,11 +240,11 @@ struct PreciseConsumer {
     warpgroup_fence_operand(scores);
     const int first_tile = key_tile_of(first, left);
     __syncwarp();  // all lanes have read their K scales
-    release(storage.empty(first));
+    release_stage(first);
     float unused[2];
     softmax_masked<true>(decode_again(place), first_tile, state.sum, unused);
     pack_probabilities<kBlockN, T>(scores, packed);
-    const KeyOrder<Shape, kCausal> order(params, tile);
+    const KeyOrder<Traits> order(params, tile);
     while (--left >= 0) step(place, left, order[left]);
     wait_for_stage();
     const int final = take_stage();
@@ -283,22 +253,22 @@ struct PreciseConsumer {
     issue_values(final);
     wgmma_wait_group<0>();
     warpgroup_fence_operand(out);
-    release(storage.empty(final));
+    release_stage(final);
   }
 
   __device__ __forceinline__ void run_tile(int place, const WorkTile& tile) {
     load_q();
     const int first_row = tile.first_row + warpgroup() * 64;
-    const int stages = Shape::kListed && tile.key_tiles == 0 ? 0 : tile.key_tiles + 1;
+    const int stages = Traits::kBlockList && tile.key_tiles == 0 ? 0 : tile.key_tiles + 1;
     if (first_row >= params.q_length) return skip_stages(stages);
-    const int keys = is_causal<Shape, kCausal>(params) ? min(params.kv_length, first_row + 64) : params.kv_length;
+    const int keys = is_causal<Traits>(params) ? min(params.kv_length, first_row + 64) : params.kv_length;
     const int last_tile = (keys + kBlockN - 1) / kBlockN - 1;  // that holds keys of these rows
-    int left = Shape::kEndsKeys ? tile.key_tiles - 1 : last_tile;
-    if constexpr (Shape::kListed) {
+    int left = Traits::kKeyEndFromPrologue ? tile.key_tiles - 1 : last_tile;
+    if constexpr (Traits::kBlockList) {
       left = tile.key_tiles - 1;
       if (stages > 0) {
         wait_for_stage();
-        left -= key_tile_of(steps % Shape::kStages, 0) > last_tile;  // half of a tile on the diagonal
+        left -= key_tile_of(steps % Traits::kStages, 0) > last_tile;  // half of a tile on the diagonal
       }
     }
     skip_stages(tile.key_tiles - 1 - left);
@@ -306,29 +276,14 @@ struct PreciseConsumer {
     recorder.begin(params, tile, row());
 #pragma unroll
     for (float& x : out) x = 0.f;
-    if (!Shape::kListed || stages > 0) attend(place, tile, left);  // an empty list gives zeros
+    if (!Traits::kBlockList || stages > 0) attend(place, tile, left);  // an empty list gives zeros
     const PreciseEpilogue<T> epilogue(params, decode_again(place), row(), state);
     epilogue.store(out);
   }
 
+  // With a block list, the test of its loop at the end makes ptxas count steps in uniform registers.
   __device__ __forceinline__ void run() {
-    const int places = places_of_work<kCausal>(params);
-    for (int place = blockIdx.x; place < places; place = next_place<kCausal>(params, place))
-      run_tile(place, work_tile_at<Shape, kCausal>(params, place));
-  }
-  // Index and number of key tiles of the next work tile.
-  __device__ __forceinline__ int2 wait_for_work() const {
-    const PipelineState<kQBuffers> buffer(tiles);
-    mbarrier_wait(storage.q_full(buffer.index), buffer.phase);
-    return ld_shared_v2_s32_by_lane_0(storage.work(buffer.index));
-  }
-  // With the test at the loop's end ptxas counts steps in uniform registers.
-  __device__ __forceinline__ void run_listed() {
-    for (int2 work = wait_for_work(); work.x != kNoWork; work = wait_for_work()) {
-      WorkTile tile = WorkTile::decode<Shape, kCausal>(params, work.x);
-      tile.key_tiles = work.y;
-      run_tile(work.x, tile);
-    }
+    this->for_each_work_tile([&](int place, const WorkTile& tile) { run_tile(place, tile); });
   }
 };
 

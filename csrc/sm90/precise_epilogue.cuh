@@ -48,7 +48,7 @@ class PreciseEpilogue {
   template <int kCount>
   __device__ __forceinline__ void store(const float (&accumulator)[kCount]) const {
     const int batch = tile_.head / params_.q_heads, head = tile_.head - batch * params_.q_heads;
-    T* slice = static_cast<T*>(params_.out.pointer) + batch * params_.out.batch_stride + head * params_.out.head_stride;
+    T* out = static_cast<T*>(params_.out.pointer) + batch * params_.out.batch_stride + head * params_.out.head_stride;
 #pragma unroll
     for (int block = 0; block < kCount / 16; ++block) {
       const int channel = 32 * block + 8 * (threadIdx.x % 4);
@@ -67,7 +67,7 @@ class PreciseEpilogue {
         if (query_[row] >= params_.q_length) continue;
         if (params_.nonfinite && is_nonfinite_as<T>(largest)) *params_.nonfinite = 1;
         if (channel < params_.head_dim)
-          *reinterpret_cast<uint4*>(slice + query_[row] * params_.out.token_stride + channel) =
+          *reinterpret_cast<uint4*>(out + query_[row] * params_.out.token_stride + channel) =
               make_uint4(words[0], words[1], words[2], words[3]);
       }
     }

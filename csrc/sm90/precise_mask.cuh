@@ -7,7 +7,7 @@
 namespace sm90 {
 
 // `load` gives the terms of a thread's keys from the i-th on, in its two rows. With kLimited, some of the step's keys
-// may not exist: their terms are any.
+// may not exist: their terms may be anything.
 struct NoTerms {
   template <bool kLimited>
   __device__ __forceinline__ void load(int, float (&terms)[2][kTermsAtOnce]) const {
@@ -22,22 +22,21 @@ class RowTerms {
  public:
   // `first_key`: of the thread.
   __device__ __forceinline__ RowTerms(const AttentionParams& params, const WorkTile& tile, int row, int first_key)
-      : slice_(params, tile), last_(params.kv_length - 1 - first_key) {
+      : mask_(params, tile), last_(params.kv_length - 1 - first_key) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int query = min(tile.first_row + row + 8 * i, params.q_length - 1);
-      first_[i] =
-          slice_.start + (query * slice_.mask.query_stride * slice_.element_bytes + first_key * slice_.key_bytes());
+      first_[i] = mask_.start + (query * mask_.mask.query_stride * mask_.element_bytes + first_key * mask_.key_bytes());
     }
   }
 
   template <bool kLimited>
   __device__ __forceinline__ void load(int first, float (&terms)[2][kTermsAtOnce]) const {
-    visit_mask(slice_.mask, [&](const auto* type) {
+    visit_mask(mask_.mask, [&](const auto* type) {
 #pragma unroll
       for (int i = 0; i < kTermsAtOnce; ++i) {
         const i64 place =
-            (kLimited ? min(key_distance(first + i), last_) : key_distance(first + i)) * slice_.key_bytes();
+            (kLimited ? min(key_distance(first + i), last_) : key_distance(first + i)) * mask_.key_bytes();
 #pragma unroll
         for (int row = 0; row < 2; ++row) terms[row][i] = term_at(first_[row] + place, type);
       }
@@ -45,7 +44,7 @@ class RowTerms {
   }
 
  private:
-  const MaskSlice slice_;
+  const HeadMask mask_;
   const int last_;
   const char* first_[2];
 };

@@ -10,17 +10,17 @@ __device__ __forceinline__ void quantize_kernel(const QuantizeParams& params) {
   griddepcontrol_launch_dependents();
   int block = blockIdx.x;
   if (block < params.q_blocks * params.q_slices) {
-    quantize_q<T, kLanes, Format>(params, Slice(block / params.q_blocks, params.q_heads), block % params.q_blocks);
+    quantize_q<T, kLanes, Format>(params, BatchHead(block / params.q_blocks, params.q_heads), block % params.q_blocks);
     return;
   }
   griddepcontrol_wait();
   block -= params.q_blocks * params.q_slices;
   if (block < params.k_blocks * params.kv_slices) {
-    quantize_k<T, kLanes, Format>(params, Slice(block / params.k_blocks, params.kv_heads), block % params.k_blocks);
+    quantize_k<T, kLanes, Format>(params, BatchHead(block / params.k_blocks, params.kv_heads), block % params.k_blocks);
     return;
   }
   block -= params.k_blocks * params.kv_slices;
-  quantize_v<T, kLanes>(params, Slice(block / params.v_blocks, params.kv_heads), block % params.v_blocks);
+  quantize_v<T, kLanes>(params, BatchHead(block / params.v_blocks, params.kv_heads), block % params.v_blocks);
 }
 
 }  // namespace sm90

@@ -11,9 +11,9 @@
 
 namespace sm90 {
 
-struct Slice {
+struct BatchHead {
   int index, batch, head;
-  __device__ __forceinline__ Slice(int index, int heads)
+  __device__ __forceinline__ BatchHead(int index, int heads)
       : index(index), batch(index / heads), head(index - batch * heads) {}
   template <class T>
   __device__ __forceinline__ const T* of(const Strided& tensor) const {

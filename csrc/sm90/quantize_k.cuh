@@ -13,7 +13,7 @@ __device__ __forceinline__ float term_of_key(const Mask& mask, i64 index) {
 
 // Whether the mask may change the score of a key of a block with any query. A padding mask, which is the same for all
 // queries and heads, leaves most blocks as they are, and the attention kernel takes those for unmasked. `key_end` is
-// raised to what is behind the last key of the block that such a mask does not hide. For all threads of a block of the
+// raised to the place behind the last key of the block that such a mask leaves. For all threads of a block of the
 // grid together.
 __device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int first_key, int kv_length,
                                                 int* key_end) {
@@ -33,9 +33,9 @@ __device__ __forceinline__ bool block_is_masked(const Mask& mask, int batch, int
 
 // Of a group whose largest magnitude is `amax`. The sign says whether its block is masked.
 template <class Format>
-__device__ __forceinline__ void store_key_scale(const QuantizeParams& params, const Slice& slice, int block, int group,
+__device__ __forceinline__ void store_key_scale(const QuantizeParams& params, const BatchHead& bh, int block, int group,
                                                 float amax, bool masked) {
-  params.k_scale[(i64(slice.index) * params.k_scale_blocks + block) * kScalesPerBlock + group] =
+  params.k_scale[(i64(bh.index) * params.k_scale_blocks + block) * kScalesPerBlock + group] =
       amax * (masked ? -1.f / Format::kMaximum : 1.f / Format::kMaximum);
 }
 
@@ -45,7 +45,7 @@ constexpr int kKeyPasses = kScaleBlock / Lanes<kLanes>::kTokensAtOnce;  // in wh
 // Of kScaleBlock tokens as they are, those that do not exist zeros; `mean` with its signs changed. `token_amax`, in
 // shared memory, may be written again when all threads have gone through another barrier.
 template <class T, int kLanes, class Format>
-__device__ __forceinline__ void quantize_keys(const QuantizeParams& params, const Slice& slice, int block,
+__device__ __forceinline__ void quantize_keys(const QuantizeParams& params, const BatchHead& bh, int block,
                                               const Lanes<kLanes>& lanes, const Rotation<kLanes>& rotation,
                                               Vec8<T> (&raw)[kKeyPasses<kLanes>], const float (&mean)[8],
                                               float (&token_amax)[kScaleBlock]) {
@@ -67,33 +67,32 @@ __device__ __forceinline__ void quantize_keys(const QuantizeParams& params, cons
   }
   __syncthreads();
   const bool masked =
-      block_is_masked(params.mask, slice.batch, first, params.kv_length, &params.prepared[slice.index].keys.end);
+      block_is_masked(params.mask, bh.batch, first, params.kv_length, &params.prepared[bh.index].keys.end);
   const int group = lanes.token % 8 / 2;  // the same in every pass: kTokensAtOnce is a multiple of 8
   float scale = 0.f;
 #pragma unroll
   for (int i = 0; i < kScaleBlock / 8; ++i)
     scale = max_nan(scale, max_nan(token_amax[8 * i + 2 * group], token_amax[8 * i + 2 * group + 1]));
   if (lanes.channel == 0 && lanes.token < 8 && lanes.token % 2 == 0)
-    store_key_scale<Format>(params, slice, block, group, scale, masked);
+    store_key_scale<Format>(params, bh, block, group, scale, masked);
   const float2 inverses = inverses_of<Format, kLanes>(inverse_or_zero<Format>(scale));
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
     if ((lanes.active || Format::kRotated) && token < params.kv_length)
-      store_int8<Format>(
-          params.k_int8 + (i64(slice.index) * params.kv_length + token) * params.row_bytes + lanes.channel,
-          values[pass], inverses);
+      store_int8<Format>(params.k_int8 + (i64(bh.index) * params.kv_length + token) * params.row_bytes + lanes.channel,
+                         values[pass], inverses);
   }
 }
 
 template <class T, int kLanes, class Format>
-__device__ __forceinline__ void quantize_k(const QuantizeParams& params, const Slice& slice, int block) {
+__device__ __forceinline__ void quantize_k(const QuantizeParams& params, const BatchHead& bh, int block) {
   using Tile = Lanes<kLanes>;
   constexpr int kPasses = kKeyPasses<kLanes>;
   __shared__ float token_amax[kScaleBlock];
   const Tile lanes(params.head_dim);
   const int first = block * kScaleBlock;
-  const T* k = slice.of<T>(params.k) + lanes.channel;
+  const T* k = bh.of<T>(params.k) + lanes.channel;
   float mean[8];
   Vec8<T> raw[kPasses];
 #pragma unroll
@@ -102,10 +101,10 @@ __device__ __forceinline__ void quantize_k(const QuantizeParams& params, const S
     raw[pass].clear();
     if (lanes.active && token < params.kv_length) raw[pass].load(k + token * params.k.token_stride);
   }
-  load_or_zero(params.k_mean + i64(slice.index) * params.head_dim + lanes.channel, lanes.active, mean);
+  load_or_zero(params.k_mean + i64(bh.index) * params.head_dim + lanes.channel, lanes.active, mean);
   const Rotation<kLanes> rotation;
   if constexpr (Format::kRotated) rotation.change_signs(mean);
-  quantize_keys<T, kLanes, Format>(params, slice, block, lanes, rotation, raw, mean, token_amax);
+  quantize_keys<T, kLanes, Format>(params, bh, block, lanes, rotation, raw, mean, token_amax);
 }
 
 }  // namespace sm90

@@ -1,4 +1,4 @@
-// Quantization of Q alone, beside the one pass over K and V that is launched before it.
+// Quantization of Q alone, beside the fused KV prologue, which is launched before it.
 #include "sm90/quantize_q.cuh"
 
 namespace sm90 {
@@ -6,9 +6,9 @@ namespace sm90 {
 template <class T, int kLanes, bool kRotated>
 __device__ __forceinline__ void quantize_q_kernel(const QuantizeParams& params) {
   griddepcontrol_launch_dependents();
-  const Slice slice(blockIdx.x / params.q_blocks, params.q_heads);
-  quantize_q<T, kLanes, IntegerFormat<8, kRotated>, true>(params, slice, blockIdx.x % params.q_blocks);
-  // Attention waits for this grid alone, which must not end before the one pass has.
+  const BatchHead bh(blockIdx.x / params.q_blocks, params.q_heads);
+  quantize_q<T, kLanes, IntegerFormat<8, kRotated>, true>(params, bh, blockIdx.x % params.q_blocks);
+  // Attention waits for this grid alone, which must not end before the prologue.
   if (blockIdx.x + 1 == gridDim.x) griddepcontrol_wait();
 }
 

@@ -7,7 +7,7 @@
 
 namespace sm90 {
 
-// q . mean(K) * scale, the part of the scores that smooth K leaves out: softmax does not need it, the log-sum-exp does.
+// q . mean(K) * scale, which smooth K takes from the scores: softmax does not need it, the log-sum-exp does.
 template <int kLanes>
 __device__ __forceinline__ void store_lse_shift(const QuantizeParams& params, i64 token_index, bool valid,
                                                 const float (&q)[8], const float (&k_mean)[8]) {
@@ -21,13 +21,13 @@ __device__ __forceinline__ void store_lse_shift(const QuantizeParams& params, i6
 // The mean of the block's tokens, which is also stored for the correction (paper equation 3). Threads past head_dim get
 // zeros.
 template <class T, int kLanes>
-__device__ __forceinline__ void block_mean(const QuantizeParams& params, const Slice& slice, int block,
+__device__ __forceinline__ void block_mean(const QuantizeParams& params, const BatchHead& bh, int block,
                                            float (&mean)[8]) {
   using Tile = Lanes<kLanes>;
   __shared__ float sums[kQuantizeThreads / 32][256];
   const Tile lanes(params.head_dim);
   const int first = block * kBlockM, count = min(kBlockM, params.q_length - first);
-  const T* q = slice.of<T>(params.q) + lanes.channel;
+  const T* q = bh.of<T>(params.q) + lanes.channel;
 #pragma unroll
   for (float& x : mean) x = 0.f;
   for (int local = lanes.token; local < count; local += Tile::kTokensAtOnce) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void block_mean(const QuantizeParams& params, const S
     mean[i] /= count;
   }
   if (lanes.token == 0 && lanes.active) {
-    float* q_mean = params.q_mean + (i64(slice.index) * params.q_blocks + block) * params.head_dim + lanes.channel;
+    float* q_mean = params.q_mean + (i64(bh.index) * params.q_blocks + block) * params.head_dim + lanes.channel;
 #pragma unroll
     for (int i = 0; i < 8; ++i) q_mean[i] = mean[i];
   }
@@ -58,14 +58,14 @@ __device__ __forceinline__ void block_mean(const QuantizeParams& params, const S
 
 // Q minus `mean` in the paper's per-thread groups.
 template <class T, int kLanes, class Format>
-__device__ __forceinline__ void quantize_q_per_thread(const QuantizeParams& params, const Slice& slice, int block,
+__device__ __forceinline__ void quantize_q_per_thread(const QuantizeParams& params, const BatchHead& bh, int block,
                                                       const float (&k_mean)[8], const float (&mean)[8]) {
   using Tile = Lanes<kLanes>;
   __shared__ float token_amax[kBlockM];
   const Tile lanes(params.head_dim);
   const int first = block * kBlockM, count = min(kBlockM, params.q_length - first);
-  const T* q = slice.of<T>(params.q) + lanes.channel;
-  const i64 first_index = i64(slice.index) * params.q_length + first;
+  const T* q = bh.of<T>(params.q) + lanes.channel;
+  const i64 first_index = i64(bh.index) * params.q_length + first;
   for (int local = lanes.token; local < kBlockM; local += Tile::kTokensAtOnce) {
     const bool valid = lanes.active && local < count;
     float values[8];
@@ -86,7 +86,7 @@ __device__ __forceinline__ void quantize_q_per_thread(const QuantizeParams& para
 #pragma unroll
     for (int i = 0; i < 4; ++i) amax = max_nan(amax, token_amax[local / 32 * 32 + local % 8 + 8 * i]);
     if (lanes.channel == 0)
-      params.q_scale[i64(slice.index) * params.q_scale_rows + first + local] =
+      params.q_scale[i64(bh.index) * params.q_scale_rows + first + local] =
           folded_scale<Format, kLanes>(params.scale, amax);
     if (lanes.active)
       store_int8<Format>(params.q_int8 + (first_index + local) * params.row_bytes + lanes.channel, values,
@@ -107,7 +107,7 @@ __device__ __forceinline__ void load_last_or_zero(Vec8<T>& to, const T* from, bo
 
 // Q minus `mean`, with smooth Q, per token.
 template <class T, int kLanes, class Format, bool kShort>
-__device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& params, const Slice& slice, int block,
+__device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& params, const BatchHead& bh, int block,
                                                      float (&k_mean)[8], float (&mean)[8]) {
   using Tile = Lanes<kLanes>;
   const Tile lanes(params.head_dim);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
     rotation.change_signs(k_mean);
     if constexpr (Format::kSmoothQuery) rotation.change_signs(mean);
   }
-  const T* q = slice.of<T>(params.q) + lanes.channel;
+  const T* q = bh.of<T>(params.q) + lanes.channel;
   constexpr int kPasses = kBlockM / Tile::kTokensAtOnce;
   // Loads under way: fewer where four rotating blocks share the registers of an SM (sm90/quantize.cu).
   constexpr int kAtOnce = Format::kRotated && kLanes == 16 ? 2 : kPasses < 4 ? kPasses : 4;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
     for (int i = 0; i < kAtOnce; ++i) {
       const int token = block * kBlockM + (base + i) * Tile::kTokensAtOnce + lanes.token;
       const bool valid = token < params.q_length;
-      const i64 index = i64(slice.index) * params.q_length + token;
+      const i64 index = i64(bh.index) * params.q_length + token;
       float values[8];
       if constexpr (Format::kRotated) rotation.change_signs(raw[i]);
       raw[i].get(values);
@@ -149,8 +149,7 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
       if constexpr (Format::kRotated) rotation.transform(values);
       const float amax = amax_of_token<kLanes>(amax_of_vec8(values));
       if (valid && lanes.channel == 0)
-        params.q_scale[i64(slice.index) * params.q_scale_rows + token] =
-            folded_scale<Format, kLanes>(params.scale, amax);
+        params.q_scale[i64(bh.index) * params.q_scale_rows + token] = folded_scale<Format, kLanes>(params.scale, amax);
       if (valid && (lanes.active || Format::kRotated))
         store_int8<Format>(params.q_int8 + index * params.row_bytes + lanes.channel, values,
                            inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax)));
@@ -158,21 +157,21 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
   }
 }
 
-// `kShort`: beside the one pass over K and V.
+// `kShort`: beside the fused prologue of a short KV.
 template <class T, int kLanes, class Format, bool kShort = false>
-__device__ __forceinline__ void quantize_q(const QuantizeParams& params, const Slice& slice, int block) {
+__device__ __forceinline__ void quantize_q(const QuantizeParams& params, const BatchHead& bh, int block) {
   const Lanes<kLanes> lanes(params.head_dim);
   float k_mean[8] = {}, mean[8];
   if (params.lse_shift) {
     griddepcontrol_wait();
-    const int kv_index = slice.batch * params.kv_heads + slice.head / (params.q_heads / params.kv_heads);
+    const int kv_index = bh.batch * params.kv_heads + bh.head / (params.q_heads / params.kv_heads);
     load_or_zero(params.k_mean + i64(kv_index) * params.head_dim + lanes.channel, lanes.active, k_mean);
   }
-  if constexpr (Format::kSmoothQuery) block_mean<T, kLanes>(params, slice, block, mean);
+  if constexpr (Format::kSmoothQuery) block_mean<T, kLanes>(params, bh, block, mean);
   if constexpr (Format::kSmoothQuery && !Format::kQueryPerToken)
-    quantize_q_per_thread<T, kLanes, Format>(params, slice, block, k_mean, mean);
+    quantize_q_per_thread<T, kLanes, Format>(params, bh, block, k_mean, mean);
   else
-    quantize_q_per_token<T, kLanes, Format, kShort>(params, slice, block, k_mean, mean);
+    quantize_q_per_token<T, kLanes, Format, kShort>(params, bh, block, k_mean, mean);
 }
 
 }  // namespace sm90

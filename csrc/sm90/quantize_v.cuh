@@ -20,11 +20,11 @@ __device__ __forceinline__ unsigned quantized_word(const float (&values)[4][8], 
 }
 
 template <class T, int kLanes>
-__device__ __forceinline__ void quantize_v(const QuantizeParams& params, const Slice& slice, int block) {
+__device__ __forceinline__ void quantize_v(const QuantizeParams& params, const BatchHead& bh, int block) {
   constexpr int kWords = kVTokens / 4;  // a word holds four keys of one channel
   __shared__ unsigned tile[kLanes * 8][kWords + 1];
-  const T* v = slice.of<T>(params.v);
-  const i64 channels = i64(slice.index) * params.head_dim;
+  const T* v = bh.of<T>(params.v);
+  const i64 channels = i64(bh.index) * params.head_dim;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // A warp takes 4 groups of 8 channels x 8 words: reads of 64 bytes, and no two of its writes meet in a bank.
 #pragma unroll
@@ -50,7 +50,7 @@ __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const S
   __syncthreads();
   const int position = block * kVTokens + 4 * lane;
   if (position >= params.key_row_bytes) return;
-  const i64 first_row = i64(slice.index) * params.v_rows;
+  const i64 first_row = i64(bh.index) * params.v_rows;
   for (int channel = warp; channel < params.v_rows; channel += kQuantizeThreads / 32)
     *reinterpret_cast<unsigned*>(params.v_fp8 + (first_row + row_of_channel(channel)) * params.key_row_bytes +
                                  position) = tile[channel][lane];

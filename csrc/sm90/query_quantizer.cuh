@@ -19,16 +19,16 @@ __device__ __forceinline__ unsigned larger_magnitudes(unsigned x, unsigned y, __
 }
 
 // A quad takes the two rows that it multiplies, each of its threads 16 neighboring channels of every 64.
-template <class Shape>
+template <class Traits>
 class QueryQuantizer {
   using Format = IntegerFormat<8, false>;
-  static constexpr int kBoxes = Shape::kElementBoxes;
+  static constexpr int kBoxes = Traits::kElementBoxes;
 
  public:
   // `from`, `to`: shared-memory addresses of Q as it is and of the int8 tile. `row`: of the thread in them, and `lane`
   // its place in the quad.
   __device__ __forceinline__ QueryQuantizer(unsigned from, unsigned to, int row, int lane)
-      : from_(from + row * kElementBoxBytes), to_(to + row * Shape::kRowBytes), row_(row), lane_(lane) {}
+      : from_(from + row * kElementBoxBytes), to_(to + row * Traits::kRowBytes), row_(row), lane_(lane) {}
 
   // Rows `row` and `row` + 8. `scale`: theirs, with the softmax scale folded in. Calls `loaded` when the thread has
   // what it needs of Q as it is.
@@ -67,14 +67,14 @@ class QueryQuantizer {
   template <class T>
   __device__ __forceinline__ void load(Vec8<T>& x, int i, int box, int half) const {
     const int place = (2 * lane_ + half) ^ (row_ % 8);  // of 16 bytes, swizzled
-    const uint4 raw = ld_shared_v4_u32(from_ + (box * Shape::kBlockM + 8 * i) * kElementBoxBytes + 16 * place);
+    const uint4 raw = ld_shared_v4_u32(from_ + (box * Traits::kBlockM + 8 * i) * kElementBoxBytes + 16 * place);
     x.words[0] = raw.x, x.words[1] = raw.y, x.words[2] = raw.z, x.words[3] = raw.w;
   }
 
   // Where the channels of a box go: 16 bytes, swizzled.
   __device__ __forceinline__ unsigned target(int i, int box) const {
-    constexpr int kPlaces = Shape::kRowBytes / 16, kAlike = 128 / Shape::kRowBytes;  // rows of one pattern
-    return to_ + 8 * i * Shape::kRowBytes + 16 * ((4 * box + lane_) ^ (row_ / kAlike % kPlaces));
+    constexpr int kPlaces = Traits::kRowBytes / 16, kAlike = 128 / Traits::kRowBytes;  // rows of one pattern
+    return to_ + 8 * i * Traits::kRowBytes + 16 * ((4 * box + lane_) ^ (row_ / kAlike % kPlaces));
   }
 
   template <class T>

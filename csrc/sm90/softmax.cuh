@@ -11,17 +11,17 @@
 
 namespace sm90 {
 
-// `kRecords`: what a recording kernel notes is kept.
-template <bool kRecords>
+// `kTracksMargins`: what a margin is computed from is kept.
+template <bool kTracksMargins>
 struct RowState {
-  float maximum[2];                 // of the scores so far, in units of log2
-  float rescale[2];                 // what the accumulator must be multiplied with after the last step
-  float largest[kRecords ? 2 : 1];  // of this thread's scores in the last step
+  float maximum[2];                       // of the scores so far, in units of log2
+  float rescale[2];                       // what the accumulator must be multiplied with after the last step
+  float largest[kTracksMargins ? 2 : 1];  // of this thread's scores in the last step
 
   // A row whose keys are all masked so far keeps the base 0, so that no infinities are subtracted.
   template <bool kMasked>
   __device__ __forceinline__ float update(int row, float new_maximum) {
-    if constexpr (kRecords) largest[row] = new_maximum;
+    if constexpr (kTracksMargins) largest[row] = new_maximum;
     new_maximum = quad_max(fmaxf(maximum[row], new_maximum));
     const float base = kMasked && new_maximum == kNegativeInfinity ? 0.f : new_maximum;
     rescale[row] = exp2_approx(maximum[row] - base);
@@ -33,8 +33,8 @@ struct RowState {
 // The softmax of one key tile without masked keys: scores are replaced by the bits of 448 * exp2(score - maximum). The
 // scale is positive and common to a thread's scores of a block, so the maximum is taken on the integers. The other
 // parameters are those of StepOrder.
-template <int kBlockN, bool kFromLast, bool kByRow, bool kTested, bool kRecords>
-__device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
+template <int kBlockN, bool kFromLast, bool kByRow, bool kTested, bool kTracksMargins>
+__device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
                                                   const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock]) {
   constexpr int kBlocks = kBlockN / kScaleBlock;
@@ -67,8 +67,8 @@ __device__ __forceinline__ void softmax_full_tile(int (&scores)[kBlockN / 2], Ro
 
 // The last key tile, which may be ragged and, in causal attention, ends at the diagonal: keys from limit[row] on are
 // masked. `bias(row, key)` gives the additive term of a key below the limit in units of log2.
-template <int kBlockN, bool kRecords, class Bias>
-__device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
+template <int kBlockN, bool kTracksMargins, class Bias>
+__device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
                                                   const float (&q_scale)[2],
                                                   const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
                                                   const int (&limit)[2], const Bias& bias) {
@@ -101,8 +101,8 @@ __device__ __forceinline__ void softmax_last_tile(int (&scores)[kBlockN / 2], Ro
 }
 
 // The bits of 448 * exp2(score - maximum) of floats, given the largest of this thread's in each of its rows.
-template <int kBlockN, bool kRecords>
-__device__ __forceinline__ void exponentials(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
+template <int kBlockN, bool kTracksMargins>
+__device__ __forceinline__ void exponentials(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
                                              const float (&maximum)[2]) {
   const float offset[2] = {state.template update<true>(0, maximum[0]), state.template update<true>(1, maximum[1])};
 #pragma unroll
@@ -112,8 +112,8 @@ __device__ __forceinline__ void exponentials(int (&scores)[kBlockN / 2], RowStat
 
 // A key tile with the terms of a mask for all queries, as KeyTerms gives them. With kLimited, keys from limit[row] on
 // are masked, too.
-template <int kBlockN, bool kLimited, bool kRecords, class Terms>
-__device__ __forceinline__ void softmax_tile_with_terms(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
+template <int kBlockN, bool kLimited, bool kTracksMargins, class Terms>
+__device__ __forceinline__ void softmax_tile_with_terms(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
                                                         const float (&q_scale)[2],
                                                         const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
                                                         const int (&limit)[2], const Terms& terms) {
@@ -142,8 +142,8 @@ __device__ __forceinline__ void softmax_tile_with_terms(int (&scores)[kBlockN / 
 // A whole key tile with an additive term: `bias(row, key)` in units of log2. The branch is always taken (`keys` is the
 // number of all keys): it keeps the loads of kAtOnce keys' terms together and apart from the next, as all at once need
 // too many registers.
-template <int kBlockN, bool kRecords, class Bias>
-__device__ __forceinline__ void softmax_biased_tile(int (&scores)[kBlockN / 2], RowState<kRecords>& state,
+template <int kBlockN, bool kTracksMargins, class Bias>
+__device__ __forceinline__ void softmax_biased_tile(int (&scores)[kBlockN / 2], RowState<kTracksMargins>& state,
                                                     const float (&q_scale)[2],
                                                     const float (&k_scale)[kBlockN / kScaleBlock], int first_key,
                                                     int keys, const Bias& bias) {

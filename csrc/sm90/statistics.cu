@@ -1,6 +1,6 @@
-// One pass over K and V: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per channel.
-// A cluster of blocks shares a head and adds its partial results through distributed shared memory, always in the same
-// order, so that repeated runs are equal bit by bit.
+// Statistics of K and V, read once: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per
+// channel. A cluster of blocks shares a head and adds its partial results through distributed shared memory, always in
+// the same order, so that repeated runs are equal bit by bit.
 #include "sm90/statistics.cuh"
 
 namespace sm90 {
@@ -19,8 +19,8 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 
   const int lanes = params.head_dim <= 64 ? 8 : params.head_dim <= 128 ? 16 : 32;  // threads that read one token
   const int channel = threadIdx.x % lanes * 8;
-  const int blocks = params.cluster_blocks, block = blockIdx.x % blocks, slice = blockIdx.x / blocks;
-  const int batch = slice / params.kv_heads, head = slice - batch * params.kv_heads;
+  const int blocks = params.cluster_blocks, block = blockIdx.x % blocks, bh = blockIdx.x / blocks;
+  const int batch = bh / params.kv_heads, head = bh - batch * params.kv_heads;
   const int share = (params.kv_length + blocks - 1) / blocks;
   const int end = min(params.kv_length, (block + 1) * share);
   const T* k =
@@ -28,7 +28,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
   const T* v =
       static_cast<const T*>(params.v.pointer) + batch * params.v.batch_stride + head * params.v.head_stride + channel;
 
-  if (block == 0 && threadIdx.x == 0) params.prepared[slice].keys.end = 0;
+  if (block == 0 && threadIdx.x == 0) params.prepared[bh].keys.end = 0;
   float statistics[kCount][8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -114,7 +114,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
       for (int other = 1; other < blocks; ++other)
         total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], other));
     }
-    const i64 index = i64(slice) * params.head_dim + own;
+    const i64 index = i64(bh) * params.head_dim + own;
     params.k_mean[index] = total[kSumK] / params.kv_length;
     if constexpr (kWithV) {
       store_value_factors(

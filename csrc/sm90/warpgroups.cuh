@@ -1,42 +1,36 @@
 // The roles of a block's warpgroups, for attention kernels of all modes.
 #pragma once
 
+#include "sm90/pipeline_reader.cuh"
 #include "sm90/producer.cuh"
 
 namespace sm90 {
 
-template <class Shape, class Role>
-__device__ __forceinline__ void run_role(Role& role) {
-  if constexpr (Shape::kListed)
-    role.run_listed();
-  else
-    role.run();
-}
-
 // Behind `begin_pipelines`: the first warpgroup produces, the others consume.
-template <class Shape, bool kCausal, class Consumer>
-__device__ __forceinline__ void run_warpgroups(const AttentionParams& params, const SharedStorage<Shape>& storage) {
+template <class Traits, class Consumer>
+__device__ __forceinline__ void run_warpgroups(const AttentionParams& params, const SharedStorage<Traits>& storage) {
   __syncthreads();
-  // A kernel that quantizes Q runs beside the one pass: its producer waits for each head, and at the end for the pass.
-  if constexpr (!Shape::kQuantizesQ) griddepcontrol_wait();
-  if constexpr (Shape::kOneOfTwo != OneOfTwo::never) {
-    const bool is_one_of_two = Shape::kOneOfTwo == OneOfTwo::all || params.dead;
-    if (is_one_of_two && (*params.dead != 0) != Shape::kListed) return;  // the call is the other kernel's
+  // A kernel with a fused prologue runs beside it: its producer waits for each head, and at the end for the prologue.
+  if constexpr (!Traits::kFusedPrologue) griddepcontrol_wait();
+  if constexpr (Traits::kDenseFallback != DenseFallback::never) {
+    // `dead` says whether the block mask skips a block: then the block-list kernel works, else its dense fallback.
+    const bool is_one_of_two = Traits::kDenseFallback == DenseFallback::always || params.dead;
+    if (is_one_of_two && (*params.dead != 0) != Traits::kBlockList) return;
   }
   fence_proxy_async_global();
   if (threadIdx.x < 128) {
-    warpgroup_reg_dealloc<Shape::kProducerRegisters>();
+    warpgroup_reg_dealloc<Traits::kProducerRegisters>();
     if (threadIdx.x == 0) {
-      Producer<Shape, kCausal> producer{params, storage};
-      run_role<Shape>(producer);
+      Producer<Traits> producer{params, storage};
+      producer.run();
     }
-    if constexpr (Shape::kProducers == 2) {
-      if (threadIdx.x == 32) Producer<Shape, kCausal>{params, storage}.run_listed_values();
+    if constexpr (Traits::kProducers == 2) {
+      if (threadIdx.x == 32) Producer<Traits>{params, storage}.run_block_list_values();
     }
   } else {
-    warpgroup_reg_alloc<Shape::kConsumerRegisters>();
+    warpgroup_reg_alloc<Traits::kConsumerRegisters>();
     Consumer consumer(params, storage);
-    run_role<Shape>(consumer);
+    consumer.run();
   }
 }
 

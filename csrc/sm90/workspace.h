@@ -7,7 +7,6 @@
 #include "attention_call.h"
 #include "common/launch_builder.h"
 #include "sm90/params.h"
-#include "sm90/precise_tiles.h"
 #include "sm90/tiles.h"
 
 namespace sm90 {

@@ -221,15 +221,14 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: i
 
 
 def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:
-    """Keys of a tile, as TileShape in csrc/sm90/tiles.h and `few_keys` in csrc/sm90/launch.cpp have them.
+    """Keys of a step, as KernelTraits in csrc/sm90/kernel_traits.h and csrc/sm90/launch.cpp have them.
 
     plain: 8b without lists, margins, causal order and masks with a row for each query.
     """
-    block, wide_block = _constant("kTileN"), _constant("kWideTileN")
-    few = (
-        kv_length <= _constant("kFewKeys") and -(-kv_length // block) * block < -(-kv_length // wide_block) * wide_block
-    )
-    return wide_block if head_dim <= 64 and plain and not few else block
+    tile, wide_tile = _constant("kTileN"), _constant("kWideTileN")
+    with_tile, with_wide_tile = (-(-kv_length // keys) * keys for keys in (tile, wide_tile))
+    short = kv_length <= _constant("kMaxShortKv") and with_tile < with_wide_tile
+    return wide_tile if head_dim <= 64 and plain and not short else tile
 
 
 @cache

@@ -10,33 +10,34 @@
 
 namespace {
 
-template <int kBlockM_, int kBlockN_>
-struct Shape {
+// As much of KernelTraits as the order of keys depends on.
+template <int kBlockM_, int kBlockN_, bool kCausal_>
+struct Traits {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
-  static constexpr bool kListed = false, kEndsKeys = false;
+  static constexpr bool kCausal = kCausal_, kBlockList = false, kKeyEndFromPrologue = false;
 };
 
-template <class S, bool kCausal>
+template <class T>
 int order_of(int q_length, int kv_length, int work_tile, int* out) {
   sm90::AttentionParams params{};
   params.q_heads = params.kv_heads = 1;
   params.q_length = q_length;
   params.kv_length = kv_length;
-  params.chunk = {0, 1, 0, (q_length + S::kBlockM - 1) / S::kBlockM};
+  params.chunk = {0, 1, 0, (q_length + T::kBlockM - 1) / T::kBlockM};
   for (int index = 0; index < params.chunk.tiles; ++index) {
-    const sm90::WorkTile tile = sm90::WorkTile::decode<S, kCausal>(params, index);
-    if (tile.first_row != work_tile * S::kBlockM) continue;
-    const sm90::KeyOrder<S, kCausal> order(params, tile);
+    const sm90::WorkTile tile = sm90::WorkTile::decode<T>(params, index);
+    if (tile.first_row != work_tile * T::kBlockM) continue;
+    const sm90::KeyOrder<T> order(params, tile);
     for (int step = 0; step < tile.key_tiles; ++step) out[step] = order[tile.key_tiles - 1 - step];
     return tile.key_tiles;
   }
   return -1;
 }
 
-template <class S>
+template <int kBlockM, int kBlockN>
 int order_of(bool causal, int q_length, int kv_length, int work_tile, int* out) {
-  return causal ? order_of<S, true>(q_length, kv_length, work_tile, out)
-                : order_of<S, false>(q_length, kv_length, work_tile, out);
+  return causal ? order_of<Traits<kBlockM, kBlockN, true>>(q_length, kv_length, work_tile, out)
+                : order_of<Traits<kBlockM, kBlockN, false>>(q_length, kv_length, work_tile, out);
 }
 
 }  // namespace
@@ -46,10 +47,10 @@ unsigned bitmaps[common::kListsPerBlock * (common::kMaxListTiles + 1) / 32];
 // Key tiles of `block_n` keys for a work tile of `block_m` queries; their
 // number.
 extern "C" int sm90_order(int block_m, int block_n, bool causal, int q_length, int kv_length, int work_tile, int* out) {
-  if (block_m == 128 && block_n == 192) return order_of<Shape<128, 192>>(causal, q_length, kv_length, work_tile, out);
-  if (block_m == 128 && block_n == 128) return order_of<Shape<128, 128>>(causal, q_length, kv_length, work_tile, out);
-  if (block_m == 128 && block_n == 64) return order_of<Shape<128, 64>>(causal, q_length, kv_length, work_tile, out);
-  if (block_m == 192 && block_n == 64) return order_of<Shape<192, 64>>(causal, q_length, kv_length, work_tile, out);
+  if (block_m == 128 && block_n == 192) return order_of<128, 192>(causal, q_length, kv_length, work_tile, out);
+  if (block_m == 128 && block_n == 128) return order_of<128, 128>(causal, q_length, kv_length, work_tile, out);
+  if (block_m == 128 && block_n == 64) return order_of<128, 64>(causal, q_length, kv_length, work_tile, out);
+  if (block_m == 192 && block_n == 64) return order_of<192, 64>(causal, q_length, kv_length, work_tile, out);
   return -1;
 }
 

@@ -1,0 +1,8 @@
+// Writes the table of a family's attention kernels, a line each: image/kernel. TABLE is its header, FAMILY its namespace.
+#include TABLE
+
+#include <cstdio>
+
+int main() {
+  for (const FAMILY::KernelInfo& kernel : FAMILY::kKernels) std::printf("%s/%s\n", kernel.image, kernel.name);
+}

@@ -1,0 +1,123 @@
+"""tools/compare_cubins.py on an image of the bundled wheels, and on copies of it with one thing changed."""
+
+from __future__ import annotations
+
+import lzma
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tools import compare_cubins
+
+WHEELS = Path(__file__).resolve().parents[3] / "wheels"
+KERNEL = "prepare_tile_lists"
+
+
+def _wheel(architecture: str) -> Path:
+    return next(WHEELS.glob(f"comfy_sage2_{architecture}-*x86_64.whl"))
+
+
+@cache
+def _image() -> bytes:
+    with zipfile.ZipFile(_wheel("sm90")) as wheel:
+        return lzma.decompress(wheel.read("comfy_sage2_sm90/tile_lists.cubin.xz"))
+
+
+def _with_byte_changed(content: bytes) -> bytes:
+    """The image with one bit changed in the middle of what `content` is, which it has once."""
+    assert _image().count(content) == 1
+    changed = bytearray(_image())
+    changed[_image().index(content) + len(content) // 2] ^= 1
+    return bytes(changed)
+
+
+def _found(before: bytes, after: bytes) -> list[str]:
+    return compare_cubins.differences(compare_cubins.kernels_of(before), compare_cubins.kernels_of(after))
+
+
+def test_kernels_of_an_image() -> None:
+    kernels = compare_cubins.kernels_of(_image())
+    assert set(kernels) == {"clear_dead_tiles", KERNEL}
+    assert all(0 < kernel.registers <= 255 for kernel in kernels.values())
+    # Parameters lie in bank 0, behind 528 bytes of the driver's.
+    assert all(len(kernel.parts[".nv.constant0"]) > 528 for kernel in kernels.values())  # type: ignore[arg-type]
+    assert _found(_image(), _image()) == []
+
+
+def test_another_instruction_is_found() -> None:
+    code = compare_cubins.kernels_of(_image())[KERNEL].parts[".text"]
+    assert isinstance(code, bytes)
+    assert _found(_image(), _with_byte_changed(code)) == [f"{KERNEL}: .text ({len(code)} -> {len(code)} bytes)"]
+
+
+def test_another_number_of_registers_is_found() -> None:
+    registers = compare_cubins.kernels_of(_image())[KERNEL].registers
+    changed = bytearray(_image())
+    numbers = [
+        at for at in range(len(changed)) if changed[at : at + 4] == b"\x04\x2f\x08\x00" and changed[at + 8] == registers
+    ]
+    assert len(numbers) == 1
+    changed[numbers[0] + 8] = 99
+    (line,) = _found(_image(), bytes(changed))
+    assert line == f"{KERNEL}: registers {registers} -> 99, attribute 0x2f (4 -> 4 bytes)"
+
+
+def test_symbols_may_have_other_numbers() -> None:
+    """They count the image's unused constants, too: here that of the bank with a kernel's parameters."""
+    changed = bytearray(_image())
+    record = b"\x04\x0a\x08\x00"
+    assert changed.count(record) == 2
+    changed[changed.index(record) + len(record)] ^= 1
+    assert _found(_image(), bytes(changed)) == []
+
+
+def test_what_is_no_kernels_is_not_compared() -> None:
+    """The image's own strings, among which are the names of unused constants."""
+    assert _found(_image(), _image().replace(b".debug_frame\0", b".debug_other\0")) == []
+
+
+def test_a_kernel_of_one_build_alone_is_named() -> None:
+    renamed = _image().replace(b"clear_dead_tiles", b"clear_other_name")
+    assert _found(_image(), renamed) == [
+        "clear_dead_tiles: in the first build alone",
+        "clear_other_name: in the second build alone",
+    ]
+
+
+@pytest.mark.parametrize("image", [b"", b"no ELF file", b"\x7fELF\x02 and no more"])
+def test_another_file_is_refused(image: bytes) -> None:
+    with pytest.raises(ValueError, match=r"device image|not a 64-bit ELF"):
+        compare_cubins.kernels_of(image)
+
+
+@pytest.mark.parametrize("left", [0.1, 0.5, 0.9])
+def test_a_truncated_image_is_refused(left: float) -> None:
+    with pytest.raises(ValueError, match=r"damaged|ends behind the file|no section"):
+        compare_cubins.kernels_of(_image()[: int(len(_image()) * left)])
+
+
+def test_builds_of_all_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wheel, a folder with images as they are or packed, and an image."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "tile_lists.cubin").write_bytes(_image())
+    packed = tmp_path / "tile_lists.cubin.xz"
+    packed.write_bytes(lzma.compress(_image()))
+    assert compare_cubins.main([str(tmp_path / "plain"), str(packed)]) == 0
+    assert capsys.readouterr().out == "2 kernels are in both builds; differences: 0\n"
+    assert compare_cubins.main([str(packed), str(_wheel("sm90"))]) == 1
+    assert "attention_d64/attention_d64: in the second build alone" in capsys.readouterr().out
+
+
+def test_a_folder_of_two_architectures_is_refused(tmp_path: Path) -> None:
+    for architecture in ("sm80", "sm90"):
+        with zipfile.ZipFile(_wheel(architecture)) as wheel:
+            wheel.extract(f"comfy_sage2_{architecture}/tile_lists.cubin.xz", tmp_path)
+    with pytest.raises(ValueError, match="two images tile_lists that differ"):
+        compare_cubins.build_of(tmp_path)
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no device image"):
+        compare_cubins.build_of(tmp_path)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from . import registry
+from .backends.base import Result
 from .block_mask import BlockMask
 from .operators import OPTIONS_SCHEMA, define, has_observer, has_tangent
 from .options import AttentionOptions, CallChoices, Choices
-from .plan import Refusal, plan
+from .plan import CallPlan, Refusal, plan
 from .request import AttentionRequest
 from .signature import CallSignature, require_tensors
 from .tensors import NO_TENSORS, WRITTEN, OptionalTensors
@@ -112,7 +113,8 @@ def attention(
     """
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, block_margins)
     if has_observer(q, k, v, attn_mask):
-        return _observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
+        out, lse = _observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
+        return out if lse is None else (out, lse)
     chosen = _options(options, choices) if choices or options is None else options
     signature = CallSignature.of(q, k, v, chosen, optional, backend=backend)
     if optional is not NO_TENSORS:
@@ -122,6 +124,17 @@ def attention(
         found.throw()
     out, lse = found.run(q, k, v, optional)
     return out if lse is None else (out, lse)
+
+
+def run(found: CallPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
+    """Run a plan on tensors of its signature; by the torch operator where something has to see the call.
+
+    Raises:
+        RuntimeError: a failure of the device, or derivatives in forward mode, of which there are none.
+    """
+    if has_observer(q, k, v, optional.attn_mask):
+        return _observed(q, k, v, optional, found.backend.name, found.signature.options)
+    return found.run(q, k, v, optional)
 
 
 def _options(options: AttentionOptions | None, choices: dict[str, Any]) -> AttentionOptions:
@@ -145,7 +158,7 @@ def _observed(
     optional: OptionalTensors,
     backend: str | None,
     options: AttentionOptions,
-) -> Output:
+) -> Result:
     """The call by the torch operator; RuntimeError for forward-mode derivatives, and later for a gradient."""
     require_tensors(q, k, v)
     inputs = [tensor for tensor in (q, k, v, optional.attn_mask) if tensor is not None]
@@ -159,7 +172,7 @@ def _observed(
         out, lse = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
     else:
         out, lse = operator(q, k, v, *optional, backend, *options.values())
-    return (out, lse) if options.return_lse else out
+    return out, lse if options.return_lse else None
 
 
 def explain(

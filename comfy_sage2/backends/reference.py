@@ -13,7 +13,7 @@ from ..reference.options import ReferenceOptions
 from ..request import AttentionRequest
 from ..signature import CallSignature
 from ..tensors import OptionalTensors, mask_4d
-from .base import Backend, BoundCall, BoundTensors, Result, empty_output, flag_nonfinite
+from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
 from .constraints import MARGINS
 
 
@@ -22,7 +22,7 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     accelerated = False
-    constraints = (MARGINS,)
+    constraints: tuple[Constraint, ...] = (MARGINS,)
 
     def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
         """See `Backend.bind`."""

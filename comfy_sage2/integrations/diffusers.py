@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import registry
-from ..attention import attention
-from ..operators import has_observer
+from ..attention import run
 from ..options import AttentionOptions, ModelChoices
 from ..plan import Refusal, plan
 from ..signature import CallSignature
@@ -149,10 +148,7 @@ class Patch:
             self.fallbacks[found.reason] += 1
             return None
         name = found.backend.name
-        if has_observer(*tensors, attn_mask):
-            out = attention(*tensors, attn_mask=attn_mask, backend=name, options=options, return_lse=False)
-        else:
-            out, _ = found.run(*tensors, optional)
+        out, _ = run(found, *tensors, optional)
         self.calls[name] += 1
         return out
 

@@ -84,12 +84,12 @@ class Downgrades(Observer):
     """Tells the guard of layers whose output was not finite, and who computed the call again."""
 
     def __init__(self, handler: Handler, fallback_name: Callable[[], str]) -> None:
-        self._task = handler
+        self._handler = handler
         self._fallback_name = fallback_name
 
     def after(self, done: Computed) -> None:
         """See `Observer.after`."""
-        if not done.broken or self._task.guard is None:
+        if not done.broken or self._handler.guard is None:
             return
         again = done.decision.plan is not None
         by = done.decision.label if again else self._fallback_name()
@@ -102,14 +102,14 @@ class Downgrades(Observer):
             again or guard.is_finite(done.out),
             in_precise=again,
         )
-        self._task.guard.downgrade(found)
+        self._handler.guard.downgrade(found)
 
 
 class Fidelity(Observer):
     """Compares a few rows of a call with exact attention where it is its layer's turn."""
 
     def __init__(self, handler: Handler, warn: Warn, left_to: Callable[[], str]) -> None:
-        self._task = handler
+        self._handler = handler
         self._warn = warn
         self._left_to = left_to
 
@@ -127,7 +127,7 @@ class Fidelity(Observer):
         if not probe.wants(site.layer) or not guard.can_check(done.out.device):
             return
         call = done.call
-        better = replace(decision, skips=False) if decision.skips else self._task.next_exact(call, decision)
+        better = replace(decision, skips=False) if decision.skips else self._handler.next_exact(call, decision)
         served = fidelity.SampledCall(
             site.name,
             decision.options.mode,

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from ...attention import run
 from ...call_site import CallSite
+from ...operators import has_observer
 from ...options import EXACT
 from ...tensors import OptionalTensors
 from ...text import error_text
@@ -30,7 +32,7 @@ class Runner:
     """Computes the calls of one session."""
 
     def __init__(self, handler: Handler) -> None:
-        self._task = handler
+        self._handler = handler
         self._reported: set[str] = set()
 
     def run(
@@ -54,7 +56,7 @@ class Runner:
                 out, decision = self._by_plan(call, decision, site, forward, observers, all_blocks=bool(broken))
             except NotFinite:
                 broken.append(decision.label)
-                decision = self._task.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
+                decision = self._handler.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
             except torch.cuda.OutOfMemoryError:  # torch.OutOfMemoryError by the name that torch 2.4 has too
                 raise  # ComfyUI frees memory and tells the user
             except (RuntimeError, ValueError) as error:
@@ -81,7 +83,7 @@ class Runner:
 
         Inputs in containers that nobody needs later are released as soon as the backend has quantized them.
         """
-        plan, checks = decision.plan, self._task.guard
+        plan, checks = decision.plan, self._handler.guard
         assert plan is not None
         flag, looks = None, False
         # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
@@ -89,14 +91,15 @@ class Runner:
             flag = forward.nonfinite_flag(call.q.device)
             looks = flag is None
         optional = OptionalTensors(call.mask_4d(), nonfinite=flag)
-        skipping = None if all_blocks else self._task.sparsity
-        found = None if skipping is None else skipping.attend(call, plan, optional, site, forward, checks)
+        sparsity = None if all_blocks else self._handler.sparsity
+        found = None if sparsity is None else sparsity.attend(call, plan, optional, site, forward, checks)
         if found is not None:
             out, skips = found
             decision = replace(decision, skips=skips)
         elif (
             call.containers
             and not looks
+            and not has_observer(call.q, call.k, call.v)
             and not any(observer.needs_inputs(decision, site, forward) for observer in observers)
         ):
             attend = plan.prequantize(*call.tensors(), optional)
@@ -104,9 +107,9 @@ class Runner:
                 call.release()
                 call.empty_containers()
                 return attend()[0], decision
-            out = plan.run(*call.tensors(), optional)[0]
+            out = run(plan, *call.tensors(), optional)[0]
         else:
-            out = plan.run(*call.tensors(), optional)[0]
+            out = run(plan, *call.tensors(), optional)[0]
         if looks and not guard.is_finite(out):
             raise NotFinite
         return out, decision

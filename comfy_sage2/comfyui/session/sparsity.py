@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...attention import run
 from ...block_mask import BlockMask, blocks_of
 from ...call_site import CallSite, is_indexed
 from ...options import EXACT
@@ -123,7 +124,7 @@ class BlockSparsity:
                         self._dense["[SA-318] the last step is dense where it would find blocks to skip"] += 1
                         return None
                     block_margins = _empty_margins(q, k)
-                    out, _ = recording.run(*call.tensors(), optional._replace(block_margins=block_margins))
+                    out, _ = run(recording, *call.tensors(), optional._replace(block_margins=block_margins))
                     self._find(controller, site.layer, now, (q, k, v), block_margins, dense.request.scale)
                     return out, False
                 lists = controller.lists(site.layer, now, q, k, least_skipped=least_skipped)
@@ -133,7 +134,7 @@ class BlockSparsity:
                         self._dense[listed.reason] += 1
                         return None
                     tensors = optional._replace(block_mask=lists.lists, invalid_blocks=lists.invalid)
-                    return listed.run(*call.tensors(), tensors)[0], True
+                    return run(listed, *call.tensors(), tensors)[0], True
             self._dense[f"[SA-318] {lists}"] += 1
             return None
         except Exception as error:  # whatever it is: without lists the call is as it always was

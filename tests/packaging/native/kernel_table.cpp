@@ -1,4 +1,5 @@
-// Writes the table of a family's attention kernels, a line each: image/kernel. TABLE is its header, FAMILY its namespace.
+// Writes the table of a family's attention kernels, a line each: image/kernel. TABLE is its header, FAMILY its
+// namespace.
 #include TABLE
 
 #include <cstdio>

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
+from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
 from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.comfyui.hooks.override import make_override
@@ -96,7 +96,7 @@ class StandIn(ReferenceBackend):
 
     def __init__(self, attention: Attention, replaced: Backend) -> None:
         self.attention = attention
-        self.constraints = replaced.constraints
+        self.constraints: tuple[Constraint, ...] = replaced.constraints
 
     def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
         return _StandInCall(self.attention, request.options)

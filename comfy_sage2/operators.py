@@ -49,10 +49,12 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> An
 def has_observer(*tensors: torch.Tensor | None) -> bool:
     """Whether something has to see a call of these tensors as an operator.
 
-    That is the compiler, autograd, functorch, a dispatch mode or the class of a tensor. What is no tensor does not
-    count: the call is refused all the same.
+    That is the compiler, a trace, autograd, functorch, a dispatch mode or the class of a tensor. What is no tensor does
+    not count: the call is refused all the same.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    if torch._C._get_tracing_state() is not None:
         return True
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True

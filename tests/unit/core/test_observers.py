@@ -234,3 +234,15 @@ def test_what_has_to_see_a_call(change: str, place: int) -> None:
     with Watching():
         assert has_observer(*torch.randn(3, 2).unbind())
     assert not has_observer(None, 3, "q")  # type: ignore[arg-type]
+
+
+def test_a_trace_has_the_operator() -> None:
+    """What kernels write to memory is no part of a trace: another input would get the output of the first."""
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return comfy_sage2.attention(q, k, v)
+
+    traced: Any = torch.jit.trace(attended, inputs(), check_trace=False)
+    assert [node.kind() for node in traced.graph.nodes() if "comfy_sage2" in node.kind()] == ["comfy_sage2::attention"]
+    other = inputs()
+    assert torch.equal(traced(*other), comfy_sage2.attention(*other))

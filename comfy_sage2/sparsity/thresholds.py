@@ -50,11 +50,13 @@ def errors(
     group = q.shape[1] // k.shape[1]
     bytes_of_head = 4 * rows.shape[0] * k.shape[2]
     heads = max(_SCORE_BYTES // bytes_of_head // group, 1) * group  # of q, with all of k's heads that they share
-    found = [
-        _errors(q[b, part], k[b, kv], v[b, kv], block_margins[b, part], rows, scale, thresholds)
-        for b in range(q.shape[0])
-        for part, kv in _parts(q.shape[1], heads, group)
-    ]
+    # Under autocast the products would be rounded to 16 bits.
+    with torch.autocast(q.device.type, enabled=False):
+        found = [
+            _errors(q[b, part], k[b, kv], v[b, kv], block_margins[b, part], rows, scale, thresholds)
+            for b in range(q.shape[0])
+            for part, kv in _parts(q.shape[1], heads, group)
+        ]
     return torch.cat(found).view(*q.shape[:2], len(thresholds))
 
 

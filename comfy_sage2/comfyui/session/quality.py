@@ -80,17 +80,19 @@ class Sample:
     def exact(self, scale: float | None) -> torch.Tensor:
         """softmax(q k^T * scale + mask) v in float32, (B, heads, rows, D)."""
         mask = self.mask if self.mask is None or self.mask.dtype == torch.bool else self.mask.float()
-        # Head by head: the scores of all sampled heads of a long video together would not fit beside the model.
-        return torch.cat(
-            [
-                torch.nn.functional.scaled_dot_product_attention(
-                    self.q[:, i : i + 1].float(),
-                    self.k[:, i : i + 1].float(),
-                    self.v[:, i : i + 1].float(),
-                    attn_mask=None if mask is None else mask[:, i : i + 1] if mask.shape[1] > 1 else mask,
-                    scale=scale,
-                )
-                for i in range(self.q.shape[1])
-            ],
-            dim=1,
-        )
+        # Under autocast the products would be rounded to 16 bits.
+        with torch.autocast(self.q.device.type, enabled=False):
+            # Head by head: the scores of all sampled heads of a long video together would not fit beside the model.
+            return torch.cat(
+                [
+                    torch.nn.functional.scaled_dot_product_attention(
+                        self.q[:, i : i + 1].float(),
+                        self.k[:, i : i + 1].float(),
+                        self.v[:, i : i + 1].float(),
+                        attn_mask=None if mask is None else mask[:, i : i + 1] if mask.shape[1] > 1 else mask,
+                        scale=scale,
+                    )
+                    for i in range(self.q.shape[1])
+                ],
+                dim=1,
+            )

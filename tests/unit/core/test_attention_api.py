@@ -155,11 +155,12 @@ def test_there_is_no_silent_gradient() -> None:
         out.sum().backward()
 
 
-def test_autocast_changes_nothing() -> None:
+@pytest.mark.parametrize("mode", ["8b", "4b", "precise", "exact"])
+def test_autocast_changes_nothing(mode: str) -> None:
     q, k, v = (torch.randn(1, 2, 300, 64) for _ in range(3))
-    expected = comfy_sage2.attention(q, k, v, backend="reference")
+    expected = comfy_sage2.attention(q, k, v, mode=mode, backend="reference")
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(comfy_sage2.attention(q, k, v, backend="reference"), expected)
+        assert torch.equal(comfy_sage2.attention(q, k, v, mode=mode, backend="reference"), expected)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

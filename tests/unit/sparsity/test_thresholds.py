@@ -113,3 +113,11 @@ def test_sampled_rows_are_spread_over_all(q_length: int) -> None:
         assert rows.diff().max() <= -(-q_length // 64) if q_length > 1 else True
         seen.add(tuple(rows.tolist()))
     assert len(seen) == (8 if q_length >= 700 else len(seen))
+
+
+def test_autocast_changes_no_error() -> None:
+    q, k, v = sharp_and_flat(3)
+    rows, margins = torch.arange(0, 700, 7), margins_of(q, k)
+    expected = thresholds.errors(q, k, v, margins, rows, scale=0.2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(thresholds.errors(q, k, v, margins, rows, scale=0.2), expected)

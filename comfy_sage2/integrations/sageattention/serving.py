@@ -17,7 +17,7 @@ import torch
 # torch's own, also where another pack has put `sageattn` in its place.
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...attention import attention
+from ...attention import attention, run
 from ...backends.base import empty_output
 from ...operators import OPTIONS_SCHEMA, define, has_observer
 from ...options import EXACT, AttentionOptions
@@ -90,8 +90,8 @@ def attend(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)) and not options.return_lse:
         calls.count(TORCH, "[SA-307] the call needs gradients, and quantized attention has none")
         return _torch(q, k, v, mask, options)
-    run = _operator if has_observer(q, k, v, mask) else _run
-    out, lse = run(q, k, v, mask, *options.values())
+    serve = _operator if has_observer(q, k, v, mask) else _run
+    out, lse = serve(q, k, v, mask, *options.values())
     return (out, lse) if options.return_lse else out
 
 
@@ -101,19 +101,18 @@ def _run(
     options = _options(values)
     optional = NO_TENSORS if mask is None else OptionalTensors(mask)
     backend = wanted_backend()
-    found = plan(CallSignature.of(q, k, v, options, optional, backend=backend, accelerated_only=backend is None))
-    if isinstance(found, Refusal):
-        reason = found.reason  # torch may take what the attention API refuses
-    else:
-        try:
-            out, lse = found.run(q, k, v, optional)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = f"[SA-310] the kernel failed: {one_line(str(error))[:300]}"
-        else:
+    signature = CallSignature.of(q, k, v, options, optional, backend=backend, accelerated_only=backend is None)
+    try:
+        found = plan(signature)
+        if not isinstance(found, Refusal):
+            out, lse = run(found, q, k, v, optional)
             calls.count(f"{found.backend.name}, {options.mode}", None)
             return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+        reason = found.reason  # torch may take what the attention API refuses
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = f"[SA-310] the kernel failed: {one_line(str(error))[:300]}"
     calls.count(TORCH, reason)
     if options.return_lse:
         exact = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")

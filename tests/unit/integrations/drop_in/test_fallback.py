@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from comfy_sage2.backends.reference import ReferenceCall
+from comfy_sage2.backends.base import BoundCall
+from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
 from comfy_sage2.integrations.sageattention import functions as typed
 from comfy_sage2.integrations.sageattention import serving
 
@@ -85,6 +86,28 @@ def test_a_kernel_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(1, 2, 8, 32)
     torch.testing.assert_close(functions.sageattn(q, k, v), scaled_dot_product_attention(q, k, v))
     assert "[SA-310] the kernel failed: launch\\nfailure" in serving.calls.lines()[1]
+
+
+@pytest.mark.usefixtures("reference")
+def test_a_kernel_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That comes up where the call is planned, before it is run."""
+
+    def failing(*args: object) -> BoundCall:
+        raise RuntimeError("no image for this device")
+
+    monkeypatch.setattr(ReferenceBackend, "bind", failing)
+    q, k, v = qkv(1, 2, 9, 32)
+    torch.testing.assert_close(functions.sageattn(q, k, v), scaled_dot_product_attention(q, k, v))
+    assert "[SA-310] the kernel failed: no image for this device" in serving.calls.lines()[1]
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("result", [0, 1])
+def test_a_gradient_beside_the_lse_is_an_error(result: int) -> None:
+    q, k, v = qkv(1, 2, 8, 32)
+    found = functions.sageattn(q.requires_grad_(), k, v, return_lse=True)
+    with pytest.raises(RuntimeError, match="SA-307"):
+        found[result].sum().backward()
 
 
 @pytest.mark.usefixtures("no_kernels")

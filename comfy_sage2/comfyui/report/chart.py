@@ -86,7 +86,8 @@ def _chart(drawing: _Drawing) -> None:
     summary = drawing.summary
     drawing.head(1)
     drawing.shares("Attention calls")
-    drawing.times()
+    if summary.timed:
+        drawing.times()
     for note in (*drawing.session.handler.reasoning(summary), *time_lines(summary)):
         drawing.sheet.paragraph(note, CHART.text, FAINT, 3)
     drawing.served()
@@ -145,7 +146,8 @@ class _Drawing:
             label = share.decision.label
             if share.decision.backend is None:
                 label = f"left to ComfyUI's attention: {label}"
-            yield self.colors[share.decision], f"{share.calls} calls, {share.seconds:.2f} s: {label}"
+            took = f", {share.seconds:.2f} s" if self.summary.timed else ""
+            yield self.colors[share.decision], f"{share.calls} calls{took}: {label}"
         rest = shares[len(shown) :]
         if rest:
             calls = sum(share.calls for share in rest)

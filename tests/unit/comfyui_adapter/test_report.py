@@ -11,11 +11,11 @@ from PIL import Image, ImageDraw
 
 from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_card, draw_chart
 from comfy_sage2.comfyui.report.colors import BROKEN, LEFT
-from comfy_sage2.comfyui.report.drawing import fitted, font, wrapped
+from comfy_sage2.comfyui.report.drawing import Sheet, fitted, font, wrapped
 from comfy_sage2.comfyui.report.text import report, status
 from comfy_sage2.comfyui.session.model_pass import Schedule
 from comfy_sage2.comfyui.session.quality import measure
-from comfy_sage2.comfyui.session.record import Decision, SpeedComparison, start_timer
+from comfy_sage2.comfyui.session.record import NO_TIMER, Decision, SpeedComparison, start_timer
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
@@ -152,6 +152,33 @@ def test_speed_of_calls_that_left_blocks_out() -> None:
     session.record.add(2, 1, BY_KERNEL, Watch(2.0), signature=("short",))
     session.record.add(3, 1, BY_KERNEL, Watch(2.0), signature=("long",))
     assert session.record.summary().skip_speeds == {0: SpeedComparison(2, 6.0, 3.0), 1: SpeedComparison(2, 16.0, 3.0)}
+
+
+@pytest.mark.parametrize("times_calls", [True, False])
+def test_what_was_not_timed_has_no_seconds(monkeypatch: pytest.MonkeyPatch, times_calls: bool) -> None:
+    """Neither in the text nor in the pictures, where 0.00 s would be a lie."""
+    session = session_of()
+    session.begin_sampling([1.0, 0.0], times_calls=times_calls)
+    session.record.begin_forward(Watch(10.0))
+    for layer, decision in enumerate((BY_KERNEL, Decision(reason="first step"))):
+        session.record.add(layer, 0, decision, Watch(1.0) if times_calls else NO_TIMER)
+    session.end_sampling()
+    said: list[str] = []
+    monkeypatch.setattr(Sheet, "legend", lambda sheet, rows, size: said.extend(text for _, text in rows))
+    paragraph = Sheet.paragraph
+
+    def read(sheet: Sheet, text: str, *arguments: Any, **keywords: Any) -> None:
+        said.append(text)
+        paragraph(sheet, text, *arguments, **keywords)
+
+    monkeypatch.setattr(Sheet, "paragraph", read)
+    draw_chart([session])
+    draw_card([session])
+    pictures, text = "\n".join(said), report([session])
+    for found in (pictures, text):
+        assert ("1.00 s" in found) is times_calls and ", 0.00 s" not in found
+        assert ("Attention calls were not timed" in found) is not times_calls
+    assert ("Attention time" in pictures) is times_calls
 
 
 def test_forecast_is_amdahls_law() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -14,6 +15,7 @@ from ...options import EXACT, AttentionOptions
 from ...plan import Refusal, choose, plan
 from ...policy.selector import FixedSelector, ModeSelector
 from ...request import AttentionRequest
+from ...text import error_text
 from ..adapter.attention_call import AttentionCall
 from ..settings import AUTO, AUTO_OR_REFERENCE, FIDELITY, REFERENCE, WHERE_FASTER, Settings
 from .fidelity import Fidelity
@@ -21,6 +23,8 @@ from .guard import MORE_EXACT, PRECISE, Guard
 from .handler import Handler
 from .record import Decision, Summary
 from .sparsity import BlockSparsity
+
+log = logging.getLogger("comfy_sage2")
 
 OFF = Decision(reason="[SA-301] mode is off")
 _EXACT = AttentionOptions(EXACT)
@@ -58,6 +62,7 @@ class Dispatcher(Handler):
         self.measure_quality = settings.measure_quality
         self.traced_as = settings
         self._first_calls = self._shorter = 0  # calls of the first pass, and passes with fewer
+        self._failures: set[str] = set()  # that went to the log
         self._outside: list[str | None] = []  # for each step, why the node is not active in it
         self.device = device
         self.is_first = is_first
@@ -147,6 +152,14 @@ class Dispatcher(Handler):
             return Decision.of(plan(call.signature(completed, backend=backend, where_faster=where_faster)))
         except (TypeError, ValueError) as error:
             return Decision(reason=str(error))
+        except torch.cuda.OutOfMemoryError:  # ComfyUI frees memory and tells the user
+            raise
+        except RuntimeError as error:
+            reason = f"[SA-310] planning the call failed: {error_text(error)}"
+            if reason not in self._failures:
+                self._failures.add(reason)
+                log.warning("SageAttention2: %s; ComfyUI's attention serves this call", reason)
+            return Decision(reason=reason)
 
     def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
         """See `Handler.end_pass`."""

@@ -33,7 +33,8 @@ class Computed:
         out: the output, in `call.layout` where a backend computed it, else in the form that the caller expects.
         decision: who computed it.
         broken: backend and mode of those before it whose output was not finite, in words.
-        signature: equal for calls that are equal work; None where nobody times calls, or the call was computed twice.
+        signature: equal for calls that are equal work; None where nobody times calls, or a backend tried
+            in vain before.
         timer: from before the call to when it was enqueued.
     """
 

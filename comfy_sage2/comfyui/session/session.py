@@ -141,11 +141,13 @@ class Session:
             which sets them when it is traced.
         """
         site = self._call_site(call, forward, options or {})
-        decision = self.handler.choose(call, site)
+        chosen = self.handler.choose(call, site)
         signature, timer = self._work_of(call), self.record.start_timer(call.q.device)
-        out, decision, broken = self._runner.run(call, decision, site, forward, fallback, self._observers)
+        out, decision, broken = self._runner.run(call, chosen, site, forward, fallback, self._observers)
         timer.stop()
-        done = Computed(call, site, forward, fallback, out, decision, broken, None if broken else signature, timer)
+        if broken or (decision.plan is None and chosen.plan is not None):
+            signature = None  # computed twice, or a backend tried
+        done = Computed(call, site, forward, fallback, out, decision, broken, signature, timer)
         for observer in self._observers:
             observer.after(done)
         if len(forward.calls) == self._expected_calls and guard.can_check(out.device):

@@ -110,14 +110,14 @@ class BlockSparsity:
             return None
         if guard is not None and guard.keeps_all_blocks(site.layer):
             return None
-        recording = self._recording_plan(call, dense, site, forward)
-        if isinstance(recording, str):
-            self._dense[recording] += 1
-            return None
-        q, k, v = call.tensors("BHND")
-        now = _pass_key(forward)
-        controller, least_skipped = self._controller, dense.backend.least_skipped(dense.options.mode)
+        now, controller = _pass_key(forward), self._controller
         try:
+            recording = self._recording_plan(call, dense, site, forward)
+            if isinstance(recording, str):
+                self._dense[recording] += 1
+                return None
+            q, k, v = call.tensors("BHND")
+            least_skipped = dense.backend.least_skipped(dense.options.mode)
             with memory.unrecorded():  # what is kept outlives the model's block
                 if controller.finds(site.layer, now, q, k):
                     if site.step + 1 == site.steps:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.backends.base import BoundCall
+from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_pass
 from comfy_sage2.comfyui.session.record import Record
@@ -62,6 +64,46 @@ def test_failing_backend_falls_back_and_warns_once(
         assert torch.equal(call(session, *qkv(), 2), torch.ones(1, 64, 128))
     assert reasons(session.record.summary()) == ["[SA-310] reference failed: no image for this device"]
     assert len(caplog.records) == 1
+
+
+def test_a_backend_that_fails_while_it_plans(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As kernels do that the driver cannot load."""
+
+    def fail(*args: Any) -> BoundCall:
+        raise RuntimeError("no image for this device")
+
+    monkeypatch.setattr(ReferenceBackend, "bind", fail)
+    session = session_with()
+    for _ in range(3):
+        assert torch.equal(call(session, *qkv(72), 2), torch.ones(1, 72, 128))
+    assert reasons(session.record.summary()) == ["[SA-310] planning the call failed: no image for this device"]
+    assert len(caplog.records) == 1
+
+
+def test_out_of_memory_while_planning_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> BoundCall:
+        raise torch.cuda.OutOfMemoryError("no memory for the module")
+
+    monkeypatch.setattr(ReferenceBackend, "bind", fail)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        call(session_with(), *qkv(72), 2)
+
+
+def test_what_a_backend_tried_in_vain_is_not_comfyuis_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time has that of the attempt in it: nothing is compared with it."""
+
+    def fail(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise RuntimeError("no memory to run in")
+
+    def full(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full_like(q, 2.0)
+
+    session = session_with()
+    serve_by(monkeypatch, fail)
+    call(session, *qkv(), 2)
+    serve_by(monkeypatch, full)
+    call(session, *qkv(), 2)
+    assert session.record.summary().calls == 2 and session.record.summary().speed is None
 
 
 def test_out_of_memory_is_comfyuis_business(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.backends.base import Constraint
+from comfy_sage2.backends.base import BoundCall, Constraint
 from comfy_sage2.backends.constraints import DENSE, WITHOUT_MARGINS
+from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
 
 from .calls import node_session, serve_by
 from .calls import reference_attention as attention
@@ -93,6 +96,23 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
     assert listed(session) == [False] * 3
     given_up = f"[SA-318] skipping key blocks failed, and was given up for this sampling: {error}"
     assert report([session]).count(given_up) == 1
+    assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
+
+
+def test_a_backend_that_cannot_bind_lists_is_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As kernels do whose code for lists the driver cannot load."""
+    bind = ReferenceBackend.bind
+
+    def fails(backend: ReferenceBackend, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        if request.has_block_mask:
+            raise RuntimeError("no image for this device")
+        return bind(backend, signature, request)
+
+    monkeypatch.setattr(registry, "_BACKENDS", (ReferenceBackend(),))  # of which nothing is planned yet
+    monkeypatch.setattr(ReferenceBackend, "bind", fails)
+    session, tensors = skipped(), focused(11)
+    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
+    assert report([session]).count("given up for this sampling: no image for this device") == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
 

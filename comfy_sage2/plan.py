@@ -100,7 +100,7 @@ def _plan(signature: CallSignature, backends: tuple[Backend, ...], choices: Tune
         if isinstance(chosen, Refusal):
             return chosen
         if signature.where_faster and choices is not None:
-            exact = _faster_exact(signature, chosen, choices)
+            exact = _faster_exact(signature, chosen, request, choices)
             if exact is not None:
                 return exact
         if signature.where_faster and signature.options.mode == EXACT:
@@ -137,7 +137,9 @@ def choose(request: AttentionRequest, name: str | None, *, accelerated_only: boo
     return Refusal(UnsupportedError, f"[SA-207] no backend can run this call: {listed}", reasons)
 
 
-def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoices) -> CallPlan | None:
+def _faster_exact(
+    signature: CallSignature, chosen: Backend, request: AttentionRequest, choices: TunedChoices
+) -> CallPlan | None:
     """The plan of the fastest exact attention, where it was measured to be faster than the call by `chosen`.
 
     In mode "exact" that is compared with ComfyUI's own attention.
@@ -145,7 +147,6 @@ def _faster_exact(signature: CallSignature, chosen: Backend, choices: TunedChoic
     options = signature.options
     rival = Candidate(PLAIN)
     if options.mode != EXACT:
-        request = AttentionRequest.of(signature)
         rival = Candidate(chosen.name, options.mode, request.options.pv_accumulator)
         options = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
     exact = signature._replace(options=options, where_faster=False, accelerated_only=True)

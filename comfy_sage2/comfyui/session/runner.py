@@ -99,7 +99,7 @@ class Runner:
         elif (
             call.containers
             and not looks
-            and not has_observer(call.q, call.k, call.v)
+            and not has_observer(call.q, call.k, call.v, optional.attn_mask)
             and not any(observer.needs_inputs(decision, site, forward) for observer in observers)
         ):
             attend = plan.prequantize(*call.tensors(), optional)

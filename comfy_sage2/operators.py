@@ -63,6 +63,8 @@ def has_observer(*tensors: torch.Tensor | None) -> bool:
         if type(tensor) is torch.Tensor:
             if (may_need_gradient and tensor.requires_grad) or (may_have_tangent and has_tangent(tensor)):
                 return True
+            if tensor.is_neg():  # its memory holds the negative values, which the operator resolves
+                return True
         elif isinstance(tensor, torch.Tensor):
             return True
     return False

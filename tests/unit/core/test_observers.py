@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import comfy_sage2
 from comfy_sage2 import BlockMask
 from comfy_sage2 import attention as attention_function
+from comfy_sage2.backends.reference import ReferenceCall
 from comfy_sage2.operators import has_observer
 
 OPERATOR = torch.ops.comfy_sage2.attention.default
@@ -246,3 +247,17 @@ def test_a_trace_has_the_operator() -> None:
     assert [node.kind() for node in traced.graph.nodes() if "comfy_sage2" in node.kind()] == ["comfy_sage2::attention"]
     other = inputs()
     assert torch.equal(traced(*other), comfy_sage2.attention(*other))
+
+
+def test_a_negative_view_has_its_values_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imaginary part of a conjugate shares the memory of its negative: a kernel would read that."""
+    seen = []
+
+    def compute(call: ReferenceCall, q: torch.Tensor, *others: Any) -> Any:
+        seen.append(q.is_neg())
+        return q.clone(), None
+
+    monkeypatch.setattr(ReferenceCall, "compute", compute)
+    q, k, v = inputs()
+    negative: torch.Tensor = torch._neg_view(q)
+    assert torch.equal(comfy_sage2.attention(negative, k, v), -q) and seen == [False]

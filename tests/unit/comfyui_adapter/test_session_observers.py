@@ -1,0 +1,318 @@
+"""Each observer alone, told of calls that are plain stand-ins; there is no session but in the chain of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.call_site import CallSite
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+from comfy_sage2.comfyui.session import fidelity, guard, model_pass, quality
+from comfy_sage2.comfyui.session.model_pass import Forward
+from comfy_sage2.comfyui.session.observers import (
+    Computed,
+    Downgrades,
+    EarlierNodes,
+    Fidelity,
+    Quality,
+    Recorder,
+)
+from comfy_sage2.comfyui.session.record import NO_TIMER, Decision, Record
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.options import EXACT, AttentionOptions
+
+CPU = torch.device("cpu")
+SITE = CallSite(0, None, 2, 4, 40, "block 7 self")
+PLAN: Any = SimpleNamespace()
+LEFT = Decision(reason="[SA-303] cross-attention")
+WORK: Any = ("a signature",)
+HEADS, HEAD_DIM = 2, 16
+
+
+def by_kernel(mode: str = "8b", **changes: Any) -> Decision:
+    return Decision("kernel", AttentionOptions(mode), plan=PLAN, **changes)
+
+
+def a_pass() -> Forward:
+    session: Any = None
+    return Forward(session, SITE.step, {})
+
+
+def a_call() -> AttentionCall:
+    generator = torch.Generator().manual_seed(3)
+    return AttentionCall.of((*(torch.randn(1, 40, HEADS * HEAD_DIM, generator=generator) for _ in range(3)), HEADS), {})
+
+
+def exact(call: AttentionCall) -> torch.Tensor:
+    """In the layout of the call, by torch in float64."""
+    q, k, v = (tensor.double() for tensor in call.tensors("BHND"))
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    return found.float().transpose(1, 2)
+
+
+def no_fallback() -> torch.Tensor:
+    raise AssertionError("the fallback is not asked")
+
+
+def done(decision: Decision, **changes: Any) -> Computed:
+    call = changes.pop("call", None) or a_call()
+    given: dict[str, Any] = {
+        "call": call,
+        "site": SITE,
+        "forward": a_pass(),
+        "fallback": no_fallback,
+        "out": changes.pop("out") if "out" in changes else exact(call),
+        "decision": decision,
+        "broken": (),
+        "signature": WORK,
+        "timer": NO_TIMER,
+    }
+    return Computed(**{**given, **changes})
+
+
+class Warnings(list[str]):
+    """Takes warnings."""
+
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+
+class TestEarlierNodes:
+    """Of three nodes in a row, that of slot 2 has served a call."""
+
+    def chain(self, *slots: int) -> list[Any]:
+        """The overrides of nodes in a row, the first one first."""
+        overrides: list[Any] = []
+        for slot in slots:
+            session = SimpleNamespace(slot=slot, record=Record(), previous=overrides[-1] if overrides else None)
+            overrides.append(SimpleNamespace(session=session))
+        return overrides
+
+    def test_they_count_the_call_as_the_node_does(self) -> None:
+        first, second = self.chain(0, 1)
+        passes = [a_pass(), a_pass(), a_pass()]
+        name = passes[2].next_call(HEAD_DIM, "block 7", True)
+        with model_pass.running(0, passes[0]), model_pass.running(1, passes[1]):
+            EarlierNodes(second).after(done(by_kernel(), forward=passes[2]))
+        for override, forward in zip((first, second), passes, strict=False):
+            assert [layer.name for layer in forward.calls] == [name] and forward.calls[0].head_dim == HEAD_DIM
+            assert override.session.record.layer("another") == 1, "the name has the number 0"
+
+    def test_a_call_that_was_left_they_have_seen_themselves(self) -> None:
+        (first,) = self.chain(0)
+        earlier, forward = a_pass(), a_pass()
+        forward.next_call(HEAD_DIM, None, True)
+        with model_pass.running(0, earlier):
+            EarlierNodes(first).after(done(LEFT, forward=forward))
+        assert earlier.calls == []
+
+    @pytest.mark.parametrize("previous", [None, no_fallback])
+    def test_another_packs_override_or_none(self, previous: Any) -> None:
+        forward = a_pass()
+        forward.next_call(HEAD_DIM, None, True)
+        EarlierNodes(previous).after(done(by_kernel(), forward=forward))
+        assert len(forward.calls) == 1
+
+    def test_a_node_that_is_in_no_pass_counts_nothing(self) -> None:
+        first, second = self.chain(0, 1)
+        forward, running = a_pass(), a_pass()
+        forward.next_call(HEAD_DIM, None, True)
+        with model_pass.running(0, running):
+            EarlierNodes(second).after(done(by_kernel(), forward=forward))
+        assert len(running.calls) == 1 and second.session.record.layer("call 0") == 0
+        assert first.session.record.layer("another") == 1
+
+
+class TestDowngrades:
+    def told(self, decision: Decision, **changes: Any) -> tuple[guard.Downgrade, ...]:
+        handler: Any = SimpleNamespace(guard=guard.Guard())
+        Downgrades(handler, lambda: "the node before").after(done(decision, **changes))
+        found: tuple[guard.Downgrade, ...] = handler.guard.downgrades
+        return found
+
+    def test_nothing_is_said_of_a_call_that_was_whole(self) -> None:
+        assert self.told(by_kernel()) == self.told(LEFT) == ()
+
+    def test_a_more_exact_mode(self) -> None:
+        found = guard.Downgrade(0, "block 7 self", 2, "kernel · 8b", "kernel · precise", True, in_precise=True)
+        assert self.told(by_kernel("precise"), broken=["kernel · 8b"]) == (found,)
+
+    @pytest.mark.parametrize("finite", [True, False])
+    def test_the_attention_before(self, finite: bool) -> None:
+        out = torch.ones(1, 40, 32)
+        out[0, 3, 5] = 1.0 if finite else float("inf")
+        found = guard.Downgrade(0, "block 7 self", 2, "a, then b", "the node before", finite)
+        assert self.told(Decision(reason=guard.RECOMPUTED), broken=["a", "b"], out=out) == (found,)
+
+    def test_a_handler_that_has_no_guard_any_more(self) -> None:
+        handler: Any = SimpleNamespace(guard=None)
+        Downgrades(handler, no_fallback).after(done(by_kernel(), broken=["a"]))  # type: ignore[arg-type]
+
+
+class Ladder:
+    """A handler whose next mode is more exact."""
+
+    def __init__(self, following: Decision | None) -> None:
+        self.following = following
+
+    def next_exact(self, call: AttentionCall, decision: Decision) -> Decision | None:
+        assert not call.is_released
+        return self.following
+
+
+class TestFidelity:
+    def observer(self, following: Decision | None = None) -> tuple[Fidelity, Warnings]:
+        handler: Any = Ladder(following)
+        warnings = Warnings()
+        return Fidelity(handler, warnings, lambda: "full precision"), warnings
+
+    def probed(self) -> Forward:
+        forward = a_pass()
+        forward.probe = fidelity.Fidelity().begin(CPU)
+        return forward
+
+    def sample(self, forward: Forward) -> tuple[int, fidelity.SampledCall]:
+        assert forward.probe is not None and forward.probe.taken is not None
+        return forward.probe.taken
+
+    def test_needs_the_inputs_of_the_call_whose_turn_it_is(self) -> None:
+        observer, _ = self.observer()
+        forward = self.probed()
+        assert observer.needs_inputs(by_kernel(), SITE, forward)
+        assert not observer.needs_inputs(by_kernel(EXACT), SITE, forward)
+        assert not observer.needs_inputs(LEFT, SITE, forward)
+        assert not observer.needs_inputs(by_kernel(), SITE, a_pass()), "nobody looks at this pass"
+        observer.after(done(by_kernel(), forward=forward))
+        assert not observer.needs_inputs(by_kernel(), SITE, forward), "one call a pass"
+
+    def test_a_sample_and_who_comes_next(self) -> None:
+        observer, _ = self.observer(by_kernel("precise"))
+        forward = self.probed()
+        observer.after(done(by_kernel(), forward=forward))
+        layer, served = self.sample(forward)
+        assert layer == SITE.layer and forward.probe is not None and forward.probe.quantized == [0]
+        assert served == fidelity.SampledCall("block 7 self", "8b", "kernel · 8b", "precise", "kernel · precise")
+        found = Agreement(*forward.probe._figures.values())
+        assert found.cosine > 0.9999 and found.relative_l1 < 1e-4
+
+    def test_a_wrong_output_shows(self) -> None:
+        observer, _ = self.observer()
+        forward, call = self.probed(), a_call()
+        observer.after(done(by_kernel(), forward=forward, call=call, out=exact(call).roll(1, dims=1)))
+        assert forward.probe is not None and forward.probe._figures.values()[0] < 0.9
+        assert self.sample(forward)[1].next_mode is None and self.sample(forward)[1].next_by == "full precision"
+
+    def test_after_skipped_blocks_comes_the_same_mode_with_all(self) -> None:
+        observer, _ = self.observer(by_kernel("precise"))
+        forward = self.probed()
+        observer.after(done(by_kernel(skips=True), forward=forward))
+        served = self.sample(forward)[1]
+        assert served.skips and served.next_mode == "8b" and served.next_by == "kernel · 8b with all key blocks"
+
+    @pytest.mark.parametrize("decision", [LEFT, by_kernel(EXACT)], ids=["left", "exact"])
+    def test_what_is_not_quantized_has_no_turn(self, decision: Decision) -> None:
+        observer, _ = self.observer()
+        forward, call = self.probed(), a_call()
+        out = exact(call)
+        call.release()
+        observer.after(done(decision, forward=forward, call=call, out=out))
+        assert forward.probe is not None and forward.probe.quantized == [] and forward.probe.taken is None
+
+    def test_without_memory_nothing_is_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*tensors: Any, **given: Any) -> Any:
+            raise torch.cuda.OutOfMemoryError("full")
+
+        observer, warnings = self.observer()
+        monkeypatch.setattr(fidelity, "measure", full)
+        forward = self.probed()
+        observer.after(done(by_kernel(), forward=forward))
+        assert forward.probe is not None and forward.probe.taken is None and len(warnings) == 1
+
+
+class TestQuality:
+    def observer(self, *, times_comfyui: bool = True, served: int = 2) -> tuple[Quality, Record, Warnings]:
+        """In a sampling in which backends have served so many calls of WORK."""
+        record, warnings = Record(), Warnings()
+        record.begin_sampling(4)
+        for _ in range(served):
+            record.add(0, 0, by_kernel(), NO_TIMER, signature=WORK)
+        return Quality(record, warnings, times_comfyui=times_comfyui), record, warnings
+
+    def test_every_call_of_a_backend_is_compared(self) -> None:
+        observer, record, _ = self.observer(served=0)
+        assert observer.needs_inputs(by_kernel(), SITE, a_pass())
+        observer.after(done(by_kernel()))
+        found = record.summary().agreement
+        assert list(found) == [(0, 2)] and found[0, 2].cosine > 0.99999 and found[0, 2].relative_l1 < 1e-5
+        call = a_call()
+        out = exact(call)
+        call.release()
+        observer.after(done(LEFT, call=call, out=out))
+        assert list(record.summary().agreement) == [(0, 2)]
+
+    def test_autocast_does_not_blur_what_is_compared_with(self) -> None:
+        observer, record, _ = self.observer(served=0)
+        with torch.autocast("cpu", torch.bfloat16):
+            observer.after(done(by_kernel()))
+        assert record.summary().agreement[0, 2].relative_l1 < 1e-5
+
+    @pytest.mark.parametrize(
+        ("changes", "asked"),
+        [({}, 1), ({"times_comfyui": False}, 0), ({"served": 1}, 0), ({"served": 3}, 0)],
+        ids=["the second such call", "an earlier node serves what is left", "the first one", "the third one"],
+    )
+    def test_comfyuis_attention_is_timed_once(self, changes: dict[str, Any], asked: int) -> None:
+        observer, record, _ = self.observer(**changes)
+        calls = []
+
+        def fallback() -> torch.Tensor:
+            calls.append(1)
+            return torch.ones(1, 40, 32)
+
+        observer.after(done(by_kernel(), fallback=fallback))
+        assert len(calls) == asked and (record.summary().speed is not None) is bool(asked)
+
+    def test_work_that_nobody_times(self) -> None:
+        observer, _, _ = self.observer()
+        observer.after(done(by_kernel(), signature=None))
+
+    @pytest.mark.parametrize("what", ["measure", "fallback"])
+    def test_without_memory_the_sampling_goes_on(self, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+        def full(*tensors: Any, **given: Any) -> Any:
+            raise torch.cuda.OutOfMemoryError("full")
+
+        observer, record, warnings = self.observer()
+        if what == "measure":
+            monkeypatch.setattr(quality, "measure", full)
+            observer.after(done(by_kernel(), signature=None))
+        else:
+            observer.after(done(by_kernel(), fallback=full))
+        assert len(warnings) == 1 and record.summary().speed is None
+
+
+class TestRecorder:
+    def recorded(self, decision: Decision, owner: str | None, **changes: Any) -> Record:
+        record = Record()
+        record.begin_sampling(4)
+        record.add(1, 0, by_kernel(), NO_TIMER, signature=WORK)
+        Recorder(record, lambda: owner).after(done(decision, **changes))
+        return record
+
+    def test_a_call_of_a_backend(self) -> None:
+        summary = self.recorded(by_kernel(), "another pack").summary()
+        assert summary.cells[0, 2] == by_kernel() and summary.calls == 2 and summary.speed is None
+
+    def test_comfyuis_attention_is_what_backends_are_compared_with(self) -> None:
+        summary = self.recorded(LEFT, None).summary()
+        assert summary.cells[0, 2] == LEFT and summary.speed is not None and summary.speed.calls == 1
+
+    def test_another_packs_attention_is_named_and_not_compared_with(self) -> None:
+        summary = self.recorded(LEFT, "another pack").summary()
+        assert summary.cells[0, 2] == replace(LEFT, by="another pack") and summary.speed is None
+
+    def test_a_call_that_was_computed_twice_is_not_compared_with(self) -> None:
+        assert self.recorded(LEFT, None, signature=None).summary().speed is None

@@ -35,5 +35,7 @@ def _running_prompts() -> Iterable[tuple[str, object]]:
 
 
 def _has_report(prompt: object) -> bool:
-    nodes = prompt.values() if isinstance(prompt, Mapping) else ()
-    return any(isinstance(node, Mapping) and node.get("class_type") == REPORT for node in nodes)
+    """Whether one of the nodes of a run is a report; True where they are not to be seen."""
+    if not isinstance(prompt, Mapping):
+        return True
+    return any(isinstance(node, Mapping) and node.get("class_type") == REPORT for node in prompt.values())

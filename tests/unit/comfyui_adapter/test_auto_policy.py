@@ -187,17 +187,18 @@ class Node:
         cost: float = 5.0,
         model: Any = None,
         selector: Callable[[Policy], ModeSelector] = lambda policy: policy,
+        settings: tuple[object, ...] = SETTINGS,
     ) -> None:
-        settings = Settings(backend="reference")
+        served = Settings(backend="reference")
 
         def serve(policy: Policy | None) -> Dispatcher:
-            return Dispatcher(replace(settings, policy=policy), REFERENCE, None if policy is None else selector(policy))
+            return Dispatcher(replace(served, policy=policy), REFERENCE, None if policy is None else selector(policy))
 
         def calibrate() -> Calibration:
             return Calibration(SIGNATURE, cost, lambda done, total: None)
 
         self.handler = AutoPolicy(
-            name, subject.identity_of(model or patcher()), quality, kept, serve, calibrate, SETTINGS
+            name, subject.identity_of(model or patcher()), quality, kept, serve, calibrate, settings
         )
         self.session = Session(self.handler)
 
@@ -278,6 +279,25 @@ def test_a_policy_that_does_not_fit_is_replaced_in_the_same_sampling(
     assert RENDERED in node.sample(patcher(), calls=3)
     kept = from_text(node.handler.policy_text())
     assert MEASURED in Node("8", kept=kept).sample(patcher(seed=3), calls=5)
+
+
+@pytest.mark.parametrize("carried", [True, False], ids=["kept in the workflow", "measured earlier"])
+def test_a_policy_that_did_not_fit_is_not_taken_again(known: Calibrations, carried: bool) -> None:
+    """Nor where the sampling that found it out was stopped, and so measured nothing in its place."""
+    first = Node()
+    first.sample(patcher(), calls=2)
+    node = Node("8", kept=from_text(first.handler.policy_text())) if carried else first
+    if carried:
+        known.forget(of(patcher()))
+    assert "did not come to its end" in node.sample(patcher(), calls=3, completes=False)
+    node.handler.before_sampling(patcher(), torch.empty(SHAPE), SIGMAS)
+    assert node.handler.title == auto_policy.MEASURING
+
+
+def test_a_node_of_other_settings_offers_no_policy(known: Calibrations) -> None:
+    """It would measure anew: the policy of its number was made with or without rotation."""
+    Node().sample(patcher())
+    assert Node().handler.policy_text() != "" and Node(settings=(False, 0.3)).handler.policy_text() == ""
 
 
 def test_a_kept_policy_is_taken_while_the_kind_of_model_fits(

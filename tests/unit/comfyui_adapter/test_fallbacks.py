@@ -301,3 +301,17 @@ def test_threads_share_the_record_but_not_layers() -> None:
         thread.join()
     summary = session.record.summary()
     assert summary.calls == 80 and summary.layers == 4
+
+
+def test_an_earlier_nodes_time_is_not_comfyuis() -> None:
+    """With a node before, what is left is that node's: nothing is timed that would count as ComfyUI's attention."""
+    asked = []
+
+    def previous(func: Any, q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        asked.append(q.shape[1])
+        return torch.ones_like(q)
+
+    session = session_with(previous, measure_quality=True)
+    for _ in range(4):
+        call(session, *qkv(), 2)
+    assert asked == [] and session.record.summary().speed is None

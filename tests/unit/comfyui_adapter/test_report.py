@@ -340,3 +340,28 @@ def test_fitted_and_wrapped_use_the_width() -> None:
         assert 400 < draw.textlength(row, font=font(18)) <= 500
     assert fitted(draw, "short", 18, 500) == "short"
     assert wrapped(draw, "x" * 500 + " end", 18, 100, 3)[-1] == "end"
+
+
+def test_events_count_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA gives milliseconds."""
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: object) -> None:
+            assert stream == "stream"
+
+        def synchronize(self) -> None:
+            self.is_over = True
+
+        def elapsed_time(self, end: Event) -> float:
+            assert end.is_over
+            return 1500.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    timer = start_timer(torch.device("cuda", 0))
+    timer.stop()
+    assert timer.seconds() == 1.5

@@ -12,7 +12,9 @@ from recorder import BYTES_A_HEAD, STREAM, Recorder, kernel_call, misaligned
 
 from comfy_sage2.backends import kernel_call as kernel_call_module
 from comfy_sage2.backends import parts
+from comfy_sage2.backends.readable import is_readable
 from comfy_sage2.block_mask import BlockMask
+from comfy_sage2.signature import TensorForm
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 
@@ -344,3 +346,24 @@ def test_parts_of_copies_lie_in_the_copies(monkeypatch: pytest.MonkeyPatch) -> N
         entry, heads = part // 2, slice(part % 2 * 2, part % 2 * 2 + 2)
         for name, tensor in zip("qkv", (q, k, v), strict=True):
             assert torch.equal(call["read"][name], tensor[entry : entry + 1, heads])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_lse_of_rows_whose_keys_have_the_lowest_numbers(dtype: torch.dtype) -> None:
+    """In units of log2 float32 does not hold them: those of bfloat16 and float32 come back as half of its lowest."""
+    half = math.log(2) * torch.finfo(torch.float32).min / 2
+    lse = torch.tensor([half, half * 0.99, -torch.inf, 3.0])
+    wanted = lse.clone()
+    if dtype != torch.float16:
+        wanted[0] = torch.finfo(dtype).min
+    kernel_call_module.cut_lse(lse, dtype)
+    assert torch.equal(lse, wanted)
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_stride_of_an_axis_of_one_element_may_be_anything(axis: int, size: int) -> None:
+    shape, strides = [4, 4, 4, 64], [1024, 256, 64, 1]
+    shape[axis], strides[axis] = size, 3
+    form = TensorForm(torch.Size(shape), tuple(strides), torch.float16, torch.device("cpu"))
+    assert is_readable(form) is (size == 1)

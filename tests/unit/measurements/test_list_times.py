@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,3 +68,14 @@ def test_without_kernels_that_take_lists_it_says_why(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(list_times, "explain", lambda *_, **__: {"sm90": "too old", "reference": None})
     with pytest.raises(SystemExit, match="sm90: too old"):
         list_times.subjects(list_times.CASES[0], 256, torch.device("cpu"))
+
+
+def test_lists_are_taken_from_where_they_pay() -> None:
+    """The share from which on a call with lists is faster, by the page: between its rows of 0 and of 28 % by a line."""
+    page = (Path(__file__).parents[3] / "docs" / "results" / "list-times.md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(("| 8b |", "| precise |"))]
+    assert len(rows) >= 24
+    for mode, head_dim, causal, dense, all_blocks, fewer, *_ in rows:
+        first, second = (float(cell.split()[0]) for cell in (all_blocks, fewer))
+        even = 0.28 * (first - float(dense)) / (first - second)
+        assert even <= registry.get("sm90").least_skipped(mode) < 0.28, (mode, head_dim, causal)

@@ -131,7 +131,8 @@ def test_lists_that_would_not_pay_are_not_made() -> None:
         controller.lists(0, PassKey(1), q, k, least_skipped=0.17)
     )
     assert values(controller.figures[0].computed) == []
-    assert isinstance(controller.lists(0, PassKey(1), q, k, least_skipped=0.16), BlockMask)
+    exactly = 1.0 - torch.tensor(5 / 6).item()
+    assert isinstance(controller.lists(0, PassKey(1), q, k, least_skipped=exactly), BlockMask)
     assert values(controller.figures[0].computed) == [torch.tensor(5 / 6).item()]
 
 

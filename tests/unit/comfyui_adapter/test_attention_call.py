@@ -1,0 +1,24 @@
+"""How a call of ComfyUI's attention function is read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+
+
+def test_eight_arguments_by_position() -> None:
+    """As ComfyUI's attention functions take them; a ninth is one that this version does not know."""
+    q, k, v = (torch.randn(1, 2, 16, 64) for _ in range(3))
+    found = AttentionCall.of((q, k, v, 2, None, torch.float32, True, True), {})
+    assert found.unknown == () and found.attn_precision == torch.float32
+    assert found.skip_reshape and found.skip_output_reshape
+    assert AttentionCall.of((q, k, v, 2, None, None, True, False, 0.5), {}).unknown == ("argument 9",)
+
+
+@pytest.mark.parametrize(("value", "quantized"), [(None, True), (True, True), (False, False)])
+def test_a_model_that_says_nothing_of_precision(value: bool | None, quantized: bool) -> None:
+    """None is what a model passes on that was asked for nothing: not a wish for full precision."""
+    found = AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2), {"low_precision_attention": value})
+    assert (found.reason_against_quantizing is None) is quantized

@@ -40,8 +40,8 @@ _TOKENS, _HEADS, _HEAD_DIM = 64, 4, 128
 Run = Callable[[], object]
 
 
-def compiled(folder: Path) -> dict[str, str]:
-    """The environment of a process that loads the module of csrc/ and the driver that does nothing, made in `folder`.
+def compiled(folder: Path, python: str) -> dict[str, str]:
+    """The environment in which `python` loads the module of csrc/ and the driver that does nothing, made in `folder`.
 
     CalledProcessError without g++, which has to be there.
     """
@@ -49,7 +49,7 @@ def compiled(folder: Path) -> dict[str, str]:
 
     # Its device images are never run: any wheel of the architecture has them.
     wheel = next((ROOT / "wheels").glob(f"comfy_sage2_{ARCHITECTURE}-*manylinux*_x86_64.whl"))
-    build(ARCHITECTURE, None, folder, python=sys.executable, images=wheel, jobs=2)
+    build(ARCHITECTURE, None, folder, python=python, images=wheel, jobs=2)
     driver = folder / "libcuda.so.1"
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(driver), str(DRIVER)]
     subprocess.run(command, check=True)
@@ -91,14 +91,25 @@ def entries(comfyui: Path | None) -> dict[str, Run]:
     found: dict[str, Run] = {
         "ComfyUI's override, a new node": _override(guard=True, when="where it is faster", rotate=True),
         "ComfyUI's override, guard off": _override(),
-        "`comfy_sage2.attention`": lambda: attention(q, k, v, mode="8b"),
+        "`comfy_sage2.attention`": lambda: attention(q, k, v, mode="8b", backend=ARCHITECTURE),
         "diffusers' patch": lambda: patched.answer(q, k, v),
-        "`sageattention.sageattn`": lambda: sageattn(q, k, v),
+        "`sageattention.sageattn`": _by_kernels(lambda: sageattn(q, k, v)),
         "torch's scaled_dot_product_attention": lambda: scaled_dot_product_attention(one, one, one),
     }
     if comfyui is not None:
         found["ComfyUI's attention_pytorch"] = _comfyui_attention(comfyui)
     return found
+
+
+def _by_kernels(run: Run) -> Run:
+    """`run`, which has called `sageattention` once; RuntimeError unless a kernel served that."""
+    from comfy_sage2.integrations.sageattention.serving import calls
+
+    run()
+    told = calls.lines()
+    if not told or len(told) > 1:
+        raise RuntimeError("\n".join(["the kernels did not serve a call of sageattention:", *told]))
+    return run
 
 
 class _Attends(torch.nn.Module):
@@ -200,7 +211,8 @@ def main(arguments: list[str]) -> int:
     parser = Parser(
         prog="python -m lab host-times", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--comfyui", type=Path, help="the folder of a ComfyUI whose requirements this Python has")
+    parser.add_argument("--comfyui", type=Path, help="the folder of a ComfyUI, whose own attention is timed too")
+    parser.add_argument("--python", default=sys.executable, help="that has its requirements (default: this one)")
     parser.add_argument("--calls", type=at_least_1, default=CALLS, help="calls a round (default: %(default)s)")
     parser.add_argument("--rounds", type=at_least_1, default=ROUNDS, help="(default: %(default)s)")
     parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write host-times.md there")
@@ -210,8 +222,8 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(measure(options.comfyui, options.calls, options.rounds)))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, **compiled(Path(folder))}
-        child = [sys.executable, "-m", "lab", "host-times", "--child", *arguments]
+        environment = {**os.environ, **compiled(Path(folder), options.python)}
+        child = [options.python, "-m", "lab", "host-times", "--child", *arguments]
         answer = subprocess.run(child, env=environment, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
     text = page(" ".join(["python -m lab host-times", *arguments]), json.loads(answer.splitlines()[-1]), options.calls)
     print(text)

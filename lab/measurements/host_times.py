@@ -225,7 +225,9 @@ def main(arguments: list[str]) -> int:
         environment = {**os.environ, **compiled(Path(folder), options.python)}
         child = [options.python, "-m", "lab", "host-times", "--child", *arguments]
         answer = subprocess.run(child, env=environment, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
-    text = page(" ".join(["python -m lab host-times", *arguments]), json.loads(answer.splitlines()[-1]), options.calls)
+    # Without the folders of this machine.
+    beside = " --comfyui COMFYUI --python ITS_PYTHON" if options.comfyui is not None else ""
+    text = page(f"python -m lab host-times{beside}", json.loads(answer.splitlines()[-1]), options.calls)
     print(text)
     if options.results is not None:
         options.results.mkdir(parents=True, exist_ok=True)

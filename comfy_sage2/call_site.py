@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .options import AttentionOptions
 
@@ -19,16 +19,14 @@ def is_indexed(name: str) -> bool:
     return name.startswith(_INDEXED)
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One attention call of a pass: "block 7 self", or, where the model names no blocks, its number as "call 12"."""
 
     name: str
     head_dim: int
 
 
-@dataclass(frozen=True)
-class CallSite:
+class CallSite(NamedTuple):
     """Where in a sampling an attention call stands.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import NoReturn
 import torch
 
 from . import registry
+from .autotune import store
 from .autotune.cost_model import TunedChoices
 from .autotune.store import choices_of
 from .autotune.timings import PLAIN, Candidate
@@ -86,20 +87,21 @@ class Refusal:
 def plan(signature: CallSignature) -> CallPlan | Refusal:
     """The plan of calls of `signature`, from the cache where it was made before.
 
-    It holds for the backends of the registry, and for what was timed on the device so far.
+    It holds for the backends of the registry, and for what was timed so far.
     """
-    return _plan(signature, registry.backends(), choices_of(signature.q.device))
+    return _plan(signature, registry.BACKENDS, store.generation)
 
 
 @lru_cache(maxsize=MOST_PLANS)
-def _plan(signature: CallSignature, backends: tuple[Backend, ...], choices: TunedChoices | None) -> CallPlan | Refusal:
+def _plan(signature: CallSignature, backends: tuple[Backend, ...], generation: int) -> CallPlan | Refusal:
     try:
         check_call(signature)
         request = AttentionRequest.of(signature)
         chosen = choose(request, signature.backend, accelerated_only=signature.accelerated_only)
         if isinstance(chosen, Refusal):
             return chosen
-        if signature.where_faster and choices is not None:
+        choices = choices_of(signature.q.device) if signature.where_faster else None
+        if choices is not None:
             exact = _faster_exact(signature, chosen, request, choices)
             if exact is not None:
                 return exact

@@ -11,7 +11,7 @@ from .options import EXACT, MODES
 from .request import AttentionRequest
 
 # In order of preference.
-_BACKENDS: tuple[Backend, ...] = (*KERNELS, *EXACT_ATTENTIONS, ReferenceBackend())
+BACKENDS: tuple[Backend, ...] = (*KERNELS, *EXACT_ATTENTIONS, ReferenceBackend())
 
 
 class UnsupportedError(ValueError):
@@ -20,7 +20,7 @@ class UnsupportedError(ValueError):
 
 def backends(mode: str | None = None) -> tuple[Backend, ...]:
     """All backends, or those for calls in `mode`, the preferred one first."""
-    return _BACKENDS if mode is None else tuple(backend for backend in _BACKENDS if backend.is_for(mode))
+    return BACKENDS if mode is None else tuple(backend for backend in BACKENDS if backend.is_for(mode))
 
 
 def candidates(request: AttentionRequest) -> tuple[Backend, ...]:
@@ -35,16 +35,16 @@ def candidates(request: AttentionRequest) -> tuple[Backend, ...]:
 
 def kernels() -> tuple[Backend, ...]:
     """The accelerated backends that quantize."""
-    return tuple(backend for backend in _BACKENDS if backend.accelerated and any(map(backend.is_for, MODES)))
+    return tuple(backend for backend in BACKENDS if backend.accelerated and any(map(backend.is_for, MODES)))
 
 
 def get(name: str) -> Backend:
     """The backend called `name`; ValueError lists the names when there is none."""
-    for backend in _BACKENDS:
+    for backend in BACKENDS:
         if backend.name == name:
             return backend
     raise ValueError(
-        f"[SA-208] backend must be one of {', '.join(repr(b.name) for b in _BACKENDS)} or None, got {name!r}"
+        f"[SA-208] backend must be one of {', '.join(repr(b.name) for b in BACKENDS)} or None, got {name!r}"
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from .cost_model import TunedChoices
 
 _choices: dict[int, TunedChoices] = {}
+generation = 0  # another one whenever something else is known, of whichever GPU
 
 
 def choices_of(device: torch.device) -> TunedChoices | None:
@@ -18,9 +19,13 @@ def choices_of(device: torch.device) -> TunedChoices | None:
 
 def keep(index: int, choices: TunedChoices) -> None:
     """From now on these are the choices for GPU `index`."""
+    global generation
     _choices[index] = choices
+    generation += 1
 
 
 def forget() -> None:
     """Nothing is known any more."""
+    global generation
     _choices.clear()
+    generation += 1

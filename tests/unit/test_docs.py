@@ -15,7 +15,6 @@ from tools import charts, quotes
 from tools.figures import Source
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MOST_WORDS = 10_300
 PAGES = quotes.documents()
 RESULTS = sorted((REPOSITORY / "docs" / "results").glob("*.md"))
 HELP = sorted((REPOSITORY / "web" / "docs").glob("*.md"))
@@ -34,11 +33,6 @@ def name(page: Path) -> str:
 
 def text(page: Path) -> str:
     return page.read_text(encoding="utf-8")
-
-
-def test_few_words() -> None:
-    """As `wc -w` counts them."""
-    assert sum(len(text(page).split()) for page in PAGES) <= MOST_WORDS
 
 
 def figures_without_source(page: str) -> list[str]:

@@ -36,7 +36,7 @@ class Accelerated(Backend):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *backends: Backend) -> None:
-    monkeypatch.setattr(registry, "_BACKENDS", (*backends, registry.get("reference")))
+    monkeypatch.setattr(registry, "BACKENDS", (*backends, registry.get("reference")))
 
 
 def test_status_0_when_one_backend_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,12 +191,14 @@ class AttentionCall:
 
     def _split_heads(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(B, N, H * D) -> (B, N, H, D) for q, k and v; the number of key heads follows from D."""
-        head_dim, rest = divmod(self.q.shape[-1], self.heads)
-        if rest or head_dim == 0:
+        q = self.q
+        *sizes, channels = q.shape
+        head_dim = channels // self.heads
+        if head_dim == 0 or channels != head_dim * self.heads:
             raise ValueError(
-                f"[SA-210] the last dimension of q must be a multiple of heads ({self.heads}), got {self.q.shape[-1]}"
+                f"[SA-210] the last dimension of q must be a multiple of heads ({self.heads}), got {channels}"
             )
-        q = self.q.view(*self.q.shape[:-1], self.heads, head_dim)
+        q = q.view(*sizes, self.heads, head_dim)
         return q, _heads_of("k", self.k, head_dim), _heads_of("v", self.v, head_dim)
 
     def mask_4d(self) -> torch.Tensor | None:
@@ -226,14 +228,15 @@ class AttentionCall:
 
 def _heads_of(name: str, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
     """k or v as (B, N, H, D). Some models, Stable Diffusion 3 among them, pass it so, beside q as (B, N, H * D)."""
-    if tensor.ndim == 4 and tensor.shape[-1] == head_dim:
+    *sizes, channels = tensor.shape
+    if len(sizes) == 3 and channels == head_dim:
         return tensor
-    if tensor.ndim != 3 or tensor.shape[-1] % head_dim:
+    if len(sizes) != 2 or channels % head_dim:
         raise ValueError(
             f"[SA-210] {name} must be (B, N, H * {head_dim}) or (B, N, H, {head_dim}), as q's head_dim is {head_dim}, "
             f"got shape {tuple(tensor.shape)}"
         )
-    return tensor.view(*tensor.shape[:-1], tensor.shape[-1] // head_dim, head_dim)
+    return tensor.view(*sizes, channels // head_dim, head_dim)
 
 
 def _transposed(

@@ -36,9 +36,12 @@ thread_local void* current_context = nullptr;
 std::mutex mutex;
 int primary_contexts[16];
 
+const char* const log_path = std::getenv("FAKE_CUDA_LOG");
+
 int called(const char* name, const std::string& details = "") {
+  if (!log_path) return 0;
   const std::lock_guard<std::mutex> lock(mutex);
-  std::FILE* log = std::fopen(std::getenv("FAKE_CUDA_LOG"), "ab");
+  std::FILE* log = std::fopen(log_path, "ab");
   std::fprintf(log, "%s %s\n", name, details.c_str());
   std::fclose(log);
   const char* failing = std::getenv("FAKE_CUDA_FAILING");
@@ -191,6 +194,7 @@ EXPORT int CALL cuFuncSetAttribute(void*, int attribute, int value) {
 }
 #ifndef OLD_DRIVER
 EXPORT int CALL cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void** extra) {
+  if (!log_path) return 0;
   const Function& launched = *static_cast<Function*>(function);
   std::string text = launched.name;
   const auto add = [&](const char* label, const unsigned* extent) {
@@ -224,6 +228,7 @@ EXPORT int CALL cuTensorMapEncodeTiled(unsigned char* map, int element, uint32_t
   value = hash(element_strides, rank * sizeof *element_strides, value);
   for (unsigned at = 0; at < kMapBytes; at += sizeof value) std::memcpy(map + at, &value, sizeof value);
   std::memcpy(map, &address, sizeof address);
+  if (!log_path) return 0;
   return called("cuTensorMapEncodeTiled", "address " + std::to_string(reinterpret_cast<uintptr_t>(address)) +
                                               " element " + std::to_string(element) + " rank " + std::to_string(rank) +
                                               " sizes " + std::to_string(sizes[0]) + "," + std::to_string(sizes[1]) +

@@ -121,7 +121,7 @@ class _StandInCall(BoundCall):
 def serve_by(monkeypatch: pytest.MonkeyPatch, attention: Attention) -> None:
     """From now on the backend "reference" computes its calls by `attention`; see `StandIn`."""
     backends = [StandIn(attention, one) if one.name == "reference" else one for one in registry.backends()]
-    monkeypatch.setattr(registry, "_BACKENDS", tuple(backends))
+    monkeypatch.setattr(registry, "BACKENDS", tuple(backends))
 
 
 class Container:

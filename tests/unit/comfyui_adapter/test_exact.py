@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
+from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import PLAIN, Candidate, Times, Work
 from comfy_sage2.backends.base import empty_output
@@ -78,12 +79,13 @@ DEFAULT_WINS = times(quantized=1.0, cudnn=3.0, flash=3.0, plain=3.0)
 
 @pytest.fixture(autouse=True)
 def backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_BACKENDS", (QUANTIZED, CUDNN, FLASH, registry.get("reference")))
+    monkeypatch.setattr(registry, "BACKENDS", (QUANTIZED, CUDNN, FLASH, registry.get("reference")))
 
 
 def on_card(monkeypatch: pytest.MonkeyPatch, choices: TunedChoices | None) -> None:
     for module in ("comfy_sage2.comfyui.session.dispatcher", "comfy_sage2.registry", "comfy_sage2.plan"):
         monkeypatch.setattr(f"{module}.choices_of", lambda device: choices)
+    monkeypatch.setattr(store, "generation", store.generation + 1)
 
 
 def session_of(is_first: bool = True, **settings: Any) -> Session:

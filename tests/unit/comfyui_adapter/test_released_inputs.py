@@ -72,7 +72,7 @@ class Phased(TensorBackend):
 @pytest.fixture
 def phased(monkeypatch: pytest.MonkeyPatch) -> Phased:
     backend = Phased()
-    monkeypatch.setattr(registry, "_BACKENDS", (backend, registry.get("reference")))
+    monkeypatch.setattr(registry, "BACKENDS", (backend, registry.get("reference")))
     return backend
 
 

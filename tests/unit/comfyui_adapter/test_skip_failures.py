@@ -108,7 +108,7 @@ def test_a_backend_that_cannot_bind_lists_is_dense(monkeypatch: pytest.MonkeyPat
             raise RuntimeError("no image for this device")
         return bind(backend, signature, request)
 
-    monkeypatch.setattr(registry, "_BACKENDS", (ReferenceBackend(),))  # of which nothing is planned yet
+    monkeypatch.setattr(registry, "BACKENDS", (ReferenceBackend(),))  # of which nothing is planned yet
     monkeypatch.setattr(ReferenceBackend, "bind", fails)
     session, tensors = skipped(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))

@@ -99,7 +99,7 @@ def test_calls_that_note_no_margins(choices: dict[str, Any], found: str) -> None
 
 def test_a_choice_without_margins_is_not_taken_for_one_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choice of a backend is remembered by form."""
-    monkeypatch.setattr(registry, "_BACKENDS", (registry.get("reference"),))
+    monkeypatch.setattr(registry, "BACKENDS", (registry.get("reference"),))
     q, k, v = inputs()
     comfy_sage2.attention(q, k, v, is_causal=True)
     with pytest.raises(UnsupportedError, match="SA-214"):

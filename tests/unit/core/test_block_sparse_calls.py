@@ -311,7 +311,7 @@ class TwosCall(BoundTensors):
 
 def test_a_call_with_lists_goes_past_what_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a dense call of the same tensors came first: decisions are remembered."""
-    monkeypatch.setattr(registry, "_BACKENDS", (Twos(), registry.get("reference")))
+    monkeypatch.setattr(registry, "BACKENDS", (Twos(), registry.get("reference")))
     q, k, v = inputs()
     lists = random_lists(q, k)
     twos = torch.full_like(q, 2)

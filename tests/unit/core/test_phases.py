@@ -198,7 +198,7 @@ class Twos(Backend):
 
 def test_a_plan_hands_on_the_tensors_in_the_callers_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     twos = Twos()
-    monkeypatch.setattr(registry, "_BACKENDS", (twos, registry.get("reference")))
+    monkeypatch.setattr(registry, "BACKENDS", (twos, registry.get("reference")))
     q = torch.randn(1, 40, 3, 64)
     optional = OptionalTensors(torch.ones(40, 40, dtype=torch.bool), nonfinite=torch.zeros(1, dtype=torch.int32))
     found = plan(CallSignature.of(q, q, q, AttentionOptions(layout="BNHD"), optional))

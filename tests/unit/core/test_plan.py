@@ -65,7 +65,7 @@ def _at_most_128(request: AttentionRequest) -> str | None:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """The preferred backend; behind it stands one that is not accelerated and takes all that the kernel takes."""
     found = Watched("kernel", (*MODES, EXACT), value=1.0)
-    monkeypatch.setattr(registry, "_BACKENDS", (found, Watched("slow", (*MODES, EXACT), accelerated=False, value=2.0)))
+    monkeypatch.setattr(registry, "BACKENDS", (found, Watched("slow", (*MODES, EXACT), accelerated=False, value=2.0)))
     return found
 
 
@@ -247,7 +247,7 @@ def able(monkeypatch: pytest.MonkeyPatch) -> tuple[Watched, Watched]:
     """A kernel that cannot serve `LONG`, and a backend that is not accelerated and can."""
     fast, slow = Watched("fast"), Watched("slow", accelerated=False)
     slow.constraints = ()
-    monkeypatch.setattr(registry, "_BACKENDS", (fast, slow))
+    monkeypatch.setattr(registry, "BACKENDS", (fast, slow))
     return fast, slow
 
 
@@ -278,7 +278,7 @@ def test_a_reason_that_all_share_stands_once(monkeypatch: pytest.MonkeyPatch, se
     one, two, three = Watched("one"), Watched("two"), Watched("three", accelerated=False)
     if second is not None:
         two.constraints = (Constraint("wheel", lambda request: second),)
-    monkeypatch.setattr(registry, "_BACKENDS", (one, two, three))
+    monkeypatch.setattr(registry, "BACKENDS", (one, two, three))
     found = refused(plan(signature(**LONG, accelerated_only=True)))
     assert list(found.reasons) == ["one", "two"] and found.reason == reason
     whole = refused(plan(signature(**LONG)))
@@ -288,7 +288,7 @@ def test_a_reason_that_all_share_stands_once(monkeypatch: pytest.MonkeyPatch, se
 
 
 def test_an_installation_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_BACKENDS", (Watched("slow", accelerated=False),))
+    monkeypatch.setattr(registry, "BACKENDS", (Watched("slow", accelerated=False),))
     found = refused(plan(signature(accelerated_only=True)))
     assert (found.error, found.reason) == (UnsupportedError, "[SA-112] this installation has no accelerated backend")
 
@@ -385,7 +385,7 @@ class TestOnce:
     def test_other_backends_are_asked_anew(self, kernel: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
         assert planned(plan(signature())).backend is kernel
         other = Watched("other")
-        monkeypatch.setattr(registry, "_BACKENDS", (other,))
+        monkeypatch.setattr(registry, "BACKENDS", (other,))
         assert planned(plan(signature())).backend is other
 
 
@@ -402,7 +402,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
     exact = [Watched(name, (EXACT,)) for name in ("torch-cudnn", "torch-flash")]
     monkeypatch.setattr(
-        registry, "_BACKENDS", (Watched("sm89"), *exact, Watched("reference", (*MODES, EXACT), accelerated=False))
+        registry, "BACKENDS", (Watched("sm89"), *exact, Watched("reference", (*MODES, EXACT), accelerated=False))
     )
     store.forget()
     yield lambda slower: store.keep(0, TunedChoices(Times(made_up_gpu(slower), 0.0)))

@@ -52,7 +52,7 @@ class Broken(Ones):
 
 @pytest.fixture
 def fake_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_BACKENDS", (Broken(), Ones(), registry.get("reference")))
+    monkeypatch.setattr(registry, "BACKENDS", (Broken(), Ones(), registry.get("reference")))
 
 
 def tensors(head_dim: int = 16) -> Any:
@@ -119,7 +119,7 @@ class TestChoice:
 
 
 def test_no_backend_at_all_lists_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_BACKENDS", (Broken(), Ones()))
+    monkeypatch.setattr(registry, "BACKENDS", (Broken(), Ones()))
     with pytest.raises(comfy_sage2.UnsupportedError, match=r"broken: no kernel.*; ones: head_dim must be at most 16"):
         comfy_sage2.attention(*tensors(32))
 

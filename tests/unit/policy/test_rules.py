@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ MIDDLE = CallSite(layer=15, layers=30, step=10, steps=20, kv_length=4096)
 
 
 def mode(backend: str = "sm89", **changes: Any) -> str:
-    return label(RuleSelector("WAN21", backend).choose(replace(MIDDLE, **changes)).options)
+    return label(RuleSelector("WAN21", backend).choose(MIDDLE._replace(**changes)).options)
 
 
 def test_the_middle_takes_4_bits_where_the_gpu_has_int4() -> None:

@@ -19,7 +19,7 @@ from .options import EXACT, AttentionOptions
 # Compute capabilities whose GPUs for desktops and laptops are named here.
 _CAPABILITIES = {(8, 6), (8, 9), (12, 0)}
 # What CUDA calls a GPU -> its accumulators. The first line that fits counts; where none does (L4, L40, A10): FP32.
-_CARDS = (
+_GPUS = (
     (re.compile(r"Server Edition"), "fp32"),  # RTX PRO in a data centre
     (re.compile(r"\b(GeForce|NVIDIA RTX|Quadro RTX|TITAN)\b"), "fp16"),
 )
@@ -30,18 +30,18 @@ def mode_has_accumulator(mode: str, pv_accumulator: str) -> bool:
     return mode not in ("precise", EXACT) or pv_accumulator == "fp32"
 
 
-def of_card(name: str, capability: tuple[int, int]) -> str:
+def of_gpu(name: str, capability: tuple[int, int]) -> str:
     """The accumulators for a GPU, "fp16" or "fp32"."""
     if capability not in _CAPABILITIES:
         return "fp32"
-    return next((accumulator for pattern, accumulator in _CARDS if pattern.search(name)), "fp32")
+    return next((accumulator for pattern, accumulator in _GPUS if pattern.search(name)), "fp32")
 
 
 @lru_cache
 def _of_device(device: torch.device) -> str:
     if device.type != "cuda":
         return "fp32"
-    return of_card(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    return of_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
 
 
 def resolved(options: AttentionOptions, device: torch.device) -> AttentionOptions:

@@ -15,7 +15,7 @@ from . import heatmap
 from .colors import BROKEN, FAINT, LEFT, SERVED, TEXT, Color
 from .drawing import Sheet
 from .text import NOT_PATCHED, first_line, headline, status, time_lines
-from .verdict import worst_place
+from .verdict import worst_cell
 
 # By mode and smooth_v: all else is the same in all calls of a node.
 _COLORED = (("8b", False), ("4b", False), ("4b", True), ("8b", True), ("precise", False), (EXACT, False))
@@ -167,16 +167,16 @@ class _Drawing:
         def draw(width: int, height: int) -> Image.Image:
             return heatmap.error_map(self.summary, width, height)
 
-        place = worst_place(self.summary)
-        assert place is not None  # something was measured
-        self._map("Error of each layer (down) and step (across)", draw, place)
-        style, sheet, found = self.style, self.sheet, self.summary.agreement[place]
+        cell = worst_cell(self.summary)
+        assert cell is not None  # something was measured
+        self._map("Error of each layer (down) and step (across)", draw, cell)
+        style, sheet, found = self.style, self.sheet, self.summary.agreement[cell]
         sheet.paste(heatmap.color_bar(sheet.inner, style.small), style.margin)
         sheet.top += style.small + 8
         sheet.captions("0: full precision", f"{heatmap.error_scale(self.summary):.2g} relative L1", style.small)
         if heatmap.has_broken(self.summary):
             sheet.legend([(BROKEN, "NaN or infinity")], style.small)
-        worst = f"{self.summary.layer_name(place[0])}, step {place[1]}"
+        worst = f"{self.summary.layer_name(cell[0])}, step {cell[1]}"
         values = f"cosine {found.cosine:.4f}, relative L1 {found.relative_l1:.3f}"
         sheet.paragraph(f"Framed, the worst: {worst}: {values}", style.small, lines=2)
 

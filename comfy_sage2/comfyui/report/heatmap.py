@@ -20,7 +20,7 @@ def served_map(summary: Summary, colors: Mapping[Decision, Color], width: int, h
     """What served each layer and step. Where cells share a pixel, one that was left to ComfyUI shows."""
     numbers = {share.decision: number for number, share in enumerate(summary.shares)}  # those left come last
     palette = np.array([colors[share.decision] for share in summary.shares], dtype=np.uint8)
-    grid = _grid(summary, {place: float(numbers[decision]) for place, decision in summary.cells.items()})
+    grid = _grid(summary, {cell: float(numbers[decision]) for cell, decision in summary.cells.items()})
     return _picture(grid, width, height, lambda values: palette[values.astype(int)])
 
 
@@ -33,9 +33,9 @@ def error_scale(summary: Summary) -> float:
 def error_map(summary: Summary, width: int, height: int) -> Image.Image:
     """The relative L1 error of each layer and step. Where cells share a pixel, the largest error shows."""
     scale = error_scale(summary)
-    errors = {place: found.relative_l1 for place, found in summary.agreement.items()}
+    errors = {cell: found.relative_l1 for cell, found in summary.agreement.items()}
     # Infinity stands for NaN too: it is the largest of the cells that share a pixel.
-    shares = {place: error / scale if math.isfinite(error) else math.inf for place, error in errors.items()}
+    shares = {cell: error / scale if math.isfinite(error) else math.inf for cell, error in errors.items()}
     return _picture(_grid(summary, shares), width, height, ramp)
 
 
@@ -49,9 +49,9 @@ def color_bar(width: int, height: int) -> Image.Image:
     return Image.fromarray(ramp(np.broadcast_to(np.linspace(0.0, 1.0, width), (height, width))))
 
 
-def cell_box(summary: Summary, place: LayerStep, width: int, height: int) -> tuple[int, int, int, int]:
+def cell_box(summary: Summary, cell: LayerStep, width: int, height: int) -> tuple[int, int, int, int]:
     """Left, top, right and bottom of a cell in a map of this size; at least a pixel."""
-    layer, step = place
+    layer, step = cell
     left, right = _edges(step, summary.steps, width)
     top, bottom = _edges(layer, max(summary.layers, 1), height)
     return left, top, right, bottom

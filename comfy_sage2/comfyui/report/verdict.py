@@ -50,11 +50,11 @@ def layer_means(summary: Summary) -> dict[int, Agreement]:
     return {layer: average(found) for layer, found in by_layer.items()}
 
 
-def worst_place(summary: Summary) -> LayerStep | None:
+def worst_cell(summary: Summary) -> LayerStep | None:
     """Where the output was furthest from full precision: not finite, else of the largest relative L1 error."""
 
-    def badness(place: LayerStep) -> tuple[bool, float]:
-        error = summary.agreement[place].relative_l1
+    def badness(cell: LayerStep) -> tuple[bool, float]:
+        error = summary.agreement[cell].relative_l1
         return (False, error) if math.isfinite(error) else (True, 0.0)
 
     return max(summary.agreement, key=badness, default=None)

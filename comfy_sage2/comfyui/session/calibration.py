@@ -33,7 +33,7 @@ LOADING = 0.25
 CALIBRATING = "calibration: this node quantizes nothing"
 NEXT_IS_MEASURED = "The next sampling with this model is measured. SageAttention2 Make Policy shows the result."
 
-Progress = Callable[[int, int], None]  # takes how many places are measured and how many there are
+Progress = Callable[[int, int], None]  # takes how many pairs of layer and part are measured, and how many there are
 
 
 class Calibration(Handler):

@@ -106,7 +106,7 @@ class Downgrades(Observer):
         self._handler.guard.downgrade(found)
 
 
-class Fidelity(Observer):
+class FidelityCheck(Observer):
     """Compares a few rows of a call with exact attention where it is its layer's turn."""
 
     def __init__(self, handler: Handler, warn: Warn, left_to: Callable[[], str]) -> None:
@@ -194,7 +194,7 @@ class Quality(Observer):
         self._record.add_comparison(signature, timer)
 
 
-class Recorder(Observer):
+class CallRecorder(Observer):
     """Writes every call into the record of the sampling."""
 
     def __init__(self, record: Record, previous_owner: Callable[[], str | None]) -> None:

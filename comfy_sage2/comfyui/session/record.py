@@ -355,7 +355,7 @@ class Record:
         """The record as plain data; waits for the device."""
         with self._lock:
             entries, comparisons, timed = list(self._entries), list(self._comparisons), self.times_calls
-            agreement = {place: list(found) for place, found in self._agreement.items()}
+            agreement = {cell: list(found) for cell, found in self._agreement.items()}
             whole, devices, steps = self._whole, max(len(self._devices), 1), self.steps
             names, passes, sampling = tuple(self._layers), tuple(self._passes), self._sampling
         calls = Counter(entry.decision for entry in entries)
@@ -402,7 +402,7 @@ def _averages(measured: Mapping[LayerStep, Sequence[torch.Tensor]]) -> dict[Laye
         numbers, values = zip(*entries, strict=True)
         sums.index_add_(0, torch.tensor(numbers), torch.stack(values).to("cpu", torch.float64))
     counts = torch.tensor([len(found) for found in measured.values()])
-    return {place: Agreement(*row) for place, row in zip(measured, (sums / counts[:, None]).tolist(), strict=True)}
+    return {cell: Agreement(*row) for cell, row in zip(measured, (sums / counts[:, None]).tolist(), strict=True)}
 
 
 def compared(

@@ -16,7 +16,7 @@ from ..adapter.attention_call import AttentionCall, Fallback, Override
 from . import guard, model_pass
 from .handler import Handler
 from .model_pass import Forward, Schedule
-from .observers import Computed, Downgrades, EarlierNodes, Fidelity, Observer, Quality, Recorder
+from .observers import CallRecorder, Computed, Downgrades, EarlierNodes, FidelityCheck, Observer, Quality
 from .record import Decision, Record, start_timer
 from .runner import Runner
 
@@ -161,8 +161,8 @@ class Session:
             found.append(EarlierNodes(self.previous))
         if self.handler.guard is not None:
             found.append(Downgrades(self.handler, self._fallback_name))
-            found.append(Fidelity(self.handler, self._runner.warn_once, self._left_to))
-        found.append(Recorder(self.record, self._previous_owner))
+            found.append(FidelityCheck(self.handler, self._runner.warn_once, self._left_to))
+        found.append(CallRecorder(self.record, self._previous_owner))
         if self.handler.measure_quality:
             is_first = self.previous is None
             found.append(Quality(self.record, self._runner.warn_once, times_comfyui=is_first))

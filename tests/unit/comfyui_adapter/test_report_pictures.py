@@ -12,7 +12,7 @@ from comfy_sage2.comfyui.report.chart import draw_card, draw_chart
 from comfy_sage2.comfyui.report.colors import BACKGROUND, BROKEN, LEFT, PANEL, SERVED, ramp
 from comfy_sage2.comfyui.report.heatmap import cell_box, error_map, served_map
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.report.verdict import compared_speed, verdict, worst_place
+from comfy_sage2.comfyui.report.verdict import compared_speed, verdict, worst_cell
 from comfy_sage2.comfyui.session.record import Decision, SpeedComparison, Summary
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
@@ -127,7 +127,7 @@ def test_the_worst_cell_shows_at_every_size(layers: int, steps: int, width: int,
     agreement = {(layer, step): Agreement(1.0, 0.01, 0.0) for layer in range(layers) for step in range(steps)}
     agreement[place] = Agreement(0.5, 0.7, 0.0)
     summary = Summary(steps, layers, 1.0, (), {}, agreement)
-    assert worst_place(summary) == place
+    assert worst_cell(summary) == place
     pixels = np.asarray(error_map(summary, width, height))
     assert pixels.shape == (height, width, 3)
     rows, columns = np.nonzero((pixels == ramp(np.array(1.0))).all(axis=2))
@@ -140,7 +140,7 @@ def test_a_broken_cell_is_the_worst_and_stays_visible(value: float) -> None:
     agreement = {(layer, 0): Agreement(0.9, 0.5, 0.0) for layer in range(500)}
     agreement[400, 0] = Agreement(value, value, value)
     summary = Summary(1, 500, 1.0, (), {}, agreement)
-    assert worst_place(summary) == (400, 0)
+    assert worst_cell(summary) == (400, 0)
     assert (np.asarray(error_map(summary, 30, 40)) == np.array(BROKEN)).all(axis=2).any()
 
 

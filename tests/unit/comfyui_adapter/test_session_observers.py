@@ -14,12 +14,12 @@ from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.session import fidelity, guard, model_pass, quality
 from comfy_sage2.comfyui.session.model_pass import Forward
 from comfy_sage2.comfyui.session.observers import (
+    CallRecorder,
     Computed,
     Downgrades,
     EarlierNodes,
-    Fidelity,
+    FidelityCheck,
     Quality,
-    Recorder,
 )
 from comfy_sage2.comfyui.session.record import NO_TIMER, Decision, Record
 from comfy_sage2.metrics import Agreement
@@ -165,10 +165,10 @@ class Ladder:
 
 
 class TestFidelity:
-    def observer(self, following: Decision | None = None) -> tuple[Fidelity, Warnings]:
+    def observer(self, following: Decision | None = None) -> tuple[FidelityCheck, Warnings]:
         handler: Any = Ladder(following)
         warnings = Warnings()
-        return Fidelity(handler, warnings, lambda: "full precision"), warnings
+        return FidelityCheck(handler, warnings, lambda: "full precision"), warnings
 
     def probed(self) -> Forward:
         forward = a_pass()
@@ -299,7 +299,7 @@ class TestRecorder:
         record = Record()
         record.begin_sampling(4)
         record.add(1, 0, by_kernel(), NO_TIMER, signature=WORK)
-        Recorder(record, lambda: owner).after(done(decision, **changes))
+        CallRecorder(record, lambda: owner).after(done(decision, **changes))
         return record
 
     def test_a_call_of_a_backend(self) -> None:

@@ -42,12 +42,12 @@ SINGLE = [
 
 @pytest.mark.parametrize(("name", "capability"), HALF, ids=[name for name, _ in HALF])
 def test_cards_for_desktops_take_half_precision(name: str, capability: tuple[int, int]) -> None:
-    assert accumulators.of_card(name, capability) == "fp16"
+    assert accumulators.of_gpu(name, capability) == "fp16"
 
 
 @pytest.mark.parametrize(("name", "capability"), SINGLE, ids=[name for name, _ in SINGLE])
 def test_all_others_take_single_precision(name: str, capability: tuple[int, int]) -> None:
-    assert accumulators.of_card(name, capability) == "fp32"
+    assert accumulators.of_gpu(name, capability) == "fp32"
 
 
 @pytest.fixture

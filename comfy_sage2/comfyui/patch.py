@@ -25,7 +25,7 @@ from .hooks.sampling import (
     PREDICT_NOISE,
     WRAPPER_KEY,
     evaluation_wrapper,
-    forward_wrapper,
+    pass_wrapper,
     sampling_wrapper,
     sessions_of,
 )
@@ -176,7 +176,7 @@ def _with_handler(model: Any, handler: Handler, previous: Override | None) -> An
     patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(session))
     if handler.idle_reason is None:
         patched.add_wrapper_with_key(PREDICT_NOISE, WRAPPER_KEY, evaluation_wrapper(session))
-        patched.add_wrapper_with_key(APPLY_MODEL, WRAPPER_KEY, forward_wrapper(session))
+        patched.add_wrapper_with_key(APPLY_MODEL, WRAPPER_KEY, pass_wrapper(session))
         patched.model_options.setdefault("transformer_options", {})[OVERRIDE] = make_override(session)
     return patched
 

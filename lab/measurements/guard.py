@@ -116,9 +116,9 @@ class GuardedModel:
         for step in range(steps):
             sigma = torch.full((1,), 1.0 - step / steps, device=self.x.device)
             # The host asks for the noise level, which waits for the pass before, as it does in ComfyUI.
-            forward = session.begin_forward(float(sigma[0]), self.x.device, {})
-            forward.check_at_end = at_end
-            session.run_forward(forward, lambda: self._run(override))
+            model_pass = session.begin_pass(float(sigma[0]), self.x.device, {})
+            model_pass.check_at_end = at_end
+            session.run_pass(model_pass, lambda: self._run(override))
         session.end_sampling()
         torch.cuda.synchronize()
         return (time.perf_counter() - started) / steps

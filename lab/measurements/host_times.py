@@ -121,7 +121,7 @@ class _Attends(torch.nn.Module):
 def _override(**settings: Any) -> Run:
     """A call inside of a pass of a node with these settings; the times of calls are not read, as without a report."""
     from comfy_sage2.comfyui.hooks.override import make_override
-    from comfy_sage2.comfyui.session import model_pass
+    from comfy_sage2.comfyui.session import model_passes
     from comfy_sage2.comfyui.session.dispatcher import Dispatcher
     from comfy_sage2.comfyui.session.record import Decision
     from comfy_sage2.comfyui.session.session import Session
@@ -130,7 +130,7 @@ def _override(**settings: Any) -> Run:
 
     session = Session(Dispatcher(Settings(**settings), Decision(ARCHITECTURE, AttentionOptions())))
     session.begin_sampling([1.0, 0.5, 0.0], times_calls=False)
-    running = session.begin_forward(1.0, torch.device("cpu"), {})
+    running = session.begin_pass(1.0, torch.device("cpu"), {})
     running.check_at_end = True
     override = make_override(session)
     q, k, v = (torch.randn(1, _TOKENS, _HEADS * _HEAD_DIM).half() for _ in range(3))
@@ -140,7 +140,7 @@ def _override(**settings: Any) -> Run:
         raise AssertionError("the call was left to ComfyUI's attention")
 
     def run() -> object:
-        with model_pass.running(0, running):
+        with model_passes.running(0, running):
             return override(own, q, k, v, _HEADS, _inside_attn_wrapper=True, transformer_options=options)
 
     return run

@@ -180,8 +180,8 @@ def drive(case: str, device: torch.device, record: Callable[[], Graph], tokens: 
 
     def run_pass(step: int, graph: Graph | None) -> None:
         nonlocal breaks
-        forward = session.begin_forward(1.0 - step / PASSES, device, {})
-        forward.check_at_end = at_end
+        model_pass = session.begin_pass(1.0 - step / PASSES, device, {})
+        model_pass.check_at_end = at_end
 
         def blocks() -> None:
             nonlocal breaks
@@ -196,7 +196,7 @@ def drive(case: str, device: torch.device, record: Callable[[], Graph], tokens: 
             if graph is not None:
                 breaks += graph.pop()
 
-        session.run_forward(forward, blocks)
+        session.run_pass(model_pass, blocks)
 
     sigmas = [1.0 - step / PASSES for step in range(PASSES + 1)]
     with torch.no_grad():

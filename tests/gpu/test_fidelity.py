@@ -71,9 +71,9 @@ def sampled(session: Session, tensors: list[torch.Tensor], **options: Any) -> to
                 with without_waiting():
                     return calls()
 
-            forward = session.begin_forward(1.0 - step / PASSES, device, {})
-            forward.check_at_end = True
-            out = session.run_forward(forward, model)
+            model_pass = session.begin_pass(1.0 - step / PASSES, device, {})
+            model_pass.check_at_end = True
+            out = session.run_pass(model_pass, model)
         session.end_sampling()
     return out
 

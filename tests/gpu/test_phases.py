@@ -7,7 +7,7 @@ import torch
 from unit.comfyui_adapter.calls import Container
 
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
@@ -80,12 +80,12 @@ def call_in_containers(session: Session, tensors: list[torch.Tensor]) -> tuple[t
     device = tensors[0].device
     held = [Container(tensor) for tensor in tensors]
     tensors.clear()
-    forward = session.begin_forward(1.0, device, {})
-    forward.check_at_end = True
+    model_pass = session.begin_pass(1.0, device, {})
+    model_pass.check_at_end = True
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    with torch.no_grad(), model_pass.running(0, forward):
+    with torch.no_grad(), model_passes.running(0, model_pass):
         out: torch.Tensor = make_override(session).container_function(  # type: ignore[attr-defined]
             *held, HEADS, _inside_attn_wrapper=True, transformer_options={}
         )

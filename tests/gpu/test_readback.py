@@ -54,9 +54,9 @@ def test_one_broken_call_of_a_later_pass_is_found(monkeypatch: pytest.MonkeyPatc
     override = make_override(session)
     session.begin_sampling([1.0 - step / STEPS for step in range(STEPS + 1)])
     for step in range(STEPS):
-        forward = session.begin_forward(1.0 - step / STEPS, tensors[0].device, {})
-        forward.check_at_end = True
-        outputs = session.run_forward(forward, lambda: [override(plain, *tensors, 4, **OPTIONS) for _ in range(LAYERS)])
+        model_pass = session.begin_pass(1.0 - step / STEPS, tensors[0].device, {})
+        model_pass.check_at_end = True
+        outputs = session.run_pass(model_pass, lambda: [override(plain, *tensors, 4, **OPTIONS) for _ in range(LAYERS)])
         assert all(out.isfinite().all() for out in outputs)
     session.end_sampling()
     guard = session.handler.guard

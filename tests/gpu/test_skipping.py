@@ -9,7 +9,7 @@ import torch
 
 from comfy_sage2 import registry
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
@@ -48,8 +48,8 @@ def sampled(session: Session, tensors: list[torch.Tensor]) -> list[torch.Tensor]
     override, outs = make_override(session), []
     session.begin_sampling([1.0 - step / STEPS for step in range(STEPS + 1)])
     for step in range(STEPS):
-        forward = session.begin_forward(1.0 - step / STEPS, tensors[0].device, {})
-        with torch.no_grad(), model_pass.running(0, forward):
+        model_pass = session.begin_pass(1.0 - step / STEPS, tensors[0].device, {})
+        with torch.no_grad(), model_passes.running(0, model_pass):
             outs.append(override(None, *tensors, HEADS, **options))
     session.end_sampling()
     return outs

@@ -13,7 +13,7 @@ import torch
 
 from ...operators import define, schema_of
 from ..adapter.attention_call import ARGUMENTS, AttentionCall, Override, comfyui_attention
-from ..session import model_pass
+from ..session import model_passes
 
 
 def attend(
@@ -30,7 +30,7 @@ def attend(
 def _run(*arguments: Any) -> torch.Tensor:
     *values, slot, function = arguments
     call = AttentionCall(*values)
-    running = model_pass.current(slot)
+    running = model_passes.current(slot)
     options = {"_inside_attn_wrapper": True, **call.keywords()}
     plain = comfyui_attention(function)
     q, k, v, heads = values[:4]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..adapter.attention_call import AttentionCall, Override, comfyui_attention
-from ..session import model_pass
+from ..session import model_passes
 from ..session.session import Session
 from . import compiled
 
@@ -28,7 +28,7 @@ def make_override(session: Session) -> Override:
         def fallback() -> torch.Tensor:
             return func(*args, **kwargs) if previous is None else previous(func, *args, **kwargs)
 
-        running = model_pass.current(slot)
+        running = model_passes.current(slot)
         # Outside of a forward pass of the sampler there is no step and no layer: the call is not this node's.
         if running is None:
             return fallback()
@@ -47,7 +47,7 @@ def make_override(session: Session) -> Override:
                 return served
             return previous(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
 
-        running = model_pass.current(slot)
+        running = model_passes.current(slot)
         if torch.compiler.is_compiling() or running is None:
             return override(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
         # The call alone refers to the tensors, and the session releases it before `fallback`.

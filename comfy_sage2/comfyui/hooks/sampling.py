@@ -75,7 +75,7 @@ def evaluation_wrapper(session: Session) -> Callable[..., Any]:
     return wrapper
 
 
-def forward_wrapper(session: Session) -> Callable[..., Any]:
+def pass_wrapper(session: Session) -> Callable[..., Any]:
     """A wrapper of ComfyUI's call of the model; runs outside of compiled code, once for each forward pass."""
 
     def wrapper(
@@ -90,11 +90,11 @@ def forward_wrapper(session: Session) -> Callable[..., Any]:
     ) -> Any:
         options = {} if transformer_options is None else transformer_options
         prepare(x.device, BACKENDS)  # of several GPUs the node knew one
-        forward = session.begin_forward(float(t.flatten()[0]), x.device, options)
+        model_pass = session.begin_pass(float(t.flatten()[0]), x.device, options)
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
-        forward.changes = changes_of(executor.class_obj, options, inputs)
+        model_pass.changes = changes_of(executor.class_obj, options, inputs)
         guard = session.handler.guard
-        forward.check_at_end = (
+        model_pass.check_at_end = (
             guard is not None
             and guard.trusts_repeats
             and session.can_repeat
@@ -103,8 +103,8 @@ def forward_wrapper(session: Session) -> Callable[..., Any]:
             and not session.handler.measure_quality
         )
         with watching(session, options):
-            return session.run_forward(
-                forward, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
+            return session.run_pass(
+                model_pass, lambda: executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
             )
 
     return wrapper

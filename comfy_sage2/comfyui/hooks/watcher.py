@@ -10,7 +10,7 @@ import torch
 
 from ..adapter.attention_call import AttentionCall, Override
 from ..adapter.packs import owner_of
-from ..session import model_pass
+from ..session import model_passes
 from ..session.session import Session
 
 OVERRIDE = "optimized_attention_override"
@@ -35,7 +35,7 @@ def _watcher(session: Session, taken_by: Override) -> Override:
     owner = owner_of(getattr(taken_by, "watched", taken_by))
 
     def observed(run: Callable[[], torch.Tensor], call: AttentionCall | None, kwargs: dict[str, Any]) -> torch.Tensor:
-        running = model_pass.current(session.slot)
+        running = model_passes.current(session.slot)
         if running is None or call is None:
             return run()
         return session.watch(call, running, run, owner, kwargs.get("transformer_options"))

@@ -13,9 +13,9 @@ from ...options import EXACT
 from ...signature import CallSignature
 from ..adapter import memory
 from ..adapter.attention_call import AttentionCall, Fallback, Override
-from . import fidelity, guard, model_pass, quality
+from . import fidelity, guard, model_passes, quality
 from .handler import Handler
-from .model_pass import Forward
+from .model_passes import ModelPass
 from .record import Decision, Record, Timer, start_timer
 
 Warn = Callable[[str], None]
@@ -28,7 +28,7 @@ class Computed:
     Attributes:
         call: has no q, k and v any more where `Observer.needs_inputs` did not ask for them, or `fallback` ran.
         site: where it stands.
-        forward: the pass that it is one of.
+        model_pass: the pass that it is one of.
         fallback: what computes it by the attention that was there before.
         out: the output, in `call.layout` where a backend computed it, else in the form that the caller expects.
         decision: who computed it.
@@ -40,7 +40,7 @@ class Computed:
 
     call: AttentionCall
     site: CallSite
-    forward: Forward
+    model_pass: ModelPass
     fallback: Fallback
     out: torch.Tensor
     decision: Decision
@@ -52,7 +52,7 @@ class Computed:
 class Observer(Protocol):
     """Looks at calls. Several threads may call."""
 
-    def needs_inputs(self, decision: Decision, site: CallSite, forward: Forward) -> bool:
+    def needs_inputs(self, decision: Decision, site: CallSite, model_pass: ModelPass) -> bool:
         """Whether q, k and v of the call at `site`, which is served as `decision` says, are looked at afterwards."""
         return False
 
@@ -75,9 +75,9 @@ class EarlierNodes(Observer):
             return
         session = getattr(self._previous, "session", None)
         while session is not None:
-            forward = model_pass.current(session.slot)
-            if forward is not None:
-                session.record.layer(forward.count_too(done.forward))
+            model_pass = model_passes.current(session.slot)
+            if model_pass is not None:
+                session.record.layer(model_pass.count_too(done.model_pass))
             session = getattr(session.previous, "session", None)
 
 
@@ -114,14 +114,14 @@ class FidelityCheck(Observer):
         self._warn = warn
         self._left_to = left_to
 
-    def needs_inputs(self, decision: Decision, site: CallSite, forward: Forward) -> bool:
+    def needs_inputs(self, decision: Decision, site: CallSite, model_pass: ModelPass) -> bool:
         """See `Observer.needs_inputs`."""
         quantized = decision.options is not None and decision.options.mode != EXACT
-        return quantized and forward.probe is not None and forward.probe.wants(site.layer)
+        return quantized and model_pass.probe is not None and model_pass.probe.wants(site.layer)
 
     def after(self, done: Computed) -> None:
         """See `Observer.after`."""
-        probe, decision, site = done.forward.probe, done.decision, done.site
+        probe, decision, site = done.model_pass.probe, done.decision, done.site
         if probe is None or decision.plan is None or decision.options is None or decision.options.mode == EXACT:
             return
         probe.quantized.append(site.layer)
@@ -160,7 +160,7 @@ class Quality(Observer):
         self._warn = warn
         self._times_comfyui = times_comfyui
 
-    def needs_inputs(self, decision: Decision, site: CallSite, forward: Forward) -> bool:
+    def needs_inputs(self, decision: Decision, site: CallSite, model_pass: ModelPass) -> bool:
         """See `Observer.needs_inputs`."""
         return True
 
@@ -177,7 +177,7 @@ class Quality(Observer):
             with memory.unrecorded():
                 tensors = (call.as_bhnd(done.out), *call.tensors("BHND"))
                 found = quality.measure(*tensors, scale=call.scale, mask=call.mask_4d())
-                self._record.add_agreement(done.site.layer, done.site.step, done.forward.keep(found))
+                self._record.add_agreement(done.site.layer, done.site.step, done.model_pass.keep(found))
         except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
             self._warn("the memory does not suffice to compare every call with full precision")
 

@@ -291,7 +291,7 @@ class Record:
         with self._lock:
             return _name(tuple(self._layers), layer)
 
-    def begin_forward(self, timer: Timer, device: Hashable = None) -> None:
+    def begin_pass(self, timer: Timer, device: Hashable = None) -> None:
         """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""
         with self._lock:
             if not self._samplings:
@@ -300,7 +300,7 @@ class Record:
             if self._whole is None:
                 self._whole = timer
 
-    def end_forward(self, calls: int) -> None:
+    def end_pass(self, calls: int) -> None:
         """A pass with so many attention calls is through."""
         with self._lock:
             if self._samplings:

@@ -17,7 +17,7 @@ from ...text import error_text
 from ..adapter.attention_call import AttentionCall, Fallback
 from . import guard
 from .handler import Handler
-from .model_pass import Forward
+from .model_passes import ModelPass
 from .observers import Observer
 from .record import Decision
 
@@ -40,7 +40,7 @@ class Runner:
         call: AttentionCall,
         decision: Decision,
         site: CallSite,
-        forward: Forward,
+        model_pass: ModelPass,
         fallback: Fallback,
         observers: Sequence[Observer] = (),
     ) -> tuple[torch.Tensor, Decision, Sequence[str]]:
@@ -53,7 +53,7 @@ class Runner:
         broken: list[str] = []
         while decision.plan is not None:
             try:
-                out, decision = self._by_plan(call, decision, site, forward, observers, all_blocks=bool(broken))
+                out, decision = self._by_plan(call, decision, site, model_pass, observers, all_blocks=bool(broken))
             except NotFinite:
                 broken.append(decision.label)
                 decision = self._handler.more_exact(call, decision) or Decision(reason=guard.RECOMPUTED)
@@ -74,7 +74,7 @@ class Runner:
         call: AttentionCall,
         decision: Decision,
         site: CallSite,
-        forward: Forward,
+        model_pass: ModelPass,
         observers: Sequence[Observer],
         *,
         all_blocks: bool,
@@ -88,11 +88,11 @@ class Runner:
         flag, looks = None, False
         # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
         if checks is not None and plan.options.mode != EXACT and guard.can_check(call.q.device):
-            flag = forward.nonfinite_flag(call.q.device)
+            flag = model_pass.nonfinite_flag(call.q.device)
             looks = flag is None
         optional = OptionalTensors(call.mask_4d(), nonfinite=flag)
         sparsity = None if all_blocks else self._handler.sparsity
-        found = None if sparsity is None else sparsity.attend(call, plan, optional, site, forward, checks)
+        found = None if sparsity is None else sparsity.attend(call, plan, optional, site, model_pass, checks)
         if found is not None:
             out, skips = found
             decision = replace(decision, skips=skips)
@@ -100,7 +100,7 @@ class Runner:
             call.containers
             and not looks
             and not has_observer(call.q, call.k, call.v, optional.attn_mask)
-            and not any(observer.needs_inputs(decision, site, forward) for observer in observers)
+            and not any(observer.needs_inputs(decision, site, model_pass) for observer in observers)
         ):
             attend = plan.prequantize(*call.tensors(), optional)
             if attend is not None:

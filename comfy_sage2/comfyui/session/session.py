@@ -13,9 +13,9 @@ from ...options import AttentionOptions
 from ...signature import CallSignature
 from ..adapter import layers, memory, packs
 from ..adapter.attention_call import AttentionCall, Fallback, Override
-from . import guard, model_pass
+from . import guard, model_passes
 from .handler import Handler
-from .model_pass import Forward, Schedule
+from .model_passes import ModelPass, Schedule
 from .observers import CallRecorder, Computed, Downgrades, EarlierNodes, FidelityCheck, Observer, Quality
 from .record import Decision, Record, start_timer
 from .runner import Runner
@@ -86,72 +86,72 @@ class Session:
         self.handler.end_sampling()
         self._schedule = OUTSIDE
 
-    def begin_forward(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> Forward:
+    def begin_pass(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> ModelPass:
         """A forward pass at noise level `sigma` starts on `device`."""
-        self.record.begin_forward(start_timer(device), device)
-        forward = Forward(self, self._schedule.step(sigma), transformer_options, self.evaluations)
+        self.record.begin_pass(start_timer(device), device)
+        model_pass = ModelPass(self, self._schedule.step(sigma), transformer_options, self.evaluations)
         with memory.unrecorded():  # these tensors live until the pass is through
             if self.handler.guard is not None and guard.can_check(device):
-                forward.make_flag(device)
+                model_pass.make_flag(device)
                 if self.handler.guard.fidelity is not None:
-                    forward.probe = self.handler.guard.fidelity.begin(device)
+                    model_pass.probe = self.handler.guard.fidelity.begin(device)
             if self.handler.measure_quality:
-                forward.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, device=device)
-        return forward
+                model_pass.agreements = torch.empty(self.layers or _MANY_LAYERS, 3, device=device)
+        return model_pass
 
-    def run_forward(self, forward: Forward, model: Callable[[], T]) -> T:
-        """The result of `model`, which is the pass that began as `forward`.
+    def run_pass(self, model_pass: ModelPass, model: Callable[[], T]) -> T:
+        """The result of `model`, which is the pass that began as `model_pass`.
 
         When the guard finds at its end a value that is not finite, the pass is made again with a look at each call.
         """
         checks = self.handler.guard
-        with model_pass.running(self.slot, forward):
+        with model_passes.running(self.slot, model_pass):
             out = model()
-            if checks is not None and forward.check_at_end and forward.found_nonfinite():
-                forward.check_at_end = False
-                checks.repeat(forward.step)
+            if checks is not None and model_pass.check_at_end and model_pass.found_nonfinite():
+                model_pass.check_at_end = False
+                checks.repeat(model_pass.step)
                 if self.handler.sparsity is not None:
-                    self.handler.sparsity.repeat(forward)
-                model_pass.restart()
+                    self.handler.sparsity.repeat(model_pass)
+                model_passes.restart()
                 out = model()
                 if isinstance(out, torch.Tensor) and not guard.is_finite(out):
-                    checks.repeated_in_vain(forward.step)
-        self.end_forward(forward)
+                    checks.repeated_in_vain(model_pass.step)
+        self.end_pass(model_pass)
         return out
 
-    def end_forward(self, forward: Forward) -> None:
+    def end_pass(self, model_pass: ModelPass) -> None:
         """The pass is through; raises ValueError when the handler is for another kind of model."""
-        if forward.probe is not None:
-            forward.probe.finish(forward.step)
-        self.record.end_forward(len(forward.calls))
-        self._expected_calls = len(forward.calls)
-        if forward.calls:
-            self.handler.end_pass(forward.calls, first=self.layers is None)
+        if model_pass.probe is not None:
+            model_pass.probe.finish(model_pass.step)
+        self.record.end_pass(len(model_pass.calls))
+        self._expected_calls = len(model_pass.calls)
+        if model_pass.calls:
+            self.handler.end_pass(model_pass.calls, first=self.layers is None)
             if self.handler.sparsity is not None:
-                self.handler.sparsity.end_pass(forward)
+                self.handler.sparsity.end_pass(model_pass)
             if self.layers is None:
-                self.layers = len(forward.calls)
+                self.layers = len(model_pass.calls)
 
     def attend(
-        self, call: AttentionCall, forward: Forward, fallback: Fallback, options: Mapping[str, Any] | None = None
+        self, call: AttentionCall, model_pass: ModelPass, fallback: Fallback, options: Mapping[str, Any] | None = None
     ) -> torch.Tensor:
         """The output of `call` as the caller expects it: from a backend, or else from `fallback`.
 
         options: ComfyUI's `transformer_options` as the model has set them for this call; None in a compiled model,
             which sets them when it is traced.
         """
-        site = self._call_site(call, forward, options or {})
+        site = self._call_site(call, model_pass, options or {})
         chosen = self.handler.choose(call, site)
         signature, timer = self._work_of(call), self.record.start_timer(call.q.device)
-        out, decision, broken = self._runner.run(call, chosen, site, forward, fallback, self._observers)
+        out, decision, broken = self._runner.run(call, chosen, site, model_pass, fallback, self._observers)
         timer.stop()
         if broken or (decision.plan is None and chosen.plan is not None):
             signature = None  # computed twice, or a backend tried
-        done = Computed(call, site, forward, fallback, out, decision, broken, signature, timer)
+        done = Computed(call, site, model_pass, fallback, out, decision, broken, signature, timer)
         for observer in self._observers:
             observer.after(done)
-        if len(forward.calls) == self._expected_calls and guard.can_check(out.device):
-            forward.copy_flag()
+        if len(model_pass.calls) == self._expected_calls and guard.can_check(out.device):
+            model_pass.copy_flag()
         return out if decision.plan is None else call.output(out)
 
     def _wanted_observers(self) -> tuple[Observer, ...]:
@@ -187,28 +187,28 @@ class Session:
     def watch(
         self,
         call: AttentionCall,
-        forward: Forward,
+        model_pass: ModelPass,
         run: Fallback,
         owner: str,
         options: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
         """The output of `run`, another pack's attention on `call`, which counts as its unless it comes back here."""
-        seen, device, head_dim = len(forward.calls), call.q.device, call.head_dim
+        seen, device, head_dim = len(model_pass.calls), call.q.device, call.head_dim
         is_self = layers.is_self_attention(call, options or {}, self.cross_attends)
         call.release()
         timer = self.record.start_timer(device)
         out = run()
         timer.stop()
-        if len(forward.calls) == seen:
-            name = forward.next_call(head_dim, layers.block_of(options or {}), is_self)
-            self.record.add(self.record.layer(name), forward.step, Decision(reason=TAKEN, by=owner), timer)
+        if len(model_pass.calls) == seen:
+            name = model_pass.next_call(head_dim, layers.block_of(options or {}), is_self)
+            self.record.add(self.record.layer(name), model_pass.step, Decision(reason=TAKEN, by=owner), timer)
         return out
 
-    def _call_site(self, call: AttentionCall, forward: Forward, options: Mapping[str, Any]) -> CallSite:
+    def _call_site(self, call: AttentionCall, model_pass: ModelPass, options: Mapping[str, Any]) -> CallSite:
         is_self = layers.is_self_attention(call, options, self.cross_attends)
-        name = forward.next_call(call.head_dim, layers.block_of(options), is_self)
+        name = model_pass.next_call(call.head_dim, layers.block_of(options), is_self)
         layer, (_, kv_length) = self.record.layer(name), call.lengths
-        return CallSite(layer, self.layers, forward.step, self._schedule.steps, kv_length, name, is_self)
+        return CallSite(layer, self.layers, model_pass.step, self._schedule.steps, kv_length, name, is_self)
 
     def _previous_owner(self) -> str | None:
         """Whose attention serves what this node leaves, in words; None is ComfyUI's."""

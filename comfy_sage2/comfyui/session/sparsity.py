@@ -23,7 +23,7 @@ from ...text import error_text
 from ..adapter import layers, memory
 from ..adapter.attention_call import AttentionCall
 from .guard import Guard, can_check
-from .model_pass import Forward
+from .model_passes import ModelPass
 
 log = logging.getLogger("comfy_sage2")
 
@@ -82,15 +82,15 @@ class BlockSparsity:
         self._at_work = False
         self._controller.clear()
 
-    def repeat(self, forward: Forward) -> None:
-        """The pass `forward` is made again: what was found in it may be broken."""
-        self._controller.forget(_pass_key(forward))
+    def repeat(self, model_pass: ModelPass) -> None:
+        """The pass `model_pass` is made again: what was found in it may be broken."""
+        self._controller.forget(_pass_key(model_pass))
 
-    def end_pass(self, forward: Forward) -> None:
-        """The pass `forward` is through."""
-        made = len(forward.calls)
-        if made != self._calls.setdefault(forward.changes, made):
-            self._without_blocks.add(forward.changes)
+    def end_pass(self, model_pass: ModelPass) -> None:
+        """The pass `model_pass` is through."""
+        made = len(model_pass.calls)
+        if made != self._calls.setdefault(model_pass.changes, made):
+            self._without_blocks.add(model_pass.changes)
 
     def attend(
         self,
@@ -98,21 +98,21 @@ class BlockSparsity:
         dense: CallPlan,
         optional: OptionalTensors,
         site: CallSite,
-        forward: Forward,
+        model_pass: ModelPass,
         guard: Guard | None,
     ) -> tuple[torch.Tensor, bool] | None:
         """The output of `call`, of which `dense` is the plan, in its layout, and whether key blocks were skipped.
 
         None where the call is none of this, or something failed: then it is to be computed with all key blocks.
-        optional: the call's tensors beside q, k and v. forward: the pass.
+        optional: the call's tensors beside q, k and v. model_pass: the pass.
         """
         if not self._at_work or not site.is_self or dense.options.mode == EXACT or not can_check(call.q.device):
             return None
         if guard is not None and guard.keeps_all_blocks(site.layer):
             return None
-        now, controller = _pass_key(forward), self._controller
+        now, controller = _pass_key(model_pass), self._controller
         try:
-            recording = self._recording_plan(call, dense, site, forward)
+            recording = self._recording_plan(call, dense, site, model_pass)
             if isinstance(recording, str):
                 self._dense[recording] += 1
                 return None
@@ -164,9 +164,13 @@ class BlockSparsity:
         self._dense[reason] += 1
         log.warning("SageAttention2: %s", reason)
 
-    def _recording_plan(self, call: AttentionCall, dense: CallPlan, site: CallSite, forward: Forward) -> CallPlan | str:
+    def _recording_plan(
+        self, call: AttentionCall, dense: CallPlan, site: CallSite, model_pass: ModelPass
+    ) -> CallPlan | str:
         """The plan of `call` that records margins, or why it cannot skip key blocks: margins alone are no use."""
-        leaves_out = layers.replaces_blocks(forward.transformer_options) or forward.changes in self._without_blocks
+        leaves_out = (
+            layers.replaces_blocks(model_pass.transformer_options) or model_pass.changes in self._without_blocks
+        )
         if leaves_out and is_indexed(site.name):
             return "[SA-318] passes skip transformer blocks, and the model does not say of which one this call is"
         if call.mask is not None:
@@ -201,8 +205,10 @@ class BlockSparsity:
         return dict(self._dense)
 
 
-def _pass_key(forward: Forward) -> PassKey:
-    return PassKey(forward.step, forward.evaluation, layers.prompts_of(forward.transformer_options), forward.changes)
+def _pass_key(model_pass: ModelPass) -> PassKey:
+    return PassKey(
+        model_pass.step, model_pass.evaluation, layers.prompts_of(model_pass.transformer_options), model_pass.changes
+    )
 
 
 def _worst(found: Sequence[float]) -> float | None:

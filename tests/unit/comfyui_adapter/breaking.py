@@ -51,9 +51,9 @@ def sampled(
 
     means = []
     for sigma in SIGMAS[:-1]:
-        forward = session.begin_forward(sigma, torch.device("cpu"), {})
-        forward.check_at_end = at_end
-        means += session.run_forward(forward, model)
+        model_pass = session.begin_pass(sigma, torch.device("cpu"), {})
+        model_pass.check_at_end = at_end
+        means += session.run_pass(model_pass, model)
     return session, means
 
 

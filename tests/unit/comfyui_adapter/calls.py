@@ -13,7 +13,7 @@ from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constrai
 from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.record import Decision, Summary
 from comfy_sage2.comfyui.session.session import Session
@@ -171,7 +171,7 @@ def session_with(previous: Any = None, slot: int = 0, **options: Any) -> Session
 def call(session: Session, *args: Any, sigma: float = 1.0, func: Any = ones, **kwargs: Any) -> torch.Tensor:
     """One attention call inside a forward pass at noise level `sigma`."""
     override = make_override(session)
-    with model_pass.running(session.slot, session.begin_forward(sigma, torch.device("cpu"), {})):
+    with model_passes.running(session.slot, session.begin_pass(sigma, torch.device("cpu"), {})):
         return override(func, *args, **kwargs, _inside_attn_wrapper=True, transformer_options={})
 
 

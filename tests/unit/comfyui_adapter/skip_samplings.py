@@ -69,9 +69,9 @@ def run(
             outs.append(override(ones, *tensors, HEADS, **kwargs))
         return torch.cat([out.flatten() for out in outs])
 
-    forward = session.begin_forward(sigma(step, steps), CPU, of_pass or {})
-    forward.check_at_end, forward.changes = at_end, changes_of(None, of_pass or {}, {})
-    session.run_forward(forward, model)
+    model_pass = session.begin_pass(sigma(step, steps), CPU, of_pass or {})
+    model_pass.check_at_end, model_pass.changes = at_end, changes_of(None, of_pass or {}, {})
+    session.run_pass(model_pass, model)
     return outs
 
 

@@ -16,7 +16,7 @@ import torch
 from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session import auto_policy, model_pass, subject
+from comfy_sage2.comfyui.session import auto_policy, model_passes, subject
 from comfy_sage2.comfyui.session.auto_policy import AutoPolicy, Calibrations
 from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
@@ -208,11 +208,11 @@ class Node:
         self.handler.before_sampling(model, torch.empty(shape), SIGMAS)
         self.session.begin_sampling(SIGMAS)
         for sigma in SIGMAS[:-1]:
-            forward = self.session.begin_forward(sigma, torch.device("cpu"), {})
-            with model_pass.running(0, forward):
+            model_pass = self.session.begin_pass(sigma, torch.device("cpu"), {})
+            with model_passes.running(0, model_pass):
                 for _ in range(calls):
                     override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
-            self.session.end_forward(forward)
+            self.session.end_pass(model_pass)
         if completes:
             self.handler.complete_sampling()
         self.session.end_sampling()
@@ -339,8 +339,8 @@ def test_two_gpus_find_at_once_that_a_policy_does_not_fit(known: Calibrations) -
     override = make_override(node.session)
 
     def one_pass(_: int) -> torch.Tensor:
-        forward = node.session.begin_forward(SIGMAS[0], torch.device("cpu"), {})
-        with model_pass.running(0, forward):
+        model_pass = node.session.begin_pass(SIGMAS[0], torch.device("cpu"), {})
+        with model_passes.running(0, model_pass):
             return override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
 
     with ThreadPoolExecutor(2) as threads:

@@ -14,7 +14,7 @@ from comfy_sage2 import attention
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.measurement import BLOCK_ROWS, Budget, measure_variants
 from comfy_sage2.comfyui.session.session import Session
@@ -138,13 +138,13 @@ def sampled(
 
     session.begin_sampling(SIGMAS)
     for sigma in SIGMAS[:-1]:
-        forward = session.begin_forward(sigma, torch.device("cpu"), {})
-        with model_pass.running(0, forward):
+        model_pass = session.begin_pass(sigma, torch.device("cpu"), {})
+        with model_passes.running(0, model_pass):
             for _ in range(LAYERS):
                 q, k, v = torch.randn(3, 1, 64, HEADS * HEAD_DIM).unbind(0)
                 out = override(func, q, k, v, HEADS, **arguments)
                 assert torch.equal(out, torch.full_like(q, 7.0))  # the picture is full precision's
-        session.end_forward(forward)
+        session.end_pass(model_pass)
     session.end_sampling()
     return told
 
@@ -334,7 +334,7 @@ def test_keys_of_another_batch_are_left_out_with_the_reason(mask: torch.Tensor |
     override = make_override(session)
     session.begin_sampling(SIGMAS)
     q, k, v = torch.randn(2, HEADS, 64, HEAD_DIM), *torch.randn(2, 1, HEADS, 64, HEAD_DIM).unbind(0)
-    with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+    with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
         out = override(comfyui_attention, q, k, v, HEADS, mask, skip_reshape=True)
     assert torch.equal(out, torch.full_like(q, 7.0))
     assert (
@@ -348,6 +348,6 @@ def test_passes_outside_of_a_sampling_are_not_measured() -> None:
     session = Session(node)
     override = make_override(session)
     for _ in range(3):
-        with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
             override(comfyui_attention, *torch.randn(3, 1, 64, HEADS * HEAD_DIM).unbind(0), HEADS)
     assert not node.measurements and not node.head_dims and session.record.summary().calls == 0

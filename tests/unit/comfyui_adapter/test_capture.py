@@ -13,7 +13,7 @@ from comfy_sage2.capture.recorder import CaptureBounds, CaptureError, load_sampl
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.patch import save_capture
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.capture import CAPTURING, Capture
 from comfy_sage2.comfyui.session.session import Session
 
@@ -32,13 +32,13 @@ def sampled(capture: Capture, kv_tokens: int = 10, **arguments: Any) -> list[tup
     calls: list[tuple[torch.Tensor, ...]] = []
     session.begin_sampling(SIGMAS)
     for sigma in SIGMAS[:-1]:
-        forward = session.begin_forward(sigma, torch.device("cpu"), {})
-        with model_pass.running(session.slot, forward):
+        model_pass = session.begin_pass(sigma, torch.device("cpu"), {})
+        with model_passes.running(session.slot, model_pass):
             for _ in range(LAYERS):
                 q, k, v = torch.randn(2, 10, 64), torch.randn(2, kv_tokens, 64), torch.randn(2, kv_tokens, 64)
                 assert (override(comfyui_attention, q, k, v, 2, **arguments) == 7.0).all()
                 calls.append((q, k, v))
-        session.end_forward(forward)
+        session.end_pass(model_pass)
     session.end_sampling()
     return calls
 
@@ -133,7 +133,7 @@ def test_keys_of_another_batch_are_left_out_with_the_reason() -> None:
     session = Session(capture)
     session.begin_sampling(SIGMAS)
     q, k = torch.randn(2, 10, 64), torch.randn(1, 10, 64)
-    with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+    with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
         assert (make_override(session)(comfyui_attention, q, k, k, 2) == 7.0).all()
     assert capture.left_out == {0: "[SA-201] k must have q's batch size 2, got 1"} and not capture.recorder.samples
 
@@ -144,6 +144,6 @@ def test_passes_outside_of_a_sampling_are_not_kept() -> None:
     kept = len(capture.recorder.samples)
     session = Session(capture)
     for _ in range(3):
-        with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
             make_override(session)(comfyui_attention, *torch.randn(3, 2, 10, 64).unbind(0), 2)
     assert kept and len(capture.recorder.samples) == kept

@@ -14,7 +14,7 @@ import torch
 from comfy_sage2 import attention
 from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.capture import Capture
 from comfy_sage2.comfyui.session.session import Session
@@ -56,7 +56,7 @@ def test_containers(comfyui_module: Any, low_precision: bool, previous: str | No
     session = session_with(None if previous is None else twos)
     held = [Container(tensor) for tensor in qkv()]
     override: Any = make_override(session)
-    with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+    with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
         out = override.container_function(
             *held, 2, low_precision_attention=low_precision, _inside_attn_wrapper=True, transformer_options={}
         )
@@ -109,7 +109,7 @@ def test_tensors_are_freed_while_comfyui_serves(
     with ExitStack() as stack:
         for entry in (first, session):
             if entry is not None:
-                stack.enter_context(model_pass.running(entry.slot, entry.begin_forward(1.0, torch.device("cpu"), {})))
+                stack.enter_context(model_passes.running(entry.slot, entry.begin_pass(1.0, torch.device("cpu"), {})))
         override: Any = make_override(session)
         out = override.container_function(*held, 2, **options, _inside_attn_wrapper=True, transformer_options={})
     assert torch.equal(out, torch.ones(1, 64, 128))
@@ -124,7 +124,7 @@ def test_tensors_are_freed_when_a_backend_has_served(comfyui_module: Any, option
     override: Any = make_override(session)
     held = [Container(torch.randn(1, 64, 128)) for _ in range(3)]
     alive = [weakref.ref(container.peek()) for container in held]
-    with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+    with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
         override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
         assert [tensor() for tensor in alive] == [None] * 3
     assert session.record.summary().shares[0].decision.backend == "reference"
@@ -136,7 +136,7 @@ def test_containers_are_measured_and_timed(comfyui_module: Any) -> None:
     override: Any = make_override(session)
     for _ in range(3):
         held = [Container(tensor) for tensor in qkv()]
-        with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
             override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
         assert all(container.tensor is None for container in held)
     summary = session.record.summary()
@@ -173,7 +173,7 @@ def test_compiled_graph_does_not_break(comfyui_module: Any, kwargs: dict[str, bo
     mask = torch.zeros(1, 1, 64)
     mask[..., 40:] = float("-inf")
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    with torch.no_grad(), model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+    with torch.no_grad(), model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
         assert torch.equal(compiled(*tensors, mask, **kwargs), block(*tensors, mask, **kwargs))
     assert [(share.decision.backend, share.calls) for share in session.record.summary().shares] == [("reference", 2)]
 
@@ -184,7 +184,7 @@ def test_a_compiled_graph_computes_as_the_node_says(comfyui_module: Any, options
     compiled = torch.compile(Block(make_override(session)), fullgraph=True, backend="aot_eager")
     q, k, v = qkv()
     heads = [tensor.unflatten(-1, (2, 64)) for tensor in (q, k, v)]
-    with torch.no_grad(), model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+    with torch.no_grad(), model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
         expected = attention(*heads, layout="BNHD", backend="reference", **options).flatten(2)
         assert torch.equal(compiled(q, k, v), 2.0 * expected)
 
@@ -199,7 +199,7 @@ def test_compiled_training_gets_its_gradients() -> None:
     block = Block(make_override(session))
     block.function = added
     q, k, v = (tensor.requires_grad_() for tensor in qkv())
-    with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+    with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
         torch.compile(block, fullgraph=True, backend="aot_eager")(q, k, v).sum().backward()
     assert q.grad is not None and torch.equal(q.grad, torch.full_like(q, 2.0))
 
@@ -211,9 +211,9 @@ def test_compiled_graph_decides_at_run_time(comfyui_module: Any) -> None:
     tensors = qkv()
     twos = torch.full((1, 64, 128), 2.0)
     with torch.no_grad():
-        with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
             assert not torch.equal(compiled(*tensors), twos)
-        with model_pass.running(0, session.begin_forward(0.25, torch.device("cpu"), {})):
+        with model_passes.running(0, session.begin_pass(0.25, torch.device("cpu"), {})):
             assert torch.equal(compiled(*tensors), twos)
         assert torch.equal(compiled(*tensors), twos)
     assert [share.calls for share in session.record.summary().shares] == [1, 1]
@@ -229,10 +229,10 @@ def test_guard_works_in_a_compiled_graph(comfyui_module: Any, monkeypatch: pytes
     compiled = torch.compile(Block(make_override(session)), fullgraph=True, backend="aot_eager")
     tensors = qkv()
     with torch.no_grad():
-        with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
             assert not torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
         serve_by(monkeypatch, broken)
-        with model_pass.running(0, session.begin_forward(0.75, torch.device("cpu"), {})):
+        with model_passes.running(0, session.begin_pass(0.75, torch.device("cpu"), {})):
             assert torch.equal(compiled(*tensors), torch.full((1, 64, 128), 2.0))
     assert session.handler.guard is not None
     assert [downgrade.step for downgrade in session.handler.guard.downgrades] == [1]
@@ -242,14 +242,14 @@ def test_guard_works_in_a_compiled_graph(comfyui_module: Any, monkeypatch: pytes
 def test_samples_of_healthy_calls_are_near_exact_attention(comfyui_module: Any, form: str) -> None:
     session = session_with(guard=True, guard_level="values and fidelity", rotate=True)
     override: Any = make_override(session)
-    forward = session.begin_forward(1.0, torch.device("cpu"), {})
-    with torch.no_grad(), model_pass.running(0, forward):
+    model_pass = session.begin_pass(1.0, torch.device("cpu"), {})
+    with torch.no_grad(), model_passes.running(0, model_pass):
         if form == "compiled":
             torch.compile(Block(override), fullgraph=True, backend="aot_eager")(*qkv())
         else:
             held = [Container(tensor) for tensor in qkv()]
             override.container_function(*held, 2, _inside_attn_wrapper=True, transformer_options={})
-    session.end_forward(forward)
+    session.end_pass(model_pass)
     assert session.handler.guard is not None and session.handler.guard.fidelity is not None
     (line,) = session.handler.guard.fidelity.summary
     assert line.startswith("Guard: 1 samples of 1 layers compared with exact attention, lowest cosine 0.999")

@@ -11,7 +11,7 @@ import torch
 from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.reference import ReferenceBackend
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.record import Record
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
@@ -193,7 +193,7 @@ def test_two_nodes_keep_their_own_records() -> None:
     outer = session_with(make_override(inner), slot=1, end_percent=0.5)
     tensors = qkv()
     for sigma in SIGMAS[:-1]:
-        with model_pass.running(0, inner.begin_forward(sigma, torch.device("cpu"), {})):
+        with model_passes.running(0, inner.begin_pass(sigma, torch.device("cpu"), {})):
             call(outer, *tensors, 2, sigma=sigma)
     assert [share.calls for share in outer.record.summary().shares] == [2, 2]
     assert [(share.decision.label, share.calls) for share in inner.record.summary().shares] == [("reference · 4b", 2)]
@@ -212,11 +212,11 @@ def test_two_nodes_number_the_layers_alike(between: bool) -> None:
         previous = lambda func, *args, **kwargs: func(*args, **kwargs)  # noqa: E731
     last = session_with(previous, slot=1, apply_to="self only")
     override = make_override(last)
-    forward = first.begin_forward(1.0, torch.device("cpu"), {})
-    with model_pass.running(0, forward), model_pass.running(1, last.begin_forward(1.0, torch.device("cpu"), {})):
+    model_pass = first.begin_pass(1.0, torch.device("cpu"), {})
+    with model_passes.running(0, model_pass), model_passes.running(1, last.begin_pass(1.0, torch.device("cpu"), {})):
         for keys in (64, 32):
             override(ones, *qkv(keys=keys), 2, _inside_attn_wrapper=True, transformer_options={})
-    first.end_forward(forward)
+    first.end_pass(model_pass)
     cells = {
         place: decision.options and decision.options.mode for place, decision in first.record.summary().cells.items()
     }
@@ -233,7 +233,7 @@ def test_layers_and_steps() -> None:
     session = session_with()
     override = make_override(session)
     for sigma in SIGMAS[:-1]:
-        with model_pass.running(0, session.begin_forward(sigma, torch.device("cpu"), {})):
+        with model_passes.running(0, session.begin_pass(sigma, torch.device("cpu"), {})):
             for _ in range(3):
                 override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
     assert set(session.record.summary().cells) == {(layer, step) for layer in range(3) for step in range(4)}
@@ -290,7 +290,7 @@ def test_threads_share_the_record_but_not_layers() -> None:
 
     def forward_passes() -> None:
         for _ in range(5):
-            with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+            with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
                 for _ in range(4):
                     override(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
 

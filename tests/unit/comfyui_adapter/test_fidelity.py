@@ -12,7 +12,7 @@ from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session import fidelity, guard, model_pass
+from comfy_sage2.comfyui.session import fidelity, guard, model_passes
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.policy.targets import TARGETS
 
@@ -119,8 +119,8 @@ def test_an_earlier_node_is_named_and_serves_the_layer(monkeypatch: pytest.Monke
         Settings(backend="reference", mode="precise", guard=True, guard_level=FIDELITY), 1, make_override(first)
     )
     first.begin_sampling([1.0, 0.0])
-    outer = first.begin_forward(1.0, CPU, {})
-    with model_pass.running(0, outer):
+    outer = first.begin_pass(1.0, CPU, {})
+    with model_passes.running(0, outer):
         sampled(second, 8)
     (finding,) = found_by(second).findings
     assert finding.next_by == "the SageAttention2 node before this one"
@@ -160,10 +160,10 @@ def test_a_pass_that_is_made_again_is_compared_once(monkeypatch: pytest.MonkeyPa
 def test_during_a_capture_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "can_check", lambda device: False)
     session = watched()
-    assert session.begin_forward(1.0, CPU, {}).probe is None
+    assert session.begin_pass(1.0, CPU, {}).probe is None
     probe = found_by(session).begin(CPU)
-    forward = session.begin_forward(1.0, CPU, {})
-    forward.probe = probe
-    with model_pass.running(0, forward):
+    model_pass = session.begin_pass(1.0, CPU, {})
+    model_pass.probe = probe
+    with model_passes.running(0, model_pass):
         make_override(session)(ones, *inputs(1)[0][:3], 2, _inside_attn_wrapper=True, transformer_options={})
     assert probe.taken is None

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from comfy_sage2.comfyui.adapter import memory
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import fidelity, model_pass
+from comfy_sage2.comfyui.session import fidelity, model_passes
 from comfy_sage2.comfyui.session.fidelity import SampledCall
 from comfy_sage2.metrics import Agreement
 
@@ -137,17 +137,17 @@ def test_nothing_outlives_the_block_and_nothing_waits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(fidelity, "measure", measuring)
     session = watched()
     session.begin_sampling([1.0, 0.0])
-    forward = session.begin_forward(1.0, CPU, {})
-    forward.check_at_end = True
-    assert forward.probe is not None and forward.nonfinite is not None
+    model_pass = session.begin_pass(1.0, CPU, {})
+    model_pass.check_at_end = True
+    assert model_pass.probe is not None and model_pass.nonfinite is not None
     monkeypatch.setattr(memory, "unrecorded", unrecorded)
     tensors = inputs(1)[0][:3]
-    kept = {values.untyped_storage().data_ptr() for values in (forward.probe._figures._values, forward.nonfinite)}
-    with model_pass.running(0, forward), Watch() as watch:
+    kept = {values.untyped_storage().data_ptr() for values in (model_pass.probe._figures._values, model_pass.nonfinite)}
+    with model_passes.running(0, model_pass), Watch() as watch:
         # The reference has counts of its own to look at; a kernel has none.
         serve_by(monkeypatch, lambda q, *a, **k: q.clone())
         make_override(session)(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
-    assert paused == [True, False] and forward.probe.taken is not None
+    assert paused == [True, False] and model_pass.probe.taken is not None
     assert watch.alive() <= kept and not watch.waited
 
 
@@ -191,10 +191,10 @@ def test_every_form_of_call_is_compared(form: str) -> None:
     if form == "masked":
         options["mask"] = torch.rand(1, 130, 130) < 0.3
     session.begin_sampling([1.0, 0.0])
-    forward = session.begin_forward(1.0, CPU, {})
-    with model_pass.running(0, forward):
+    model_pass = session.begin_pass(1.0, CPU, {})
+    with model_passes.running(0, model_pass):
         make_override(session)(ones, *tensors, 2, **options)
-    assert forward.probe is not None and forward.probe.taken is not None
-    session.end_forward(forward)
-    cosine, relative_l1, _ = forward.probe._figures.values()
+    assert model_pass.probe is not None and model_pass.probe.taken is not None
+    session.end_pass(model_pass)
+    cosine, relative_l1, _ = model_pass.probe._figures.values()
     assert 0.998 < cosine <= 1.00001 and relative_l1 < 0.06

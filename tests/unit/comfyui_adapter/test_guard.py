@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.hooks.sampling import forward_wrapper
+from comfy_sage2.comfyui.hooks.sampling import pass_wrapper
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session import guard, model_pass
+from comfy_sage2.comfyui.session import guard, model_passes
 from comfy_sage2.comfyui.settings import Settings
 
 from .breaking import SIGMAS, Breaking, guard_of, nothing_finite, ones, sampled
@@ -80,8 +80,8 @@ def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: boo
     override = make_override(second)
     for session in (first, second):
         session.begin_sampling(SIGMAS)
-    inner, outer = (session.begin_forward(1.0, torch.device("cpu"), {}) for session in (first, second))
-    with model_pass.running(0, inner), model_pass.running(1, outer):
+    inner, outer = (session.begin_pass(1.0, torch.device("cpu"), {}) for session in (first, second))
+    with model_passes.running(0, inner), model_passes.running(1, outer):
         override(ones, *torch.randn(3, 1, 8, 32).unbind(0), 2)
     text = report([second])
     name = "comfyui_adapter" if other else "the SageAttention2 node before this one"
@@ -99,6 +99,6 @@ def test_a_broken_output_is_not_compared_with_full_precision() -> None:
         v[0, 0, 0] = float("inf")
         return override(ones, q, k, v, 2)
 
-    forward_wrapper(session)(Executor(model), torch.ones(1), torch.ones(1))
+    pass_wrapper(session)(Executor(model), torch.ones(1), torch.ones(1))
     assert [found.layer for found in guard_of(session).downgrades] == [0]
     assert not session.record.summary().agreement

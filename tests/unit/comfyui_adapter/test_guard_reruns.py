@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.hooks.sampling import forward_wrapper, sampling_wrapper
+from comfy_sage2.comfyui.hooks.sampling import pass_wrapper, sampling_wrapper
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session import guard, model_pass
+from comfy_sage2.comfyui.session import guard, model_passes
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.readback import Readback
@@ -54,9 +54,9 @@ class Copies:
         start = Readback.start
 
         def starting(readback: Readback, values: torch.Tensor) -> None:
-            forward = model_pass.current(0)
-            assert forward is not None
-            self.found.append((len(forward.calls), self.in_model))
+            model_pass = model_passes.current(0)
+            assert model_pass is not None
+            self.found.append((len(model_pass.calls), self.in_model))
             start(readback, values)
 
         monkeypatch.setattr(Readback, "start", starting)
@@ -82,9 +82,9 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
             copies.in_model = False
             return means
 
-        forward = session.begin_forward(sigma, torch.device("cpu"), {})
-        forward.check_at_end = True
-        means = session.run_forward(forward, model)
+        model_pass = session.begin_pass(sigma, torch.device("cpu"), {})
+        model_pass.check_at_end = True
+        means = session.run_pass(model_pass, model)
     assert means == [2.0] * second and guard_of(session).repeated == ((1,) if broken else ())
     early = [] if second < LAYERS else [(LAYERS, True)]
     assert copies.found == [(LAYERS, False), *early, *([] if second == LAYERS else [(second, False)])]
@@ -92,7 +92,7 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
 
 def test_a_pass_on_several_streams_is_looked_at_when_it_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
     copies, streams = Copies(monkeypatch), iter(range(100))
-    monkeypatch.setattr(model_pass, "_current_stream", lambda device: next(streams))
+    monkeypatch.setattr(model_passes, "_current_stream", lambda device: next(streams))
     session, _ = sampled(monkeypatch, Breaking(LAYERS), ones, at_end=True)
     assert guard_of(session).repeated == (1,) and copies.found == [(LAYERS, False)] * 2
 
@@ -114,11 +114,9 @@ def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch
 
     for session in (first, second):
         session.begin_sampling(SIGMAS)
-    inner = second.begin_forward(1.0, torch.device("cpu"), {})
+    inner = second.begin_pass(1.0, torch.device("cpu"), {})
     inner.check_at_end = True
-    means = first.run_forward(
-        first.begin_forward(1.0, torch.device("cpu"), {}), lambda: second.run_forward(inner, model)
-    )
+    means = first.run_pass(first.begin_pass(1.0, torch.device("cpu"), {}), lambda: second.run_pass(inner, model))
     assert means == [1.0, 2.0, 2.0]
     assert first.layers == second.layers == LAYERS
 
@@ -147,13 +145,13 @@ def test_passes_that_others_take_part_in_are_not_made_again(
     seen = []
 
     def model(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        forward = model_pass.current(0)
-        assert forward is not None
-        seen.append(forward.check_at_end)
+        model_pass = model_passes.current(0)
+        assert model_pass is not None
+        seen.append(model_pass.check_at_end)
         return x
 
     x = torch.ones(1)
-    assert forward_wrapper(session)(Executor(model), x, torch.ones(1), None, None, control, options) is x
+    assert pass_wrapper(session)(Executor(model), x, torch.ones(1), None, None, control, options) is x
     assert seen == [at_end]
 
 
@@ -184,7 +182,7 @@ def sampled_by_comfyui(
     results: list[float] = []
 
     def sample(*args: Any) -> None:
-        wrapped = forward_wrapper(session)
+        wrapped = pass_wrapper(session)
         for sigma in SIGMAS[:-1]:
             apply_model = Executor(lambda x, *rest: model(x))
             results.append(float(wrapped(apply_model, torch.zeros(1), torch.tensor([sigma]))))

@@ -17,7 +17,7 @@ from comfy_sage2.comfyui.adapter.layers import (  # fmt: skip
 )
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
@@ -50,11 +50,11 @@ def test_blocks(options: dict[str, Any], name: str | None) -> None:
 def attend(session: Session, options: list[dict[str, Any]], keys: list[int] | None = None, sigma: float = 1.0) -> None:
     """A pass with one call of 64 queries for each of the options that the model sets."""
     override = make_override(session)
-    with model_pass.running(session.slot, forward := session.begin_forward(sigma, CPU, {})):
+    with model_passes.running(session.slot, model_pass := session.begin_pass(sigma, CPU, {})):
         for number, entry in enumerate(options):
             q, k, v = qkv(64, keys[number] if keys else 64)
             override(ones, q, k, v, 4, _inside_attn_wrapper=True, transformer_options=entry)
-    session.end_forward(forward)
+    session.end_pass(model_pass)
 
 
 def blocks(*numbers: int) -> list[dict[str, Any]]:
@@ -115,22 +115,22 @@ def test_a_pass_that_leaves_blocks_out_keeps_the_numbers() -> None:
 
 def test_a_pass_that_is_made_again_has_the_same_names() -> None:
     session = session_with()
-    with model_pass.running(0, forward := session.begin_forward(1.0, CPU, {})):
+    with model_passes.running(0, model_pass := session.begin_pass(1.0, CPU, {})):
         for _ in range(2):
-            model_pass.restart()
+            model_passes.restart()
             override = make_override(session)
             override(ones, *qkv(), 4, _inside_attn_wrapper=True, transformer_options={"block_index": 0})
-    assert [call.name for call in forward.calls] == ["block 0 self"] and session.record.summary().layers == 1
+    assert [call.name for call in model_pass.calls] == ["block 0 self"] and session.record.summary().layers == 1
 
 
 def test_an_earlier_node_names_calls_that_it_does_not_see_alike() -> None:
     first = session_with(start_percent=0.5)
     second = node_session(Settings(backend="reference", apply_to="self only"), 1, make_override(first))
     second.begin_sampling(SIGMAS)
-    with model_pass.running(0, forward := first.begin_forward(1.0, CPU, {})):
+    with model_passes.running(0, model_pass := first.begin_pass(1.0, CPU, {})):
         attend(second, blocks(0, 0, 1, 1), keys=[64, 32, 64, 32])
     names = ["block 0 self", "block 0 cross", "block 1 self", "block 1 cross"]
-    assert [call.name for call in forward.calls] == names
+    assert [call.name for call in model_pass.calls] == names
     assert [first.record.layer_name(layer) for layer in range(4)] == names
 
 
@@ -261,7 +261,7 @@ def test_self_only_serves_parts_of_the_queries() -> None:
     session = session_with(apply_to="self only")
     part, (_, k, v) = torch.randn(1, 64, 128)[:, :16], qkv(64)
     override = make_override(session)
-    with model_pass.running(0, session.begin_forward(1.0, CPU, {})):
+    with model_passes.running(0, session.begin_pass(1.0, CPU, {})):
         for q in (part, torch.randn(1, 16, 128)):
             override(ones, q, k, v, 4, _inside_attn_wrapper=True, transformer_options={})
     assert reasons(session.record.summary()) == ["[SA-303] cross-attention, and apply_to is 'self only'"]

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.record import Share
 from comfy_sage2.comfyui.settings import Settings
 
@@ -61,7 +61,7 @@ def served(
     """Call the override for `settings` inside a forward pass, as ComfyUI does."""
     session = node_session(settings)
     session.begin_sampling([1.0, 0.5, 0.0])
-    with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+    with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
         out = make_override(session)(func, *args, **kwargs, _inside_attn_wrapper=True, transformer_options={})
     return out, session.record.summary().shares
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from comfy_sage2.comfyui.adapter import memory
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_pass, quality
+from comfy_sage2.comfyui.session import model_passes, quality
 from comfy_sage2.comfyui.session import session as sessions
 from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.session import Session
@@ -63,11 +63,11 @@ def block(session: Session, calls: int = 1) -> Allocations:
 @pytest.mark.parametrize("check_at_end", [False, True])
 def test_nothing_of_a_guarded_call_outlives_its_block(check_at_end: bool) -> None:
     session = session_with(guard=True)
-    forward = session.begin_forward(1.0, CPU, {})
-    forward.check_at_end = check_at_end
-    assert forward.nonfinite is not None and forward.nonfinite.tolist() == [0]
-    with model_pass.running(0, forward):
-        assert block(session).alive() <= {forward.nonfinite.untyped_storage().data_ptr()}
+    model_pass = session.begin_pass(1.0, CPU, {})
+    model_pass.check_at_end = check_at_end
+    assert model_pass.nonfinite is not None and model_pass.nonfinite.tolist() == [0]
+    with model_passes.running(0, model_pass):
+        assert block(session).alive() <= {model_pass.nonfinite.untyped_storage().data_ptr()}
 
 
 def test_the_flag_of_the_pass_is_the_one_that_calls_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,34 +79,34 @@ def test_the_flag_of_the_pass_is_the_one_that_calls_set(monkeypatch: pytest.Monk
 
     serve_by(monkeypatch, recording)
     session = session_with(guard=True)
-    forward = session.begin_forward(1.0, CPU, {})
-    forward.check_at_end = True
-    with model_pass.running(0, forward):
+    model_pass = session.begin_pass(1.0, CPU, {})
+    model_pass.check_at_end = True
+    with model_passes.running(0, model_pass):
         block(session, calls=2)
-    assert flags[0] is flags[1] is forward.nonfinite
+    assert flags[0] is flags[1] is model_pass.nonfinite
     flags.clear()
-    forward.nonfinite = torch.zeros(1, dtype=torch.int32, device="meta")  # the pass runs on another device
-    with model_pass.running(0, forward):
+    model_pass.nonfinite = torch.zeros(1, dtype=torch.int32, device="meta")  # the pass runs on another device
+    with model_passes.running(0, model_pass):
         block(session)
     assert flags == [None]
 
 
 def test_without_a_guard_there_is_no_flag() -> None:
     session = session_with()
-    forward = session.begin_forward(1.0, CPU, {})
-    assert forward.nonfinite is None and forward.agreements is None
-    assert not forward.found_nonfinite()
+    model_pass = session.begin_pass(1.0, CPU, {})
+    assert model_pass.nonfinite is None and model_pass.agreements is None
+    assert not model_pass.found_nonfinite()
 
 
 def test_nothing_of_a_measured_call_outlives_its_block() -> None:
     session = session_with(measure_quality=True)
     for sigma in SIGMAS[:2]:
-        forward = session.begin_forward(sigma, CPU, {})
-        assert forward.agreements is not None
-        with model_pass.running(0, forward):
-            assert block(session, calls=3).alive() <= {forward.agreements.untyped_storage().data_ptr()}
-        session.end_forward(forward)
-        del forward
+        model_pass = session.begin_pass(sigma, CPU, {})
+        assert model_pass.agreements is not None
+        with model_passes.running(0, model_pass):
+            assert block(session, calls=3).alive() <= {model_pass.agreements.untyped_storage().data_ptr()}
+        session.end_pass(model_pass)
+        del model_pass
     session.end_sampling()
     found = session.record.summary().agreement
     assert len(found) == 6
@@ -115,19 +115,19 @@ def test_nothing_of_a_measured_call_outlives_its_block() -> None:
 
 def test_later_passes_take_as_much_as_the_model_has_calls() -> None:
     session = session_with(measure_quality=True)
-    with model_pass.running(0, forward := session.begin_forward(1.0, CPU, {})):
+    with model_passes.running(0, model_pass := session.begin_pass(1.0, CPU, {})):
         block(session, calls=3)
-    session.end_forward(forward)
-    assert session.begin_forward(0.75, CPU, {}).agreements.shape == (3, 3)  # type: ignore[union-attr]
+    session.end_pass(model_pass)
+    assert session.begin_pass(0.75, CPU, {}).agreements.shape == (3, 3)  # type: ignore[union-attr]
 
 
 def test_more_calls_than_expected_are_kept_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_MANY_LAYERS", 1)
     session = session_with(measure_quality=True)
-    forward = session.begin_forward(1.0, CPU, {})
-    first, second = (forward.keep(torch.full((3,), value)) for value in (0.5, 0.25))
+    model_pass = session.begin_pass(1.0, CPU, {})
+    first, second = (model_pass.keep(torch.full((3,), value)) for value in (0.5, 0.25))
     assert first.tolist() == [0.5] * 3 and second.tolist() == [0.25] * 3
-    assert first.untyped_storage().data_ptr() == forward.agreements.untyped_storage().data_ptr()  # type: ignore[union-attr]
+    assert first.untyped_storage().data_ptr() == model_pass.agreements.untyped_storage().data_ptr()  # type: ignore[union-attr]
     assert second.device == CPU
 
 
@@ -173,7 +173,7 @@ def test_what_is_made_for_a_pass_is_not_recorded(recorder: Recorder, settings: d
             return func(*args, **(kwargs or {}))
 
     with Looking():  # type: ignore[no-untyped-call]
-        session.begin_forward(1.0, CPU, {})
+        session.begin_pass(1.0, CPU, {})
     assert recorder.seen and not any(recorder.seen)
     assert recorder.records
 
@@ -187,8 +187,8 @@ def test_comparisons_are_not_recorded(recorder: Recorder, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(quality, "measure", looking)
     session = session_with(measure_quality=True)
-    forward = session.begin_forward(1.0, CPU, {})
-    with model_pass.running(0, forward):
+    model_pass = session.begin_pass(1.0, CPU, {})
+    with model_passes.running(0, model_pass):
         block(session, calls=2)
     assert recorder.seen == [False, False]
     assert recorder.records
@@ -202,8 +202,8 @@ def test_calibrations_are_not_recorded(recorder: Recorder, monkeypatch: pytest.M
     monkeypatch.setattr("comfy_sage2.comfyui.session.calibration.measure_variants", measure)
     session = Session(Calibration(Signature("TEST", ()), 1.0, lambda done, total: None))
     session.begin_sampling(SIGMAS)
-    forward = session.begin_forward(1.0, CPU, {})
-    with model_pass.running(0, forward):
+    model_pass = session.begin_pass(1.0, CPU, {})
+    with model_passes.running(0, model_pass):
         block(session, calls=3)
     assert recorder.seen and not any(recorder.seen)
 

@@ -10,7 +10,7 @@ import torch
 from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
@@ -28,11 +28,11 @@ def modes_of(session: Session, layers: int) -> list[list[str]]:
     override = make_override(session)
     session.begin_sampling(SIGMAS)
     for sigma in SIGMAS[:-1]:
-        forward = session.begin_forward(sigma, torch.device("cpu"), {})
-        with model_pass.running(session.slot, forward):
+        model_pass = session.begin_pass(sigma, torch.device("cpu"), {})
+        with model_passes.running(session.slot, model_pass):
             for _ in range(layers):
                 override(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
-        session.end_forward(forward)
+        session.end_pass(model_pass)
     cells = session.record.summary().cells
     options = [[cells[layer, step].options for layer in range(layers)] for step in range(4)]
     return [["" if entry is None else entry.mode for entry in row] for row in options]

@@ -17,7 +17,7 @@ from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.hooks.watcher import OVERRIDE, watching
 from comfy_sage2.comfyui.report.text import report, session_headline, status
 from comfy_sage2.comfyui.report.verdict import verdict
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.record import Summary
 from comfy_sage2.comfyui.session.session import Session
@@ -58,12 +58,12 @@ def test_a_node_of_this_pack_behind_this_one(measures: bool) -> None:
     override = make_override(second)
 
     def inner() -> None:
-        second.run_forward(
-            second.begin_forward(1.0, CPU, {}),
+        second.run_pass(
+            second.begin_pass(1.0, CPU, {}),
             lambda: override(ones, *qkv(), 4, _inside_attn_wrapper=True, transformer_options={}),
         )
 
-    first.run_forward(first.begin_forward(1.0, CPU, {}), inner)
+    first.run_pass(first.begin_pass(1.0, CPU, {}), inner)
     text = report([first])
     assert "SA-316" in text and "another node of this pack" in text and "SA-317" not in text
     assert second.record.summary().calls == 1
@@ -120,7 +120,7 @@ def sampled(session: Session, override: Override | None, passes: int = 1, calls:
     """Passes of a model that asks the override which stands in its options."""
     for _ in range(passes):
         options: dict[str, Any] = {} if override is None else {OVERRIDE: override}
-        forward = session.begin_forward(1.0, CPU, options)
+        model_pass = session.begin_pass(1.0, CPU, options)
 
         def model(options: dict[str, Any] = options) -> None:
             for number in range(calls):
@@ -128,7 +128,7 @@ def sampled(session: Session, override: Override | None, passes: int = 1, calls:
                 options[OVERRIDE](ones, *qkv(), 4, **given)
 
         with watching(session, options):
-            session.run_forward(forward, model)
+            session.run_pass(model_pass, model)
         assert options.get(OVERRIDE) is override, "as it was"
 
 
@@ -186,9 +186,9 @@ def test_two_nodes_learn_of_the_same_calls() -> None:
     options = {OVERRIDE: halved}
     with (
         watching(first, options),
-        model_pass.running(0, first.begin_forward(1.0, CPU, options)),
+        model_passes.running(0, first.begin_pass(1.0, CPU, options)),
         watching(second, options),
-        model_pass.running(1, second.begin_forward(1.0, CPU, options)),
+        model_passes.running(1, second.begin_pass(1.0, CPU, options)),
     ):
         options[OVERRIDE](ones, *qkv(), 4, _inside_attn_wrapper=True, transformer_options=options)
     for session in (first, second):
@@ -223,7 +223,7 @@ def test_containers_are_passed_on_and_freed() -> None:
     other.container_function = container_function  # type: ignore[attr-defined]
     session, options = session_with(), {OVERRIDE: other}
     containers = tuple(map(Container, qkv()))
-    with watching(session, options), model_pass.running(0, session.begin_forward(1.0, CPU, options)):
+    with watching(session, options), model_passes.running(0, session.begin_pass(1.0, CPU, options)):
         out = options[OVERRIDE].container_function(*containers, 4, transformer_options=options)  # type: ignore[attr-defined]
     assert not out.any() and session.record.summary().calls == 1
     with watching(session, plain := {OVERRIDE: halved}):

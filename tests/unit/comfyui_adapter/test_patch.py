@@ -15,7 +15,7 @@ from comfy_sage2.comfyui.hooks.sampling import COMPILE_OPTIONS, OUTER_SAMPLE, WR
 from comfy_sage2.comfyui.hooks.watcher import OVERRIDE
 from comfy_sage2.comfyui.patch import calibrated_model, captured_model, patch_model
 from comfy_sage2.comfyui.report.text import report, session_headline
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.settings import Settings
 
 
@@ -119,7 +119,7 @@ def test_a_sampling_that_stopped_early_is_told_as_that() -> None:
 
     def stopped_within() -> None:
         override = model.override_options[OVERRIDE]
-        with model_pass.running(0, session.begin_forward(1.0, torch.device("cpu"), {})):
+        with model_passes.running(0, session.begin_pass(1.0, torch.device("cpu"), {})):
             override(lambda *args, **kwargs: args[0], *torch.randn(3, 1, 16, 64).unbind(0), 2)
         stopped()
 
@@ -149,9 +149,9 @@ def test_what_is_measured_is_not_quantized_already(node: Any) -> None:
     q, k, v = (torch.randn(1, 16, 64) for _ in range(3))
     cpu = torch.device("cpu")
     with (
-        model_pass.running(0, sessions[0].begin_forward(1.0, cpu, {})),
-        model_pass.running(1, sessions[1].begin_forward(1.0, cpu, {})),
-        model_pass.running(2, sessions[2].begin_forward(1.0, cpu, {})),
+        model_passes.running(0, sessions[0].begin_pass(1.0, cpu, {})),
+        model_passes.running(1, sessions[1].begin_pass(1.0, cpu, {})),
+        model_passes.running(2, sessions[2].begin_pass(1.0, cpu, {})),
     ):
         out = model.override_options[OVERRIDE](lambda q, *rest, **kwargs: torch.ones_like(q), q, k, v, 2)
     assert torch.equal(out, torch.full_like(q, 2.0))

@@ -10,8 +10,8 @@ import torch
 
 from comfy_sage2 import registry
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_pass
-from comfy_sage2.comfyui.session.model_pass import Forward
+from comfy_sage2.comfyui.session import model_passes
+from comfy_sage2.comfyui.session.model_passes import ModelPass
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
@@ -82,17 +82,17 @@ def session_with(**options: Any) -> Session:
     return session
 
 
-def begin(session: Session, check_at_end: bool = True) -> Forward:
-    forward = session.begin_forward(1.0, CPU, {})
-    forward.check_at_end = check_at_end
-    return forward
+def begin(session: Session, check_at_end: bool = True) -> ModelPass:
+    model_pass = session.begin_pass(1.0, CPU, {})
+    model_pass.check_at_end = check_at_end
+    return model_pass
 
 
-def call(session: Session, phased: Phased, forward: Forward, **options: Any) -> torch.Tensor:
+def call(session: Session, phased: Phased, model_pass: ModelPass, **options: Any) -> torch.Tensor:
     """One call in containers, which nothing else refers to."""
     held = [Container(torch.randn(1, 64, 128).half()) for _ in range(3)]
     phased.watch([container.peek() for container in held])
-    with model_pass.running(0, forward):
+    with model_passes.running(0, model_pass):
         out: torch.Tensor = make_override(session).container_function(  # type: ignore[attr-defined]
             *held, 2, **options, _inside_attn_wrapper=True, transformer_options={}
         )
@@ -120,7 +120,7 @@ def test_the_output_is_that_of_the_whole_call(phased: Phased) -> None:
     mask = torch.rand(1, 64, 64) < 0.5
     options: dict[str, Any] = {"mask": mask, "_inside_attn_wrapper": True, "transformer_options": {}}
     override: Any = make_override(session)
-    with model_pass.running(0, begin(session)):
+    with model_passes.running(0, begin(session)):
         expected = override(ones, *tensors, 2, **options)
         out = override.container_function(*map(Container, tensors), 2, **options)
     assert [event for event, _ in phased.events] == ["run", "prepare", "attend"]
@@ -143,10 +143,10 @@ def test_only_the_layer_of_the_sample_keeps_its_inputs(phased: Phased) -> None:
     session = session_with(guard=True, guard_level="values and fidelity")
     events = []
     for _ in range(3):
-        forward = begin(session)
+        model_pass = begin(session)
         for _ in range(3):
-            call(session, phased, forward)
-        session.end_forward(forward)
+            call(session, phased, model_pass)
+        session.end_pass(model_pass)
         events.append([event for event, _ in phased.events])
         phased.events.clear()
     assert events[0] == ["run", *["prepare", "attend"] * 2]
@@ -158,10 +158,10 @@ def test_only_the_layer_of_the_sample_keeps_its_inputs(phased: Phased) -> None:
 def test_the_guard_finds_what_the_attention_phase_spoils(phased: Phased) -> None:
     phased.spoil = True
     session = session_with(guard=True)
-    forward = begin(session)
-    call(session, phased, forward)
+    model_pass = begin(session)
+    call(session, phased, model_pass)
     assert phased.events[0][0] == "prepare"
-    assert forward.found_nonfinite()
+    assert model_pass.found_nonfinite()
 
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("no memory"), RuntimeError("a broken device")], ids=repr)
@@ -194,6 +194,6 @@ def test_a_call_that_cannot_be_prepared_is_left_to_comfyui(phased: Phased) -> No
 def test_tensors_that_the_caller_holds_are_not_prepared(phased: Phased) -> None:
     session = session_with()
     tensors = [torch.randn(1, 64, 128).half() for _ in range(3)]
-    with model_pass.running(0, begin(session)):
+    with model_passes.running(0, begin(session)):
         make_override(session)(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
     assert [event for event, _ in phased.events] == ["run"]

@@ -13,7 +13,7 @@ from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_card, draw_chart
 from comfy_sage2.comfyui.report.colors import BROKEN, LEFT
 from comfy_sage2.comfyui.report.drawing import Sheet, fitted, font, wrapped
 from comfy_sage2.comfyui.report.text import report, status
-from comfy_sage2.comfyui.session.model_pass import Schedule
+from comfy_sage2.comfyui.session.model_passes import Schedule
 from comfy_sage2.comfyui.session.quality import measure
 from comfy_sage2.comfyui.session.record import NO_TIMER, Decision, SpeedComparison, start_timer
 from comfy_sage2.comfyui.session.session import Session
@@ -35,7 +35,7 @@ def recorded(layers: int = 6, steps: int = 5, reasons: int = 1, ended: bool = Tr
     """A session with a backend's calls, and one fallback a step for each of `reasons` reasons, with quality."""
     session = session_of(Settings(measure_quality=True))
     session.begin_sampling([1.0 - step / steps for step in range(steps + 1)])
-    session.record.begin_forward(start_timer(CPU))
+    session.record.begin_pass(start_timer(CPU))
     for step in range(steps):
         for layer in range(layers):
             left = layer >= layers - reasons
@@ -114,7 +114,7 @@ def timed(comfyui: tuple[float, ...], sample: float | None = None) -> Session:
     """10 s of sampling with four calls of 1 s by a backend, and calls of one form by ComfyUI that took `comfyui`."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
-    session.record.begin_forward(Watch(10.0))
+    session.record.begin_pass(Watch(10.0))
     for layer in range(4):
         session.record.add(layer, 0, BY_KERNEL, Watch(1.0), signature=("long",))
         if sample is not None and session.record.lacks_comparison(("long",)):
@@ -141,7 +141,7 @@ def test_speed_of_calls_that_left_blocks_out() -> None:
     """Beside calls of the same layer and form that computed all blocks."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
-    session.record.begin_forward(Watch(10.0))
+    session.record.begin_pass(Watch(10.0))
     listed = replace(BY_KERNEL, skips=True)
     for layer, dense in ((0, 3.0), (1, 8.0)):
         for seconds in (dense, dense, 50.0):  # the last one loaded a kernel
@@ -159,7 +159,7 @@ def test_what_was_not_timed_has_no_seconds(monkeypatch: pytest.MonkeyPatch, time
     """Neither in the text nor in the pictures, where 0.00 s would be a lie."""
     session = session_of()
     session.begin_sampling([1.0, 0.0], times_calls=times_calls)
-    session.record.begin_forward(Watch(10.0))
+    session.record.begin_pass(Watch(10.0))
     for layer, decision in enumerate((BY_KERNEL, Decision(reason="first step"))):
         session.record.add(layer, 0, decision, Watch(1.0) if times_calls else NO_TIMER)
     session.end_sampling()
@@ -184,7 +184,7 @@ def test_what_was_not_timed_has_no_seconds(monkeypatch: pytest.MonkeyPatch, time
 def test_forecast_is_amdahls_law() -> None:
     session = session_of()
     session.begin_sampling([1.0, 0.0])
-    session.record.begin_forward(Watch(10.0))
+    session.record.begin_pass(Watch(10.0))
     session.record.add(0, 0, BY_KERNEL, Watch(6.0), signature=("a",))
     text = report([session])
     assert "10.00 s of sampling, 6.00 s (60%) of it attention" in text and "Time saved" not in text
@@ -200,7 +200,7 @@ def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     for gpu in range(2):
-        session.record.begin_forward(Watch(10.0), gpu)
+        session.record.begin_pass(Watch(10.0), gpu)
         session.record.add(0, 0, BY_KERNEL, Watch(8.0), signature=("a", gpu))
         session.record.add_comparison(("a", gpu), Watch(16.0))
     text = report([session])
@@ -208,7 +208,7 @@ def test_time_of_several_gpus_is_set_beside_the_clock() -> None:
     assert "Time saved: 8.00 s" in text and "sampling 1.8x faster" in text
     assert "sm90 · 8b: 2 calls, 16.00 s" in text
     session.begin_sampling([1.0, 0.0])
-    session.record.begin_forward(Watch(10.0), 0)
+    session.record.begin_pass(Watch(10.0), 0)
     assert session.record.summary().devices == 1
 
 

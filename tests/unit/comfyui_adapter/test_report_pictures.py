@@ -73,7 +73,7 @@ def summary_of(
     """Ten seconds of sampling."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
-    session.record.begin_forward(Watch(10.0))
+    session.record.begin_pass(Watch(10.0))
     session.record.add(0, 0, BY_KERNEL if served else Decision(reason="no kernel"), Watch(5.0))
     found = session.record.summary()
     return Summary(

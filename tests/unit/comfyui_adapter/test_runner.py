@@ -14,7 +14,7 @@ from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.session import guard
 from comfy_sage2.comfyui.session.handler import Handler
-from comfy_sage2.comfyui.session.model_pass import Forward
+from comfy_sage2.comfyui.session.model_passes import ModelPass
 from comfy_sage2.comfyui.session.observers import Computed, Observer
 from comfy_sage2.comfyui.session.record import Decision
 from comfy_sage2.comfyui.session.runner import Runner
@@ -91,7 +91,7 @@ class Looking(Observer):
     def __init__(self, *modes: str) -> None:
         self.modes = modes
 
-    def needs_inputs(self, decision: Decision, site: CallSite, forward: Forward) -> bool:
+    def needs_inputs(self, decision: Decision, site: CallSite, model_pass: ModelPass) -> bool:
         assert decision.options is not None and site is SITE
         return decision.options.mode in self.modes
 
@@ -106,17 +106,17 @@ def a_call(*, held: bool = False, **changes: Any) -> AttentionCall:
     return AttentionCall.of((*tensors, 2), changes)
 
 
-def a_pass() -> Forward:
+def a_pass() -> ModelPass:
     session: Any = None
-    return Forward(session, 0, {})
+    return ModelPass(session, 0, {})
 
 
-def run(handler: Handler, call: AttentionCall, plan: Plan, *observers: Observer, forward: Any = None) -> Any:
+def run(handler: Handler, call: AttentionCall, plan: Plan, *observers: Observer, model_pass: Any = None) -> Any:
     def fallback() -> torch.Tensor:
         assert call.is_released, "whoever else holds q, k and v decides when they are freed"
         return FALLEN_BACK
 
-    return Runner(handler).run(call, plan.decision, SITE, forward or a_pass(), fallback, observers)
+    return Runner(handler).run(call, plan.decision, SITE, model_pass or a_pass(), fallback, observers)
 
 
 NAN = float("nan")
@@ -154,13 +154,13 @@ def test_what_nobody_checks_is_handed_on(checks: bool) -> None:
 
 
 def test_a_flag_of_the_pass_takes_the_place_of_a_look() -> None:
-    forward = a_pass()
-    forward.make_flag(CPU)
-    forward.check_at_end = True
+    model_pass = a_pass()
+    model_pass.make_flag(CPU)
+    model_pass.check_at_end = True
     plan = Plan(NAN)
-    out, _, broken = run(Steps(), a_call(), plan, forward=forward)
+    out, _, broken = run(Steps(), a_call(), plan, model_pass=model_pass)
     assert out.isnan().all() and broken == [], "the pass looks at its end"
-    assert plan.optional[0].nonfinite is forward.nonfinite is not None
+    assert plan.optional[0].nonfinite is model_pass.nonfinite is not None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no image\nhere"), ValueError("no image\nhere")])

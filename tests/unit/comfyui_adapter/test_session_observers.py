@@ -11,8 +11,8 @@ import torch
 
 from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
-from comfy_sage2.comfyui.session import fidelity, guard, model_pass, quality
-from comfy_sage2.comfyui.session.model_pass import Forward
+from comfy_sage2.comfyui.session import fidelity, guard, model_passes, quality
+from comfy_sage2.comfyui.session.model_passes import ModelPass
 from comfy_sage2.comfyui.session.observers import (
     CallRecorder,
     Computed,
@@ -37,9 +37,9 @@ def by_kernel(mode: str = "8b", **changes: Any) -> Decision:
     return Decision("kernel", AttentionOptions(mode), plan=PLAN, **changes)
 
 
-def a_pass() -> Forward:
+def a_pass() -> ModelPass:
     session: Any = None
-    return Forward(session, SITE.step, {})
+    return ModelPass(session, SITE.step, {})
 
 
 def a_call() -> AttentionCall:
@@ -63,7 +63,7 @@ def done(decision: Decision, **changes: Any) -> Computed:
     given: dict[str, Any] = {
         "call": call,
         "site": SITE,
-        "forward": a_pass(),
+        "model_pass": a_pass(),
         "fallback": no_fallback,
         "out": changes.pop("out") if "out" in changes else exact(call),
         "decision": decision,
@@ -96,33 +96,33 @@ class TestEarlierNodes:
         first, second = self.chain(0, 1)
         passes = [a_pass(), a_pass(), a_pass()]
         name = passes[2].next_call(HEAD_DIM, "block 7", True)
-        with model_pass.running(0, passes[0]), model_pass.running(1, passes[1]):
-            EarlierNodes(second).after(done(by_kernel(), forward=passes[2]))
-        for override, forward in zip((first, second), passes, strict=False):
-            assert [layer.name for layer in forward.calls] == [name] and forward.calls[0].head_dim == HEAD_DIM
+        with model_passes.running(0, passes[0]), model_passes.running(1, passes[1]):
+            EarlierNodes(second).after(done(by_kernel(), model_pass=passes[2]))
+        for override, model_pass in zip((first, second), passes, strict=False):
+            assert [layer.name for layer in model_pass.calls] == [name] and model_pass.calls[0].head_dim == HEAD_DIM
             assert override.session.record.layer("another") == 1, "the name has the number 0"
 
     def test_a_call_that_was_left_they_have_seen_themselves(self) -> None:
         (first,) = self.chain(0)
-        earlier, forward = a_pass(), a_pass()
-        forward.next_call(HEAD_DIM, None, True)
-        with model_pass.running(0, earlier):
-            EarlierNodes(first).after(done(LEFT, forward=forward))
+        earlier, model_pass = a_pass(), a_pass()
+        model_pass.next_call(HEAD_DIM, None, True)
+        with model_passes.running(0, earlier):
+            EarlierNodes(first).after(done(LEFT, model_pass=model_pass))
         assert earlier.calls == []
 
     @pytest.mark.parametrize("previous", [None, no_fallback])
     def test_another_packs_override_or_none(self, previous: Any) -> None:
-        forward = a_pass()
-        forward.next_call(HEAD_DIM, None, True)
-        EarlierNodes(previous).after(done(by_kernel(), forward=forward))
-        assert len(forward.calls) == 1
+        model_pass = a_pass()
+        model_pass.next_call(HEAD_DIM, None, True)
+        EarlierNodes(previous).after(done(by_kernel(), model_pass=model_pass))
+        assert len(model_pass.calls) == 1
 
     def test_a_node_that_is_in_no_pass_counts_nothing(self) -> None:
         first, second = self.chain(0, 1)
-        forward, running = a_pass(), a_pass()
-        forward.next_call(HEAD_DIM, None, True)
-        with model_pass.running(0, running):
-            EarlierNodes(second).after(done(by_kernel(), forward=forward))
+        model_pass, running = a_pass(), a_pass()
+        model_pass.next_call(HEAD_DIM, None, True)
+        with model_passes.running(0, running):
+            EarlierNodes(second).after(done(by_kernel(), model_pass=model_pass))
         assert len(running.calls) == 1 and second.session.record.layer("call 0") == 0
         assert first.session.record.layer("another") == 1
 
@@ -170,57 +170,57 @@ class TestFidelity:
         warnings = Warnings()
         return FidelityCheck(handler, warnings, lambda: "full precision"), warnings
 
-    def probed(self) -> Forward:
-        forward = a_pass()
-        forward.probe = fidelity.Fidelity().begin(CPU)
-        return forward
+    def probed(self) -> ModelPass:
+        model_pass = a_pass()
+        model_pass.probe = fidelity.Fidelity().begin(CPU)
+        return model_pass
 
-    def sample(self, forward: Forward) -> tuple[int, fidelity.SampledCall]:
-        assert forward.probe is not None and forward.probe.taken is not None
-        return forward.probe.taken
+    def sample(self, model_pass: ModelPass) -> tuple[int, fidelity.SampledCall]:
+        assert model_pass.probe is not None and model_pass.probe.taken is not None
+        return model_pass.probe.taken
 
     def test_needs_the_inputs_of_the_call_whose_turn_it_is(self) -> None:
         observer, _ = self.observer()
-        forward = self.probed()
-        assert observer.needs_inputs(by_kernel(), SITE, forward)
-        assert not observer.needs_inputs(by_kernel(EXACT), SITE, forward)
-        assert not observer.needs_inputs(LEFT, SITE, forward)
+        model_pass = self.probed()
+        assert observer.needs_inputs(by_kernel(), SITE, model_pass)
+        assert not observer.needs_inputs(by_kernel(EXACT), SITE, model_pass)
+        assert not observer.needs_inputs(LEFT, SITE, model_pass)
         assert not observer.needs_inputs(by_kernel(), SITE, a_pass()), "nobody looks at this pass"
-        observer.after(done(by_kernel(), forward=forward))
-        assert not observer.needs_inputs(by_kernel(), SITE, forward), "one call a pass"
+        observer.after(done(by_kernel(), model_pass=model_pass))
+        assert not observer.needs_inputs(by_kernel(), SITE, model_pass), "one call a pass"
 
     def test_a_sample_and_who_comes_next(self) -> None:
         observer, _ = self.observer(by_kernel("precise"))
-        forward = self.probed()
-        observer.after(done(by_kernel(), forward=forward))
-        layer, served = self.sample(forward)
-        assert layer == SITE.layer and forward.probe is not None and forward.probe.quantized == [0]
+        model_pass = self.probed()
+        observer.after(done(by_kernel(), model_pass=model_pass))
+        layer, served = self.sample(model_pass)
+        assert layer == SITE.layer and model_pass.probe is not None and model_pass.probe.quantized == [0]
         assert served == fidelity.SampledCall("block 7 self", "8b", "kernel · 8b", "precise", "kernel · precise")
-        found = Agreement(*forward.probe._figures.values())
+        found = Agreement(*model_pass.probe._figures.values())
         assert found.cosine > 0.9999 and found.relative_l1 < 1e-4
 
     def test_a_wrong_output_shows(self) -> None:
         observer, _ = self.observer()
-        forward, call = self.probed(), a_call()
-        observer.after(done(by_kernel(), forward=forward, call=call, out=exact(call).roll(1, dims=1)))
-        assert forward.probe is not None and forward.probe._figures.values()[0] < 0.9
-        assert self.sample(forward)[1].next_mode is None and self.sample(forward)[1].next_by == "full precision"
+        model_pass, call = self.probed(), a_call()
+        observer.after(done(by_kernel(), model_pass=model_pass, call=call, out=exact(call).roll(1, dims=1)))
+        assert model_pass.probe is not None and model_pass.probe._figures.values()[0] < 0.9
+        assert self.sample(model_pass)[1].next_mode is None and self.sample(model_pass)[1].next_by == "full precision"
 
     def test_after_skipped_blocks_comes_the_same_mode_with_all(self) -> None:
         observer, _ = self.observer(by_kernel("precise"))
-        forward = self.probed()
-        observer.after(done(by_kernel(skips=True), forward=forward))
-        served = self.sample(forward)[1]
+        model_pass = self.probed()
+        observer.after(done(by_kernel(skips=True), model_pass=model_pass))
+        served = self.sample(model_pass)[1]
         assert served.skips and served.next_mode == "8b" and served.next_by == "kernel · 8b with all key blocks"
 
     @pytest.mark.parametrize("decision", [LEFT, by_kernel(EXACT)], ids=["left", "exact"])
     def test_what_is_not_quantized_has_no_turn(self, decision: Decision) -> None:
         observer, _ = self.observer()
-        forward, call = self.probed(), a_call()
+        model_pass, call = self.probed(), a_call()
         out = exact(call)
         call.release()
-        observer.after(done(decision, forward=forward, call=call, out=out))
-        assert forward.probe is not None and forward.probe.quantized == [] and forward.probe.taken is None
+        observer.after(done(decision, model_pass=model_pass, call=call, out=out))
+        assert model_pass.probe is not None and model_pass.probe.quantized == [] and model_pass.probe.taken is None
 
     def test_without_memory_nothing_is_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*tensors: Any, **given: Any) -> Any:
@@ -228,9 +228,9 @@ class TestFidelity:
 
         observer, warnings = self.observer()
         monkeypatch.setattr(fidelity, "measure", full)
-        forward = self.probed()
-        observer.after(done(by_kernel(), forward=forward))
-        assert forward.probe is not None and forward.probe.taken is None and len(warnings) == 1
+        model_pass = self.probed()
+        observer.after(done(by_kernel(), model_pass=model_pass))
+        assert model_pass.probe is not None and model_pass.probe.taken is None and len(warnings) == 1
 
 
 class TestQuality:

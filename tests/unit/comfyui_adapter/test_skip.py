@@ -11,7 +11,7 @@ from comfy_sage2 import registry
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.report.verdict import compared_speed
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
@@ -117,9 +117,9 @@ def test_in_the_last_step_nothing_is_found() -> None:
     session, tensors = skipped(), focused(28)
     session.begin_sampling([1.0, 0.75, 0.5, 0.25, 0.0])
     for step in range(4):
-        forward = session.begin_forward(1.0 - 0.25 * step, CPU, {})
+        model_pass = session.begin_pass(1.0 - 0.25 * step, CPU, {})
         override = make_override(session)
-        with model_pass.running(0, forward):
+        with model_passes.running(0, model_pass):
             out = override(ones, *tensors, HEADS, _inside_attn_wrapper=True, transformer_options={})
     assert torch.equal(out, dense(tensors)) and listed(session) == [False, True, True, False]
     assert figures(session)[0].finding == 1 and "the last step is dense" in report([session])
@@ -155,7 +155,7 @@ def test_inputs_in_containers_are_not_let_go_before_their_blocks_are_found(
     begin(session)
     for step in range(2):
         containers = [Container(tensor) for tensor in tensors]
-        with model_pass.running(0, session.begin_forward(sigma(step), CPU, {})):
+        with model_passes.running(0, session.begin_pass(sigma(step), CPU, {})):
             override.container_function(*containers, HEADS, transformer_options={})  # type: ignore[attr-defined]
         assert all(container.tensor is None for container in containers)
     assert listed(session) == [False, least_skipped == 0.0]

@@ -12,7 +12,7 @@ import torch
 
 from comfy_sage2.comfyui.adapter.layers import changes_of
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.hooks.sampling import forward_wrapper
+from comfy_sage2.comfyui.hooks.sampling import pass_wrapper
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.sparsity.mask_cache import MOST_TRIES
@@ -191,7 +191,7 @@ def with_hooks(
 
     group = SimpleNamespace(hooks=hooks) if hooks else None
     executor = Executor(apply_model, SimpleNamespace(current_patcher=SimpleNamespace(current_hooks=group)))
-    forward_wrapper(session)(
+    pass_wrapper(session)(
         executor, tensors[0], torch.tensor([sigma(step, steps)]), transformer_options={"uuids": ["a"]}
     )
     return calls[0]

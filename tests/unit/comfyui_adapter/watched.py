@@ -9,7 +9,7 @@ import torch
 
 from comfy_sage2.backends.base import flag_nonfinite
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.session import model_pass
+from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.fidelity import Fidelity
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
@@ -34,9 +34,9 @@ class Faulty:
 
     def __call__(self, *args: Any, options: Any, nonfinite: torch.Tensor | None = None, **kwargs: Any) -> Any:
         out = attention(*args, options=options, **kwargs)
-        forward = model_pass.current(self.slot)
-        assert forward is not None
-        layer, self.calls = len(forward.calls) - 1, self.calls + 1
+        model_pass = model_passes.current(self.slot)
+        assert model_pass is not None
+        layer, self.calls = len(model_pass.calls) - 1, self.calls + 1
         self.asked.append((layer, options.mode))
         if layer == self.layer and options.mode in self.modes:
             out = self.wrong(out)
@@ -78,9 +78,9 @@ def sampled(session: Session, passes: int, func: Any = ones, at_end: bool = True
             outs[LAYERS * number :] = found
             return found[-1]
 
-        forward = session.begin_forward(1.0 - step / passes, CPU, {})
-        forward.check_at_end = at_end
-        session.run_forward(forward, model)
+        model_pass = session.begin_pass(1.0 - step / passes, CPU, {})
+        model_pass.check_at_end = at_end
+        session.run_pass(model_pass, model)
     session.end_sampling()
     return outs
 

@@ -26,7 +26,7 @@ class PassOwner(Protocol):
 
     previous: Override | None
 
-    def attend(self, call: AttentionCall, forward: Forward, fallback: Fallback) -> torch.Tensor:
+    def attend(self, call: AttentionCall, model_pass: ModelPass, fallback: Fallback) -> torch.Tensor:
         """The output of `call`, which is one of this pass, or what `fallback` gives."""
 
 
@@ -50,7 +50,7 @@ class Schedule:
 
 
 @dataclass
-class Forward:
+class ModelPass:
     """One forward pass on one GPU (ComfyUI drives each GPU from its own thread).
 
     Attributes:
@@ -94,7 +94,7 @@ class Forward:
         """
         return self._count("" if block is None else f"{block} {'self' if is_self else 'cross'}", head_dim)
 
-    def count_too(self, other: Forward) -> str:
+    def count_too(self, other: ModelPass) -> str:
         """Count the call that `other`, the same pass of another node, counted last; its name."""
         return self._count(other._kind, other.calls[-1].head_dim)
 
@@ -160,19 +160,19 @@ def _current_stream(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
-class _ThreadForwards(threading.local):
+class _ThreadPasses(threading.local):
     def __init__(self) -> None:
-        self.by_slot: dict[int, Forward] = {}
+        self.by_slot: dict[int, ModelPass] = {}
 
 
-_running = _ThreadForwards()
+_running = _ThreadPasses()
 
 
 @contextmanager
-def running(slot: int, forward: Forward) -> Iterator[None]:
-    """Within the block `current(slot)` is `forward` in this thread."""
+def running(slot: int, model_pass: ModelPass) -> Iterator[None]:
+    """Within the block `current(slot)` is `model_pass` in this thread."""
     outer = _running.by_slot.get(slot)
-    _running.by_slot[slot] = forward
+    _running.by_slot[slot] = model_pass
     try:
         yield
     finally:
@@ -184,10 +184,10 @@ def running(slot: int, forward: Forward) -> Iterator[None]:
 
 def restart() -> None:
     """The pass that this thread is in is made again: every node counts its calls from the first layer on."""
-    for forward in _running.by_slot.values():
-        forward.restart()
+    for model_pass in _running.by_slot.values():
+        model_pass.restart()
 
 
-def current(slot: int) -> Forward | None:
+def current(slot: int) -> ModelPass | None:
     """The forward pass of the node with number `slot` in the chain of nodes, or None outside of one."""
     return _running.by_slot.get(slot)

@@ -124,7 +124,7 @@ class KernelBackend(Backend):
 
 
 class _Untested(BoundCall):
-    """Calls that were bound while a CUDA graph was captured, in which no self-test can run: it follows when it can."""
+    """Calls bound when no self-test could run, in the capture of a graph or without memory: it follows when it can."""
 
     def __init__(self, backend: KernelBackend, call: KernelCall, index: int | None) -> None:
         self._backend, self._call, self._index = backend, call, index

@@ -27,7 +27,7 @@ CASES_VERSION = 5
 
 _lock = threading.RLock()
 _results: dict[tuple[str, int], TestResult] = {}
-# Modules that were asked for while a CUDA graph was captured, when nothing else can run.
+# Modules that were asked for while a CUDA graph was captured, when nothing else can run, or without the memory for it.
 _postponed: set[tuple[str, int]] = set()
 
 
@@ -68,6 +68,7 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
                 return None
             result = _result(*place, variants)
             if result is None:
+                _postponed.add(place)
                 return None
             _results[place] = result
         return _results[place].reason

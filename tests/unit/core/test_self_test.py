@@ -203,6 +203,22 @@ def test_while_a_graph_is_captured_it_is_postponed(
 
 
 @pytest.mark.parametrize("method", ["run", "prequantize"])
+def test_calls_that_were_planned_without_memory_for_it_are_tested_later(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Their plan is kept: nobody would ask again."""
+    machine.error = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    call = bound(monkeypatch)
+    tensors = torch.empty(3, 1)
+    assert getattr(call, method)(*tensors) == "done", "no reason against the module is known"
+    machine.error, machine.wrong = None, [WRONG]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="self-test of these kernels failed"):
+            getattr(call, method)(*tensors)
+    assert len(machine.asked) == 3 and Bound.made == 1
+
+
+@pytest.mark.parametrize("method", ["run", "prequantize"])
 def test_a_postponed_test_that_is_passed(machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     machine.capturing = True
     call = bound(monkeypatch)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -109,6 +111,26 @@ class TakenOver(io.ComfyNode):
         return io.NodeOutput(patched)
 
 
+@contextmanager
+def changed_outputs(change: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Within it `change` makes the output of each call of the pack's backends, of its plan, q, k and the output."""
+    runner: Any = sys.modules["comfy_sage2.comfyui.session.runner"]
+    run = runner.run
+
+    def changed(plan: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: Any) -> Any:
+        out, lse = run(plan, q, k, v, optional)
+        out = change(plan, q, k, out)
+        if optional.nonfinite is not None and not out.isfinite().all():
+            optional.nonfinite.fill_(1)
+        return out, lse
+
+    runner.run = changed
+    try:
+        yield
+    finally:
+        runner.run = run
+
+
 class BrokenCrossAttention(io.ComfyNode):
     """While the model is sampled, the pack's quantized cross-attention gives NaN, as a kernel that overflows would.
 
@@ -132,26 +154,13 @@ class BrokenCrossAttention(io.ComfyNode):
 
     @staticmethod
     def sample(kind: str, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        session: Any = sys.modules["comfy_sage2.comfyui.session.session"]
-        attention = session.attention
-
-        def broken(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, nonfinite: torch.Tensor | None = None, **options: Any
-        ) -> Any:
-            out = attention(q, k, v, nonfinite=nonfinite, **options)
+        def broken(plan: Any, q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
             if q.shape != k.shape and kind == "negated":
-                return -out if options["options"].mode == "8b" else out
-            if q.shape != k.shape:
-                out.fill_(float("nan"))
-                if nonfinite is not None:
-                    nonfinite.fill_(1)
-            return out
+                return -out if plan.options.mode == "8b" else out
+            return out.fill_(float("nan")) if q.shape != k.shape else out
 
-        session.attention = broken
-        try:
+        with changed_outputs(broken):
             return executor(*args, **kwargs)
-        finally:
-            session.attention = attention
 
 
 class ResultCache(io.ComfyNode):
@@ -278,20 +287,8 @@ def with_backend(fail: Any) -> Any:
     """A wrapper of the sampling in which the pack's backends fail."""
 
     def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        session: Any = sys.modules["comfy_sage2.comfyui.session.session"]
-        attention = session.attention
-
-        def failing(*args: Any, nonfinite: torch.Tensor | None = None, **options: Any) -> Any:
-            out = fail(attention(*args, nonfinite=nonfinite, **options))
-            if nonfinite is not None and not out.isfinite().all():
-                nonfinite.fill_(1)
-            return out
-
-        session.attention = failing
-        try:
+        with changed_outputs(lambda plan, q, k, out: fail(out)):
             return executor(*args, **kwargs)
-        finally:
-            session.attention = attention
 
     return sample
 

@@ -60,7 +60,9 @@ def test_every_node_that_reports_a_text_shows_it() -> None:
 
 def test_the_changelog_has_the_version() -> None:
     sections = re.findall(r"^## \[(.+?)\]", text("CHANGELOG.md"), re.MULTILINE)
-    assert sections[0] == comfy_sage2.__version__
+    if sections[0] == "Unreleased":
+        del sections[0]
+    assert sections[0] == comfy_sage2.__version__ and "Unreleased" not in sections
 
 
 def test_the_workflows_of_github_name_what_there_is() -> None:

@@ -1,4 +1,4 @@
-"""The public attention call: plan it and run the plan; by a torch operator where something has to see the call."""
+"""The public attention call: plan it and run the plan; and why a backend can run a call or not."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from . import registry
-from .backends.base import Result
 from .block_mask import BlockMask
-from .operators import OPTIONS_SCHEMA, define, has_observer, has_tangent
+from .operators import has_observer, observed
 from .options import AttentionOptions, CallChoices, Choices
-from .plan import CallPlan, Refusal, plan
+from .plan import Refusal, plan
 from .request import AttentionRequest
-from .signature import CallSignature, require_tensors
-from .tensors import NO_TENSORS, WRITTEN, OptionalTensors
+from .signature import CallSignature
+from .tensors import NO_TENSORS, OptionalTensors
 from .validation import check_call, check_flags
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-NO_GRADIENT = "[SA-307] comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it"
 
 Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -113,7 +110,7 @@ def attention(
     """
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, block_margins)
     if has_observer(q, k, v, attn_mask):
-        out, lse = _observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
+        out, lse = observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
         return out if lse is None else (out, lse)
     chosen = _options(options, choices) if choices or options is None else options
     signature = CallSignature.of(q, k, v, chosen, optional, backend=backend)
@@ -124,17 +121,6 @@ def attention(
         found.throw()
     out, lse = found.run(q, k, v, optional)
     return out if lse is None else (out, lse)
-
-
-def run(found: CallPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
-    """Run a plan on tensors of its signature; by the torch operator where something has to see the call.
-
-    Raises:
-        RuntimeError: a failure of the device, or derivatives in forward mode, of which there are none.
-    """
-    if has_observer(q, k, v, optional.attn_mask):
-        return _observed(q, k, v, optional, found.backend.name, found.signature.options)
-    return found.run(q, k, v, optional)
 
 
 def _options(options: AttentionOptions | None, choices: dict[str, Any]) -> AttentionOptions:
@@ -149,30 +135,6 @@ def _options(options: AttentionOptions | None, choices: dict[str, Any]) -> Atten
 @lru_cache(maxsize=256, typed=True)
 def _checked_options(options: AttentionOptions | None, /, **choices: Any) -> AttentionOptions:
     return AttentionOptions.of(options, choices)
-
-
-def _observed(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    optional: OptionalTensors,
-    backend: str | None,
-    options: AttentionOptions,
-) -> Result:
-    """The call by the torch operator; RuntimeError for forward-mode derivatives, and later for a gradient."""
-    require_tensors(q, k, v)
-    inputs = [tensor for tensor in (q, k, v, optional.attn_mask) if tensor is not None]
-    if any(map(has_tangent, inputs)):
-        raise RuntimeError(NO_GRADIENT)
-    writes = any(getattr(optional, name) is not None for name in WRITTEN)
-    operator = _writing_attention_op if writes else _attention_op
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        with torch.no_grad():
-            out, lse = operator(q, k, v, *optional, backend, *options.values())
-        out, lse = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
-    else:
-        out, lse = operator(q, k, v, *optional, backend, *options.values())
-    return out, lse if options.return_lse else None
 
 
 def explain(
@@ -202,54 +164,3 @@ def explain(
     if backend is None:
         return registry.explain(request)
     return {backend: registry.get(backend).reason_against(request)}
-
-
-class _WithoutGradient(torch.autograd.Function):
-    """Output and LSE as they are; asking for a gradient is an error, and not a gradient of zeros."""
-
-    @staticmethod
-    def forward(out: torch.Tensor, lse: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return out.view_as(out), lse.view_as(lse)
-
-    @staticmethod
-    def setup_context(ctx: object, inputs: object, output: object) -> None:
-        """Nothing is kept; torch.func asks for the method."""
-
-    @staticmethod
-    def backward(ctx: object, *gradients: torch.Tensor) -> None:
-        raise RuntimeError(NO_GRADIENT)
-
-
-def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    optional, backend, values = _split(others)
-    check_flags(optional, q.device)
-    found = plan(CallSignature.of(q, k, v, AttentionOptions(*values), optional, backend=backend))
-    if isinstance(found, Refusal):
-        found.throw()
-    out, lse = found.run(q, k, v, optional)
-    return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
-
-
-def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    options = AttentionOptions(*_split(others)[2])
-    batch, heads, tokens = (q.shape[options.layout.index(axis)] for axis in "BHN")
-    lse = q.new_empty((batch, heads, tokens) if options.return_lse else 0, dtype=torch.float32)
-    return q.new_empty(q.shape), lse
-
-
-def _split(others: tuple[Any, ...]) -> tuple[OptionalTensors, str | None, tuple[Any, ...]]:
-    """What the operators take after q, k and v: the other tensors, the backend's name, the values of the options."""
-    count = len(OptionalTensors._fields)
-    return OptionalTensors(*others[:count]), others[count], others[count + 1 :]
-
-
-def _define(name: str, *, writes: bool) -> Any:
-    aliases = {tensor: f"({tensor}!)" for tensor in WRITTEN} if writes else {}
-    optional = ", ".join(f"Tensor{aliases.get(tensor, '')}? {tensor}" for tensor in OptionalTensors._fields)
-    arguments = f"Tensor q, Tensor k, Tensor v, {optional}, str? backend, {OPTIONS_SCHEMA}"
-    return define(f"{name}({arguments}) -> (Tensor, Tensor)", _run, _fake)
-
-
-# Two operators, so that the compiler knows the first to write to nothing.
-_attention_op = _define("attention", writes=False)
-_writing_attention_op = _define("writing_attention", writes=True)

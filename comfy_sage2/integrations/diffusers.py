@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import registry
-from ..attention import run
+from ..operators import run
 from ..options import AttentionOptions, ModelChoices
 from ..plan import Refusal, plan
 from ..signature import CallSignature

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
-from comfy_sage2.comfyui.adapter.layers import is_self_attention
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall, is_self_attention
 
 TOKENS, PROMPT, FRAME = 80, 16, 20
 HEADS, HEAD_DIM = 4, 32

@@ -1,1 +1,1 @@
-"""What ComfyUI hands over, read: an attention call, its layer, the packs around it and the memory that it lives in."""
+"""What ComfyUI hands over, read: a call, the options of its pass, the packs around it and its memory."""

@@ -10,7 +10,7 @@ import torch
 
 from ...autotune.measure import prepare
 from ...tuning_candidates import BACKENDS
-from ..adapter.layers import changes_of, has_cross_attention
+from ..adapter.pass_options import changes_of, has_cross_attention
 from ..report.text import session_headline, status
 from ..session.session import Session, log
 from .prompt import reads_times, running_prompt

@@ -21,7 +21,7 @@ from ..settings import AUTO, AUTO_OR_REFERENCE, FIDELITY, REFERENCE, WHERE_FASTE
 from .fidelity import Fidelity
 from .guard import MORE_EXACT, PRECISE, Guard
 from .handler import Handler
-from .record import Decision, Summary
+from .record import Decision, Summary, decision_of
 from .sparsity import BlockSparsity
 
 log = logging.getLogger("comfy_sage2")
@@ -89,7 +89,9 @@ class Dispatcher(Handler):
         options, instead = choice.options, choice.instead
         if options is None:
             return self._in_full_precision(call, choice.reason)
-        least = None if self.guard is None else self.guard.mode(site.layer)
+        least = None
+        if self.guard is not None and site.layer in self.guard.restricted:
+            least = self.guard.mode(site.layer)
         if least is not None and options.mode in _less_exact(least):
             options, instead = replace(options, mode=least), None
         decision = self._decision(call, options)
@@ -139,7 +141,9 @@ class Dispatcher(Handler):
             return refused
         if self.settings.apply_to == "self only" and not site.is_self:
             return "[SA-303] cross-attention, and apply_to is 'self only'"
-        return None if self.guard is None else self.guard.reason(site.layer)
+        if self.guard is None or site.layer not in self.guard.restricted:
+            return None
+        return self.guard.reason(site.layer)
 
     def _decision(self, call: AttentionCall, options: AttentionOptions) -> Decision:
         """Who serves `call` with `options`, the node's rotation, and the accumulators that suit the GPU."""
@@ -149,7 +153,7 @@ class Dispatcher(Handler):
         try:
             completed = _completed(options, self.settings.rotate, call.scale, call.layout)
             backend = None if self.settings.backend == AUTO else self.settings.backend
-            return Decision.of(plan(call.signature(completed, backend=backend, where_faster=where_faster)))
+            return decision_of(plan(call.signature(completed, backend=backend, where_faster=where_faster)))
         except (TypeError, ValueError) as error:
             return Decision(reason=str(error))
         except torch.cuda.OutOfMemoryError:  # ComfyUI frees memory and tells the user

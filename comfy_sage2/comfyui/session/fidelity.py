@@ -169,10 +169,15 @@ class Probe:
 
 
 class Fidelity:
-    """What the samples of one sampling have shown; several threads may report to it."""
+    """What the samples of one sampling have shown; several threads may report to it.
+
+    Attributes:
+        restricted: the layers that are kept from a mode, or from all.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.restricted: set[int] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -183,6 +188,7 @@ class Fidelity:
             self._again: list[tuple[int, int]] = []  # turn and layer
             self._outside: dict[tuple[int, str, bool], list[tuple[int, Agreement]]] = {}
             self._least: dict[int, str | None] = {}
+            self.restricted.clear()
             self._all_blocks: set[int] = set()
             self._findings: list[Finding] = []
             self._lowest: dict[int, tuple[float, str]] = {}  # cosine and name
@@ -224,6 +230,7 @@ class Fidelity:
             self._all_blocks.add(layer)
         else:
             self._least[layer] = served.next_mode
+            self.restricted.add(layer)
         log.warning("SageAttention2: guard: %s", finding.text)
 
     def mode(self, layer: int) -> str | None:

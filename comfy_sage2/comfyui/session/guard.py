@@ -28,11 +28,6 @@ DOWNGRADED = "[SA-312] guard: this layer gave a result that was not finite earli
 FULL_PRECISION = "ComfyUI's attention"
 
 
-def can_check(device: torch.device) -> bool:
-    """False during the capture of a CUDA graph: nothing can be read back, and each replay would write to the flag."""
-    return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
-
-
 def is_finite(out: torch.Tensor) -> bool:
     """Whether `out` holds neither NaN nor infinity; waits for the device."""
     flag = torch.zeros(1, dtype=torch.int32, device=out.device)
@@ -76,18 +71,21 @@ class Guard:
 
     Attributes:
         fidelity: the second level, or None where values alone are checked.
+        restricted: the layers that are kept from a mode, or from all; `reason` and `mode` say nothing of others.
         trusts_repeats: False once a repeated pass came out broken although each of its calls was looked at: something
             else in the model answers from what it kept, so no pass of this sampling is repeated any more.
     """
 
     def __init__(self, fidelity: Fidelity | None = None) -> None:
         self.fidelity = fidelity
+        self.restricted: set[int] = set() if fidelity is None else fidelity.restricted
         self.reset()
 
     def reset(self) -> None:
         """A sampling starts: every layer is trusted again."""
         if self.fidelity is not None:
             self.fidelity.reset()
+        self.restricted.clear()
         self._downgrades: dict[int, Downgrade] = {}
         self._repeated: list[int] = []
         self._still_broken: list[int] = []
@@ -134,6 +132,7 @@ class Guard:
         known = self._downgrades.get(found.layer)
         if known is None or known.in_precise:
             self._downgrades[found.layer] = found
+            self.restricted.add(found.layer)
 
     @property
     def repeated(self) -> tuple[int, ...]:

@@ -156,6 +156,11 @@ class ModelPass:
         return kept[self._kept - 1].copy_(agreement)
 
 
+def can_read_back(device: torch.device) -> bool:
+    """False during the capture of a CUDA graph: nothing can be read back, and each replay would write to the flag."""
+    return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+
 def _current_stream(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 

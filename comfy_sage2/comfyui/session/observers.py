@@ -77,7 +77,7 @@ class EarlierNodes(Observer):
         while session is not None:
             model_pass = model_passes.current(session.slot)
             if model_pass is not None:
-                session.record.layer(model_pass.count_too(done.model_pass))
+                session.record.layer_numbers[model_pass.count_too(done.model_pass)]
             session = getattr(session.previous, "session", None)
 
 
@@ -125,7 +125,7 @@ class FidelityCheck(Observer):
         if probe is None or decision.plan is None or decision.options is None or decision.options.mode == EXACT:
             return
         probe.quantized.append(site.layer)
-        if not probe.wants(site.layer) or not guard.can_check(done.out.device):
+        if not probe.wants(site.layer) or not model_passes.can_read_back(done.out.device):
             return
         call = done.call
         better = replace(decision, skips=False) if decision.skips else self._handler.next_exact(call, decision)

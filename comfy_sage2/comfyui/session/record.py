@@ -112,11 +112,6 @@ class Decision:
     skips: bool = False
     plan: CallPlan | None = field(default=None, compare=False, repr=False)
 
-    @classmethod
-    def of(cls, found: CallPlan | Refusal) -> Decision:
-        """How calls of a plan are served; a refused one stays with ComfyUI."""
-        return _outcome_of(found)
-
     @property
     def label(self) -> str:
         """In words for the user."""
@@ -127,7 +122,8 @@ class Decision:
 
 
 @lru_cache(maxsize=MOST_PLANS)
-def _outcome_of(found: CallPlan | Refusal) -> Decision:
+def decision_of(found: CallPlan | Refusal) -> Decision:
+    """How calls of a plan are served; a refused one stays with ComfyUI."""
     if isinstance(found, Refusal):
         return Decision(reason=found.reason)
     # What each call decides for itself would divide the calls of a mode among several decisions.
@@ -238,6 +234,18 @@ class _Entry(NamedTuple):
     signature: Hashable | None
 
 
+class LayerNumbers(dict[str, int]):
+    """The numbers of names: from 0, in the order in which they are first asked for, by any thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def __missing__(self, name: str) -> int:
+        with self._lock:
+            return self.setdefault(name, len(self))
+
+
 @dataclass
 class Record:
     """The record of the sampling that runs or ran last; what happens outside of a sampling is not recorded.
@@ -245,10 +253,12 @@ class Record:
     Attributes:
         steps: of the sampling.
         times_calls: whether somebody will read how long the calls took: timing one costs as much as planning it.
+        layer_numbers: of the calls, by their names.
     """
 
     steps: int = 1
     times_calls: bool = True
+    layer_numbers: LayerNumbers = field(default_factory=LayerNumbers, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
     _samplings: int = 0  # that run now: one may begin within another
     _sampling: Sampling = Sampling.NONE
@@ -257,7 +267,6 @@ class Record:
     _timed: Counter[tuple[Hashable, bool]] = field(default_factory=Counter)
     _comparisons: list[tuple[Hashable, Timer]] = field(default_factory=list)
     _agreement: dict[LayerStep, list[torch.Tensor]] = field(default_factory=dict)
-    _layers: dict[str, int] = field(default_factory=dict, compare=False)  # name -> number
     _passes: list[int] = field(default_factory=list)  # attention calls of each
     _whole: Timer | None = None
     _devices: set[Hashable] = field(default_factory=set)
@@ -273,23 +282,15 @@ class Record:
             self._timed.clear()
             self._comparisons.clear()
             self._agreement.clear()
-            self._layers.clear()
+            self.layer_numbers.clear()
             self._passes.clear()
             self._devices.clear()
             self._whole = None
 
-    def layer(self, name: str) -> int:
-        """The number of the calls of this name: from 0, in the order in which the names first came."""
-        known = self._layers.get(name)
-        if known is not None:
-            return known
-        with self._lock:
-            return self._layers.setdefault(name, len(self._layers))
-
     def layer_name(self, layer: int) -> str:
         """The name of the calls with this number, as `call_site.Layer` has it."""
         with self._lock:
-            return _name(tuple(self._layers), layer)
+            return _name(tuple(self.layer_numbers), layer)
 
     def begin_pass(self, timer: Timer, device: Hashable = None) -> None:
         """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""
@@ -313,10 +314,6 @@ class Record:
             self._sampling = Sampling.COMPLETE if completed else Sampling.STOPPED
             if self._whole is not None:
                 self._whole.stop()
-
-    def start_timer(self, device: torch.device) -> Timer:
-        """Start measuring a call on `device`, if somebody will read how long it took."""
-        return start_timer(device) if self.times_calls else NO_TIMER
 
     def add(
         self, layer: int, step: int, decision: Decision, timer: Timer, *, signature: Hashable | None = None
@@ -357,7 +354,7 @@ class Record:
             entries, comparisons, timed = list(self._entries), list(self._comparisons), self.times_calls
             agreement = {cell: list(found) for cell, found in self._agreement.items()}
             whole, devices, steps = self._whole, max(len(self._devices), 1), self.steps
-            names, passes, sampling = tuple(self._layers), tuple(self._passes), self._sampling
+            names, passes, sampling = tuple(self.layer_numbers), tuple(self._passes), self._sampling
         calls = Counter(entry.decision for entry in entries)
         cells = {(entry.layer, entry.step): entry.decision for entry in entries}
         seconds: defaultdict[Decision, float] = defaultdict(float)

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from ...attention import run
 from ...call_site import CallSite
-from ...operators import has_observer
+from ...operators import has_observer, run
 from ...options import EXACT
 from ...tensors import OptionalTensors
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall, Fallback
-from . import guard
+from . import guard, model_passes
 from .handler import Handler
 from .model_passes import ModelPass
 from .observers import Observer
@@ -87,7 +86,7 @@ class Runner:
         assert plan is not None
         flag, looks = None, False
         # An exact attention's NaN are the model's own, as ComfyUI's are: nothing else could compute the call better.
-        if checks is not None and plan.options.mode != EXACT and guard.can_check(call.q.device):
+        if checks is not None and plan.options.mode != EXACT and model_passes.can_read_back(call.q.device):
             flag = model_pass.nonfinite_flag(call.q.device)
             looks = flag is None
         optional = OptionalTensors(call.mask_4d(), nonfinite=flag)

@@ -11,13 +11,13 @@ import torch
 from ...call_site import CallSite
 from ...options import AttentionOptions
 from ...signature import CallSignature
-from ..adapter import layers, memory, packs
-from ..adapter.attention_call import AttentionCall, Fallback, Override
+from ..adapter import memory, packs
+from ..adapter.attention_call import AttentionCall, Fallback, Override, block_of, is_self_attention
 from . import guard, model_passes
 from .handler import Handler
 from .model_passes import ModelPass, Schedule
 from .observers import CallRecorder, Computed, Downgrades, EarlierNodes, FidelityCheck, Observer, Quality
-from .record import Decision, Record, start_timer
+from .record import NO_TIMER, Decision, Record, Timer, start_timer
 from .runner import Runner
 
 log = logging.getLogger("comfy_sage2")
@@ -91,7 +91,7 @@ class Session:
         self.record.begin_pass(start_timer(device), device)
         model_pass = ModelPass(self, self._schedule.step(sigma), transformer_options, self.evaluations)
         with memory.unrecorded():  # these tensors live until the pass is through
-            if self.handler.guard is not None and guard.can_check(device):
+            if self.handler.guard is not None and model_passes.can_read_back(device):
                 model_pass.make_flag(device)
                 if self.handler.guard.fidelity is not None:
                     model_pass.probe = self.handler.guard.fidelity.begin(device)
@@ -142,7 +142,7 @@ class Session:
         """
         site = self._call_site(call, model_pass, options or {})
         chosen = self.handler.choose(call, site)
-        signature, timer = self._work_of(call), self.record.start_timer(call.q.device)
+        signature, timer = self._work_of(call), self._start_timer(call.q.device)
         out, decision, broken = self._runner.run(call, chosen, site, model_pass, fallback, self._observers)
         timer.stop()
         if broken or (decision.plan is None and chosen.plan is not None):
@@ -150,7 +150,7 @@ class Session:
         done = Computed(call, site, model_pass, fallback, out, decision, broken, signature, timer)
         for observer in self._observers:
             observer.after(done)
-        if len(model_pass.calls) == self._expected_calls and guard.can_check(out.device):
+        if len(model_pass.calls) == self._expected_calls and model_passes.can_read_back(out.device):
             model_pass.copy_flag()
         return out if decision.plan is None else call.output(out)
 
@@ -167,6 +167,10 @@ class Session:
             is_first = self.previous is None
             found.append(Quality(self.record, self._runner.warn_once, times_comfyui=is_first))
         return tuple(found)
+
+    def _start_timer(self, device: torch.device) -> Timer:
+        """Start measuring a call on `device`, if somebody will read how long it took."""
+        return start_timer(device) if self.record.times_calls else NO_TIMER
 
     def _work_of(self, call: AttentionCall) -> CallSignature | None:
         """What calls of equal work have in common; None where nobody compares times, or the call fits no backend."""
@@ -194,20 +198,20 @@ class Session:
     ) -> torch.Tensor:
         """The output of `run`, another pack's attention on `call`, which counts as its unless it comes back here."""
         seen, device, head_dim = len(model_pass.calls), call.q.device, call.head_dim
-        is_self = layers.is_self_attention(call, options or {}, self.cross_attends)
+        is_self = is_self_attention(call, options or {}, self.cross_attends)
         call.release()
-        timer = self.record.start_timer(device)
+        timer = self._start_timer(device)
         out = run()
         timer.stop()
         if len(model_pass.calls) == seen:
-            name = model_pass.next_call(head_dim, layers.block_of(options or {}), is_self)
-            self.record.add(self.record.layer(name), model_pass.step, Decision(reason=TAKEN, by=owner), timer)
+            name = model_pass.next_call(head_dim, block_of(options or {}), is_self)
+            self.record.add(self.record.layer_numbers[name], model_pass.step, Decision(reason=TAKEN, by=owner), timer)
         return out
 
     def _call_site(self, call: AttentionCall, model_pass: ModelPass, options: Mapping[str, Any]) -> CallSite:
-        is_self = layers.is_self_attention(call, options, self.cross_attends)
-        name = model_pass.next_call(call.head_dim, layers.block_of(options), is_self)
-        layer, (_, kv_length) = self.record.layer(name), call.lengths
+        is_self = is_self_attention(call, options, self.cross_attends)
+        name = model_pass.next_call(call.head_dim, block_of(options), is_self)
+        layer, (_, kv_length) = self.record.layer_numbers[name], call.lengths
         return CallSite(layer, self.layers, model_pass.step, self._schedule.steps, kv_length, name, is_self)
 
     def _previous_owner(self) -> str | None:

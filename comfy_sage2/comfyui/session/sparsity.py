@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ...attention import run
 from ...block_mask import BlockMask, blocks_of
 from ...call_site import CallSite, is_indexed
+from ...operators import run
 from ...options import EXACT
 from ...plan import CallPlan, Refusal, listed_plan, recording_plan
 from ...signature import TensorForm
@@ -20,9 +20,10 @@ from ...sparsity.controller import SparsityController, values
 from ...sparsity.mask_cache import ModelChanges, PassKey
 from ...tensors import OptionalTensors
 from ...text import error_text
-from ..adapter import layers, memory
+from ..adapter import memory, pass_options
 from ..adapter.attention_call import AttentionCall
-from .guard import Guard, can_check
+from . import model_passes
+from .guard import Guard
 from .model_passes import ModelPass
 
 log = logging.getLogger("comfy_sage2")
@@ -106,7 +107,12 @@ class BlockSparsity:
         None where the call is none of this, or something failed: then it is to be computed with all key blocks.
         optional: the call's tensors beside q, k and v. model_pass: the pass.
         """
-        if not self._at_work or not site.is_self or dense.options.mode == EXACT or not can_check(call.q.device):
+        if (
+            not self._at_work
+            or not site.is_self
+            or dense.options.mode == EXACT
+            or not model_passes.can_read_back(call.q.device)
+        ):
             return None
         if guard is not None and guard.keeps_all_blocks(site.layer):
             return None
@@ -169,7 +175,7 @@ class BlockSparsity:
     ) -> CallPlan | str:
         """The plan of `call` that records margins, or why it cannot skip key blocks: margins alone are no use."""
         leaves_out = (
-            layers.replaces_blocks(model_pass.transformer_options) or model_pass.changes in self._without_blocks
+            pass_options.replaces_blocks(model_pass.transformer_options) or model_pass.changes in self._without_blocks
         )
         if leaves_out and is_indexed(site.name):
             return "[SA-318] passes skip transformer blocks, and the model does not say of which one this call is"
@@ -207,7 +213,10 @@ class BlockSparsity:
 
 def _pass_key(model_pass: ModelPass) -> PassKey:
     return PassKey(
-        model_pass.step, model_pass.evaluation, layers.prompts_of(model_pass.transformer_options), model_pass.changes
+        model_pass.step,
+        model_pass.evaluation,
+        pass_options.prompts_of(model_pass.transformer_options),
+        model_pass.changes,
     )
 
 

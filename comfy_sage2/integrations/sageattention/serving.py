@@ -17,9 +17,9 @@ import torch
 # torch's own, also where another pack has put `sageattn` in its place.
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...attention import attention, run
+from ...attention import attention
 from ...backends.base import empty_output
-from ...operators import OPTIONS_SCHEMA, define, has_observer
+from ...operators import OPTIONS_SCHEMA, define, has_observer, run
 from ...options import EXACT, AttentionOptions
 from ...plan import Refusal, plan
 from ...signature import CallSignature

@@ -8,7 +8,7 @@ import torch
 
 from comfy_sage2.attention import attention
 from comfy_sage2.block_mask import BlockMask
-from comfy_sage2.comfyui.adapter.layers import changes_of
+from comfy_sage2.comfyui.adapter.pass_options import changes_of
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import sparsity
 from comfy_sage2.comfyui.session.session import Session

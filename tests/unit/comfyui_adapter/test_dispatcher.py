@@ -25,7 +25,7 @@ def chosen(mode: str, least: str | None, **arguments: Any) -> Decision:
     """What is decided for a call in `mode`, of whose layer the guard says it may be computed in `least` or better."""
     selector = FixedSelector(AttentionOptions(mode))
     handler = Dispatcher(Settings(backend="reference"), REFERENCE, selector)
-    watched: Any = SimpleNamespace(reason=lambda layer: None, mode=lambda layer: least)
+    watched: Any = SimpleNamespace(restricted={0}, reason=lambda layer: None, mode=lambda layer: least)
     handler.guard = watched
     return handler.choose(AttentionCall.of((*torch.randn(3, 1, 64, 128).unbind(), 2), arguments), SITE)
 

@@ -12,7 +12,7 @@ from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.report.text import report
-from comfy_sage2.comfyui.session import fidelity, guard, model_passes
+from comfy_sage2.comfyui.session import fidelity, model_passes
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.policy.targets import TARGETS
 
@@ -158,7 +158,7 @@ def test_a_pass_that_is_made_again_is_compared_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_during_a_capture_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "can_check", lambda device: False)
+    monkeypatch.setattr(model_passes, "can_read_back", lambda device: False)
     session = watched()
     assert session.begin_pass(1.0, CPU, {}).probe is None
     probe = found_by(session).begin(CPU)

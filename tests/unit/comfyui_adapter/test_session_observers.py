@@ -100,7 +100,7 @@ class TestEarlierNodes:
             EarlierNodes(second).after(done(by_kernel(), model_pass=passes[2]))
         for override, model_pass in zip((first, second), passes, strict=False):
             assert [layer.name for layer in model_pass.calls] == [name] and model_pass.calls[0].head_dim == HEAD_DIM
-            assert override.session.record.layer("another") == 1, "the name has the number 0"
+            assert override.session.record.layer_numbers["another"] == 1, "the name has the number 0"
 
     def test_a_call_that_was_left_they_have_seen_themselves(self) -> None:
         (first,) = self.chain(0)
@@ -123,8 +123,8 @@ class TestEarlierNodes:
         model_pass.next_call(HEAD_DIM, None, True)
         with model_passes.running(0, running):
             EarlierNodes(second).after(done(by_kernel(), model_pass=model_pass))
-        assert len(running.calls) == 1 and second.session.record.layer("call 0") == 0
-        assert first.session.record.layer("another") == 1
+        assert len(running.calls) == 1 and second.session.record.layer_numbers["call 0"] == 0
+        assert first.session.record.layer_numbers["another"] == 1
 
 
 class TestDowngrades:

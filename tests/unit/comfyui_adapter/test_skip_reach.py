@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.adapter.layers import changes_of
+from comfy_sage2.comfyui.adapter.pass_options import changes_of
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.hooks.sampling import pass_wrapper
 from comfy_sage2.comfyui.report.text import report

@@ -10,7 +10,7 @@ import torch
 
 import comfy_sage2
 from comfy_sage2 import BlockMask, UnsupportedError, registry
-from comfy_sage2.attention import _writing_attention_op
+from comfy_sage2.operators import _writing_attention_op
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference.block_margins import block_margins
 from comfy_sage2.reference.options import ReferenceOptions

@@ -13,9 +13,9 @@ from attention_oracle import oracle, relative_l1
 
 import comfy_sage2
 from comfy_sage2 import BlockMask, UnsupportedError, registry
-from comfy_sage2.attention import _attention_op, _writing_attention_op
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
 from comfy_sage2.backends.constraints import DENSE
+from comfy_sage2.operators import _attention_op, _writing_attention_op
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference import attention as reference
 from comfy_sage2.reference.scores import tile_scores

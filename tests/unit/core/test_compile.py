@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import comfy_sage2
-from comfy_sage2.attention import _attention_op, _writing_attention_op
+from comfy_sage2.operators import _attention_op, _writing_attention_op
 from comfy_sage2.options import AttentionOptions
 
 BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else [])

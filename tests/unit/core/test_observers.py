@@ -11,8 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import comfy_sage2
-from comfy_sage2 import BlockMask
-from comfy_sage2 import attention as attention_function
+from comfy_sage2 import BlockMask, operators
 from comfy_sage2.backends.reference import ReferenceCall
 from comfy_sage2.operators import has_observer
 
@@ -35,14 +34,14 @@ class Counted:
 @pytest.fixture
 def operator(monkeypatch: pytest.MonkeyPatch) -> Counted:
     found = Counted(OPERATOR)
-    monkeypatch.setitem(attention_function.__globals__, "_attention_op", found)
+    monkeypatch.setattr(operators, "_attention_op", found)
     return found
 
 
 @pytest.fixture
 def writing(monkeypatch: pytest.MonkeyPatch) -> Counted:
     found = Counted(WRITING)
-    monkeypatch.setitem(attention_function.__globals__, "_writing_attention_op", found)
+    monkeypatch.setattr(operators, "_writing_attention_op", found)
     return found
 
 

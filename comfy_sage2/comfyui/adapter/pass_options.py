@@ -1,0 +1,62 @@
+"""What a model says of a pass: what it is made for, and what makes the model another one in it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+
+from ...sparsity.mask_cache import ModelChanges
+
+_SAID_BY_PROMPTS = ("uuids", "context_window")
+# Parts of the names that ComfyUI's models give to the modules of their cross-attentions.
+_CROSS = ("cross", "attn2")
+
+
+def prompts_of(options: Mapping[str, Any]) -> frozenset[str]:
+    """What a pass is made for: its prompts, by ComfyUI's numbers for them, each with the context window it is in.
+
+    Empty where a pack's sampler does not tell.
+    """
+    window = getattr(options.get("context_window"), "index_list", None)
+    uuids = options.get("uuids")
+    if not isinstance(uuids, (list, tuple)):
+        uuids = [] if window is None else [None]
+    return frozenset(f"{uuid} {window}" for uuid in uuids)
+
+
+def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, object]) -> ModelChanges:
+    """What makes `model` (ComfyUI's BaseModel) another one for the pass that begins, and its strength in this step.
+
+    A prompt's own LoRA is a hook: ComfyUI changes the model's weights between passes, and by keyframes between steps.
+    Guidance nodes make further passes of a prompt with other options, or without some of the model's inputs.
+
+    options: ComfyUI's `transformer_options`. Of switches, texts and sets the values matter; of others, which may count
+    the steps, only that they are there. inputs: the model's, by name.
+    """
+    applied = getattr(getattr(model, "current_patcher", None), "current_hooks", None)
+    hooks = {(hook.hook_ref, float(hook.strength)) for hook in ([] if applied is None else applied.hooks)}
+    others: set[Hashable] = {("input", name) for name, value in inputs.items() if value is not None}
+    for name, value in options.items():
+        if name in _SAID_BY_PROMPTS:
+            continue
+        if isinstance(value, set):
+            value = frozenset(value)
+        others.add((name, value if isinstance(value, (bool, str, frozenset)) else None))
+    patches = options.get("patches_replace")
+    if isinstance(patches, Mapping):
+        others |= {("patches_replace", part, block) for part, blocks in patches.items() for block in blocks}
+    return frozenset(hooks | {(other, 1.0) for other in others})
+
+
+def replaces_blocks(options: Mapping[str, Any]) -> bool:
+    """Whether a patch of this pass takes the place of blocks, which may then make no attention calls."""
+    patches = options.get("patches_replace")
+    return isinstance(patches, Mapping) and any(patches.values())
+
+
+def has_cross_attention(model: torch.nn.Module) -> bool:
+    """Whether one of the modules of `model` is a cross-attention, by its name or its class."""
+    names = (f"{name} {type(module).__name__}".lower() for name, module in model.named_modules())
+    return any(part in name for name in names for part in _CROSS)

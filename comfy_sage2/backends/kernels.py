@@ -1,4 +1,4 @@
-"""The compiled kernels: one backend for each kernel module, and the table of what each can do."""
+"""The compiled kernels: one backend for each kernel module, which says itself what it can do."""
 
 from __future__ import annotations
 
@@ -46,36 +46,31 @@ class KernelBackend(Backend):
         architecture: str,
         capabilities: tuple[tuple[int, int], ...],
         *,
-        modes: tuple[str, ...],
-        pv_accumulators: tuple[str, ...],
         least_skipped: Mapping[str, float] = _LEAST_SKIPPED,
     ) -> None:
-        """The module of `architecture` is built for GPUs of these capabilities and has these values of the options.
+        """The module of `architecture` is built for GPUs of these capabilities.
 
         least_skipped: by mode, see `Backend.least_skipped`.
         """
         self.name = architecture
         self.capabilities = capabilities
-        self.modes = modes
-        self.pv_accumulators = pv_accumulators
         self._least_skipped = least_skipped
         self.constraints = (
             ON_CUDA,
             capability_is(*capabilities),
             LENGTH,
-            option_is("mode", *modes),
-            option_is("pv_accumulator", *pv_accumulators),
             PRECISE,
             MARGINS,
         )
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """Each mode with each accumulator that it has."""
+        """Each mode of the module with each accumulator that it has; KernelUnavailable without a module."""
+        module = loader.load(self.name)
         return tuple(
             Variant(mode, accumulator)
-            for mode in self.modes
-            for accumulator in self.pv_accumulators
+            for mode in abi.modes(module)
+            for accumulator in abi.pv_accumulators(module)
             if mode_has_accumulator(mode, accumulator)
         )
 
@@ -92,17 +87,23 @@ class KernelBackend(Backend):
         return loader.reason_unavailable(self.name)
 
     def reason_against(self, request: AttentionRequest) -> str | None:
-        """See `Backend.reason_against`; asks the self-test last, which runs once on each GPU."""
+        """See `Backend.reason_against`; asks the module, and last the self-test, which runs once on each GPU."""
         return (
             super().reason_against(request)
-            or self._reason_against_age(request)
+            or self._reason_of_module(request)
             or self_test.reason_against(self.name, request.device_index, self.variants)
         )
 
-    def _reason_against_age(self, request: AttentionRequest) -> str | None:
-        if not request.has_block_mask and not request.has_block_margins:
-            return None
+    def _reason_of_module(self, request: AttentionRequest) -> str | None:
+        """Why the module has no kernel for `request`, or None."""
         module = loader.load(self.name)
+        for option in (
+            option_is("mode", *abi.modes(module)),
+            option_is("pv_accumulator", *abi.pv_accumulators(module)),
+        ):
+            reason = option.check(request)
+            if reason is not None:
+                return reason
         if request.has_block_mask and not abi.has_block_masks(module):
             return older_than_block_masks(abi.describe(module))
         if request.has_block_margins and not abi.has_block_margins(module):
@@ -148,11 +149,9 @@ KERNELS = (
     KernelBackend(
         "sm90",
         ((9, 0),),
-        modes=("8b", "4b", "precise"),
-        pv_accumulators=("fp32",),
         least_skipped=_LEAST_SKIPPED_ON_HOPPER,
     ),
-    KernelBackend("sm89", ((8, 9),), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
-    KernelBackend("sm120", ((12, 0), (12, 1)), modes=("8b", "precise"), pv_accumulators=("fp32", "fp16")),
-    KernelBackend("sm80", ((8, 0), (8, 6)), modes=("8b", "4b", "precise"), pv_accumulators=("fp32", "fp16")),
+    KernelBackend("sm89", ((8, 9),)),
+    KernelBackend("sm120", ((12, 0), (12, 1))),
+    KernelBackend("sm80", ((8, 0), (8, 6))),
 )

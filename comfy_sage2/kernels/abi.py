@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 
 # kAbiVersion of csrc/attention_call.h, and the major number of csrc/VERSION.
@@ -10,7 +11,10 @@ ABI_VERSION = 5
 OLDEST_ABI = 3
 NEEDED = f"ABI {OLDEST_ABI} to {ABI_VERSION}"
 _BLOCK_MASKS = _PHASES = _BLOCK_MARGINS = 4  # the first ABI that has them
-_PLANS = 5
+_PLANS = _OPTIONS = 5
+# The options of modules before that, which do not name them, by architecture; and those of the others.
+_OLDER_MODES = {"sm120": ("8b", "precise")}, ("8b", "4b", "precise")
+_OLDER_ACCUMULATORS = {"sm90": ("fp32",)}, ("fp32", "fp16")
 # What is asked of a module before its first call.
 _MEMBERS = ("driver_version", "minimum_driver_version", "target")
 
@@ -45,6 +49,24 @@ def has_phases(module: ModuleType) -> bool:
 def has_block_margins(module: ModuleType) -> bool:
     """Whether calls of `module` may record block margins."""
     return bool(module.abi_version >= _BLOCK_MARGINS)
+
+
+def modes(module: ModuleType) -> tuple[str, ...]:
+    """The values of `AttentionOptions.mode` that `module` has kernels for."""
+    return _options(module, "modes", *_OLDER_MODES)
+
+
+def pv_accumulators(module: ModuleType) -> tuple[str, ...]:
+    """The values of `AttentionOptions.pv_accumulator`, likewise; mode "precise" takes the first alone."""
+    return _options(module, "pv_accumulators", *_OLDER_ACCUMULATORS)
+
+
+def _options(
+    module: ModuleType, name: str, older: Mapping[str, tuple[str, ...]], others: tuple[str, ...]
+) -> tuple[str, ...]:
+    if module.abi_version >= _OPTIONS:
+        return tuple(getattr(module, name))
+    return older.get(module.architecture, others)
 
 
 def has_plans(module: ModuleType) -> bool:

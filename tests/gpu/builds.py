@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.accumulators import mode_has_accumulator
 from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
@@ -37,6 +38,7 @@ from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+from tools import kernel_table
 
 _TILES = Path(__file__).resolve().parents[2] / "csrc" / "sm90" / "tiles.h"
 
@@ -62,8 +64,7 @@ def backend(name: str) -> KernelBackend:
     target = loader.load(name).target
     if target.removesuffix("a") != f"sm_{major}{minor}":
         pytest.skip(f"{name} was built for {target}, this GPU is sm_{major}{minor}")
-    (declared,) = (one for one in KERNELS if one.name == name)
-    return KernelBackend(name, ((major, minor),), modes=declared.modes, pv_accumulators=declared.pv_accumulators)
+    return KernelBackend(name, ((major, minor),))
 
 
 def module_with_lists(name: str) -> ModuleType:
@@ -87,18 +88,27 @@ def module_with_margins(name: str) -> ModuleType:
     return module
 
 
+# What the modules are built for; nothing is loaded when the tests are collected.
+DECLARED = tuple(kernel_table.read(kernels.name) for kernels in KERNELS)
+
 # Parametrise a test by `name` and `mode`, or by the accumulator too.
 each_mode = pytest.mark.parametrize(
-    ("name", "mode"), [(kernels.name, mode) for kernels in KERNELS for mode in kernels.modes]
+    ("name", "mode"), [(found.name, mode) for found in DECLARED for mode in found.modes]
 )
 each_accumulator = pytest.mark.parametrize(
     ("name", "mode", "accumulator"),
-    [(kernels.name, variant.mode, variant.pv_accumulator) for kernels in KERNELS for variant in kernels.variants],
+    [
+        (found.name, mode, accumulator)
+        for found in DECLARED
+        for mode in found.modes
+        for accumulator in found.pv_accumulators
+        if mode_has_accumulator(mode, accumulator)
+    ],
 )
 # Where kernels of the same source would only do the same again.
 each_kernel = pytest.mark.parametrize(
     ("name", "mode"),
-    [(kernels.name, mode) for kernels in KERNELS if kernels.name in ("sm90", "sm89") for mode in kernels.modes],
+    [(found.name, mode) for found in DECLARED if found.name in ("sm90", "sm89") for mode in found.modes],
 )
 
 

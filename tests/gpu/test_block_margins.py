@@ -12,12 +12,12 @@ import torch
 import comfy_sage2
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends import parts
-from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.block_mask import BLOCK_TOKENS, blocks_of
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.block_margins import LOSSLESS, block_margins
 
 from .builds import (
+    DECLARED,
     REFERENCE_BOUND_OF_FEW_ROWS,
     backend,
     each_accumulator,
@@ -151,7 +151,7 @@ def test_the_output_is_that_of_a_call_without_margins(
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [(kernels.name, mode) for kernels in KERNELS for mode in kernels.modes if kernels.name != "sm80"],
+    [(found.name, mode) for found in DECLARED for mode in found.modes if found.name != "sm80"],
 )
 @each_head_dim
 def test_lists_of_the_lossless_blocks_are_the_dense_call_bit_for_bit(
@@ -212,7 +212,7 @@ def test_parts_have_the_same_margins(monkeypatch: pytest.MonkeyPatch, name: str,
     assert torch.equal(recorded(name, q, k, v, mode=mode)[1], whole)
 
 
-@pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS if "4b" in kernels.modes])
+@pytest.mark.parametrize("name", [found.name for found in DECLARED if "4b" in found.modes])
 def test_smoothed_queries_in_several_launches(name: str, fresh_seed: int) -> None:
     """The correction of 2 * 24 heads with 40,000 keys is larger than its share of the workspace."""
     q, k, v = graded((2, 24, 5120, 64), (2, 2, 40_000, 64))

@@ -10,11 +10,11 @@ import torch
 import comfy_sage2
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends import parts
-from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.block_mask import blocks_of
 from comfy_sage2.tensors import OptionalTensors
 
 from .builds import (
+    DECLARED,
     EXACT_BOUND,
     LSE_BOUND,
     assert_equal_in_threads,
@@ -351,7 +351,7 @@ def test_parts_give_the_same_bits(
     assert torch.equal(out, whole) and torch.equal(lse, whole_lse)
 
 
-@pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS if "4b" in kernels.modes])
+@pytest.mark.parametrize("name", [found.name for found in DECLARED if "4b" in found.modes])
 def test_smoothed_queries_in_several_launches(name: str, fresh_seed: int) -> None:
     """The correction of 2 * 24 heads with 40,000 keys is larger than its share of the workspace."""
     q, k, v = random_qkv((2, 24, 5120, 64), (2, 2, 40_000, 64))

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from declared_modules import declared_module
 
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
-from comfy_sage2.kernels import loader
+from comfy_sage2.kernels import abi, loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
 from tools import kernel_table
@@ -26,6 +27,7 @@ def _request(capability: tuple[int, int], **choices: Any) -> AttentionRequest:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
 
 
@@ -84,6 +86,25 @@ def test_a_missing_kernel_is_the_last_reason(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_backends_are_those_of_the_kernels_table() -> None:
-    backends = {backend.name: (backend.capabilities, backend.modes, backend.pv_accumulators) for backend in KERNELS}
     built = {name: kernel_table.read(name) for name in kernel_table.names()}
-    assert backends == {name: (entry.capabilities, entry.modes, entry.pv_accumulators) for name, entry in built.items()}
+    backends = {backend.name: backend.capabilities for backend in KERNELS}
+    assert backends == {name: entry.capabilities for name, entry in built.items()}
+
+
+@pytest.mark.parametrize("version", range(abi.OLDEST_ABI, abi.ABI_VERSION + 1))
+def test_the_options_are_those_of_the_module(version: int) -> None:
+    """What the modules of older releases do not say is what csrc declares to this day."""
+    for name in kernel_table.names():
+        entry = kernel_table.read(name)
+        module: Any = declared_module(name, version)
+        assert (abi.modes(module), abi.pv_accumulators(module)) == (entry.modes, entry.pv_accumulators)
+
+
+def test_a_newer_module_is_believed(monkeypatch: pytest.MonkeyPatch, installed: None) -> None:
+    module = declared_module("sm120")
+    module.modes = ("8b", "4b")
+    monkeypatch.setattr(loader, "load", lambda architecture: module)
+    assert SM120.reason_against(_request((12, 0), mode="4b")) is None
+    reason = SM120.reason_against(_request((12, 0), mode="precise"))
+    assert reason == "[SA-206] mode must be 8b or 4b here, got precise"
+    assert {variant.mode for variant in SM120.variants} == {"8b", "4b"}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from declared_modules import declared_module
 from recorder import Recorder
 
 from comfy_sage2 import BlockMask
@@ -19,6 +19,7 @@ from comfy_sage2.options import EXACT, AttentionOptions
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import OptionalTensors
+from tools import kernel_table
 
 
 class Case(NamedTuple):
@@ -61,12 +62,11 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_kernels_refuse_what_they_are_older_than(
     backend: Any, abi: int, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = SimpleNamespace(version=f"{abi}.0.0", abi_version=abi)
-    monkeypatch.setattr(loader, "load", lambda architecture: module)
+    monkeypatch.setattr(loader, "load", lambda architecture: declared_module(architecture, abi))
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
     monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
     for capability in backend.capabilities:
-        for mode in backend.modes:
+        for mode in kernel_table.read(backend.name).modes:
             with_it, without = case.requests(capability, mode)
             assert backend.reason_against(with_it) == (case.older if abi == 3 else None)
             assert backend.reason_against(without) is None

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from declared_modules import declared_module
 
 import comfy_sage2
 from comfy_sage2.backends import self_test
@@ -76,6 +77,7 @@ def test_smooth_v_changes_nothing() -> None:
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.name)
 def test_what_a_backend_lacks_is_its_reason(kernels: KernelBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
 
     def reason(dtype: torch.dtype = torch.bfloat16, pv_accumulator: str = "fp32") -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from declared_modules import declared_module
 
 from comfy_sage2 import machine as machine_facts
 from comfy_sage2.autotune import cache_file
@@ -60,7 +61,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     monkeypatch.setattr(cache_file, "user_cache", lambda: found.folder)
     monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
     monkeypatch.setattr(self_test_cases, "run", found.run)
-    monkeypatch.setattr(loader, "load", lambda architecture: SimpleNamespace())
+    monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(loader, "fingerprint", lambda architecture: found.module)
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: found.current)
@@ -110,7 +111,7 @@ def test_two_gpus_keep_their_own_results(machine: Machine) -> None:
 
 def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(machine: Machine) -> None:
     machine.wrong = [WRONG, "another"]
-    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
+    backend = KernelBackend("sm90", ((9, 0),))
     request = replace(
         AttentionRequest.minimal(torch.device("cpu"), AttentionOptions()),
         device_type="cuda",
@@ -128,7 +129,7 @@ def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(ma
 
 
 def test_constraints_come_first(machine: Machine) -> None:
-    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
+    backend = KernelBackend("sm90", ((9, 0),))
     assert backend.reason_against(AttentionRequest.minimal(torch.device("cpu"), AttentionOptions())) is not None
     assert machine.asked == []
 
@@ -169,7 +170,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Calls as a backend binds them now."""
     monkeypatch.setattr(kernels, "KernelCall", Bound)
     monkeypatch.setattr(Bound, "made", 0)
-    backend = KernelBackend("sm90", ((9, 0),), modes=("8b",), pv_accumulators=("fp32",))
+    backend = KernelBackend("sm90", ((9, 0),))
     request = replace(
         AttentionRequest.minimal(torch.device("cpu"), AttentionOptions()),
         device_type="cuda",

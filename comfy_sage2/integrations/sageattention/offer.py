@@ -19,6 +19,7 @@ log = logging.getLogger("comfy_sage2")
 NAME = "sageattention"
 PATH = Path(__file__).resolve().parent / "path"  # holds the module of that name
 BACKEND_VARIABLE = "COMFY_SAGE2_SAGEATTENTION_BACKEND"
+VERSION = "2.2.0+comfy.sage2"  # the interface's, marked as ours; the metadata beside the module has the same
 AUTOMATIC = "auto"  # an accelerated backend
 REFERENCE = "reference"
 

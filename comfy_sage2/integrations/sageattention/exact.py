@@ -15,11 +15,11 @@ from ..torch_attention import Inputs
 _MOST_SCORES = 1 << 24  # at once where the LSE is asked for: 64 MB in float32
 
 
-def torchs_attention(
-    inputs: Inputs, options: AttentionOptions, scale: float | None, dropout_p: float = 0.0
-) -> torch.Tensor:
+def torchs_attention(inputs: Inputs, options: AttentionOptions, dropout_p: float = 0.0) -> torch.Tensor:
     """The output of torch's attention, contiguous in the layout of the options, as that of the kernels is."""
     q, k, v, mask = _in_torchs_layout(inputs, options)
+    if mask is not None and mask.dim() < 2:  # which some of torch's attentions do not take
+        mask = mask[None]
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
     if mask is not None and options.is_causal:
@@ -31,8 +31,8 @@ def torchs_attention(
         attn_mask=mask,
         dropout_p=dropout_p,
         is_causal=options.is_causal and mask is None,
-        scale=scale,
-        enable_gqa=q.dim() > 2 and q.shape[-3] != k.shape[-3],
+        scale=options.scale,
+        enable_gqa=_group_size(q, k) > 1,
     )
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
@@ -49,9 +49,8 @@ def plain_attention(
     q, k, v, mask = _in_torchs_layout(inputs, options)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
-        repeats = q.shape[-3] // k.shape[-3]
-        k, v = (tensor.repeat_interleave(repeats, dim=-3) for tensor in (k, v))
+    if (size := _group_size(q, k)) > 1:
+        k, v = (tensor.repeat_interleave(size, dim=-3) for tensor in (k, v))
     keys, values = k.to(dtype).transpose(-2, -1), v.to(dtype)
     if mask is not None and options.is_causal:
         mask = _below_the_diagonal(mask, q, k)
@@ -73,6 +72,13 @@ def plain_attention(
     out, lse = torch.cat(outs, dim=-2).to(q.dtype), torch.cat(lses, dim=-1)
     out = out.transpose(1, 2) if options.layout == "BNHD" else out
     return out.contiguous(), lse.float()
+
+
+def _group_size(q: torch.Tensor, k: torch.Tensor) -> int:
+    """How many heads of q share one of k; 1 too where one head of q is for all of them."""
+    if q.dim() < 3 or k.dim() < 3 or not k.shape[-3] or q.shape[-3] % k.shape[-3]:
+        return 1
+    return q.shape[-3] // k.shape[-3]
 
 
 def _in_torchs_layout(inputs: Inputs, options: AttentionOptions) -> Inputs:

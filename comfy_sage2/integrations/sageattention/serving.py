@@ -100,7 +100,7 @@ def attend(
     fitting = None if reason is not None else in_four_dimensions(inputs, options.layout)
     if fitting is None:
         count_torchs(reason or DO_NOT_FIT)
-        return _exact(inputs, options, scale, dropout_p)
+        return exact(inputs, options, scale, dropout_p)
     run = _operator if has_observer(*fitting) else _run
     out, lse = run(*fitting, *options.values())
     out = out if out.shape == q.shape else out.reshape(q.shape)
@@ -125,13 +125,18 @@ def _count_compiled(reason: str) -> bool:
 run_by_the_compiler(_count_compiled)  # a lock and a log would break its graph
 
 
-def _exact(inputs: Inputs, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
-    """By torch, with derivatives; its fused attentions have none in forward mode."""
+def exact(inputs: Inputs, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
+    """By torch, with derivatives.
+
+    In plain torch where its fused attentions have no derivative in forward mode, or give NaN: some do for a scale that
+    is not positive.
+    """
     if options.return_lse:
         return plain_attention(inputs, options, scale, dropout_p)
-    if any(has_tangent(tensor) for tensor in inputs if tensor is not None and not tensor.is_nested):
+    has_tangents = any(has_tangent(tensor) for tensor in inputs if tensor is not None and not tensor.is_nested)
+    if scale != options.scale or has_tangents:
         return plain_attention(inputs, options, scale, dropout_p)[0]
-    return torchs_attention(inputs, options, scale, dropout_p)
+    return torchs_attention(inputs, options, dropout_p)
 
 
 def _run(
@@ -170,7 +175,7 @@ def served(
             return result
     calls.count(TORCH, reason)
     if not options.return_lse:
-        return torchs_attention(inputs, options, options.scale), None
+        return torchs_attention(inputs, options), None
     exact = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
     fused = plan(CallSignature.of(q, k, v, exact, optional, accelerated_only=True))
     if isinstance(fused, Refusal):

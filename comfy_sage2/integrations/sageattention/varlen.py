@@ -7,8 +7,7 @@ import torch
 from ...operators import OPTIONS_SCHEMA, define, has_observer
 from ...options import AttentionOptions
 from ..torch_attention import Inputs, autocast, reason_for_torch
-from .exact import torchs_attention
-from .serving import UNUSUAL_SCALE, count_torchs, served
+from .serving import UNUSUAL_SCALE, count_torchs, exact, served
 
 
 def attend_segments(
@@ -38,7 +37,9 @@ def attend_segments(
         parts += [q.new_zeros(rows.start - end, *q.shape[1:])]
         count_torchs(reason)
         qkv = Inputs(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
-        parts += [torchs_attention(qkv, options, scale, dropout_p).flatten(0, 1)]
+        found = exact(qkv, options, scale, dropout_p)
+        assert isinstance(found, torch.Tensor)  # no LSE was asked for
+        parts += [found.flatten(0, 1)]
         end = rows.stop
     return torch.cat([*parts, q.new_zeros(len(q) - end, *q.shape[1:])])
 

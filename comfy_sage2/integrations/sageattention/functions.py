@@ -65,8 +65,10 @@ def _or_in_torchs_order(function: _Function) -> _Function:
             kwargs = {_TORCHS_NAMES.get(name, name): value for name, value in kwargs.items()}
         if len(args) > 3 and (args[3] is None or isinstance(args[3], torch.Tensor)):
             if len(args) > len(_TORCHS):
-                expected = f"at most {len(_TORCHS)} arguments in the order of torch's attention"
-                raise TypeError(f"[SA-602] {function.__name__} takes {expected}, got {len(args)}")
+                raise TypeError(
+                    f"[SA-602] {function.__name__} takes at most {len(_TORCHS)} arguments in the order of torch's "
+                    f"attention, got {len(args)}"
+                )
             return function(**dict(zip(_TORCHS, args, strict=False)), **kwargs)
         return function(*args, **kwargs)
 

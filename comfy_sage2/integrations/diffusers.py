@@ -207,7 +207,7 @@ def _traced(number: int, forward: Callable[..., Any], args: tuple[Any, ...], kwa
     """
     torchs = F.scaled_dot_product_attention
     attention = _TracedAttention(number, torchs)
-    F.scaled_dot_product_attention = attention  # type: ignore[assignment]
+    F.scaled_dot_product_attention = attention
     try:
         result = forward(*args, **kwargs)
     finally:

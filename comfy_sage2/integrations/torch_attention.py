@@ -73,9 +73,11 @@ def in_four_dimensions(inputs: Inputs, layout: str = "BHND") -> Inputs | None:
     if q.dim() != 4:
         if q.shape[:-3] != k.shape[:-3] or (mask is not None and mask.dim() > min(q.dim(), 3)):
             return None
+        if not q.numel() or not k.numel():  # nothing says how many batches there are
+            return None
         if q.dim() == 2:
             q, k, v = q[None], k[None], v[None]
-        q, k, v = (tensor.reshape(-1, *tensor.shape[-3:]) if tensor.numel() else tensor for tensor in (q, k, v))
+        q, k, v = (tensor.reshape(-1, *tensor.shape[-3:]) for tensor in (q, k, v))
     heads = layout.index("H")
     if q.dim() != 4 or q.shape[0] != k.shape[0] or not k.shape[heads] or q.shape[heads] % k.shape[heads]:
         return None

@@ -58,7 +58,8 @@ def _run(
 
 
 def _batch(tensor: torch.Tensor, tokens: slice, sequences: int) -> torch.Tensor:
-    return tensor[tokens].unflatten(0, (sequences, -1))
+    part: torch.Tensor = tensor[tokens].unflatten(0, (sequences, -1))
+    return part
 
 
 def _segments(

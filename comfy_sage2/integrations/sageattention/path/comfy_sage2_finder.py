@@ -245,4 +245,4 @@ def importing_pack() -> str | None:
 def install(*, serves: bool, hosted: bool) -> None:
     """Put the finder before all others, once in a process; see `Finder`."""
     if not any(type(finder).__name__ == "Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
-        sys.meta_path.insert(0, Finder(serves=serves, hosted=hosted))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, Finder(serves=serves, hosted=hosted))

@@ -16,7 +16,7 @@ from comfy_sage2.integrations.sageattention import serving
 pytestmark = [pytest.mark.usefixtures("reference", "fresh_seed"), pytest.mark.filterwarnings("ignore:.*vmap")]
 
 functions: Any = typed  # the result is a tensor, or two
-torchs = F.scaled_dot_product_attention
+torchs: Any = F.scaled_dot_product_attention
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -58,6 +58,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "a negative scale": ((q, k, v), {"scale": -0.3}),
     "scale 0": ((q, k, v), {"scale": 0.0}),
     "no queries": ((q[:, :, :0], k, v), {}),
+    "5-D, no keys": ((q[None], k[None, :, :, :0], v[None, :, :, :0]), {}),
     "no batch": ((q[:0], k[:0], v[:0]), {}),
     "grouped heads": ((q, k[:, :2], v[:, :2], None), {"enable_gqa": True}),
     "expanded rows": ((q[..., :1].expand(q.shape), k, v), {}),
@@ -225,6 +226,7 @@ def test_compiled_calls_in_torchs_form(name: str) -> None:
 def test_a_compiled_call_that_needs_gradients() -> None:
     torch._dynamo.reset()
     x = q.clone().requires_grad_()
-    torch.compile(functions.sageattn, fullgraph=True, backend="aot_eager")(x, k, v).sum().backward()
+    compiled: Any = torch.compile(functions.sageattn, fullgraph=True, backend="aot_eager")
+    compiled(x, k, v).sum().backward()
     assert x.grad is not None and x.grad.abs().sum() > 0
     assert "SA-307" in serving.calls.lines()[1]

@@ -98,7 +98,7 @@ def test_gradients_and_odd_scales(scale: float | None) -> None:
 def test_a_compiled_call_does_not_break_the_graph() -> None:
     q, starts = packed(5, 9)
     torch._dynamo.reset()
-    compiled = torch.compile(functions.sageattn_varlen, fullgraph=True, backend="aot_eager")
+    compiled: Any = torch.compile(functions.sageattn_varlen, fullgraph=True, backend="aot_eager")
     assert torch.equal(
         compiled(q, q, q, starts, starts, 9, 9), functions.sageattn_varlen(q, q, q, starts, starts, 9, 9)
     )

@@ -6,8 +6,8 @@ metadata; where nothing can be served, this folder leaves Python's path, and so 
 
 from __future__ import annotations
 
+import ctypes
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import logging
 import re
@@ -109,8 +109,11 @@ class Finder:
             self._local.is_busy = False
 
     def _can_decide(self) -> bool:
-        """Whether torch may be asked. Until then our module is found, and decides when it is imported."""
-        return not self._hosted or "torch" in sys.modules
+        """Whether a look may find out what can be served. Until then our module is found, and decides on its import.
+
+        Outside of ComfyUI a look must not start CUDA, of which processes forked later would have none.
+        """
+        return "torch" in sys.modules if self._hosted else not has_driver()
 
     def _tell(self) -> None:
         """Once for each pack that imports what nobody has installed, while the user does not want ours."""
@@ -178,6 +181,15 @@ class _Guarded:
             raise ImportError(f"{broken}; {removal()}", name=NAME) from error  # any other would end ComfyUI
 
 
+def has_driver() -> bool:
+    """Whether an NVIDIA driver is installed, without a call of it."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def _load_ours() -> None:
     for name in [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]:
         del sys.modules[name]
@@ -215,6 +227,8 @@ def is_ours(spec: importlib.machinery.ModuleSpec | None) -> bool:
 
 def removal() -> str:
     """How to remove the `sageattention` that is installed."""
+    import importlib.metadata  # takes longer than the rest of this file, which runs at each start of a Python
+
     others = [
         found for found in importlib.metadata.distributions(name=NAME) if Path(str(found.locate_file(""))) != PATH
     ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
-
-# torch's own, also where another pack has put `sageattn` in its place.
-from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.nn.functional import dropout
 
 from ...options import AttentionOptions
 from ..torch_attention import Inputs
 
+# torch's own: in torch.nn.functional another pack's may stand, which calls `sageattn` and so would come back here.
+_scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention
 _MOST_SCORES = 1 << 24  # at once where the LSE is asked for: 64 MB in float32
 
 
@@ -24,7 +24,7 @@ def torchs_attention(inputs: Inputs, options: AttentionOptions, dropout_p: float
         mask = mask.to(q.dtype)
     if mask is not None and options.is_causal:
         mask = _below_the_diagonal(mask, q, k)
-    out = scaled_dot_product_attention(
+    out: torch.Tensor = _scaled_dot_product_attention(
         q,
         k,
         v,

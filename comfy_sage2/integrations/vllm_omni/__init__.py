@@ -5,11 +5,9 @@ vLLM-Omni calls `register` in each of its processes, by an entry point of the gr
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-from pathlib import Path
 
-from ..sageattention.offer import NAME, PATH
+from ..sageattention.offer import NAME, other_package
 
 log = logging.getLogger("comfy_sage2")
 
@@ -18,9 +16,9 @@ BACKEND = f"{__name__}.backend.SageAttention2Backend"
 
 def register() -> None:
     """Have vLLM-Omni take this library for SAGE_ATTN, unless another `sageattention` is installed: that stays."""
-    installed = importlib.util.find_spec(NAME)
-    if installed is not None and installed.origin is not None and PATH not in Path(installed.origin).parents:
-        log.info("SageAttention2: %s is installed at %s and serves vLLM-Omni", NAME, installed.origin)
+    installed = other_package()
+    if installed is not None:
+        log.info("SageAttention2: %s is installed at %s and serves vLLM-Omni", NAME, installed)
         return
     try:
         from vllm_omni.diffusion.attention.backends.registry import (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from comfy_sage2.integrations.sageattention import serving
 pytestmark = [pytest.mark.usefixtures("reference", "fresh_seed"), pytest.mark.filterwarnings("ignore:.*vmap")]
 
 functions: Any = typed  # the result is a tensor, or two
+REPOSITORY = Path(__file__).resolve().parents[4]
 torchs: Any = F.scaled_dot_product_attention
 
 
@@ -78,6 +82,21 @@ def test_most_of_them_reach_a_kernel() -> None:
         args, kwargs = CALLS[name]
         functions.sageattn(*args, **kwargs)
     assert serving.calls.lines() == ["Calls of sageattention since the start: 8 by reference, 8b"]
+
+
+def test_a_pack_that_replaced_torchs_function_before_the_import() -> None:
+    """Its function imports `sageattention` at its first call, and what we leave to torch must not come back to it."""
+    code = (
+        "import torch\n"
+        "from torch.nn import functional as F\n"
+        "def replaced(*args, **options):\n"
+        "    from comfy_sage2.integrations.sageattention.functions import sageattn\n"
+        "    return sageattn(*args, **options)\n"
+        "exact, F.scaled_dot_product_attention = F.scaled_dot_product_attention, replaced\n"
+        "q = torch.randn(1, 2, 8, 300)\n"
+        "torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q), exact(q, q, q))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, timeout=300)
 
 
 def test_dropout_is_torchs() -> None:

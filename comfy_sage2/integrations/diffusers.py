@@ -28,8 +28,8 @@ from ..operators import define, run_by_the_compiler
 from ..options import AttentionOptions, ModelChoices
 from ..plan import Refusal, plan
 from ..signature import CallSignature
-from ..tensors import OptionalTensors
-from .torch_attention import DO_NOT_FIT, Inputs, autocast, in_four_dimensions, reason_for_torch, with_dense_rows
+from ..tensors import OptionalTensors, with_dense_rows
+from .torch_attention import DO_NOT_FIT, Inputs, autocast, in_four_dimensions, reason_for_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

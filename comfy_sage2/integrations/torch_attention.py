@@ -82,8 +82,3 @@ def in_four_dimensions(inputs: Inputs, layout: str = "BHND") -> Inputs | None:
     if q.dim() != 4 or q.shape[0] != k.shape[0] or not k.shape[heads] or q.shape[heads] % k.shape[heads]:
         return None
     return Inputs(q, k, v, mask)
-
-
-def with_dense_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a copy of it where the last dimension has a stride: that costs less than another attention."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()

@@ -18,9 +18,9 @@ from ...operators import OPTIONS_SCHEMA, define, has_observer, has_tangent, run_
 from ...options import EXACT, AttentionOptions
 from ...plan import Refusal, plan
 from ...signature import CallSignature
-from ...tensors import NO_TENSORS, OptionalTensors
+from ...tensors import NO_TENSORS, OptionalTensors, with_dense_rows
 from ...text import one_line
-from ..torch_attention import DO_NOT_FIT, Inputs, autocast, in_four_dimensions, reason_for_torch, with_dense_rows
+from ..torch_attention import DO_NOT_FIT, Inputs, autocast, in_four_dimensions, reason_for_torch
 from .exact import plain_attention, torchs_attention
 from .offer import wanted_backend
 

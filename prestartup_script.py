@@ -1,8 +1,8 @@
 """Run by ComfyUI before it imports its attention: offers this pack as `sageattention`, where the user asks for that.
 
-The user asks by ComfyUI's flag --use-sage-attention or by the pack's setting. A `sageattention` that is installed stays
-in its place: the folder of ours comes last on Python's path. torch is not imported here, which ComfyUI forbids; whether
-the machine can serve is decided when somebody imports the module.
+The user asks by ComfyUI's flag --use-sage-attention or by the pack's setting. A `sageattention` that is installed and
+works stays in its place: the folder of ours comes last on Python's path. torch is not imported here, which ComfyUI
+forbids; whether the machine can serve is decided when somebody imports the module, or looks for it later.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import json
 import logging
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import folder_paths
 from comfy.cli_args import args
 
 NAME = "sageattention"
 OFFERED = Path(__file__).resolve().parent / "comfy_sage2" / "integrations" / "sageattention" / "path"
+FINDER = "comfy_sage2_finder"
 SETTING = "comfy_sage2.sageattention"  # as web/js/settings.js has it
 LARGEST = 4 << 20  # bytes of a settings file
 
@@ -43,23 +45,38 @@ def is_set(path: Path) -> bool:
     return isinstance(settings, dict) and settings.get(SETTING) is True
 
 
-def is_installed() -> bool:
+def finder() -> ModuleType:
+    """The module that watches over the name, which is on nobody's path; that of the first copy of the pack."""
+    if FINDER not in sys.modules:
+        spec = importlib.util.spec_from_file_location(FINDER, OFFERED / f"{FINDER}.py")
+        assert spec is not None and spec.loader is not None  # it is a Python file
+        sys.modules[FINDER] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[FINDER])
+    return sys.modules[FINDER]
+
+
+def is_installed(watch: ModuleType) -> bool:
     """Whether Python finds a `sageattention`, without importing it."""
-    try:
-        spec = importlib.util.find_spec(NAME)
-    except ValueError:  # a module without a spec is in its place
+    if NAME in sys.modules:
         return True
-    if spec is None:
+    spec = watch.installed()
+    if spec is not None and spec.origin is None:
+        folders = [*(spec.submodule_search_locations or ())]
+        log.warning("SageAttention2: %s holds no %s and stands in its way: delete that folder", folders, NAME)
+    if spec is None or spec.origin is None:
         return False
-    if spec.origin is None or Path(spec.origin).parents[1] != OFFERED:  # PYTHONPATH may have ours already
-        log.info("SageAttention2: %s is found at %s; this pack does not take its place", NAME, spec.origin)
+    if not watch.is_ours(spec):  # PYTHONPATH may have ours already
+        log.info("SageAttention2: %s is found at %s; this pack does not take its place if it works", NAME, spec.origin)
     return True
 
 
 def offer() -> None:
-    """Make `import sageattention` find this pack, where it would find nothing."""
-    if (getattr(args, "use_sage_attention", False) or is_set(settings_file())) and not is_installed():
+    """Make `import sageattention` find this pack where the user asks for it and no other one works."""
+    watch = finder()
+    is_asked = bool(getattr(args, "use_sage_attention", False)) or is_set(settings_file())
+    if is_asked and not is_installed(watch):
         sys.path.append(str(OFFERED))
+    watch.install(serves=is_asked, hosted=True)
 
 
 offer()

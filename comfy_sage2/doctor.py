@@ -7,7 +7,6 @@ Needs nothing beyond the standard library and torch. Exit status 0 when an accel
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -175,7 +174,7 @@ def _measured_lines(measure: Callable[[int], TunedChoices | None]) -> Iterator[s
 
 def _other_packs() -> str:
     """Who serves packs that import `sageattention`."""
-    if importlib.util.find_spec(offer.NAME) is not None:
+    if offer.other_package() is not None:
         return f"the {offer.NAME} that is installed in this Python serves them"
     backend, reason = offer.serving()
     if backend is None:

@@ -53,6 +53,14 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> An
     return getattr(torch.ops.comfy_sage2, name).default
 
 
+def run_by_the_compiler(function: Callable[..., Any]) -> None:
+    """Have the compiler call `function` when it traces a call, and take the result for a constant.
+
+    As torch.compiler.assume_constant_result does, which imports the whole compiler first.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def has_observer(*tensors: torch.Tensor | None) -> bool:
     """Whether something has to see a call of these tensors as an operator.
 
@@ -75,6 +83,13 @@ def has_observer(*tensors: torch.Tensor | None) -> bool:
         elif isinstance(tensor, torch.Tensor):
             return True
     return False
+
+
+def needs_derivative(*tensors: torch.Tensor) -> bool:
+    """Whether a derivative of what is computed from `tensors` may be asked for, backward or forward."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return True
+    return forward_ad._current_level >= 0 and any(map(has_tangent, tensors))
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:

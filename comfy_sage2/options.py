@@ -17,6 +17,11 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
         raise ValueError(f"[SA-208] {name} must be one of {', '.join(map(repr, choices))}, got {quoted(value)}")
 
 
+def is_valid_scale(scale: float | None) -> bool:
+    """Whether `scale` is one that AttentionOptions takes, of the types that it takes."""
+    return scale is None or 0.0 < scale <= _LARGEST_SCALE
+
+
 def _option(default: Any, *, choices: Collection[str] = (), argument: str | None = None, per_call: bool = False) -> Any:
     """A field of AttentionOptions.
 
@@ -77,7 +82,7 @@ class AttentionOptions:
         if isinstance(self.scale, bool) or not isinstance(self.scale, (int, float)):
             raise TypeError(f"[SA-205] scale must be a number or None, got {type(self.scale).__name__}")
         # The kernels take the row maximum before they scale.
-        if not 0.0 < self.scale <= _LARGEST_SCALE:
+        if not is_valid_scale(self.scale):
             raise ValueError(f"[SA-205] scale must be positive and finite in float32, got {str(self.scale)[:40]}")
 
     def _check_exact(self) -> None:

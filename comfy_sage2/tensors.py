@@ -67,3 +67,8 @@ def mask_4d(mask: torch.Tensor | None) -> torch.Tensor | None:
     while mask is not None and mask.dim() < 4:
         mask = mask.unsqueeze(0)
     return mask
+
+
+def with_dense_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a copy of it where the last dimension has a stride: that costs less than another attention."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()

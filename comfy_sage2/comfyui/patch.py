@@ -19,6 +19,7 @@ from ..tuning_candidates import BACKENDS
 from .adapter.attention_call import Override
 from .adapter.packs import inexact
 from .hooks.override import make_override
+from .hooks.prompt import notes_on_others
 from .hooks.sampling import (
     APPLY_MODEL,
     OUTER_SAMPLE,
@@ -162,8 +163,9 @@ def _calibration(
 
 
 def _settled(model: Any, settings: Settings) -> Settings:
-    """`settings` with the backend that `model`'s device has; what was changed in them is logged."""
+    """`settings` with the backend that `model`'s device has, and notes on other nodes; all notes are logged."""
     settings = with_backend(model.load_device, settings)
+    settings = replace(settings, notes=(*settings.notes, *notes_on_others()))
     for note in settings.notes:
         log.warning("SageAttention2: %s", note)
     return settings

@@ -2,27 +2,33 @@
 
 Attention modules of diffusers end, through their processors, in torch's scaled_dot_product_attention. A patch stands
 around the forward of each such module and answers the calls made inside it; nothing outside the model is changed.
+
+Under torch.compile a call is one opaque operator, so that the graph does not break: who serves it is decided, and
+counted, when the compiled model runs.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import registry
-from ..operators import run
+from ..operators import define, run, run_by_the_compiler
 from ..options import AttentionOptions, ModelChoices
 from ..plan import Refusal, plan
 from ..signature import CallSignature
-from ..tensors import OptionalTensors
+from ..tensors import OptionalTensors, with_dense_rows
+from .torch_attention import DO_NOT_FIT, Inputs, autocast, in_four_dimensions, reason_for_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,13 +36,19 @@ if TYPE_CHECKING:
 NOT_CALLED = (
     "the attention module did not call scaled_dot_product_attention: set the model's attention backend to 'native'"
 )
+HEADS_DIFFER = "[SA-201] q and k have different head counts without enable_gqa"
+
+# By the numbers under which compiled models know them.
+_patches: WeakValueDictionary[int, Patch] = WeakValueDictionary()
+_numbers = itertools.count()
 
 
 class Patch:
     """Quantised attention in one model, from `patch` until `undo` or the end of a `with` block.
 
     calls: finished calls by backend name.
-    fallbacks: calls left to torch's own attention, by reason in words.
+    fallbacks: calls left to torch's own attention, by reason in words. One that a compiled graph leaves to torch for
+        its form, whatever runs, is counted when the graph is made.
     """
 
     def __init__(self, model: torch.nn.Module, options: AttentionOptions, backend: str | None) -> None:
@@ -44,6 +56,8 @@ class Patch:
         self.fallbacks: Counter[str] = Counter()
         self._options = options
         self._backend = backend
+        self._number = next(_numbers)
+        _patches[self._number] = self
         self._forwards: list[tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any] | None]] = []
         for module in model.modules():
             if hasattr(module, "processor"):
@@ -93,6 +107,8 @@ class Patch:
     def _answering(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def answering(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return _traced(self._number, forward, args, kwargs)
             interceptor = _Interceptor(self)
             with interceptor:
                 result = forward(*args, **kwargs)
@@ -103,43 +119,25 @@ class Patch:
         return answering
 
     def answer(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        self, inputs: Inputs, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool
     ) -> torch.Tensor | None:
         """The result of one scaled_dot_product_attention call, or None, counted, when torch has to compute it."""
-        tensors = (query, key, value)
-        if dropout_p > 0:
-            reason = f"dropout_p must be 0, got {dropout_p}"
-        elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            reason = "the call needs gradients, and quantised attention has none: use torch.no_grad()"
-        elif not enable_gqa and query.shape[1] != key.shape[1]:
-            reason = "q and k have different head counts without enable_gqa"
-        else:
-            return self._planned(tensors, attn_mask, is_causal, scale)
-        self.fallbacks[reason] += 1
-        return None
+        inputs = autocast(inputs)
+        reason, fitting = _form(inputs, dropout_p, gqa)
+        if fitting is None:
+            self.fallbacks[reason] += 1
+            return None
+        out = self.planned(fitting, is_causal, scale)
+        return None if out is None else out.reshape(inputs.q.shape)
 
-    def _planned(
-        self,
-        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        attn_mask: torch.Tensor | None,
-        is_causal: bool,
-        scale: float | None,
-    ) -> torch.Tensor | None:
+    def planned(self, inputs: Inputs, is_causal: bool, scale: float | None) -> torch.Tensor | None:
         """The result of a call by a backend, or None, counted, when no backend can compute it."""
         backend = self._backend
+        q, k, v = (with_dense_rows(tensor) for tensor in inputs[:3])
         try:
             options = replace(self._options, is_causal=is_causal, scale=scale)
-            optional = OptionalTensors.of(attn_mask, None, None, None)
-            signature = CallSignature.of(*tensors, options, optional, backend=backend, accelerated_only=backend is None)
+            optional = OptionalTensors.of(inputs.mask, None, None, None)
+            signature = CallSignature.of(q, k, v, options, optional, backend=backend, accelerated_only=backend is None)
         except (TypeError, ValueError) as error:
             self.fallbacks[str(error)] += 1
             return None
@@ -147,10 +145,18 @@ class Patch:
         if isinstance(found, Refusal):
             self.fallbacks[found.reason] += 1
             return None
-        name = found.backend.name
-        out, _ = run(found, *tensors, optional)
-        self.calls[name] += 1
+        out, _ = run(found, q, k, v, optional)
+        self.calls[found.backend.name] += 1
         return out
+
+
+def _form(inputs: Inputs, dropout_p: float, gqa: bool) -> tuple[str, Inputs | None]:
+    """The call in the form that a plan is made for; or why no plan can serve it."""
+    reason = reason_for_torch(inputs, dropout_p)
+    fitting = None if reason is not None else in_four_dimensions(inputs)
+    if fitting is not None and fitting.q.shape[1] != fitting.k.shape[1] and not gqa:
+        return HEADS_DIFFER, None
+    return reason or DO_NOT_FIT, fitting
 
 
 class _Interceptor(TorchFunctionMode):
@@ -167,10 +173,102 @@ class _Interceptor(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self.asked = True
-            out = self._owner.answer(*args, **kwargs)
+            out = self._owner.answer(*_arguments(*args, **kwargs))
             if out is not None:
                 return out
         return func(*args, **kwargs)
+
+
+class _TracedAttention:
+    """In the place of torch's function while a compiler traces a module: puts an operator into the graph."""
+
+    def __init__(self, number: int, torchs: Callable[..., Any]) -> None:
+        self.asked = False
+        self._number = number
+        self._torchs = torchs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked = True
+        inputs, dropout_p, is_causal, scale, gqa = _arguments(*args, **kwargs)
+        inputs = autocast(inputs)
+        reason, fitting = _form(inputs, dropout_p, gqa)
+        if fitting is None:
+            _count_compiled(self._number, reason)
+            return self._torchs(*args, **kwargs)
+        return _operator(*fitting, is_causal, scale, self._number).reshape(inputs.q.shape)
+
+
+def _traced(number: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the compiler traces for a module's forward.
+
+    The compiler follows the change of torch's module without making it: what is left of it in the end is nothing. It
+    cannot trace a TorchFunctionMode around methods of tensors that are written in Python, such as unflatten.
+    """
+    torchs = F.scaled_dot_product_attention
+    attention = _TracedAttention(number, torchs)
+    F.scaled_dot_product_attention = attention
+    try:
+        result = forward(*args, **kwargs)
+    finally:
+        F.scaled_dot_product_attention = torchs
+    if not attention.asked:
+        _count_compiled(number, NOT_CALLED)
+    return result
+
+
+def _arguments(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Inputs, float, bool, float | None, bool]:
+    """Those of torch's function, by its names."""
+    return Inputs(query, key, value, attn_mask), dropout_p, is_causal, scale, enable_gqa
+
+
+def _count_compiled(number: int, reason: str) -> bool:
+    owner = _patches.get(number)
+    if owner is not None:
+        owner.fallbacks[reason] += 1
+    return True
+
+
+run_by_the_compiler(_count_compiled)
+
+
+def _run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    number: int,
+) -> torch.Tensor:
+    owner = _patches.get(number)
+    # Without an owner the patch is gone, and a graph with its operator lives on.
+    out = None if owner is None else owner.planned(Inputs(q, k, v, mask), is_causal, scale)
+    if out is None:
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    return out.contiguous()  # as the compiler was promised
+
+
+def _fake(q: torch.Tensor, *others: object) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
+_operator = define(
+    "diffusers_attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, bool is_causal, float? scale, int number)"
+    " -> Tensor",
+    _run,
+    _fake,
+)
 
 
 def patch(
@@ -184,7 +282,8 @@ def patch(
 
     Made for WanTransformer3DModel; serves every model whose attention modules have a `processor` that calls
     scaled_dot_product_attention, as diffusers' "native" attention backend does. Calls that cannot be served go to torch
-    and are counted with the reason.
+    and are counted with the reason. The model may be compiled after it, with fullgraph=True and by
+    compile_repeated_blocks too; after `undo` it is compiled anew.
 
     Args:
         transformer: the model, for example `pipeline.transformer`.

@@ -14,6 +14,7 @@ from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from safetensors import safe_open
 
 from comfy_sage2.integrations.diffusers import Patch, patch
+from comfy_sage2.integrations.torch_attention import Inputs
 from comfy_sage2.options import AttentionOptions
 
 from ..baselines import BASELINES
@@ -83,22 +84,12 @@ class _Baseline(Patch):
         super().__init__(model, AttentionOptions(), backend=None)
         self._name = name
 
-    def answer(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    def answer(self, inputs: Inputs, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool) -> torch.Tensor:
         """See `Patch.answer`."""
-        out, _ = BASELINES[self._name](query, key, value, scale=scale, is_causal=is_causal, attn_mask=attn_mask)
+        q, k, v, mask = inputs
+        out, _ = BASELINES[self._name](q, k, v, scale=scale, is_causal=is_causal, attn_mask=mask)
         self.calls[self._name] += 1
-        return out.to(query.dtype)
+        return out.to(q.dtype)
 
     def summary(self) -> str:
         """See `Patch.summary`."""

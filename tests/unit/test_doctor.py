@@ -91,7 +91,9 @@ def test_it_says_who_serves_packs_that_import_sageattention(
     assert "this pack cannot take its place: its wheel is missing" in line_about_other_packs(capsys)
     install(monkeypatch, Accelerated("good", works=True))
     assert "good, when ComfyUI is started with --use-sage-attention" in line_about_other_packs(capsys)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: ModuleSpec(name, None, origin="/site/sageattention/__init__.py")
+    )
     assert "is installed in this Python serves them" in line_about_other_packs(capsys)
 
 

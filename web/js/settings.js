@@ -10,7 +10,7 @@ app.registerExtension({
       name: "Serve packs that import sageattention",
       tooltip:
         "For packs that never ask a node, such as WanVideoWrapper. From ComfyUI's next start on; an installed " +
-        "sageattention stays in its place.",
+        "sageattention that works stays in its place.",
       type: "boolean",
       defaultValue: false,
     },

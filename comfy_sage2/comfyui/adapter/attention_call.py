@@ -10,7 +10,7 @@ import torch
 
 from ...options import AttentionOptions
 from ...signature import CallSignature
-from ...tensors import NO_TENSORS, OptionalTensors
+from ...tensors import NO_TENSORS, OptionalTensors, with_dense_rows
 from ...text import one_line
 
 Override = Callable[..., torch.Tensor]  # what nodes put in the place of an attention function
@@ -183,12 +183,17 @@ class AttentionCall:
         return "BHND" if self.skip_output_reshape else "BNHD"
 
     def tensors(self, layout: str | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v as views in `layout` (None: the call's own); ValueError when their sizes do not fit `heads`."""
+        """q, k, v in `layout` (None: the call's own); ValueError when their sizes do not fit `heads`.
+
+        They are views; copies where the channels have a stride, which no kernel reads.
+        """
         views = self._views
         if views is None:
-            views = self._views = (self.q, self.k, self.v) if self.skip_reshape else self._split_heads()
+            q, k, v = (self.q, self.k, self.v) if self.skip_reshape else self._split_heads()
+            views = (with_dense_rows(q), with_dense_rows(k), with_dense_rows(v))
             if self.skip_reshape != self.skip_output_reshape:
-                views = self._views = _transposed(views)
+                views = _transposed(views)
+            self._views = views
         return views if layout is None or layout == self.layout else _transposed(views)
 
     def _split_heads(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The run of ComfyUI's queue that a sampling is in, and whether it has a report."""
+"""The run of ComfyUI's queue that a sampling is in: whether it has a report, or KJNodes' attention patches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 REPORT = "SageAttention2Report"  # the id of the report node
+# KJNodes' patches that import `sageattention`, by their ids; several models have a memory patch of their own.
+KJNODES_SAGE, KJNODES_MEMORY = "PathchSageAttentionKJ", "MemoryEfficientSageAttention"
+SAGE_BESIDE = (
+    "[SA-316] KJNodes' Patch Sage Attention is in this workflow too: it needs the package sageattention and takes this "
+    "node's calls. Delete it; this node does the same"
+)
+MEMORY_BESIDE = (
+    "[SA-316] a Memory Efficient Sage Attention patch of KJNodes is in this workflow too: it needs the kernels of the "
+    "package sageattention, which this pack does not have, and never asks this node. Delete it and let this node serve "
+    "the model"
+)
 
 
 def running_prompt() -> str | None:
@@ -21,9 +32,24 @@ def running_prompt() -> str | None:
 
 def reads_times() -> bool:
     """Whether a report node of this run will read how long calls took; True where that cannot be told."""
-    number = running_prompt()
-    prompts = [prompt for found, prompt in _running_prompts() if found == number]
+    prompts = _own_prompts()
     return not prompts or any(_has_report(prompt) for prompt in prompts)
+
+
+def notes_on_others() -> tuple[str, ...]:
+    """What the user should know of KJNodes' attention patches in this run; empty without them."""
+    notes = []
+    for kind, inputs in (node for prompt in _own_prompts() for node in _nodes(prompt)):
+        if kind == KJNODES_SAGE and inputs.get("sage_attention") != "disabled":
+            notes.append(SAGE_BESIDE)
+        if KJNODES_MEMORY in kind:
+            notes.append(MEMORY_BESIDE)
+    return tuple(dict.fromkeys(notes))
+
+
+def _own_prompts() -> list[object]:
+    number = running_prompt()
+    return [prompt for found, prompt in _running_prompts() if found == number]
 
 
 def _running_prompts() -> Iterable[tuple[str, object]]:
@@ -36,6 +62,12 @@ def _running_prompts() -> Iterable[tuple[str, object]]:
 
 def _has_report(prompt: object) -> bool:
     """Whether one of the nodes of a run is a report; True where they are not to be seen."""
-    if not isinstance(prompt, Mapping):
-        return True
-    return any(isinstance(node, Mapping) and node.get("class_type") == REPORT for node in prompt.values())
+    return not isinstance(prompt, Mapping) or any(kind == REPORT for kind, _ in _nodes(prompt))
+
+
+def _nodes(prompt: object) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """The class and the inputs of each node."""
+    for node in prompt.values() if isinstance(prompt, Mapping) else ():
+        if isinstance(node, Mapping):
+            inputs = node.get("inputs")
+            yield str(node.get("class_type")), inputs if isinstance(inputs, Mapping) else {}

@@ -3,18 +3,23 @@
 Tensors are (B, H, N, D) with tensor_layout "HND", (B, N, H, D) with "NHD"; the output has q's shape, layout and dtype,
 and the LSE is (B, H, N) float32. K is always smoothed, which changes no exact result: `smooth_k` is accepted and has no
 effect. An argument that would change the result and is not supported is a TypeError that names it.
+
+Packs put `sageattn` in the place of torch's scaled_dot_product_attention, so whatever that takes is taken too: its
+order and names of arguments, tensors of other dimensions, dropout. What no kernel can serve is torch's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
-from ...options import AttentionOptions, check_choice
+from ...options import AttentionOptions, check_choice, is_valid_scale
 from ...text import quoted
 from .serving import Result, attend
+from .varlen import attend_segments
 
 __all__ = [
     "sageattn",
@@ -29,14 +34,13 @@ _LAYOUTS = {"HND": "BHND", "NHD": "BNHD"}
 # Their accumulators of P V -> ours. Where V is not quantized ours are FP32, which is closer than FP16.
 _ACCUMULATORS = {"fp32": "fp32", "fp32+fp32": "fp32", "fp32+fp16": "auto", "fp16": "fp32", "fp16+fp32": "fp32"}
 # Other names of two parameters: those of FlashAttention, which yunchang passes, and those of torch.
-_ALIASES = {"softmax_scale": "sm_scale", "scale": "sm_scale", "causal": "is_causal"}
+_ALIASES: Mapping[str, str] = {"softmax_scale": "sm_scale", "scale": "sm_scale", "causal": "is_causal"}
 # Arguments without a counterpart here -> the values at which they change nothing.
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "smooth_k": (True, False),
     "qk_quant_gran": ("per_thread", "per_warp", "per_block"),
     "quantization_backend": ("triton", "cuda"),
     "enable_gqa": (True, False),  # the numbers of heads say it
-    "dropout_p": (0.0,),
     "window_size": ((-1, -1), [-1, -1]),
     "softcap": (0.0, None),
     "alibi_slopes": (None,),
@@ -45,7 +49,33 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "deterministic": (False,),
 }
 
+# The parameters of torch's function, by our names.
+_TORCHS = ("q", "k", "v", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_TORCHS_NAMES = {"query": "q", "key": "k", "value": "v"}
 
+_Function = TypeVar("_Function", bound=Callable[..., Result])
+
+
+def _or_in_torchs_order(function: _Function) -> _Function:
+    """`function`, which takes the arguments of torch's function too: with a mask or None where ours have a layout."""
+
+    @functools.wraps(function)
+    def either(*args: Any, **kwargs: Any) -> Result:
+        if "query" in kwargs or "key" in kwargs or "value" in kwargs:
+            kwargs = {_TORCHS_NAMES.get(name, name): value for name, value in kwargs.items()}
+        if len(args) > 3 and (args[3] is None or isinstance(args[3], torch.Tensor)):
+            if len(args) > len(_TORCHS):
+                raise TypeError(
+                    f"[SA-602] {function.__name__} takes at most {len(_TORCHS)} arguments in the order of torch's "
+                    f"attention, got {len(args)}"
+                )
+            return function(**dict(zip(_TORCHS, args, strict=False)), **kwargs)
+        return function(*args, **kwargs)
+
+    return either  # type: ignore[return-value]
+
+
+@_or_in_torchs_order
 def sageattn(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -62,6 +92,7 @@ def sageattn(
     return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, others)
 
 
+@_or_in_torchs_order
 def sageattn_qk_int8_pv_fp8_cuda(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -83,6 +114,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
 
 
+@_or_in_torchs_order
 def sageattn_qk_int8_pv_fp8_cuda_sm90(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -103,6 +135,7 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
     return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
 
 
+@_or_in_torchs_order
 def sageattn_qk_int8_pv_fp16_cuda(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -124,6 +157,7 @@ def sageattn_qk_int8_pv_fp16_cuda(
     return _call("precise", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
 
 
+@_or_in_torchs_order
 def sageattn_qk_int8_pv_fp16_triton(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -142,12 +176,37 @@ def sageattn_qk_int8_pv_fp16_triton(
     return _call("precise", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, {**own, **others})
 
 
-def sageattn_varlen(*args: object, **kwargs: object) -> NoReturn:
-    """Refused: sequences of different lengths packed into one tensor have no kernel here."""
-    raise NotImplementedError(
-        "[SA-603] sageattn_varlen (sequences of different lengths packed into one tensor) has no kernel in this pack: "
-        "choose another attention for this model"
-    )
+def sageattn_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    is_causal: bool = False,
+    sm_scale: float | None = None,
+    smooth_k: bool = True,
+    **others: Any,
+) -> torch.Tensor:
+    """Attention of sequences that are packed into one tensor, each for itself: mode "precise", one call for each.
+
+    Args:
+        q, k, v: (tokens, H, D), (tokens, Hkv, D).
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,) integers: where each sequence begins, and where the last one ends.
+        max_seqlen_q, max_seqlen_k: not needed here.
+        is_causal: query i of a sequence attends to its keys 0..i.
+
+    Returns:
+        (tokens, H, D); zeros for tokens of no sequence, and where a sequence has no keys.
+
+    Raises:
+        TypeError: an argument that is not supported.
+        ValueError: the beginnings do not fit each other or the tensors.
+    """
+    own = {"is_causal": is_causal, "sm_scale": sm_scale, "smooth_k": smooth_k}
+    options, scale, dropout_p = _options("precise", "NHD", {**own, **_renamed(own, others)}, return_lse=False)
+    return attend_segments(q, k, v, cu_seqlens_q, cu_seqlens_k, options, scale, dropout_p)
 
 
 def _call(
@@ -161,18 +220,31 @@ def _call(
     others: Mapping[str, Any],
 ) -> Result:
     """One call. others: by their names the arguments that not all of the functions have."""
-    given: dict[str, Any] = {"is_causal": is_causal, "sm_scale": sm_scale}
-    _add(given, others)
+    own: dict[str, Any] = {"is_causal": is_causal, "sm_scale": sm_scale}
+    options, scale, dropout_p = _options(mode, tensor_layout, {**own, **_renamed(own, others)}, return_lse=return_lse)
+    return attend(*qkv, attn_mask, options, scale, dropout_p)
+
+
+def _options(
+    mode: str, tensor_layout: str, given: dict[str, Any], *, return_lse: bool
+) -> tuple[AttentionOptions, float | None, float]:
+    """What the arguments `given` come to: options, the scale and the dropout.
+
+    The options have the scale too, where it is one that they can have; torch takes any.
+    """
     for name in [name for name in given if name in _WITHOUT_EFFECT]:
         _require_no_effect(name, given.pop(name))
     check_choice("tensor_layout", tensor_layout, _LAYOUTS)
     accumulator = given.pop("pv_accum_dtype", "fp32+fp16")
     check_choice("pv_accum_dtype", accumulator, _ACCUMULATORS)
+    scale, dropout_p = given.pop("sm_scale"), given.pop("dropout_p", 0.0)
+    if scale is not None and not isinstance(scale, (int, float)):
+        scale = float(scale)  # of NumPy, or a tensor of one element
     options = AttentionOptions(
         mode=mode,
         smooth_v=bool(given.pop("smooth_v", False)) and mode != "precise",
         is_causal=bool(given.pop("is_causal")),
-        scale=given.pop("sm_scale"),
+        scale=scale if is_valid_scale(scale) else None,
         layout=_LAYOUTS[tensor_layout],
         return_lse=bool(return_lse),
         pv_accumulator="fp32" if mode == "precise" else _ACCUMULATORS[accumulator],
@@ -180,20 +252,23 @@ def _call(
     )
     if given:
         raise TypeError(f"[SA-602] this pack's sageattention does not know the arguments {', '.join(given)}")
-    return attend(*qkv, attn_mask, options)
+    return options, scale, dropout_p
 
 
-def _add(given: dict[str, Any], others: Mapping[str, Any]) -> None:
-    """Put `others` into `given`, by the names that they have here."""
+def _renamed(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """`others` by the names that they have here; TypeError where one contradicts an argument of `own`."""
+    found: dict[str, Any] = {}
     for name, value in others.items():
         known = _ALIASES.get(name, name)
         if known == name:
-            given[name] = value
+            found[name] = value
         elif value is not None:  # None leaves it open, as it is without it
-            if given[known] not in (None, False, value):
-                different = f"{quoted(value)}, {quoted(given[known])}"
+            earlier = found.get(known, own[known])
+            if earlier not in (None, False, value):
+                different = f"{quoted(value)}, {quoted(earlier)}"
                 raise TypeError(f"[SA-602] {name} and {known} say different things: {different}")
-            given[known] = value
+            found[known] = value
+    return found
 
 
 def _require_no_effect(name: str, value: object) -> None:

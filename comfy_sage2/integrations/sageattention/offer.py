@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from functools import cache
@@ -19,8 +20,17 @@ log = logging.getLogger("comfy_sage2")
 NAME = "sageattention"
 PATH = Path(__file__).resolve().parent / "path"  # holds the module of that name
 BACKEND_VARIABLE = "COMFY_SAGE2_SAGEATTENTION_BACKEND"
+VERSION = "2.2.0+comfy.sage2"  # the interface's, marked as ours; the metadata beside the module has the same
 AUTOMATIC = "auto"  # an accelerated backend
 REFERENCE = "reference"
+
+
+def other_package() -> str | None:
+    """Where Python finds a `sageattention` that is not this pack's; None where it finds none, or ours."""
+    spec = importlib.util.find_spec(NAME)
+    if spec is None or spec.origin is None or PATH in Path(spec.origin).parents:
+        return None
+    return spec.origin
 
 
 def wanted_backend() -> str | None:

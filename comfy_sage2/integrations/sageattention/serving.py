@@ -14,17 +14,14 @@ from functools import lru_cache
 
 import torch
 
-# torch's own, also where another pack has put `sageattn` in its place.
-from torch.nn.functional import scaled_dot_product_attention
-
-from ...attention import attention
-from ...backends.base import empty_output
-from ...operators import OPTIONS_SCHEMA, define, has_observer, run
+from ...operators import OPTIONS_SCHEMA, define, has_observer, has_tangent, run_by_the_compiler
 from ...options import EXACT, AttentionOptions
 from ...plan import Refusal, plan
 from ...signature import CallSignature
-from ...tensors import NO_TENSORS, OptionalTensors
+from ...tensors import NO_TENSORS, OptionalTensors, with_dense_rows
 from ...text import one_line
+from ..torch_attention import DO_NOT_FIT, Inputs, autocast, in_four_dimensions, reason_for_torch
+from .exact import plain_attention, torchs_attention
 from .offer import wanted_backend
 
 log = logging.getLogger("comfy_sage2")
@@ -32,6 +29,7 @@ log = logging.getLogger("comfy_sage2")
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 TORCH = "torch's attention"
+UNUSUAL_SCALE = "[SA-205] the softmax scale must be positive and finite in float32 for a kernel"
 _MOST_REASONS = 20  # in the log: some name sizes, of which there may be any number
 
 
@@ -69,55 +67,118 @@ calls = CallCounts()
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, options: AttentionOptions
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    options: AttentionOptions,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
 ) -> Result:
-    """The output in q's layout, and with `options.return_lse` the LSE too.
+    """The output in q's layout, and with `options.return_lse` the LSE too; whatever torch can compute is computed.
 
-    mask: None, or bool (True = attend) or additive float that broadcasts to (B, H, Nq, Nkv).
+    Args:
+        q, k, v: 4-D, or of any dimensions that torch takes in layout "BHND". Under autocast they are cast.
+        mask: None, or bool (True = attend) or additive float that broadcasts to (B, H, Nq, Nkv).
+        scale: that of the options; or one that they cannot have and torch can.
+        dropout_p: as of torch's function.
 
     Raises:
         TypeError: a mask of integers, which could mean either.
-        ValueError: tensors that are not 4-D, or of different head_dims.
+        ValueError: tensors that are not 4-D in layout "BNHD".
     """
     if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise TypeError(
             f"[SA-204] attn_mask must be bool (True = attend) or additive floating point, got {mask.dtype}; "
             "a mask of 0 and 1 becomes the former with attn_mask.bool()"
         )
-    if not q.dim() == k.dim() == v.dim() == 4 or v.shape[3] != q.shape[3]:
+    if options.layout != "BHND" and not q.dim() == k.dim() == v.dim() == 4:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
-        raise ValueError(f"[SA-201] q, k and v must have 4 dimensions, of which the last is the same, got {shapes}")
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)) and not options.return_lse:
-        calls.count(TORCH, "[SA-307] the call needs gradients, and quantized attention has none")
-        return _torch(q, k, v, mask, options)
-    serve = _operator if has_observer(q, k, v, mask) else _run
-    out, lse = serve(q, k, v, mask, *options.values())
-    return (out, lse) if options.return_lse else out
+        raise ValueError(f"[SA-201] q, k and v must have 4 dimensions, (B, N, H, D), got {shapes}")
+    inputs = autocast(Inputs(q, k, v, mask))
+    reason = UNUSUAL_SCALE if scale != options.scale else reason_for_torch(inputs, dropout_p)
+    fitting = None if reason is not None else in_four_dimensions(inputs, options.layout)
+    if fitting is None:
+        count_torchs(reason or DO_NOT_FIT)
+        return exact(inputs, options, scale, dropout_p)
+    run = _operator if has_observer(*fitting) else _run
+    out, lse = run(*fitting, *options.values())
+    out = out if out.shape == q.shape else out.reshape(q.shape)
+    if not options.return_lse:
+        return out
+    return out, lse if q.dim() == 4 else lse.reshape(q.shape[:-1])
+
+
+def count_torchs(reason: str) -> None:
+    """Count a call that torch computes; one within a compiled graph once, when the graph is made."""
+    if torch.compiler.is_compiling():
+        _count_compiled(reason)
+    else:
+        calls.count(TORCH, reason)
+
+
+def _count_compiled(reason: str) -> bool:
+    calls.count(TORCH, reason)
+    return True
+
+
+run_by_the_compiler(_count_compiled)  # a lock and a log would break its graph
+
+
+def exact(inputs: Inputs, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
+    """By torch, with derivatives.
+
+    In plain torch where its fused attentions have no derivative in forward mode, or give NaN: some do for a scale that
+    is not positive.
+    """
+    if options.return_lse:
+        return plain_attention(inputs, options, scale, dropout_p)
+    has_tangents = any(has_tangent(tensor) for tensor in inputs if tensor is not None and not tensor.is_nested)
+    if scale != options.scale or has_tangents:
+        return plain_attention(inputs, options, scale, dropout_p)[0]
+    return torchs_attention(inputs, options, dropout_p)
 
 
 def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *values: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    options = _options(values)
+    out, lse = served(Inputs(q, k, v, mask), _options(values))
+    return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def served(
+    inputs: Inputs, options: AttentionOptions, *, where_faster: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The output of a call whose tensors are 4-D and fit each other, and its LSE or None; counted.
+
+    where_faster: as of `CallSignature`.
+    """
+    q, k, v = (with_dense_rows(tensor) for tensor in inputs[:3])
+    mask = inputs.mask
     optional = NO_TENSORS if mask is None else OptionalTensors(mask)
     backend = wanted_backend()
-    signature = CallSignature.of(q, k, v, options, optional, backend=backend, accelerated_only=backend is None)
+    signature = CallSignature.of(
+        q, k, v, options, optional, backend=backend, accelerated_only=backend is None, where_faster=where_faster
+    )
     try:
         found = plan(signature)
         if not isinstance(found, Refusal):
-            out, lse = run(found, q, k, v, optional)
-            calls.count(f"{found.backend.name}, {options.mode}", None)
-            return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+            result = found.run(q, k, v, optional)
+            calls.count(f"{found.backend.name}, {found.options.mode}", None)
+            return result
         reason = found.reason  # torch may take what the attention API refuses
     except torch.cuda.OutOfMemoryError:
         raise
     except RuntimeError as error:
         reason = f"[SA-310] the kernel failed: {one_line(str(error))[:300]}"
     calls.count(TORCH, reason)
-    if options.return_lse:
-        exact = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
-        return attention(q, k, v, attn_mask=mask, options=exact, return_lse=True)
-    return _torch(q, k, v, mask, options), q.new_empty(0, dtype=torch.float32)
+    if not options.return_lse:
+        return torchs_attention(inputs, options), None
+    exact = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
+    fused = plan(CallSignature.of(q, k, v, exact, optional, accelerated_only=True))
+    if isinstance(fused, Refusal):
+        return plain_attention(inputs, options, options.scale)
+    return fused.run(q, k, v, optional)
 
 
 @lru_cache(maxsize=256)
@@ -125,40 +186,13 @@ def _options(values: tuple[object, ...]) -> AttentionOptions:
     return AttentionOptions(*values)  # type: ignore[arg-type]
 
 
-def _torch(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, options: AttentionOptions
-) -> torch.Tensor:
-    """The output of torch's attention, in the memory order of the others."""
-    is_bhnd = options.layout == "BHND"
-    if not is_bhnd:
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(q.dtype)
-    if mask is not None and options.is_causal:
-        open_ = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-        mask = mask & open_ if mask.dtype == torch.bool else mask.masked_fill(~open_, -torch.inf)
-    found = scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=options.is_causal and mask is None,
-        scale=options.scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    out = empty_output(q, options.layout).copy_(found)
-    return out if is_bhnd else out.transpose(1, 2)
-
-
 def _fake(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *values: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     options = AttentionOptions(*values)  # type: ignore[arg-type]
-    is_bhnd = options.layout == "BHND"
-    bhnd = q if is_bhnd else q.transpose(1, 2)
-    out = empty_output(bhnd, options.layout)
-    lse = q.new_empty(bhnd.shape[:3] if options.return_lse else 0, dtype=torch.float32)
-    return out if is_bhnd else out.transpose(1, 2), lse
+    batch, heads, tokens = (q.shape[options.layout.index(axis)] for axis in "BHN")
+    lse = q.new_empty((batch, heads, tokens) if options.return_lse else 0, dtype=torch.float32)
+    return q.new_empty(q.shape), lse
 
 
 _ARGUMENTS = f"Tensor q, Tensor k, Tensor v, Tensor? attn_mask, {OPTIONS_SCHEMA}"

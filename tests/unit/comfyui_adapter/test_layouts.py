@@ -167,3 +167,18 @@ def test_views_of_a_fused_projection() -> None:
     wide = qkv.flatten(2)
     check(*wide.chunk(3, dim=-1), HEADS)
     assert torch.equal(qkv, before)
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "qkv"])
+@pytest.mark.parametrize("skip_reshape", [False, True])
+def test_channels_with_a_stride_are_copied(which: str, skip_reshape: bool) -> None:
+    """A copy costs far less than the call left to ComfyUI."""
+    given = tensors() if skip_reshape else [flattened(tensor) for tensor in tensors()]
+    strided = [
+        tensor.mT.contiguous().mT if name in which else tensor for name, tensor in zip("qkv", given, strict=True)
+    ]
+    options = {"skip_reshape": skip_reshape}
+    wanted, _ = served(refuse, *given, HEADS, settings=Settings(backend="reference"), **options)
+    out, shares = served(refuse, *strided, HEADS, settings=Settings(backend="reference"), **options)
+    assert torch.equal(out, wanted)
+    assert [share.decision.backend for share in shares] == ["reference"]

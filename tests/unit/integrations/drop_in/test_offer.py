@@ -77,11 +77,38 @@ def run(
 
 
 def fake_package(folder: Path) -> Path:
-    """A folder that holds another `sageattention`."""
+    return installed_package(folder, "raise AssertionError('nobody asked to import it')\n")
+
+
+def installed_package(folder: Path, code: str | None, **files: str) -> Path:
+    """A folder that holds another `sageattention`: its `__init__` (None: it has none) and more files by their names."""
     package = folder / "site" / "sageattention"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise AssertionError('nobody asked to import it')\n")
+    if code is not None:
+        (package / "__init__.py").write_text(code)
+    for name, text in files.items():
+        (package / f"{name}.py").write_text(text)
     return package.parent
+
+
+REFERENCE = {"COMFY_SAGE2_SAGEATTENTION_BACKEND": "reference"}
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+WHO = """
+try:
+    import sageattention
+    from sageattention import sageattn
+    print("served by:", sageattn.__module__, sageattention.__spec__.loader.__class__.__name__)
+except ImportError as error:
+    print("refused:", type(error).__name__, error)
+"""
+IDENTITY = """
+import importlib.metadata, importlib.util
+def version():
+    try:
+        return importlib.metadata.version("sageattention")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+"""
 
 
 def test_it_is_found_only_when_the_user_asks(tmp_path: Path) -> None:
@@ -157,7 +184,8 @@ def test_a_broken_library_is_a_missing_module(tmp_path: Path, error: str) -> Non
     """ComfyUI takes an ImportError alone for a missing module, and any other error ends its start."""
     copy = tmp_path / "pack"
     (copy / "comfy_sage2" / "integrations" / "sageattention" / "path" / "sageattention").mkdir(parents=True)
-    for name in ("prestartup_script.py", "comfy_sage2/integrations/sageattention/path/sageattention/__init__.py"):
+    path = "comfy_sage2/integrations/sageattention/path"
+    for name in ("prestartup_script.py", f"{path}/comfy_sage2_finder.py", f"{path}/sageattention/__init__.py"):
         (copy / name).write_bytes((REPOSITORY / name).read_bytes())
     (copy / "comfy_sage2" / "__init__.py").write_text(f"raise {error}('broken on purpose')\n")
     printed = run(tmp_path, IMPORT, script=copy / "prestartup_script.py")
@@ -170,3 +198,162 @@ def test_a_second_copy_leaves_the_first_ones_offer(tmp_path: Path) -> None:
     (copy / "prestartup_script.py").write_bytes((REPOSITORY / "prestartup_script.py").read_bytes())
     again = f"runpy.run_path({str(copy / 'prestartup_script.py')!r})\n"
     assert f"found: {OFFERED}" in run(tmp_path, again, FIND)
+
+
+WORKING = "def sageattn(q, k, v):\n    return q\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        WORKING,
+        "from .core import sageattn\n__version__ = '1.0.6'\n",
+        "from .core import *\nimport sageattention.core\n",
+    ],
+    ids=["one file", "relative", "imports itself"],
+)
+def test_a_working_package_is_never_shadowed(tmp_path: Path, code: str) -> None:
+    site = installed_package(tmp_path, code, core=WORKING)
+    check = "import sageattention.core\nprint('core:', sageattention.core.__file__)\n" + IDENTITY + "print(version())\n"
+    printed = run(tmp_path, WHO, check, more=(str(site),), variables=REFERENCE)
+    assert "served by: sageattention" in printed and "SourceFileLoader" in printed
+    assert f"core: {site}" in printed and "WARNING" not in printed
+    assert "2.2.0" not in printed, "its identity is not ours"
+
+
+BROKEN = {
+    "import fails": "raise ImportError('no kernel image')",
+    "no such module": "from . import _qattn",
+    "library of another torch": "raise OSError('undefined symbol: _ZN3c10')",
+    "another error": "raise RuntimeError('register twice')",
+    "syntax": "def sageattn(:",
+    "no function": "from . import part",
+    "ends in a submodule": "from .part import sageattn, missing",
+}
+
+
+@pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN)
+def test_this_pack_serves_in_the_place_of_a_broken_package(tmp_path: Path, code: str) -> None:
+    """One line names it and how to remove it; who asks again gets the same module."""
+    site = installed_package(tmp_path, code + "\n", part=WORKING)
+    more = IDENTITY + (
+        "import sageattention, sageattention.core\n"
+        "assert sageattention.core.sageattn is sageattention.sageattn is sageattn\n"
+        "assert 'sageattention.part' not in sys.modules\n"
+        "print('version:', version(), sageattention.__version__)\n"
+    )
+    printed = run(tmp_path, WHO, WHO, more, more=(str(site),), variables=REFERENCE)
+    assert printed.count("served by: comfy_sage2.integrations.sageattention.functions") == 2, printed
+    assert "version: 2.2.0+comfy.sage2 2.2.0+comfy.sage2" in printed
+    (warning,) = [line for line in printed.splitlines() if line.startswith("WARNING")]
+    assert str(site / "sageattention" / "__init__.py") in warning and "is broken" in warning and "deleting" in warning
+
+
+def test_the_command_that_removes_a_broken_package_of_pip(tmp_path: Path) -> None:
+    site = installed_package(tmp_path, "import no_such_module\n")
+    (site / "sageattention-1.0.6.dist-info").mkdir()
+    (site / "sageattention-1.0.6.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: sageattention\nVersion: 1.0.6\n"
+    )
+    printed = run(tmp_path, WHO, IDENTITY + "print(version())\n", more=(str(site),), variables=REFERENCE)
+    assert f'"{sys.executable}" -m pip uninstall sageattention' in printed
+    assert printed.splitlines()[-1] == "2.2.0+comfy.sage2"
+
+
+@pytest.mark.parametrize("flag", [True, False], ids=["asked", "not asked"])
+@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+def test_a_broken_package_where_nothing_serves_is_an_import_error(tmp_path: Path, flag: bool, error: str) -> None:
+    """Any other error would end ComfyUI, which tries the import at each start."""
+    site = installed_package(tmp_path, f"raise {error}('wrong DLL')\n")
+    printed = run(tmp_path, WHO, flag=flag, more=(str(site),), variables=NO_GPU)
+    assert "refused: ImportError" in printed and "wrong DLL" in printed
+    assert "is broken" in printed and "deleting that folder" in printed
+    assert ("cannot serve in its place" in printed) == flag
+    assert ("Serve packs that import sageattention" in printed) != flag
+
+
+def test_an_empty_folder_of_the_name_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    """It is what a failed uninstall leaves: "cannot import name 'sageattn' (unknown location)"."""
+    site = installed_package(tmp_path, None)
+    printed = run(tmp_path, WHO, more=(str(site),), variables=REFERENCE)
+    assert "served by: comfy_sage2" in printed
+    assert str(site / "sageattention") in printed and "delete that folder" in printed
+
+
+RAISING_FINDER = """
+class Raising:
+    def find_spec(self, name, path=None, target=None):
+        if name == "sageattention":
+            raise RuntimeError("a hook of another pack")
+sys.meta_path.insert(0, Raising())
+"""
+
+
+@pytest.mark.parametrize("has_package", [True, False])
+def test_finders_that_raise_are_survived(tmp_path: Path, has_package: bool) -> None:
+    more = (str(installed_package(tmp_path, WORKING)),) if has_package else ()
+    script = f"import runpy\nrunpy.run_path({str(REPOSITORY / 'prestartup_script.py')!r})\n"
+    code = HOST.format(user=str(tmp_path), flag=True, more=[*more]) + RAISING_FINDER + script + WHO
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COMFY_SAGE2")} | REFERENCE
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"served by: {'sageattention' if has_package else 'comfy_sage2'}" in done.stdout
+    assert "a hook of another pack" in done.stdout
+
+
+def test_it_has_an_identity(tmp_path: Path) -> None:
+    ask = IDENTITY + "import torch\nprint('version:', version(), importlib.util.find_spec('sageattention').name)\n"
+    ask += "import sageattention\nprint('module:', sageattention.__version__, len(sageattention.__all__))\n"
+    printed = run(tmp_path, ask, variables=REFERENCE)
+    assert "version: 2.2.0+comfy.sage2 sageattention" in printed
+    assert "module: 2.2.0+comfy.sage2 6" in printed
+
+
+@pytest.mark.parametrize("first", ["version()", "importlib.util.find_spec('sageattention')"])
+def test_where_nothing_serves_it_has_none(tmp_path: Path, first: str) -> None:
+    """Whichever is asked first: who trusts the metadata imports the module next."""
+    ask = IDENTITY + (
+        f"import torch\nassert {first} is None\n"
+        "assert version() is None and importlib.util.find_spec('sageattention') is None\n"
+        "names = {found.metadata['Name'] for found in importlib.metadata.distributions()}\n"
+        "print('listed:', 'sageattention' in names)\n"
+    )
+    printed = run(tmp_path, ask, IMPORT, variables=NO_GPU)
+    assert "listed: False" in printed and "missing: sageattention" in printed
+
+
+def test_a_look_before_torch_is_imported_does_not_import_it(tmp_path: Path) -> None:
+    ask = IDENTITY + "print('looked:', version(), importlib.util.find_spec('sageattention') is not None)\n"
+    ask += "assert 'torch' not in sys.modules and 'comfy_sage2' not in sys.modules\n"
+    assert "looked: 2.2.0+comfy.sage2 True" in run(tmp_path, ask, variables=NO_GPU)
+
+
+def test_diffusers_takes_it_where_it_serves(tmp_path: Path) -> None:
+    ask = (
+        "from diffusers.utils import is_sageattention_available, is_sageattention_version\n"
+        "from diffusers.models import attention_dispatch\n"
+        "print('available:', is_sageattention_available())\n"
+        "print('usable:', attention_dispatch._CAN_USE_SAGE_ATTN, attention_dispatch.sageattn)\n"
+    )
+    printed = run(tmp_path, "import torch\n", ask, variables=REFERENCE)
+    assert "available: True" in printed and "usable: True <function sageattn" in printed
+    (tmp_path / "none").mkdir()
+    printed = run(tmp_path / "none", "import torch\n", ask, variables=NO_GPU)
+    assert "available: False" in printed and "usable: False None" in printed
+
+
+def test_one_line_for_each_pack_that_imports_it_while_the_setting_is_off(tmp_path: Path) -> None:
+    """Not for ComfyUI, which tries it at each start, nor for those who only look."""
+    asking = "try:\n    import sageattention\nexcept ImportError as error:\n    print(error)\n"
+    steps = (
+        FIND
+        + f"attempt = compile({asking!r}, 'attempt', 'exec')\n"
+        + "for name in ('comfy.ldm.modules.attention', '/x/custom_nodes/ComfyUI-KJNodes.nodes', 'plain.part') * 2:\n"
+        + "    run = types.FunctionType(attempt, {'__name__': name, '__builtins__': __builtins__})\n    run()\n"
+    )
+    printed = run(tmp_path, steps, flag=False)
+    lines = [line for line in printed.splitlines() if "Serve packs that import sageattention" in line]
+    assert [line.split()[2] for line in lines] == ["ComfyUI-KJNodes", "plain"], printed
+    assert printed.count("No module named 'sageattention'") == 6

@@ -1,0 +1,105 @@
+"""Sequences of different lengths packed into one tensor: one dense call for each, or for neighbors of equal lengths."""
+
+from __future__ import annotations
+
+import torch
+
+from ...operators import OPTIONS_SCHEMA, define, has_observer
+from ...options import AttentionOptions
+from ..torch_attention import Inputs, autocast, reason_for_torch
+from .serving import UNUSUAL_SCALE, count_torchs, exact, served
+
+
+def attend_segments(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts_q: torch.Tensor,
+    starts_k: torch.Tensor,
+    options: AttentionOptions,
+    scale: float | None,
+    dropout_p: float,
+) -> torch.Tensor:
+    """See `functions.sageattn_varlen`; options: of layout "BNHD"."""
+    if not q.dim() == k.dim() == v.dim() == 3 or q.shape[2] != k.shape[2] or k.shape != v.shape:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
+        raise ValueError(f"[SA-603] q, k and v must be of shape (tokens, heads, head_dim) and fit, got {shapes}")
+    inputs = autocast(Inputs(q, k, v, None))
+    reason = UNUSUAL_SCALE if scale != options.scale else reason_for_torch(inputs, dropout_p)
+    q, k, v, _ = inputs
+    if reason is None:
+        run = _operator if has_observer(q, k, v, starts_q, starts_k) else _run
+        out: torch.Tensor = run(q, k, v, starts_q, starts_k, *options.values())
+        return out
+    parts = []
+    end = 0
+    for part, rows, keys in _segments(q, k, starts_q, starts_k):
+        parts += [q.new_zeros(rows.start - end, *q.shape[1:])]
+        count_torchs(reason)
+        qkv = Inputs(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
+        found = exact(qkv, options, scale, dropout_p)
+        assert isinstance(found, torch.Tensor)  # no LSE was asked for
+        parts += [found.flatten(0, 1)]
+        end = rows.stop
+    return torch.cat([*parts, q.new_zeros(len(q) - end, *q.shape[1:])])
+
+
+def _run(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts_q: torch.Tensor, starts_k: torch.Tensor, *values: object
+) -> torch.Tensor:
+    options = AttentionOptions(*values)  # type: ignore[arg-type]
+    out = q.new_zeros(q.shape)
+    for part, rows, keys in _segments(q, k, starts_q, starts_k):
+        qkv = Inputs(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
+        # A kernel costs more than it saves on short sequences, where that was measured.
+        found, _ = served(qkv, options, where_faster=True)
+        out[rows] = found.flatten(0, 1)
+    return out
+
+
+def _batch(tensor: torch.Tensor, tokens: slice, sequences: int) -> torch.Tensor:
+    part: torch.Tensor = tensor[tokens].unflatten(0, (sequences, -1))
+    return part
+
+
+def _segments(
+    q: torch.Tensor, k: torch.Tensor, starts_q: torch.Tensor, starts_k: torch.Tensor
+) -> list[tuple[int, slice, slice]]:
+    """How many neighbors of equal lengths there are, and the tokens of q and of k that they have; none without tokens.
+
+    Waits for the device. ValueError where the beginnings do not fit.
+    """
+    ends_q, ends_k = (_checked(*given) for given in (("q", starts_q, q), ("k", starts_k, k)))
+    if len(ends_q) != len(ends_k):
+        found = f"{len(ends_q)} and {len(ends_k)}"
+        raise ValueError(f"[SA-603] cu_seqlens_q and cu_seqlens_k must have equally many entries, got {found}")
+    segments: list[tuple[int, slice, slice]] = []
+    for a, b, c, d in zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False):
+        if a == b or c == d:
+            continue
+        if segments:
+            count, rows, keys = segments[-1]
+            sizes = (rows.stop - rows.start, keys.stop - keys.start)
+            if (rows.stop, keys.stop) == (a, c) and sizes == (count * (b - a), count * (d - c)):
+                segments[-1] = (count + 1, slice(rows.start, b), slice(keys.start, d))
+                continue
+        segments.append((1, slice(a, b), slice(c, d)))
+    return segments
+
+
+def _checked(name: str, starts: torch.Tensor, tensor: torch.Tensor) -> list[int]:
+    found: list[int] = starts.tolist() if starts.dim() == 1 and not starts.is_floating_point() else []
+    if not found or found[0] < 0 or found != sorted(found) or found[-1] > len(tensor):
+        raise ValueError(
+            f"[SA-603] cu_seqlens_{name} must hold integers that do not fall, from 0 to at most the {len(tensor)} "
+            f"tokens of {name}, got {starts.dtype} {found[:8] or tuple(starts.shape)}"
+        )
+    return found
+
+
+def _fake(q: torch.Tensor, *others: object) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
+_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {OPTIONS_SCHEMA}"
+_operator = define(f"sageattention_varlen({_ARGUMENTS}) -> Tensor", _run, _fake)

@@ -1,0 +1,84 @@
+"""Calls in the form of torch's scaled_dot_product_attention: which of them a plan can serve, and in what shape."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..operators import needs_derivative
+
+HAS_DROPOUT = "[SA-602] dropout_p is not 0, and quantized attention has no dropout"
+NEEDS_DERIVATIVE = "[SA-307] the call needs gradients, and quantized attention has none: use torch.no_grad()"
+IS_SPECIAL = "[SA-201] q, k and v must be plain dense tensors, got nested ones or another class"
+DO_NOT_FIT = (
+    "[SA-201] q, k and v must be of 2 or more dimensions with one batch size and head_dim, k and v of one shape, and "
+    "q's head count a multiple of theirs"
+)
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call, of shapes (…, N, D), and a mask (bool or additive) or None."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+
+
+def autocast(inputs: Inputs) -> Inputs:
+    """As torch's attention casts them: all of 16 or 32 bits to the dtype of autocast, where that is on."""
+    device = inputs.q.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return inputs
+    dtype = torch.get_autocast_dtype(device)
+    eligible = (torch.float16, torch.bfloat16, torch.float32)
+    return Inputs(
+        *(
+            tensor.to(dtype) if tensor is not None and tensor.dtype in eligible else tensor  # type: ignore[arg-type]
+            for tensor in inputs
+        )
+    )
+
+
+def reason_for_torch(inputs: Inputs, dropout_p: float) -> str | None:
+    """Why no plan can serve the call, whatever the machine; None where a plan is to be asked."""
+    tensors = [tensor for tensor in inputs if tensor is not None]
+    if any(map(_is_special, tensors)):
+        return IS_SPECIAL
+    if dropout_p > 0:
+        return HAS_DROPOUT
+    return NEEDS_DERIVATIVE if needs_derivative(*tensors) else None
+
+
+def _is_special(tensor: torch.Tensor) -> bool:
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return True
+    if torch.compiler.is_compiling() or type(tensor) is torch.Tensor:
+        return False
+    dispatch = type(tensor).__torch_dispatch__
+    return dispatch is not torch.Tensor.__torch_dispatch__ and not isinstance(tensor, torch._subclasses.FakeTensor)
+
+
+def in_four_dimensions(inputs: Inputs, layout: str = "BHND") -> Inputs | None:
+    """The same call with q, k and v of shape (B, H, N, D), or of `layout` as they were; None where they do not fit.
+
+    Of fewer dimensions than 4 (N, D) is one head, and (H, N, D) one batch; of more, all before the heads are batches.
+    """
+    q, k, v, mask = inputs
+    if not 2 <= q.dim() == k.dim() == v.dim() or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+        return None
+    if layout != "BHND" and q.dim() != 4:
+        return None
+    if q.dim() != 4:
+        if q.shape[:-3] != k.shape[:-3] or (mask is not None and mask.dim() > min(q.dim(), 3)):
+            return None
+        if not q.numel() or not k.numel():  # nothing says how many batches there are
+            return None
+        if q.dim() == 2:
+            q, k, v = q[None], k[None], v[None]
+        q, k, v = (tensor.reshape(-1, *tensor.shape[-3:]) for tensor in (q, k, v))
+    heads = layout.index("H")
+    if q.dim() != 4 or q.shape[0] != k.shape[0] or not k.shape[heads] or q.shape[heads] % k.shape[heads]:
+        return None
+    return Inputs(q, k, v, mask)

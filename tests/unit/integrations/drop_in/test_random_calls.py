@@ -1,0 +1,267 @@
+"""Random calls of all functions of the stand-in against float64: none raises where torch would not, none is wrong.
+
+Slow: 10,000 calls of every function. Quick: some hundred.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from comfy_sage2.integrations.sageattention import functions as typed
+from comfy_sage2.integrations.sageattention import serving
+
+functions: Any = typed
+torchs: Any = F.scaled_dot_product_attention
+FUNCTIONS = [
+    "sageattn",
+    "sageattn_qk_int8_pv_fp8_cuda",
+    "sageattn_qk_int8_pv_fp8_cuda_sm90",
+    "sageattn_qk_int8_pv_fp16_cuda",
+    "sageattn_qk_int8_pv_fp16_triton",
+]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+# What has to be drawn in some hundred calls; a draw that never comes tests nothing.
+DRAWN = {
+    "torch's order", "torch's names", "keywords", "NHD", "LSE", "causal", "mask of bool", "mask of float",
+    "mask of 4", "mask of 2", "mask of 1", "grouped", "2-D", "3-D", "5-D", "strided", "expanded", "other head_dim of v",
+    "large head_dim", "odd scale", "scale", "autocast", "gradient", "no queries", "no keys", "batches broadcast",
+    "closed row",
+    *map(str, DTYPES),
+}  # fmt: skip
+
+
+@dataclass
+class Draw:
+    """A call: q, k and v of shape (…, H, N, D), and what it is made of in words."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    options: dict[str, Any]
+    kinds: set[str] = field(default_factory=set)
+
+
+def drawn(chance: random.Random) -> Draw:
+    kinds: set[str] = set()
+
+    def comes(kind: str, probability: float) -> bool:
+        if chance.random() < probability:
+            kinds.add(kind)
+        return kind in kinds
+
+    dims = chance.choices([4, 3, 2, 5], [20, 2, 1, 1])[0]
+    if dims != 4:
+        kinds.add(f"{dims}-D")
+    batch, heads = chance.choice([1, 1, 2, 3]), chance.choice([1, 2, 4])
+    queries, keys = chance.choice([1, 2, 17, 64, 130]), chance.choice([1, 3, 40, 65, 129])
+    if comes("no queries", 0.02):
+        queries = 0
+    if comes("no keys", 0.02):
+        keys = 0
+    head_dim = chance.choice([16, 32, 64, 72, 128])
+    if comes("large head_dim", 0.04):
+        head_dim = 264
+    of_v = 24 if comes("other head_dim of v", 0.04) else head_dim
+    kv_heads = heads
+    if dims in (4, 5) and heads > 1 and comes("grouped", 0.15):
+        kv_heads = chance.choice([n for n in (1, 2) if n < heads])
+    dtype = chance.choice(DTYPES[:3]) if chance.random() < 0.95 else torch.float64
+    kinds.add(str(dtype))
+    lead = {2: (), 3: (heads,), 4: (batch, heads), 5: (2, batch, heads)}[dims]
+    kv_lead = lead if dims in (2, 3) else (*lead[:-1], kv_heads)
+    q = torch.randn(*lead, queries, head_dim).to(dtype)
+    k = torch.randn(*kv_lead, keys, head_dim).to(dtype)
+    v = torch.randn(*kv_lead, keys, of_v).to(dtype)
+    if dims == 4 and batch > 1 and kv_heads == heads and queries and keys and comes("batches broadcast", 0.1):
+        q = q[:1]
+    options: dict[str, Any] = {}
+    if comes("scale", 0.2):
+        options["scale"] = chance.choice([0.05, 0.2, 1.0 / 3])
+    elif comes("odd scale", 0.04):
+        options["scale"] = chance.choice([0.0, -0.2])
+    if comes("causal", 0.25):
+        options["is_causal"] = True
+    mask = None
+    if chance.random() < 0.35:
+        shapes: list[tuple[int, ...]] = [(queries, keys), (1, keys)]
+        if dims == 4:
+            shapes += [
+                (q.shape[0], 1, queries, keys),
+                (q.shape[0], heads, queries, keys),
+                (1, 1, 1, keys),
+                (heads, 1, keys),
+            ]
+        if not comes("gradient", 0):
+            shapes += [(keys,)]
+        shape = chance.choice(shapes)
+        kinds.add(f"mask of {len(shape)}")
+        mask = torch.rand(shape) < 0.7
+        if len(shape) > 1 and queries > 2 and shape[-2] > 2 and comes("closed row", 0.2):
+            mask[..., 1, :] = False
+        else:
+            mask[..., :1] = True
+        if comes("mask of float", 0.5):
+            mask = torch.where(mask, torch.randn(shape), -torch.inf).to(dtype)
+        else:
+            kinds.add("mask of bool")
+    if comes("strided", 0.1):
+        q, k, v = (tensor.mT.contiguous().mT for tensor in (q, k, v))
+    elif comes("expanded", 0.03):
+        v = v[..., :1].expand(v.shape)
+    return Draw(q, k, v, mask, options, kinds)
+
+
+def exact(draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Output, LSE and what the output's magnitude is measured by, from the definition in float64."""
+    q, k, v = (tensor.detach().double() for tensor in (draw.q, draw.k, draw.v))
+    if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
+        k, v = (tensor.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for tensor in (k, v))
+    scores = q @ k.mT * draw.options.get("scale", q.shape[-1] ** -0.5)
+    if draw.mask is not None and draw.mask.dtype == torch.bool:
+        scores = scores.masked_fill(~draw.mask, -torch.inf)
+    elif draw.mask is not None:
+        scores = scores + draw.mask.double()
+    if draw.options.get("is_causal"):
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    return weights @ v, lse, weights @ v.abs()
+
+
+def call(draw: Draw, name: str, chance: random.Random) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The output, (…, H, N, D), and the LSE where the call asks for it."""
+    function: Callable[..., Any] = getattr(functions, name)
+    q, k, v, mask, options = draw.q, draw.k, draw.v, draw.mask, draw.options
+    forms = ["torch's order", "torch's names", "keywords", *["LSE"] * 2]
+    if q.dim() == 4:
+        forms += ["NHD"] * 3
+    form = chance.choice(forms)
+    draw.kinds.add(form)
+    more = {key: value for key, value in options.items() if key != "is_causal"}
+    if form == "torch's order":
+        is_grouped = q.dim() > 2 and q.shape[-3] != k.shape[-3]
+        return function(q, k, v, mask, 0.0, options.get("is_causal", False), **more, enable_gqa=is_grouped), None
+    if form == "torch's names":
+        return function(query=q, key=k, value=v, attn_mask=mask, **options), None
+    if form == "keywords":
+        return function(q, k, v=v, attn_mask=mask, smooth_k=True, **options), None
+    if form == "LSE":
+        out, lse = function(q, k, v, attn_mask=mask, return_lse=True, **options)
+        return out, lse
+    given = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+    if chance.random() < 0.5:
+        return function(*given, "NHD", attn_mask=mask, **options).transpose(1, 2), None
+    draw.kinds.add("LSE")
+    out, lse = function(*given, tensor_layout="NHD", attn_mask=mask, return_lse=True, **options)
+    return out.transpose(1, 2), lse
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [120, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_dense_calls(name: str, count: int, seed: int) -> None:
+    chance = random.Random(1000 * seed + FUNCTIONS.index(name))
+    torch.manual_seed(chance.randrange(1 << 30))
+    seen: Counter[str] = Counter()
+    for number in range(count):
+        draw = drawn(chance)
+        casts = draw.q.dtype in (torch.float32, torch.bfloat16) and chance.random() < 0.1
+        if casts:
+            draw.kinds.add("autocast")
+        needs_gradient = chance.random() < 0.06
+        if needs_gradient:
+            draw.kinds.add("gradient")
+            draw.v = draw.v.detach().requires_grad_()
+        wanted, lse, magnitude = exact(draw)
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            out, found_lse = call(draw, name, chance)
+        seen.update(draw.kinds)
+        told = f"call {number}: {sorted(draw.kinds)} {tuple(draw.q.shape)} {tuple(draw.k.shape)} {draw.options}"
+        assert out.shape == wanted.shape, told
+        assert out.dtype == (torch.bfloat16 if casts else draw.q.dtype), told
+        assert out.requires_grad == needs_gradient, told
+        error = float((out.detach().double() - wanted).abs().sum())
+        assert error <= 0.12 * float(magnitude.sum()) + 1e-6, f"{told}: {error / float(magnitude.sum())}"
+        if found_lse is not None:
+            assert found_lse.dtype == torch.float32, told
+            torch.testing.assert_close(found_lse.detach().double(), lse, rtol=0.02, atol=0.3, msg=told)
+    assert seen.keys() >= DRAWN or count < 500, f"never drawn: {DRAWN - seen.keys()}"
+    assert len(seen.keys() & DRAWN) > 0.8 * len(DRAWN), f"never drawn: {DRAWN - seen.keys()}"
+    served, *_ = serving.calls.lines()
+    assert "by reference" in served and "by torch's attention" in served
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [40, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_packed_sequences(count: int, seed: int) -> None:
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    seen: Counter[str] = Counter()
+    for _ in range(count):
+        sequences, head_dim = chance.choice([1, 2, 3, 6]), chance.choice([16, 64, 72, 264])
+        kv_heads = chance.choice([1, 2, 4])
+        lengths = [[chance.choice([0, 1, 5, 5, 33]) for _ in range(sequences)] for _ in range(2)]
+        starts = [torch.tensor([0, *one]).cumsum(0).to(chance.choice([torch.int32, torch.int64])) for one in lengths]
+        rest = chance.choice([0, 0, 3])
+        dtype = chance.choice(DTYPES)
+        q = torch.randn(int(starts[0][-1]) + rest, 4, head_dim).to(dtype)
+        k, v = (torch.randn(int(starts[1][-1]), kv_heads, head_dim).to(dtype) for _ in range(2))
+        is_causal, scale = chance.random() < 0.4, chance.choice([None, 0.2, -0.1])
+        out = functions.sageattn_varlen(q, k, v, *starts, 33, 33, is_causal, scale)
+        wanted, magnitude = torch.zeros(q.shape, dtype=torch.float64), 0.0
+        edges = [one.tolist() for one in starts]
+        for a, b, c, d in zip(edges[0], edges[0][1:], edges[1], edges[1][1:], strict=False):
+            options: dict[str, Any] = {"is_causal": is_causal} | ({} if scale is None else {"scale": scale})
+            part = Draw(q[a:b].transpose(0, 1), k[c:d].transpose(0, 1), v[c:d].transpose(0, 1), None, options)
+            one, _, size = exact(part)
+            wanted[a:b], magnitude = one.transpose(0, 1), magnitude + float(size.sum())
+        assert out.shape == q.shape and out.dtype == dtype
+        assert float((out.double() - wanted).abs().sum()) <= 0.05 * magnitude + 1e-6
+        seen.update([str(dtype), f"causal {is_causal}", f"scale {scale}", f"rest {rest}", f"kv_heads {kv_heads}"])
+        seen.update(f"length {length}" for one in lengths for length in one)
+    assert len(seen) == 4 + 2 + 3 + 2 + 3 + 4, seen
+
+
+@pytest.mark.usefixtures("reference")
+def test_what_torch_takes_is_taken_and_what_it_refuses_may_be_refused() -> None:
+    """Shapes and dtypes that fit, and that do not: torch is the judge."""
+    chance = random.Random(5)
+    torch.manual_seed(5)
+    outcomes: Counter[bool] = Counter()
+    for _ in range(600):
+
+        def size(*choices: int) -> int:
+            return chance.choice(choices)
+
+        shapes = [[size(1, 2), size(1, 2, 4), size(3, 9), size(8, 16)][-size(2, 3, 4) :] for _ in range(3)]
+        if chance.random() < 0.7:
+            shapes[1] = [*shapes[0][:-2], 9, shapes[0][-1]]
+            shapes[2] = [*shapes[1][:-1], size(8, 16)]
+        dtypes = [chance.choice(DTYPES)] * 3 if chance.random() < 0.8 else [chance.choice(DTYPES) for _ in range(3)]
+        args = [torch.randn(shape).to(dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        if chance.random() < 0.3:
+            args.append(torch.randn(chance.choice([(9,), (3, 9), (1, 3, 9), (2, 1, 1, 9), (2, 4, 9, 9)])).to(dtypes[0]))
+        options = {"is_causal": chance.random() < 0.2, "enable_gqa": chance.random() < 0.2}
+        try:
+            wanted = torchs(*args, **options)
+        except (RuntimeError, ValueError, IndexError):
+            outcomes[False] += 1
+            continue
+        outcomes[True] += 1
+        given = args if len(args) > 3 else [*args, None]
+        out = functions.sageattn(*given, **options)
+        assert out.shape == wanted.shape and out.dtype == wanted.dtype
+        scale = float(args[2].abs().sum() / args[2].numel()) * wanted.numel()
+        assert float((out.double() - wanted.double()).nan_to_num().abs().sum()) <= 0.12 * scale + 1e-6
+    assert min(outcomes[True], outcomes[False]) > 100, outcomes

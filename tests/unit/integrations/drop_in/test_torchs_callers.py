@@ -1,0 +1,251 @@
+"""`sageattn` in the place of torch's scaled_dot_product_attention: whatever torch takes is computed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from comfy_sage2.integrations.sageattention import functions as typed
+from comfy_sage2.integrations.sageattention import serving
+
+pytestmark = [pytest.mark.usefixtures("reference", "fresh_seed"), pytest.mark.filterwarnings("ignore:.*vmap")]
+
+functions: Any = typed  # the result is a tensor, or two
+REPOSITORY = Path(__file__).resolve().parents[4]
+torchs: Any = F.scaled_dot_product_attention
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape)
+
+
+def closed(*shape: int) -> torch.Tensor:
+    """A bool mask that leaves the first key to every query."""
+    mask = torch.rand(shape) < 0.5
+    mask[..., 0] = True
+    return mask
+
+
+def is_close(out: torch.Tensor, wanted: torch.Tensor, most: float = 0.08) -> bool:
+    out, wanted = out.detach(), wanted.detach()
+    return out.shape == wanted.shape and float((out - wanted).abs().sum()) <= most * float(wanted.abs().sum())
+
+
+q, k, v = random(2, 4, 9, 32), random(2, 4, 13, 32), random(2, 4, 13, 32)
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "None by position": ((q, k, v, None), {}),
+    "everything by position": ((q, k, v, None, 0.0, True), {}),
+    "a mask by position": ((q, k, v, closed(9, 13)), {"scale": 0.1}),
+    "names": ((), {"query": q, "key": k, "value": v, "attn_mask": random(4, 9, 13), "is_causal": False}),
+    "some names": ((q, k), {"value": v}),
+    "2-D": ((q[0, 0], k[0, 0], v[0, 0]), {}),
+    "3-D": ((q[0], k[0], v[0]), {"attn_mask": closed(4, 9, 13)}),
+    "3-D, a mask of 2": ((q[0], k[0], v[0], closed(9, 13)), {}),
+    "5-D": ((q[None], k[None], v[None]), {}),
+    "5-D, a mask of 5": ((q[None], k[None], v[None], closed(1, 2, 1, 9, 13)), {}),
+    "6-D": ((q[None, None], k[None, None], v[None, None]), {"is_causal": True}),
+    "a mask of one row": ((q, k, v, closed(1, 13)), {}),
+    "head_dim of v": ((q, k, random(2, 4, 13, 24)), {}),
+    "head_dim 1 of v": ((q, k, random(2, 4, 13, 1)), {}),
+    "head_dim 300": ((random(1, 2, 9, 300), random(1, 2, 5, 300), random(1, 2, 5, 300)), {}),
+    "batches that broadcast": ((q[:1], k, v), {}),
+    "heads that broadcast": ((q, k[:, :1], v[:, :1]), {}),
+    "float64": ((q.double(), k.double(), v.double(), random(9, 13).double()), {}),
+    "a negative scale": ((q, k, v), {"scale": -0.3}),
+    "scale 0": ((q, k, v), {"scale": 0.0}),
+    "no queries": ((q[:, :, :0], k, v), {}),
+    "5-D, no keys": ((q[None], k[None, :, :, :0], v[None, :, :, :0]), {}),
+    "no batch": ((q[:0], k[:0], v[:0]), {}),
+    "grouped heads": ((q, k[:, :2], v[:, :2], None), {"enable_gqa": True}),
+    "expanded rows": ((q[..., :1].expand(q.shape), k, v), {}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("function", ["sageattn", "sageattn_qk_int8_pv_fp16_triton"])
+def test_calls_in_torchs_form(name: str, function: str) -> None:
+    args, kwargs = CALLS[name]
+    assert is_close(getattr(functions, function)(*args, **kwargs), torchs(*args, **kwargs))
+    assert len(serving.calls.lines()) <= 2, "one call, and a reason at most"
+
+
+def test_most_of_them_reach_a_kernel() -> None:
+    for name in ("None by position", "a mask by position", "names", "2-D", "3-D", "5-D", "6-D", "expanded rows"):
+        args, kwargs = CALLS[name]
+        functions.sageattn(*args, **kwargs)
+    assert serving.calls.lines() == ["Calls of sageattention since the start: 8 by reference, 8b"]
+
+
+def test_a_pack_that_replaced_torchs_function_before_the_import() -> None:
+    """Its function imports `sageattention` at its first call, and what we leave to torch must not come back to it."""
+    code = (
+        "import torch\n"
+        "from torch.nn import functional as F\n"
+        "def replaced(*args, **options):\n"
+        "    from comfy_sage2.integrations.sageattention.functions import sageattn\n"
+        "    return sageattn(*args, **options)\n"
+        "exact, F.scaled_dot_product_attention = F.scaled_dot_product_attention, replaced\n"
+        "q = torch.randn(1, 2, 8, 300)\n"
+        "torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q), exact(q, q, q))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, timeout=300)
+
+
+def test_dropout_is_torchs() -> None:
+    torch.manual_seed(3)
+    wanted = torchs(q, k, v, dropout_p=0.5)
+    torch.manual_seed(3)
+    assert torch.equal(functions.sageattn(q, k, v, None, 0.5), wanted)
+    assert "SA-602" in serving.calls.lines()[1]
+
+
+@pytest.mark.parametrize("number", [9, 12])
+def test_too_many_arguments_are_named(number: int) -> None:
+    with pytest.raises(TypeError, match="SA-602"):
+        functions.sageattn(q, k, v, *[None] * (number - 3))
+
+
+MODULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "decoder": lambda x: torch.nn.TransformerDecoderLayer(64, 4, batch_first=True, dropout=0.0).eval()(x, x),
+    "encoder": lambda x: torch.nn.TransformerEncoderLayer(64, 4, batch_first=True, dropout=0.0)(
+        x, src_key_padding_mask=torch.arange(32).expand(2, 32) > 20
+    ),
+    "transformer": lambda x: torch.nn.Transformer(64, 4, 1, 1, 64, 0.0, batch_first=True)(x, x),
+    "multihead": lambda x: torch.nn.MultiheadAttention(64, 4, batch_first=True)(x, x, x, need_weights=False)[0],
+    "causal multihead": lambda x: torch.nn.MultiheadAttention(64, 4, batch_first=True)(
+        x, x, x, need_weights=False, attn_mask=torch.ones(32, 32, dtype=torch.bool).triu(1), is_causal=True
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("trains", [False, True])
+def test_torchs_own_modules(name: str, trains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text encoders are such modules: a pack that replaces torch's function must not break them."""
+    x = random(2, 32, 64)
+    outputs = []
+    for function in (torchs, functions.sageattn):
+        monkeypatch.setattr(F, "scaled_dot_product_attention", function)
+        torch.manual_seed(1)
+        with torch.set_grad_enabled(trains):
+            outputs.append(MODULES[name](x))
+        assert outputs[-1].requires_grad == trains
+    assert is_close(outputs[1], outputs[0])
+    assert serving.calls.lines(), "the module asked"
+
+
+def test_nested_tensors_are_torchs() -> None:
+    jagged = [torch.nested.nested_tensor([random(5, 4, 32), random(9, 4, 32)], layout=torch.jagged) for _ in range(3)]
+    args = [tensor.transpose(1, 2) for tensor in jagged]
+    out, wanted = functions.sageattn(*args), torchs(*args)
+    for mine, theirs in zip(out.unbind(), wanted.unbind(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_derivatives_of_every_kind_are_torchs() -> None:
+    bias = random(9, 13).requires_grad_()
+    functions.sageattn(q, k, v, bias).sum().backward()
+    assert bias.grad is not None and bias.grad.abs().sum() > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = torch.func.jvp(lambda x: functions.sageattn(x, k, v), (q,), (torch.ones_like(q),))[1]
+        with_lse = torch.func.jvp(
+            lambda x: functions.sageattn(x, k, v, return_lse=True)[0], (q,), (torch.ones_like(q),)
+        )
+        wanted = torch.func.jvp(lambda x: (x @ k.mT / 32**0.5).softmax(-1) @ v, (q,), (torch.ones_like(q),))[1]
+    torch.testing.assert_close(plain, wanted, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(with_lse[1], wanted, rtol=1e-3, atol=1e-4)
+    x = q.clone().requires_grad_()
+    functions.sageattn(x, k, v, return_lse=True)[1].sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+    assert "SA-307" in serving.calls.lines()[1]
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize(
+    "case", ["head_dim 300", "float64", "strided", "head_dim of v", "negative scale", "no keys", "mask and causal"]
+)
+def test_the_lse_of_what_no_kernel_takes(case: str, layout: str) -> None:
+    """Ring attention asks for it in every call."""
+    sizes = {"head_dim 300": 300}.get(case, 32)
+    qkv = [random(2, 4, 40, sizes), random(2, 2, 24, sizes), random(2, 2, 24, sizes)]
+    options: dict[str, Any] = {"sm_scale": -0.2} if case == "negative scale" else {}
+    mask = closed(2, 1, 40, 24) if case == "mask and causal" else None
+    if mask is not None:
+        mask[:, :, 3] = False
+        options = {"attn_mask": mask, "is_causal": True}
+    if case == "float64":
+        qkv = [tensor.double() for tensor in qkv]
+    if case == "strided":
+        qkv = [tensor.mT.contiguous().mT for tensor in qkv]
+    if case == "head_dim of v":
+        qkv[2] = qkv[2][..., :8]
+    if case == "no keys":
+        qkv[1], qkv[2] = qkv[1][:, :, :0], qkv[2][:, :, :0]
+    given = qkv if layout == "HND" else [tensor.transpose(1, 2) for tensor in qkv]
+    out, lse = functions.sageattn(*given, layout, return_lse=True, **options)
+    scores = qkv[0].double() @ qkv[1].double().repeat_interleave(2, 1).mT * options.get("sm_scale", sizes**-0.5)
+    if mask is not None:
+        scores = scores.masked_fill(~mask | torch.ones(40, 24, dtype=torch.bool).triu(1), -torch.inf)
+    wanted = scores.softmax(-1).nan_to_num() @ qkv[2].double().repeat_interleave(2, 1)
+    out = out if layout == "HND" else out.transpose(1, 2)
+    assert is_close(out.double(), wanted) and lse.dtype == torch.float32
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0.01, atol=0.05)
+
+
+def test_the_lse_needs_no_more_memory_than_a_part_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    from comfy_sage2.integrations.sageattention import exact
+
+    whole = functions.sageattn(*(args := [random(1, 2, 40, 300) for _ in range(3)]), return_lse=True)
+    monkeypatch.setattr(exact, "_MOST_SCORES", 7 * 2 * 40)
+    parts = functions.sageattn(*args, return_lse=True)
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtypes", [("f", "f", "b"), ("f", "f", "f"), ("b", "f", "b"), ("h", "f", "b")])
+def test_under_autocast_the_dtypes_are_torchs(dtypes: tuple[str, str, str]) -> None:
+    """layer_norm leaves q and k in float32 there, beside a v of 16 bits."""
+    names = {"f": torch.float32, "b": torch.bfloat16, "h": torch.float16}
+    args = [tensor.to(names[dtype]) for tensor, dtype in zip((q, k, v), dtypes, strict=True)]
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted, out = torchs(*args, random(9, 13) * 0), functions.sageattn(*args, random(9, 13) * 0)
+        varlen = functions.sageattn_varlen(*(x[0].transpose(0, 1) for x in args), *[torch.tensor([0, 9])] * 2, 9, 9)
+    assert out.dtype == wanted.dtype == varlen.dtype == torch.bfloat16
+    assert is_close(out.float(), wanted.float())
+    assert "reference, 8b" in serving.calls.lines()[0]
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "all"])
+def test_a_stride_in_the_last_dimension_is_copied_away(which: str) -> None:
+    args = [t.mT.contiguous().mT if which in (n, "all") else t for n, t in zip("qkv", (q, k, v), strict=True)]
+    assert torch.equal(functions.sageattn(*args), functions.sageattn(q, k, v))
+    assert serving.calls.lines() == ["Calls of sageattention since the start: 2 by reference, 8b"]
+
+
+@pytest.mark.parametrize(
+    "name", ["3-D", "a mask by position", "head_dim of v", "6-D", "names", "batches that broadcast"]
+)
+def test_compiled_calls_in_torchs_form(name: str) -> None:
+    args, kwargs = CALLS[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *a, **k: functions.sageattn(*a, **k) * 2, fullgraph=True, backend="aot_eager")
+    assert is_close(compiled(*args, **kwargs), torchs(*args, **kwargs) * 2)
+    assert serving.calls.lines(), "counted"
+
+
+def test_a_compiled_call_that_needs_gradients() -> None:
+    torch._dynamo.reset()
+    x = q.clone().requires_grad_()
+    compiled: Any = torch.compile(functions.sageattn, fullgraph=True, backend="aot_eager")
+    compiled(x, k, v).sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+    assert "SA-307" in serving.calls.lines()[1]

@@ -1,0 +1,131 @@
+"""Packed sequences: each is attended for itself, by as few calls as their lengths allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.integrations.sageattention import functions as typed
+from comfy_sage2.integrations.sageattention import serving
+
+pytestmark = pytest.mark.usefixtures("reference", "fresh_seed")
+
+functions: Any = typed
+
+
+def packed(*lengths: int, heads: int = 4, head_dim: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return torch.randn(int(starts[-1]), heads, head_dim, dtype=torch.float16), starts
+
+
+def wanted(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts_q: list[int],
+    starts_k: list[int],
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Each sequence in float64, straight from the definition."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    repeats = q.shape[1] // k.shape[1]
+    for a, b, c, d in zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False):
+        one_q = q[a:b].double().transpose(0, 1)
+        one_k, one_v = (t[c:d].double().repeat_interleave(repeats, 1).transpose(0, 1) for t in (k, v))
+        scores = one_q @ one_k.mT * (q.shape[2] ** -0.5 if scale is None else scale)
+        if is_causal:
+            scores = scores.masked_fill(torch.ones(b - a, d - c, dtype=torch.bool).triu(1), -torch.inf)
+        out[a:b] = (scores.softmax(-1).nan_to_num() @ one_v).transpose(0, 1)
+    return out
+
+
+def is_close(out: torch.Tensor, expected: torch.Tensor) -> bool:
+    return float((out.double() - expected).abs().sum()) < 0.04 * float(expected.abs().sum())
+
+
+@pytest.mark.parametrize("lengths", [(7,), (5, 9, 1, 30), (6, 6, 6), (0, 4, 0, 4, 9), (3, 3, 8, 8, 3)], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_each_sequence_is_attended_for_itself(lengths: tuple[int, ...], is_causal: bool, kv_heads: int) -> None:
+    (q, starts_q), (k, starts_k) = packed(*lengths), packed(*(2 * n for n in lengths), heads=kv_heads)
+    v = torch.randn_like(k)
+    out = functions.sageattn_varlen(q, k, v, starts_q, starts_k, max(lengths), 2 * max(lengths), is_causal, 0.3)
+    assert out.shape == q.shape and out.dtype == q.dtype
+    assert is_close(out, wanted(q, k, v, starts_q.tolist(), starts_k.tolist(), is_causal, 0.3))
+
+
+def test_neighbors_of_equal_lengths_are_one_call() -> None:
+    """Windows of a vision encoder are hundreds of short sequences."""
+    q, starts = packed(8, 8, 8, 5, 8, 8)
+    functions.sageattn_varlen(q, q, q, starts, starts, 8, 8)
+    assert serving.calls.lines() == ["Calls of sageattention since the start: 3 by reference, precise"]
+
+
+def test_tokens_of_no_sequence_and_queries_without_keys_give_zeros() -> None:
+    q, k = (torch.randn(20, 4, 32, dtype=torch.float16) for _ in range(2))
+    starts_q, starts_k = [2, 9, 14, 17], [0, 5, 5, 20]
+    out = functions.sageattn_varlen(q, k, k, torch.tensor(starts_q), torch.tensor(starts_k), 7, 15)
+    expected = wanted(q, k, k, starts_q, starts_k)
+    assert is_close(out, expected)
+    assert not out[:2].any() and not out[9:14].any() and not out[17:].any()
+    differentiable = functions.sageattn_varlen(
+        q.float().requires_grad_(), k.float(), k.float(), torch.tensor(starts_q), torch.tensor(starts_k), 7, 15
+    )
+    assert is_close(differentiable, expected) and differentiable.requires_grad
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_what_no_kernel_takes_is_torchs() -> None:
+    q, starts = packed(5, 9, head_dim=300)
+    q = q.double()
+    assert is_close(functions.sageattn_varlen(q, q, q, starts, starts, 9, 9), wanted(q, q, q, [0, 5, 14], [0, 5, 14]))
+    assert "2 left to torch's attention" in serving.calls.lines()[1]
+
+
+@pytest.mark.parametrize("scale", [None, -0.2])
+def test_gradients_and_odd_scales(scale: float | None) -> None:
+    q, starts = packed(5, 9)
+    x = q.float().requires_grad_()
+    out = functions.sageattn_varlen(x, q.float(), q.float(), starts, starts, softmax_scale=scale)
+    out.square().sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+    assert is_close(out.detach(), wanted(q, q, q, [0, 5, 14], [0, 5, 14], scale=scale))
+
+
+def test_a_compiled_call_does_not_break_the_graph() -> None:
+    q, starts = packed(5, 9)
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(functions.sageattn_varlen, fullgraph=True, backend="aot_eager")
+    assert torch.equal(
+        compiled(q, q, q, starts, starts, 9, 9), functions.sageattn_varlen(q, q, q, starts, starts, 9, 9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("starts_q", "starts_k"),
+    [
+        ([0, 9, 5], [0, 5, 10]),
+        ([0, 5, 11], [0, 5, 10]),
+        ([-1, 5, 10], [0, 5, 10]),
+        ([0, 10], [0, 5, 10]),
+        ([0.0, 10.0], [0, 10]),
+        ([], [0, 10]),
+        ([[0, 10]], [0, 10]),
+    ],
+    ids=str,
+)
+def test_beginnings_that_do_not_fit_are_refused(starts_q: list[Any], starts_k: list[Any]) -> None:
+    q = torch.randn(10, 4, 64)
+    with pytest.raises(ValueError, match="SA-603"):
+        functions.sageattn_varlen(q, q, q, torch.tensor(starts_q), torch.tensor(starts_k), 6, 6)
+
+
+def test_other_arguments_are_refused_by_name() -> None:
+    q, starts = packed(5, 9)
+    with pytest.raises(ValueError, match="SA-603"):
+        functions.sageattn_varlen(q[None], q[None], q[None], starts, starts)
+    with pytest.raises(TypeError, match=r"SA-602.*block_table"):
+        functions.sageattn_varlen(q, q, q, starts, starts, block_table=starts)

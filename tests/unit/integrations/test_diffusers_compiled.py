@@ -1,0 +1,236 @@
+"""The patch of a diffusers model under torch.compile: one operator a call, decided and counted when the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel, WanTransformer3DModel
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+from comfy_sage2.integrations.diffusers import HEADS_DIFFER, NOT_CALLED, patch
+from comfy_sage2.integrations.torch_attention import HAS_DROPOUT, NEEDS_DERIVATIVE
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+torchs = F.scaled_dot_product_attention
+
+
+@pytest.fixture
+def fresh_compiler() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+
+
+def flux() -> Any:
+    make: Any = FluxTransformer2DModel  # has no annotations
+    model = make(
+        patch_size=1, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=32, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[8, 12, 12],
+    )  # fmt: skip
+    return model.eval().requires_grad_(False)
+
+
+def wan() -> Any:
+    make: Any = WanTransformer3DModel
+    model = make(num_attention_heads=2, attention_head_dim=32, text_dim=32, freq_dim=32, ffn_dim=64, num_layers=2)
+    return model.eval().requires_grad_(False)
+
+
+def run_flux(model: Any, side: int = 8) -> torch.Tensor:
+    given = torch.Generator().manual_seed(2)
+    out: torch.Tensor = model(
+        hidden_states=torch.randn(1, side * side, 16, generator=given),
+        encoder_hidden_states=torch.randn(1, 16, 32, generator=given),
+        pooled_projections=torch.randn(1, 32, generator=given),
+        timestep=torch.tensor([0.5]),
+        img_ids=torch.zeros(side * side, 3),
+        txt_ids=torch.zeros(16, 3),
+        return_dict=False,
+    )[0]
+    return out
+
+
+def run_wan(model: Any, side: int = 8) -> torch.Tensor:
+    given = torch.Generator().manual_seed(2)
+    latent, text = (torch.randn(shape, generator=given) for shape in ((1, 16, 2, side, side), (1, 16, 32)))
+    out: torch.Tensor = model(latent, torch.tensor([500.0]), text, return_dict=False)[0]
+    return out
+
+
+MODELS: dict[str, tuple[Callable[[], Any], Callable[..., torch.Tensor]]] = {
+    "flux": (flux, run_flux),
+    "wan": (wan, run_wan),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", MODELS)
+def test_one_graph_and_the_results_of_the_plain_model(name: str, backend: str) -> None:
+    make, run = MODELS[name]
+    model = make()
+    with patch(model, backend="reference") as patched:
+        eager = run(model)
+        calls = dict(patched.calls)
+        compiled = torch.compile(model, fullgraph=True, backend=backend)
+        for turn in (1, 2):
+            torch.testing.assert_close(run(compiled), eager, rtol=1e-3, atol=1e-3)
+            assert patched.calls == {"reference": (turn + 1) * calls["reference"]}, "each run counts"
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    assert not patched.fallbacks
+    assert F.scaled_dot_product_attention is torchs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_repeated_blocks(name: str) -> None:
+    """What diffusers advises."""
+    make, run = MODELS[name]
+    model = make()
+    with patch(model, backend="reference") as patched:
+        eager = run(model)
+        calls = patched.calls["reference"]
+        model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(run(model), eager, rtol=1e-3, atol=1e-3)
+        assert patched.calls["reference"] == 2 * calls
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_other_sizes_in_a_compiled_model() -> None:
+    model = flux()
+    with patch(model, backend="reference") as patched:
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+        for side in (8, 6, 10):
+            torch.testing.assert_close(run_flux(compiled, side), run_flux(model, side), rtol=1e-3, atol=1e-3)
+    assert patched.calls["reference"] == 6 * 4
+
+
+def test_reasons_reach_the_summary() -> None:
+    """Here no kernel can serve: decided when the model runs, and the graph is the same."""
+    model = flux()
+    full = run_flux(model)
+    with patch(model, options=None) as patched:
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.allclose(run_flux(compiled), full, atol=1e-4)
+        if not torch.cuda.is_available():
+            assert not patched.calls and "SA-103" in patched.summary() and sum(patched.fallbacks.values()) == 4
+
+
+def test_after_undo_the_model_is_its_own_again() -> None:
+    model = flux()
+    full = run_flux(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    patched = patch(model, backend="reference")
+    assert not torch.equal(run_flux(compiled), full)
+    before = patched.calls.total()
+    patched.undo()
+    torch.testing.assert_close(run_flux(compiled), full, rtol=1e-5, atol=1e-5)
+    assert patched.calls.total() == before
+
+
+class Attention(torch.nn.Module):
+    """As diffusers' modules as far as the patch sees it; `call` is what its processor does."""
+
+    processor = None
+
+    def __init__(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(x) + 1
+
+
+def attended(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.scaled_dot_product_attention(x, x, x, **options)
+
+
+CALLS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str | None]] = {
+    "plain": (attended, None),
+    "three dimensions": (lambda x: attended(x[0])[None], None),
+    "names": (lambda x: F.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=None), None),
+    "a mask": (lambda x: attended(x, attn_mask=torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).tril()), None),
+    "causal": (lambda x: attended(x, is_causal=True, scale=0.3), None),
+    "grouped heads": (lambda x: F.scaled_dot_product_attention(x, x[:, :1], x[:, :1], enable_gqa=True), None),
+    "heads that broadcast": (lambda x: F.scaled_dot_product_attention(x, x[:, :1], x[:, :1]), HEADS_DIFFER),
+    "strided": (lambda x: attended(x.mT.contiguous().mT), None),
+    "dropout": (lambda x: attended(x, dropout_p=1e-9), HAS_DROPOUT),
+    "another head_dim of v": (lambda x: F.scaled_dot_product_attention(x, x, x[..., :8]), "SA-201"),
+    "not called": (lambda x: x * 2, NOT_CALLED),
+    "a negative scale": (lambda x: attended(x, scale=-0.2), "SA-205"),
+}
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_every_form(name: str, compiles: bool) -> None:
+    call, reason = CALLS[name]
+    model = Attention(call)
+    x = torch.randn(2, 4, 24, 32)
+    wanted = model(x)
+    with patch(model, backend="reference") as patched:
+        out = (torch.compile(model, fullgraph=True, backend="aot_eager") if compiles else model)(x)
+    assert out.shape == wanted.shape
+    assert float((out - wanted).abs().sum()) < 0.05 * float((wanted - 1).abs().sum())
+    if reason is None:
+        assert patched.calls == {"reference": 1} and not patched.fallbacks
+    else:
+        assert not patched.calls and [reason in found for found in patched.fallbacks] == [True]
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+def test_gradients_are_torchs(compiles: bool) -> None:
+    model = Attention(attended)
+    x = torch.randn(2, 4, 24, 32, requires_grad=True)
+    with patch(model, backend="reference") as patched:
+        (torch.compile(model, fullgraph=True, backend="aot_eager") if compiles else model)(x).sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+    assert patched.fallbacks == {NEEDS_DERIVATIVE: 1}
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_gives_the_dtype(compiles: bool, dtype: torch.dtype) -> None:
+    """q and k stay in float32 behind a layer_norm, and v is of 16 bits."""
+    model = Attention(lambda x: F.scaled_dot_product_attention(x, x, x.to(dtype)))
+    x = torch.randn(2, 4, 24, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        wanted = model(x)
+        with patch(model, backend="reference") as patched:
+            out = (torch.compile(model, fullgraph=True, backend="aot_eager") if compiles else model)(x)
+    assert out.dtype == wanted.dtype == torch.bfloat16
+    assert float((out - wanted).abs().sum()) < 0.05 * float((wanted - 1).abs().sum())
+    assert patched.calls == {"reference": 1}
+
+
+def test_a_graph_break_within_a_module_leaves_torch_as_it_was() -> None:
+    def breaking(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        out = attended(x)
+        torch._dynamo.graph_break()
+        return attended(out)
+
+    model = Attention(breaking)
+    x = torch.randn(1, 2, 24, 32)
+    wanted = model(x)
+    with patch(model, backend="reference") as patched:
+        out = torch.compile(model, backend="aot_eager")(x)
+    assert F.scaled_dot_product_attention is torchs
+    assert float((out - wanted).abs().sum()) < 0.05 * float((wanted - 1).abs().sum())
+    assert patched.calls == {"reference": 2}
+
+
+def test_a_module_that_raises_leaves_torch_as_it_was() -> None:
+    def raising(x: torch.Tensor) -> torch.Tensor:
+        attended(x)
+        raise ValueError("on purpose")
+
+    model = Attention(raising)
+    with patch(model, backend="reference"), pytest.raises(Exception, match="on purpose"):
+        torch.compile(model, backend="aot_eager")(torch.randn(1, 2, 24, 32))
+    assert F.scaled_dot_product_attention is torchs

@@ -22,6 +22,7 @@ class Attention {
   static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
+  static constexpr int kQTileWords = kQBytes / (8 * 16);  // 16-byte words of 16 queries
   static_assert(kQueryBlock == kListTile, "block lists are for blocks of queries");
   using Terms = ScoreTerms<kMask>;
   // The kernels of calls without a mask record block score margins where they are asked to.
@@ -115,15 +116,13 @@ class Attention {
 
   // P of 16 queries and one key block, packed.
   __device__ __forceinline__ void probabilities(int key_block, int tile) {
-    int scores[8][4];
-    integer_scores<kHeadDim, kBits>(
-        scores, reinterpret_cast<const uint4*>(shared) + (first_tile + tile) * (kQBytes / (8 * 16)) + lane,
-        reinterpret_cast<const uint4*>(shared + kKAt) + lane);
+    int scores[1][8][4];
+    integer_scores<kHeadDim, kBits>(scores, queries(tile), kQTileWords, keys(), 0);
     float scale[2];
     scales_of_rows(scale, tile);
     float x[8][4];
     if constexpr (!Terms::kNone) __syncwarp();  // keeps instructions, and so registers, apart
-    Terms::apply(x, scores, scale, reinterpret_cast<const float4*>(shared + kBiasAt) + lane % 4);
+    Terms::apply(x, scores[0], scale, key_terms());
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
     if constexpr (kHasRowBias) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
     if (key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);
@@ -146,6 +145,15 @@ class Attention {
     }
     Pv::pack(packed[tile], x);
     output.add_row_sums(tile, packed[tile]);
+  }
+
+  // This lane's words in shared memory: of 16 queries, of the key block that is worked on, and of its bias.
+  __device__ __forceinline__ const uint4* queries(int tile) const {
+    return reinterpret_cast<const uint4*>(shared) + (first_tile + tile) * kQTileWords + lane;
+  }
+  __device__ __forceinline__ const uint4* keys() const { return reinterpret_cast<const uint4*>(shared + kKAt) + lane; }
+  __device__ __forceinline__ const float4* key_terms() const {
+    return reinterpret_cast<const float4*>(shared + kBiasAt) + lane % 4;
   }
 
   // Given this thread's largest scores of a tile of queries with a key block.

@@ -22,6 +22,7 @@ class Attention {
   static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
+  static constexpr int kKeyStages = key_stages(Pv::kVBytes);
   static constexpr int kQTileWords = kQBytes / (8 * 16);  // 16-byte words of 16 queries
   static_assert(kQueryBlock == kListTile, "block lists are for blocks of queries");
   using Terms = ScoreTerms<kMask>;
@@ -81,36 +82,60 @@ class Attention {
     }
   }
 
-  // The copy after the last key block reads past this head's tiles, inside the workspace; nothing uses it.
-  __device__ __forceinline__ void copy_keys(int key_block) const {
-    copy<kKBytes>(kKAt, item.k + i64(key_block) * kKBytes);
-    copy<kKeyGroups * 4>(kKScalesAt, item.k_scale + key_block * kKeyGroups);
-    if constexpr (kHasKeyBias) copy<kKeyBlock * 4>(kBiasAt, item.bias + key_block * kKeyBlock);
+  // Each a group of cp.async. `at`: the offset of a stage. The copy after the last key block reads past this head's
+  // tiles, inside the workspace; nothing uses it.
+  __device__ __forceinline__ void copy_keys(const unsigned char* k, const float* k_scale, int key_block, int at) const {
+    copy<kKBytes>(kKAt + at, k + i64(key_block) * kKBytes);
+    copy<kKeyGroups * 4>(kKScalesAt + at, k_scale + key_block * kKeyGroups);
+    if constexpr (kHasKeyBias) copy<kKeyBlock * 4>(kBiasAt + at, item.bias + key_block * kKeyBlock);
+    cp_async_commit();
+  }
+  __device__ __forceinline__ void copy_values(const unsigned char* v, int key_block) const {
+    copy<kVBytes>(kVAt, v + i64(key_block) * kVBytes);
+    cp_async_commit();
   }
 
   __device__ __forceinline__ void compute() {
     copy<kQBytes>(0, item.q);
     copy<kQScales * 4>(kQScalesAt, item.q_scale);
     int key_block = item.first_key_block;
-    copy_keys(key_block);
+    stage = 0;
+    copy_keys(item.k, item.k_scale, key_block, stage);
     output.clear();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) rows[tile].clear();
     while (key_block < item.key_blocks) {
-      cp_async_wait_all();
-      __syncthreads();  // K is there, nobody reads the last V any more
-      // By one thread, since all need their registers.
-      if (threadIdx.x == 0) item.next_key_block = item.key_block_after(key_block);
-      copy<kVBytes>(kVAt, item.v + i64(key_block) * kVBytes);
+      if constexpr (kKeyStages == 2) {
+        // What the item tells is read while the warp waits for others.
+        const unsigned char *k = item.k, *v = item.v;
+        const float* k_scale = item.k_scale;
+        const int next = item.key_block_after(key_block);
+        cp_async_wait<0>();
+        __syncthreads();  // K is there, nobody reads the last V any more
+        copy_values(v, key_block);
+        copy_keys(k, k_scale, next, kLayout.key_stage - stage);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
-      cp_async_wait_all();
-      __syncthreads();  // V is there, nobody reads K any more
-      key_block = item.next_key_block;
-      copy_keys(key_block);
+        for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
+        cp_async_wait<1>();
+        __syncthreads();  // V is there, nobody reads K any more
+        stage = kLayout.key_stage - stage;
+        key_block = next;
+      } else {
+        cp_async_wait<0>();
+        __syncthreads();  // K is there, nobody reads the last V any more
+        // By one thread, since all need their registers.
+        if (threadIdx.x == 0) item.next_key_block = item.key_block_after(key_block);
+        copy_values(item.v, key_block);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
+        cp_async_wait<0>();
+        __syncthreads();  // V is there, nobody reads K any more
+        key_block = item.next_key_block;
+        copy_keys(item.k, item.k_scale, key_block, 0);
+      }
       output.add_product(packed, reinterpret_cast<const uint4*>(shared + kVAt) + lane);
     }
-    cp_async_wait_all();
+    cp_async_wait<0>();
     store();
   }
 
@@ -151,9 +176,11 @@ class Attention {
   __device__ __forceinline__ const uint4* queries(int tile) const {
     return reinterpret_cast<const uint4*>(shared) + (first_tile + tile) * kQTileWords + lane;
   }
-  __device__ __forceinline__ const uint4* keys() const { return reinterpret_cast<const uint4*>(shared + kKAt) + lane; }
+  __device__ __forceinline__ const uint4* keys() const {
+    return reinterpret_cast<const uint4*>(shared + kKAt + stage) + lane;
+  }
   __device__ __forceinline__ const float4* key_terms() const {
-    return reinterpret_cast<const float4*>(shared + kBiasAt) + lane % 4;
+    return reinterpret_cast<const float4*>(shared + kBiasAt + stage) + lane % 4;
   }
 
   // Given this thread's largest scores of a tile of queries with a key block.
@@ -173,7 +200,7 @@ class Attention {
   // Of this thread's two rows of a tile with its keys. Not zero, so that -inf times the scale stays -inf.
   __device__ __forceinline__ void scales_of_rows(float (&scale)[2], int tile) const {
     const float* q_scale = reinterpret_cast<const float*>(shared + kQScalesAt);
-    const float* k_scale = reinterpret_cast<const float*>(shared + kKScalesAt);
+    const float* k_scale = reinterpret_cast<const float*>(shared + kKScalesAt + stage);
     if constexpr (kQScales == kQueryBlock) {
       const float* of_tile = q_scale + (first_tile + tile) * 16 + lane / 4;
       scale[0] = max_nan(of_tile[0] * k_scale[lane % 4], kSmallestScale);
@@ -257,6 +284,7 @@ class Attention {
   Item& item;
   unsigned char* shared;
   int lane, first_tile;
+  int stage;  // offset of the keys that are worked on from those of the first stage
   Rows rows[kTiles];
   Output<Pv, kHeadDim, kTiles> output;
   unsigned packed[kTiles][Pv::kSteps][4];

@@ -24,8 +24,10 @@ class Attention {
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
   static constexpr int kKeyStages = key_stages(Pv::kVBytes);
   static constexpr int kQTileWords = kQBytes / (8 * 16);  // 16-byte words of 16 queries
+  static constexpr int kGroups = 4;                       // of 8 keys whose scores the quick step computes at once
   static_assert(kQueryBlock == kListTile, "block lists are for blocks of queries");
   using Terms = ScoreTerms<kMask>;
+  static constexpr bool kHasQuickStep = Pv::kHasQuickStep && !kHasRowBias;
   // The kernels of calls without a mask record block score margins where they are asked to.
   static constexpr bool kTracksMargins = kMask == (kBits == 4 ? MaskPolicy::key_bias : MaskPolicy::none);
 
@@ -59,6 +61,9 @@ class Attention {
     item.mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
     const int keys = p.causal ? min((item.query_block + 1) * kQueryBlock, sizes.kv_length) : sizes.kv_length;
     item.key_blocks = (keys + kKeyBlock - 1) / kKeyBlock;
+    const int keys_of_all = p.causal ? min(item.query_block * kQueryBlock + 1, sizes.kv_length) : sizes.kv_length;
+    // Recording reads the maxima of every step.
+    item.unlimited_key_blocks = kTracksMargins && p.gaps ? 0 : keys_of_all / kKeyBlock;
     const bool has_diagonal = p.causal || sizes.q_length == sizes.kv_length;
     item.attend_to_all(has_diagonal);
     if (p.lists.entries) {
@@ -104,6 +109,7 @@ class Attention {
     output.clear();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) rows[tile].clear();
+    int quick_key_blocks = 0;  // the first step has no maxima to go by
     while (key_block < item.key_blocks) {
       if constexpr (kKeyStages == 2) {
         // What the item tells is read while the warp waits for others.
@@ -114,8 +120,10 @@ class Attention {
         __syncthreads();  // K is there, nobody reads the last V any more
         copy_values(v, key_block);
         copy_keys(k, k_scale, next, kLayout.key_stage - stage);
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
+        if (!quick_step(key_block < quick_key_blocks)) {
+          full_step(key_block);
+          quick_key_blocks = item.unlimited_key_blocks;
+        }
         cp_async_wait<1>();
         __syncthreads();  // V is there, nobody reads K any more
         stage = kLayout.key_stage - stage;
@@ -126,8 +134,7 @@ class Attention {
         // By one thread, since all need their registers.
         if (threadIdx.x == 0) item.next_key_block = item.key_block_after(key_block);
         copy_values(item.v, key_block);
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
+        full_step(key_block);
         cp_async_wait<0>();
         __syncthreads();  // V is there, nobody reads K any more
         key_block = item.next_key_block;
@@ -137,6 +144,73 @@ class Attention {
     }
     cp_async_wait<0>();
     store();
+  }
+
+  // P and row sums of one key block by the running maxima as they are: most scores stay below them, and P of 16 bits
+  // has room for those that do not. Without maxima, limits and rescaling it is the shorter step. False, for the whole
+  // warp, where it is not allowed or where a P was too large; then nothing has happened.
+  __device__ __forceinline__ bool quick_step(bool allowed) {
+    if constexpr (kHasQuickStep) {
+      float sum[kTiles][2];
+      if (!__all_sync(0xffffffffu, allowed)) return false;
+      quick_probabilities(sum);
+      bool fits = true;  // not where a sum is NaN
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+        fits = fits && sum[tile][0] <= Pv::kLargestRowSum && sum[tile][1] <= Pv::kLargestRowSum;
+      if (!__all_sync(0xffffffffu, fits)) return false;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) output.add_row_sums(tile, sum[tile]);
+      return true;
+    } else {
+      return false;
+    }
+  }
+
+  __device__ __forceinline__ void quick_probabilities(float (&sum)[kTiles][2]) {
+    float scale[kTiles][2], offset[kTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      scales_of_rows(scale[tile], tile);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        offset[tile][row] = -rows[tile].base[row];
+        sum[tile][row] = 0.f;
+      }
+    }
+#pragma unroll
+    for (int group = 0; group < 8; group += kGroups) {
+      int scores[kTiles][kGroups][4];
+      if (group > 0) __syncwarp();  // keeps loads from being moved far ahead, which costs registers
+      integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys() + group * (kKBytes / (8 * 16)), 0);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int pair = 0; pair < kGroups / 2; ++pair) {
+          float4 terms;
+          if constexpr (kHasKeyBias) terms = key_terms()[(group / 2 + pair) * 4];
+          float x[2][4];
+#pragma unroll
+          for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float score = float(scores[tile][2 * pair + odd][i]);
+              float added = offset[tile][i / 2];
+              if constexpr (kHasKeyBias) added += term_of_key(terms, odd, i % 2);
+              x[odd][i] = exp2_approx(fmaf(score, scale[tile][i / 2], added));
+              sum[tile][i / 2] += x[odd][i];
+            }
+          }
+          Pv::pack_pair(packed[tile][group / 2 + pair], x[0], x[1]);
+        }
+      }
+    }
+  }
+
+  // P and row sums of one key block; rescales where a row maximum grows.
+  __device__ __forceinline__ void full_step(int key_block) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
   }
 
   // P of 16 queries and one key block, packed.
@@ -169,7 +243,9 @@ class Attention {
       }
     }
     Pv::pack(packed[tile], x);
-    output.add_row_sums(tile, packed[tile]);
+    float sum[2];
+    Pv::row_sums(sum, x, packed[tile]);
+    output.add_row_sums(tile, sum);
   }
 
   // This lane's words in shared memory: of 16 queries, of the key block that is worked on, and of its bias.

@@ -35,6 +35,11 @@ struct Rows {
   }
 };
 
+// Of the terms of keys 8j + 2t, 8j + 2t + 1, 8j + 8 + 2t and 8j + 9 + 2t.
+__device__ __forceinline__ float term_of_key(const float4& terms, int odd, int column) {
+  return odd ? (column ? terms.w : terms.z) : (column ? terms.y : terms.x);
+}
+
 // What is added to the integer scores: nothing, a bias for each key (smoothed Q, key padding), or a mask for each score
 // too.
 template <MaskPolicy kMask>
@@ -52,9 +57,8 @@ struct ScoreTerms {
       for (int odd = 0; odd < 2; ++odd) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float term = odd ? (i % 2 ? added.w : added.z) : (i % 2 ? added.y : added.x);
           const float score = float(scores[2 * pair + odd][i]);
-          x[2 * pair + odd][i] = kNone ? score : fmaf(score, scale[i / 2], term);
+          x[2 * pair + odd][i] = kNone ? score : fmaf(score, scale[i / 2], term_of_key(added, odd, i % 2));
         }
       }
     }

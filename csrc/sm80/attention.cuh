@@ -168,13 +168,14 @@ class Attention {
   }
 
   __device__ __forceinline__ void quick_probabilities(float (&sum)[kTiles][2]) {
+    using Numbers = ScoreNumbers<kHeadDim, kBits == 4>;
     float scale[kTiles][2], offset[kTiles][2];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       scales_of_rows(scale[tile], tile);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        offset[tile][row] = -rows[tile].base[row];
+        offset[tile][row] = Numbers::offset(scale[tile][row], -rows[tile].base[row]);
         sum[tile][row] = 0.f;
       }
     }
@@ -182,7 +183,8 @@ class Attention {
     for (int group = 0; group < 8; group += kGroups) {
       int scores[kTiles][kGroups][4];
       if (group > 0) __syncwarp();  // keeps loads from being moved far ahead, which costs registers
-      integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys() + group * (kKBytes / (8 * 16)), 0);
+      integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys() + group * (kKBytes / (8 * 16)),
+                                      Numbers::kStart);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -194,7 +196,7 @@ class Attention {
           for (int odd = 0; odd < 2; ++odd) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              const float score = float(scores[tile][2 * pair + odd][i]);
+              const float score = Numbers::number(scores[tile][2 * pair + odd][i]);
               float added = offset[tile][i / 2];
               if constexpr (kHasKeyBias) added += term_of_key(terms, odd, i % 2);
               x[odd][i] = exp2_approx(fmaf(score, scale[tile][i / 2], added));
@@ -215,32 +217,34 @@ class Attention {
 
   // P of 16 queries and one key block, packed.
   __device__ __forceinline__ void probabilities(int key_block, int tile) {
+    // Where this step is rare, it converts, which scales of any size allow. With terms it would save nothing.
+    using Numbers = ScoreNumbers<kHeadDim, !Terms::kNone || kHasQuickStep>;
     int scores[1][8][4];
-    integer_scores<kHeadDim, kBits>(scores, queries(tile), kQTileWords, keys(), 0);
+    integer_scores<kHeadDim, kBits>(scores, queries(tile), kQTileWords, keys(), Numbers::kStart);
     float scale[2];
     scales_of_rows(scale, tile);
     float x[8][4];
     if constexpr (!Terms::kNone) __syncwarp();  // keeps instructions, and so registers, apart
-    Terms::apply(x, scores[0], scale, key_terms());
+    Terms::template apply<Numbers>(x, scores[0], scale, key_terms());
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
     if constexpr (kHasRowBias) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
     if (key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);
     float largest[2];
     row_maxima(largest, x);
     if constexpr (Terms::kNone) {
-      largest[0] *= scale[0];
-      largest[1] *= scale[1];
+      largest[0] = Numbers::scaled(largest[0], scale[0]);
+      largest[1] = Numbers::scaled(largest[1], scale[1]);
     }
     float factor[2];
     if (rows[tile].update(largest, factor)) output.rescale(tile, factor);
     if (kTracksMargins && p.gaps) record_margin(key_block, tile, largest);
+    const float offset[2] = {Numbers::offset(scale[0], -rows[tile].base[0]),
+                             Numbers::offset(scale[1], -rows[tile].base[1])};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float base = rows[tile].base[i / 2];
-        x[j][i] = exp2_approx(Terms::kNone ? fmaf(x[j][i], scale[i / 2], -base) : x[j][i] - base);
-      }
+      for (int i = 0; i < 4; ++i)
+        x[j][i] = exp2_approx(Terms::kNone ? fmaf(x[j][i], scale[i / 2], offset[i / 2]) : x[j][i] + offset[i / 2]);
     }
     Pv::pack(packed[tile], x);
     float sum[2];

@@ -21,6 +21,7 @@ COMMANDS = {
     "lists": ("lab.measurements.list_times", "measure how much faster calls with block masks are than dense ones"),
     "builds": ("lab.measurements.kernel_builds", "compare whole calls of several builds of the kernels"),
     "host-times": ("lab.measurements.host_times", "measure the CPU time of a call, without a GPU"),
+    "mma-family": ("lab.measurements.mma_family", "compare the mma.sync kernels with their peers' on a Hopper GPU"),
     "choices": ("lab.measurements.choices", "compare what the node chooses by its measurement with what is fastest"),
     "train-demo-model": ("lab.training.demo_model.train", "train the demo model"),
     "train-modalities": ("lab.training.modalities.train", "train models of text, pictures and sound, and compare"),

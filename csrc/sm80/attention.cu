@@ -33,16 +33,12 @@ struct ProductOf<PvProduct::precise_bf16> {
 };
 
 // Blocks that one SM should hold: as many as the registers of the output allow.
-template <class Pv>
-constexpr int kMinBlocksPerSm = HEAD_DIM == 256                       ? 1
-                                : HEAD_DIM == 128 || Pv::kVBytes == 2 ? 2
-                                                                      : 3;
+constexpr int min_blocks_per_sm(int head_dim) { return head_dim == 256 ? 1 : head_dim == 128 ? 2 : 3; }
 
-#define KERNEL(head_dim, name, bits, mask, product)                                                \
-  extern "C" __global__ void __launch_bounds__(attention_threads(head_dim),                        \
-                                               kMinBlocksPerSm<typename ProductOf<product>::Type>) \
-      name(const __grid_constant__ AttentionParams params) {                                       \
-    Attention<head_dim, bits, typename ProductOf<product>::Type, mask>::run(params);               \
+#define KERNEL(head_dim, name, bits, mask, product)                                                      \
+  extern "C" __global__ void __launch_bounds__(attention_threads(head_dim), min_blocks_per_sm(head_dim)) \
+      name(const __grid_constant__ AttentionParams params) {                                             \
+    Attention<head_dim, bits, typename ProductOf<product>::Type, mask>::run(params);                     \
   }
 SM80_ROWS(KERNEL, HEAD_DIM)
 #undef KERNEL

@@ -22,8 +22,12 @@ class Attention {
   static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
+  static constexpr int kKeyStages = key_stages(Pv::kVBytes);
+  static constexpr int kQTileWords = kQBytes / (8 * 16);  // 16-byte words of 16 queries
+  static constexpr int kGroups = 4;                       // of 8 keys whose scores the quick step computes at once
   static_assert(kQueryBlock == kListTile, "block lists are for blocks of queries");
   using Terms = ScoreTerms<kMask>;
+  static constexpr bool kHasQuickStep = Pv::kHasQuickStep && !kHasRowBias;
   // The kernels of calls without a mask record block score margins where they are asked to.
   static constexpr bool kTracksMargins = kMask == (kBits == 4 ? MaskPolicy::key_bias : MaskPolicy::none);
 
@@ -57,6 +61,9 @@ class Attention {
     item.mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
     const int keys = p.causal ? min((item.query_block + 1) * kQueryBlock, sizes.kv_length) : sizes.kv_length;
     item.key_blocks = (keys + kKeyBlock - 1) / kKeyBlock;
+    const int keys_of_all = p.causal ? min(item.query_block * kQueryBlock + 1, sizes.kv_length) : sizes.kv_length;
+    // Recording reads the maxima of every step.
+    item.unlimited_key_blocks = kTracksMargins && p.gaps ? 0 : keys_of_all / kKeyBlock;
     const bool has_diagonal = p.causal || sizes.q_length == sizes.kv_length;
     item.attend_to_all(has_diagonal);
     if (p.lists.entries) {
@@ -80,72 +87,180 @@ class Attention {
     }
   }
 
-  // The copy after the last key block reads past this head's tiles, inside the workspace; nothing uses it.
-  __device__ __forceinline__ void copy_keys(int key_block) const {
-    copy<kKBytes>(kKAt, item.k + i64(key_block) * kKBytes);
-    copy<kKeyGroups * 4>(kKScalesAt, item.k_scale + key_block * kKeyGroups);
-    if constexpr (kHasKeyBias) copy<kKeyBlock * 4>(kBiasAt, item.bias + key_block * kKeyBlock);
+  // Each a group of cp.async. `at`: the offset of a stage. The copy after the last key block reads past this head's
+  // tiles, inside the workspace; nothing uses it.
+  __device__ __forceinline__ void copy_keys(const unsigned char* k, const float* k_scale, int key_block, int at) const {
+    copy<kKBytes>(kKAt + at, k + i64(key_block) * kKBytes);
+    copy<kKeyGroups * 4>(kKScalesAt + at, k_scale + key_block * kKeyGroups);
+    if constexpr (kHasKeyBias) copy<kKeyBlock * 4>(kBiasAt + at, item.bias + key_block * kKeyBlock);
+    cp_async_commit();
+  }
+  __device__ __forceinline__ void copy_values(const unsigned char* v, int key_block) const {
+    copy<kVBytes>(kVAt, v + i64(key_block) * kVBytes);
+    cp_async_commit();
   }
 
   __device__ __forceinline__ void compute() {
     copy<kQBytes>(0, item.q);
     copy<kQScales * 4>(kQScalesAt, item.q_scale);
     int key_block = item.first_key_block;
-    copy_keys(key_block);
+    stage = 0;
+    copy_keys(item.k, item.k_scale, key_block, stage);
     output.clear();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) rows[tile].clear();
+    int quick_key_blocks = 0;  // the first step has no maxima to go by
     while (key_block < item.key_blocks) {
-      cp_async_wait_all();
-      __syncthreads();  // K is there, nobody reads the last V any more
-      // By one thread, since all need their registers.
-      if (threadIdx.x == 0) item.next_key_block = item.key_block_after(key_block);
-      copy<kVBytes>(kVAt, item.v + i64(key_block) * kVBytes);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
-      cp_async_wait_all();
-      __syncthreads();  // V is there, nobody reads K any more
-      key_block = item.next_key_block;
-      copy_keys(key_block);
+      if constexpr (kKeyStages == 2) {
+        // What the item tells is read while the warp waits for others.
+        const unsigned char *k = item.k, *v = item.v;
+        const float* k_scale = item.k_scale;
+        const int next = item.key_block_after(key_block);
+        cp_async_wait<0>();
+        __syncthreads();  // K is there, nobody reads the last V any more
+        copy_values(v, key_block);
+        copy_keys(k, k_scale, next, kLayout.key_stage - stage);
+        if (!quick_step(key_block < quick_key_blocks)) {
+          full_step(key_block);
+          quick_key_blocks = item.unlimited_key_blocks;
+        }
+        cp_async_wait<1>();
+        __syncthreads();  // V is there, nobody reads K any more
+        stage = kLayout.key_stage - stage;
+        key_block = next;
+      } else {
+        cp_async_wait<0>();
+        __syncthreads();  // K is there, nobody reads the last V any more
+        // By one thread, since all need their registers.
+        if (threadIdx.x == 0) item.next_key_block = item.key_block_after(key_block);
+        copy_values(item.v, key_block);
+        full_step(key_block);
+        cp_async_wait<0>();
+        __syncthreads();  // V is there, nobody reads K any more
+        key_block = item.next_key_block;
+        copy_keys(item.k, item.k_scale, key_block, 0);
+      }
       output.add_product(packed, reinterpret_cast<const uint4*>(shared + kVAt) + lane);
     }
-    cp_async_wait_all();
+    cp_async_wait<0>();
     store();
+  }
+
+  // P and row sums of one key block by the running maxima as they are: most scores stay below them, and P of 16 bits
+  // has room for those that do not. Without maxima, limits and rescaling it is the shorter step. False, for the whole
+  // warp, where it is not allowed or where a P was too large; then nothing has happened.
+  __device__ __forceinline__ bool quick_step(bool allowed) {
+    if constexpr (kHasQuickStep) {
+      float sum[kTiles][2];
+      if (!__all_sync(0xffffffffu, allowed)) return false;
+      quick_probabilities(sum);
+      bool fits = true;  // not where a sum is NaN
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+        fits = fits && sum[tile][0] <= Pv::kLargestRowSum && sum[tile][1] <= Pv::kLargestRowSum;
+      if (!__all_sync(0xffffffffu, fits)) return false;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) output.add_row_sums(tile, sum[tile]);
+      return true;
+    } else {
+      return false;
+    }
+  }
+
+  __device__ __forceinline__ void quick_probabilities(float (&sum)[kTiles][2]) {
+    using Numbers = ScoreNumbers<kHeadDim, kBits == 4>;
+    float scale[kTiles][2], offset[kTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      scales_of_rows(scale[tile], tile);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        offset[tile][row] = Numbers::offset(scale[tile][row], -rows[tile].base[row]);
+        sum[tile][row] = 0.f;
+      }
+    }
+#pragma unroll
+    for (int group = 0; group < 8; group += kGroups) {
+      int scores[kTiles][kGroups][4];
+      if (group > 0) __syncwarp();  // keeps loads from being moved far ahead, which costs registers
+      integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys() + group * (kKBytes / (8 * 16)),
+                                      Numbers::kStart);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int pair = 0; pair < kGroups / 2; ++pair) {
+          float4 terms;
+          if constexpr (kHasKeyBias) terms = key_terms()[(group / 2 + pair) * 4];
+          float x[2][4];
+#pragma unroll
+          for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float score = Numbers::number(scores[tile][2 * pair + odd][i]);
+              float added = offset[tile][i / 2];
+              if constexpr (kHasKeyBias) added += term_of_key(terms, odd, i % 2);
+              x[odd][i] = exp2_approx(fmaf(score, scale[tile][i / 2], added));
+              sum[tile][i / 2] += x[odd][i];
+            }
+          }
+          Pv::pack_pair(packed[tile][group / 2 + pair], x[0], x[1]);
+        }
+      }
+    }
+  }
+
+  // P and row sums of one key block; rescales where a row maximum grows.
+  __device__ __forceinline__ void full_step(int key_block) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
   }
 
   // P of 16 queries and one key block, packed.
   __device__ __forceinline__ void probabilities(int key_block, int tile) {
-    int scores[8][4];
-    integer_scores<kHeadDim, kBits>(
-        scores, reinterpret_cast<const uint4*>(shared) + (first_tile + tile) * (kQBytes / (8 * 16)) + lane,
-        reinterpret_cast<const uint4*>(shared + kKAt) + lane);
+    // Where this step is rare, it converts, which scales of any size allow. With terms it would save nothing.
+    using Numbers = ScoreNumbers<kHeadDim, !Terms::kNone || kHasQuickStep>;
+    int scores[1][8][4];
+    integer_scores<kHeadDim, kBits>(scores, queries(tile), kQTileWords, keys(), Numbers::kStart);
     float scale[2];
     scales_of_rows(scale, tile);
     float x[8][4];
     if constexpr (!Terms::kNone) __syncwarp();  // keeps instructions, and so registers, apart
-    Terms::apply(x, scores, scale, reinterpret_cast<const float4*>(shared + kBiasAt) + lane % 4);
+    Terms::template apply<Numbers>(x, scores[0], scale, key_terms());
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
     if constexpr (kHasRowBias) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
     if (key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);
     float largest[2];
     row_maxima(largest, x);
     if constexpr (Terms::kNone) {
-      largest[0] *= scale[0];
-      largest[1] *= scale[1];
+      largest[0] = Numbers::scaled(largest[0], scale[0]);
+      largest[1] = Numbers::scaled(largest[1], scale[1]);
     }
     float factor[2];
     if (rows[tile].update(largest, factor)) output.rescale(tile, factor);
     if (kTracksMargins && p.gaps) record_margin(key_block, tile, largest);
+    const float offset[2] = {Numbers::offset(scale[0], -rows[tile].base[0]),
+                             Numbers::offset(scale[1], -rows[tile].base[1])};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float base = rows[tile].base[i / 2];
-        x[j][i] = exp2_approx(Terms::kNone ? fmaf(x[j][i], scale[i / 2], -base) : x[j][i] - base);
-      }
+      for (int i = 0; i < 4; ++i)
+        x[j][i] = exp2_approx(Terms::kNone ? fmaf(x[j][i], scale[i / 2], offset[i / 2]) : x[j][i] + offset[i / 2]);
     }
     Pv::pack(packed[tile], x);
-    output.add_row_sums(tile, packed[tile]);
+    float sum[2];
+    Pv::row_sums(sum, x, packed[tile]);
+    output.add_row_sums(tile, sum);
+  }
+
+  // This lane's words in shared memory: of 16 queries, of the key block that is worked on, and of its bias.
+  __device__ __forceinline__ const uint4* queries(int tile) const {
+    return reinterpret_cast<const uint4*>(shared) + (first_tile + tile) * kQTileWords + lane;
+  }
+  __device__ __forceinline__ const uint4* keys() const {
+    return reinterpret_cast<const uint4*>(shared + kKAt + stage) + lane;
+  }
+  __device__ __forceinline__ const float4* key_terms() const {
+    return reinterpret_cast<const float4*>(shared + kBiasAt + stage) + lane % 4;
   }
 
   // Given this thread's largest scores of a tile of queries with a key block.
@@ -165,7 +280,7 @@ class Attention {
   // Of this thread's two rows of a tile with its keys. Not zero, so that -inf times the scale stays -inf.
   __device__ __forceinline__ void scales_of_rows(float (&scale)[2], int tile) const {
     const float* q_scale = reinterpret_cast<const float*>(shared + kQScalesAt);
-    const float* k_scale = reinterpret_cast<const float*>(shared + kKScalesAt);
+    const float* k_scale = reinterpret_cast<const float*>(shared + kKScalesAt + stage);
     if constexpr (kQScales == kQueryBlock) {
       const float* of_tile = q_scale + (first_tile + tile) * 16 + lane / 4;
       scale[0] = max_nan(of_tile[0] * k_scale[lane % 4], kSmallestScale);
@@ -249,6 +364,7 @@ class Attention {
   Item& item;
   unsigned char* shared;
   int lane, first_tile;
+  int stage;  // offset of the keys that are worked on from those of the first stage
   Rows rows[kTiles];
   Output<Pv, kHeadDim, kTiles> output;
   unsigned packed[kTiles][Pv::kSteps][4];

@@ -19,7 +19,8 @@ struct Item {
   int bh, kv_bh, query_block;
   int first_key_block, key_blocks;   // that its queries attend to
   int diagonal;                      // the tile of keys at their own place, or -1
-  int next_key_block;                // after the one that is worked on
+  int next_key_block;                // after the one that is worked on, where one thread computes it
+  int unlimited_key_blocks;          // those below hold no key that a query may not attend to
   const unsigned short* next_tiles;  // of its block list, or null
 
   // All keys, given their blocks.

@@ -35,13 +35,36 @@ struct Rows {
   }
 };
 
+// What the accumulators of integer scores start with, and which numbers they are afterwards: no conversion is needed
+// where they start with the bits of 1.5 * 2^23, since those plus an integer are the bits of that number plus the
+// integer. Rounding then errs by about one unit of the integer score: far less than the quantization to 8 bits.
+template <int kHeadDim, bool kConverts>
+struct ScoreNumbers {
+  static_assert(kHeadDim * 127 * 127 < 1 << 22, "a score must stay within the last bits of the number");
+  static constexpr int kStart = kConverts ? 0 : 0x4b400000;
+  static __device__ __forceinline__ float number(int score) { return kConverts ? float(score) : __int_as_float(score); }
+  // number * scale + this is the score times scale plus `term`.
+  static __device__ __forceinline__ float offset(float scale, float term) {
+    return kConverts ? term : fmaf(scale, -0x1.8p23f, term);
+  }
+  static __device__ __forceinline__ float scaled(float number, float scale) {
+    return kConverts ? number * scale : fmaf(number, scale, scale * -0x1.8p23f);
+  }
+};
+
+// Of the terms of keys 8j + 2t, 8j + 2t + 1, 8j + 8 + 2t and 8j + 9 + 2t.
+__device__ __forceinline__ float term_of_key(const float4& terms, int odd, int column) {
+  return odd ? (column ? terms.w : terms.z) : (column ? terms.y : terms.x);
+}
+
 // What is added to the integer scores: nothing, a bias for each key (smoothed Q, key padding), or a mask for each score
 // too.
 template <MaskPolicy kMask>
 struct ScoreTerms {
   static constexpr bool kNone = kMask == MaskPolicy::none;
 
-  // Scores, or without terms what becomes a score by multiplication with `scale`.
+  // Scores, or without terms the numbers of the integer scores.
+  template <class Numbers>
   static __device__ __forceinline__ void apply(float (&x)[8][4], const int (&scores)[8][4], const float (&scale)[2],
                                                const float4* bias) {
 #pragma unroll
@@ -52,9 +75,8 @@ struct ScoreTerms {
       for (int odd = 0; odd < 2; ++odd) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float term = odd ? (i % 2 ? added.w : added.z) : (i % 2 ? added.y : added.x);
-          const float score = float(scores[2 * pair + odd][i]);
-          x[2 * pair + odd][i] = kNone ? score : fmaf(score, scale[i / 2], term);
+          const float score = Numbers::number(scores[2 * pair + odd][i]);
+          x[2 * pair + odd][i] = kNone ? score : fmaf(score, scale[i / 2], term_of_key(added, odd, i % 2));
         }
       }
     }

@@ -25,18 +25,25 @@ constexpr int query_tile_bytes(int head_dim, int bits) { return kQueryBlock * he
 constexpr int key_tile_bytes(int head_dim, int bits) { return kKeyBlock * head_dim * bits / 8; }
 constexpr int value_tile_bytes(int head_dim, int v_bytes) { return kKeyBlock * head_dim * v_bytes; }
 
-// Offsets in the attention kernel's dynamic shared memory, which begins with the Q tile.
+// Key blocks whose K is in shared memory at a time. With V of 16 bits the next is copied while one is worked on; more,
+// or V of two key blocks, would leave cards with 100 KB an SM one block of threads.
+constexpr int key_stages(int v_bytes) { return v_bytes == 2 ? 2 : 1; }
+
+// Offsets in the attention kernel's dynamic shared memory, which begins with the Q tile. k, k_scale and bias are those
+// of the first stage.
 struct SharedLayout {
-  int k, v, bias, k_scale, q_scale;
-  int bytes;  // of all
+  int q_scale, v, k, k_scale, bias;
+  int key_stage;  // bytes of K, its scales and its bias
+  int bytes;      // of all
 
   constexpr SharedLayout(int head_dim, int bits, int v_bytes)
-      : k(query_tile_bytes(head_dim, bits)),
-        v(k + key_tile_bytes(head_dim, bits)),
-        bias(v + value_tile_bytes(head_dim, v_bytes)),
-        k_scale(bias + kKeyBlock * 4),
-        q_scale(k_scale + kKeyGroups * 4),
-        bytes(q_scale + query_scales(bits) * 4) {}
+      : q_scale(query_tile_bytes(head_dim, bits)),
+        v(q_scale + query_scales(bits) * 4),
+        k(v + value_tile_bytes(head_dim, v_bytes)),
+        k_scale(k + key_tile_bytes(head_dim, bits)),
+        bias(k_scale + kKeyGroups * 4),
+        key_stage(bias + kKeyBlock * 4 - k),
+        bytes(k + key_stages(v_bytes) * key_stage) {}
 };
 
 }  // namespace sm80

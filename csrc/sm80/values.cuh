@@ -32,6 +32,7 @@ __device__ __forceinline__ __half2 sum_e4m3(unsigned packed) {
 // it was rounded, so that numerator and denominator of the output err alike. It is added up in halves, which the issue
 // slots bear more easily than the tensor cores, the bottleneck, would bear a product with ones.
 struct ProbabilitiesE4m3 {
+  static constexpr bool kHasQuickStep = false;  // P above 448 would become 448
   static constexpr int kSteps = 2;
   static constexpr int kWords = 1;
   static constexpr int kVBytes = 1;
@@ -49,16 +50,19 @@ struct ProbabilitiesE4m3 {
       }
     }
   }
-  static __device__ __forceinline__ float row_sum(const unsigned (&packed)[kSteps][4], int row) {
-    __half2 sum = __float2half2_rn(0.f);
+  // This thread's part of the two row sums.
+  static __device__ __forceinline__ void row_sums(float (&sum)[2], const float (&)[8][4],
+                                                  const unsigned (&packed)[kSteps][4]) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int row = 0; row < 2; ++row) {
+      __half2 halves = __float2half2_rn(0.f);
 #pragma unroll
-      for (int slot = row; slot < 4; slot += 2) {
-        sum = __hadd2(sum, sum_e4m3(packed[step][slot]));
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int slot = row; slot < 4; slot += 2) halves = __hadd2(halves, sum_e4m3(packed[step][slot]));
       }
+      sum[row] = __low2float(halves) + __high2float(halves);
     }
-    return __low2float(sum) + __high2float(sum);
   }
   // A lane's 16 bytes of V for one channel: `value(key)` of the keys at the positions 4t .. 4t + 3 of each 16.
   template <class Value>
@@ -86,9 +90,6 @@ struct Pair16;
 template <>
 struct Pair16<__half> {
   static __device__ __forceinline__ unsigned packed(float x0, float x1) { return pack_half(x0, x1); }
-  static __device__ __forceinline__ float2 unpacked(unsigned pair) {
-    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
-  }
   template <class R>
   static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
     mma_half(r, p, b0, b1);
@@ -100,42 +101,43 @@ struct Pair16<__nv_bfloat16> {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(x0, x1);
     return *reinterpret_cast<const unsigned*>(&pair);
   }
-  static __device__ __forceinline__ float2 unpacked(unsigned pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-  }
   static __device__ __forceinline__ void mma(float (&r)[4], const unsigned (&p)[4], unsigned b0, unsigned b1) {
     mma_bf16(r, p, b0, b1);
   }
 };
 
-// The same in 16 bits. The row sum adds in FP32.
+// The same in 16 bits. The row sum adds P before it is rounded, in FP32: on data-centre cards sums of halves share a
+// pipe with the tensor cores.
 template <class T>
 struct Probabilities16 : Pair16<T> {
+  // P may exceed 448, what the largest score so far gives, as long as a thread's part of a row sum shows that none is
+  // too large.
+  static constexpr bool kHasQuickStep = true;
+  static constexpr float kLargestRowSum = 32768.f;
   static constexpr int kSteps = 4;
   static constexpr int kWords = 2;
   static constexpr int kVBytes = 2;
 
   static __device__ __forceinline__ void pack(unsigned (&packed)[kSteps][4], const float (&p)[8][4]) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int slot = 0; slot < 4; ++slot) {
-        const float (&tile)[4] = p[2 * step + slot / 2];
-        packed[step][slot] = Pair16<T>::packed(tile[slot % 2 * 2], tile[slot % 2 * 2 + 1]);
-      }
-    }
+    for (int step = 0; step < kSteps; ++step) pack_pair(packed[step], p[2 * step], p[2 * step + 1]);
   }
-  static __device__ __forceinline__ float row_sum(const unsigned (&packed)[kSteps][4], int row) {
-    float sum = 0.f;
+  // The operand of one mma: 16 x 8 probabilities each of two neighboring groups of keys.
+  static __device__ __forceinline__ void pack_pair(unsigned (&packed)[4], const float (&even)[4],
+                                                   const float (&odd)[4]) {
+    packed[0] = Pair16<T>::packed(even[0], even[1]);
+    packed[1] = Pair16<T>::packed(even[2], even[3]);
+    packed[2] = Pair16<T>::packed(odd[0], odd[1]);
+    packed[3] = Pair16<T>::packed(odd[2], odd[3]);
+  }
+  static __device__ __forceinline__ void row_sums(float (&sum)[2], const float (&p)[8][4],
+                                                  const unsigned (&)[kSteps][4]) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int row = 0; row < 2; ++row) {
+      sum[row] = 0.f;
 #pragma unroll
-      for (int slot = row; slot < 4; slot += 2) {
-        const float2 pair = Pair16<T>::unpacked(packed[step][slot]);
-        sum += pair.x + pair.y;
-      }
+      for (int j = 0; j < 8; ++j) sum[row] += p[j][2 * row] + p[j][2 * row + 1];
     }
-    return sum;
   }
   // Keys 8i + 2t and 8i + 2t + 1 need no permutation.
   template <class Value>
@@ -154,20 +156,6 @@ struct Probabilities16 : Pair16<T> {
   }
 };
 
-// For scaled V: the row sum in halves.
-struct ProbabilitiesHalf : Probabilities16<__half> {
-  static __device__ __forceinline__ float row_sum(const unsigned (&packed)[kSteps][4], int row) {
-    __half2 sum = __float2half2_rn(0.f);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int slot = row; slot < 4; slot += 2)
-        sum = __hadd2(sum, *reinterpret_cast<const __half2*>(&packed[step][slot]));
-    }
-    return __low2float(sum) + __high2float(sum);
-  }
-};
-
 // What R = P V of one key block is summed in. Two levels: R is a sum of its own, which is then added to the float32
 // output. In floats, since E4M3 products sum to FP22 on Ada.
 struct FloatAccumulators {
@@ -177,7 +165,8 @@ struct FloatAccumulators {
   static __device__ __forceinline__ float value(const R& r, int i) { return r[i]; }
 };
 
-// In halves, two a register: twice the rate on GeForce cards. 448 * v_maximum * 64 must stay below 65504.
+// In halves, two a register: twice the rate on GeForce cards. 448 * v_maximum * 64 must stay below 65504, and so
+// the part of each of the four threads of a row below 448 * 16.
 struct HalfAccumulators {
   static constexpr bool kTwoLevels = true;
   using R = unsigned[2];
@@ -200,8 +189,10 @@ struct ScaledValues {
 struct E4m3Float : ScaledValues, ProbabilitiesE4m3, FloatAccumulators {};
 struct E4m3Half : ScaledValues, ProbabilitiesE4m3, HalfAccumulators {};
 // For cards without FP8.
-struct HalfFloat : ScaledValues, ProbabilitiesHalf, OutputAccumulators {};
-struct HalfHalf : ScaledValues, ProbabilitiesHalf, HalfAccumulators {};
+struct HalfFloat : ScaledValues, Probabilities16<__half>, OutputAccumulators {};
+struct HalfHalf : ScaledValues, Probabilities16<__half>, HalfAccumulators {
+  static constexpr float kLargestRowSum = 448.f * 16.f;
+};
 // The precise mode: V as it is.
 template <class T>
 struct Precise : Probabilities16<T>, OutputAccumulators {
@@ -244,9 +235,9 @@ class Output {
     }
   }
 
-  __device__ __forceinline__ void add_row_sums(int tile, const unsigned (&p)[Pv::kSteps][4]) {
-    row_sum[tile][0] += Pv::row_sum(p, 0);
-    row_sum[tile][1] += Pv::row_sum(p, 1);
+  __device__ __forceinline__ void add_row_sums(int tile, const float (&sum)[2]) {
+    row_sum[tile][0] += sum[0];
+    row_sum[tile][1] += sum[1];
   }
 
   // Adds P V of one key block. `v` points at this lane's words of the V tile.

@@ -28,15 +28,20 @@ extern "C" __global__ void __launch_bounds__(kQuantizeThreads)
 // Grid: (tiles of 16 queries, key tiles), one warp each. scores: (q_length, kv_length).
 extern "C" __global__ void __launch_bounds__(32)
     scores(const unsigned char* q_tiles, const unsigned char* k_tiles, int* scores, int kv_length) {
+  constexpr int kGroups = 4, kStart = 1 << 20;
   const int lane = threadIdx.x;
-  int found[8][4];
-  integer_scores<HEAD_DIM, BITS>(
-      found, reinterpret_cast<const uint4*>(q_tiles + blockIdx.x * (query_tile_bytes(HEAD_DIM, BITS) / 8)) + lane,
-      reinterpret_cast<const uint4*>(k_tiles + blockIdx.y * key_tile_bytes(HEAD_DIM, BITS)) + lane);
-  for (int j = 0; j < 8; ++j) {
-    for (int i = 0; i < 4; ++i) {
-      const int row = blockIdx.x * 16 + lane / 4 + i / 2 * 8;
-      scores[static_cast<i64>(row) * kv_length + blockIdx.y * kKeyBlock + 8 * j + 2 * (lane % 4) + i % 2] = found[j][i];
+  for (int group = 0; group < 8; group += kGroups) {
+    int found[1][kGroups][4];
+    const unsigned char* k = k_tiles + blockIdx.y * key_tile_bytes(HEAD_DIM, BITS);
+    integer_scores<HEAD_DIM, BITS>(
+        found, reinterpret_cast<const uint4*>(q_tiles + blockIdx.x * (query_tile_bytes(HEAD_DIM, BITS) / 8)) + lane, 0,
+        reinterpret_cast<const uint4*>(k + group * (key_tile_bytes(HEAD_DIM, BITS) / 8)) + lane, kStart);
+    for (int j = 0; j < kGroups; ++j) {
+      for (int i = 0; i < 4; ++i) {
+        const int row = blockIdx.x * 16 + lane / 4 + i / 2 * 8;
+        const int key = blockIdx.y * kKeyBlock + 8 * (group + j) + 2 * (lane % 4) + i % 2;
+        scores[static_cast<i64>(row) * kv_length + key] = found[0][j][i] - kStart;
+      }
     }
   }
 }

@@ -134,19 +134,27 @@ def test_margins_below_a_maximum_that_comes_first(name: str, mode: str, head_dim
 def test_the_output_is_that_of_a_call_without_margins(
     name: str, mode: str, head_dim: int, lengths: tuple[int, int], fresh_seed: int
 ) -> None:
-    """Bit for bit where the kernels take the same keys a step; plain kernels of sm90 do not always."""
+    """Bit for bit where the kernels take the same steps.
+
+    Plain kernels of sm90 may take other keys a step. With P of 16 bits sm80's family goes by maxima of earlier steps
+    as long as it can, but not where it records.
+    """
     q, k, v = graded((2, 4, lengths[0], head_dim), (2, 2, lengths[1], head_dim))
     out, _ = recorded(name, q, k, v, mode=mode)
     dense, _ = run(name, q, k, v, mode=mode)
     others = {"8b": 64, "4b": 0, "precise": 128}  # the largest head_dim with other steps
-    if name == "sm90" and head_dim <= others[mode]:
+    of_earlier_maxima = name == "sm80" or (name != "sm90" and mode == "precise")
+    if of_earlier_maxima or (name == "sm90" and head_dim <= others[mode]):
         assert relative_l1(out, dense) < REFERENCE_BOUND_OF_FEW_ROWS
     else:
         assert torch.equal(out, dense)
     most = BlockMask.full(*lengths).to_dense().expand(2, 4, -1, -1).clone()
     most[:, 0, 0, 0] = False  # where lists leave out nothing, the kernel may be the dense one
     listed, _ = run(name, q, k, v, mode=mode, block_mask=BlockMask.from_dense(most).lists.cuda())
-    assert torch.equal(out[:, 1:], listed[:, 1:])
+    if of_earlier_maxima:
+        assert relative_l1(listed[:, 1:], out[:, 1:]) < REFERENCE_BOUND_OF_FEW_ROWS
+    else:
+        assert torch.equal(out[:, 1:], listed[:, 1:])
 
 
 @pytest.mark.parametrize(

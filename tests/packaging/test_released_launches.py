@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -23,8 +24,9 @@ from platforms import calls
 
 from tools import kernel_table
 
-# Architectures whose launches csrc/ changes on purpose since the release in wheels/. The next release empties it.
-CHANGED: frozenset[str] = frozenset()
+# Architectures whose attention kernels have other dynamic shared memory in csrc/ than in wheels/, on purpose: where V
+# has 16 bits (all of sm80, and precise of sm89 and sm120), K of two steps lies there. The next release empties it.
+OTHER_SHARED_MEMORY = frozenset({"sm80", "sm89", "sm120"})
 RANDOM_CALLS = 300
 
 # In the interpreter under test, which has the module's folder, the architecture and a file of calls.
@@ -102,6 +104,13 @@ def run(architecture: kernel_table.Architecture, built: Path, tmp_path: Path) ->
     return run
 
 
+def without_changes(launches: list[str], architecture: str) -> list[str]:
+    """The launches, without what csrc/ changes on purpose."""
+    if architecture not in OTHER_SHARED_MEMORY:
+        return launches
+    return [re.sub(r"(cuLaunchKernelEx attention_.*) shared \d+", r"\1", line) for line in launches]
+
+
 def random_calls(count: int) -> list[calls.Call]:
     """Calls of all kinds, mostly such as kernels can run."""
     found = []
@@ -133,12 +142,11 @@ def test_the_launches_are_those_of_the_release(
     outcomes, launches = run(made, ENQUEUE, str(path))
     assert [outcome == "None" for outcome in outcomes] == [outcome == "None" for outcome in wanted_outcomes]
     assert len(wanted) > 5000
+    assert (launches != wanted) == (architecture.name in OTHER_SHARED_MEMORY), "is OTHER_SHARED_MEMORY up to date?"
+    wanted, launches = (without_changes(lines, architecture.name) for lines in (wanted, launches))
     different = sum(a != b for a, b in zip(wanted, launches, strict=False)) + abs(len(wanted) - len(launches))
-    if architecture.name in CHANGED:
-        assert different, f"{architecture.name} launches what the release does: take it out of CHANGED"
-    else:
-        first = next((pair for pair in zip(wanted, launches, strict=False) if pair[0] != pair[1]), None)
-        assert not different, f"{different} of {len(wanted)} launches differ, the first: {first}"
+    first = next((pair for pair in zip(wanted, launches, strict=False) if pair[0] != pair[1]), None)
+    assert not different, f"{different} of {len(wanted)} launches differ, the first: {first}"
 
 
 AGAIN = """
@@ -234,7 +242,8 @@ def test_the_library_launches_the_same_by_either_module(
 
     def shapes(folder: Path, call: str) -> list[str]:
         code = LIBRARY.format(root=str(ROOT), modes=list(architecture.modes), call=call)
-        return [line.partition(" parameters ")[0] for line in run(folder, code)[1]]
+        launches = without_changes(run(folder, code)[1], architecture.name)
+        return [line.partition(" parameters ")[0] for line in launches]
 
     wanted = shapes(released, "call.run(q, k, v, optional)")
     assert len(wanted) >= 2 * 3 * 8 * len(architecture.modes)

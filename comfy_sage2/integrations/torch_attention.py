@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..operators import needs_derivative
+from ..operators import needs_derivative, run_by_the_compiler
 
 HAS_DROPOUT = "[SA-602] dropout_p is not 0, and quantized attention has no dropout"
 NEEDS_DERIVATIVE = "[SA-307] the call needs gradients, and quantized attention has none: use torch.no_grad()"
@@ -28,10 +28,9 @@ class Inputs(NamedTuple):
 
 def autocast(inputs: Inputs) -> Inputs:
     """As torch's attention casts them: all of 16 or 32 bits to the dtype of autocast, where that is on."""
-    device = inputs.q.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    dtype = _autocast_dtype(inputs.q.device.type)
+    if dtype is None:
         return inputs
-    dtype = torch.get_autocast_dtype(device)
     eligible = (torch.float16, torch.bfloat16, torch.float32)
     return Inputs(
         *(
@@ -39,6 +38,16 @@ def autocast(inputs: Inputs) -> Inputs:
             for tensor in inputs
         )
     )
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+# The compiler of torch 2.11 and earlier cannot trace it; a graph has the state of autocast among its guards anyway.
+run_by_the_compiler(_autocast_dtype)
 
 
 def reason_for_torch(inputs: Inputs, dropout_p: float) -> str | None:

@@ -70,11 +70,10 @@ class AttentionCall:
         # `zip` without its argument `strict`, which the compiler of torch 2.7 to 2.9 cannot trace.
         given = dict(zip(ARGUMENTS[:_POSITIONAL], args))  # noqa: B905
         given.update(kwargs)
-        if not _KNOWN.issuperset(given) or len(args) > _POSITIONAL:
-            unknown = tuple(name for name in given if name not in _KNOWN)
+        # Not by the methods of sets, which those of torch 2.6 and 2.8 cannot trace.
+        unknown = tuple([name for name in given if name not in _KNOWN])
+        if len(args) > _POSITIONAL:
             unknown += tuple(f"argument {number}" for number in range(_POSITIONAL + 1, len(args) + 1))
-        else:
-            unknown = ()
         missing = [name for name in ARGUMENTS[:_NEEDED] if name not in given]
         if missing:
             raise TypeError(f"[SA-210] the attention call lacks {', '.join(missing)}; it has {', '.join(given)}")
@@ -190,7 +189,9 @@ class AttentionCall:
         views = self._views
         if views is None:
             q, k, v = (self.q, self.k, self.v) if self.skip_reshape else self._split_heads()
-            views = (with_dense_rows(q), with_dense_rows(k), with_dense_rows(v))
+            if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+                q, k, v = with_dense_rows(q), with_dense_rows(k), with_dense_rows(v)
+            views = (q, k, v)
             if self.skip_reshape != self.skip_output_reshape:
                 views = _transposed(views)
             self._views = views

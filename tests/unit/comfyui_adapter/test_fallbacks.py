@@ -29,7 +29,6 @@ FALLBACKS = [
     ("accelerated", qkv(), {}, {"backend": "auto"}),
     ("float64", (qkv()[0].double(), *qkv()[1:]), {}, {}),
     ("mask", qkv(), {"mask": torch.zeros(5, 7)}, {}),
-    ("last dimension", (qkv()[0].transpose(1, 2).contiguous().transpose(1, 2), *qkv()[1:]), {}, {}),
 ]
 
 

@@ -90,12 +90,12 @@ class KernelBackend(Backend):
         """See `Backend.reason_against`; asks the module, and last the self-test, which runs once on each GPU."""
         return (
             super().reason_against(request)
-            or self._reason_of_module(request)
+            or self.reason_of_module(request)
             or self_test.reason_against(self.name, request.device_index, self.variants)
         )
 
-    def _reason_of_module(self, request: AttentionRequest) -> str | None:
-        """Why the module has no kernel for `request`, or None."""
+    def reason_of_module(self, request: AttentionRequest) -> str | None:
+        """Why the module has no kernel for `request`, whatever the GPU, or None; KernelUnavailable without a module."""
         module = loader.load(self.name)
         for option in (
             option_is("mode", *abi.modes(module)),

@@ -10,6 +10,7 @@ import torch
 from .. import __version__, registry
 from ..attention import attention
 from ..backends.base import Backend
+from ..backends.kernels import KernelBackend
 from ..kernels import loader
 from ..options import AttentionOptions
 from ..request import AttentionRequest
@@ -90,6 +91,8 @@ def _runs_emulated(backend: Backend, request: AttentionRequest) -> bool:
     if capability is None or any(constraint.check(request) is not None for constraint in others):
         return False
     if backend.availability() is not None:
+        return False
+    if isinstance(backend, KernelBackend) and backend.reason_of_module(request) is not None:
         return False
     target: str = loader.load(backend.name).target
     return target.removesuffix("a") == "sm_{}{}".format(*capability)

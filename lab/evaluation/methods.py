@@ -9,6 +9,7 @@ import torch
 
 from comfy_sage2 import registry
 from comfy_sage2.attention import attention
+from comfy_sage2.backends.kernels import KernelBackend
 from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP22, ACCUMULATE_FP32
@@ -74,9 +75,11 @@ def backend(name: str, options: AttentionOptions) -> Method:
 
 
 def has_mode(name: str, mode: str) -> bool:
-    """Whether the backend called `name` has `mode` on the GPUs that it is for."""
-    request = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(mode))
-    constraints = registry.get(name).constraints
+    """Whether the backend called `name` has `mode` on the GPUs that it is for; KernelUnavailable without its module."""
+    request, backend = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(mode)), registry.get(name)
+    if isinstance(backend, KernelBackend):
+        return backend.reason_of_module(request) is None
+    constraints = backend.constraints
     return all(constraint.check(request) is None for constraint in constraints if constraint.name == "mode")
 
 

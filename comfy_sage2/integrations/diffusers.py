@@ -28,7 +28,7 @@ from ..options import AttentionOptions, ModelChoices
 from ..plan import Refusal, plan
 from ..signature import CallSignature
 from ..tensors import OptionalTensors, with_dense_rows
-from .torch_attention import DO_NOT_FIT, Inputs, autocast, in_four_dimensions, reason_for_torch
+from .torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, reason_for_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -119,7 +119,7 @@ class Patch:
         return answering
 
     def answer(
-        self, inputs: Inputs, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool
+        self, inputs: CallTensors, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool
     ) -> torch.Tensor | None:
         """The result of one scaled_dot_product_attention call, or None, counted, when torch has to compute it."""
         inputs = autocast(inputs)
@@ -130,7 +130,7 @@ class Patch:
         out = self.planned(fitting, is_causal, scale)
         return None if out is None else out.reshape(inputs.q.shape)
 
-    def planned(self, inputs: Inputs, is_causal: bool, scale: float | None) -> torch.Tensor | None:
+    def planned(self, inputs: CallTensors, is_causal: bool, scale: float | None) -> torch.Tensor | None:
         """The result of a call by a backend, or None, counted, when no backend can compute it."""
         backend = self._backend
         q, k, v = (with_dense_rows(tensor) for tensor in inputs[:3])
@@ -150,7 +150,7 @@ class Patch:
         return out
 
 
-def _form(inputs: Inputs, dropout_p: float, gqa: bool) -> tuple[str, Inputs | None]:
+def _form(inputs: CallTensors, dropout_p: float, gqa: bool) -> tuple[str, CallTensors | None]:
     """The call in the form that a plan is made for; or why no plan can serve it."""
     reason = reason_for_torch(inputs, dropout_p)
     fitting = None if reason is not None else in_four_dimensions(inputs)
@@ -225,9 +225,9 @@ def _arguments(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> tuple[Inputs, float, bool, float | None, bool]:
+) -> tuple[CallTensors, float, bool, float | None, bool]:
     """Those of torch's function, by its names."""
-    return Inputs(query, key, value, attn_mask), dropout_p, is_causal, scale, enable_gqa
+    return CallTensors(query, key, value, attn_mask), dropout_p, is_causal, scale, enable_gqa
 
 
 def _count_compiled(number: int, reason: str) -> bool:
@@ -251,7 +251,7 @@ def _run(
 ) -> torch.Tensor:
     owner = _patches.get(number)
     # Without an owner the patch is gone, and a graph with its operator lives on.
-    out = None if owner is None else owner.planned(Inputs(q, k, v, mask), is_causal, scale)
+    out = None if owner is None else owner.planned(CallTensors(q, k, v, mask), is_causal, scale)
     if out is None:
         out = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]

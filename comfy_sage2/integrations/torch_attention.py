@@ -17,7 +17,7 @@ DO_NOT_FIT = (
 )
 
 
-class Inputs(NamedTuple):
+class CallTensors(NamedTuple):
     """The tensors of a call, of shapes (…, N, D), and a mask (bool or additive) or None."""
 
     q: torch.Tensor
@@ -26,13 +26,13 @@ class Inputs(NamedTuple):
     mask: torch.Tensor | None
 
 
-def autocast(inputs: Inputs) -> Inputs:
+def autocast(inputs: CallTensors) -> CallTensors:
     """As torch's attention casts them: all of 16 or 32 bits to the dtype of autocast, where that is on."""
     dtype = _autocast_dtype(inputs.q.device.type)
     if dtype is None:
         return inputs
     eligible = (torch.float16, torch.bfloat16, torch.float32)
-    return Inputs(
+    return CallTensors(
         *(
             tensor.to(dtype) if tensor is not None and tensor.dtype in eligible else tensor  # type: ignore[arg-type]
             for tensor in inputs
@@ -50,7 +50,7 @@ def _autocast_dtype(device: str) -> torch.dtype | None:
 run_by_the_compiler(_autocast_dtype)
 
 
-def reason_for_torch(inputs: Inputs, dropout_p: float) -> str | None:
+def reason_for_torch(inputs: CallTensors, dropout_p: float) -> str | None:
     """Why no plan can serve the call, whatever the machine; None where a plan is to be asked."""
     tensors = [tensor for tensor in inputs if tensor is not None]
     if any(map(_is_special, tensors)):
@@ -69,7 +69,7 @@ def _is_special(tensor: torch.Tensor) -> bool:
     return dispatch is not torch.Tensor.__torch_dispatch__ and not isinstance(tensor, torch._subclasses.FakeTensor)
 
 
-def in_four_dimensions(inputs: Inputs, layout: str = "BHND") -> Inputs | None:
+def in_four_dimensions(inputs: CallTensors, layout: str = "BHND") -> CallTensors | None:
     """The same call with q, k and v of shape (B, H, N, D), or of `layout` as they were; None where they do not fit.
 
     Of fewer dimensions than 4 (N, D) is one head, and (H, N, D) one batch; of more, all before the heads are batches.
@@ -90,4 +90,4 @@ def in_four_dimensions(inputs: Inputs, layout: str = "BHND") -> Inputs | None:
     heads = layout.index("H")
     if q.dim() != 4 or q.shape[0] != k.shape[0] or not k.shape[heads] or q.shape[heads] % k.shape[heads]:
         return None
-    return Inputs(q, k, v, mask)
+    return CallTensors(q, k, v, mask)

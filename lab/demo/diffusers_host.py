@@ -14,7 +14,7 @@ from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from safetensors import safe_open
 
 from comfy_sage2.integrations.diffusers import Patch, patch
-from comfy_sage2.integrations.torch_attention import Inputs
+from comfy_sage2.integrations.torch_attention import CallTensors
 from comfy_sage2.options import AttentionOptions
 
 from ..baselines import BASELINES
@@ -84,7 +84,9 @@ class _Baseline(Patch):
         super().__init__(model, AttentionOptions(), backend=None)
         self._name = name
 
-    def answer(self, inputs: Inputs, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool) -> torch.Tensor:
+    def answer(
+        self, inputs: CallTensors, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool
+    ) -> torch.Tensor:
         """See `Patch.answer`."""
         q, k, v, mask = inputs
         out, _ = BASELINES[self._name](q, k, v, scale=scale, is_causal=is_causal, attn_mask=mask)

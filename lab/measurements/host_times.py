@@ -84,7 +84,7 @@ def entries(comfyui: Path | None) -> dict[str, Run]:
     from comfy_sage2 import attention
     from comfy_sage2.integrations.diffusers import patch
     from comfy_sage2.integrations.sageattention.functions import sageattn
-    from comfy_sage2.integrations.torch_attention import Inputs
+    from comfy_sage2.integrations.torch_attention import CallTensors
 
     q, k, v = (torch.randn(1, _HEADS, _TOKENS, _HEAD_DIM).half() for _ in range(3))
     one = torch.randn(1, 1, 1, 8)
@@ -93,7 +93,7 @@ def entries(comfyui: Path | None) -> dict[str, Run]:
         "ComfyUI's override, a new node": _override(guard=True, when="where it is faster", rotate=True),
         "ComfyUI's override, guard off": _override(),
         "`comfy_sage2.attention`": lambda: attention(q, k, v, mode="8b", backend=ARCHITECTURE),
-        "diffusers' patch": lambda: patched.answer(Inputs(q, k, v, None), 0.0, False, None, False),
+        "diffusers' patch": lambda: patched.answer(CallTensors(q, k, v, None), 0.0, False, None, False),
         "`sageattention.sageattn`": _by_kernels(lambda: sageattn(q, k, v)),
         "torch's scaled_dot_product_attention": lambda: scaled_dot_product_attention(one, one, one),
     }

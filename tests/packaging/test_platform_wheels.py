@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from tools.wheels.platform_wheels import Part, merge
+from tools.wheels.platform_wheels import PythonWheel, merge
 
 LINUX = {"module": "_C.cpython-{}-x86_64-linux-gnu.so", "wheel_tag": "manylinux_2_17_x86_64"}
 WINDOWS = {"module": "_C.cp{}-win_amd64.pyd", "wheel_tag": "win_amd64"}
@@ -20,7 +20,7 @@ PACKAGE, INFORMATION = "comfy_sage2_sm99", "comfy_sage2_sm99-1.2.3.dist-info"
 
 def make_part(
     folder: Path, number: str, image: bytes = b"an image", platforms: tuple[dict[str, str], ...] = ()
-) -> Part:
+) -> PythonWheel:
     path = folder / f"{PACKAGE}-1.2.3-cp{number}-cp{number}-linux_x86_64.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{PACKAGE}/__init__.py", "x = 1\n")
@@ -32,7 +32,7 @@ def make_part(
         archive.writestr(f"{INFORMATION}/WHEEL", wheel)
         archive.writestr(f"{INFORMATION}/METADATA", "Name: comfy-sage2-sm99\nVersion: 1.2.3\n")
         archive.writestr(f"{INFORMATION}/RECORD", "")
-    return Part.read(path)
+    return PythonWheel.read(path)
 
 
 @pytest.mark.parametrize("platform", [LINUX, WINDOWS], ids=["linux", "windows"])
@@ -88,4 +88,4 @@ def test_a_part_without_the_platforms_module_is_refused(tmp_path: Path) -> None:
 
 def test_a_wheel_of_several_cpythons_is_no_part(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not the name of a wheel for one CPython"):
-        Part.read(tmp_path / "a-1-cp310.cp311-cp310.cp311-manylinux_2_17_x86_64.whl")
+        PythonWheel.read(tmp_path / "a-1-cp310.cp311-cp310.cp311-manylinux_2_17_x86_64.whl")

@@ -29,7 +29,7 @@ _UNIX = 3
 
 
 @dataclass(frozen=True)
-class Part:
+class PythonWheel:
     """A wheel that cibuildwheel has built, for one CPython."""
 
     distribution: str
@@ -38,7 +38,7 @@ class Part:
     files: Mapping[str, bytes]
 
     @classmethod
-    def read(cls, path: Path) -> Part:
+    def read(cls, path: Path) -> PythonWheel:
         """ValueError when the name is not that of a wheel for one CPython."""
         fields = path.stem.split("-")
         if len(fields) != 5 or fields[2] != fields[3] or not fields[2].removeprefix("cp").isdigit():
@@ -52,7 +52,7 @@ def _is_module(name: str) -> bool:
     return PurePosixPath(name).suffix in (".so", ".pyd")
 
 
-def _merged(parts: list[Part], platform: Mapping[str, str]) -> dict[str, bytes]:
+def _merged(parts: list[PythonWheel], platform: Mapping[str, str]) -> dict[str, bytes]:
     """The files of a platform's wheel but for WHEEL and RECORD. ValueError when the parts do not fit together."""
     merged: dict[str, bytes] = {}
     for part in parts:
@@ -69,7 +69,7 @@ def _merged(parts: list[Part], platform: Mapping[str, str]) -> dict[str, bytes]:
     return merged
 
 
-def _wheel_file(part: Part, tags: list[str]) -> bytes:
+def _wheel_file(part: PythonWheel, tags: list[str]) -> bytes:
     """The file WHEEL of a part, with other tags."""
     lines = part.files[f"{part.distribution}-{part.version}.dist-info/WHEEL"].decode().splitlines()
     kept = [line for line in lines if line and not line.startswith("Tag: ")]
@@ -91,7 +91,7 @@ def _write(path: Path, files: Mapping[str, bytes]) -> None:
             archive.writestr(item, files[name], compresslevel=9)
 
 
-def merge(parts: list[Part], platform: Mapping[str, str], out: Path) -> Path:
+def merge(parts: list[PythonWheel], platform: Mapping[str, str], out: Path) -> Path:
     """Write one platform's wheel into `out`. ValueError when the parts do not fit together."""
     files = _merged(parts, platform)
     interpreters = [part.interpreter for part in parts]
@@ -117,7 +117,9 @@ def check_old_systems(wheel: Path, wheel_tag: str) -> None:
 
 def make(paths: list[Path], out: Path) -> list[Path]:
     """Write the wheel of every platform into `out`. ValueError when the parts do not fit together."""
-    parts = sorted((Part.read(path) for path in paths), key=lambda part: int(part.interpreter.removeprefix("cp")))
+    parts = sorted(
+        (PythonWheel.read(path) for path in paths), key=lambda part: int(part.interpreter.removeprefix("cp"))
+    )
     if len({(part.distribution, part.version) for part in parts}) != 1:
         raise ValueError(f"the parts must be of one distribution and version, got {[path.name for path in paths]}")
     out.mkdir(parents=True, exist_ok=True)

@@ -8,14 +8,14 @@ import torch
 from torch.nn.functional import dropout
 
 from ...options import AttentionOptions
-from ..torch_attention import Inputs
+from ..torch_attention import CallTensors
 
 # torch's own: in torch.nn.functional another pack's may stand, which calls `sageattn` and so would come back here.
 _scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention
 _MOST_SCORES = 1 << 24  # at once where the LSE is asked for: 64 MB in float32
 
 
-def torchs_attention(inputs: Inputs, options: AttentionOptions, dropout_p: float = 0.0) -> torch.Tensor:
+def torchs_attention(inputs: CallTensors, options: AttentionOptions, dropout_p: float = 0.0) -> torch.Tensor:
     """The output of torch's attention, contiguous in the layout of the options, as that of the kernels is."""
     q, k, v, mask = _in_torchs_layout(inputs, options)
     if mask is not None and mask.dim() < 2:  # which some of torch's attentions do not take
@@ -40,7 +40,7 @@ def torchs_attention(inputs: Inputs, options: AttentionOptions, dropout_p: float
 
 
 def plain_attention(
-    inputs: Inputs, options: AttentionOptions, scale: float | None, dropout_p: float = 0.0
+    inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and LSE in plain torch, some rows at a time; computed in float32, float64 for float64.
 
@@ -81,11 +81,11 @@ def _group_size(q: torch.Tensor, k: torch.Tensor) -> int:
     return q.shape[-3] // k.shape[-3]
 
 
-def _in_torchs_layout(inputs: Inputs, options: AttentionOptions) -> Inputs:
+def _in_torchs_layout(inputs: CallTensors, options: AttentionOptions) -> CallTensors:
     if options.layout == "BHND":
         return inputs
     q, k, v = (tensor.transpose(1, 2) for tensor in inputs[:3])
-    return Inputs(q, k, v, inputs.mask)
+    return CallTensors(q, k, v, inputs.mask)
 
 
 def _below_the_diagonal(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

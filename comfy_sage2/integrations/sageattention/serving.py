@@ -20,7 +20,7 @@ from ...plan import Refusal, plan
 from ...signature import CallSignature
 from ...tensors import NO_TENSORS, OptionalTensors, with_dense_rows
 from ...text import one_line
-from ..torch_attention import DO_NOT_FIT, Inputs, autocast, in_four_dimensions, reason_for_torch
+from ..torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, reason_for_torch
 from .exact import plain_attention, torchs_attention
 from .offer import wanted_backend
 
@@ -95,7 +95,7 @@ def attend(
     if options.layout != "BHND" and not q.dim() == k.dim() == v.dim() == 4:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
         raise ValueError(f"[SA-201] q, k and v must have 4 dimensions, (B, N, H, D), got {shapes}")
-    inputs = autocast(Inputs(q, k, v, mask))
+    inputs = autocast(CallTensors(q, k, v, mask))
     reason = UNUSUAL_SCALE if scale != options.scale else reason_for_torch(inputs, dropout_p)
     fitting = None if reason is not None else in_four_dimensions(inputs, options.layout)
     if fitting is None:
@@ -125,7 +125,7 @@ def _count_compiled(reason: str) -> bool:
 run_by_the_compiler(_count_compiled)  # a lock and a log would break its graph
 
 
-def exact(inputs: Inputs, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
+def exact(inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
     """By torch, with derivatives.
 
     In plain torch where its fused attentions have no derivative in forward mode, or give NaN: some do for a scale that
@@ -142,12 +142,12 @@ def exact(inputs: Inputs, options: AttentionOptions, scale: float | None, dropou
 def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *values: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = served(Inputs(q, k, v, mask), _options(values))
+    out, lse = served(CallTensors(q, k, v, mask), _options(values))
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def served(
-    inputs: Inputs, options: AttentionOptions, *, where_faster: bool = False
+    inputs: CallTensors, options: AttentionOptions, *, where_faster: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output of a call whose tensors are 4-D and fit each other, and its LSE or None; counted.
 

@@ -6,7 +6,7 @@ import torch
 
 from ...operators import OPTIONS_SCHEMA, define, has_observer
 from ...options import AttentionOptions
-from ..torch_attention import Inputs, autocast, reason_for_torch
+from ..torch_attention import CallTensors, autocast, reason_for_torch
 from .serving import UNUSUAL_SCALE, count_torchs, exact, served
 
 
@@ -24,7 +24,7 @@ def attend_segments(
     if not q.dim() == k.dim() == v.dim() == 3 or q.shape[2] != k.shape[2] or k.shape != v.shape:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
         raise ValueError(f"[SA-603] q, k and v must be of shape (tokens, heads, head_dim) and fit, got {shapes}")
-    inputs = autocast(Inputs(q, k, v, None))
+    inputs = autocast(CallTensors(q, k, v, None))
     reason = UNUSUAL_SCALE if scale != options.scale else reason_for_torch(inputs, dropout_p)
     q, k, v, _ = inputs
     if reason is None:
@@ -36,7 +36,7 @@ def attend_segments(
     for part, rows, keys in _segments(q, k, starts_q, starts_k):
         parts += [q.new_zeros(rows.start - end, *q.shape[1:])]
         count_torchs(reason)
-        qkv = Inputs(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
+        qkv = CallTensors(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
         found = exact(qkv, options, scale, dropout_p)
         assert isinstance(found, torch.Tensor)  # no LSE was asked for
         parts += [found.flatten(0, 1)]
@@ -50,7 +50,7 @@ def _run(
     options = AttentionOptions(*values)  # type: ignore[arg-type]
     out = q.new_zeros(q.shape)
     for part, rows, keys in _segments(q, k, starts_q, starts_k):
-        qkv = Inputs(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
+        qkv = CallTensors(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
         # A kernel costs more than it saves on short sequences, where that was measured.
         found, _ = served(qkv, options, where_faster=True)
         out[rows] = found.flatten(0, 1)

@@ -16,7 +16,8 @@ from ..adapter.attention_call import AttentionCall, Fallback, Override
 from . import fidelity, guard, model_passes, quality
 from .handler import Handler
 from .model_passes import ModelPass
-from .record import Decision, Record, Timer, start_timer
+from .record import Decision, Record
+from .timer import Timer, start_timer
 
 Warn = Callable[[str], None]
 

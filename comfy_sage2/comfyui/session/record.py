@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +17,7 @@ from ...call_site import indexed_name, label
 from ...metrics import Agreement
 from ...options import AttentionOptions
 from ...plan import MOST_PLANS, CallPlan, Refusal
+from .timer import Timer
 
 LayerStep = tuple[int, int]  # layer and step
 
@@ -37,62 +37,6 @@ NO_PASS = {
     Sampling.STOPPED: "the sampling failed or was interrupted before a pass of the model was through",
     Sampling.COMPLETE: "the sampling came to its end, and no pass of the model went through the node",
 }
-
-
-class Timer(Protocol):
-    """A running or stopped measurement."""
-
-    def stop(self) -> None:
-        """End the measurement; what was enqueued so far belongs to it."""
-
-    def seconds(self) -> float:
-        """The time between start and stop; may wait for the device."""
-
-
-class _CpuTimer:
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self._elapsed = 0.0
-
-    def stop(self) -> None:
-        self._elapsed = time.perf_counter() - self._started
-
-    def seconds(self) -> float:
-        return self._elapsed
-
-
-class _CudaTimer:
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device)
-        self._started = torch.cuda.Event(enable_timing=True)
-        self._stopped = torch.cuda.Event(enable_timing=True)
-        self._started.record(self._stream)
-
-    def stop(self) -> None:
-        self._stopped.record(self._stream)
-
-    def seconds(self) -> float:
-        self._stopped.synchronize()
-        return float(self._started.elapsed_time(self._stopped)) / 1000.0
-
-
-class _NoTimer:
-    def stop(self) -> None:
-        pass
-
-    def seconds(self) -> float:
-        return 0.0
-
-
-NO_TIMER: Timer = _NoTimer()  # of a call whose time nobody will read
-
-
-def start_timer(device: torch.device) -> Timer:
-    """Start measuring on `device`."""
-    # Inside a graph capture events cannot be timed; the time of the recording stands in.
-    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        return _CudaTimer(device)
-    return _CpuTimer()
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from . import guard, model_passes
 from .handler import Handler
 from .model_passes import ModelPass, Schedule
 from .observers import CallRecorder, Computed, Downgrades, EarlierNodes, FidelityCheck, Observer, Quality
-from .record import NO_TIMER, Decision, Record, Timer, start_timer
+from .record import Decision, Record
 from .runner import Runner
+from .timer import NO_TIMER, Timer, start_timer
 
 log = logging.getLogger("comfy_sage2")
 

@@ -15,8 +15,9 @@ from comfy_sage2.comfyui.report.drawing import Sheet, fitted, font, wrapped
 from comfy_sage2.comfyui.report.text import report, status
 from comfy_sage2.comfyui.session.model_passes import Schedule
 from comfy_sage2.comfyui.session.quality import measure
-from comfy_sage2.comfyui.session.record import NO_TIMER, Decision, SpeedComparison, start_timer
+from comfy_sage2.comfyui.session.record import Decision, SpeedComparison
 from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.comfyui.session.timer import NO_TIMER, start_timer
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions

@@ -21,7 +21,8 @@ from comfy_sage2.comfyui.session.observers import (
     FidelityCheck,
     Quality,
 )
-from comfy_sage2.comfyui.session.record import NO_TIMER, Decision, Record
+from comfy_sage2.comfyui.session.record import Decision, Record
+from comfy_sage2.comfyui.session.timer import NO_TIMER
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import EXACT, AttentionOptions
 

@@ -1,0 +1,64 @@
+"""Measuring how long work on a device takes, by its clock or the CPU's."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch
+
+
+class Timer(Protocol):
+    """A running or stopped measurement."""
+
+    def stop(self) -> None:
+        """End the measurement; what was enqueued so far belongs to it."""
+
+    def seconds(self) -> float:
+        """The time between start and stop; may wait for the device."""
+
+
+class _CpuTimer:
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._elapsed = 0.0
+
+    def stop(self) -> None:
+        self._elapsed = time.perf_counter() - self._started
+
+    def seconds(self) -> float:
+        return self._elapsed
+
+
+class _CudaTimer:
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._started = torch.cuda.Event(enable_timing=True)
+        self._stopped = torch.cuda.Event(enable_timing=True)
+        self._started.record(self._stream)
+
+    def stop(self) -> None:
+        self._stopped.record(self._stream)
+
+    def seconds(self) -> float:
+        self._stopped.synchronize()
+        return float(self._started.elapsed_time(self._stopped)) / 1000.0
+
+
+class _NoTimer:
+    def stop(self) -> None:
+        pass
+
+    def seconds(self) -> float:
+        return 0.0
+
+
+NO_TIMER: Timer = _NoTimer()  # of a call whose time nobody will read
+
+
+def start_timer(device: torch.device) -> Timer:
+    """Start measuring on `device`."""
+    # Inside a graph capture events cannot be timed; the time of the recording stands in.
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        return _CudaTimer(device)
+    return _CpuTimer()

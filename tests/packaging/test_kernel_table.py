@@ -14,10 +14,6 @@ from tools import compare_cubins, kernel_table
 KERNELS = {"sm90": 76, "sm89": 48, "sm120": 36, "sm80": 48}
 
 
-def _family(architecture: kernel_table.Architecture) -> str:
-    return Path(architecture.host_sources[-1]).parts[0]
-
-
 def _bundled(architecture: kernel_table.Architecture) -> tuple[Path, str]:
     """A bundled wheel and its version."""
     wheel = next((ROOT / "wheels").glob(f"comfy_sage2_{architecture.name}-*x86_64.whl"))
@@ -26,13 +22,12 @@ def _bundled(architecture: kernel_table.Architecture) -> tuple[Path, str]:
 
 @pytest.fixture
 def table(architecture: kernel_table.Architecture, compiler: None, tmp_path: Path) -> list[str]:
-    family = _family(architecture)
     program = compile_native(
         tmp_path / "kernel_table",
         f"-I{CSRC}",
         *(f"-D{define}" for define in architecture.defines),
-        f'-DTABLE="{family}/kernel_table.h"',
-        f"-DFAMILY={family}",
+        f'-DTABLE="{architecture.family}/kernel_table.h"',
+        f"-DFAMILY={architecture.family}",
         str(NATIVE / "kernel_table.cpp"),
     )
     return subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()

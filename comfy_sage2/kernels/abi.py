@@ -24,6 +24,14 @@ def describe(module: ModuleType) -> str:
     return f"version {getattr(module, 'version', 'unknown')}, ABI {getattr(module, 'abi_version', 'unknown')}"
 
 
+def reason_against_images(images_abi: object, host: ModuleType) -> str | None:
+    """Why the launch code of `host` cannot be that of images for this ABI, or None."""
+    host_abi = getattr(host, "abi_version", None)
+    if images_abi == host_abi:
+        return None
+    return f"they are for ABI {images_abi}, the launch code has ABI {host_abi or 'unknown'}"
+
+
 def reason_against(module: ModuleType, architecture: str) -> str | None:
     """Why this library cannot call `module` as the kernels of `architecture`, or None."""
     found = getattr(module, "architecture", None)

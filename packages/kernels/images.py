@@ -1,27 +1,27 @@
 """Quantized attention kernels of one GPU architecture.
 
-Importing needs neither torch nor an NVIDIA driver: the driver is looked up by the first call.
+Importing needs neither torch nor an NVIDIA driver: the driver is looked up by the first call. The launch code is that
+of the distribution comfy-sage2-host.
 """
 
-import lzma
 from pathlib import Path
 
-from . import _C
-from ._C import (
-    Plan,
-    abi_version,
-    architecture,
-    capabilities,
-    driver_version,
-    minimum_driver,
-    minimum_driver_version,
-    modes,
-    plan,
-    pv_accumulators,
-    target,
-    toolchain,
-    version,
-)
+from comfy_sage2_host import Plan, load, version_of
+
+_folder = Path(__file__).parent
+_kernels = load(_folder)
+version = version_of(_folder)
+abi_version = _kernels.abi_version
+architecture = _kernels.architecture
+capabilities = _kernels.capabilities
+driver_version = _kernels.driver_version
+minimum_driver = _kernels.minimum_driver
+minimum_driver_version = _kernels.minimum_driver_version
+modes = _kernels.modes
+plan = _kernels.plan
+pv_accumulators = _kernels.pv_accumulators
+target = _kernels.target
+toolchain = _kernels.toolchain
 
 __all__ = [
     "Plan",
@@ -38,8 +38,3 @@ __all__ = [
     "toolchain",
     "version",
 ]
-
-# Wheels hold their images packed, development builds as the compiler writes them.
-for _path in sorted(Path(__file__).parent.glob("*.cubin*")):
-    _image = _path.read_bytes()
-    _C.add_cubin(_path.name.partition(".")[0], lzma.decompress(_image) if _path.suffix == ".xz" else _image)

@@ -1,9 +1,9 @@
-"""Make the wheels of each platform from the wheels that cibuildwheel has built, one for each CPython.
+"""Make the released wheels from those that cibuildwheel has built, one for each CPython.
 
-    python -m tools.wheels.platform_wheels WHEELHOUSE PART [...]
+    python -m tools.wheels.split_wheels WHEELHOUSE PART [...]
 
-A part holds one CPython's modules for all platforms. A platform's wheel holds the modules of all CPythons for that
-platform, the other files once, and the tags of all of them.
+A part holds the device images of all architectures, and one CPython's host modules for all platforms. Of the parts come
+a wheel for each architecture, with its images, and one for each platform, with the host modules of all CPythons.
 """
 
 from __future__ import annotations
@@ -15,65 +15,85 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from .stage_package import ROOT
+from .. import kernel_table
+from .stage_package import HOST, ROOT, TEMPLATE
 
-PLATFORMS = ROOT / "packages" / "kernels" / "platforms.json"
+PLATFORMS: dict[str, dict[str, str]] = json.loads((TEMPLATE / "platforms.json").read_text())
 # The oldest time that a zip file can state: nothing of a wheel tells when it was made.
 _TIME = (1980, 1, 1, 0, 0, 0)
 _FILE_MODE = 0o644 << 16
 _UNIX = 3
+_MODULES = (".so", ".pyd")
 
 
 @dataclass(frozen=True)
-class PythonWheel:
+class Part:
     """A wheel that cibuildwheel has built, for one CPython."""
 
-    distribution: str
-    version: str
+    name: str
     interpreter: str  # such as "cp312"
     files: Mapping[str, bytes]
 
     @classmethod
-    def read(cls, path: Path) -> PythonWheel:
+    def read(cls, path: Path) -> Part:
         """ValueError when the name is not that of a wheel for one CPython."""
         fields = path.stem.split("-")
         if len(fields) != 5 or fields[2] != fields[3] or not fields[2].removeprefix("cp").isdigit():
             raise ValueError(f"{path.name} is not the name of a wheel for one CPython")
         with zipfile.ZipFile(path) as archive:
             files = {item.filename: archive.read(item) for item in archive.infolist() if not item.is_dir()}
-        return cls(fields[0], fields[1], fields[2], files)
+        return cls(path.name, fields[2], files)
+
+    def package(self, name: str) -> dict[str, bytes]:
+        """The files of one of its packages."""
+        return {file: content for file, content in self.files.items() if file.startswith(f"{name}/")}
+
+    def architectures(self) -> list[str]:
+        """Those whose images it holds."""
+        packages = {PurePosixPath(file).parts[0] for file in self.files} - {HOST}
+        return sorted(name.removeprefix("comfy_sage2_") for name in packages if name.startswith("comfy_sage2_sm"))
 
 
-def _is_module(name: str) -> bool:
-    return PurePosixPath(name).suffix in (".so", ".pyd")
+@dataclass(frozen=True)
+class Distribution:
+    """What a wheel says of itself, beside its files."""
 
+    package: str
+    version: str
+    summary: str
+    tag: str  # py3-none-any, or of a platform
+    requirements: tuple[str, ...] = ()
 
-def _merged(parts: list[PythonWheel], platform: Mapping[str, str]) -> dict[str, bytes]:
-    """The files of a platform's wheel but for WHEEL and RECORD. ValueError when the parts do not fit together."""
-    merged: dict[str, bytes] = {}
-    for part in parts:
-        own_module = platform["module"].format(part.interpreter.removeprefix("cp"))
-        if not any(PurePosixPath(name).name == own_module for name in part.files):
-            raise ValueError(f"the part of {part.distribution} for {part.interpreter} lacks {own_module}")
-        for name, content in part.files.items():
-            if name.endswith((".dist-info/WHEEL", ".dist-info/RECORD")):
-                continue
-            if _is_module(name) and PurePosixPath(name).name != own_module:
-                continue
-            if merged.setdefault(name, content) != content:
-                raise ValueError(f"{name} of {part.distribution} differs between the CPythons")
-    return merged
+    @property
+    def wheel_name(self) -> str:
+        return f"{self.package}-{self.version}-{self.tag}.whl"
 
-
-def _wheel_file(part: PythonWheel, tags: list[str]) -> bytes:
-    """The file WHEEL of a part, with other tags."""
-    lines = part.files[f"{part.distribution}-{part.version}.dist-info/WHEEL"].decode().splitlines()
-    kept = [line for line in lines if line and not line.startswith("Tag: ")]
-    return "\n".join([*kept, *(f"Tag: {tag}" for tag in tags), ""]).encode()
+    def information(self) -> dict[str, bytes]:
+        """The files of its .dist-info folder but for RECORD."""
+        metadata = [
+            "Metadata-Version: 2.1",
+            f"Name: {self.package.replace('_', '-')}",
+            f"Version: {self.version}",
+            f"Summary: {self.summary}",
+            "License: Apache-2.0",
+            "Requires-Python: >=3.10",
+            *(f"Requires-Dist: {requirement}" for requirement in self.requirements),
+            "Description-Content-Type: text/markdown",
+            "",
+            (TEMPLATE / "README.md").read_text(),
+        ]
+        is_pure = "true" if self.tag.endswith("-any") else "false"
+        wheel = f"Wheel-Version: 1.0\nGenerator: comfy_sage2\nRoot-Is-Purelib: {is_pure}\nTag: {self.tag}\n"
+        folder = f"{self.package}-{self.version}.dist-info"
+        return {
+            f"{folder}/METADATA": "\n".join(metadata).encode(),
+            f"{folder}/WHEEL": wheel.encode(),
+            f"{folder}/licenses/LICENSE": (ROOT / "LICENSE").read_bytes(),
+        }
 
 
 def _record_lines(files: Mapping[str, bytes]) -> Iterator[str]:
@@ -82,27 +102,63 @@ def _record_lines(files: Mapping[str, bytes]) -> Iterator[str]:
         yield f"{name},sha256={digest},{len(files[name])}\n"
 
 
-def _write(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a zip file that is the same for the same files."""
+def write(distribution: Distribution, files: Mapping[str, bytes], out: Path) -> Path:
+    """Write a wheel that is the same for the same files. Images are packed already and stay as they are."""
+    record = f"{distribution.package}-{distribution.version}.dist-info/RECORD"
+    members = {**files, **distribution.information()}
+    members[record] = "".join([*_record_lines(members), f"{record},,\n"]).encode()
+    path = out / distribution.wheel_name
     with zipfile.ZipFile(path, "w") as archive:
-        for name in sorted(files, key=lambda name: (".dist-info/" in name, name)):
+        for name in sorted(members, key=lambda name: (".dist-info/" in name, name)):
             item = zipfile.ZipInfo(name, _TIME)
-            item.compress_type, item.external_attr, item.create_system = zipfile.ZIP_DEFLATED, _FILE_MODE, _UNIX
-            archive.writestr(item, files[name], compresslevel=9)
+            item.external_attr, item.create_system = _FILE_MODE, _UNIX
+            item.compress_type = zipfile.ZIP_STORED if name.endswith(".xz") else zipfile.ZIP_DEFLATED
+            archive.writestr(item, members[name], compresslevel=9)
+    return path
 
 
-def merge(parts: list[PythonWheel], platform: Mapping[str, str], out: Path) -> Path:
-    """Write one platform's wheel into `out`. ValueError when the parts do not fit together."""
-    files = _merged(parts, platform)
-    interpreters = [part.interpreter for part in parts]
-    tags = [f"{interpreter}-{interpreter}-{platform['wheel_tag']}" for interpreter in interpreters]
-    information = f"{parts[0].distribution}-{parts[0].version}.dist-info"
-    files[f"{information}/WHEEL"] = _wheel_file(parts[0], tags)
-    files[f"{information}/RECORD"] = "".join([*_record_lines(files), f"{information}/RECORD,,\n"]).encode()
-    compressed = ".".join(interpreters)
-    wheel = out / f"{information.removesuffix('.dist-info')}-{compressed}-{compressed}-{platform['wheel_tag']}.whl"
-    _write(wheel, files)
-    return wheel
+def image_files(parts: Sequence[Part], architecture: str) -> dict[str, bytes]:
+    """An architecture's package, which all parts have alike; else ValueError."""
+    first, *others = (part.package(f"comfy_sage2_{architecture}") for part in parts)
+    for files in others:
+        differing = sorted(name for name in first.keys() | files.keys() if first.get(name) != files.get(name))
+        if differing:
+            raise ValueError(f"{', '.join(differing)} differs between the CPythons")
+    return first
+
+
+def host_files(parts: Sequence[Part], platform: Mapping[str, str]) -> dict[str, bytes]:
+    """The host package of a platform, of the parts' modules for it. ValueError when a part lacks its module."""
+    files: dict[str, bytes] = {}
+    for part in parts:
+        module = f"{HOST}/{platform['module'].format(part.interpreter.removeprefix('cp'))}"
+        own = part.package(HOST)
+        if module not in own:
+            raise ValueError(f"{part.name} lacks {module}")
+        files[module] = own[module]
+        for name, content in own.items():
+            if not name.endswith(_MODULES) and files.setdefault(name, content) != content:
+                raise ValueError(f"{name} differs between the CPythons")
+    return files
+
+
+def of_images(architecture: str, version: str) -> Distribution:
+    """The distribution of an architecture's images."""
+    hardware = kernel_table.read(architecture).hardware
+    abi = int(version.partition(".")[0])
+    return Distribution(
+        f"comfy_sage2_{architecture}",
+        version,
+        f"Device images of comfy-sage2's attention kernels for {hardware}",
+        "py3-none-any",
+        (f"comfy-sage2-host<{abi + 1},>={abi}",),
+    )
+
+
+def of_host(platform: Mapping[str, str], version: str) -> Distribution:
+    """The distribution of a platform's host modules."""
+    summary = "Launch code of comfy-sage2's attention kernels, for the images of every architecture"
+    return Distribution(HOST, version, summary, f"py3-none-{platform['wheel_tag']}")
 
 
 def check_old_systems(wheel: Path, wheel_tag: str) -> None:
@@ -115,24 +171,30 @@ def check_old_systems(wheel: Path, wheel_tag: str) -> None:
         raise SystemExit(f"auditwheel does not find {wheel.name} to be a {wheel_tag} wheel:\n{answer.stdout}")
 
 
-def make(paths: list[Path], out: Path) -> list[Path]:
-    """Write the wheel of every platform into `out`. ValueError when the parts do not fit together."""
-    parts = sorted(
-        (PythonWheel.read(path) for path in paths), key=lambda part: int(part.interpreter.removeprefix("cp"))
-    )
-    if len({(part.distribution, part.version) for part in parts}) != 1:
-        raise ValueError(f"the parts must be of one distribution and version, got {[path.name for path in paths]}")
+def make(paths: Sequence[Path], out: Path, versions: Mapping[str, str] | None = None) -> list[Path]:
+    """Write all wheels into `out`. ValueError when the parts do not fit together.
+
+    versions: by the start of a wheel's name, "comfy_sage2_sm90" or "comfy_sage2_host"; by default that of csrc/.
+    """
+    parts = sorted((Part.read(path) for path in paths), key=lambda part: int(part.interpreter.removeprefix("cp")))
+    if len({tuple(part.architectures()) for part in parts}) != 1:
+        raise ValueError(f"the parts must hold the same architectures, got {[part.name for part in parts]}")
     out.mkdir(parents=True, exist_ok=True)
+    of_package, newest = versions or {}, kernel_table.version()
     wheels = []
-    for platform in json.loads(PLATFORMS.read_text()).values():
-        wheels.append(merge(parts, platform, out))
+    for architecture in parts[0].architectures():
+        version = of_package.get(f"comfy_sage2_{architecture}", newest)
+        wheels.append(write(of_images(architecture, version), image_files(parts, architecture), out))
+    for platform in PLATFORMS.values():
+        distribution = of_host(platform, of_package.get(HOST, newest))
+        wheels.append(write(distribution, host_files(parts, platform), out))
         if "linux" in platform["wheel_tag"]:
             check_old_systems(wheels[-1], platform["wheel_tag"])
     return wheels
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the wheels of each platform from the parts that were built.")
+    parser = argparse.ArgumentParser(description="Make the released wheels from the parts that were built.")
     parser.add_argument("wheelhouse", type=Path)
     parser.add_argument("parts", type=Path, nargs="+")
     arguments = parser.parse_args()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from .errors import KernelUnavailable, quoted
+from .errors import KernelUnavailable, shortened
 
 _PACKED, _PLAIN, _BUILD = ".cubin.xz", ".cubin", "build.json"
 _MODULES = (".so", ".pyd")
@@ -54,7 +54,7 @@ class _Package:
     def _take(self, size: int, name: str) -> None:
         self._left -= size
         if self._left < 0:
-            raise self._too_large(f"more than {_MOST_BYTES:,} bytes, with {quoted(name)}")
+            raise self._too_large(f"more than {_MOST_BYTES:,} bytes, with {shortened(name)}")
 
     def read(self, name: str) -> bytes:
         member = self.members[name]
@@ -79,10 +79,10 @@ class _Package:
         try:
             image = unpacking.decompress(content, max_length=self._left + 1)
         except (lzma.LZMAError, EOFError) as error:
-            raise KernelUnavailable(f"[SA-106] {quoted(name)} is damaged: {error}") from error
+            raise KernelUnavailable(f"[SA-106] {shortened(name)} is damaged: {error}") from error
         self._take(len(image), name)
         if not unpacking.eof:
-            raise KernelUnavailable(f"[SA-106] {quoted(name)} is damaged: it ends before its image does")
+            raise KernelUnavailable(f"[SA-106] {shortened(name)} is damaged: it ends before its image does")
         return image
 
     def build(self) -> Mapping[str, Any] | None:
@@ -104,11 +104,11 @@ class _Package:
                 return f"_C{suffix}"
         if not modules:
             return None
-        names = ", ".join(modules[:20])
+        names = ", ".join(shortened(name) for name in modules[:20])
         raise KernelUnavailable(
             f"[SA-104] {self._wheel_name} has no module for {sys.implementation.name} "
-            f"{sys.version_info.major}.{sys.version_info.minor} on {sysconfig.get_platform()}; it has "
-            f"{names if len(names) < 2000 else quoted(names)}: update the pack, or use another Python"
+            f"{sys.version_info.major}.{sys.version_info.minor} on {sysconfig.get_platform()}; it has {names}: "
+            "update the pack, or use another Python"
         )
 
 

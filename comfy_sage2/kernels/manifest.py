@@ -11,7 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import KernelUnavailable, quoted
+from .errors import KernelUnavailable, shortened
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # pip installs them inside the package; in a clone of the pack they lie beside it.
@@ -27,6 +27,10 @@ _MOST_MANIFEST_BYTES = 64 * 1024
 _MOST_WHEEL_BYTES = 64 * 1024 * 1024
 
 
+class _OtherSize(OSError):
+    """A file that has not the size that the manifest says."""
+
+
 def _read(path: Path, most: int, size: int | None = None) -> bytes:
     """The bytes of a file of `size` bytes, or of at most `most`; what is larger is not read.
 
@@ -39,7 +43,7 @@ def _read(path: Path, most: int, size: int | None = None) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is not a regular file")
         if size is not None and status.st_size != size:
-            raise OSError(f"it has {status.st_size:,} bytes, {MANIFEST} says {size:,}")
+            raise _OtherSize(f"it has {status.st_size:,} bytes, {MANIFEST} says {size:,}")
         if status.st_size > most:
             raise OSError(f"it has {status.st_size:,} bytes, at most {most:,} are expected")
         return file.read(most + 1)
@@ -57,17 +61,21 @@ class BundledWheel:
         """The wheel's bytes. KernelUnavailable when it is missing or is not the wheel that was released."""
         try:
             content = _read(self.path, _MOST_WHEEL_BYTES, self.size)
+        except _OtherSize as error:
+            raise self._refused(str(error)) from error
         except OSError as error:
             raise KernelUnavailable(
                 f"[SA-106] {self.path} cannot be read ({error.strerror or error}): update or reinstall the pack"
             ) from error
         found = hashlib.sha256(content).hexdigest()
         if found != self.sha256:
-            raise KernelUnavailable(
-                f"[SA-106] {self.path} is refused: its SHA-256 is {found}, {MANIFEST} has {self.sha256}. The file was "
-                "changed or damaged; update or reinstall the pack"
-            )
+            raise self._refused(f"its SHA-256 is {found}, {MANIFEST} has {self.sha256}")
         return content
+
+    def _refused(self, reason: str) -> KernelUnavailable:
+        return KernelUnavailable(
+            f"[SA-106] {self.path} is refused: {reason}. The file was changed or damaged; update or reinstall the pack"
+        )
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -87,7 +95,7 @@ def read_manifest(folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
     for line in lines:
         entry = _LINE.fullmatch(line)
         if entry is None:
-            raise KernelUnavailable(f"[SA-106] {path} is damaged at {quoted(line)}: update or reinstall the pack")
+            raise KernelUnavailable(f"[SA-106] {path} is damaged at {shortened(line)!r}: update or reinstall the pack")
         size = None if entry["size"] is None else int(entry["size"])
         wheels.append(BundledWheel(folder / entry["name"], entry["sha256"], size))
     return tuple(wheels)

@@ -63,13 +63,19 @@ def _cmake_description(architectures: Sequence[kernel_table.Architecture]) -> st
         f"set(HOST_SOURCES {' '.join(kernel_table.host_sources())})",
         f"set(HOST_DEFINES {' '.join(_quoted(f'{name}={value}') for name, value in defines)})",
     ]
-    for architecture in architectures:
-        for cubin in architecture.cubins:
-            options = [f"-D{define}" for define in cubin.defines]
-            options += [f"--ptxas-options={option}" for option in architecture.ptxas_options]
-            words = [architecture.name, architecture.target(None), cubin.name, cubin.source, *options]
-            lines.append(f"kernel_cubin({' '.join(words)})")
+    lines += [line for architecture in architectures for line in cubin_lines(architecture)]
     return "\n".join(lines) + "\n"
+
+
+def cubin_lines(architecture: kernel_table.Architecture) -> list[str]:
+    """The images of an architecture in CMake's language."""
+    assembler = [f"--ptxas-options={option}" for option in architecture.ptxas_options]
+    lines = []
+    for cubin in architecture.cubins:
+        options = [*(f"-D{define}" for define in cubin.defines), *assembler]
+        words = [architecture.name, architecture.target(None), cubin.name, cubin.source, *options]
+        lines.append(f"kernel_cubin({' '.join(words)})")
+    return lines
 
 
 def stage(names: Sequence[str], out: Path) -> Path:
@@ -99,7 +105,7 @@ def stage(names: Sequence[str], out: Path) -> Path:
     shutil.copytree(kernel_table.CSRC, out / "csrc", ignore=shutil.ignore_patterns("*.md", ".*"))
     (out / "kernels.cmake").write_text(_cmake_description(architectures))
     project = string.Template((TEMPLATE / "pyproject.toml.in").read_text())
-    values = {"version": kernel_table.version(), "packages": ", ".join(f'"src/{name}"' for name in packages)}
+    values = {"version": kernel_table.version(), "packages": '", "'.join(f"src/{name}" for name in packages)}
     (out / "pyproject.toml").write_text(project.substitute(values))
     return out
 

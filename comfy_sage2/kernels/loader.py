@@ -89,17 +89,21 @@ def _newest(part: str) -> manifest.BundledWheel:
 def _unpack_bundled(architecture: str) -> _Bundled:
     wheel = _newest(architecture)
     images = contents.read(wheel.read(), wheel.path.name, architecture)
-    wheels, with_module, part, parts = (wheel,), images, architecture, [architecture]
-    if images.extension is None:
-        host = _newest(manifest.HOST)
-        wheels, part, parts = (wheel, host), manifest.HOST, [architecture, manifest.HOST]
-        with_module = contents.read(host.read(), host.path.name, manifest.HOST)
-    assert with_module.extension is not None  # a wheel without one for this Python is refused
-    folder = wheel_folder(part, wheels[-1].sha256)
+    if images.extension is not None:
+        return _Bundled((wheel,), images, _place_module(images, wheel, [architecture]))
+    host_wheel = _newest(manifest.HOST)
+    host = contents.read(host_wheel.read(), host_wheel.path.name, manifest.HOST)
+    return _Bundled((wheel, host_wheel), images, _place_module(host, host_wheel, [manifest.HOST, architecture]))
+
+
+def _place_module(files: contents.KernelFiles, wheel: manifest.BundledWheel, parts: Sequence[str]) -> PlacedModule:
+    """The module of a wheel on disk. parts: what the wheel is of, and what it takes the place of."""
+    assert files.extension is not None  # a wheel without one for this Python is refused
+    folder = wheel_folder(parts[0], wheel.sha256)
     folders = cache_folders()
-    placed = place(Path(folder) / with_module.extension_name, with_module.extension, folders)
+    placed = place(Path(folder) / files.extension_name, files.extension, folders)
     remove_older(folder, parts, folders)
-    return _Bundled(wheels, images, placed)
+    return placed
 
 
 def _execute(name: str, placed: PlacedModule) -> ModuleType:

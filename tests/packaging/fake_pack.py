@@ -88,10 +88,10 @@ class Plugin:
             for name, content in {"__init__.py": b"", **files}.items():
                 archive.writestr(f"{package}/{name}", content)
             archive.writestr(f"{package}-{version}.dist-info/METADATA", f"Name: {package}\n")
-        self.list(path)
+        self.add_to_manifest(path)
         return path
 
-    def list(self, wheel: Path, size: int | None = None) -> None:
+    def add_to_manifest(self, wheel: Path, size: int | None = None) -> None:
         """Add a line about a wheel to the manifest."""
         content = wheel.read_bytes()
         with (self.wheels / "SHA256SUMS").open("a", newline="\n") as manifest:

@@ -25,7 +25,9 @@ def test_importing_needs_no_driver_and_says_what_it_is(without_driver: Binding) 
 
 def test_a_module_says_what_the_table_says(kernels: Binding, architecture: kernel_table.Architecture) -> None:
     entry = json.loads(kernel_table.TABLE.read_text())["architectures"][architecture.name]
-    output = kernels.run("import json; print(json.dumps([kernels.modes, kernels.pv_accumulators, kernels.capabilities]))")
+    output = kernels.run(
+        "import json; print(json.dumps([kernels.modes, kernels.pv_accumulators, kernels.capabilities]))"
+    )
     modes, accumulators, capabilities = json.loads(output)
     assert (modes, accumulators) == (entry["modes"], entry["pv_accumulators"])
     assert [f"{major}.{minor}" for major, minor in capabilities] == entry["capabilities"]
@@ -307,7 +309,9 @@ def test_a_launch_is_what_was_asked_for(binding: Binding) -> None:
 
 
 ENCODED = "address {} element 6 rank 2 sizes 64,5 stride 128 box 64,128 every 1 swizzle 3 fill 0"
-THREE_RUNS = "plan = kernels.plan(**call)\nfor workspace in (16, 16, 64): plan.run(**{**ADDRESSES, 'workspace': workspace})"
+THREE_RUNS = (
+    "plan = kernels.plan(**call)\nfor workspace in (16, 16, 64): plan.run(**{**ADDRESSES, 'workspace': workspace})"
+)
 
 
 def test_a_tensor_map_is_encoded_once_and_then_gets_other_addresses(binding: Binding) -> None:
@@ -455,7 +459,10 @@ print(answers["taken"] > 50, answers["refused"] > 50)
 FOREIGN_IMAGES = [
     ({"abi_version": 6}, "the images are for ABI 6, the host module has ABI 5"),
     ({"family": "sm42"}, "the host module has no launch code for kernels of the family sm42"),
-    ({"launch_interface": "other"}, "the images are of the launch interface other of sm99, the host module has of the "),
+    (
+        {"launch_interface": "other"},
+        "the images are of the launch interface other of sm99, the host module has of the ",
+    ),
     ({"modes": 8}, "the images' build has another kind of modes: 8"),
     ({"half_values": "no"}, "the images' build has another kind of half_values: 'no'"),
 ]

@@ -1,8 +1,9 @@
 """What the host module of csrc/ launches, next to the released one, with the released device images.
 
-Every launch is compared in its kernel, grid, block, shared memory, attributes and parameters, byte for byte; tensor maps
-are parameters that say what they were made of (native/fake_driver.cpp). They are equal while csrc/VERSION is the released one; when it has risen, the launches
-that differ are printed for whoever reads the change. COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
+Every launch is compared in its kernel, grid, block, shared memory, attributes and parameters, byte for byte; tensor
+maps are parameters that say what they were made of (native/fake_driver.cpp). They are equal while csrc/VERSION is the
+released one; when it has risen, the launches that differ are printed for whoever reads the change.
+COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
 """
 
 from __future__ import annotations

@@ -112,7 +112,10 @@ def test_a_staged_tree_describes_its_architectures_to_cmake(tmp_path: Path) -> N
     said = json.loads((tree / "src" / "comfy_sage2_sm80" / "build.json").read_text())
     assert said["architecture"] == said["family"] == "sm80" and said["half_values"] is True
     assert said["abi_version"] == kernel_table.abi_version() and said["toolchain"].startswith("NVRTC 12.9")
-    assert said["launch_interface"] == kernel_table.launch_interface("sm80") and said["capabilities"] == [[8, 0], [8, 6]]
+    assert said["launch_interface"] == kernel_table.launch_interface("sm80") and said["capabilities"] == [
+        [8, 0],
+        [8, 6],
+    ]
 
 
 def test_assembler_options_reach_the_compiler(table: Path) -> None:

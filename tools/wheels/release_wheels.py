@@ -132,9 +132,7 @@ def release(wheelhouse: Path) -> None:
     total = sum(path.stat().st_size for path in wheels)
     if total > MAX_FOLDER_BYTES:
         raise SystemExit(f"wheels/ would have {total / 1e6:.1f} MB, at most {MAX_FOLDER_BYTES / 1e6:.0f} MB are wanted")
-    sums = (
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}  {path.stat().st_size}\n" for path in wheels
-    )
+    sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}  {path.stat().st_size}\n" for path in wheels)
     (WHEELS / "SHA256SUMS").write_text("".join(sums))
     (WHEELS / "README.md").write_text(_readme(trees))
     print(f"{len(wheels)} wheels, {total / 1e6:.1f} MB, from {trees}")

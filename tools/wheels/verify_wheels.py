@@ -2,8 +2,8 @@
 
     python -m tools.wheels.verify_wheels [--only cp312] [--wheels wheels]
 
-Needs what build_wheels.py needs. With --only the host modules of one CPython are rebuilt and compared, in a fifth of the
-time. Exits with 1 when something differs, and names the files that do.
+Needs what build_wheels.py needs. With --only the host modules of one CPython are rebuilt and compared, in a fifth of
+the time. Exits with 1 when something differs, and names the files that do.
 
 wheels/README.md names the git trees that they were built from. Where csrc/ and packages/ are others now, a commit that
 has those trees is checked out beside them and verifies the wheels, which takes a clone with its history.
@@ -85,7 +85,10 @@ def earlier_commit(trees: dict[str, str], root: Path = ROOT) -> str | None:
     if at("HEAD") == trees and not git("status", "--porcelain", "--", *TREES, root=root):
         return None
     for commit in git("log", "--format=%H", "--", *TREES, root=root).split():
-        if git("ls-tree", "--name-only", commit, "--", *TREES, root=root).split() == list(TREES) and at(commit) == trees:
+        if (
+            git("ls-tree", "--name-only", commit, "--", *TREES, root=root).split() == list(TREES)
+            and at(commit) == trees
+        ):
             return commit
     named = " and ".join(f"{name} {tree}" for name, tree in trees.items())
     raise SystemExit(f"no commit here has the trees {named}: a clone with its whole history is needed")

@@ -44,17 +44,20 @@ class _Package:
         self._left = _MOST_BYTES
         members = archive.infolist()
         if len(members) > _MOST_MEMBERS:
-            raise self._too_large(f"{len(members):,} files, at most {_MOST_MEMBERS:,} are expected")
+            raise KernelUnavailable(
+                f"[SA-106] {wheel_name} is refused: it holds {len(members):,} files, at most {_MOST_MEMBERS:,} are "
+                "expected"
+            )
         paths = ((PurePosixPath(member.filename), member) for member in members)
         self.members = {path.name: member for path, member in paths if str(path.parent) == package}
-
-    def _too_large(self, found: str) -> KernelUnavailable:
-        return KernelUnavailable(f"[SA-106] {self._wheel_name} is refused: it holds {found}")
 
     def _take(self, size: int, name: str) -> None:
         self._left -= size
         if self._left < 0:
-            raise self._too_large(f"more than {_MOST_BYTES:,} bytes, with {shortened(name)}")
+            raise KernelUnavailable(
+                f"[SA-106] {self._wheel_name} is refused: it holds more than {_MOST_BYTES:,} bytes, with "
+                f"{shortened(name)}"
+            )
 
     def read(self, name: str) -> bytes:
         member = self.members[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import stat
 import sys
@@ -22,30 +21,26 @@ HOST = "host"
 # The last number is the file's size in bytes, which manifests before 5.0.0 do not have.
 _LINE = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<name>[A-Za-z0-9_.+-]{1,200}\.whl)(?:  (?P<size>\d{1,12}))?")
 _DISTRIBUTION = re.compile(r"comfy[-_]sage2[-_](?P<part>sm\d+|host)")
+_CHANGED = "The file was changed or damaged; update or reinstall the pack"
 _MOST_MANIFEST_BYTES = 64 * 1024
 # Of a wheel whose size the manifest does not say; those of releases have up to 2.3 MB.
 _MOST_WHEEL_BYTES = 64 * 1024 * 1024
 
 
-class _OtherSize(OSError):
-    """A file that has not the size that the manifest says."""
-
-
-def _read(path: Path, most: int, size: int | None = None) -> bytes:
-    """The bytes of a file of `size` bytes, or of at most `most`; what is larger is not read.
-
-    OSError when it cannot be read, has another size, or is a pipe or a device, which may never end.
-    """
-    if path.exists() and not path.is_file():
+def _size(path: Path) -> int:
+    """A file's bytes. OSError when it is not there, or is a pipe or a device, which may never end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError("it is not a regular file")
+    return status.st_size
+
+
+def _read(path: Path, most: int) -> bytes:
+    """The bytes of a file that has at most `most`; a larger one is not read. OSError when it cannot be read."""
+    size = _size(path)
+    if size > most:
+        raise OSError(f"it has {size:,} bytes, at most {most:,} are expected")
     with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is not a regular file")
-        if size is not None and status.st_size != size:
-            raise _OtherSize(f"it has {status.st_size:,} bytes, {MANIFEST} says {size:,}")
-        if status.st_size > most:
-            raise OSError(f"it has {status.st_size:,} bytes, at most {most:,} are expected")
         return file.read(most + 1)
 
 
@@ -60,22 +55,22 @@ class BundledWheel:
     def read(self) -> bytes:
         """The wheel's bytes. KernelUnavailable when it is missing or is not the wheel that was released."""
         try:
-            content = _read(self.path, _MOST_WHEEL_BYTES, self.size)
-        except _OtherSize as error:
-            raise self._refused(str(error)) from error
+            size = _size(self.path)
+            content = _read(self.path, _MOST_WHEEL_BYTES) if self.size in (None, size) else b""
         except OSError as error:
             raise KernelUnavailable(
                 f"[SA-106] {self.path} cannot be read ({error.strerror or error}): update or reinstall the pack"
             ) from error
+        if self.size not in (None, size):
+            raise KernelUnavailable(
+                f"[SA-106] {self.path} is refused: it has {size:,} bytes, {MANIFEST} says {self.size:,}. {_CHANGED}"
+            )
         found = hashlib.sha256(content).hexdigest()
         if found != self.sha256:
-            raise self._refused(f"its SHA-256 is {found}, {MANIFEST} has {self.sha256}")
+            raise KernelUnavailable(
+                f"[SA-106] {self.path} is refused: its SHA-256 is {found}, {MANIFEST} has {self.sha256}. {_CHANGED}"
+            )
         return content
-
-    def _refused(self, reason: str) -> KernelUnavailable:
-        return KernelUnavailable(
-            f"[SA-106] {self.path} is refused: {reason}. The file was changed or damaged; update or reinstall the pack"
-        )
 
     @property
     def version(self) -> tuple[int, ...]:

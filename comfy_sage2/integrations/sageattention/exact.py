@@ -1,4 +1,4 @@
-"""Calls of `sageattention` that no kernel takes: by torch, in whatever form it can compute, with derivatives."""
+"""Calls of `sageattention` that no kernel takes: by torch, in whatever form it can compute, with gradients."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import torch
 
-from ...operators import OPTIONS_SCHEMA, define, has_observer, has_tangent, run_by_the_compiler
+from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents, run_by_the_compiler
 from ...options import EXACT, AttentionOptions
 from ...plan import Refusal, plan
 from ...signature import CallSignature
@@ -86,7 +86,9 @@ def attend(
     Raises:
         TypeError: a mask of integers, which could mean either.
         ValueError: tensors that are not 4-D in layout "BNHD".
+        RuntimeError: derivatives in forward mode, as `comfy_sage2.attention` has none.
     """
+    refuse_tangents(q, k, v, mask)
     if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise TypeError(
             f"[SA-204] attn_mask must be bool (True = attend) or additive floating point, got {mask.dtype}; "
@@ -126,15 +128,13 @@ run_by_the_compiler(_count_compiled)  # a lock and a log would break its graph
 
 
 def exact(inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
-    """By torch, with derivatives.
+    """By torch, with gradients.
 
-    In plain torch where its fused attentions have no derivative in forward mode, or give NaN: some do for a scale that
-    is not positive.
+    In plain torch where its fused attentions give NaN: some do for a scale that is not positive.
     """
     if options.return_lse:
         return plain_attention(inputs, options, scale, dropout_p)
-    has_tangents = any(has_tangent(tensor) for tensor in inputs if tensor is not None and not tensor.is_nested)
-    if scale != options.scale or has_tangents:
+    if scale != options.scale:
         return plain_attention(inputs, options, scale, dropout_p)[0]
     return torchs_attention(inputs, options, dropout_p)
 

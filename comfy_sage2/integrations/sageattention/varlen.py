@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...operators import OPTIONS_SCHEMA, define, has_observer
+from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents
 from ...options import AttentionOptions
 from ..torch_attention import CallTensors, autocast, reason_for_torch
 from .serving import UNUSUAL_SCALE, count_torchs, exact, served
@@ -21,6 +21,7 @@ def attend_segments(
     dropout_p: float,
 ) -> torch.Tensor:
     """See `functions.sageattn_varlen`; options: of layout "BNHD"."""
+    refuse_tangents(q, k, v)
     if not q.dim() == k.dim() == v.dim() == 3 or q.shape[2] != k.shape[2] or k.shape != v.shape:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
         raise ValueError(f"[SA-603] q, k and v must be of shape (tokens, heads, head_dim) and fit, got {shapes}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from comfy_sage2 import attention
 from comfy_sage2.integrations.sageattention import functions as typed
 from comfy_sage2.integrations.sageattention import serving
 
@@ -150,23 +150,34 @@ def test_nested_tensors_are_torchs() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_derivatives_of_every_kind_are_torchs() -> None:
+def test_gradients_are_torchs() -> None:
     bias = random(9, 13).requires_grad_()
     functions.sageattn(q, k, v, bias).sum().backward()
     assert bias.grad is not None and bias.grad.abs().sum() > 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plain = torch.func.jvp(lambda x: functions.sageattn(x, k, v), (q,), (torch.ones_like(q),))[1]
-        with_lse = torch.func.jvp(
-            lambda x: functions.sageattn(x, k, v, return_lse=True)[0], (q,), (torch.ones_like(q),)
-        )
-        wanted = torch.func.jvp(lambda x: (x @ k.mT / 32**0.5).softmax(-1) @ v, (q,), (torch.ones_like(q),))[1]
-    torch.testing.assert_close(plain, wanted, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(with_lse[1], wanted, rtol=1e-3, atol=1e-4)
     x = q.clone().requires_grad_()
     functions.sageattn(x, k, v, return_lse=True)[1].sum().backward()
     assert x.grad is not None and x.grad.abs().sum() > 0
     assert "SA-307" in serving.calls.lines()[1]
+
+
+@pytest.mark.parametrize("through", ["q", "k", "v", "attn_mask"])
+@pytest.mark.parametrize("options", [{}, {"return_lse": True}, {"sm_scale": -0.1}, {"dropout_p": 0.5}], ids=str)
+def test_derivatives_in_forward_mode_are_refused_as_by_attention(through: str, options: dict[str, Any]) -> None:
+    tensors = {"q": q, "k": k, "v": v, "attn_mask": random(9, 13)}
+    moving = tensors.pop(through)
+
+    def out(tensor: torch.Tensor) -> Any:
+        return functions.sageattn(**{through: tensor}, **tensors, **options)
+
+    with pytest.raises(RuntimeError, match="SA-307"):
+        torch.func.jvp(out, (moving,), (torch.ones_like(moving),))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(moving, torch.ones_like(moving))
+        with pytest.raises(RuntimeError, match="SA-307"):
+            out(dual)
+        with pytest.raises(RuntimeError, match="SA-307"):
+            attention(**{through: dual}, **tensors)
+        out(moving)  # the others' derivatives are no concern of this call
 
 
 @pytest.mark.parametrize("layout", ["HND", "NHD"])

@@ -358,18 +358,18 @@ def without_comfyui(folder: Path, code: str, *, path: str, **variables: str) -> 
 
 @pytest.mark.parametrize("form", ["absolute", "relative", "with the new one", "twice"])
 def test_the_folder_that_it_was_in_leads_to_it(tmp_path: Path, form: str) -> None:
-    entries = {
+    paths: dict[str, list[Path | str]] = {
         "absolute": [FORMER],
         "relative": [os.path.relpath(FORMER, tmp_path)],
         "with the new one": [OFFERED, FORMER],
         "twice": [FORMER, f"{FORMER}{os.sep}"],
-    }[form]
+    }
     ask = IDENTITY + (
         "import sageattention, sageattention.core\n"
         "print('version:', version(), sageattention.__version__, sageattention.core.sageattn.__module__)\n"
         "import sys; print('left:', any('drop_in' in entry for entry in sys.path))\n"
     )
-    printed = without_comfyui(tmp_path, ask, path=os.pathsep.join(map(str, entries)), **REFERENCE)
+    printed = without_comfyui(tmp_path, ask, path=os.pathsep.join(map(str, paths[form])), **REFERENCE)
     assert "version: 2.2.0+comfy.sage2 2.2.0+comfy.sage2 comfy_sage2.integrations.sageattention.functions" in printed
     assert "left: False" in printed or form == "with the new one"
     assert printed.count("change it in PYTHONPATH") == (form != "with the new one")

@@ -163,7 +163,7 @@ def test_gradients_are_torchs() -> None:
 @pytest.mark.parametrize("through", ["q", "k", "v", "attn_mask"])
 @pytest.mark.parametrize("options", [{}, {"return_lse": True}, {"sm_scale": -0.1}, {"dropout_p": 0.5}], ids=str)
 def test_derivatives_in_forward_mode_are_refused_as_by_attention(through: str, options: dict[str, Any]) -> None:
-    tensors = {"q": q, "k": k, "v": v, "attn_mask": random(9, 13)}
+    tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "attn_mask": random(9, 13)}
     moving = tensors.pop(through)
 
     def out(tensor: torch.Tensor) -> Any:
@@ -176,7 +176,7 @@ def test_derivatives_in_forward_mode_are_refused_as_by_attention(through: str, o
         with pytest.raises(RuntimeError, match="SA-307"):
             out(dual)
         with pytest.raises(RuntimeError, match="SA-307"):
-            attention(**{through: dual}, **tensors)
+            attention(**tensors, **{through: dual})
         out(moving)  # the others' derivatives are no concern of this call
 
 

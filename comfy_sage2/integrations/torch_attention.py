@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ..operators import needs_derivative, run_by_the_compiler
+from ..tensors import overrides_torch
 
 HAS_DROPOUT = "[SA-602] dropout_p is not 0, and quantized attention has no dropout"
 NEEDS_DERIVATIVE = "[SA-307] the call needs gradients, and quantized attention has none: use torch.no_grad()"
@@ -53,15 +54,18 @@ run_by_the_compiler(_autocast_dtype)
 def reason_for_torch(inputs: CallTensors, dropout_p: float) -> str | None:
     """Why no plan can serve the call, whatever the machine; None where a plan is to be asked."""
     tensors = [tensor for tensor in inputs if tensor is not None]
-    if any(map(_is_special, tensors)):
+    if any(map(is_special, tensors)):
         return IS_SPECIAL
-    if dropout_p > 0:
+    if dropout_p != 0:
         return HAS_DROPOUT
     return NEEDS_DERIVATIVE if needs_derivative(*tensors) else None
 
 
-def _is_special(tensor: torch.Tensor) -> bool:
-    if tensor.is_nested or tensor.layout != torch.strided:
+def is_special(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is no plain array in memory: torch alone knows what to do with it."""
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+        return True
+    if overrides_torch(tensor):
         return True
     if torch.compiler.is_compiling() or type(tensor) is torch.Tensor:
         return False

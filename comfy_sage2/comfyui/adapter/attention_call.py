@@ -10,7 +10,7 @@ import torch
 
 from ...options import AttentionOptions
 from ...signature import CallSignature
-from ...tensors import NO_TENSORS, OptionalTensors, with_dense_rows
+from ...tensors import NO_TENSORS, NO_VALUES, OptionalTensors, overrides_torch, with_dense_rows
 from ...text import one_line
 
 Override = Callable[..., torch.Tensor]  # what nodes put in the place of an attention function
@@ -174,6 +174,8 @@ class AttentionCall:
             return "[SA-306] the model asks for full precision here (low_precision_attention=False)"
         if self.needs_gradient:
             return "[SA-307] the call needs gradients, and quantized attention has none"
+        if self.mask is not None and overrides_torch(self.mask):
+            return NO_VALUES.format(type(self.mask).__name__)
         return None
 
     @property

@@ -238,7 +238,7 @@ def _options(
     accumulator = given.pop("pv_accum_dtype", "fp32+fp16")
     check_choice("pv_accum_dtype", accumulator, _ACCUMULATORS)
     scale, dropout_p = given.pop("sm_scale"), given.pop("dropout_p", 0.0)
-    if scale is not None and not isinstance(scale, (int, float)):
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, type(None))):
         scale = float(scale)  # of NumPy, or a tensor of one element
     options = AttentionOptions(
         mode=mode,

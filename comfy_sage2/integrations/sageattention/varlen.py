@@ -6,6 +6,7 @@ import torch
 
 from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents
 from ...options import AttentionOptions
+from ...signature import require_tensors
 from ..torch_attention import CallTensors, autocast, reason_for_torch
 from .serving import UNUSUAL_SCALE, count_torchs, exact, served
 
@@ -21,6 +22,7 @@ def attend_segments(
     dropout_p: float,
 ) -> torch.Tensor:
     """See `functions.sageattn_varlen`; options: of layout "BNHD"."""
+    require_tensors(q, k, v)
     refuse_tangents(q, k, v)
     if not q.dim() == k.dim() == v.dim() == 3 or q.shape[2] != k.shape[2] or k.shape != v.shape:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))

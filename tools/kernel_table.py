@@ -27,7 +27,7 @@ from typing import Any
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 TABLE = CSRC / "architectures.json"
 # Every build has them. The shared ones take no definitions: all builds compile them alike.
-SHARED_SOURCES = ("binding.cpp", "driver.cpp", "launch_list.cpp", "plan.cpp")
+SHARED_SOURCES = ("binding.cpp", "block_selection.cpp", "driver.cpp", "launch_list.cpp", "plan.cpp")
 BUILD_SOURCES = ("build_info.cpp",)
 # Driver branch -> the CUDA version that its first release supports, as the driver gives it: 1000 * major + 10 * minor.
 DRIVER_CUDA_VERSIONS = {"525": 12000, "570": 12080, "580": 13000}

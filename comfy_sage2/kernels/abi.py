@@ -11,7 +11,7 @@ ABI_VERSION = 5
 OLDEST_ABI = 3
 NEEDED = f"ABI {OLDEST_ABI} to {ABI_VERSION}"
 _BLOCK_MASKS = _PHASES = _BLOCK_MARGINS = 4  # the first ABI that has them
-_PLANS = _OPTIONS = 5
+_PLANS = _OPTIONS = _BLOCK_SELECTION = 5
 # The options of modules before that, which do not name them, by architecture; and those of the others.
 _OLDER_MODES = {"sm120": ("8b", "precise")}, ("8b", "4b", "precise")
 _OLDER_ACCUMULATORS = {"sm90": ("fp32",)}, ("fp32", "fp16")
@@ -72,3 +72,8 @@ def _options(
 def has_plans(module: ModuleType) -> bool:
     """Whether `module` plans a call once for all of its signature (`backends.module_plan.ModulePlan`)."""
     return bool(module.abi_version >= _PLANS)
+
+
+def has_block_selection(module: ModuleType) -> bool:
+    """Whether `module` scores key blocks and makes lists of them."""
+    return bool(module.abi_version >= _BLOCK_SELECTION)

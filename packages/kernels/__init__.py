@@ -8,9 +8,12 @@ from pathlib import Path
 
 from . import _C
 from ._C import (
+    BlockScorePlan,
     Plan,
     abi_version,
     architecture,
+    block_lists,
+    block_score_plan,
     capabilities,
     driver_version,
     minimum_driver,
@@ -24,9 +27,12 @@ from ._C import (
 )
 
 __all__ = [
+    "BlockScorePlan",
     "Plan",
     "abi_version",
     "architecture",
+    "block_lists",
+    "block_score_plan",
     "capabilities",
     "driver_version",
     "minimum_driver",

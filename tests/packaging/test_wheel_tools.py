@@ -104,7 +104,7 @@ def test_a_staged_tree_describes_its_architecture_to_cmake(table: Path, tmp_path
     tree = stage_package.stage("sm99", tmp_path / "tree")
     description = (tree / "architecture.cmake").read_text().splitlines()
     assert "set(KERNEL_TARGET sm_99a)" in description
-    assert "set(SHARED_SOURCES binding.cpp driver.cpp launch_list.cpp plan.cpp)" in description
+    assert "set(SHARED_SOURCES binding.cpp block_selection.cpp driver.cpp launch_list.cpp plan.cpp)" in description
     assert "set(HOST_SOURCES build_info.cpp sm99/launch.cpp)" in description
     assert "set(HOST_DEFINES FAST=1)" in description
     assert "set(KERNEL_MODES 8b)" in description and "set(KERNEL_PV_ACCUMULATORS fp32,fp16)" in description

@@ -42,8 +42,8 @@ def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float) -> torch.Ten
         scale: softmax scale.
 
     Returns:
-        (B, Hq, Tq, Tk) float32 on q's device, at least LOWEST_BLOCK_SCORE. NaN in a sub-pool of Q makes the scores of its
-        block NaN, in one of K those of its head. float64 inputs are computed and returned in float64.
+        (B, Hq, Tq, Tk) float32 on q's device, at least LOWEST_BLOCK_SCORE. NaN in a sub-pool of Q makes the scores
+        of its block NaN, in one of K those of its head. float64 inputs are computed and returned in float64.
     """
     shape = (q.shape[0], q.shape[1], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
     scores = q.new_empty(shape, dtype=_dtype_of(q))

@@ -23,7 +23,7 @@ def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
 
 def test_the_package_offers_what_the_binding_defines() -> None:
     binding = (ROOT / "csrc" / "binding.cpp").read_text()
-    found = re.finditer(r'\bmodule\.(?:def|attr)\("(\w+)"|\(module, "(\w+)"', binding)
+    found = re.finditer(r'\bmodule\.(?:def|attr)\(\s*"(\w+)"|\(module, "(\w+)"', binding)
     defined = {match[1] or match[2] for match in found}
     assert {"plan", "Plan", "add_cubin"} <= defined
     imported, listed = _names(ast.parse((ROOT / "packages" / "kernels" / "__init__.py").read_text()))

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from comfy_sage2.integrations.sageattention import functions as typed
-from comfy_sage2.integrations.sageattention import serving
+from comfy_sage2.integrations.sageattention import serving, varlen
+from comfy_sage2.tuning_candidates import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("reference", "fresh_seed")
 
@@ -141,3 +142,12 @@ def test_derivatives_in_forward_mode_are_refused(scale: float | None) -> None:
 
     with pytest.raises(RuntimeError, match="SA-307"):
         torch.func.jvp(out, (q,), (q,))
+
+
+def test_the_gpu_is_measured_before_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs without our node have nobody else who does: what pays is known by that alone."""
+    measured: list[tuple[torch.device, object]] = []
+    monkeypatch.setattr(varlen, "prepare", lambda *arguments: measured.append(arguments))
+    q, starts = packed(6, 9)
+    functions.sageattn_varlen(q, q, q, starts, starts, 9, 9)
+    assert measured == [(q.device, BACKENDS)]

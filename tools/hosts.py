@@ -106,6 +106,7 @@ def without_gpu(name: str, value: object) -> Any:
 
 def musubi_tuner(folder: Path) -> Iterator[Row]:
     """A tiny Wan, and its attention function: without a mask, by sequences, and packed."""
+    torch.set_default_dtype(torch.float32)  # of the norms in its models
     sys.path.insert(0, str(folder / "src"))
     with without_gpu("torch.cuda.current_device", 0):
         from musubi_tuner.modules import attention as module
@@ -270,11 +271,11 @@ def main() -> None:
     parser.add_argument("--hosts", nargs="+", choices=HOSTS, default=[*HOSTS], metavar="HOST", help=", ".join(HOSTS))
     arguments = parser.parse_args()
     torch.set_default_device(arguments.device)
-    torch.set_default_dtype(torch.float32 if arguments.device == "cpu" else torch.bfloat16)
     torch.manual_seed(0)
     rows = []
     with torch.no_grad():
         for name in arguments.hosts:
+            torch.set_default_dtype(torch.float32 if arguments.device == "cpu" else torch.bfloat16)
             rows += [
                 f"| {name} | {version_of(name)} | {call} | {error:.4f} |"
                 for call, error in HOSTS[name](arguments.folder / name)

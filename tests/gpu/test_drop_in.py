@@ -78,7 +78,4 @@ def test_packed_sequences_by_whatever_is_faster(fresh_seed: int, lengths: list[i
         wanted = scores.softmax(-1) @ one[2].double()
         error = (out[start : start + length].transpose(0, 1).double() - wanted).abs()
         assert (error.sum(-1) <= 0.06 * wanted.abs().sum(-1) + 0.02).all(), "each row"
-    served, *reasons = serving.calls.lines()
-    assert not reasons, "torch's attention served none"
-    if max(lengths) > 2000:
-        assert "precise" in served
+    assert len(serving.calls.lines()) == 1, "a kernel or a fused exact attention served each"

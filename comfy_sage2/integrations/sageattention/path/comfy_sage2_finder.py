@@ -95,7 +95,9 @@ class Finder:
     def find_distributions(self, context: Any = None) -> Iterator[Any]:
         """None of its own; our metadata is gone before Python's own finder can see it where nothing can be served."""
         name = getattr(context, "name", None)
-        if name == NAME and str(PATH) in sys.path and self._can_decide() and not getattr(self._local, "is_busy", False):
+        # Tools that list everything, such as pip, need no torch for that.
+        asks = "torch" in sys.modules if name is None else name.lower() == NAME
+        if asks and str(PATH) in sys.path and self._can_decide() and not getattr(self._local, "is_busy", False):
             with self._busy():
                 refusal()
         return iter(())
@@ -165,7 +167,8 @@ class _Guarded:
                 self._loader.exec_module(module)
             except Exception as failure:
                 error = failure
-        if error is None and callable(getattr(module, FUNCTION, None)):
+        executed = sys.modules.get(NAME)  # a module may put another one in its place
+        if error is None and callable(getattr(executed, FUNCTION, None)):
             return
         problem = f"it has no {FUNCTION}" if error is None else f"{type(error).__name__}: {error}"
         broken = f"the installed {NAME} at {self._origin} is broken ({problem[:300]!r})"

@@ -210,8 +210,12 @@ WORKING = "def sageattn(q, k, v):\n    return q\n"
         WORKING,
         "from .core import sageattn\n__version__ = '1.0.6'\n",
         "from .core import *\nimport sageattention.core\n",
+        "import sys, types\nfrom . import core\nother = types.ModuleType(__name__)\n"
+        "other.sageattn, other.core = core.sageattn, core\n"
+        "other.__spec__, other.__path__ = __spec__, __path__\nsys.modules[__name__] = other\n",
+        "from . import core\ndef __getattr__(name):\n    return getattr(core, name)\n",
     ],
-    ids=["one file", "relative", "imports itself"],
+    ids=["one file", "relative", "imports itself", "puts another in its place", "lazy"],
 )
 def test_a_working_package_is_never_shadowed(tmp_path: Path, code: str) -> None:
     site = installed_package(tmp_path, code, core=WORKING)
@@ -230,6 +234,7 @@ BROKEN = {
     "syntax": "def sageattn(:",
     "no function": "from . import part",
     "ends in a submodule": "from .part import sageattn, missing",
+    "takes itself away": "import sys; from .part import sageattn; del sys.modules[__name__]",
 }
 
 
@@ -323,6 +328,28 @@ def test_where_nothing_serves_it_has_none(tmp_path: Path, first: str) -> None:
     )
     printed = run(tmp_path, ask, IMPORT, variables=NO_GPU)
     assert "listed: False" in printed and "missing: sageattention" in printed
+
+
+@pytest.mark.parametrize(
+    "first", ["importlib.metadata.version('SageAttention')", "importlib.metadata.distribution('sageAttention')"]
+)
+def test_other_spellings_of_the_name_are_the_same(tmp_path: Path, first: str) -> None:
+    ask = IDENTITY + (
+        f"import torch\ntry:\n    {first}\n    print('found')\n"
+        "except importlib.metadata.PackageNotFoundError:\n    print('not found')\n"
+    )
+    assert "not found" in run(tmp_path, ask, variables=NO_GPU)
+    (tmp_path / "served").mkdir()
+    assert "not found" not in run(tmp_path / "served", ask, variables=REFERENCE)
+
+
+def test_where_nothing_serves_a_list_of_everything_is_without_it(tmp_path: Path) -> None:
+    ask = IDENTITY + (
+        "names = lambda: {found.metadata['Name'] for found in importlib.metadata.distributions()}\n"
+        "names()\nassert 'torch' not in sys.modules\n"
+        "import torch\nprint('listed:', 'sageattention' in names(), 'torch' in names())\n"
+    )
+    assert "listed: False True" in run(tmp_path, ask, variables=NO_GPU)
 
 
 def test_a_look_before_torch_is_imported_does_not_import_it(tmp_path: Path) -> None:

@@ -32,13 +32,15 @@ def autocast(inputs: CallTensors) -> CallTensors:
     dtype = _autocast_dtype(inputs.q.device.type)
     if dtype is None:
         return inputs
-    eligible = (torch.float16, torch.bfloat16, torch.float32)
-    return CallTensors(
-        *(
-            tensor.to(dtype) if tensor is not None and tensor.dtype in eligible else tensor  # type: ignore[arg-type]
-            for tensor in inputs
-        )
-    )
+    q, k, v, mask = inputs
+    cast_mask = mask if mask is None else _cast(mask, dtype)
+    return CallTensors(_cast(q, dtype), _cast(k, dtype), _cast(v, dtype), cast_mask)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if overrides_torch(tensor) or tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return tensor
+    return tensor.to(dtype)
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
@@ -63,9 +65,7 @@ def reason_for_torch(inputs: CallTensors, dropout_p: float) -> str | None:
 
 def is_special(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is no plain array in memory: torch alone knows what to do with it."""
-    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
-        return True
-    if overrides_torch(tensor):
+    if overrides_torch(tensor) or tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
         return True
     if torch.compiler.is_compiling() or type(tensor) is torch.Tensor:
         return False

@@ -52,7 +52,7 @@ def plain_attention(
     Raises:
         TypeError: tensors of which torch alone knows what they hold.
     """
-    for name, tensor in inputs._asdict().items():
+    for name, tensor in zip(("q", "k", "v", "attn_mask"), inputs, strict=True):
         if tensor is not None and is_special(tensor):
             kind = f"{type(tensor).__name__} of layout {tensor.layout}"
             raise TypeError(f"[SA-201] with return_lse {name} must be a plain dense tensor with values, got a {kind}")

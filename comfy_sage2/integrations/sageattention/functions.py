@@ -69,7 +69,7 @@ def _or_in_torchs_order(function: _Function) -> _Function:
                     f"[SA-602] {function.__name__} takes at most {len(_TORCHS)} arguments in the order of torch's "
                     f"attention, got {len(args)}"
                 )
-            return function(**dict(zip(_TORCHS, args, strict=False)), **kwargs)
+            return function(**dict(zip(_TORCHS[: len(args)], args, strict=True)), **kwargs)
         return function(*args, **kwargs)
 
     return either  # type: ignore[return-value]

@@ -103,10 +103,10 @@ def make_overlay(comfyui: Path, sources: list[str], into: Path) -> dict[str, str
     for path, (_, text) in newer.items():
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         (into / path).write_bytes(text)
-    for (path, name), text in ADDED.items():
+    for (path, name), added in ADDED.items():
         target = into / path
         if target.is_file() and not re.search(rf"^def {name}\b", target.read_text(encoding="utf-8"), re.MULTILINE):
-            target.write_text(target.read_text(encoding="utf-8") + text, encoding="utf-8")
+            target.write_text(target.read_text(encoding="utf-8") + added, encoding="utf-8")
     _name_nodes(into, [path for path in newer if path.startswith("comfy_extras/")])
     record = {path: source for path, (source, _) in sorted(newer.items())}
     (into / OVERLAY_RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

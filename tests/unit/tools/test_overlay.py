@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from comfyui.installations import Installation
 
-from tests.comfyui.installations import Installation
 from tools.comfyui.folders import OVERLAY, OVERLAY_RECORD
 from tools.comfyui.overlay import FILES, make_overlay
 

@@ -16,7 +16,8 @@ from ..policy.rules import RuleSelector
 from ..policy.selector import FixedSelector, ModeSelector
 from ..policy.targets import check_target
 from ..tuning_candidates import BACKENDS
-from .adapter.attention_call import Override
+from .adapter.attention_call import OVERRIDE, Override
+from .adapter.declared_attention import declared_layers
 from .adapter.packs import inexact
 from .hooks.override import make_override
 from .hooks.prompt import notes_on_others
@@ -30,7 +31,6 @@ from .hooks.sampling import (
     sampling_wrapper,
     sessions_of,
 )
-from .hooks.watcher import OVERRIDE
 from .report.text import session_report
 from .session.auto_policy import AutoPolicy
 from .session.calibration import Calibration, Progress
@@ -175,6 +175,7 @@ def _with_handler(model: Any, handler: Handler, previous: Override | None) -> An
     """A clone of `model` in whose samplings `handler` decides, and `previous` serves what it does not."""
     patched = model.clone()
     session = Session(handler, len(sessions_of(patched)), previous)
+    session.declared = declared_layers(model.model, getattr(model, "object_patches", {}))
     patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(session))
     if handler.idle_reason is None:
         patched.add_wrapper_with_key(PREDICT_NOISE, WRAPPER_KEY, evaluation_wrapper(session))

@@ -227,7 +227,7 @@ class AutoPolicy(Handler):
     def _take(self, handler: Handler) -> None:
         self._now = handler
         self.title, self.guard, self.measure_quality = handler.title, handler.guard, handler.measure_quality
-        self.sparsity = handler.sparsity
+        self.sparsity, self.leaves_to_declared = handler.sparsity, handler.leaves_to_declared
 
     def _render(self, policy: Policy, origin: str) -> None:
         self._origin = f"by the policy {origin}"

@@ -170,18 +170,12 @@ class SageAttention2(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(
-        cls, mode: Any = None, backend: Any = None, start_percent: Any = None, end_percent: Any = None
-    ) -> bool | str:
-        """Before the run; ComfyUI checks no value of the inputs named here, and gives None for what is not known yet.
+    def validate_inputs(cls, mode: Any = None, backend: Any = None) -> bool:
+        """Before the run; ComfyUI checks no value of the inputs named here, and would tell an error once for each.
 
         An unknown mode or backend is no reason to refuse: the node takes its default and says so.
         """
-        if IMPORT_ERROR is not None:
-            return True
-        start = start_percent if isinstance(start_percent, (int, float)) else 0.0
-        end = end_percent if isinstance(end_percent, (int, float)) else 1.0
-        return library.reason_against_steps(start, end) or True
+        return True
 
     @classmethod
     @checked
@@ -270,7 +264,7 @@ class SageAttention2Report(io.ComfyNode):
             return io.NodeOutput(*passed, PASSED_THROUGH, ExecutionBlocker(None), ui={"text": [PASSED_THROUGH]})
         sessions = library.sessions_of(model)
         text = library.report(sessions, library.running_prompt())
-        library.node_status.publisher("SageAttention2Report", cls.hidden.unique_id, cls.hidden.extra_pnginfo)(text)
+        library.node_status.publisher("SageAttention2Report", cls.hidden.unique_id, cls.hidden.extra_pnginfo)(text, "")
         card, chart = (as_image(draw(sessions)) for draw in (library.draw_card, library.draw_chart))
         shown = ui.PreviewImage(card, cls=cls).as_dict()
         whole = ui.PreviewImage(chart, cls=cls).as_dict()["images"]  # for the button that opens it

@@ -32,7 +32,7 @@ from .hooks.sampling import (
     sessions_of,
 )
 from .report.text import session_report
-from .session.auto_policy import AutoPolicy
+from .session.auto_policy import AutoPolicy, NodeKey
 from .session.calibration import Calibration, Progress
 from .session.capture import Capture
 from .session.dispatcher import Dispatcher, probe, with_backend
@@ -77,7 +77,7 @@ def auto_model(
     model: Any,
     settings: Settings,
     *,
-    node: str,
+    node: NodeKey,
     quality: str,
     kept: str,
     cost_limit: float,
@@ -85,7 +85,7 @@ def auto_model(
 ) -> Any:
     """A clone of `model` that is measured in its first sampling, and served by the policy for `quality` afterwards.
 
-    settings: its `policy` is not read. node: the node's id. kept: a policy as JSON, taken in place of what is measured
+    settings: its `policy` is not read. node: which one. kept: a policy as JSON, taken in place of what is measured
     while it fits, or "". cost_limit, progress: as in `calibrated_model`. Raises ValueError when `kept` is no policy, or
     `quality` no target.
     """

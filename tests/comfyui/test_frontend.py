@@ -214,6 +214,29 @@ def test_the_node_tells_what_the_sampling_did_and_after_a_reload_too(server: Com
     assert shown(page, "SageAttention2") == "", "another workflow's node of the same number has said nothing"
 
 
+@pytest.mark.parametrize(("name", "known"), [("mode", "8b"), ("backend", "auto")])
+def test_a_node_with_a_value_that_does_not_exist_is_marked(
+    server: ComfyServer, page: Chromium, name: str, known: str, design: str
+) -> None:
+    """From the moment that the file is opened until the user chooses another value; the file does not change by it."""
+    g = Graph(server.get("/object_info"))
+    g.node("SageAttention2", 0)
+    workflow = g.workflow()
+    frontend.load(page, workflow)
+    node = "app.graph.nodes.find(n => n.type === 'SageAttention2')"
+    widget = f"{node}.widgets.find(w => w.name === {name!r})"
+    assert not page.evaluate(f"{node}.has_errors === true")
+    place = page.evaluate(f"{node}.widgets.indexOf({widget})")
+    (saved,) = workflow["nodes"]
+    saved["widgets_values"][place] = "9b"
+    frontend.load(page, workflow)
+    assert page.evaluate(f"{node}.has_errors === true")
+    assert "has_errors" not in page.evaluate("JSON.stringify(app.graph.serialize())")
+    keep_picture(page, f"unknown_{name} {design}", ("SageAttention2",))
+    page.evaluate(f"(() => {{ const w = {widget}; w.value = {known!r}; w.callback?.({known!r}); return true; }})()")
+    assert not page.evaluate(f"{node}.has_errors === true")
+
+
 BUTTON = "app.graph.nodes.find(n => n.type === {type!r}).widgets.find(w => w.name === 'Keep in this workflow')"
 
 

@@ -60,7 +60,8 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
             found = session_headline(session)
             log.info("SageAttention2: %s", found)
             session.publish_status(
-                status(session) if session.handler.idle_reason else f"{status(session)}\nLast sampling: {found}"
+                status(session) if session.handler.idle_reason else f"{status(session)}\nLast sampling: {found}",
+                session.handler.policy_text(),
             )
 
     wrapper.session = session  # type: ignore[attr-defined]

@@ -81,6 +81,10 @@ class Handler(Protocol):
         """What the node itself shows while it is at work."""
         return self.title
 
+    def policy_text(self) -> str:
+        """The policy that the node offers to keep in the workflow, as JSON; "" where it has none."""
+        return ""
+
     def reasoning(self, summary: Summary) -> Sequence[str]:
         """For the report, why the calls were served as they were."""
         return ()

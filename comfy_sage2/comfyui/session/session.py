@@ -46,7 +46,7 @@ class Session:
         compiled: the model was sampled last as compiled code, from which what a file asks for cannot be read.
         prompt: the run of ComfyUI's queue in which that was, or None outside of one.
         evaluations: of the model that samplers have begun, each of one or more passes.
-        publish_status: takes what the node has to say after a sampling.
+        publish_status: takes what the node has to say after a sampling, and a policy to keep or "".
     """
 
     def __init__(self, handler: Handler, slot: int = 0, previous: Override | None = None) -> None:
@@ -62,7 +62,7 @@ class Session:
         self.compiled = False
         self.prompt: str | None = None
         self.evaluations = 0
-        self.publish_status: Callable[[str], None] = lambda text: None
+        self.publish_status: Callable[[str, str], None] = lambda text, policy: None
         self._schedule = OUTSIDE
         self._expected_calls = 0  # of a pass: those of the pass before
         self._runner = Runner(handler)

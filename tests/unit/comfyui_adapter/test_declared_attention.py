@@ -158,7 +158,7 @@ def test_the_models_own_attention_is_respected(host: Any) -> None:
 
 def test_a_calibration_measures_against_exact_attention(host: Any) -> None:
     child = Child([SOL, INT8])
-    session = Session(Calibration(Signature("Wan", {}), 1.0, lambda done, total: None))
+    session = Session(Calibration(Signature("Wan", ()), 1.0, lambda done, total: None))
     session.begin_sampling(SIGMAS)
     out = attend(host, session, child)
     assert torch.equal(out, torch.ones_like(out)) and not child.calls

@@ -318,6 +318,7 @@ def test_whose_patch_computes_blocks_itself(module: str, owner: str) -> None:
 def test_blocks_that_nobody_takes_are_not_told() -> None:
     session = session_with()
     call(session, *qkv(), 2)
-    for replaced in ({}, {"dit": {}}, {"attn1": {1: len}}, None):
+    others: tuple[Any, ...] = ({}, {"dit": {}}, {"attn1": {1: len}}, None)
+    for replaced in others:
         session.end_pass(session.begin_pass(0.5, torch.device("cpu"), {"patches_replace": replaced}))
     assert session.record.summary().fewer_calls == {}

@@ -100,7 +100,7 @@ def test_a_report_knows_how_far_a_sampling_without_a_pass_came(node: Callable[[]
     model = node()
     (session,) = sessions_of(model)
     told: list[str] = []
-    session.publish_status = told.append
+    session.publish_status = lambda text, policy: told.append(text)
     assert "nothing was sampled" in report([session]) and "yet" in report([session])
     sampled(model)
     assert "the sampling came to its end, and no pass of the model" in report([session])

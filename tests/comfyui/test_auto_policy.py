@@ -10,6 +10,7 @@ import torch
 from comfy_sage2.policy.document import from_text
 from tools.comfyui.server import ComfyServer, Prompt
 
+from .installations import Installation
 from .prompts import LATENT, REPORT, sampling, with_report
 
 STEPS = 4
@@ -140,8 +141,10 @@ def offered(server: ComfyServer, workflow: str, node: str) -> str:
     return next((entry.get("policy", "") for entry in entries if entry["node"] == node), "")
 
 
-def test_two_tabs_and_a_size_that_goes_back(server: ComfyServer) -> None:
+def test_two_tabs_and_a_size_that_goes_back(server: ComfyServer, installation: Installation) -> None:
     """Two workflows with a node of the same number, and one of them that changes its size and back."""
+    if not installation.is_newest:
+        pytest.skip("older versions let no pack answer a page")
     small, large = (prompt("12", cost_limit=450.0, size=size) for size in (128, 192))
     assert MEASURING in server.run(small, workflow="tab-a").outputs[REPORT]["text"][0]
     first = offered(server, "tab-a", "12")

@@ -176,7 +176,8 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
 
 def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
     advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
-    assert advanced == {"backend", "measure_quality", "guard", "rotate", "when", "guard_level", "skip"}
+    later = {"rotate", "when", "guard_level", "skip", "respect_model_attention"}
+    assert advanced == {"backend", "measure_quality", "guard"} | later
 
 
 def test_a_new_node_is_guarded(server: ComfyServer) -> None:
@@ -195,7 +196,7 @@ def test_a_new_node_rotates(server: ComfyServer, node: str) -> None:
 
 def test_inputs_that_came_later_are_the_last_ones(server: ComfyServer) -> None:
     """Workflow files store values by position."""
-    later = ["guard", "policy", "rotate", "when", "guard_level", "skip"]
+    later = ["guard", "policy", "rotate", "when", "guard_level", "skip", "respect_model_attention"]
     assert list(inputs(server, "SageAttention2"))[-len(later) :] == later
     assert list(inputs(server, "SageAttention2Calibrate"))[-1] == "rotate"
     assert inputs(server, "SageAttention2")["when"][1]["default"] == "where it is faster"

@@ -25,23 +25,27 @@ EARLIER = [
     for name, values in {
         "0.1.0": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True],
-            ("guard", "policy", "rotate", "when", "guard_level", "skip"),
+            ("guard", "policy", "rotate", "when", "guard_level", "skip", "respect_model_attention"),
         ),
         "without rotate": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, False],
-            ("rotate", "when", "guard_level", "skip"),
+            ("rotate", "when", "guard_level", "skip", "respect_model_attention"),
         ),
         "without when": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, True, True],
-            ("when", "guard_level", "skip"),
+            ("when", "guard_level", "skip", "respect_model_attention"),
         ),
         "without guard_level": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, False, True, "always"],
-            ("guard_level", "skip"),
+            ("guard_level", "skip", "respect_model_attention"),
         ),
         "without skip": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, False, True, "always", "values"],
-            ("skip",),
+            ("skip", "respect_model_attention"),
+        ),
+        "without respect_model_attention": (
+            ["4b", True, 0.1, 0.9, "self only", "reference", True, False, True, "always", "values", "fast"],
+            ("respect_model_attention",),
         ),
     }.items()
 ]
@@ -129,7 +133,14 @@ def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[
     node["widgets_values"] = values
     node["inputs"] = [entry for entry in node["inputs"] if entry["name"] not in missing]
     given = dict(zip(names, values, strict=True))
-    defaults = {"guard": True, "rotate": True, "when": "where it is faster", "guard_level": "values", "skip": "off"}
+    defaults = {
+        "guard": True,
+        "rotate": True,
+        "when": "where it is faster",
+        "guard_level": "values",
+        "skip": "off",
+        "respect_model_attention": False,
+    }
     return workflow, {**defaults, **given}
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
-
-import nodes
 
 SOURCE = Path(__file__).resolve().parents[2] / "tools" / "workflows" / "newer_nodes.py"
 
@@ -34,4 +33,4 @@ def _spec(spec: list[Any]) -> tuple[Any, ...]:
     return (spec[1]["options"], {"default": spec[1]["default"]}) if spec[0] == "COMBO" else tuple(spec)
 
 
-NODE_CLASS_MAPPINGS = stand_ins(nodes.NODE_CLASS_MAPPINGS)
+NODE_CLASS_MAPPINGS = stand_ins(sys.modules["nodes"].NODE_CLASS_MAPPINGS)  # ComfyUI's

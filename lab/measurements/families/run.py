@@ -134,6 +134,9 @@ def main(arguments: list[str]) -> int:
     version = ".".join(map(str, comfyui_version(folder)))
     found = Findings(version, machine.summary(device), command, options.modes, is_gpu)
     for family in families:
+        if family.needs and not (folder / family.needs).is_file():
+            print(f"{family.name} NOT TESTED: this ComfyUI has no {family.needs}", flush=True)
+            continue
         row = FamilyRow(family)
         found.rows.append(row)
         try:

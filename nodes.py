@@ -82,8 +82,8 @@ class SageAttention2(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Share of the sampling steps before the node becomes active. "
-                    "0.1 keeps the first 10 % of the steps in full precision.",
+                    tooltip="Share of this sampler's steps before the node becomes active. 0.1 of 20 steps keeps the "
+                    "first 2 in full precision. Where several samplers share one schedule, each counts its own steps.",
                 ),
                 io.Float.Input(
                     "end_percent",
@@ -91,8 +91,8 @@ class SageAttention2(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Share of the sampling steps after which the node is no longer active. "
-                    "0.9 keeps the last 10 % of the steps in full precision.",
+                    tooltip="Share of this sampler's steps after which the node is no longer active. 0.9 of 20 steps "
+                    "keeps the last 2 in full precision.",
                 ),
                 io.Combo.Input(
                     "apply_to",
@@ -155,23 +155,27 @@ class SageAttention2(io.ComfyNode):
                     )
                 ),
                 skip_input(),
+                advanced(
+                    io.Boolean.Input(
+                        "respect_model_attention",
+                        default=False,
+                        optional=True,
+                        tooltip="Some model files and LoRAs ask for an attention of their own in each layer, INT8 or "
+                        "sparse. Off: this node serves those layers too, and leaves to that attention what it does not "
+                        "serve. On: those layers keep it. The report names it.",
+                    )
+                ),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
         )
 
     @classmethod
-    def validate_inputs(
-        cls, mode: Any = None, backend: Any = None, start_percent: Any = None, end_percent: Any = None
-    ) -> bool | str:
-        """Before the run; ComfyUI checks no value of the inputs named here, and gives None for what is not known yet.
+    def validate_inputs(cls, mode: Any = None, backend: Any = None) -> bool:
+        """Before the run; ComfyUI checks no value of the inputs named here, and would tell an error once for each.
 
         An unknown mode or backend is no reason to refuse: the node takes its default and says so.
         """
-        if IMPORT_ERROR is not None:
-            return True
-        start = start_percent if isinstance(start_percent, (int, float)) else 0.0
-        end = end_percent if isinstance(end_percent, (int, float)) else 1.0
-        return library.reason_against_steps(start, end) or True
+        return True
 
     @classmethod
     @checked
@@ -191,6 +195,7 @@ class SageAttention2(io.ComfyNode):
         when: str = "always",
         guard_level: str = "values",
         skip: str = "off",
+        respect_model_attention: bool = False,
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -208,6 +213,7 @@ class SageAttention2(io.ComfyNode):
             when=when,
             guard_level=guard_level,
             skip=skip,
+            respect_model_attention=bool(respect_model_attention),
         )
         patched = library.patch_model(model, settings)
         return io.NodeOutput(patched, ui={"text": [status_of(patched, "SageAttention2", cls.hidden)]})
@@ -258,7 +264,7 @@ class SageAttention2Report(io.ComfyNode):
             return io.NodeOutput(*passed, PASSED_THROUGH, ExecutionBlocker(None), ui={"text": [PASSED_THROUGH]})
         sessions = library.sessions_of(model)
         text = library.report(sessions, library.running_prompt())
-        library.node_status.publisher("SageAttention2Report", cls.hidden.unique_id, cls.hidden.extra_pnginfo)(text)
+        library.node_status.publisher("SageAttention2Report", cls.hidden.unique_id, cls.hidden.extra_pnginfo)(text, "")
         card, chart = (as_image(draw(sessions)) for draw in (library.draw_card, library.draw_chart))
         shown = ui.PreviewImage(card, cls=cls).as_dict()
         whole = ui.PreviewImage(chart, cls=cls).as_dict()["images"]  # for the button that opens it

@@ -16,6 +16,10 @@ from .signature import CallSignature, require_tensors
 from .tensors import WRITTEN, OptionalTensors
 from .validation import check_flags
 
+NO_TANGENT = (
+    "[SA-307] quantized attention has no derivative in forward mode: call torch's scaled_dot_product_attention with "
+    "dual tensors"
+)
 NO_GRADIENT = "[SA-307] comfy_sage2.attention has no gradient: call it under torch.no_grad(), or train without it"
 
 # By the annotations of dataclass fields.
@@ -97,6 +101,12 @@ def has_tangent(tensor: torch.Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None
 
 
+def refuse_tangents(*tensors: torch.Tensor | None) -> None:
+    """Raise RuntimeError where forward-mode differentiation goes through one of `tensors`."""
+    if forward_ad._current_level >= 0 and any(tensor is not None and has_tangent(tensor) for tensor in tensors):
+        raise RuntimeError(NO_TANGENT)
+
+
 def run(found: CallPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Result:
     """Run a plan on tensors of its signature; by the torch operator where something has to see the call.
 
@@ -118,9 +128,8 @@ def observed(
 ) -> Result:
     """The call by the torch operator; RuntimeError for forward-mode derivatives, and later for a gradient."""
     require_tensors(q, k, v)
+    refuse_tangents(q, k, v, optional.attn_mask)
     inputs = [tensor for tensor in (q, k, v, optional.attn_mask) if tensor is not None]
-    if any(map(has_tangent, inputs)):
-        raise RuntimeError(NO_GRADIENT)
     writes = any(getattr(optional, name) is not None for name in WRITTEN)
     operator = _writing_attention_op if writes else _attention_op
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):

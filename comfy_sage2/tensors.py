@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from .block_mask import BlockMask
+
+NO_VALUES = "[SA-204] attn_mask must hold its values, and a {} may not: pass a plain bool or float tensor, or is_causal"
+
+
+def overrides_torch(tensor: torch.Tensor) -> bool:
+    """Whether the class of `tensor` answers calls of torch's functions itself.
+
+    The memory of such a tensor may mean nothing, as that of torch's CausalBias does.
+    """
+    if type(tensor) is torch.Tensor:
+        return False
+    own: Any = type(tensor).__torch_function__
+    inherited: Any = torch.Tensor.__torch_function__
+    if own is torch._C._disabled_torch_function_impl:
+        return False
+    return getattr(own, "__func__", None) is not inherited.__func__
 
 
 class OptionalTensors(NamedTuple):
@@ -43,6 +59,8 @@ class OptionalTensors(NamedTuple):
             return NO_TENSORS
         if attn_mask is not None and not isinstance(attn_mask, torch.Tensor):
             raise TypeError(f"[SA-204] attn_mask must be a torch.Tensor or None, got {type(attn_mask).__name__}")
+        if attn_mask is not None and overrides_torch(attn_mask):
+            raise TypeError(NO_VALUES.format(type(attn_mask).__name__))
         if block_mask is not None and not isinstance(block_mask, BlockMask):
             raise TypeError(
                 f"[SA-211] block_mask must be a comfy_sage2.BlockMask or None, got {type(block_mask).__name__}; make "

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <bitset>
 #include <cstdint>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "attention_call.h"
+#include "block_selection.h"
 #include "build_info.h"
 #include "driver.h"
 #include "families.h"
@@ -214,6 +216,23 @@ std::unique_ptr<Plan> bound_plan(const std::shared_ptr<Kernels>& kernels, const 
   return family_of(kernels->build.family).make_plan(parse(arguments), kernels);
 }
 
+BlockScorePlan block_score_plan(std::shared_ptr<const Kernels> kernels, int64_t batch, int64_t q_heads,
+                                int64_t kv_heads, int64_t q_length, int64_t kv_length, int head_dim, int element,
+                                std::array<int64_t, 3> q_strides, std::array<int64_t, 3> k_strides, float scale,
+                                int device) {
+  const auto strides = [](const std::array<int64_t, 3>& of) { return TensorStrides{of[0], of[1], of[2]}; };
+  return BlockScorePlan({strides(q_strides), strides(k_strides), batch, q_heads, kv_heads, q_length, kv_length,
+                         head_dim, element, scale, device},
+                        std::move(kernels));
+}
+
+void block_lists(const Kernels& kernels, int64_t batch, int64_t heads, int64_t query_blocks, int64_t key_blocks,
+                 uint64_t scores, uint64_t lists, uint64_t stream, int device, int64_t count, uint64_t threshold,
+                 uint64_t always, uint64_t dense, bool is_union) {
+  make_block_lists({batch, heads, query_blocks, key_blocks, count, is_union, device}, kernels.images, scores, threshold,
+                   always, dense, lists, stream);
+}
+
 py::tuple attention_reads(const Plan& plan) {
   py::list names;
   for (const Operand operand : {kQ, kK, kV})
@@ -329,6 +348,9 @@ PYBIND11_MODULE(_C, module) {
   for (std::size_t index = 0; index < kFamilyCount; ++index)
     interfaces[kFamilies[index].name] = kFamilies[index].launch_interface;
   module.attr("launch_interfaces") = interfaces;
+  using namespace py::literals;
+  const py::kw_only keywords;
+  const py::call_guard<py::gil_scoped_release> without_gil;
   // Other host modules in the process have classes of their own.
   py::class_<Kernels, std::shared_ptr<Kernels>>(module, "Kernels", py::module_local(),
                                                 "The kernels of one architecture. Safe to use from several threads.")
@@ -356,7 +378,26 @@ PYBIND11_MODULE(_C, module) {
       .def("plan", &bound_plan,
            "Decide a call, given by the fields of CallSignature in csrc/attention_call.h as keywords. Needs no driver. "
            "TypeError for a keyword that is unknown, missing or of the wrong type, ValueError for a call that these "
-           "kernels cannot run.");
+           "kernels cannot run.")
+      .def("block_score_plan", &block_score_plan, keywords, "batch"_a, "q_heads"_a, "kv_heads"_a, "q_length"_a,
+           "kv_length"_a, "head_dim"_a, "element"_a, "q_strides"_a, "k_strides"_a, "scale"_a, "device"_a,
+           "Decide how scores of blocks are computed; strides are of batch, head and token, in elements. Needs no "
+           "driver. ValueError for a call that these kernels cannot read.")
+      .def("block_lists", &block_lists, keywords, "batch"_a, "heads"_a, "query_blocks"_a, "key_blocks"_a, "scores"_a,
+           "lists"_a, "stream"_a, "device"_a, "count"_a = 0, "threshold"_a = 0, "always"_a = 0, "dense"_a = 0,
+           "is_union"_a = false, without_gil,
+           "Enqueue the making of block lists from scores: by a threshold of each head, or the `count` highest of each "
+           "row. Tensors are addresses, as csrc/common/block_selection.h has them. ValueError for sizes and addresses "
+           "that do not fit, RuntimeError for a failure of the driver.");
+  py::class_<BlockScorePlan>(module, "BlockScorePlan", py::module_local(),
+                             "Scores of blocks of one call, made by `Kernels.block_score_plan`. Safe to run from "
+                             "several threads.")
+      .def_property_readonly("workspace_bytes", &BlockScorePlan::workspace_bytes,
+                             "Bytes of scratch memory that a run needs.")
+      .def(
+          "run", &BlockScorePlan::run, "q"_a, "k"_a, "scores"_a, "workspace"_a, "stream"_a, without_gil,
+          "Enqueue the kernels; all arguments are addresses, or the stream's handle. ValueError for an address that is "
+          "0 or misplaced, RuntimeError for a failure of the driver.");
   py::class_<Plan> plan(module, "Plan", py::module_local(),
                         "A decided call, made by `Kernels.plan`. Safe to run from several threads.");
   plan.def_property_readonly("workspace_bytes", &Plan::workspace_bytes, "Bytes of scratch memory that a run needs.")

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from comfy_sage2.comfyui.adapter.attention_call import AttentionCall, Override
-from comfy_sage2.comfyui.hooks.watcher import OVERRIDE
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE, AttentionCall, Override
 from comfy_sage2.options import check_choice
 
 from .baselines import BASELINES

@@ -30,7 +30,8 @@ from typing import Any
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 TABLE = CSRC / "architectures.json"
-SHARED_SOURCES = ("binding.cpp", "driver.cpp", "families.cpp", "launch_list.cpp", "plan.cpp")
+SHARED_SOURCES = ("binding.cpp", "block_selection.cpp", "driver.cpp", "families.cpp", "launch_list.cpp", "plan.cpp")
+_SHARED_LAUNCHES = ("block_selection.cpp",)  # of kernels that every family has
 # What images say of themselves lies beside them in this file.
 BUILD_FILE = "build.json"
 # Driver branch -> the CUDA version that its first release supports, as the driver gives it: 1000 * major + 10 * minor.
@@ -158,7 +159,7 @@ def launch_interface(family: str) -> str:
     """
     headers = [path for folder in ("common", family) for path in sorted((CSRC / folder).glob("*.h"))]
     digest = hashlib.sha256()
-    for path in (*headers, *(CSRC / source for source in families()[family])):
+    for path in (*headers, *(CSRC / source for source in (*_SHARED_LAUNCHES, *families()[family]))):
         digest.update(_without_comments(path.read_text()).encode() + b"\0")
     return digest.hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""`make torch-tests`: core, compiler and ComfyUI's calls with other versions of torch than the pinned one.
+"""`make torch-tests`: core, calls of ComfyUI and integrations with other versions of torch than the pinned one.
 
     python -m tools.torch_tests [--minutes 30] 2.6 2.8 newest
 
@@ -21,7 +21,7 @@ from .fetching import Unavailable
 
 ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "requirements"
-TESTS = ("tests/unit/core", "tests/unit/comfyui_adapter")
+TESTS = ("tests/unit/core", "tests/unit/comfyui_adapter", "tests/unit/integrations")
 # An environment takes some 6 GB, and pip keeps what it fetches, packed, beside it until the end.
 NEEDED_BYTES = 12 << 30
 

@@ -3,15 +3,15 @@
 from ..capture.recorder import CaptureBounds
 from ..policy.document import to_text
 from ..policy.files import fingerprint, load_policy, save_policy
-from .hooks.prompt import running_prompt
+from .hooks.prompt import running_prompt, running_workflow
 from .hooks.sampling import sessions_of
 from .inputs import checked_input
-from .node_status import add_route, node_status
+from .node_status import add_route, node_status, workflow_of
 from .patch import auto_model, calibrated_model, captured_model, patch_model, policy_of, policy_text, save_capture
 from .report.chart import draw_card, draw_chart
 from .report.text import report, status
 from .session.auto_policy import calibrations
-from .settings import WHERE_FASTER, Settings, reason_against_steps
+from .settings import WHERE_FASTER, Settings
 
 __all__ = [
     "CaptureBounds",
@@ -31,12 +31,13 @@ __all__ = [
     "patch_model",
     "policy_of",
     "policy_text",
-    "reason_against_steps",
     "report",
     "running_prompt",
+    "running_workflow",
     "save_capture",
     "save_policy",
     "sessions_of",
     "status",
     "to_text",
+    "workflow_of",
 ]

@@ -15,6 +15,16 @@ MOST = 500  # nodes; those that have said nothing for the longest time are forgo
 _LONGEST = 100  # characters of a number that comes with a prompt
 
 
+Publish = Callable[[str, str], None]  # takes a text, and a policy to keep in the workflow as JSON, or ""
+
+
+def workflow_of(extra: object) -> str | None:
+    """The id of the workflow in what the page sends with a prompt, or None: a prompt without it comes from no page."""
+    workflow = extra.get("workflow") if isinstance(extra, Mapping) else None
+    number = workflow.get("id") if isinstance(workflow, Mapping) else None
+    return number if isinstance(number, str) and len(number) <= _LONGEST else None
+
+
 class NodeStatus:
     """The last text of each node of each workflow; several threads may write and read."""
 
@@ -22,21 +32,21 @@ class NodeStatus:
         self._lock = threading.Lock()
         self._texts: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
 
-    def publisher(self, kind: str, node: object, extra: object) -> Callable[[str], None]:
+    def publisher(self, kind: str, node: object, extra: object) -> Publish:
         """A function that keeps what a node of class `kind` says.
 
         node: its number in the prompt. extra: what the page sends with the prompt, with the workflow in it; a prompt
         without one comes from no page, and nothing is kept.
         """
-        workflow = extra.get("workflow") if isinstance(extra, Mapping) else None
-        number = workflow.get("id") if isinstance(workflow, Mapping) else None
-        if not isinstance(number, str) or not isinstance(node, str) or max(len(number), len(node)) > _LONGEST:
-            return lambda text: None
+        number = workflow_of(extra)
+        if number is None or not isinstance(node, str) or len(node) > _LONGEST:
+            return lambda text, policy: None
 
-        def publish(text: str) -> None:
+        def publish(text: str, policy: str) -> None:
+            entry = {"workflow": number, "node": node, "type": kind, "text": text}
             with self._lock:
                 self._texts.pop((number, node), None)
-                self._texts[number, node] = {"workflow": number, "node": node, "type": kind, "text": text}
+                self._texts[number, node] = {**entry, "policy": policy} if policy else entry
                 while len(self._texts) > MOST:
                     self._texts.popitem(last=False)
 

@@ -16,7 +16,8 @@ from ..policy.rules import RuleSelector
 from ..policy.selector import FixedSelector, ModeSelector
 from ..policy.targets import check_target
 from ..tuning_candidates import BACKENDS
-from .adapter.attention_call import Override
+from .adapter.attention_call import OVERRIDE, Override
+from .adapter.declared_attention import declared_layers
 from .adapter.packs import inexact
 from .hooks.override import make_override
 from .hooks.prompt import notes_on_others
@@ -30,9 +31,8 @@ from .hooks.sampling import (
     sampling_wrapper,
     sessions_of,
 )
-from .hooks.watcher import OVERRIDE
 from .report.text import session_report
-from .session.auto_policy import AutoPolicy
+from .session.auto_policy import AutoPolicy, NodeKey
 from .session.calibration import Calibration, Progress
 from .session.capture import Capture
 from .session.dispatcher import Dispatcher, probe, with_backend
@@ -77,7 +77,7 @@ def auto_model(
     model: Any,
     settings: Settings,
     *,
-    node: str,
+    node: NodeKey,
     quality: str,
     kept: str,
     cost_limit: float,
@@ -85,7 +85,7 @@ def auto_model(
 ) -> Any:
     """A clone of `model` that is measured in its first sampling, and served by the policy for `quality` afterwards.
 
-    settings: its `policy` is not read. node: the node's id. kept: a policy as JSON, taken in place of what is measured
+    settings: its `policy` is not read. node: which one. kept: a policy as JSON, taken in place of what is measured
     while it fits, or "". cost_limit, progress: as in `calibrated_model`. Raises ValueError when `kept` is no policy, or
     `quality` no target.
     """
@@ -175,6 +175,7 @@ def _with_handler(model: Any, handler: Handler, previous: Override | None) -> An
     """A clone of `model` in whose samplings `handler` decides, and `previous` serves what it does not."""
     patched = model.clone()
     session = Session(handler, len(sessions_of(patched)), previous)
+    session.declared = declared_layers(model.model, getattr(model, "object_patches", {}))
     patched.add_wrapper_with_key(OUTER_SAMPLE, WRAPPER_KEY, sampling_wrapper(session))
     if handler.idle_reason is None:
         patched.add_wrapper_with_key(PREDICT_NOISE, WRAPPER_KEY, evaluation_wrapper(session))

@@ -56,6 +56,7 @@ class Settings:
         guard_level: what the guard checks: "values" for NaN and infinity; "values and fidelity" also compares a sample
             of each pass with exact attention.
         skip: how much may be lost by key blocks that are left out: a level of `sparsity`; "off" for the policy's.
+        respect_model_attention: calls for which the model's file asks for an attention are left to that.
         notes: what was decided in place of the user's choice, and why, for the node, the report and the log.
     """
 
@@ -72,6 +73,7 @@ class Settings:
     when: str = ALWAYS
     guard_level: str = VALUES
     skip: str = SKIP_NOTHING
+    respect_model_attention: bool = False
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -142,6 +144,8 @@ class Settings:
             parts.append(self.when)
         if self.guard:
             parts.append("guarded" if self.guard_level == VALUES else f"guarded ({self.guard_level})")
+        if self.respect_model_attention:
+            parts.append("the model's own attention where its file asks for one")
         if self.backend != AUTO:
             parts.append(f"backend {self.backend}")
         return ", ".join(parts)

@@ -194,7 +194,12 @@ class _TracedAttention:
         reason, fitting = _form(inputs, dropout_p, gqa)
         if fitting is None:
             _count_compiled(self._number, reason)
-            return self._torchs(*args, **kwargs)
+            # In its place again: the class of a tensor may know torch's attention by that.
+            F.scaled_dot_product_attention = self._torchs
+            try:
+                return self._torchs(*args, **kwargs)
+            finally:
+                F.scaled_dot_product_attention = self
         return _operator(*fitting, is_causal, scale, self._number).reshape(inputs.q.shape)
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ..operators import needs_derivative, run_by_the_compiler
+from ..tensors import overrides_torch
 
 HAS_DROPOUT = "[SA-602] dropout_p is not 0, and quantized attention has no dropout"
 NEEDS_DERIVATIVE = "[SA-307] the call needs gradients, and quantized attention has none: use torch.no_grad()"
@@ -31,13 +32,15 @@ def autocast(inputs: CallTensors) -> CallTensors:
     dtype = _autocast_dtype(inputs.q.device.type)
     if dtype is None:
         return inputs
-    eligible = (torch.float16, torch.bfloat16, torch.float32)
-    return CallTensors(
-        *(
-            tensor.to(dtype) if tensor is not None and tensor.dtype in eligible else tensor  # type: ignore[arg-type]
-            for tensor in inputs
-        )
-    )
+    q, k, v, mask = inputs
+    cast_mask = mask if mask is None else _cast(mask, dtype)
+    return CallTensors(_cast(q, dtype), _cast(k, dtype), _cast(v, dtype), cast_mask)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if overrides_torch(tensor) or tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return tensor
+    return tensor.to(dtype)
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
@@ -53,15 +56,16 @@ run_by_the_compiler(_autocast_dtype)
 def reason_for_torch(inputs: CallTensors, dropout_p: float) -> str | None:
     """Why no plan can serve the call, whatever the machine; None where a plan is to be asked."""
     tensors = [tensor for tensor in inputs if tensor is not None]
-    if any(map(_is_special, tensors)):
+    if any(map(is_special, tensors)):
         return IS_SPECIAL
-    if dropout_p > 0:
+    if dropout_p != 0:
         return HAS_DROPOUT
     return NEEDS_DERIVATIVE if needs_derivative(*tensors) else None
 
 
-def _is_special(tensor: torch.Tensor) -> bool:
-    if tensor.is_nested or tensor.layout != torch.strided:
+def is_special(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is no plain array in memory: torch alone knows what to do with it."""
+    if overrides_torch(tensor) or tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
         return True
     if torch.compiler.is_compiling() or type(tensor) is torch.Tensor:
         return False

@@ -80,3 +80,8 @@ def _options(
 def has_plans(module: ModuleType) -> bool:
     """Whether `module` plans a call once for all of its signature (`backends.module_plan.ModulePlan`)."""
     return bool(module.abi_version >= _PLANS)
+
+
+def has_block_selection(module: ModuleType) -> bool:
+    """Whether `module` scores key blocks and makes lists of them."""
+    return hasattr(module, "block_score_plan")  # modules of 5.0.0 have not

@@ -8,9 +8,9 @@ import json
 import lzma
 from pathlib import Path
 
-from ._C import Kernels, Plan, abi_version, launch_interfaces, toolchain
+from ._C import BlockScorePlan, Kernels, Plan, abi_version, launch_interfaces, toolchain
 
-__all__ = ["Kernels", "Plan", "abi_version", "launch_interfaces", "load", "toolchain", "version_of"]
+__all__ = ["BlockScorePlan", "Kernels", "Plan", "abi_version", "launch_interfaces", "load", "toolchain", "version_of"]
 
 
 def load(folder: Path) -> Kernels:

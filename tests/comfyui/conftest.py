@@ -18,6 +18,7 @@ from .placeholders import write_placeholders
 
 NO_BROWSER = "no Chromium here: install one, or name it in CHROMIUM_PATH"
 SUPPORT = Path(__file__).with_name("support_nodes")
+NEWER_NODES = Path(__file__).with_name("newer_nodes.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -96,6 +97,7 @@ def start(base_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         models.mkdir()
         (nodes / "comfy_sage2").symlink_to(pack, target_is_directory=True)
         (nodes / "test_support").symlink_to(SUPPORT, target_is_directory=True)
+        (nodes / "test_newer_nodes.py").symlink_to(NEWER_NODES)
         for checkpoint in base_template.glob("*/*"):
             (models / checkpoint.parent.name).mkdir(exist_ok=True)
             (models / checkpoint.parent.name / checkpoint.name).symlink_to(checkpoint)

@@ -36,4 +36,4 @@ def _inputs(node: dict[str, Any], definition: dict[str, Any], links: dict[int, l
             inputs[name] = value
         if name in connected:
             inputs[name] = connected[name]
-    return inputs
+    return {**inputs, **connected}  # those of inputs that grow, too

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.comfyui.folders import USUAL
+from tools.comfyui.folders import OVERLAY, OVERLAY_RECORD, USUAL
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NEWEST = (0, 33, 0)  # the version that all workflows are made for; older ones lack the newer models
@@ -40,7 +40,14 @@ class Installation:
     @property
     def name(self) -> str:
         """For test reports: the version, or the folder's name where there is none."""
-        return self.root.name if self.version is None else "ComfyUI " + ".".join(map(str, self.version))
+        if self.version is None:
+            return self.root.name
+        return f"ComfyUI {'.'.join(map(str, self.version))}{' with newer files' if self.is_overlay else ''}"
+
+    @property
+    def is_overlay(self) -> bool:
+        """Whether single newer files lie over that version."""
+        return (self.root / OVERLAY_RECORD).is_file()
 
     @property
     def is_newest(self) -> bool:
@@ -51,6 +58,8 @@ class Installation:
     def reason_missing(self) -> str | None:
         """Why it cannot be tested, or None when it can."""
         if not (self.root / "main.py").is_file():
+            if self.root.name == OVERLAY:
+                return f"no ComfyUI with newer files at {self.root}: make it by `python -m tools.comfyui.overlay`"
             return f"no ComfyUI at {self.root}: put one there, or name another folder in COMFYUI_PATH"
         if self.version is None:
             return f"the ComfyUI at {self.root} does not say its version in {' or '.join(_VERSION_FILES)}"

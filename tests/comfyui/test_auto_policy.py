@@ -10,6 +10,7 @@ import torch
 from comfy_sage2.policy.document import from_text
 from tools.comfyui.server import ComfyServer, Prompt
 
+from .installations import Installation
 from .prompts import LATENT, REPORT, sampling, with_report
 
 STEPS = 4
@@ -132,3 +133,32 @@ def test_without_a_kernel_the_model_passes_through(server: ComfyServer) -> None:
     run = server.run(prompt("idle", backend="auto", seed=77))
     assert "passes through unchanged" in run.outputs["idle"]["text"][0]
     assert torch.equal(server.latent(run, LATENT), plain(server, 77))
+
+
+def offered(server: ComfyServer, workflow: str, node: str) -> str:
+    """The policy that the page of `workflow` can keep in its node of this number after the last run."""
+    entries = server.get(f"/comfy_sage2/node_status?workflow={workflow}")
+    return next((entry.get("policy", "") for entry in entries if entry["node"] == node), "")
+
+
+def test_two_tabs_and_a_size_that_goes_back(server: ComfyServer, installation: Installation) -> None:
+    """Two workflows with a node of the same number, and one of them that changes its size and back."""
+    if not installation.is_newest:
+        pytest.skip("older versions let no pack answer a page")
+    small, large = (prompt("12", cost_limit=450.0, size=size) for size in (128, 192))
+    assert MEASURING in server.run(small, workflow="tab-a").outputs[REPORT]["text"][0]
+    first = offered(server, "tab-a", "12")
+    assert from_text(first).target == "fast" and offered(server, "tab-b", "12") == ""
+    run = server.run(large, workflow="tab-b")
+    assert MEASURING in run.outputs[REPORT]["text"][0]
+    other = offered(server, "tab-b", "12")
+    assert other not in ("", first) and offered(server, "tab-a", "12") == first
+    assert RENDERING in server.run(small, workflow="tab-a").outputs[REPORT]["text"][0]
+    assert offered(server, "tab-a", "12") == first
+    # The first tab takes the other size, whose measurements are known, and then its own again.
+    large["sampler"]["inputs"]["seed"] = small["sampler"]["inputs"]["seed"] = 7
+    assert RENDERING in server.run(large, workflow="tab-a").outputs[REPORT]["text"][0]
+    assert offered(server, "tab-a", "12") == other
+    assert RENDERING in server.run(small, workflow="tab-a").outputs[REPORT]["text"][0]
+    assert offered(server, "tab-a", "12") == first
+    assert offered(server, "tab-b", "12") == other

@@ -28,7 +28,14 @@ CALLS = {
     "Qwen-Image-Edit": 2,
     "Krea 2": 2 + 2 + 2,  # over the layers of the text encoder, and over its tokens
     "Flux.2": 1 + 2,
+    "Flux.2 Klein": 1 + 2,
+    "MiniMax H3, pictures to refer to": 2,
+    "Wan Animate 2": 2 * (2 + 3 + 2),  # motion, a frame each with its motion, the video's first one and its text
+    "Qwen-Image 2.1": 2 * 2,  # the text and the picture
+    "Qwen-Image 2.1, edit": 2 * 3,  # and the picture to change
 }
+NEWER = {"Qwen-Image 2.1", "Qwen-Image 2.1, edit"}  # their file is in the overlay
+LEFT = {"Wan Animate 2": 8}  # calls for which the model asks for full precision
 # The paper's models likewise, by attention calls of a step.
 PAPER = {
     "CogVideoX-2B, 480p": 2,
@@ -38,8 +45,9 @@ PAPER = {
     "Flux.1, 1024 x 1024": 1 + 1,
     "Stable Diffusion 3.5 large, 1024 x 1024": 2,
 }
-MASKED = {"HunyuanVideo 1.5", "Qwen-Image", "Qwen-Image-Edit"}
-BEFORE = {"MiniMax H3", "LTX-2"}  # attend once to the text before the first step, where ComfyUI asks nobody
+MASKED = {"HunyuanVideo 1.5", "Qwen-Image", "Qwen-Image-Edit", *NEWER}
+H3 = {"MiniMax H3", "MiniMax H3, pictures to refer to"}
+BEFORE = {*H3, "LTX-2"}  # attend once to the text before the first step, where ComfyUI asks nobody
 STEPS = 2
 # The node's error as a share of what attention does. Short sequences of random tokens average nothing out.
 WORST_SHARE = {"Krea 2": 0.15}
@@ -75,26 +83,35 @@ def test_every_call_of_the_papers_models_is_served(installation: Installation, t
     assert all(found["cosine"] > 0.99 for found in served.values())
 
 
-def test_all_families_ran(figures: dict[str, Any]) -> None:
+def test_all_families_ran(figures: dict[str, Any], installation: Installation) -> None:
     """Before a family runs, ComfyUI's detection has to find its real shape by the weights."""
-    assert set(figures) == set(CALLS)
-    assert [found["failed"] for found in figures.values()] == [""] * len(CALLS)
+    assert set(figures) == set(CALLS) - (set() if installation.is_overlay else NEWER)
+    assert {found["failed"] for found in figures.values()} == {""}
+
+
+def of(figures: dict[str, Any], family: str) -> dict[str, Any]:
+    """What was found of a family."""
+    if family not in figures:
+        pytest.skip(f"releases up to 0.33 have no file of {family}: see tools.comfyui.overlay")
+    found: dict[str, Any] = figures[family]
+    return found
 
 
 @pytest.mark.parametrize("family", CALLS)
 def test_every_call_that_asks_is_served(figures: dict[str, Any], family: str) -> None:
-    served = figures[family]["served"]
+    served = of(figures, family)["served"]
     calls = served["calls"]
-    assert served["served"] == calls["made"] - calls["unasked"] == CALLS[family] * STEPS
-    assert served["left"] == {}
+    left = sum(served["left"].values())
+    assert served["served"] == calls["made"] - calls["unasked"] - left == CALLS[family] * STEPS
+    assert left == LEFT.get(family, 0) and all(reason.startswith("[SA-306]") for reason in served["left"])
     assert (calls["unasked"] > 0) == (family in BEFORE)
     assert (calls["masked"] > 0) == (family in MASKED)
-    assert calls["contained"] == (calls["made"] if family == "MiniMax H3" else 0)
+    assert calls["contained"] == (calls["made"] if family in H3 else 0)
 
 
 @pytest.mark.parametrize("family", CALLS)
 def test_the_latents_are_close_to_those_without_the_node(figures: dict[str, Any], family: str) -> None:
-    served = figures[family]["served"]
+    served = of(figures, family)["served"]
     assert served["cosine"] > 0.99
     # Some error must be there, or nothing was quantized.
     assert 1e-3 < served["share"] < WORST_SHARE.get(family, 0.06)
@@ -102,7 +119,7 @@ def test_the_latents_are_close_to_those_without_the_node(figures: dict[str, Any]
 
 @pytest.mark.parametrize("family", CALLS)
 def test_steps_are_timed_with_each_attention(figures: dict[str, Any], family: str) -> None:
-    timed = figures[family]["timed"]
+    timed = of(figures, family)["timed"]
     assert list(timed["seconds"]) == ["ComfyUI's default", "8b", "precise", "attention for nothing"]
     assert all(seconds and min(seconds) > 0 for seconds in timed["seconds"].values())
     assert timed["served"].startswith(f"{CALLS[family]} reference · 8b")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from comfy_sage2.policy.document import from_text
-from tools.comfyui.server import ComfyServer
+from tools.comfyui.server import ComfyServer, Prompt
 from tools.workflows import frontend
 from tools.workflows.chromium import Chromium, find_chromium
 from tools.workflows.graph import Graph, Node
@@ -111,10 +111,18 @@ def test_workflow_opens_and_becomes_the_same_prompt(
     if design == "Nodes 2.0":
         page.wait_for(f"document.querySelectorAll('[data-node-id]').length === {len(workflow['nodes'])}")
     keep_picture(page, f"{path.stem} {design}", ())
-    prompt = frontend.prompt(page)
-    for node in prompt.values():  # a dynamic combo's own widgets have a dot in their names
-        node["inputs"] = {name: value for name, value in node["inputs"].items() if "." not in name}
-    assert prompt == to_prompt(workflow, server.get("/object_info"))
+    assert own(frontend.prompt(page)) == own(to_prompt(workflow, server.get("/object_info")))
+
+
+def own(prompt: Prompt) -> Prompt:
+    """`prompt` without a dynamic combo's own widgets, which have a dot in their names; so have inputs that grow."""
+    return {
+        number: {
+            **node,
+            "inputs": {name: value for name, value in node["inputs"].items() if "." not in name or type(value) is list},
+        }
+        for number, node in prompt.items()
+    }
 
 
 @pytest.mark.parametrize("values, missing", EARLIER)
@@ -212,6 +220,29 @@ def test_the_node_tells_what_the_sampling_did_and_after_a_reload_too(server: Com
     assert "Not faster: test_support served every call" in shown(page, "SageAttention2Report")
     frontend.load(page, {**workflow, "id": "0d0c5b1e-0000-4000-8000-000000004712"})
     assert shown(page, "SageAttention2") == "", "another workflow's node of the same number has said nothing"
+
+
+@pytest.mark.parametrize(("name", "known"), [("mode", "8b"), ("backend", "auto")])
+def test_a_node_with_a_value_that_does_not_exist_is_marked(
+    server: ComfyServer, page: Chromium, name: str, known: str, design: str
+) -> None:
+    """From the moment that the file is opened until the user chooses another value; the file does not change by it."""
+    g = Graph(server.get("/object_info"))
+    g.node("SageAttention2", 0)
+    workflow = g.workflow()
+    frontend.load(page, workflow)
+    node = "app.graph.nodes.find(n => n.type === 'SageAttention2')"
+    widget = f"{node}.widgets.find(w => w.name === {name!r})"
+    assert not page.evaluate(f"{node}.has_errors === true")
+    place = page.evaluate(f"{node}.widgets.indexOf({widget})")
+    (saved,) = workflow["nodes"]
+    saved["widgets_values"][place] = "9b"
+    frontend.load(page, workflow)
+    assert page.evaluate(f"{node}.has_errors === true")
+    assert "has_errors" not in page.evaluate("JSON.stringify(app.graph.serialize())")
+    keep_picture(page, f"unknown_{name} {design}", ("SageAttention2",))
+    page.evaluate(f"(() => {{ const w = {widget}; w.value = {known!r}; w.callback?.({known!r}); return true; }})()")
+    assert not page.evaluate(f"{node}.has_errors === true")
 
 
 BUTTON = "app.graph.nodes.find(n => n.type === {type!r}).widgets.find(w => w.name === 'Keep in this workflow')"

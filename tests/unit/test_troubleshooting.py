@@ -33,6 +33,7 @@ LEFT_OUT = {
     ("calibrated.py", "reasoning"),
     ("dispatcher.py", "reasoning"),
     ("packs.py", "inexact"),
+    ("packs.py", "block_owner"),
     ("session.py", "_previous_owner"),
     ("auto_policy.py", "reasoning"),
     ("abi.py", "reason_against"),

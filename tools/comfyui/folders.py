@@ -12,7 +12,9 @@ import os
 import re
 from pathlib import Path
 
-USUAL = ("ComfyUI", "ComfyUI-0.8.0", "ComfyUI-0.3.64")
+OVERLAY = "ComfyUI-overlay"  # the newest release with newer files over it: tools.comfyui.overlay makes it
+OVERLAY_RECORD = "overlay.json"  # by which an overlay is told from a release
+USUAL = ("ComfyUI", "ComfyUI-0.8.0", "ComfyUI-0.3.64", OVERLAY)
 OLDEST_FOR_DEMO = (0, 8)  # earlier versions load only VAEs of Wan's full width
 
 

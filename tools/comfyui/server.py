@@ -134,12 +134,17 @@ class ComfyServer:
             result: bytes = answer.read()
             return result
 
-    def run(self, prompt: Prompt, while_waiting: Callable[[], None] = lambda: None) -> Run:
+    def run(
+        self, prompt: Prompt, while_waiting: Callable[[], None] = lambda: None, *, workflow: str | None = None
+    ) -> Run:
         """Queue `prompt` and wait for it, calling `while_waiting` about twenty times a second.
+
+        workflow: the id of a workflow, as a page sends it with the prompt.
 
         Raises PromptRefused, or RuntimeError with the traceback of a node that failed.
         """
-        body = json.dumps({"prompt": prompt}).encode()
+        extra = {} if workflow is None else {"extra_data": {"extra_pnginfo": {"workflow": {"id": workflow}}}}
+        body = json.dumps({"prompt": prompt, **extra}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/prompt", body, {"Content-Type": "application/json"}
         )

@@ -13,11 +13,13 @@ COLUMN_WIDTH = 480
 NODE_WIDTH = 430
 GAP = 50
 TITLE_HEIGHT, SOCKET_HEIGHT, WIDGET_HEIGHT, TEXT_HEIGHT, PICTURE_HEIGHT = 34, 22, 28, 120, 240
+AUTOGROW = "COMFY_AUTOGROW_V3"
 WIDGET_TYPES = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3"}
 # The folder in ComfyUI's `models` of the file that a loader's input names.
 FOLDERS = {
     "unet_name": "diffusion_models",
     "clip_name": "text_encoders",
+    "CLIPVisionLoader.clip_name": "clip_vision",
     "clip_name1": "text_encoders",
     "clip_name2": "text_encoders",
     "text_encoder": "text_encoders",
@@ -65,7 +67,17 @@ class Node:
     def inputs(self) -> dict[str, list[Any]]:
         """Name -> [type, options] of all inputs, in the order in which the frontend shows them."""
         sections = self.definition["input"]
-        return {**sections.get("required", {}), **sections.get("optional", {})}
+        found: dict[str, list[Any]] = {}
+        for name, spec in {**sections.get("required", {}), **sections.get("optional", {})}.items():
+            found |= self._grown(name, spec[1]["template"]) if spec[0] == AUTOGROW else {name: spec}
+        return found
+
+    def _grown(self, name: str, template: dict[str, Any]) -> dict[str, list[Any]]:
+        """Those of an input that grows: the used ones, and as in a saved workflow a free one after them."""
+        (spec,) = template["input"]["required"].values()
+        names = [f"{name}.{template['prefix']}{number}" for number in range(template["max"])]
+        used = sum(entry in self.values for entry in names)
+        return {entry: spec for entry in names[: used + 1]}
 
 
 def is_widget(spec: list[Any]) -> bool:
@@ -99,7 +111,10 @@ class Graph:
         """Add a node that loads files. urls: input name -> address, whose last part is the file's name."""
         names = {name: url.rsplit("/", 1)[1] for name, url in urls.items()}
         node = self.node(kind, column, **names, **values)
-        node.models = [{"name": names[name], "url": url, "directory": FOLDERS[name]} for name, url in urls.items()]
+        node.models = [
+            {"name": names[name], "url": url, "directory": FOLDERS.get(f"{kind}.{name}", FOLDERS[name])}
+            for name, url in urls.items()
+        ]
         return node
 
     def note(self, column: int, title: str, text: str, height: int = 260) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import images, paper, showcases, videos
 from .graph import Graph
+from .newer_nodes import with_newer_nodes
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,14 @@ class Workflow:
         family: the model, as people write it.
         task: what it does.
         make: adds its nodes to a graph.
+        needs: the version of ComfyUI, where it is newer than the one that the files are made with.
     """
 
     name: str
     family: str
     task: str
     make: Callable[[Graph], None]
+    needs: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:
@@ -33,13 +36,15 @@ class Workflow:
 
     def graph(self, object_info: dict[str, Any]) -> Graph:
         """The graph from a server's answer to GET /object_info."""
-        graph = Graph(object_info, self.title)
+        graph = Graph(with_newer_nodes(object_info), self.title)
         self.make(graph)
         return graph
 
 
-def _workflow(family: str, task: str, make: Callable[[Graph], None], group: str = "sage2") -> Workflow:
-    return Workflow(f"{group}_{make.__name__}", family, task, make)
+def _workflow(
+    family: str, task: str, make: Callable[[Graph], None], group: str = "sage2", needs: tuple[int, ...] = ()
+) -> Workflow:
+    return Workflow(f"{group}_{make.__name__}", family, task, make, needs)
 
 
 _T2V, _I2V, _T2I = "text to video", "image to video", "text to image"
@@ -47,16 +52,25 @@ _PAPER = "sage2_paper"
 WORKFLOWS = (
     _workflow("MiniMax H3", _T2V, videos.minimax_h3_text_to_video),
     _workflow("MiniMax H3", _I2V, videos.minimax_h3_image_to_video),
+    _workflow("MiniMax H3", "pictures to refer to", videos.minimax_h3_reference_to_video),
+    _workflow("FastH3", _T2V, videos.fasth3_text_to_video, needs=(0, 43)),
     _workflow("LTX-2.5", _T2V, videos.ltx25_text_to_video),
+    _workflow("LTX-2.5", _I2V, videos.ltx25_image_to_video),
     _workflow("LTX-2.3", _T2V, videos.ltx23_text_to_video),
+    _workflow("LTX-2.3", _I2V, videos.ltx23_image_to_video),
     _workflow("Wan 2.2", _T2V, videos.wan22_text_to_video),
     _workflow("Wan 2.2", _I2V, videos.wan22_image_to_video),
+    _workflow("Wan Animate 2", "the motion of a video", videos.wan_animate2),
     _workflow("HunyuanVideo 1.5", _T2V, videos.hunyuanvideo15_text_to_video),
     _workflow("Z-Image Turbo", _T2I, images.z_image_turbo_text_to_image),
+    _workflow("Qwen-Image 2.1", _T2I, images.qwen_image21_text_to_image, needs=(0, 39)),
+    _workflow("Qwen-Image 2.1", "change an image", images.qwen_image21_edit, needs=(0, 39)),
     _workflow("Qwen-Image", _T2I, images.qwen_image_text_to_image),
     _workflow("Qwen-Image-Edit", "change an image", images.qwen_image_edit),
     _workflow("Krea 2", _T2I, images.krea2_text_to_image),
     _workflow("Flux.2", _T2I, images.flux2_text_to_image),
+    _workflow("Flux.2 Klein", _T2I, images.flux2_klein_text_to_image),
+    _workflow("FLUX.3 Image", _T2I, images.flux3_text_to_image, needs=(0, 41)),
     _workflow("Calibration", "measure Wan 2.1, then render", showcases.calibrate_then_render),
     _workflow("Comparison", "Wan 2.1 with full precision", showcases.compare_with_full_precision),
     _workflow("Demo model", _T2V, showcases.demo_model),

@@ -1,6 +1,7 @@
 // A button that keeps a policy in the workflow: on Auto Policy in its own input, on Make Policy in a Load Policy node
 // that takes the place of Make Policy's output.
 import { app } from "../../../scripts/app.js";
+import { numbered, statuses } from "./node_text.js";
 
 const AUTO = "SageAttention2AutoPolicy";
 const MAKER = "SageAttention2MakePolicy";
@@ -84,8 +85,18 @@ function keepInOwnNode(maker, text) {
   );
 }
 
-function keep(node) {
-  const text = node.madePolicy;
+// The policy of what `node` sampled last in this workflow. The server knows it after the sampling; what came with the
+// node's own run, which is before, is of the run before.
+async function made(node) {
+  if (node.comfyClass !== AUTO) return node.madePolicy;
+  const graph = app.rootGraph ?? app.graph;
+  const [number] = [...numbered(graph)].find(([, found]) => found === node) ?? [];
+  const entry = (await statuses()).find((found) => found.node === number && found.type === AUTO);
+  return entry ? entry.policy : node.madePolicy;
+}
+
+async function keep(node) {
+  const text = await made(node);
   if (!text) {
     say("warn", "There is no policy yet: run the workflow first.");
     return;

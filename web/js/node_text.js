@@ -27,7 +27,25 @@ function textWidget(node) {
   return widget;
 }
 
+// A value of a workflow file that this version does not know is replaced when the node runs; until the user chooses
+// another one the node has the border of a node with an error, which is not stored in the file.
+const UNKNOWN = "[SA-401]";
+const REPLACED = ["mode", "backend"];
+
+function hasUnknownValue(node) {
+  const chosen = (node.widgets ?? []).filter((widget) => REPLACED.includes(widget.name));
+  return chosen.some(({ value, options }) => Array.isArray(options?.values) && !options.values.includes(value));
+}
+
+function mark(node, text = "") {
+  const isMarked = hasUnknownValue(node) || text.includes(UNKNOWN);
+  if (!isMarked && !node.markedBySage) return;
+  node.has_errors = node.markedBySage = isMarked;
+  node.setDirtyCanvas(true, true);
+}
+
 function show(node, text) {
+  mark(node, text);
   const widget = textWidget(node);
   if (widget.value === text) return;
   widget.value = text;
@@ -37,7 +55,7 @@ function show(node, text) {
 }
 
 // Nodes by the numbers that they have in a prompt: "57:3" is node 3 of the subgraph in node 57.
-function* numbered(graph, prefix = "") {
+export function* numbered(graph, prefix = "") {
   for (const node of graph.nodes) {
     const number = prefix + node.id;
     yield [number, node];
@@ -46,13 +64,16 @@ function* numbered(graph, prefix = "") {
 }
 
 // The server knows what the nodes have said after the sampling, and before this page was loaded.
-async function refresh() {
+export async function statuses() {
   const graph = app.rootGraph ?? app.graph;
-  if (!graph?.id) return;
+  if (!graph?.id) return [];
   const answer = await api.fetchApi(`/comfy_sage2/node_status?${new URLSearchParams({ workflow: graph.id })}`);
-  if (!answer.ok) return;
-  const nodes = new Map(numbered(graph));
-  for (const { node: number, type, text } of await answer.json()) {
+  return answer.ok ? await answer.json() : [];
+}
+
+async function refresh() {
+  const nodes = new Map(numbered(app.rootGraph ?? app.graph));
+  for (const { node: number, type, text } of await statuses()) {
     const node = nodes.get(number);
     if (node?.type === type) show(node, text);
   }
@@ -68,7 +89,21 @@ app.registerExtension({
   afterConfigureGraph: refresh,
   beforeRegisterNodeDef(nodeType, nodeData) {
     if (!NODES.has(nodeData.name)) return;
-    const onExecuted = nodeType.prototype.onExecuted;
+    const { onExecuted, onConfigure, onNodeCreated } = nodeType.prototype;
+    nodeType.prototype.onConfigure = function (...values) {
+      onConfigure?.apply(this, values);
+      mark(this);
+    };
+    nodeType.prototype.onNodeCreated = function (...values) {
+      onNodeCreated?.apply(this, values);
+      for (const widget of (this.widgets ?? []).filter(({ name }) => REPLACED.includes(name))) {
+        const { callback } = widget;
+        widget.callback = (...chosen) => {
+          callback?.apply(widget, chosen);
+          mark(this);
+        };
+      }
+    };
     nodeType.prototype.onExecuted = function (message) {
       onExecuted?.call(this, message);
       show(this, (message?.text ?? []).join("\n\n"));

@@ -10,7 +10,7 @@ import torch
 
 from ...options import AttentionOptions
 from ...signature import CallSignature
-from ...tensors import NO_TENSORS, OptionalTensors, with_dense_rows
+from ...tensors import NO_TENSORS, NO_VALUES, OptionalTensors, overrides_torch, with_dense_rows
 from ...text import one_line
 
 Override = Callable[..., torch.Tensor]  # what nodes put in the place of an attention function
@@ -19,8 +19,10 @@ Fallback = Callable[[], torch.Tensor]
 _POSITIONAL = 8  # ComfyUI's attention functions take the first eight fields below by position too
 _LONGEST_KIND = 20  # characters of a block's kind, which any pack may set
 _NEEDED = 4  # q, k, v and heads have no default
-# preferred_attention names one of ComfyUI's attention functions; it does not change what is computed.
-_WITHOUT_MEANING_HERE = ("transformer_options", "_inside_attn_wrapper", "preferred_attention")
+OVERRIDE = "optimized_attention_override"  # its name in ComfyUI's `transformer_options`
+INSIDE = "_inside_attn_wrapper"  # with it an attention function looks for no override
+# What a model's file asks for, preferred_attention, is read by `declared_attention`.
+_WITHOUT_MEANING_HERE = ("transformer_options", INSIDE, "preferred_attention")
 
 
 @dataclass(eq=False)
@@ -38,6 +40,8 @@ class AttentionCall:
         enable_gqa: k and v may have fewer heads than q.
         low_precision_attention: False where the model forbids a quantized attention.
         unknown: arguments that this adapter does not understand.
+        declared: in words the attention that the model's file asks for in this layer, where it is to serve what this
+            node leaves; else None.
         containers: those of q, k and v, where ComfyUI gives them in such: whoever empties one frees its tensor.
     """
 
@@ -53,6 +57,7 @@ class AttentionCall:
     enable_gqa: bool = False
     low_precision_attention: bool = True
     unknown: tuple[str, ...] = ()
+    declared: str | None = None
     containers: tuple[Any, ...] = ()
     _views: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = field(default=None, init=False)
 
@@ -174,6 +179,8 @@ class AttentionCall:
             return "[SA-306] the model asks for full precision here (low_precision_attention=False)"
         if self.needs_gradient:
             return "[SA-307] the call needs gradients, and quantized attention has none"
+        if self.mask is not None and overrides_torch(self.mask):
+            return NO_VALUES.format(type(self.mask).__name__)
         return None
 
     @property
@@ -255,7 +262,7 @@ def _transposed(
 
 
 ARGUMENTS = tuple(
-    field.name for field in fields(AttentionCall) if field.name not in ("unknown", "containers", "_views")
+    field.name for field in fields(AttentionCall) if field.name not in ("unknown", "declared", "containers", "_views")
 )
 _KNOWN = frozenset(ARGUMENTS + _WITHOUT_MEANING_HERE)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 from ...text import one_line
 from .attention_call import comfyui_attention
 
 _LONGEST = 60  # characters of a pack's name
 _CORE = ("comfy", "comfy_extras", "nodes")
+_NODES = {"nodes_sparse_attention": "Model Sparse Attention"}  # by the names of ComfyUI's files
 # ComfyUI's attention functions that quantize nothing, by their names.
 _EXACT = ("basic", "sub_quad", "split", "xformers", "pytorch", "flash")
 
@@ -26,6 +28,22 @@ def owner_of(function: object) -> str:
         return one_line(parts[0][:_LONGEST])
     chosen = _chosen(function)
     return "ComfyUI's attention node" if chosen is None else f"ComfyUI's attention node ({chosen})"
+
+
+def block_owner(options: Mapping[str, Any]) -> str | None:
+    """Whose patch takes the place of transformer blocks in a pass with these `transformer_options`, in words, or None.
+
+    Such a patch may compute a block's attention itself, and then nobody is asked for it.
+    """
+    replaced = options.get("patches_replace")
+    blocks = replaced.get("dit") if isinstance(replaced, Mapping) else None
+    patch = next(iter(blocks.values()), None) if isinstance(blocks, Mapping) else None
+    if patch is None:
+        return None
+    folder, _, name = str(getattr(patch, "__module__", "")).rpartition(".")
+    if folder.partition(".")[0] not in _CORE:
+        return owner_of(patch)
+    return f"ComfyUI's {_NODES.get(name, one_line(name[:_LONGEST]))}"
 
 
 def inexact(function: object) -> str | None:

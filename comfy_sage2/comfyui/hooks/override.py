@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..adapter import declared_attention
 from ..adapter.attention_call import AttentionCall, Override, comfyui_attention
 from ..session import model_passes
 from ..session.session import Session
@@ -25,21 +26,29 @@ def make_override(session: Session) -> Override:
         return _attend(func, args, kwargs)
 
     def _attend(func: Override, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        def fallback() -> torch.Tensor:
-            return func(*args, **kwargs) if previous is None else previous(func, *args, **kwargs)
-
         running = model_passes.current(slot)
+        declared = declared_attention.of_caller() if session.leaves_to_declared else None
+
+        def fallback() -> torch.Tensor:
+            if previous is not None:
+                return previous(func, *args, **kwargs)
+            return func(*args, **kwargs) if declared is None else declared.run(func.__name__, args, kwargs)
+
         # Outside of a forward pass of the sampler there is no step and no layer: the call is not this node's.
         if running is None:
             return fallback()
-        options = kwargs.get("transformer_options")
-        return session.attend(AttentionCall.of(args, kwargs), running, fallback, options)
+        call = AttentionCall.of(args, kwargs)
+        call.declared = None if declared is None else declared.label
+        return session.attend(call, running, fallback, kwargs.get("transformer_options"))
 
     def container_function(*args: Any, **kwargs: Any) -> torch.Tensor:
         """Called by ComfyUI 0.31 and later when q, k and v come in containers that give their tensor away once."""
         containers, rest = args[:3], args[3:]
+        declared = None
 
         def fallback() -> torch.Tensor:
+            if declared is not None:
+                return declared.run(comfyui_attention().__name__, args, kwargs)
             if previous is None:
                 return comfyui_attention()(*args, **kwargs)  # still in containers: ComfyUI frees them one by one
             if hasattr(previous, "container_function"):
@@ -52,6 +61,9 @@ def make_override(session: Session) -> Override:
             return override(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
         # The call alone refers to the tensors, and the session releases it before `fallback`.
         call = AttentionCall.of_containers(args, kwargs)
+        if session.leaves_to_declared:
+            declared = declared_attention.of_caller()
+            call.declared = None if declared is None else declared.label
         out = session.attend(call, running, fallback, kwargs.get("transformer_options"))
         call.empty_containers()  # whoever served it
         return out

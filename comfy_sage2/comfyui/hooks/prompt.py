@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from ..node_status import workflow_of
 
 REPORT = "SageAttention2Report"  # the id of the report node
 # KJNodes' patches that import `sageattention`, by their ids; several models have a memory patch of their own.
@@ -30,6 +32,13 @@ def running_prompt() -> str | None:
     return None if context is None else str(context.prompt_id)
 
 
+def running_workflow() -> str | None:
+    """The id of the workflow that the queue runs; None where that cannot be told, as of a prompt without a page."""
+    items = _running_items()
+    extra = items[0][3] if len(items) == 1 and len(items[0]) > 3 else None
+    return workflow_of(extra.get("extra_pnginfo")) if isinstance(extra, Mapping) else None
+
+
 def reads_times() -> bool:
     """Whether a report node of this run will read how long calls took; True where that cannot be told."""
     prompts = _own_prompts()
@@ -53,11 +62,16 @@ def _own_prompts() -> list[object]:
 
 
 def _running_prompts() -> Iterable[tuple[str, object]]:
-    """Number and nodes of each run, as ComfyUI's server has them; nothing without a server."""
+    """Number and nodes of each run."""
+    return [(str(item[1]), item[2]) for item in _running_items()]
+
+
+def _running_items() -> list[Sequence[Any]]:
+    """The runs as ComfyUI's server has them: priority, number, nodes, what came with them; none without a server."""
     server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
     running: Any = getattr(getattr(server, "prompt_queue", None), "currently_running", None)
     items = list(running.values()) if isinstance(running, Mapping) else []
-    return [(str(item[1]), item[2]) for item in items if isinstance(item, (tuple, list)) and len(item) > 2]
+    return [item for item in items if isinstance(item, (tuple, list)) and len(item) > 2]
 
 
 def _has_report(prompt: object) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from ...autotune.measure import prepare
 from ...tuning_candidates import BACKENDS
+from ..adapter.declared_attention import declared_layers
 from ..adapter.pass_options import changes_of, has_cross_attention
 from ..report.text import session_headline, status
 from ..session.session import Session, log
@@ -47,6 +48,7 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
             cross_attends=not isinstance(diffusion_model, torch.nn.Module) or has_cross_attention(diffusion_model),
             times_calls=reads_times(),
         )
+        session.compiled = COMPILE_OPTIONS in guider.model_options
         completed = False
         try:
             out = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
@@ -58,7 +60,8 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
             found = session_headline(session)
             log.info("SageAttention2: %s", found)
             session.publish_status(
-                status(session) if session.handler.idle_reason else f"{status(session)}\nLast sampling: {found}"
+                status(session) if session.handler.idle_reason else f"{status(session)}\nLast sampling: {found}",
+                session.handler.policy_text(),
             )
 
     wrapper.session = session  # type: ignore[attr-defined]
@@ -90,6 +93,8 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
     ) -> Any:
         options = {} if transformer_options is None else transformer_options
         prepare(x.device, BACKENDS)  # of several GPUs the node knew one
+        if session.layers is None:  # patches of the model are applied when it is loaded, after the sampling begins
+            session.declared = declared_layers(executor.class_obj)
         model_pass = session.begin_pass(float(t.flatten()[0]), x.device, options)
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
         model_pass.changes = changes_of(executor.class_obj, options, inputs)

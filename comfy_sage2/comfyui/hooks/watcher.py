@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from ..adapter.attention_call import AttentionCall, Override
+from ..adapter.attention_call import OVERRIDE, AttentionCall, Override
 from ..adapter.packs import owner_of
 from ..session import model_passes
 from ..session.session import Session
-
-OVERRIDE = "optimized_attention_override"
 
 
 @contextmanager

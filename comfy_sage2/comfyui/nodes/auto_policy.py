@@ -77,8 +77,12 @@ class SageAttention2AutoPolicy(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, **inputs: Any) -> str:
         """Changes when the node has calibrated: the next run then renders, although its inputs are the same."""
-        # ComfyUI 0.3 does not tell the id here.
-        return "" if IMPORT_ERROR is not None else str(library.calibrations.made(cls.hidden.unique_id))
+        if IMPORT_ERROR is not None:
+            return ""
+        # ComfyUI 0.3 does not tell the id here, and none tells the workflow. With it a node of the same number in
+        # another tab is another node, whose output is not taken from the cache.
+        workflow = library.running_workflow()
+        return f"{workflow} {library.calibrations.made(cls.hidden.unique_id, workflow)}"
 
     @classmethod
     @checked
@@ -108,7 +112,7 @@ class SageAttention2AutoPolicy(io.ComfyNode):
         patched = library.auto_model(
             model,
             settings,
-            node=node,
+            node=(library.workflow_of(cls.hidden.extra_pnginfo) or "", node),
             quality=quality,
             kept=policy,
             cost_limit=cost_limit / 100.0,

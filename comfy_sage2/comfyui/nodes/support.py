@@ -140,7 +140,7 @@ def status_of(patched: Any, kind: str, hidden: Any) -> str:
     session = library.sessions_of(patched)[-1]
     session.publish_status = library.node_status.publisher(kind, hidden.unique_id, hidden.extra_pnginfo)
     text: str = library.status(session)
-    session.publish_status(text)
+    session.publish_status(text, session.handler.policy_text())
     return text
 
 

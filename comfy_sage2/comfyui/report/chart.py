@@ -9,12 +9,13 @@ from PIL import Image
 
 from ...options import EXACT
 from ...text import capitalized
+from ..session.guard import FULL_PRECISION
 from ..session.record import Decision, LayerStep, Share, Summary
 from ..session.session import Session
 from . import heatmap
 from .colors import BROKEN, FAINT, LEFT, SERVED, TEXT, Color
 from .drawing import Sheet
-from .text import NOT_PATCHED, first_line, headline, status, time_lines
+from .text import NOT_PATCHED, base_of, first_line, headline, status, time_lines
 from .verdict import worst_cell
 
 # By mode and smooth_v: all else is the same in all calls of a node.
@@ -88,7 +89,7 @@ def _chart(drawing: _Drawing) -> None:
     drawing.shares("Attention calls")
     if summary.timed:
         drawing.times()
-    for note in (*drawing.session.handler.reasoning(summary), *time_lines(summary)):
+    for note in (*drawing.session.handler.reasoning(summary), *time_lines(summary, base_of(drawing.session))):
         drawing.sheet.paragraph(note, CHART.text, FAINT, 3)
     drawing.served()
     if summary.agreement:
@@ -145,7 +146,7 @@ class _Drawing:
         for share in shown:
             label = share.decision.label
             if share.decision.backend is None:
-                label = f"left to ComfyUI's attention: {label}"
+                label = f"left to {share.decision.by or FULL_PRECISION}: {label}"
             took = f", {share.seconds:.2f} s" if self.summary.timed else ""
             yield self.colors[share.decision], f"{share.calls} calls{took}: {label}"
         rest = shares[len(shown) :]

@@ -36,16 +36,25 @@ def headline(summary: Summary) -> str:
     if summary.calls == 0:
         return NO_CALL
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
+    taken = "".join(f"; {line}" for line in taken_blocks(summary))
     silent = f"; {summary.silent_passes} of {summary.passes} passes asked for none" if summary.silent_passes else ""
     stopped = ", stopped before its end" if summary.sampling is Sampling.STOPPED else ""
-    return (
-        f"{served} of {summary.calls} attention calls served ({served / summary.calls:.0%}), {steps}{stopped}{silent}"
-    )
+    share = f"{served} of {summary.calls} attention calls served ({served / summary.calls:.0%})"
+    return f"{share}, {steps}{stopped}{silent}{taken}"
+
+
+def taken_blocks(summary: Summary) -> list[str]:
+    """Who computed the attention of whole transformer blocks, whose calls then reach nobody."""
+    return [
+        f"{owner} computed blocks of {passes} of {summary.passes} passes itself"
+        + (f", {calls} attention calls that did not reach this node" if calls else "")
+        for owner, (passes, calls) in summary.fewer_calls.items()
+    ]
 
 
 def status(session: Session) -> str:
     """What the node itself shows: what will serve the attention, or why nothing of ours does."""
-    return "\n".join((_status(session.handler), *session.handler.notes))
+    return "\n".join((_status(session.handler), *session.handler.notes, *_declared(session)))
 
 
 def _status(handler: Handler) -> str:
@@ -54,6 +63,36 @@ def _status(handler: Handler) -> str:
         if handler.idle_reason is None
         else f"The model passes through unchanged: {handler.idle_reason}."
     )
+
+
+def _declared(session: Session) -> list[str]:
+    """Which attention the model's file asks for, and who serves in its place."""
+    lines = [
+        f"The model's file asks for {label} in {layers} attention layers, which this device does not have: ComfyUI's "
+        "own attention serves what this node leaves."
+        for label, layers in session.declared.missing.items()
+    ]
+    for label, layers in session.declared.served.items():
+        lines.append(f"The model's file asks for {label} in {layers} attention layers. {_in_its_place(session)}")
+    return lines
+
+
+def _in_its_place(session: Session) -> str:
+    handler = session.handler
+    if handler.idle_reason is not None and session.previous is None:
+        return "It serves them."
+    if session.previous is not None:
+        return "An attention node before this one takes its place."
+    if not handler.leaves_to_declared:
+        return (
+            "While this node measures, ComfyUI's attention takes its place: errors are those against exact attention."
+        )
+    if session.compiled:
+        return (
+            "This node takes its place. The model is compiled, which hides what the file asks for: ComfyUI's attention "
+            "serves what this node leaves."
+        )
+    return "This node takes its place, and leaves to it what it does not serve itself."
 
 
 def first_line(session: Session, summary: Summary) -> str:
@@ -84,6 +123,9 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
         return f"[SA-404] {NO_PASS[summary.sampling]}"
     if summary.was_passed_over:
         return "[SA-316] another node of this pack, behind this one, served every attention call"
+    taken = taken_blocks(summary)
+    if taken:
+        return f"[SA-316] {'; '.join(taken)}"
     return (
         f"[SA-317] {session.model} was run {summary.passes} times and never asked the node: its code calls attention "
         "without ComfyUI's hook, or another pack has put functions of its own into the model"
@@ -101,19 +143,20 @@ def session_report(session: Session, prompt: str | None = None) -> str:
         lines.append(EARLIER)
     own = session.handler.own_report(summary)
     if own is not None:
-        return "\n".join((*lines, own))
+        return "\n".join((*lines, own, *_declared(session)))
     title = f"SageAttention2: {session.handler.title}"
     if session.handler.idle_reason is not None:
         return "\n".join(("Not at work", title, status(session)))
-    lines += [first_line(session, summary), title, *session.handler.notes]
+    lines += [first_line(session, summary), title, *session.handler.notes, *_declared(session)]
     nothing = _why_nothing(session, summary)
     if nothing is not None:
         return "\n".join((*lines, f"{capitalized(nothing)}."))
     lines.append(headline(summary) + f", {summary.layers} attention layers.")
+    lines += _steps(summary)
     lines += session.handler.reasoning(summary)
     lines += _served(summary) + _fallbacks(summary) + _guarded(session.handler.guard)
     lines += _skipped(session.handler.sparsity, summary)
-    lines += time_lines(summary) + _agreement(summary)
+    lines += time_lines(summary, base_of(session)) + _agreement(summary, session.declared.label)
     return "\n".join(lines)
 
 
@@ -125,6 +168,21 @@ def report(sessions: list[Session], prompt: str | None = None) -> str:
     parts = [session_report(session, prompt) for session in reversed(sessions)] or [NOT_PATCHED]
     others = sage_calls.lines()
     return "\n\n".join([*parts, "\n".join(others)] if others else parts)
+
+
+def _steps(summary: Summary) -> list[str]:
+    """Which of the sampler's steps were served, where it was not all of them."""
+    served = sorted({step + 1 for (_, step), decision in summary.cells.items() if decision.backend is not None})
+    if not served or len(served) == summary.steps:
+        return []
+    runs: list[list[int]] = []
+    for step in served:
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    named = (str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+    return [f"Steps served: {', '.join(named)} of this sampler's {summary.steps}."]
 
 
 def _served(summary: Summary) -> list[str]:
@@ -192,8 +250,13 @@ def _counted(steps: tuple[int, ...]) -> str:
     return ", ".join(f"{step} ({count} times)" if count > 1 else str(step) for step, count in Counter(steps).items())
 
 
-def time_lines(summary: Summary) -> list[str]:
-    """Attention's part of the sampling, the time that was saved, and the most that could be."""
+def base_of(session: Session) -> str:
+    """Whose times a node's calls are compared with: those of the attention that the model has without the node."""
+    return f"the model's own attention ({session.declared.label})" if session.leaves_to_declared else FULL_PRECISION
+
+
+def time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
+    """Attention's part of the sampling, the time that was saved, and the most that could be. base: see `base_of`."""
     if summary.seconds <= 0.0:
         return []
     if not summary.timed:
@@ -203,10 +266,10 @@ def time_lines(summary: Summary) -> list[str]:
     lines = [f"Time: {whole:.2f} s of sampling, {attention:.2f} s ({attention / whole:.0%}) of it attention{gpus}."]
     saved, basis = 0.0, "as it ran"
     if summary.speed is not None:
-        saved, basis = summary.speed.saved, "with ComfyUI's attention"
+        saved, basis = summary.speed.saved, f"with {base}"
         lines.append(
             f"Time {'saved' if saved >= 0.0 else 'lost'}: {abs(saved):.2f} s, over {summary.speed.calls} calls whose "
-            f"time with ComfyUI's attention is known too (attention {compared_speed(summary.speed.ratio)}, sampling "
+            f"time with {base} is known too (attention {compared_speed(summary.speed.ratio)}, sampling "
             f"{compared_speed(sampling_ratio(summary) or 1.0)})."
         )
     share = (attention + saved) / (whole + saved)
@@ -218,14 +281,16 @@ def time_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _agreement(summary: Summary) -> list[str]:
+def _agreement(summary: Summary, declared: str = "") -> list[str]:
     if not summary.agreement:
         return []
     means = layer_means(summary)
+    beside = f", not {declared}" if declared else ""
     whole = average(means.values())
     worst = sorted(means, key=lambda layer: (not math.isnan(means[layer].cosine), means[layer].cosine))[:WORST_LAYERS]
     return [
-        f"Against full precision (sampled): cosine {whole.cosine:.5f}, relative L1 {whole.relative_l1:.4f} on average",
+        f"Against full precision (sampled{beside}): cosine {whole.cosine:.5f}, relative L1 {whole.relative_l1:.4f} "
+        "on average",
         *(
             f"  {summary.layer_name(n)}: cosine {means[n].cosine:.5f}, relative L1 {means[n].relative_l1:.4f}"
             for n in worst

@@ -24,6 +24,9 @@ from .subject import Identity, Subject
 log = logging.getLogger("comfy_sage2")
 
 MOST_KEPT = 64  # calibrations
+MOST_NODES = 500
+
+NodeKey = tuple[str, str]  # the workflow's id, "" where none is known, and the node's number in it
 MEASURING = "auto policy: sampled in full precision and measured"
 NEXT = "From the next run on this node renders by its policy"
 
@@ -37,21 +40,20 @@ class Calibrations:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: OrderedDict[Subject, Calibration] = OrderedDict()
-        self._made: Counter[str] = Counter()
-        self._latest: dict[str, Subject] = {}
+        self._made: Counter[NodeKey] = Counter()
+        self._sampled: OrderedDict[NodeKey, Subject] = OrderedDict()
 
     def find(self, subject: Subject) -> Calibration | None:
         """What was measured of `subject`, or None."""
         with self._lock:
             return self._found.get(subject)
 
-    def add(self, node: str, subject: Subject, calibration: Calibration) -> None:
-        """The node of this id has calibrated `subject`."""
+    def add(self, node: NodeKey, subject: Subject, calibration: Calibration) -> None:
+        """This node has calibrated `subject`."""
         with self._lock:
             self._found[subject] = calibration
             self._found.move_to_end(subject)
             self._made[node] += 1
-            self._latest[node] = subject
             while len(self._found) > MOST_KEPT:
                 self._found.popitem(last=False)
 
@@ -60,18 +62,31 @@ class Calibrations:
         with self._lock:
             self._found.pop(subject, None)
 
-    def latest(self, node: str) -> Subject | None:
-        """What the node of this id calibrated last."""
+    def sampled(self, node: NodeKey, subject: Subject) -> None:
+        """A sampling of `subject` through this node came to its end, whether it was measured or took a policy."""
         with self._lock:
-            return self._latest.get(node)
+            self._sampled[node] = subject
+            self._sampled.move_to_end(node)
+            while len(self._sampled) > MOST_NODES:
+                self._sampled.popitem(last=False)
 
-    def made(self, node: str | None) -> int:
-        """How often the node of this id has calibrated: with it changes what the node does with the same inputs.
+    def last_sampled(self, node: NodeKey) -> Subject | None:
+        """What was sampled last through this node."""
+        with self._lock:
+            return self._sampled.get(node)
 
-        None counts all nodes, for a host that does not say which node it asks.
+    def made(self, node: str | None, workflow: str | None = None) -> int:
+        """How often a node has calibrated: with it changes what the node does with the same inputs.
+
+        node: None counts all nodes, for a host that does not say which node it asks. workflow: None counts the nodes of
+        this number in all workflows, for a host that does not say which one it runs.
         """
         with self._lock:
-            return self._made.total() if node is None else self._made[node]
+            return sum(
+                count
+                for (found, number), count in self._made.items()
+                if node in (None, number) and workflow in (None, found)
+            )
 
 
 calibrations = Calibrations()
@@ -85,7 +100,7 @@ class AutoPolicy(Handler):
 
     def __init__(
         self,
-        node: str,
+        node: NodeKey,
         identity: Identity,
         quality: str,
         kept: Policy | None,
@@ -95,7 +110,7 @@ class AutoPolicy(Handler):
     ) -> None:
         """
         Args:
-            node: the node's id in its workflow.
+            node: which node it is: workflows and tabs may have nodes of equal numbers.
             identity: of the model.
             quality: the name of the target.
             kept: the policy that the workflow carries, which is taken as long as it fits.
@@ -122,7 +137,7 @@ class AutoPolicy(Handler):
             return
         self._subject = Subject.of(model, noise.shape, sigmas, self._settings)
         self._measured = None
-        earlier, why = calibrations.latest(self._node), "this model was not calibrated yet"
+        earlier, why = calibrations.last_sampled(self._node), "this model was not calibrated yet"
         if self._kept is not None:
             differences = self._kept.signature.differences(self._subject.model)
             if not differences:
@@ -130,7 +145,7 @@ class AutoPolicy(Handler):
                 return
             why = f"the policy kept in this workflow does not fit: {'; '.join(differences)}"
         elif earlier is not None and (changes := self._subject.changes(earlier)):
-            why = f"since the last calibration changed: {changes}"
+            why = f"since the last sampling changed: {changes}"
         found = calibrations.find(self._subject)
         if found is None:
             self._measure(why)
@@ -145,6 +160,8 @@ class AutoPolicy(Handler):
     def complete_sampling(self) -> None:
         """See `Handler.complete_sampling`: what was measured counts from now on."""
         self._ended = True
+        if self._subject is not None:
+            calibrations.sampled(self._node, self._subject)
         if self._measured is None or self._subject is None:
             return
         try:
@@ -197,10 +214,10 @@ class AutoPolicy(Handler):
         return "Renders by the policies that it measured. It measures anew when model, LoRAs, size or steps change."
 
     def policy_text(self) -> str:
-        """The policy to keep in the workflow, as JSON; "" before anything was measured."""
+        """See `Handler.policy_text`: the policy of what this node sampled last, in its workflow; a kept one stays."""
         if self._kept is not None:
             return to_text(self._kept)
-        latest = calibrations.latest(self._node)
+        latest = calibrations.last_sampled(self._node)
         if latest is None or latest.identity != self._identity or latest.settings != self._settings:
             return ""
         found = calibrations.find(latest)
@@ -227,7 +244,7 @@ class AutoPolicy(Handler):
     def _take(self, handler: Handler) -> None:
         self._now = handler
         self.title, self.guard, self.measure_quality = handler.title, handler.guard, handler.measure_quality
-        self.sparsity = handler.sparsity
+        self.sparsity, self.leaves_to_declared = handler.sparsity, handler.leaves_to_declared
 
     def _render(self, policy: Policy, origin: str) -> None:
         self._origin = f"by the policy {origin}"

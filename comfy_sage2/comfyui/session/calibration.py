@@ -52,6 +52,7 @@ class Calibration(Handler):
     """
 
     title = CALIBRATING
+    leaves_to_declared = False
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ class Capture(Handler):
     """
 
     title = CAPTURING
+    leaves_to_declared = False
 
     def __init__(self, bounds: CaptureBounds) -> None:
         self._bounds = bounds

@@ -118,7 +118,7 @@ class Dispatcher(Handler):
 
     def _in_full_precision(self, call: AttentionCall, reason: str) -> Decision:
         """Who serves a call that is not to be quantized: an exact attention where that is faster than ComfyUI's."""
-        if self._prefers_exact and self.is_first and call.reason_against_quantizing is None:
+        if self._prefers_exact and self.is_first and call.declared is None and call.reason_against_quantizing is None:
             found = self._planned(call, _EXACT, where_faster=True)
             if found.plan is not None:
                 return replace(found, reason=reason)
@@ -141,6 +141,8 @@ class Dispatcher(Handler):
             return refused
         if self.settings.apply_to == "self only" and not site.is_self:
             return "[SA-303] cross-attention, and apply_to is 'self only'"
+        if self.settings.respect_model_attention and call.declared is not None:
+            return f"[SA-321] the model's file asks for {call.declared}, and respect_model_attention is on"
         if self.guard is None or site.layer not in self.guard.restricted:
             return None
         return self.guard.reason(site.layer)

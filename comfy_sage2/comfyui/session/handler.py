@@ -24,6 +24,8 @@ class Handler(Protocol):
         guard: checks the outputs of backends; None where none is to be checked.
         sparsity: leaves key blocks out; None where all are computed.
         measure_quality: compare the outputs of backends with full precision.
+        leaves_to_declared: the calls that are left take the attention that the model's file asks for, if it asks for
+            one; else exact attention takes its place, to measure against.
         traced_as: a compiled model is compiled anew when this changes.
     """
 
@@ -33,6 +35,7 @@ class Handler(Protocol):
     guard: Guard | None = None
     sparsity: BlockSparsity | None = None
     measure_quality: bool = False
+    leaves_to_declared: bool = True
     traced_as: object = None
 
     def before_sampling(self, model: Any, noise: torch.Tensor, sigmas: Sequence[float]) -> None:
@@ -77,6 +80,10 @@ class Handler(Protocol):
     def status(self) -> str:
         """What the node itself shows while it is at work."""
         return self.title
+
+    def policy_text(self) -> str:
+        """The policy that the node offers to keep in the workflow, as JSON; "" where it has none."""
+        return ""
 
     def reasoning(self, summary: Summary) -> Sequence[str]:
         """For the report, why the calls were served as they were."""

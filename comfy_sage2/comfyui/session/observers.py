@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -10,7 +10,6 @@ import torch
 
 from ...call_site import CallSite
 from ...options import EXACT
-from ...signature import CallSignature
 from ..adapter import memory
 from ..adapter.attention_call import AttentionCall, Fallback, Override
 from . import fidelity, guard, model_passes, quality
@@ -34,8 +33,8 @@ class Computed:
         out: the output, in `call.layout` where a backend computed it, else in the form that the caller expects.
         decision: who computed it.
         broken: backend and mode of those before it whose output was not finite, in words.
-        signature: equal for calls that are equal work; None where nobody times calls, or a backend tried
-            in vain before.
+        signature: equal for calls that are equal work, and have the same attention without this node; None where
+            nobody times calls, or a backend tried in vain before.
         timer: from before the call to when it was enqueued.
     """
 
@@ -46,7 +45,7 @@ class Computed:
     out: torch.Tensor
     decision: Decision
     broken: Sequence[str]
-    signature: CallSignature | None
+    signature: Hashable | None
     timer: Timer
 
 
@@ -85,7 +84,7 @@ class EarlierNodes(Observer):
 class Downgrades(Observer):
     """Tells the guard of layers whose output was not finite, and who computed the call again."""
 
-    def __init__(self, handler: Handler, fallback_name: Callable[[], str]) -> None:
+    def __init__(self, handler: Handler, fallback_name: Callable[[AttentionCall], str]) -> None:
         self._handler = handler
         self._fallback_name = fallback_name
 
@@ -94,7 +93,7 @@ class Downgrades(Observer):
         if not done.broken or self._handler.guard is None:
             return
         again = done.decision.plan is not None
-        by = done.decision.label if again else self._fallback_name()
+        by = done.decision.label if again else self._fallback_name(done.call)
         found = guard.Downgrade(
             done.site.layer,
             done.site.name,
@@ -110,7 +109,7 @@ class Downgrades(Observer):
 class FidelityCheck(Observer):
     """Compares a few rows of a call with exact attention where it is its layer's turn."""
 
-    def __init__(self, handler: Handler, warn: Warn, left_to: Callable[[], str]) -> None:
+    def __init__(self, handler: Handler, warn: Warn, left_to: Callable[[AttentionCall], str]) -> None:
         self._handler = handler
         self._warn = warn
         self._left_to = left_to
@@ -135,7 +134,9 @@ class FidelityCheck(Observer):
             decision.options.mode,
             decision.label,
             None if better is None or better.options is None else better.options.mode,
-            self._left_to() if better is None else f"{better.label}{' with all key blocks' if decision.skips else ''}",
+            self._left_to(call)
+            if better is None
+            else f"{better.label}{' with all key blocks' if decision.skips else ''}",
             decision.skips,
         )
         try:
@@ -182,7 +183,7 @@ class Quality(Observer):
         except torch.cuda.OutOfMemoryError:  # the sampling itself has what it needs
             self._warn("the memory does not suffice to compare every call with full precision")
 
-    def _time_comfyui(self, done: Computed, signature: CallSignature) -> None:
+    def _time_comfyui(self, done: Computed, signature: Hashable) -> None:
         """Once for each signature that only backends serve: how long ComfyUI's attention takes for it."""
         timer = start_timer(done.out.device)
         try:
@@ -205,7 +206,9 @@ class CallRecorder(Observer):
 
     def after(self, done: Computed) -> None:
         """See `Observer.after`."""
-        decision = done.decision
-        if decision.plan is None and (owner := self._previous_owner()) is not None:
-            decision = replace(decision, by=owner)
-        self._record.add(done.site.layer, done.site.step, decision, done.timer, signature=done.signature)
+        decision, signature, owner = done.decision, done.signature, self._previous_owner()
+        if decision.plan is None and owner is not None:
+            signature = None  # the time says nothing about the attention that the model has without nodes
+        if decision.plan is None and (owner or done.call.declared) is not None:
+            decision = replace(decision, by=owner or done.call.declared)
+        self._record.add(done.site.layer, done.site.step, decision, done.timer, signature=signature)

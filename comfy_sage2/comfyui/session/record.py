@@ -45,7 +45,8 @@ class Decision:
 
     A backend has a reason too where an exact attention takes the place of what the user chose.
     plan: by which the backend computes the call; None where it was only asked what it could do.
-    by: who served a call that no backend did, in words; None is ComfyUI's attention.
+    by: who served a call that no backend did, in words: another node or pack, or what the model's file asks for; None
+        is ComfyUI's attention.
     skips: the backend skipped key blocks.
     """
 
@@ -125,6 +126,8 @@ class Summary:
             `speed`, to be set beside `seconds`, are those of one of them on average.
         names: of the layers, by their numbers.
         passes: forward passes of the model.
+        fewer_calls: owner of a patch of transformer blocks -> the passes with it that made fewer attention calls than
+            the fullest pass of the sampling, and how many calls less.
         silent_passes: those that made no attention call that could be seen.
         sampling: how far it came.
         timed: whether the calls were timed; else the seconds of `shares` are 0.
@@ -142,6 +145,7 @@ class Summary:
     names: tuple[str, ...] = ()
     passes: int = 0
     silent_passes: int = 0
+    fewer_calls: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     sampling: Sampling = Sampling.NONE
     timed: bool = True
     skip_speeds: Mapping[int, SpeedComparison] = field(default_factory=dict)
@@ -211,7 +215,8 @@ class Record:
     _timed: Counter[tuple[Hashable, bool]] = field(default_factory=Counter)
     _comparisons: list[tuple[Hashable, Timer]] = field(default_factory=list)
     _agreement: dict[LayerStep, list[torch.Tensor]] = field(default_factory=dict)
-    _passes: list[int] = field(default_factory=list)  # attention calls of each
+    # Of each pass its attention calls, and whose patch was in the place of blocks.
+    _passes: list[tuple[int, str | None]] = field(default_factory=list)
     _whole: Timer | None = None
     _devices: set[Hashable] = field(default_factory=set)
 
@@ -245,11 +250,11 @@ class Record:
             if self._whole is None:
                 self._whole = timer
 
-    def end_pass(self, calls: int) -> None:
-        """A pass with so many attention calls is through."""
+    def end_pass(self, calls: int, blocks_by: str | None = None) -> None:
+        """A pass with so many attention calls is through. blocks_by: whose patch was in the place of blocks."""
         with self._lock:
             if self._samplings:
-                self._passes.append(calls)
+                self._passes.append((calls, blocks_by))
 
     def end_sampling(self, *, completed: bool = True) -> None:
         """Stop the measurement of the whole sampling; not `completed`: it failed or was interrupted."""
@@ -268,8 +273,6 @@ class Record:
         """
         if not self._samplings:
             return
-        if decision.by is not None:
-            signature = None  # the time says nothing about ComfyUI's attention
         self._entries.append(_Entry(layer, step, decision, timer, signature))
         if signature is not None:
             with self._lock:
@@ -323,13 +326,24 @@ class Record:
             agreement=_averages(agreement),
             names=names,
             passes=len(passes),
-            silent_passes=passes.count(0),
+            silent_passes=sum(not count for count, _ in passes),
+            fewer_calls=_fewer_calls(passes),
             speed=compared(served, comfyui, devices),
             skip_speeds=_skip_speeds(by_skip, devices),
             devices=devices,
             sampling=sampling,
             timed=timed,
         )
+
+
+def _fewer_calls(passes: Sequence[tuple[int, str | None]]) -> dict[str, tuple[int, int]]:
+    most = max((calls for calls, _ in passes), default=0)
+    found: dict[str, tuple[int, int]] = {}
+    for calls, owner in passes:
+        if owner is not None and (calls < most or not calls):
+            passes_of, fewer = found.get(owner, (0, 0))
+            found[owner] = passes_of + 1, fewer + most - calls
+    return found
 
 
 def _averages(measured: Mapping[LayerStep, Sequence[torch.Tensor]]) -> dict[LayerStep, Agreement]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from ...options import AttentionOptions
 from ...signature import CallSignature
 from ..adapter import memory, packs
 from ..adapter.attention_call import AttentionCall, Fallback, Override, block_of, is_self_attention
+from ..adapter.declared_attention import NONE_DECLARED, DeclaredLayers
 from . import guard, model_passes
 from .handler import Handler
 from .model_passes import ModelPass, Schedule
@@ -41,9 +42,11 @@ class Session:
         can_repeat: whether the guard may have a pass of this sampling made again, as far as the model tells.
         cross_attends: whether the model has cross-attention.
         model: ComfyUI's class of the model that was sampled last.
+        declared: what the model's file asks for; known from the node on, and anew from the first pass of a sampling.
+        compiled: the model was sampled last as compiled code, from which what a file asks for cannot be read.
         prompt: the run of ComfyUI's queue in which that was, or None outside of one.
         evaluations: of the model that samplers have begun, each of one or more passes.
-        publish_status: takes what the node has to say after a sampling.
+        publish_status: takes what the node has to say after a sampling, and a policy to keep or "".
     """
 
     def __init__(self, handler: Handler, slot: int = 0, previous: Override | None = None) -> None:
@@ -55,9 +58,11 @@ class Session:
         self.can_repeat = True
         self.cross_attends = True
         self.model = ""
+        self.declared: DeclaredLayers = NONE_DECLARED
+        self.compiled = False
         self.prompt: str | None = None
         self.evaluations = 0
-        self.publish_status: Callable[[str], None] = lambda text: None
+        self.publish_status: Callable[[str, str], None] = lambda text, policy: None
         self._schedule = OUTSIDE
         self._expected_calls = 0  # of a pass: those of the pass before
         self._runner = Runner(handler)
@@ -86,6 +91,14 @@ class Session:
         self.record.end_sampling(completed=completed)
         self.handler.end_sampling()
         self._schedule = OUTSIDE
+
+    @property
+    def leaves_to_declared(self) -> bool:
+        """Whether calls that this node leaves take the attention that the model's file asks for.
+
+        An override before this one has replaced it, as in ComfyUI without this node.
+        """
+        return bool(self.declared.served) and self.previous is None and self.handler.leaves_to_declared
 
     def begin_pass(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> ModelPass:
         """A forward pass at noise level `sigma` starts on `device`."""
@@ -124,7 +137,7 @@ class Session:
         """The pass is through; raises ValueError when the handler is for another kind of model."""
         if model_pass.probe is not None:
             model_pass.probe.finish(model_pass.step)
-        self.record.end_pass(len(model_pass.calls))
+        self.record.end_pass(len(model_pass.calls), packs.block_owner(model_pass.transformer_options))
         self._expected_calls = len(model_pass.calls)
         if model_pass.calls:
             self.handler.end_pass(model_pass.calls, first=self.layers is None)
@@ -143,9 +156,11 @@ class Session:
         """
         site = self._call_site(call, model_pass, options or {})
         chosen = self.handler.choose(call, site)
-        signature, timer = self._work_of(call), self._start_timer(call.q.device)
+        work, timer = self._work_of(call), self._start_timer(call.q.device)
         out, decision, broken = self._runner.run(call, chosen, site, model_pass, fallback, self._observers)
         timer.stop()
+        # Layers whose file asks for another attention are compared with another one.
+        signature: Hashable | None = work if work is None or call.declared is None else (work, call.declared)
         if broken or (decision.plan is None and chosen.plan is not None):
             signature = None  # computed twice, or a backend tried
         done = Computed(call, site, model_pass, fallback, out, decision, broken, signature, timer)
@@ -223,9 +238,10 @@ class Session:
             return "the SageAttention2 node before this one"
         return packs.owner_of(self.previous)
 
-    def _fallback_name(self) -> str:
-        return self._previous_owner() or guard.FULL_PRECISION
+    def _fallback_name(self, call: AttentionCall) -> str:
+        return self._previous_owner() or call.declared or guard.FULL_PRECISION
 
-    def _left_to(self) -> str:
-        """Who serves a layer that the guard leaves; without an earlier node it may be an exact attention."""
-        return "full precision" if self.previous is None else self._fallback_name()
+    def _left_to(self, call: AttentionCall) -> str:
+        """Who serves a layer that the guard leaves; without another attention it may be an exact one."""
+        other = self.previous is not None or call.declared is not None
+        return self._fallback_name(call) if other else "full precision"

@@ -1,4 +1,4 @@
-"""Calls of `sageattention` that no kernel takes: by torch, in whatever form it can compute, with derivatives."""
+"""Calls of `sageattention` that no kernel takes: by torch, in whatever form it can compute, with gradients."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import torch
 from torch.nn.functional import dropout
 
 from ...options import AttentionOptions
-from ..torch_attention import CallTensors
+from ..torch_attention import CallTensors, is_special
 
 # torch's own: in torch.nn.functional another pack's may stand, which calls `sageattn` and so would come back here.
 _scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention
 _MOST_SCORES = 1 << 24  # at once where the LSE is asked for: 64 MB in float32
 
 
-def torchs_attention(inputs: CallTensors, options: AttentionOptions, dropout_p: float = 0.0) -> torch.Tensor:
+def torchs_attention(
+    inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float = 0.0
+) -> torch.Tensor:
     """The output of torch's attention, contiguous in the layout of the options, as that of the kernels is."""
     q, k, v, mask = _in_torchs_layout(inputs, options)
-    if mask is not None and mask.dim() < 2:  # which some of torch's attentions do not take
-        mask = mask[None]
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(q.dtype)
-    if mask is not None and options.is_causal:
-        mask = _below_the_diagonal(mask, q, k)
+    if mask is not None and not is_special(mask):
+        if mask.dim() < 2:  # which some of torch's attentions do not take
+            mask = mask[None]
+        if mask.dtype != torch.bool:
+            mask = mask.to(q.dtype)
+        if options.is_causal:
+            mask = _below_the_diagonal(mask, q, k)
     out: torch.Tensor = _scaled_dot_product_attention(
         q,
         k,
@@ -31,8 +34,8 @@ def torchs_attention(inputs: CallTensors, options: AttentionOptions, dropout_p: 
         attn_mask=mask,
         dropout_p=dropout_p,
         is_causal=options.is_causal and mask is None,
-        scale=options.scale,
-        enable_gqa=_group_size(q, k) > 1,
+        scale=scale,
+        enable_gqa=True if _group_size(q, k) > 1 else False,  # noqa: SIM210  # of symbolic sizes it is no bool
     )
     if options.layout == "BNHD":
         out = out.transpose(1, 2)
@@ -45,7 +48,14 @@ def plain_attention(
     """Output and LSE in plain torch, some rows at a time; computed in float32, float64 for float64.
 
     The LSE is float32, of q's shape (B, H, N) without the channels. A row that attends to nothing gives zeros and -inf.
+
+    Raises:
+        TypeError: tensors of which torch alone knows what they hold.
     """
+    for name, tensor in zip(("q", "k", "v", "attn_mask"), inputs, strict=True):
+        if tensor is not None and is_special(tensor):
+            kind = f"{type(tensor).__name__} of layout {tensor.layout}"
+            raise TypeError(f"[SA-201] with return_lse {name} must be a plain dense tensor with values, got a {kind}")
     q, k, v, mask = _in_torchs_layout(inputs, options)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -76,9 +86,10 @@ def plain_attention(
 
 def _group_size(q: torch.Tensor, k: torch.Tensor) -> int:
     """How many heads of q share one of k; 1 too where one head of q is for all of them."""
-    if q.dim() < 3 or k.dim() < 3 or not k.shape[-3] or q.shape[-3] % k.shape[-3]:
+    if q.dim() < 3 or k.dim() < 3:
         return 1
-    return q.shape[-3] // k.shape[-3]
+    q_heads, kv_heads = q.size(-3), k.size(-3)  # nested tensors have no shape
+    return q_heads // kv_heads if kv_heads and q_heads % kv_heads == 0 else 1
 
 
 def _in_torchs_layout(inputs: CallTensors, options: AttentionOptions) -> CallTensors:

@@ -69,7 +69,7 @@ def _or_in_torchs_order(function: _Function) -> _Function:
                     f"[SA-602] {function.__name__} takes at most {len(_TORCHS)} arguments in the order of torch's "
                     f"attention, got {len(args)}"
                 )
-            return function(**dict(zip(_TORCHS, args, strict=False)), **kwargs)
+            return function(**dict(zip(_TORCHS[: len(args)], args, strict=True)), **kwargs)
         return function(*args, **kwargs)
 
     return either  # type: ignore[return-value]
@@ -238,7 +238,7 @@ def _options(
     accumulator = given.pop("pv_accum_dtype", "fp32+fp16")
     check_choice("pv_accum_dtype", accumulator, _ACCUMULATORS)
     scale, dropout_p = given.pop("sm_scale"), given.pop("dropout_p", 0.0)
-    if scale is not None and not isinstance(scale, (int, float)):
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, type(None))):
         scale = float(scale)  # of NumPy, or a tensor of one element
     options = AttentionOptions(
         mode=mode,

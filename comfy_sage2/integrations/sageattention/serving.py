@@ -11,16 +11,17 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
-from ...operators import OPTIONS_SCHEMA, define, has_observer, has_tangent, run_by_the_compiler
+from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents, run_by_the_compiler
 from ...options import EXACT, AttentionOptions
 from ...plan import Refusal, plan
-from ...signature import CallSignature
-from ...tensors import NO_TENSORS, OptionalTensors, with_dense_rows
+from ...signature import CallSignature, require_tensors
+from ...tensors import NO_TENSORS, OptionalTensors, overrides_torch, with_dense_rows
 from ...text import one_line
-from ..torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, reason_for_torch
+from ..torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, is_special, reason_for_torch
 from .exact import plain_attention, torchs_attention
 from .offer import wanted_backend
 
@@ -86,7 +87,12 @@ def attend(
     Raises:
         TypeError: a mask of integers, which could mean either.
         ValueError: tensors that are not 4-D in layout "BNHD".
+        RuntimeError: derivatives in forward mode, as `comfy_sage2.attention` has none.
     """
+    require_tensors(q, k, v)
+    refuse_tangents(q, k, v, mask)
+    if mask is not None and overrides_torch(mask) and type(mask).__name__ == "CausalBias":
+        mask, options = _without_causal_bias(mask, options, q.device)
     if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise TypeError(
             f"[SA-204] attn_mask must be bool (True = attend) or additive floating point, got {mask.dtype}; "
@@ -126,17 +132,30 @@ run_by_the_compiler(_count_compiled)  # a lock and a log would break its graph
 
 
 def exact(inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float) -> Result:
-    """By torch, with derivatives.
+    """By torch, with gradients.
 
-    In plain torch where its fused attentions have no derivative in forward mode, or give NaN: some do for a scale that
-    is not positive.
+    In plain torch where its fused attentions give NaN: some do for a scale that is not positive.
     """
     if options.return_lse:
         return plain_attention(inputs, options, scale, dropout_p)
-    has_tangents = any(has_tangent(tensor) for tensor in inputs if tensor is not None and not tensor.is_nested)
-    if scale != options.scale or has_tangents:
+    if scale != options.scale and not any(tensor is not None and is_special(tensor) for tensor in inputs):
         return plain_attention(inputs, options, scale, dropout_p)[0]
-    return torchs_attention(inputs, options, dropout_p)
+    return torchs_attention(inputs, options, scale, dropout_p)
+
+
+def _without_causal_bias(
+    bias: Any, options: AttentionOptions, device: torch.device
+) -> tuple[torch.Tensor | None, AttentionOptions]:
+    """What stands for a torch.nn.attention.bias.CausalBias, whose memory holds nothing: is_causal, or a mask.
+
+    Its class knows torch's attention by the place where `sageattn` may stand now.
+    """
+    if options.is_causal:
+        raise ValueError("[SA-204] is_causal must be False with a CausalBias as attn_mask, which says it already")
+    if bias.variant.name == "UPPER_LEFT" or bias.seq_len_q == bias.seq_len_kv:
+        return None, replace(options, is_causal=True)
+    attended = torch.ones(bias.seq_len_q, bias.seq_len_kv, dtype=torch.bool, device=device)
+    return attended.tril(bias.seq_len_kv - bias.seq_len_q), options
 
 
 def _run(
@@ -173,7 +192,7 @@ def served(
         reason = f"[SA-310] the kernel failed: {one_line(str(error))[:300]}"
     calls.count(TORCH, reason)
     if not options.return_lse:
-        return torchs_attention(inputs, options), None
+        return torchs_attention(inputs, options, options.scale), None
     exact = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
     fused = plan(CallSignature.of(q, k, v, exact, optional, accelerated_only=True))
     if isinstance(fused, Refusal):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ...operators import OPTIONS_SCHEMA, define, has_observer
+from ...autotune.measure import prepare
+from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents
 from ...options import AttentionOptions
+from ...signature import require_tensors
+from ...tuning_candidates import BACKENDS
 from ..torch_attention import CallTensors, autocast, reason_for_torch
 from .serving import UNUSUAL_SCALE, count_torchs, exact, served
 
@@ -21,6 +24,8 @@ def attend_segments(
     dropout_p: float,
 ) -> torch.Tensor:
     """See `functions.sageattn_varlen`; options: of layout "BNHD"."""
+    require_tensors(q, k, v)
+    refuse_tangents(q, k, v)
     if not q.dim() == k.dim() == v.dim() == 3 or q.shape[2] != k.shape[2] or k.shape != v.shape:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
         raise ValueError(f"[SA-603] q, k and v must be of shape (tokens, heads, head_dim) and fit, got {shapes}")
@@ -48,10 +53,11 @@ def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts_q: torch.Tensor, starts_k: torch.Tensor, *values: object
 ) -> torch.Tensor:
     options = AttentionOptions(*values)  # type: ignore[arg-type]
+    prepare(q.device, BACKENDS)  # once on a machine: outside of ComfyUI no node has measured it
     out = q.new_zeros(q.shape)
     for part, rows, keys in _segments(q, k, starts_q, starts_k):
         qkv = CallTensors(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
-        # A kernel costs more than it saves on short sequences, where that was measured.
+        # A kernel costs more than it saves on short sequences.
         found, _ = served(qkv, options, where_faster=True)
         out[rows] = found.flatten(0, 1)
     return out

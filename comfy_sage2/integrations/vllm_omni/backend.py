@@ -50,9 +50,30 @@ class SageAttention2Impl(AttentionImpl):
     """One attention layer."""
 
     def __init__(
-        self, num_heads: int, head_size: int, softmax_scale: float, causal: bool = False, **others: Any
+        self,
+        num_heads: int,
+        head_size: int,
+        softmax_scale: float,
+        causal: bool = False,
+        num_kv_heads: int | None = None,
+        prefix: str = "",
+        qkv_layout: str | None = None,
+        backend_kwargs: dict[str, Any] | None = None,
+        **others: Any,
     ) -> None:
-        """others: of other backends, such as the name of the layer."""
+        """As vLLM-Omni makes layers; the tensors of each call say how many heads there are.
+
+        others: of later versions, for backends that know them.
+
+        Raises:
+            ValueError: tensors in another layout than (B, N, H, D), or options of another backend.
+        """
+        if qkv_layout not in (None, "BSND"):
+            raise ValueError(f"SAGE_ATTN of SageAttention2 takes qkv_layout 'BSND' or None, got {qkv_layout!r}")
+        if backend_kwargs:
+            raise ValueError(
+                f"SAGE_ATTN of SageAttention2 has no options, got {sorted(backend_kwargs)}: leave them out"
+            )
         self.causal = causal
         self.softmax_scale = softmax_scale
 

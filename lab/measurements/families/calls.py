@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from comfy_sage2.comfyui.hooks.watcher import OVERRIDE
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
 
 _NAMES = ("optimized_attention", "optimized_attention_masked")
 

@@ -23,6 +23,7 @@ class DeclaredModel:
         latents: sizes of each stream: the video or picture, then the sound.
         text: tokens and channels of the text.
         padded: tokens at its end that a mask hides.
+        picture: the size of the latents of two pictures to which the prompt refers, or ().
         more: further tensors of the conditioning, by name.
     """
 
@@ -30,6 +31,7 @@ class DeclaredModel:
     latents: tuple[Sizes, ...]
     text: tuple[int, int]
     padded: int = 0
+    picture: Sizes = ()
     more: Mapping[str, Sizes] = field(default_factory=dict)
     fewer: Mapping[str, int] = field(default_factory=dict)
 
@@ -53,6 +55,8 @@ class Family:
         advice: mode and options to begin with, in words.
         before: what attends before the first step, where ComfyUI asks no hook; "" when nothing does.
         options: plain values of the conditioning.
+        needs: the file of ComfyUI that has the model, where releases up to 0.33 do not have it.
+        stated: its files say what they are; the names and sizes of the weights are another model's.
         edits: the picture to change is a reference in the conditioning, of the latent's size.
         steps: to time in a round.
     """
@@ -66,6 +70,8 @@ class Family:
     before: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     edits: bool = False
+    needs: str = ""
+    stated: bool = False
     steps: int = 2
 
 
@@ -107,6 +113,16 @@ _HUNYUAN = {
     "mlp_ratio": 4.0, "num_heads": 16, "depth_single_blocks": 0, "theta": 256, "qkv_bias": True, "byt5": True,
     "guidance_embed": False, "use_cond_type_embedding": True, "vision_in_dim": 1152, "meanflow_sum": True,
 }  # fmt: skip
+_KLEIN = {
+    **_FLUX2, "num_heads": 24, "hidden_size": 3072, "context_in_dim": 7680, "guidance_embed": False
+}  # fmt: skip
+_H3_TINY = {
+    **_H3, "num_layers": 2, "hidden_size": 256, "num_attention_heads": 2, "ffn_hidden_size": 512, "text_dim": 64,
+    "time_embed_hidden_size": 64, "time_embed_dim": 32,
+}  # fmt: skip
+_QWEN21 = {"image_model": "qwen_image21", "in_channels": 64, "out_channels": 64, "context_in_dim": 4096}
+_QWEN21_TINY = {**_QWEN21, "num_layers": 2, "num_attention_heads": 2}
+_QWEN21_FILE = "comfy/ldm/qwen_image21/model.py"
 _QWEN_TINY = {**_QWEN, "num_layers": 2, "num_attention_heads": 2}
 _WAN_TINY = {**_WAN, "dim": 256, "ffn_dim": 512, "num_heads": 2, "num_layers": 2}
 _BYT5 = "conditioning_byt5small"
@@ -118,11 +134,20 @@ FAMILIES = (
             {**_H3, "num_layers": 50}, ((1, 24, 37, 48, 84), (1, 32, 2, 207)), (300, 5120), fewer={"num_layers": 25}
         ),
         DeclaredModel(
-            {**_H3, "num_layers": 2, "hidden_size": 256, "num_attention_heads": 2, "ffn_hidden_size": 512,
-             "text_dim": 64, "time_embed_hidden_size": 64, "time_embed_dim": 32},
-            ((1, 24, 7, 16, 16), (1, 32, 2, 40)), (20, 64),
+            _H3_TINY, ((1, 24, 7, 16, 16), (1, 32, 2, 40)), (20, 64)
         ),
         "one self-attention a block over text, sound and video, in containers",
+        "`8b`, rotate on (INT8 without it spoils this model: Comfy-Org/docs#1698), smooth_v off",
+        before="the text refiner", steps=1,
+    ),
+    Family(
+        "MiniMax H3, pictures to refer to", "MiniMaxH3",
+        DeclaredModel(
+            {**_H3, "num_layers": 50}, ((1, 24, 37, 48, 84), (1, 32, 2, 207)), (300, 5120), picture=(1, 24, 1, 48, 84),
+            fewer={"num_layers": 25},
+        ),
+        DeclaredModel(_H3_TINY, ((1, 24, 7, 16, 16), (1, 32, 2, 40)), (20, 64), picture=(1, 24, 1, 16, 16)),
+        "as MiniMax H3, with the tokens of two pictures",
         "`8b`, rotate on (INT8 without it spoils this model: Comfy-Org/docs#1698), smooth_v off",
         before="the text refiner", steps=1,
     ),
@@ -154,6 +179,19 @@ FAMILIES = (
         "self and cross a block", f"{_8B}; both stages", steps=1,
     ),
     Family(
+        "Wan Animate 2", "WAN_Animate2",
+        DeclaredModel(
+            {**_WAN, "model_type": "animate2", "in_dim": 36, "num_layers": 40}, ((1, 16, 22, 60, 104),), (512, 4096),
+            more={"pose_video_latent": (1, 16, 21, 60, 104)}, fewer={"num_layers": 10},
+        ),
+        DeclaredModel(
+            {**_WAN_TINY, "model_type": "animate2", "in_dim": 36}, ((1, 16, 4, 24, 24),), (64, 4096),
+            more={"pose_video_latent": (1, 16, 3, 24, 24)},
+        ),
+        "self and cross a block for the motion; self of each frame with its motion, and cross, for the video",
+        _8B, steps=1, stated=True,
+    ),
+    Family(
         "HunyuanVideo 1.5", "HunyuanVideo15",
         DeclaredModel(
             {**_HUNYUAN, "depth": 54}, ((1, 32, 31, 45, 80),), (300, 3584), more={_BYT5: (1, 32, 1472)},
@@ -175,6 +213,20 @@ FAMILIES = (
         ),
         "one joint call a block, refiners of text and picture before; ComfyUI pads with learned tokens, without a mask",
         _PICTURE,
+    ),
+    Family(
+        "Qwen-Image 2.1", "QwenImage21",
+        DeclaredModel({**_QWEN21, "num_layers": 32}, ((1, 64, 128, 128),), (300, 4096)),
+        DeclaredModel(_QWEN21_TINY, ((1, 64, 20, 20),), (40, 4096)),
+        "two a block: the text to itself with a causal mask, the picture to text and picture", _PICTURE,
+        needs=_QWEN21_FILE,
+    ),
+    Family(
+        "Qwen-Image 2.1, edit", "QwenImage21",
+        DeclaredModel({**_QWEN21, "num_layers": 32}, ((1, 64, 64, 64),), (500, 4096)),
+        DeclaredModel(_QWEN21_TINY, ((1, 64, 20, 20),), (40, 4096)),
+        "as Qwen-Image 2.1, and one more a block: the picture to change to the text and itself", _PICTURE,
+        edits=True, needs=_QWEN21_FILE,
     ),
     Family(
         "Qwen-Image", "QwenImage",
@@ -210,5 +262,15 @@ FAMILIES = (
         ),
         "one joint call a block", _PICTURE,
         options={"guidance": 4.0},
+    ),
+    Family(
+        "Flux.2 Klein", "Flux2",
+        DeclaredModel({**_KLEIN, "depth": 5, "depth_single_blocks": 20}, ((1, 128, 64, 64),), (512, 7680)),
+        DeclaredModel(
+            {**_KLEIN, "depth": 1, "depth_single_blocks": 2, "hidden_size": 256, "num_heads": 2,
+             "context_in_dim": 128},
+            ((1, 128, 16, 16),), (40, 128),
+        ),
+        "one joint call a block", _PICTURE,
     ),
 )  # fmt: skip

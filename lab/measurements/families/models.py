@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .declared import DeclaredModel, Family
+from .newer import is_stand_in, model_config
 
 TINY_STEPS = 2
 
@@ -21,10 +22,11 @@ def unlike_detected(family: Family) -> str:
     RuntimeError when this ComfyUI has no such model class.
     """
     import comfy.model_detection
-    import comfy.supported_models
 
-    if not hasattr(comfy.supported_models, family.model):
+    if model_config(family.model) is None:
         raise RuntimeError(f"this ComfyUI has no model class {family.model}")
+    if is_stand_in(family.model) or family.stated:
+        return ""
     weights = _model(family, family.real.config, torch.bfloat16, torch.device("meta")).diffusion_model.state_dict()
     found = comfy.model_detection.model_config_from_unet(weights, "")
     if type(found).__name__ != family.model:
@@ -35,9 +37,7 @@ def unlike_detected(family: Family) -> str:
 
 
 def _model(family: Family, layout: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
-    import comfy.supported_models
-
-    config = getattr(comfy.supported_models, family.model)(dict(layout))
+    config = model_config(family.model)(dict(layout))
     config.set_inference_dtype(dtype, None, device=device)
     return config.get_model({}, "", device=device)
 
@@ -89,6 +89,12 @@ def conditioning(family: Family, shape: DeclaredModel) -> list[Any]:
         mask = torch.ones(1, tokens, dtype=torch.long)
         mask[:, tokens - shape.padded :] = 0
         options["attention_mask"] = mask
+    if shape.picture:
+        *_, height, width = shape.picture
+        pictures = [torch.randn(shape.picture, generator=generator) for _ in range(2)]
+        options["minimax_refs"] = [
+            {"kind": "image", "latent_h": height, "latent_w": width, "latent": picture} for picture in pictures
+        ]
     if family.edits:
         options["reference_latents"] = [torch.randn(shape.latents[0], generator=generator)]
     return [[torch.randn(1, tokens, channels, generator=generator), options]]

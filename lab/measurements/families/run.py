@@ -21,6 +21,7 @@ from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
 from comfy_sage2.command_line import Parser, at_least_1, output_file
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
+from tools.workflows.template_use import HEADING as USE
 
 from ..overrides import attention_for_nothing, with_override
 from ..sampling_steps import DEFAULT, NOTHING, enter_comfyui
@@ -134,6 +135,9 @@ def main(arguments: list[str]) -> int:
     version = ".".join(map(str, comfyui_version(folder)))
     found = Findings(version, machine.summary(device), command, options.modes, is_gpu)
     for family in families:
+        if family.needs and not (folder / family.needs).is_file():
+            print(f"{family.name} NOT TESTED: this ComfyUI has no {family.needs}", flush=True)
+            continue
         row = FamilyRow(family)
         found.rows.append(row)
         try:
@@ -147,7 +151,9 @@ def main(arguments: list[str]) -> int:
         if row.timed is not None:
             print(timed_line(row, options.modes), flush=True)
         if options.results is not None:  # after each, so that what is found stays found
-            options.results.write_text(document(found), encoding="utf-8")
+            page = options.results.read_text(encoding="utf-8") if options.results.is_file() else ""
+            kept = page[page.index(USE) :] if USE in page else ""  # what tools.workflows.template_use has written
+            options.results.write_text(document(found) + (f"\n{kept}" if kept else ""), encoding="utf-8")
         if options.json is not None:
             found.write(options.json)
     return int(any(row.failed for row in found.rows))

@@ -13,7 +13,8 @@ import torch
 from comfy.model_management import InterruptProcessingException
 from comfy_api.latest import ComfyExtension, io
 
-from .sparse import SparseAttention
+from .declared import DeclaredAttention
+from .sparse import SparseAttention, SparseBlocks
 from .wan_wrapper import WanWrapperOnCpu
 
 # MKL's vector functions set themselves up in the first call of a process. Where two threads make it at once, one of
@@ -334,6 +335,8 @@ class SupportExtension(ComfyExtension):
             ModelState,
             GivenValue,
             SparseAttention,
+            SparseBlocks,
+            DeclaredAttention,
             WanWrapperOnCpu,
         ]
 

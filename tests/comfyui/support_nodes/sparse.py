@@ -60,3 +60,47 @@ def sparse_override(previous: Any, start: float) -> Any:
         return func(q, k.index_select(tokens, half), v.index_select(tokens, half), heads, **kwargs)
 
     return override
+
+
+class SparseBlocks(io.ComfyNode):
+    """The part of *Model Sparse Attention* for MiniMax H3: patches of blocks that bring an attention of their own.
+
+    From `start_percent` on nobody is asked for the attention of a block.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestSparseBlocks",
+            category="testing",
+            inputs=[io.Model.Input("model"), io.Float.Input("start_percent", default=0.5, min=0.0, max=1.0)],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, start_percent: float) -> io.NodeOutput:
+        patched = model.clone()
+        start = patched.get_model_object("model_sampling").percent_to_sigma(start_percent)
+        for number, block in enumerate(patched.get_model_object("diffusion_model").blocks):
+            patched.set_model_patch_replace(block_patch(block.attn, start), "dit", "double_block", number)
+        return io.NodeOutput(patched)
+
+
+def block_patch(attn: Any, start: float) -> Any:
+    """A patch of a block of MiniMax H3: at noise levels of `start` and below it attends to every second token."""
+
+    def attention(x: torch.Tensor, rope_freqs: Any = None, transformer_options: Any = None) -> torch.Tensor:
+        half = torch.arange(0, x.shape[0], 2)
+        freqs = rope_freqs.index_select(1, half)
+        out = torch.empty_like(x)
+        for rows in (half, half + 1):
+            rows = rows[rows < x.shape[0]]
+            out[rows] = attn(x[rows], rope_freqs=freqs[:, : len(rows)], transformer_options={})
+        return out
+
+    def patch(args: dict[str, Any], extra: dict[str, Any]) -> Any:
+        if float(args["transformer_options"]["sigmas"][0]) <= start:
+            args = {**args, "attention": attention}
+        return extra["original_block"](args)
+
+    return patch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.attention.bias
 
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 
@@ -22,3 +23,12 @@ def test_a_model_that_says_nothing_of_precision(value: bool | None, quantized: b
     """None is what a model passes on that was asked for nothing: not a wish for full precision."""
     found = AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2), {"low_precision_attention": value})
     assert (found.reason_against_quantizing is None) is quantized
+
+
+def test_a_mask_whose_memory_says_nothing_is_comfyuis() -> None:
+    """torch's attention knows what such a class stands for."""
+    bias = torch.nn.attention.bias.causal_lower_right(16, 16)
+    found = AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2, bias), {})
+    assert found.reason_against_quantizing is not None and "CausalBias" in found.reason_against_quantizing
+    plain = torch.nn.Parameter(torch.zeros(16, 16), requires_grad=False)
+    assert AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2, plain), {}).reason_against_quantizing is None

@@ -181,7 +181,7 @@ class Node:
 
     def __init__(
         self,
-        name: str = "7",
+        name: str | tuple[str, str] = "7",
         quality: str = "fast",
         kept: Policy | None = None,
         cost: float = 5.0,
@@ -198,7 +198,13 @@ class Node:
             return Calibration(SIGNATURE, cost, lambda done, total: None)
 
         self.handler = AutoPolicy(
-            name, subject.identity_of(model or patcher()), quality, kept, serve, calibrate, settings
+            ("", name) if isinstance(name, str) else name,
+            subject.identity_of(model or patcher()),
+            quality,
+            kept,
+            serve,
+            calibrate,
+            settings,
         )
         self.session = Session(self.handler)
 
@@ -247,7 +253,7 @@ def test_another_model_is_measured_anew_and_the_log_says_why(
     node.sample(patcher())
     with caplog.at_level(logging.INFO, "comfy_sage2"):
         assert MEASURED in node.sample(other)
-    assert f"since the last calibration changed: {words}" in caplog.text
+    assert f"since the last sampling changed: {words}" in caplog.text
     assert RENDERED in node.sample(other) and RENDERED in node.sample(patcher())  # both are known now
 
 
@@ -352,7 +358,7 @@ def test_only_so_many_calibrations_are_kept() -> None:
     known = Calibrations()
     subjects = [of(patcher(), (1, 4, 8, number)) for number in range(auto_policy.MOST_KEPT + 1)]
     for found in subjects:
-        known.add("1", found, Calibration(SIGNATURE, 1.0, lambda done, total: None))
+        known.add(("", "1"), found, Calibration(SIGNATURE, 1.0, lambda done, total: None))
     assert known.find(subjects[0]) is None and all(known.find(found) is not None for found in subjects[1:])
 
 
@@ -362,3 +368,47 @@ def test_a_short_sampling_may_measure_for_some_seconds() -> None:
     budget = Budget(0.3, least=2.0)
     budget.add(1.5)
     assert not budget.allows()
+
+
+class TestWorkflows:
+    """Tabs and copied workflows have nodes of equal numbers as a rule."""
+
+    SMALL, LARGE = (1, 16, 1, 8, 8), (1, 16, 5, 16, 16)
+
+    def test_each_tab_keeps_the_policy_of_its_own_sampling(self, known: Calibrations) -> None:
+        first, second = Node(("tab A", "12")), Node(("tab B", "12"))
+        first.sample(patcher(), shape=self.SMALL)
+        own = first.handler.policy_text()
+        assert own and second.handler.policy_text() == ""
+        second.sample(patcher(), calls=3, shape=self.LARGE)
+        assert first.handler.policy_text() == own != second.handler.policy_text() != ""
+        # What a node does with the same inputs changes with its own calibrations alone.
+        assert known.made("12", "tab A") == known.made("12", "tab B") == 1 and known.made("12") == 2
+        assert known.made("12", "tab C") == known.made("13") == 0
+
+    def test_a_size_that_goes_back_gives_its_own_policy(self, known: Calibrations) -> None:
+        node = Node()
+        node.sample(patcher(), shape=self.SMALL)
+        small = node.handler.policy_text()
+        node.sample(patcher(), calls=3, shape=self.LARGE)
+        assert node.handler.policy_text() != small
+        assert RENDERED in node.sample(patcher(), shape=self.SMALL)
+        assert node.handler.policy_text() == small
+
+    def test_a_tab_whose_model_is_known_renders_at_once_and_offers_its_policy(self, known: Calibrations) -> None:
+        first, second = Node(("tab A", "12")), Node(("tab B", "12"))
+        first.sample(patcher())
+        assert RENDERED in second.sample(patcher())
+        assert second.handler.policy_text() == first.handler.policy_text() != ""
+
+    def test_a_sampling_that_was_stopped_leaves_the_policy_before(self, known: Calibrations) -> None:
+        node = Node()
+        node.sample(patcher(), shape=self.SMALL)
+        small = node.handler.policy_text()
+        node.sample(patcher(), shape=self.LARGE, completes=False)
+        assert node.handler.policy_text() == small
+
+    def test_the_oldest_nodes_are_forgotten(self, known: Calibrations) -> None:
+        for number in range(auto_policy.MOST_NODES + 1):
+            known.sampled(("", str(number)), of(patcher()))
+        assert known.last_sampled(("", "0")) is None and known.last_sampled(("", "1")) is not None

@@ -59,6 +59,6 @@ def test_what_others_check_or_pass_on_is_not_checked_here(kind: str, value: Any)
 def test_an_unknown_quality_is_refused_before_anything_is_measured(quality: Any) -> None:
     with pytest.raises(ValueError, match=r"\[SA-401\] quality must be one of 'lossless', 'balanced', 'fast', got"):
         auto_model(
-            Patcher(), Settings(backend="reference"), node="1", quality=quality, kept="", cost_limit=0.3,
+            Patcher(), Settings(backend="reference"), node=("", "1"), quality=quality, kept="", cost_limit=0.3,
             progress=lambda done, total: None,
         )  # fmt: skip

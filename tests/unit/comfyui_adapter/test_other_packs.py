@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from comfy_sage2.comfyui.adapter import packs
-from comfy_sage2.comfyui.adapter.attention_call import Override
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE, Override
 from comfy_sage2.comfyui.adapter.packs import inexact, owner_of
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.hooks.watcher import OVERRIDE, watching
-from comfy_sage2.comfyui.report.text import report, session_headline, status
+from comfy_sage2.comfyui.hooks.watcher import watching
+from comfy_sage2.comfyui.report.text import report, session_headline, session_report, status
 from comfy_sage2.comfyui.report.verdict import verdict
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.calibration import Calibration
@@ -23,7 +23,7 @@ from comfy_sage2.comfyui.session.record import Summary
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, Container, ones, qkv, session_with
+from .calls import SIGMAS, Container, call, ones, qkv, session_with
 
 CPU = torch.device("cpu")
 
@@ -285,3 +285,40 @@ def test_a_calibration_with_another_pack_behind_it_names_that() -> None:
     session.begin_sampling(SIGMAS)
     sampled(session, make_override(session), calls=0)
     assert "never asked the node (SA-317)" in report([session])
+
+
+@pytest.mark.parametrize(
+    ("module", "owner"),
+    [
+        ("comfy_extras.nodes_sparse_attention", "ComfyUI's Model Sparse Attention"),
+        ("comfy_extras.nodes_slg", "ComfyUI's nodes_slg"),
+        ("/ComfyUI/custom_nodes/blocks.nodes", "blocks"),
+    ],
+)
+def test_whose_patch_computes_blocks_itself(module: str, owner: str) -> None:
+    """Blocks of half of the passes are computed by a patch, and their attention reaches nobody."""
+
+    def patch(args: Any, extra: Any) -> Any:
+        return extra["original_block"](args)
+
+    patch.__module__ = module
+    session = session_with()
+    for sigma, calls in zip(SIGMAS[:-1], (2, 2, 1, 0), strict=True):
+        options = {"patches_replace": {"dit": {("double_block", 0): patch}}}
+        model_pass = session.begin_pass(sigma, torch.device("cpu"), options)
+        with model_passes.running(0, model_pass):
+            for _ in range(calls):
+                make_override(session)(ones, *qkv(), 2, _inside_attn_wrapper=True, transformer_options={})
+        session.end_pass(model_pass)
+    session.end_sampling()
+    assert session.record.summary().fewer_calls == {owner: (2, 3)}
+    assert f"; {owner} computed blocks of 2 of 4 passes itself, 3 attention calls" in session_report(session)
+
+
+def test_blocks_that_nobody_takes_are_not_told() -> None:
+    session = session_with()
+    call(session, *qkv(), 2)
+    others: tuple[Any, ...] = ({}, {"dit": {}}, {"attn1": {1: len}}, None)
+    for replaced in others:
+        session.end_pass(session.begin_pass(0.5, torch.device("cpu"), {"patches_replace": replaced}))
+    assert session.record.summary().fewer_calls == {}

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from comfy_sage2.capture.recorder import CaptureBounds
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
 from comfy_sage2.comfyui.hooks.sampling import COMPILE_OPTIONS, OUTER_SAMPLE, WRAPPER_KEY, sessions_of
-from comfy_sage2.comfyui.hooks.watcher import OVERRIDE
 from comfy_sage2.comfyui.patch import calibrated_model, captured_model, patch_model
 from comfy_sage2.comfyui.report.text import report, session_headline
 from comfy_sage2.comfyui.session import model_passes
@@ -100,7 +100,7 @@ def test_a_report_knows_how_far_a_sampling_without_a_pass_came(node: Callable[[]
     model = node()
     (session,) = sessions_of(model)
     told: list[str] = []
-    session.publish_status = told.append
+    session.publish_status = lambda text, policy: told.append(text)
     assert "nothing was sampled" in report([session]) and "yet" in report([session])
     sampled(model)
     assert "the sampling came to its end, and no pass of the model" in report([session])

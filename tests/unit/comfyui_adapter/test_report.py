@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from comfy_sage2.comfyui.report.chart import MODE_COLORS, draw_card, draw_chart
 from comfy_sage2.comfyui.report.colors import BROKEN, LEFT
 from comfy_sage2.comfyui.report.drawing import Sheet, fitted, font, wrapped
-from comfy_sage2.comfyui.report.text import report, status
+from comfy_sage2.comfyui.report.text import report, session_report, status
 from comfy_sage2.comfyui.session.model_passes import Schedule
 from comfy_sage2.comfyui.session.quality import measure
 from comfy_sage2.comfyui.session.record import Decision, SpeedComparison
@@ -22,7 +22,7 @@ from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import AttentionOptions
 
-from .calls import node_session
+from .calls import SIGMAS, call, node_session, qkv, session_with
 
 CPU = torch.device("cpu")
 BY_KERNEL = Decision("sm90", AttentionOptions())
@@ -366,3 +366,20 @@ def test_events_count_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = start_timer(torch.device("cuda", 0))
     timer.stop()
     assert timer.seconds() == 1.5
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "line"),
+    [
+        (0.0, 1.0, None),
+        (0.5, 1.0, "Steps served: 3 to 4 of this sampler's 4."),
+        (0.0, 0.25, "Steps served: 1 of this sampler's 4."),
+    ],
+)
+def test_the_report_says_which_steps_were_served(start: float, end: float, line: str | None) -> None:
+    session = session_with(start_percent=start, end_percent=end)
+    for sigma in SIGMAS[:-1]:
+        call(session, *qkv(), 2, sigma=sigma)
+    session.end_sampling()
+    lines = session_report(session).split("\n")
+    assert (line in lines) if line else not any(found.startswith("Steps served") for found in lines)

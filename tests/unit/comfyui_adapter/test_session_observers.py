@@ -131,7 +131,7 @@ class TestEarlierNodes:
 class TestDowngrades:
     def told(self, decision: Decision, **changes: Any) -> tuple[guard.Downgrade, ...]:
         handler: Any = SimpleNamespace(guard=guard.Guard())
-        Downgrades(handler, lambda: "the node before").after(done(decision, **changes))
+        Downgrades(handler, lambda call: "the node before").after(done(decision, **changes))
         found: tuple[guard.Downgrade, ...] = handler.guard.downgrades
         return found
 
@@ -169,7 +169,7 @@ class TestFidelity:
     def observer(self, following: Decision | None = None) -> tuple[FidelityCheck, Warnings]:
         handler: Any = Ladder(following)
         warnings = Warnings()
-        return FidelityCheck(handler, warnings, lambda: "full precision"), warnings
+        return FidelityCheck(handler, warnings, lambda call: "full precision"), warnings
 
     def probed(self) -> ModelPass:
         model_pass = a_pass()

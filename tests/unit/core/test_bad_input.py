@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention.bias
 
 import comfy_sage2
 
@@ -63,6 +64,11 @@ CASES = {
     "mask dtype": ({"attn_mask": torch.ones(10, 10).long()}, TypeError, "attn_mask must be bool.*got torch.int64"),
     "mask device": ({"attn_mask": torch.ones(10, 10, device="meta")}, ValueError, "attn_mask must be on q's device"),
     "mask is no tensor": ({"attn_mask": 3}, TypeError, "attn_mask must be a torch.Tensor or None, got int"),
+    "mask without values": (
+        {"attn_mask": torch.nn.attention.bias.causal_upper_left(10, 10)},
+        TypeError,
+        "attn_mask must hold its values, and a CausalBias may not",
+    ),
 }
 
 

@@ -85,3 +85,12 @@ def test_another_sageattention_keeps_serving(
 def test_without_a_registry_the_host_starts(caplog: pytest.LogCaptureFixture) -> None:
     vllm_omni.register()
     assert "no registry of diffusion backends" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"qkv_layout": "BNSD"}, {"backend_kwargs": {"block_size": 64}}], ids=str)
+def test_options_that_it_has_not_are_refused(registered: dict[str, str], options: dict[str, Any]) -> None:
+    vllm_omni.register()
+    layer = backend(registered["SAGE_ATTN"]).get_impl_cls()
+    assert layer(4, 72, 0.2, qkv_layout="BSND", backend_kwargs={}).softmax_scale == 0.2
+    with pytest.raises(ValueError, match="SAGE_ATTN of SageAttention2"):
+        layer(4, 72, 0.2, **options)

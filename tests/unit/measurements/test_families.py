@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.comfyui.hooks.watcher import OVERRIDE
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
 from lab.measurements.families.calls import Calls, counted
 from lab.measurements.families.declared import FAMILIES
 from lab.measurements.families.findings import FamilyRow, Findings, Served, TimedSteps

@@ -24,6 +24,7 @@ NAME = "sageattention"
 FUNCTION = "sageattn"  # without it, what is installed is no `sageattention`
 PATH = Path(__file__).resolve().parent
 LIBRARY = PATH.parents[2]
+FORMER = LIBRARY / "drop_in" / "path"  # where this folder was in 0.2.0; PYTHONPATH may name it
 SETTING = 'the setting "Serve packs that import sageattention"'
 
 log = logging.getLogger("comfy_sage2")
@@ -94,7 +95,9 @@ class Finder:
     def find_distributions(self, context: Any = None) -> Iterator[Any]:
         """None of its own; our metadata is gone before Python's own finder can see it where nothing can be served."""
         name = getattr(context, "name", None)
-        if name == NAME and str(PATH) in sys.path and self._can_decide() and not getattr(self._local, "is_busy", False):
+        # Tools that list everything, such as pip, need no torch for that.
+        asks = "torch" in sys.modules if name is None else name.lower() == NAME
+        if asks and str(PATH) in sys.path and self._can_decide() and not getattr(self._local, "is_busy", False):
             with self._busy():
                 refusal()
         return iter(())
@@ -164,7 +167,8 @@ class _Guarded:
                 self._loader.exec_module(module)
             except Exception as failure:
                 error = failure
-        if error is None and callable(getattr(module, FUNCTION, None)):
+        executed = sys.modules.get(NAME)  # a module may put another one in its place
+        if error is None and callable(getattr(executed, FUNCTION, None)):
             return
         problem = f"it has no {FUNCTION}" if error is None else f"{type(error).__name__}: {error}"
         broken = f"the installed {NAME} at {self._origin} is broken ({problem[:300]!r})"
@@ -254,6 +258,18 @@ def importing_pack() -> str | None:
             return None if parts[0] in ("comfy", "comfy_sage2", NAME) else parts[0][:60]
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def replace_former_folder() -> None:
+    """Put this folder where Python's path has the one that it was before; the log names both."""
+    former = {entry for entry in sys.path if isinstance(entry, str) and _is_former(entry)}
+    if former:
+        log.warning("SageAttention2: the folder %s moved to %s: change it in PYTHONPATH", FORMER, PATH)
+        sys.path[:] = [str(PATH) if entry in former else entry for entry in sys.path]
+
+
+def _is_former(entry: str) -> bool:
+    return Path(entry).name == FORMER.name and Path(entry).resolve() == FORMER
 
 
 def install(*, serves: bool, hosted: bool) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 OFFERED = REPOSITORY / "comfy_sage2" / "integrations" / "sageattention" / "path"
+FORMER = REPOSITORY / "comfy_sage2" / "drop_in" / "path"  # where it was in 0.2.0
 
 # ComfyUI as the script needs it: its flag and its folder.
 HOST = """
@@ -209,8 +210,12 @@ WORKING = "def sageattn(q, k, v):\n    return q\n"
         WORKING,
         "from .core import sageattn\n__version__ = '1.0.6'\n",
         "from .core import *\nimport sageattention.core\n",
+        "import sys, types\nfrom . import core\nother = types.ModuleType(__name__)\n"
+        "other.sageattn, other.core = core.sageattn, core\n"
+        "other.__spec__, other.__path__ = __spec__, __path__\nsys.modules[__name__] = other\n",
+        "from . import core\ndef __getattr__(name):\n    return getattr(core, name)\n",
     ],
-    ids=["one file", "relative", "imports itself"],
+    ids=["one file", "relative", "imports itself", "puts another in its place", "lazy"],
 )
 def test_a_working_package_is_never_shadowed(tmp_path: Path, code: str) -> None:
     site = installed_package(tmp_path, code, core=WORKING)
@@ -229,6 +234,7 @@ BROKEN = {
     "syntax": "def sageattn(:",
     "no function": "from . import part",
     "ends in a submodule": "from .part import sageattn, missing",
+    "takes itself away": "import sys; from .part import sageattn; del sys.modules[__name__]",
 }
 
 
@@ -324,6 +330,28 @@ def test_where_nothing_serves_it_has_none(tmp_path: Path, first: str) -> None:
     assert "listed: False" in printed and "missing: sageattention" in printed
 
 
+@pytest.mark.parametrize(
+    "first", ["importlib.metadata.version('SageAttention')", "importlib.metadata.distribution('sageAttention')"]
+)
+def test_other_spellings_of_the_name_are_the_same(tmp_path: Path, first: str) -> None:
+    ask = IDENTITY + (
+        f"import torch\ntry:\n    {first}\n    print('found')\n"
+        "except importlib.metadata.PackageNotFoundError:\n    print('not found')\n"
+    )
+    assert "not found" in run(tmp_path, ask, variables=NO_GPU)
+    (tmp_path / "served").mkdir()
+    assert "not found" not in run(tmp_path / "served", ask, variables=REFERENCE)
+
+
+def test_where_nothing_serves_a_list_of_everything_is_without_it(tmp_path: Path) -> None:
+    ask = IDENTITY + (
+        "names = lambda: {found.metadata['Name'] for found in importlib.metadata.distributions()}\n"
+        "names()\nassert 'torch' not in sys.modules\n"
+        "import torch\nprint('listed:', 'sageattention' in names(), 'torch' in names())\n"
+    )
+    assert "listed: False True" in run(tmp_path, ask, variables=NO_GPU)
+
+
 def test_a_look_before_torch_is_imported_does_not_import_it(tmp_path: Path) -> None:
     ask = IDENTITY + "print('looked:', version(), importlib.util.find_spec('sageattention') is not None)\n"
     ask += "assert 'torch' not in sys.modules and 'comfy_sage2' not in sys.modules\n"
@@ -342,6 +370,52 @@ def test_diffusers_takes_it_where_it_serves(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     printed = run(tmp_path / "none", "import torch\n", ask, variables=NO_GPU)
     assert "available: False" in printed and "usable: False None" in printed
+
+
+def without_comfyui(folder: Path, code: str, *, path: str, **variables: str) -> str:
+    """What a process of Python prints, standard error too, with `path` as PYTHONPATH."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COMFY_SAGE2")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, text=True, timeout=600, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={**environment, "PYTHONPATH": path, **variables},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("form", ["absolute", "relative", "with the new one", "twice"])
+def test_the_folder_that_it_was_in_leads_to_it(tmp_path: Path, form: str) -> None:
+    paths: dict[str, list[Path | str]] = {
+        "absolute": [FORMER],
+        "relative": [os.path.relpath(FORMER, tmp_path)],
+        "with the new one": [OFFERED, FORMER],
+        "twice": [FORMER, f"{FORMER}{os.sep}"],
+    }
+    ask = IDENTITY + (
+        "import sageattention, sageattention.core\n"
+        "print('version:', version(), sageattention.__version__, sageattention.core.sageattn.__module__)\n"
+        "import sys; print('left:', any('drop_in' in entry for entry in sys.path))\n"
+    )
+    printed = without_comfyui(tmp_path, ask, path=os.pathsep.join(map(str, paths[form])), **REFERENCE)
+    assert "version: 2.2.0+comfy.sage2 2.2.0+comfy.sage2 comfy_sage2.integrations.sageattention.functions" in printed
+    assert "left: False" in printed or form == "with the new one"
+    assert printed.count("change it in PYTHONPATH") == (form != "with the new one")
+
+
+def test_the_folder_that_it_was_in_where_nothing_serves(tmp_path: Path) -> None:
+    ask = IDENTITY + IMPORT + "assert version() is None\n" + IMPORT
+    printed = without_comfyui(tmp_path, ask, path=str(FORMER), **NO_GPU)
+    assert printed.count("missing: sageattention") == 2 and "SA-601" in printed
+    assert "missing: sageattention No module named 'sageattention'" in printed.splitlines()[-1]
+
+
+@pytest.mark.parametrize("flag", [True, False], ids=["asked", "not asked"])
+def test_the_folder_that_it_was_in_beside_comfyui(tmp_path: Path, flag: bool) -> None:
+    printed = run(
+        tmp_path, IDENTITY, "print('version:', version())\n", WHO, flag=flag, more=(str(FORMER),), variables=REFERENCE
+    )
+    assert "version: 2.2.0+comfy.sage2" in printed and "served by: comfy_sage2.integrations" in printed
+    assert printed.count("change it in PYTHONPATH") == 1 and "is broken" not in printed
 
 
 def test_one_line_for_each_pack_that_imports_it_while_the_setting_is_off(tmp_path: Path) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention.bias
 from torch.nn import functional as F
 
+from comfy_sage2 import attention
 from comfy_sage2.integrations.sageattention import functions as typed
 from comfy_sage2.integrations.sageattention import serving
 
@@ -150,23 +151,142 @@ def test_nested_tensors_are_torchs() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_derivatives_of_every_kind_are_torchs() -> None:
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+@pytest.mark.parametrize("options", [{}, {"scale": -0.3}, {"dropout_p": 0.0, "scale": 0.2}], ids=str)
+def test_nested_tensors_with_options(layout: torch.layout, options: dict[str, Any]) -> None:
+    if layout == torch.jagged:
+        nested = torch.nested.nested_tensor([random(5, 4, 32), random(9, 4, 32)], layout=layout).transpose(1, 2)
+    else:
+        nested = torch.nested.nested_tensor([random(4, 5, 32), random(4, 9, 32)])
+    out, wanted = functions.sageattn(nested, nested, nested, None, **options), torchs(nested, nested, nested, **options)
+    for mine, theirs in zip(out.unbind(), wanted.unbind(), strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+    with pytest.raises(TypeError, match="return_lse q must be a plain dense tensor"):
+        functions.sageattn(nested, nested, nested, return_lse=True)
+
+
+@pytest.mark.parametrize("sizes", [(9, 13), (13, 13)], ids=str)
+@pytest.mark.parametrize("variant", ["causal_upper_left", "causal_lower_right"])
+def test_a_bias_of_torch_without_values(variant: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is never written to; its class knows torch's attention by the place that `sageattn` took."""
+    bias = getattr(torch.nn.attention.bias, variant)(*sizes)
+    torch.Tensor.as_subclass(bias, torch.Tensor).fill_(torch.nan)  # what its memory may hold
+    queries = random(2, 4, sizes[0], 32)
+    wanted = torchs(queries, k, v, bias._materialize())
+    assert is_close(functions.sageattn(queries, k, v, bias), wanted)
+    out, lse = functions.sageattn(queries, k, v, attn_mask=bias, return_lse=True)
+    assert is_close(out, wanted) and lse.isfinite().all()
+    monkeypatch.setattr(F, "scaled_dot_product_attention", functions.sageattn)
+    assert is_close(F.scaled_dot_product_attention(queries, k, v, attn_mask=bias), wanted)
+    with pytest.raises(ValueError, match="is_causal must be False with a CausalBias"):
+        functions.sageattn(queries, k, v, bias, is_causal=True)
+
+
+class Answering(torch.Tensor):
+    """A class that has an attention of its own."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torchs:
+            return torch.full((1,), 7.0)
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+class Renamed(torch.Tensor):
+    """A class that has none."""
+
+
+def test_a_class_with_an_attention_of_its_own_answers() -> None:
+    own: Any = q.as_subclass(Answering)
+    assert functions.sageattn(own, k, v).tolist() == functions.sageattn(q, own, own).tolist() == [7.0]
+    assert is_close(functions.sageattn(q.as_subclass(Renamed), k, v), torchs(q, k, v))
+    served, special = serving.calls.lines()[:2]
+    assert "1 by reference" in served and special.startswith(
+        "  2 left to torch's attention: [SA-201] q, k and v must be"
+    )
+
+
+@pytest.mark.parametrize("wrong", [None, [1.0], "q"], ids=str)
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_what_is_no_tensor_is_named(name: str, wrong: object) -> None:
+    tensors: dict[str, Any] = {"q": q, "k": k, "v": v, name: wrong}
+    with pytest.raises(TypeError, match=f"{name} must be a torch.Tensor, got {type(wrong).__name__}"):
+        functions.sageattn(**tensors)
+    starts = torch.tensor([0, 2])
+    with pytest.raises(TypeError, match=f"{name} must be a torch.Tensor"):
+        functions.sageattn_varlen(**tensors, cu_seqlens_q=starts, cu_seqlens_k=starts)
+
+
+@pytest.mark.parametrize("scale", [True, 1, torch.tensor(0.3)], ids=str)
+def test_scales_that_torch_takes(scale: Any) -> None:
+    assert is_close(functions.sageattn(q, k, v, None, scale=scale), torchs(q, k, v, scale=scale))
+
+
+def test_a_dropout_that_torch_refuses_is_refused() -> None:
+    with pytest.raises(RuntimeError):
+        functions.sageattn(q, k, v, None, -0.5)
+
+
+def test_tensors_without_memory_are_torchs() -> None:
+    out = functions.sageattn(*(tensor.to("meta") for tensor in (q, k, v)))
+    assert out.is_meta and out.shape == q.shape
+    assert "SA-201" in serving.calls.lines()[1]
+
+
+@pytest.mark.parametrize(
+    "case", ["dropout", "head_dim of v", "batch of one", "gradient", "grouped, another head_dim", "scale"]
+)
+def test_what_torch_computes_in_a_graph_of_any_size(case: str) -> None:
+    """Sizes are symbols there, and torch takes no flag made of them."""
+    args: list[Any] = [random(2, 4, 9, 32), k, v, None]
+    options: dict[str, Any] = {}
+    if case == "dropout":
+        options["dropout_p"] = 1.0
+    elif case == "head_dim of v":
+        args[2] = v[..., :8]
+    elif case == "batch of one":
+        args[0] = args[0][:1]
+    elif case == "gradient":
+        args[0].requires_grad_()
+    elif case == "grouped, another head_dim":
+        args[1], args[2], options["enable_gqa"] = k[:, :2], v[:, :2, :, :8], True
+    else:
+        options["scale"] = -0.1
+    torch.compiler.reset()
+    compiled: Any = torch.compile(functions.sageattn, backend="aot_eager", fullgraph=True, dynamic=True)
+    out, wanted = compiled(*args, **options), torchs(*args, **options)
+    assert out.requires_grad == wanted.requires_grad
+    torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_are_torchs() -> None:
     bias = random(9, 13).requires_grad_()
     functions.sageattn(q, k, v, bias).sum().backward()
     assert bias.grad is not None and bias.grad.abs().sum() > 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plain = torch.func.jvp(lambda x: functions.sageattn(x, k, v), (q,), (torch.ones_like(q),))[1]
-        with_lse = torch.func.jvp(
-            lambda x: functions.sageattn(x, k, v, return_lse=True)[0], (q,), (torch.ones_like(q),)
-        )
-        wanted = torch.func.jvp(lambda x: (x @ k.mT / 32**0.5).softmax(-1) @ v, (q,), (torch.ones_like(q),))[1]
-    torch.testing.assert_close(plain, wanted, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(with_lse[1], wanted, rtol=1e-3, atol=1e-4)
     x = q.clone().requires_grad_()
     functions.sageattn(x, k, v, return_lse=True)[1].sum().backward()
     assert x.grad is not None and x.grad.abs().sum() > 0
     assert "SA-307" in serving.calls.lines()[1]
+
+
+@pytest.mark.parametrize("through", ["q", "k", "v", "attn_mask"])
+@pytest.mark.parametrize("options", [{}, {"return_lse": True}, {"sm_scale": -0.1}, {"dropout_p": 0.5}], ids=str)
+def test_derivatives_in_forward_mode_are_refused_as_by_attention(through: str, options: dict[str, Any]) -> None:
+    tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "attn_mask": random(9, 13)}
+    moving = tensors.pop(through)
+
+    def out(tensor: torch.Tensor) -> Any:
+        return functions.sageattn(**{through: tensor}, **tensors, **options)
+
+    with pytest.raises(RuntimeError, match="SA-307"):
+        torch.func.jvp(out, (moving,), (torch.ones_like(moving),))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(moving, torch.ones_like(moving))
+        with pytest.raises(RuntimeError, match="SA-307"):
+            out(dual)
+        with pytest.raises(RuntimeError, match="SA-307"):
+            attention(**tensors, **{through: dual})
+        out(moving)  # the others' derivatives are no concern of this call
 
 
 @pytest.mark.parametrize("layout", ["HND", "NHD"])

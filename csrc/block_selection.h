@@ -1,0 +1,54 @@
+// Selection of key blocks, as launches of its own: scores of blocks from Q and K, and block lists from scores.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "attention_call.h"
+#include "kernels.h"
+
+// A call that scores of blocks are wanted of. A causal order, masks and whatever else it has play no part.
+struct BlockScoreSignature {
+  TensorStrides q, k;
+  int64_t batch, q_heads, kv_heads, q_length, kv_length;
+  int head_dim, element;  // as CallSignature has them
+  float scale;
+  int device;
+};
+
+// How the scores of one signature are computed. Safe to use from several threads at once.
+class BlockScorePlan {
+ public:
+  // Needs no driver. Throws std::invalid_argument for a call that the kernels cannot read.
+  BlockScorePlan(const BlockScoreSignature& call, std::shared_ptr<const Kernels> kernels);
+
+  // Scratch memory that a run needs.
+  int64_t workspace_bytes() const { return workspace_bytes_; }
+
+  // Enqueues the kernels. `scores`: float (batch, q_heads, blocks of queries, of keys). Throws std::invalid_argument
+  // for an address that is 0 or misplaced, and std::runtime_error for a failure of the driver.
+  void run(uint64_t q, uint64_t k, uint64_t scores, uint64_t workspace, uint64_t stream) const;
+
+ private:
+  BlockScoreSignature call_;
+  std::shared_ptr<const Kernels> kernels_;
+  int channels_;
+  int64_t query_rows_, key_rows_;  // sub-pools, with those that fill the last tile
+  int64_t works_, most_blocks_;
+  // Offsets in bytes.
+  int64_t center_, query_pools_, key_pools_, sums_;
+  int64_t workspace_bytes_;
+};
+
+// Block lists from scores of blocks; common/block_selection.h says what the tensors hold.
+struct BlockListCall {
+  int64_t batch, heads, query_blocks, key_blocks;
+  int64_t count;  // of the highest scores of a row; 0: by the threshold
+  bool is_union;  // one list for the whole batch
+  int device;
+};
+
+// Enqueues the kernel. Throws std::invalid_argument for sizes or addresses that do not fit, and std::runtime_error for
+// a failure of the driver. `threshold`, `always`, `dense`: 0 where they are not given.
+void make_block_lists(const BlockListCall& call, const driver::Images& images, uint64_t scores, uint64_t threshold,
+                      uint64_t always, uint64_t dense, uint64_t lists, uint64_t stream);

@@ -1,0 +1,99 @@
+// Lists of key blocks from their scores: those above a threshold of the head, or so many with the highest scores of the
+// row. A warp makes a list.
+#include "common/block_selection.h"
+
+namespace common {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// In the order of the numbers, NaN above all; the zeros are one number.
+__device__ __forceinline__ unsigned ordered(float score) {
+  if (score != score) return 0xffffffffu;
+  const unsigned bits = __float_as_uint(score + 0.f);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The `count`-th highest of a row, ordered, and how many of that value belong to the `count` highest.
+struct Cut {
+  unsigned value;
+  int equal;
+};
+__device__ __forceinline__ Cut highest(const float* scores, int length, int count) {
+  const int lane = threadIdx.x % 32;
+  const auto at_least = [&](unsigned value) {
+    unsigned found = 0;
+#pragma unroll 8
+    for (int i = lane; i < length; i += 32) found += ordered(__ldg(scores + i)) >= value;
+    return static_cast<int>(__reduce_add_sync(kAllLanes, found));
+  };
+  unsigned value = 0;
+  for (unsigned bit = 0x80000000u; bit; bit >>= 1)
+    if (at_least(value | bit) >= count) value |= bit;
+  const int above = value == 0xffffffffu ? 0 : at_least(value + 1);
+  return {value, count - above};
+}
+
+// Adds the active blocks of one row to the warp's bitmap.
+__device__ __forceinline__ void mark(unsigned* bitmap, const BlockListParams& params, i64 row, int head_of_batch) {
+  const int lane = threadIdx.x % 32;
+  const float* scores = params.scores + row * params.key_blocks;
+  const float threshold = params.threshold ? params.threshold[head_of_batch] : 0.f;
+  Cut cut{};
+  if (!params.threshold) cut = highest(scores, params.key_blocks, params.count);
+  for (int first = 0; first < params.key_blocks; first += 32) {
+    const int block = first + lane;
+    const bool exists = block < params.key_blocks;
+    const float score = exists ? __ldg(scores + block) : 0.f;
+    bool active;
+    if (params.threshold) {
+      active = exists && !(score <= threshold);
+    } else {
+      const unsigned value = ordered(score);
+      const bool is_equal = exists && value == cut.value;
+      const unsigned equal = __ballot_sync(kAllLanes, is_equal);
+      active = exists && (value > cut.value || (is_equal && __popc(equal & ((1u << lane) - 1)) < cut.equal));
+      cut.equal -= min(cut.equal, __popc(equal));
+    }
+    const unsigned bits = __ballot_sync(kAllLanes, active);
+    if (lane == 0) bitmap[first / 32] |= bits;
+  }
+}
+
+__device__ __forceinline__ void make_list(unsigned* bitmap, const BlockListParams& params, int index) {
+  const int lane = threadIdx.x % 32;
+  const int query_block = index % params.query_blocks, bh = index / params.query_blocks;
+  const int words = bitmap_words(params.key_blocks);
+  const bool is_dense = params.dense && params.dense[query_block];
+  for (int word = 0; word < words; ++word) {
+    const int block = 32 * word + lane;
+    const bool active = block < params.key_blocks && (is_dense || (params.always && params.always[block]));
+    const unsigned bits = __ballot_sync(kAllLanes, active);
+    if (lane == 0) bitmap[word] = bits;
+  }
+  if (!is_dense) {
+    // Where one list is for the whole batch, `bh` is the head.
+    for (int batch = 0; batch < params.batch / params.list_batch; ++batch) {
+      const int head_of_batch = bh + batch * params.heads;
+      mark(bitmap, params, i64(head_of_batch) * params.query_blocks + query_block, head_of_batch);
+    }
+  }
+  __syncwarp();
+  short* list = params.lists + i64(index) * (1 + params.key_blocks);
+  int written = 0;
+  for (int word = 0; word < words; ++word) {
+    const unsigned bits = bitmap[word];
+    if (bits >> lane & 1) list[1 + written + __popc(bits & ((1u << lane) - 1))] = static_cast<short>(32 * word + lane);
+    written += __popc(bits);
+  }
+  if (lane == 0) list[0] = static_cast<short>(written);
+}
+
+}  // namespace common
+
+extern "C" __global__ void __launch_bounds__(common::kPrepareListsThreads)
+    block_lists(const __grid_constant__ common::BlockListParams params) {
+  extern __shared__ unsigned bitmaps[];
+  const int warp = threadIdx.x / 32, index = blockIdx.x * common::kListsPerBlock + warp;
+  if (index < params.list_batch * params.heads * params.query_blocks)
+    common::make_list(bitmaps + warp * common::bitmap_words(params.key_blocks), params, index);
+}

@@ -1,0 +1,127 @@
+"""What needs newer files of ComfyUI than its last whole release: see tools.comfyui.overlay."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+
+from tools.comfyui.server import ComfyServer, Prompt
+
+from .installations import REPOSITORY, Installation, comfyui_python
+from .prompts import LATENT, REPORT, sage
+from .test_families import sampling
+
+FILE = "tiny_h3_newer.safetensors"
+COUNTED = "declared_calls.txt"  # of the support node
+STEPS, BLOCKS = 4, 2
+CALLS = STEPS * BLOCKS
+INT8 = json.dumps({"attention": "comfy_kitchen_int8"})
+LIST = json.dumps([{"attention": "comfy_kitchen_sol", "tau": 1.0}, {"attention": "comfy_kitchen_int8"}])
+
+
+@pytest.fixture(scope="module")
+def newer(request: pytest.FixtureRequest, installation: Installation) -> ComfyServer:
+    """A server whose ComfyUI lets files declare their attention, with a tiny MiniMax H3."""
+    if not installation.is_overlay:
+        pytest.skip("releases up to 0.33 know no attention that a file declares")
+    server: ComfyServer = request.getfixturevalue("server")
+    command = [str(comfyui_python()), "-m", "tests.comfyui.tiny_families", str(installation.root)]
+    command += [str(server.base / "models" / "diffusion_models" / FILE), "MiniMax H3"]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    return server
+
+
+def h3(chain: Prompt) -> Prompt:
+    """Four steps of MiniMax H3 without guidance, so that each step is one pass of two calls."""
+    prompt = sampling("MiniMax H3", FILE, chain)
+    prompt["sampler"]["inputs"] |= {"steps": STEPS, "cfg": 1.0}
+    return prompt
+
+
+def declares(config: str, number: int) -> dict[str, Any]:
+    """A node that makes the blocks of the loaded model ask for `config`; `number` makes each run a new one."""
+    return {
+        "class_type": "TestDeclaredAttention",
+        "inputs": {"model": ["loader", 0], "config": f"{config}{' ' * number}"},
+    }
+
+
+def declared_calls(server: ComfyServer) -> int:
+    return len((server.base / "output" / COUNTED).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("config", [INT8, LIST], ids=["one", "list"])
+@pytest.mark.parametrize(
+    ("options", "declared", "served"),
+    [
+        (None, CALLS, 0),
+        ({}, 0, CALLS),
+        ({"start_percent": 0.5}, CALLS // 2, CALLS // 2),
+        ({"mode": "off"}, CALLS, 0),
+        ({"respect_model_attention": True}, CALLS, 0),
+        ({"backend": "auto"}, CALLS, 0),
+    ],
+    ids=["none", "8b", "half of the steps", "off", "respected", "idle on a CPU"],
+)
+def test_who_serves_where_the_file_declares_an_attention(
+    newer: ComfyServer, config: str, options: dict[str, Any] | None, declared: int, served: int
+) -> None:
+    """The landscape's experiment: what the node leaves goes to the attention that the file asks for."""
+    number = sum(map(ord, str(options)))
+    chain: Prompt = {"declares": declares(config, number)}
+    if options is not None:
+        chain["sage"] = sage("declares", **options)
+    run = newer.run(h3(chain))
+    assert declared_calls(newer) == declared
+    text = run.outputs[REPORT]["text"][0]
+    if served:
+        assert f"{served} of {CALLS} attention calls served" in text, text
+    if options is not None:
+        assert re.search(
+            r"The model's file asks for comfy_kitchen_(int8|sol \(tau 1\.0\), else comfy_kitchen_int8)", text
+        )
+    if served and declared:
+        assert f"Left to comfy_kitchen_{'int8' if config == INT8 else 'sol'}" in text
+        assert f"{declared} calls" in text
+
+
+def test_a_calibration_takes_exact_attention(newer: ComfyServer) -> None:
+    chain = {
+        "declares": declares(LIST, 1),
+        "calibrate": {
+            "class_type": "SageAttention2Calibrate",
+            "inputs": {"model": ["declares", 0], "cost_limit": 100.0, "rotate": True},
+        },
+    }
+    run = newer.run(h3(chain))
+    assert declared_calls(newer) == 0
+    assert "errors are those against exact attention" in run.outputs[REPORT]["text"][0]
+
+
+@pytest.mark.parametrize("order", ["node first", "sparse first"])
+def test_blocks_with_an_attention_of_their_own_are_named(newer: ComfyServer, order: str) -> None:
+    """Dense steps are the node's in both orders; whose patch computed the others stands in the report."""
+    sparse = {"class_type": "TestSparseBlocks", "inputs": {"start_percent": 0.5}}
+    first, second = ("sage", "sparse") if order == "node first" else ("sparse", "sage")
+    nodes = {"sage": sage("loader"), "sparse": sparse}
+    chain = {name: {**nodes[name], "inputs": {**nodes[name]["inputs"]}} for name in (first, second)}
+    chain[first]["inputs"]["model"], chain[second]["inputs"]["model"] = ["loader", 0], [first, 0]
+    text = newer.run(h3(chain)).outputs[REPORT]["text"][0]
+    found = re.search(
+        r"(\d+) of \1 attention calls served .*; test_support computed blocks of (\d) of 4 passes itself, (\d)", text
+    )
+    assert found is not None, text
+    calls, passes, missing = map(int, found.groups())
+    assert 0 < calls < CALLS and calls + missing == CALLS and passes * BLOCKS == missing
+
+
+def test_the_newer_attention_serves_the_node_as_the_older_one(newer: ComfyServer) -> None:
+    plain = newer.latent(newer.run(h3({"sage": sage("loader", mode="off")})), LATENT)
+    served = newer.latent(newer.run(h3({"sage": sage("loader", rotate=True)})), LATENT)
+    assert not torch.equal(plain, served)
+    assert float(torch.nn.functional.cosine_similarity(plain.flatten(), served.flatten(), dim=0)) > 0.999

@@ -1,0 +1,218 @@
+"""The attention that a model's file asks for, with a stand-in for the function of ComfyUI that asks overrides."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
+from comfy_sage2.comfyui.adapter.declared_attention import declared, declared_layers, of_caller
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.report.text import session_report, status
+from comfy_sage2.comfyui.session import model_passes
+from comfy_sage2.comfyui.session.calibration import Calibration
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.policy.signature import Signature
+
+from .calls import SIGMAS, Container, qkv, session_with
+
+INT8 = {"attention": "comfy_kitchen_int8"}
+SOL = {"attention": "comfy_kitchen_sol", "tau": 1.0}
+LISTED = "comfy_kitchen_sol (tau 1.0), else comfy_kitchen_int8"
+
+
+class Child(torch.nn.Module):
+    """What ComfyUI reads a declaration into; `function` gives sevens and counts its calls."""
+
+    def __init__(self, config: object, *, available: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.calls: list[dict[str, Any]] = []
+        self.function: Callable[..., torch.Tensor] | None = self.sevens if available else None
+
+    def sevens(self, q: Any, k: Any, v: Any, heads: int, mask: Any = None, **kwargs: Any) -> torch.Tensor:
+        self.calls.append(kwargs)
+        q = q.take() if isinstance(q, Container) else q
+        return torch.full_like(q, 7.0)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, child: Child) -> None:
+        super().__init__()
+        self.comfy_attention = child
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`comfy.ldm.modules.attention`: asks the override first, and keeps what the file asks for from it."""
+
+    def wrap_attn(func: Any) -> Any:
+        @functools.wraps(func)
+        def asking(*args: Any, **kwargs: Any) -> Any:
+            preferred_attention = kwargs.pop("preferred_attention", None)
+            if "_inside_attn_wrapper" in kwargs:
+                return func(*args, **kwargs)
+            kwargs["_inside_attn_wrapper"] = True
+            override = (kwargs.get("transformer_options") or {}).get(OVERRIDE)
+            if override is not None and isinstance(args[0], Container):
+                return override.container_function(*args, **kwargs)
+            if override is not None:
+                return override(func, *args, **kwargs)
+            if preferred_attention is not None and preferred_attention.function is not None:
+                return preferred_attention.function(*args, **kwargs)
+            return func(*args, **kwargs)
+
+        return asking
+
+    @wrap_attn
+    def optimized_attention(q: Any, k: Any, v: Any, heads: int, mask: Any = None, **kwargs: Any) -> torch.Tensor:
+        q = q.take() if isinstance(q, Container) else q
+        return torch.ones_like(q)
+
+    module: Any = types.ModuleType("comfy.ldm.modules.attention")
+    module.wrap_attn, module.optimized_attention = wrap_attn, optimized_attention
+    for name in ("comfy", "comfy.ldm", "comfy.ldm.modules"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(sys.modules["comfy.ldm.modules"], "attention", module, raising=False)
+    monkeypatch.setitem(sys.modules, "comfy.ldm.modules.attention", module)
+    return module
+
+
+def model_of(*children: Child) -> Any:
+    return types.SimpleNamespace(diffusion_model=torch.nn.Sequential(*(Layer(child) for child in children)))
+
+
+def attend(
+    host: Any, session: Session, child: Child | None, *, sigma: float = 1.0, contained: bool = False, front: Any = None
+) -> torch.Tensor:
+    """One call of a layer with this child. front: another pack's override, which asks the node's."""
+    session.declared = declared_layers(model_of(*([] if child is None else [child])))
+    override = make_override(session)
+    options = {OVERRIDE: override if front is None else front(override)}
+    tensors = [Container(tensor) if contained else tensor for tensor in qkv()]
+    with model_passes.running(session.slot, session.begin_pass(sigma, torch.device("cpu"), options)):
+        out: torch.Tensor = host.optimized_attention(
+            *tensors, 2, transformer_options=options, preferred_attention=child
+        )
+    return out
+
+
+@pytest.mark.parametrize("contained", [False, True], ids=["tensors", "containers"])
+@pytest.mark.parametrize("config", [INT8, [SOL, INT8]], ids=["one", "list"])
+def test_calls_that_the_node_leaves_get_what_the_file_asks_for(host: Any, config: object, contained: bool) -> None:
+    child, session = Child(config), session_with(start_percent=0.5)
+    served = attend(host, session, child, sigma=0.25, contained=contained)
+    assert not child.calls and not torch.equal(served, torch.full_like(served, 7.0))
+    left = attend(host, session, child, sigma=1.0, contained=contained)
+    assert torch.equal(left, torch.full_like(left, 7.0))
+    assert len(child.calls) == 1 and OVERRIDE not in child.calls[0]["transformer_options"]
+    by = [share.decision.by for share in session.record.summary().shares]
+    assert by == [None, "comfy_kitchen_int8" if config is INT8 else LISTED]
+
+
+def test_an_override_of_another_pack_may_stand_between(host: Any) -> None:
+    def front(ours: Any) -> Any:
+        return lambda func, *args, **kwargs: (lambda: ours(func, *args, **kwargs))()
+
+    child = Child(INT8)
+    attend(host, session_with(start_percent=0.5), child, front=front)
+    assert len(child.calls) == 1
+
+
+@pytest.mark.parametrize("child", [None, Child(None), Child(INT8, available=False)], ids=["none", "empty", "missing"])
+def test_without_a_declaration_comfyuis_attention_serves(host: Any, child: Child | None) -> None:
+    session = session_with(start_percent=0.5)
+    out = attend(host, session, child)
+    assert torch.equal(out, torch.ones_like(out))
+    assert [share.decision.by for share in session.record.summary().shares] == [None]
+
+
+def test_an_earlier_node_keeps_its_place(host: Any) -> None:
+    """ComfyUI asks an override before the file; that of an earlier node is one."""
+    child = Child(INT8)
+
+    def twos(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = 2.0 * func(*args, **kwargs)
+        return out
+
+    session = session_with(twos, start_percent=0.5)
+    out = attend(host, session, child)
+    assert torch.equal(out, torch.full_like(out, 2.0)) and not child.calls
+    assert "An attention node before this one takes its place." in status(session)
+
+
+def test_the_models_own_attention_is_respected(host: Any) -> None:
+    child, session = Child(INT8), session_with(respect_model_attention=True)
+    out = attend(host, session, child)
+    assert torch.equal(out, torch.full_like(out, 7.0))
+    assert (session.record.summary().shares[0].decision.reason or "").startswith("[SA-321]")
+    attend(host, session, None)
+    assert session.record.summary().shares[0].decision.backend == "reference"
+
+
+def test_a_calibration_measures_against_exact_attention(host: Any) -> None:
+    child = Child([SOL, INT8])
+    session = Session(Calibration(Signature("Wan", ()), 1.0, lambda done, total: None))
+    session.begin_sampling(SIGMAS)
+    out = attend(host, session, child)
+    assert torch.equal(out, torch.ones_like(out)) and not child.calls
+    assert "errors are those against exact attention" in session_report(session)
+
+
+def test_the_report_names_it_and_what_is_compared(host: Any) -> None:
+    session = session_with(start_percent=0.5, measure_quality=True)
+    for _ in range(2):
+        attend(host, session, Child(INT8), sigma=0.25)
+    attend(host, session, child := Child(INT8), sigma=1.0)
+    session.end_sampling()
+    text = session_report(session)
+    assert "The model's file asks for comfy_kitchen_int8 in 1 attention layers. This node takes its place" in text
+    assert "Left to comfy_kitchen_int8\n  1 calls" in text
+    assert "whose time with the model's own attention (comfy_kitchen_int8) is known too" in text
+    assert "Against full precision (sampled, not comfy_kitchen_int8):" in text
+    assert len(child.calls) == 1
+
+
+def test_what_the_device_lacks_is_said(host: Any) -> None:
+    session = session_with()
+    session.declared = declared_layers(model_of(Child(INT8, available=False), Child(None)))
+    assert not session.declared.served and session.declared.missing == {"comfy_kitchen_int8": 1}
+    assert "which this device does not have" in status(session)
+
+
+def test_a_compiled_model_is_named(host: Any) -> None:
+    session = session_with()
+    session.declared, session.compiled = declared_layers(model_of(Child(INT8))), True
+    assert "The model is compiled" in status(session)
+
+
+def test_object_patches_take_the_place_of_what_the_file_says(host: Any) -> None:
+    """A LoRA may set it so; the patch is applied when the model is loaded."""
+    found = declared_layers(model_of(Child(INT8), Child(INT8)), {"diffusion_model.0.comfy_attention": Child([SOL])})
+    assert found.served == {"comfy_kitchen_int8": 1, "comfy_kitchen_sol (tau 1.0)": 1}
+
+
+@pytest.mark.parametrize("config", [None, "int8", {}, {"attention": ""}, [], [3, {}], {"tau": 1.0}])
+def test_configurations_that_name_nothing(config: object) -> None:
+    assert declared(Child(config)) is None
+
+
+def test_long_texts_of_a_file_are_cut() -> None:
+    found = declared(Child({"attention": "a" * 1000 + "\n"}))
+    assert found is not None and len(found.label) == 60
+
+
+def test_versions_without_declarations(host: Any) -> None:
+    def wrap_attn(func: Any) -> Any:
+        return lambda *args, **kwargs: func(*args, **kwargs)
+
+    host.wrap_attn = wrap_attn
+    assert of_caller() is None
+    del host.wrap_attn
+    assert of_caller() is None

@@ -1,0 +1,135 @@
+"""Selection of key blocks from scores, in torch: against loops over tokens in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.block_mask import BlockMask, blocks_of
+from comfy_sage2.sparsity.selection import block_lists, block_scores
+
+
+def shares_by_tokens(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
+    """Each token takes the place of its 16's mean, in float64: then plain attention probabilities, (Tq, Tk)."""
+
+    def as_means(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in x.double().split(16)])
+
+    p = (as_means(q) @ as_means(k).T * scale).softmax(1)
+    of_keys = torch.stack([part.sum(1) for part in p.split(128, 1)], 1)
+    return torch.stack([part.mean(0) for part in of_keys.split(128)])
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (128, 256), (300, 517), (640, 130), (1000, 1009)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_scores_are_shares_of_the_probability_of_means(lengths: tuple[int, int], dtype: torch.dtype) -> None:
+    q = torch.randn(2, 4, lengths[0], 40).mul(4).to(dtype)
+    k = torch.randn(2, 2, lengths[1], 40).add(3 * torch.randn(40)).to(dtype)
+    scores = block_scores(q, k, scale=0.3)
+    assert scores.dtype == torch.float32 and scores.shape == (2, 4, blocks_of(lengths[0]), blocks_of(lengths[1]))
+    for batch in range(2):
+        for head in range(4):
+            wanted = shares_by_tokens(q[batch, head], k[batch, head // 2], 0.3).log2().clamp_min(-126)
+            assert (scores[batch, head].double() - wanted).abs().max() < 1e-3
+
+
+def test_scores_of_both_layouts_and_of_views_are_equal() -> None:
+    q, k = torch.randn(1, 300, 3, 64), torch.randn(1, 300, 3, 64)
+    wanted = block_scores(q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous(), scale=0.2)
+    assert torch.equal(block_scores(q, k, scale=0.2, layout="BNHD"), wanted)
+
+
+def test_scores_in_parts_of_queries_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = torch.randn(1, 1, 1000, 64), torch.randn(1, 1, 700, 64)
+    whole = block_scores(q, k, scale=0.5)
+    monkeypatch.setattr("comfy_sage2.reference.block_scores._SCORE_BYTES", 1)
+    torch.testing.assert_close(block_scores(q, k, scale=0.5), whole, rtol=0, atol=1e-4)
+
+
+def test_nan_of_a_query_reaches_its_block_alone() -> None:
+    q, k = torch.randn(1, 1, 400, 64), torch.randn(1, 1, 300, 64)
+    q[0, 0, 130, 5] = math.nan
+    scores = block_scores(q, k, scale=0.1)
+    assert scores[0, 0, 1].isnan().all() and not scores[0, 0, [0, 2, 3]].isnan().any()
+    k[0, 0, 7, 3] = math.nan
+    assert block_scores(q, k, scale=0.1).isnan().all()
+
+
+def test_scores_of_huge_inputs_are_finite() -> None:
+    scores = block_scores(torch.randn(1, 1, 512, 64) * 1e3, torch.randn(1, 1, 512, 64) * 1e3, scale=1.0)
+    assert scores.isfinite().all() and scores.min() == -126 and scores.max() <= 0
+
+
+def listed(mask: BlockMask) -> torch.Tensor:
+    mask.check()
+    return mask.to_dense()
+
+
+def test_a_share_is_that_many_of_the_highest_scores() -> None:
+    scores = torch.randn(2, 3, 5, 41)
+    for share, count in ((1.0, 41), (0.1, 4), (0.5, 21), (0.001, 1)):
+        active = listed(block_lists(scores, share=share))
+        assert (active.sum(3) == count).all()
+        least, most = scores.where(active, math.inf).amin(3), scores.where(~active, -math.inf).amax(3)
+        assert (least > most).all()
+
+
+def test_equal_scores_go_to_the_lower_blocks_and_nan_is_the_highest() -> None:
+    scores = torch.zeros(1, 1, 2, 10)
+    scores[0, 0, 0, 7], scores[0, 0, 0, 2], scores[0, 0, 1, 9] = math.nan, -0.0, 1.0
+    active = listed(block_lists(scores, share=0.3))
+    assert active[0, 0].long().nonzero().tolist() == [[0, 0], [0, 1], [0, 7], [1, 0], [1, 1], [1, 9]]
+
+
+def test_a_threshold_of_each_head() -> None:
+    scores = torch.randn(2, 3, 4, 9)
+    scores[1, 2, 3, 4] = math.nan
+    threshold = torch.tensor([[-math.inf, 0.0, math.inf], [0.5, -0.5, 1.0]])
+    active = listed(block_lists(scores, threshold=threshold))
+    assert torch.equal(active, ~(scores <= threshold[..., None, None]))
+    assert active[0, 0].all() and not active[0, 2].any() and active[1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("choice", ["share", "threshold"])
+def test_always_dense_and_union(choice: str) -> None:
+    scores = torch.randn(3, 2, 6, 20)
+    given: dict[str, Any] = {"share": 0.2} if choice == "share" else {"threshold": torch.full((3, 2), 0.8)}
+    plain = listed(block_lists(scores, **given))
+    always, dense = torch.arange(20) % 9 == 4, torch.arange(6) == 2
+    wanted = plain | always | dense[:, None]
+    assert torch.equal(listed(block_lists(scores, always=always, dense=dense, **given)), wanted)
+    union = block_lists(scores, always=always, dense=dense, union=True, **given)
+    assert torch.equal(listed(union), wanted.any(0, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "exactly one"),
+        ({"share": 0.5, "threshold": torch.zeros(1, 2)}, "exactly one"),
+        ({"share": 0.0}, "share must be"),
+        ({"share": 1.5}, "share must be"),
+        ({"threshold": torch.zeros(2, 1)}, "threshold must be"),
+        ({"share": 0.5, "always": torch.zeros(3, dtype=torch.bool)}, "always must be"),
+        ({"share": 0.5, "dense": torch.zeros(3)}, "dense must be"),
+    ],
+)
+def test_wrong_choices_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        block_lists(torch.zeros(1, 2, 3, 4), **arguments)
+
+
+def test_wrong_tensors_are_refused() -> None:
+    q = torch.zeros(1, 4, 128, 64)
+    for wrong in (torch.zeros(1, 3, 128, 64), torch.zeros(1, 4, 128, 32), q.half(), q[0]):
+        with pytest.raises(ValueError, match="SA-211"):
+            block_scores(q, wrong, scale=0.1)
+    with pytest.raises(ValueError, match="scale"):
+        block_scores(q, q, scale=0.0)
+    with pytest.raises(ValueError, match="layout"):
+        block_scores(q, q, scale=0.1, layout="NHD")
+    with pytest.raises(ValueError, match="scores must be"):
+        block_lists(torch.zeros(1, 2, 3, 4, dtype=torch.float64), share=0.5)

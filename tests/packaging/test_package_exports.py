@@ -37,9 +37,10 @@ def test_the_host_package_offers_what_the_module_defines() -> None:
 
 
 def test_the_package_of_images_offers_what_kernels_have() -> None:
-    kernels = BINDING[BINDING.index('(module, "Kernels"') : BINDING.index('(module, "Plan"')]
+    kernels = BINDING[BINDING.index('(module, "Kernels"') : BINDING.index('(module, "BlockScorePlan"')]
     defined = set(re.findall(r'\.def\w*\(\s*"(\w+)"', kernels))
     assert {"plan", "driver_version", "modes", "add_cubin"} <= defined
     imported, taken, listed = _names("images.py")
+    classes = {"Plan", "BlockScorePlan"}
     assert taken == defined - {"add_cubin"}  # `load` gives the kernels their cubins
-    assert listed == taken | {"Plan", "version"} and imported == {"Plan", "load", "version_of"}
+    assert listed == taken | classes | {"version"} and imported == classes | {"load", "version_of"}

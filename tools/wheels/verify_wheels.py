@@ -84,7 +84,7 @@ def earlier_commit(trees: dict[str, str], root: Path = ROOT) -> str | None:
 
     if at("HEAD") == trees and not git("status", "--porcelain", "--", *TREES, root=root):
         return None
-    for commit in git("log", "--format=%H", "--", *TREES, root=root).split():
+    for commit in git("log", "--format=%H", "--full-history", "--", *TREES, root=root).split():
         if (
             git("ls-tree", "--name-only", commit, "--", *TREES, root=root).split() == list(TREES)
             and at(commit) == trees

@@ -62,8 +62,8 @@ class CacheFile:
         except (OSError, ValueError, RecursionError) as error:
             log.debug("%s is not used: %s", self.path, error)
             return []
-        if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            return []
+        if not isinstance(document, dict) or document.get("format") is True or document.get("format") != _FORMAT:
+            return []  # True is 1, too
         entries = document.get("findings")
         return [entry for entry in entries if _is_entry(entry)] if isinstance(entries, list) else []
 

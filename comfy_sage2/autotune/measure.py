@@ -69,11 +69,13 @@ def prepare(device: torch.device, candidates: Candidates) -> None:
     with _lock:
         if index in _tried:
             return
-        key = _key(index, candidates)
-        times = _kept(key) or _measured(index, key, candidates)
-        if times is not None:
-            store.keep(index, TunedChoices(times))
-        _tried.add(index)  # last: until then other threads wait, and leave the GPU alone
+        try:
+            key = _key(index, candidates)
+            times = _kept(key) or _measured(index, key, candidates)
+            if times is not None:
+                store.keep(index, TunedChoices(times))
+        finally:
+            _tried.add(index)  # last: until then other threads wait, and leave the GPU alone
 
 
 def remembered(index: int, candidates: Candidates) -> TunedChoices | None:

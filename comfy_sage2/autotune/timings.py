@@ -16,6 +16,10 @@ FEWEST_ROUNDS = 3
 # Of a GPU that nobody else uses. One at its power limit varies by up to 0.05 from visit to visit.
 _MOST_NOISE = 0.1
 _MOST_DRIFT = 1.3
+# What a document from outside may hold; beyond it a fit has no use, and with larger numbers no end.
+_MOST_ROWS = 2000
+_LARGEST_SIZE = 1 << 31
+_SECONDS = (1e-9, 1e4)
 _NORMAL = 1.4826  # standard deviation / median absolute deviation of normal data
 
 
@@ -107,7 +111,7 @@ class Times:
     def read(cls, document: Mapping[str, Any]) -> Times | None:
         """The times of a `document` from outside; None when it is not what `document` writes."""
         noise, rows = document.get("noise"), document.get("seconds")
-        if not _is_positive(noise, or_zero=True) or not isinstance(rows, list) or not rows:
+        if not _is_number(noise, 0.0, _MOST_NOISE) or not isinstance(rows, list) or not 0 < len(rows) <= _MOST_ROWS:
             return None
         seconds = {}
         for row in rows:
@@ -125,12 +129,11 @@ def _is_row(row: object) -> bool:
         all(isinstance(text, str) for text in (backend, mode, accumulator))
         and mode in CHOICES["mode"]
         and accumulator in CHOICES["pv_accumulator"]
-        and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
-        and _is_positive(seconds)
+        and all(isinstance(size, int) and _is_number(size, 1, _LARGEST_SIZE) for size in sizes)
+        and _is_number(seconds, *_SECONDS)
     )
 
 
-def _is_positive(value: object, or_zero: bool = False) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return math.isfinite(value) and (value > 0.0 or (or_zero and value == 0.0))
+def _is_number(value: object, least: float, most: float) -> bool:
+    """Whether `value` is one within these limits, which a NaN is not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most

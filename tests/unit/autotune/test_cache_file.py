@@ -58,6 +58,7 @@ ENTRY = {"key": ADA, "value": {"passed": True}}
         b'{"format": 1, "findings": {}}',
         b'{"format": 1, "findings": [1, null, {"key": {}}, {"key": 1, "value": {}}]}',
         json.dumps({"format": 2, "findings": [ENTRY]}).encode(),
+        json.dumps({"format": True, "findings": [ENTRY]}).encode(),
         json.dumps({"format": 1, "findings": [{**ENTRY, "value": "yes"}]}).encode(),
         json.dumps({"format": 1, "findings": [{**ENTRY, "key": {**ADA, "driver": 580.65}}]}).encode(),
         json.dumps({"format": 1, "findings": [ENTRY]}).encode().replace(b"4090", b"\xe9"),
@@ -66,7 +67,7 @@ ENTRY = {"key": ADA, "value": {"passed": True}}
         b"[" * 100_000,
         b" " * (1 << 20) + json.dumps({"format": 1, "findings": [ENTRY]}).encode(),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_file_that_cannot_be_used_is_ignored_and_rewritten(findings: CacheFile, content: bytes) -> None:
     assert findings.path is not None

@@ -306,9 +306,31 @@ ROW = ["sm89", "8b", "fp32", 16, 1024, 1024, 64, 1e-4]
         {"noise": 0.01, "seconds": [[*ROW[:3], 16.5, *ROW[4:]]]},
         {"noise": 0.01, "seconds": [[*ROW[:3], True, *ROW[4:]]]},
         {"noise": 0.01, "seconds": [[*ROW[:3], -1, *ROW[4:]]]},
+        {"noise": 10**400, "seconds": [ROW]},
+        {"noise": 0.01, "seconds": [[*ROW[:-1], 10**400]]},
+        {"noise": 0.01, "seconds": [[*ROW[:-1], 5e-324]]},
+        {"noise": 0.01, "seconds": [[*ROW[:-1], 1e308]]},
+        {"noise": 0.01, "seconds": [[*ROW[:3], 10**400, *ROW[4:]]]},
+        {"noise": 0.01, "seconds": [[*ROW[:4], 10**200, *ROW[5:]]]},
+        {"noise": 0.01, "seconds": [[*ROW[:3], 2**63, *ROW[4:]]]},
+        {"noise": 0.01, "seconds": [ROW] * 2001},
     ],
-    ids=range(19),
+    ids=range(27),
 )
 def test_documents_of_others_are_not_read(document: dict[str, Any]) -> None:
     assert Times.read({"noise": 0.01, "seconds": [ROW]}) is not None
     assert Times.read(document) is None
+
+
+@pytest.mark.parametrize("size", [1, 1 << 31])
+@pytest.mark.parametrize("seconds", [1e-9, 1e4])
+def test_the_most_extreme_documents_that_are_read_give_choices(size: int, seconds: float) -> None:
+    """Whatever one size of them is, beside ordinary rows."""
+    for place in range(3, 7):
+        row = [*ROW[:-1], seconds]
+        row[place] = size
+        read = Times.read({"noise": 0.01, "seconds": [ROW, row]})
+        assert read is not None
+        chosen = TunedChoices(read)
+        assert chosen.lines()
+        assert all(math.isfinite(chosen.seconds(*key) or math.nan) for key in read.seconds)

@@ -97,6 +97,16 @@ def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:
     assert machine.measured == [0]
 
 
+def test_an_unforeseen_failure_is_not_met_at_each_run(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(key: object) -> None:
+        raise OverflowError("on purpose")
+
+    monkeypatch.setattr(measure, "_kept", failing)
+    with pytest.raises(OverflowError, match="on purpose"):
+        machine.ask()
+    assert machine.ask() is None
+
+
 @pytest.mark.parametrize("change", ["gpus", "driver", "module", "torch", "format"])
 def test_what_is_remembered_holds_for_this_machine_alone(
     machine: Machine, change: str, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ class Policy:
 def part_of(step: int, steps: int, bounds: tuple[float, ...]) -> int:
     """The index of the part of `bounds` in which `step` (from 0) of `steps` begins."""
     share = (step + 1e-6) / steps
-    return min(max(sum(bound <= share for bound in bounds) - 1, 0), len(bounds) - 2)
+    return min(max(bisect_right(bounds, share) - 1, 0), len(bounds) - 2)
 
 
 def make_policy(

@@ -24,6 +24,9 @@ LONGEST = 4_000_000  # characters; a policy for a hundred layers has some thirty
 LONGEST_LINE = 200  # characters of a name or a value
 LONGEST_NAME = 80  # characters of a layer's name
 MOST_SIZES = 200  # entries of model.config
+MOST_PARTS = 1000  # of the steps
+MOST_LAYERS = 4096
+MOST_CELLS = 100_000  # layers times parts
 _LARGEST = sys.float_info.max
 
 
@@ -104,6 +107,10 @@ def from_text(text: str) -> Policy:
     rows = _list(_field(document, "layers", "the policy"), "layers")
     if not rows:
         raise ValueError("[SA-501] layers must name at least one attention layer, got none")
+    cells = len(rows) * (len(bounds) - 1)
+    for kind, count, most in (("layers", len(rows), MOST_LAYERS), ("cells", cells, MOST_CELLS)):
+        if count > most:
+            raise ValueError(f"[SA-501] a policy has at most {most} {kind}, got {count}")
     layers = [_layer(row, f"layers[{index}]", len(bounds) - 1, modes) for index, row in enumerate(rows)]
     return Policy(
         Signature.of(name, config),
@@ -168,7 +175,10 @@ def _number(value: object, name: str) -> float:
 
 
 def _bounds(value: object) -> tuple[float, ...]:
-    bounds = tuple(_number(entry, f"bounds[{index}]") for index, entry in enumerate(_list(value, "bounds")))
+    entries = _list(value, "bounds")
+    if len(entries) > MOST_PARTS + 1:
+        raise ValueError(f"[SA-501] bounds must divide the steps in at most {MOST_PARTS} parts, got {len(entries) - 1}")
+    bounds = tuple(_number(entry, f"bounds[{index}]") for index, entry in enumerate(entries))
     ascending = all(low < high for low, high in pairwise(bounds))
     if len(bounds) < 2 or bounds[0] != 0.0 or bounds[-1] != 1.0 or not ascending:
         raise ValueError(f"[SA-501] bounds must ascend from 0 to 1, got {quoted(list(bounds))}")

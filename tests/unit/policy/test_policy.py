@@ -91,6 +91,14 @@ def test_every_step_belongs_to_the_part_that_holds_its_beginning(steps: int) -> 
         assert BOUNDS[part] <= step / steps + 1e-9 < BOUNDS[part + 1] + 1e-9
 
 
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.0, 0.5, 1.0), (0.0, 0.1, 0.15, 0.9, 1.0)], ids=str)
+def test_steps_on_and_around_a_bound(bounds: tuple[float, ...]) -> None:
+    for steps in range(1, 41):
+        for step in range(steps + 2):  # more than a sampler said there would be
+            begins = [index for index, bound in enumerate(bounds[:-1]) if bound * steps <= step + 1e-6]
+            assert part_of(step, steps, bounds) == begins[-1]
+
+
 def test_choices() -> None:
     policy = small_policy()
 
@@ -301,6 +309,34 @@ def test_a_bad_document_is_refused_with_the_field_named(path: tuple[Any, ...], v
     with pytest.raises(ValueError) as refused:
         from_text(changed(path, value))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "layers", "words"),
+    [
+        (60_000, 1, "bounds must divide the steps in at most 1000 parts, got 60000"),
+        (1001, 1, "in at most 1000 parts, got 1001"),
+        (1, 4097, "a policy has at most 4096 layers, got 4097"),
+        (1000, 101, "a policy has at most 100000 cells, got 101000"),
+    ],
+)
+def test_a_policy_that_takes_long_to_read_or_to_ask_is_refused_at_once(parts: int, layers: int, words: str) -> None:
+    given = json.loads(to_text(small_policy()))
+    given["bounds"] = [part / parts for part in range(parts + 1)]
+    cell = given["layers"][0]["cells"][0]
+    given["layers"] = [{"head_dim": 128, "cells": [cell]}] * layers
+    with pytest.raises(ValueError, match=words):
+        from_text(json.dumps(given))
+
+
+def test_the_largest_policies_are_read() -> None:
+    given = json.loads(to_text(small_policy()))
+    cell = {"mode": "full", "smooth_v": False}
+    for parts, layers in ((1000, 100), (24, 4096)):
+        given["bounds"] = [part / parts for part in range(parts + 1)]
+        given["layers"] = [{"head_dim": 128, "cells": [cell] * parts}] * layers
+        policy = from_text(json.dumps(given))
+        assert (len(policy.layers), len(policy.cells[0])) == (layers, parts)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class CachedMask:
 
     Attributes:
         moment: when that was.
-        share: of their blocks, those that are active: one value on the device.
+        shares: of each head's blocks, those that are active: (Hq,) float32 on the device.
         prompts: what the calls were made for.
         changes: of the passes that they were made in.
         previous: what this took the place of, until it is used.
@@ -115,8 +115,8 @@ class CachedMask:
 
     def _keep(self, packed: torch.Tensor, active: torch.Tensor) -> None:
         self._packed = packed  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a block
-        self.share = active.count_nonzero() / active.numel()
-        self._share_on_host.start(self.share)
+        self.shares = active[0].float().mean(dim=(1, 2))
+        self._share_on_host.start(self.shares.mean())
 
     def gives_way(self, now: PassKey) -> bool:
         """Whether what is found in `now` takes its place: it is time, or the blocks are those of another model."""

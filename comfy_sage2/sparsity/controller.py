@@ -11,7 +11,8 @@ import torch
 from ..block_mask import BLOCK_TOKENS, BlockMask
 from .always_computed import TokenRange, blocks_with, raise_always_computed_
 from .levels import Level
-from .mask_cache import BlockMaskCache, CacheKey, Moment, PassKey
+from .mask_cache import BlockMaskCache, CachedMask, CacheKey, Moment, PassKey
+from .selection import block_scores
 from .thresholds import candidates, errors, loosest, sampled_rows
 
 Figure = tuple[Moment, torch.Tensor]
@@ -24,16 +25,18 @@ class Figures:
     Attributes:
         computed: for each call with lists, the share of the blocks that it computed of each head.
         found: for each call in which blocks were found, the error that each head's threshold was measured to have.
+        selected: those of `found` in which the call that found blocks left out the others itself, and was not dense.
         later: for calls that found blocks anew, the error that each head would have had with the lists until then.
     """
 
     computed: list[Figure] = field(default_factory=list)
     found: list[Figure] = field(default_factory=list)
+    selected: list[Figure] = field(default_factory=list)
     later: list[Figure] = field(default_factory=list)
 
     def forget(self, moment: Moment) -> None:
         """Throw away those of `moment`."""
-        for figures in (self.computed, self.found, self.later):
+        for figures in (self.computed, self.found, self.selected, self.later):
             figures[:] = [figure for figure in figures if figure[0] != moment]
 
 
@@ -99,13 +102,15 @@ class SparsityController:
         scores: torch.Tensor,
         scale: float,
         always: tuple[TokenRange, ...] = (),
-    ) -> None:
+    ) -> CachedMask:
         """Keep the active blocks of a call in `now`, each head's by the loosest threshold within the bound.
 
         scores: (B, Hq, Tq, Tk) float32, the higher the more a block matters, such as those that
             `reference.block_margins.block_margins` gives of a dense call; written to.
         always: tokens of q and k whose blocks are computed whatever their scores: as keys of all queries, and as
             queries with all keys. The others as for `errors`.
+
+        Returns what is kept now, for this call and those before it in its evaluation.
         """
         call, figures = _cache_key(layer, now, q, k), self.figures[layer]
         tokens = self._block_tokens
@@ -122,7 +127,25 @@ class SparsityController:
         place = loosest(measured, self._level.bound)[..., None]
         figures.found.append((now.moment, measured.gather(2, place)[..., 0].amax(dim=0)))
         skipped = scores <= thresholds.gather(2, place)[..., None]  # which NaN is not
-        self._kept.keep(call, now, ~skipped)
+        return self._kept.keep(call, now, ~skipped)
+
+    def select(
+        self,
+        layer: int,
+        now: PassKey,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        always: tuple[TokenRange, ...] = (),
+    ) -> BlockMask:
+        """As `find`, by scores of means of q and k, and the block mask for the call itself; no wait for the device."""
+        found = self.find(layer, now, q, k, v, block_scores(q, k, scale=scale), scale, always)
+        found.was_used = True
+        figures = self.figures[layer]
+        figures.computed.append((now.moment, found.shares))
+        figures.selected.append(figures.found[-1])
+        return BlockMask.from_dense(found.active())
 
     def _errors(
         self,
@@ -144,6 +167,7 @@ class SparsityController:
         return Figures(
             [value for layer in layers for value in layer.computed],
             [value for layer in layers for value in layer.found],
+            [value for layer in layers for value in layer.selected],
             [value for layer in layers for value in layer.later],
         )
 

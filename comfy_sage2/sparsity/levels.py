@@ -21,6 +21,7 @@ class Level:
         ladder: the thresholds to choose from, strictest first, as log2 of a block's largest P relative to its row's;
             None takes quantiles of each head's own scores.
         least_blocks: of a call's keys: shorter calls stay dense.
+        selects: behind the first steps blocks are found by means of Q and K, so that no call is dense for it.
     """
 
     name: str
@@ -28,13 +29,16 @@ class Level:
     norm: int
     ladder: tuple[float, ...] | None
     least_blocks: int
+    selects: bool = False
 
 
 _LADDER = (LOSSLESS, *(math.log2(share) for share in (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)))
 
 
 def _sparse(name: str, bound: float) -> Level:
-    return Level(name, bound, norm=2, ladder=(LOSSLESS,) if bound == 0.0 else None, least_blocks=64)
+    if bound == 0.0:  # what 8b rounds to zero is known of the scores themselves alone
+        return Level(name, bound, norm=2, ladder=(LOSSLESS,), least_blocks=64)
+    return Level(name, bound, norm=2, ladder=None, least_blocks=64, selects=True)
 
 
 def _skip(name: str, bound: float) -> Level:

@@ -163,8 +163,8 @@ class BlockMaskCache:
     def __init__(self) -> None:
         self._calls: dict[CacheKey, CachedMask] = {}
 
-    def keep(self, call: CacheKey, now: PassKey, active: torch.Tensor) -> None:
-        """Keep the active blocks of `call` in `now`, bool (B, Hq, Tq, Tk).
+    def keep(self, call: CacheKey, now: PassKey, active: torch.Tensor) -> CachedMask:
+        """Keep the active blocks of `call` in `now`, bool (B, Hq, Tq, Tk); returns what they were added to.
 
         Batch entries, such as the caption's and the empty one's, and all calls share the union of their blocks, until
         those are due to be found anew.
@@ -172,9 +172,10 @@ class BlockMaskCache:
         active = active.any(dim=0, keepdim=True)
         known = self._calls.get(call)
         if known is None or known.gives_way(now):
-            self._calls[call] = CachedMask(now, active, known)
+            known = self._calls[call] = CachedMask(now, active, known)
         else:
             known.add(active, now)
+        return known
 
     def before(self, call: CacheKey, now: PassKey) -> CachedMask | None:
         """What was found of the blocks of `call` before the evaluation of `now`, in which they are still being found.

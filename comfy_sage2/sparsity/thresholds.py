@@ -50,7 +50,7 @@ def candidates(
     """The thresholds that a head's is chosen from, strictest first: (B, Hq, L) float32 on the device.
 
     Those of the level's ladder; else quantiles of each head's own finite scores, none below LOSSLESS, and LOSSLESS
-    before them.
+    before them: a block of that share of its queries' probability is as good as none by either kind of score.
 
     scores: (B, Hq, Tq, Tk), such as block margins; +inf where a block is always computed. rows: see `errors`.
     """

@@ -240,9 +240,10 @@ def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
         speed = summary.skip_speeds.get(layer)
         faster = "" if speed is None else f" ({compared_speed(speed.ratio)}, beside those that found the blocks)"
         later = "" if found.later is None else f", {found.later:.4f} when they gave way to newer ones"
+        made = found.finding + found.selecting
         lines.append(
             f"  {summary.layer_name(layer)}: {found.computed:.1%} computed in {found.listed} calls with lists{faster}"
-            f"{_of_heads(found)}; relative L{norm} of the worst head {found.error:.4f} in the {found.finding} calls "
+            f"{_of_heads(found)}; relative L{norm} of the worst head {found.error:.4f} in the {made} calls "
             f"that made them, {sum(found.head_errors) / len(found.head_errors):.4f} on average{later}"
         )
     return lines + [f"  {calls} calls computed all key blocks: {reason}" for reason, calls in sparsity.reasons.items()]

@@ -36,7 +36,8 @@ class LayerSparsity:
     """What became of one layer's blocks in a sampling; errors are relative, in the norm of the level.
 
     Attributes:
-        finding, listed: calls that found blocks, and were dense for it, and calls with lists.
+        finding, listed: calls that found blocks and were dense for it, and calls with lists.
+        selecting: calls with lists that found their blocks by themselves.
         head_shares: of each head, the share of the blocks that calls with lists computed; 1 where there were none.
         head_errors: of each head, the largest error by what was left out, when it was found.
         later: the largest error of a head when those blocks gave way to newer ones; None where they never did.
@@ -44,6 +45,7 @@ class LayerSparsity:
 
     finding: int
     listed: int
+    selecting: int
     head_shares: tuple[float, ...]
     head_errors: tuple[float, ...]
     later: float | None
@@ -135,17 +137,22 @@ class BlockSparsity:
             least_skipped = dense.backend.least_skipped(dense.options.mode)
             with memory.unrecorded():  # what is kept outlives the model's block
                 finds = controller.finds(site.layer, now, q, k)
-                reason = self._reason_against_step(site, finds=finds)
+                selects = self.choice.level.selects and not self.choice.is_dense(site.step, site.steps)
+                reason = self._reason_against_step(site, records=finds and not selects)
                 if reason is not None:
                     self._dense[reason] += 1
                     return None
-                if finds:
+                others = model_pass.token_kinds.others(k.shape[2])
+                if finds and not selects:
                     block_margins = _empty_margins(q, k)
                     out, _ = run(recording, *call.tensors(), optional._replace(block_margins=block_margins))
-                    others = model_pass.token_kinds.others(k.shape[2])
                     self._find(controller, site.layer, now, (q, k, v), block_margins, dense.request.scale, others)
                     return out, False
-                lists = controller.lists(site.layer, now, q, k, least_skipped=least_skipped)
+                lists: BlockMask | str
+                if finds:
+                    lists = controller.select(site.layer, now, q, k, v, dense.request.scale, others)
+                else:
+                    lists = controller.lists(site.layer, now, q, k, least_skipped=least_skipped)
                 if isinstance(lists, BlockMask):
                     listed = listed_plan(dense, TensorForm.of(lists.lists))
                     if isinstance(listed, Refusal):
@@ -183,15 +190,15 @@ class BlockSparsity:
         self._dense[reason] += 1
         log.warning("SageAttention2: %s", reason)
 
-    def _reason_against_step(self, site: CallSite, *, finds: bool) -> str | None:
-        """Why the call at `site`, which is due to find blocks or not, neither finds blocks nor leaves any out, or None.
+    def _reason_against_step(self, site: CallSite, *, records: bool) -> str | None:
+        """Why the call at `site`, which is to find blocks in a dense call or not, neither does so nor leaves any out.
 
         The last of the first steps finds the blocks that the step behind it leaves out.
         """
         starts = self.choice.is_dense(site.step, site.steps)
-        if starts and (not finds or self.choice.is_dense(site.step + 1, site.steps)):
+        if starts and (not records or self.choice.is_dense(site.step + 1, site.steps)):
             return f"[SA-318] the first {self.choice.dense_share:.0%} of the steps are dense"
-        if finds and site.step + 1 == site.steps:
+        if records and site.step + 1 == site.steps:
             return "[SA-318] the last step is dense where it would find blocks to skip"
         return None
 
@@ -226,8 +233,9 @@ class BlockSparsity:
             computed, errors, later = (values(list(of)) for of in (figures.computed, figures.found, figures.later))
             shares = zip(*computed, strict=False) if computed else [(1.0,)]
             found[layer] = LayerSparsity(
-                len(errors),
+                len(errors) - len(figures.selected),
                 len(computed),
+                len(figures.selected),
                 tuple(sum(of_head) / len(of_head) for of_head in shares),
                 tuple(_worst(of_head) or 0.0 for of_head in zip(*errors, strict=False)),
                 _worst([error for of_call in later for error in of_call]),

@@ -18,11 +18,14 @@ from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
 from comfy_sage2.policy.signature import Signature
+from comfy_sage2.sparsity.controller import SparsityController
 from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.mask_cache import PassKey
 
 from .calls import node_session
 from .skip_samplings import (
     HEAD_DIM,
+    HEADS,
     TOKENS,
     begin,
     by_mask,
@@ -59,7 +62,7 @@ def test_heads_stay_within_the_bound(level: str) -> None:
     session, tensors = sparse(level), focused(0)
     outs = sampled(session, tensors)
     whole, bound = dense(tensors), LEVELS[level].bound
-    assert listed(session) == [False, True, True, False, True]
+    assert listed(session) == [False, True, True, LEVELS[level].selects, True]
     for out in (outs[1], outs[2], outs[4]):
         assert (out - whole).norm() / whole.norm() <= 1.2 * bound + 1e-4
     (found,) = figures(session).values()
@@ -81,10 +84,10 @@ def test_looser_bounds_compute_fewer_blocks() -> None:
 @pytest.mark.parametrize(
     ("dense_percent", "expected"),
     [
-        (0.0, [False, True, True, False, True]),
-        (0.2, [False, True, True, False, True]),
-        (0.4, [False, False, True, False, True]),
-        (0.5, [False, False, False, False, True]),
+        (0.0, [True] * 5),
+        (0.2, [False, True, True, True, True]),
+        (0.4, [False, False, True, True, True]),
+        (0.5, [False, False, False, True, True]),
         (0.8, [False, False, False, False, True]),
         (1.0, [False] * 5),
     ],
@@ -97,8 +100,30 @@ def test_the_first_steps_are_dense_and_the_last_of_them_finds_blocks(
     assert listed(session) == expected
     for out, leaves_out in zip(outs, expected, strict=True):
         assert torch.equal(out, dense(tensors)) or leaves_out
-    first = math.ceil(dense_percent * 5) - 1  # the last one finds blocks
+    first = max(math.ceil(dense_percent * 5) - 1, 0)  # the last one finds blocks
     assert ("of the steps are dense" in report([session])) == (first > 0)
+
+
+def test_behind_the_dense_steps_blocks_are_found_without_a_dense_call() -> None:
+    session, tensors = sparse("strong"), focused(6, beside=2)
+    outs = sampled(session, tensors)
+    (found,) = figures(session).values()
+    assert (found.finding, found.listed) == (1, 4), "step 1 is dense, step 4 selects"
+    q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
+    controller = SparsityController(LEVELS["strong"])
+    selected = controller.select(0, PassKey(3), q, k, v, HEAD_DIM**-0.5).to_dense()
+    assert 0.1 < selected.float().mean() < 0.9
+    assert torch.equal(outs[3], by_mask(tensors, selected)) and torch.equal(outs[4], outs[3])
+
+
+def test_a_selection_that_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("no memory for the means")
+
+    monkeypatch.setattr("comfy_sage2.sparsity.controller.block_scores", fails)
+    session, tensors = sparse(dense_percent=0.0), focused(7)
+    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
+    assert report([session]).count("given up for this sampling: no memory for the means") == 1
 
 
 def test_a_further_evaluation_of_the_last_dense_step_is_dense() -> None:

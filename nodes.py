@@ -22,6 +22,7 @@ from comfy_sage2.comfyui.nodes.support import (
     measure_quality_input,
     schema,
     skip_input,
+    sparse_inputs,
     status_of,
 )
 
@@ -165,6 +166,7 @@ class SageAttention2(io.ComfyNode):
                         "serve. On: those layers keep it. The report names it.",
                     )
                 ),
+                *sparse_inputs(),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
         )
@@ -196,6 +198,8 @@ class SageAttention2(io.ComfyNode):
         guard_level: str = "values",
         skip: str = "off",
         respect_model_attention: bool = False,
+        sparse: str = "off",
+        dense_percent: float = 0.2,
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -214,6 +218,8 @@ class SageAttention2(io.ComfyNode):
             guard_level=guard_level,
             skip=skip,
             respect_model_attention=bool(respect_model_attention),
+            sparse=sparse,
+            dense_percent=dense_percent,
         )
         patched = library.patch_model(model, settings)
         return io.NodeOutput(patched, ui={"text": [status_of(patched, "SageAttention2", cls.hidden)]})

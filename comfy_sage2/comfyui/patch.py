@@ -10,7 +10,7 @@ from ..autotune.measure import prepare
 from ..autotune.store import choices_of
 from ..capture.recorder import CaptureBounds, CaptureError
 from ..options import check_choice
-from ..policy.calibrated import SKIP, SKIP_NOTHING, Policy
+from ..policy.calibrated import COMPUTE_ALL, SKIP, SPARSE, Policy
 from ..policy.document import from_text
 from ..policy.rules import RuleSelector
 from ..policy.selector import FixedSelector, ModeSelector
@@ -121,16 +121,17 @@ def captured_model(model: Any, bounds: CaptureBounds) -> Any:
     return _with_handler(model, Capture(bounds), _without_ours(model))
 
 
-def policy_of(model: Any, quality: str, skip: str = SKIP_NOTHING) -> tuple[Policy, str]:
+def policy_of(model: Any, quality: str, skip: str = COMPUTE_ALL, sparse: str = COMPUTE_ALL) -> tuple[Policy, str]:
     """The policy for `quality` from the last sampling with `model`, and a report of it.
 
-    skip: of SKIP, written into the policy; nothing is measured for it.
-    Raises ValueError when the model was not calibrated, nothing was measured, or `skip` is no level.
+    skip, sparse: of SKIP and SPARSE, written into the policy; nothing is measured for them.
+    Raises ValueError when the model was not calibrated, nothing was measured, or one of them is no level.
     """
     check_choice("skip", skip, SKIP)
+    check_choice("sparse", sparse, SPARSE)
     for session in reversed(sessions_of(model)):
         if isinstance(session.handler, Calibration):
-            policy = replace(session.handler.policy(quality), skip=skip)
+            policy = replace(session.handler.policy(quality), skip=skip, sparse=sparse)
             return policy, f"{session_report(session)}\n{policy.description}"
     raise ValueError("[SA-403] this model was not calibrated: connect the model output of SageAttention2 Calibrate")
 

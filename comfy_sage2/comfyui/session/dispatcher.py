@@ -58,7 +58,7 @@ class Dispatcher(Handler):
         self.notes = settings.notes
         self.idle_reason = expected.reason
         self.guard = Guard(Fidelity() if settings.guard_level == FIDELITY else None) if settings.guard else None
-        self.sparsity = None if settings.skip_level is None else BlockSparsity(settings.skip_level)
+        self.sparsity = None if settings.sparsity is None else BlockSparsity(settings.sparsity)
         self.measure_quality = settings.measure_quality
         self.traced_as = settings
         self._first_calls = self._shorter = 0  # calls of the first pass, and passes with fewer

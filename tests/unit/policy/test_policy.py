@@ -12,13 +12,23 @@ from comfy_sage2.call_site import CallSite, Layer, indexed_name, label
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.policy import document
-from comfy_sage2.policy.calibrated import BOUNDS, IN_FULL, SKIP, SKIP_NOTHING, UNKNOWN, Policy, make_policy, part_of
+from comfy_sage2.policy.calibrated import (
+    BOUNDS,
+    COMPUTE_ALL,
+    IN_FULL,
+    SKIP,
+    SPARSE,
+    UNKNOWN,
+    Policy,
+    make_policy,
+    part_of,
+)
 from comfy_sage2.policy.document import from_text, to_text
 from comfy_sage2.policy.selector import Choice
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.speed import fastest_first
 from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
-from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS
 
 FOUR, FOUR_SMOOTH, EIGHT, EIGHT_SMOOTH, PRECISE = VARIANTS
 WAN = Signature.of("WAN21", {"dim": 1536, "num_layers": 30, "dtype": object(), "image_model": "wan2.1"})
@@ -271,15 +281,37 @@ def test_an_unknown_skip_is_refused(value: object) -> None:
 
 
 def test_the_levels_of_skip_are_those_of_skipping() -> None:
-    assert tuple(LEVELS) == SKIP[1:] and SKIP[0] == SKIP_NOTHING
+    assert tuple(SKIP_LEVELS) == SKIP[1:] and SKIP[0] == COMPUTE_ALL
+    assert tuple(LEVELS) == SPARSE[1:] and SPARSE[0] == COMPUTE_ALL
+
+
+def test_bounds_are_what_version_5_has() -> None:
+    plain = small_policy()
+    for skip in ("off", "balanced"):
+        policy = replace(plain, sparse="medium", skip=skip)
+        written = json.loads(to_text(policy))
+        assert written["version"] == 5 and written["sparse"] == "medium" and written.get("skip", "off") == skip
+        again = from_text(to_text(policy))
+        assert (again.sparse, again.skip) == ("medium", skip) and "with sparse medium" in policy.description
+    assert "sparse" not in to_text(plain)
+    written["version"] = 4
+    assert from_text(json.dumps(written)).sparse == "off"
+
+
+@pytest.mark.parametrize("value", ["fast", "0.05", 0.05, None, ["strong"]])
+def test_an_unknown_bound_is_refused(value: object) -> None:
+    written = json.loads(to_text(replace(small_policy(), sparse="strong")))
+    written["sparse"] = value
+    with pytest.raises(ValueError, match="sparse must be one of 'off', 'lossless', 'light', 'medium', 'strong', got"):
+        from_text(json.dumps(written))
 
 
 CELL = ("layers", 1, "cells", 2)
 BAD = [
     (("schema",), "other", "schema must be 'comfy_sage2.policy', got 'other'"),
-    (("version",), 5, "version must be one of 1, 2, 3, 4, got 5: the policy was written by another version of the"),
-    (("version",), True, "version must be one of 1, 2, 3, 4, got True"),
-    (("version",), [1], "version must be one of 1, 2, 3, 4, got"),
+    (("version",), 6, "version must be one of 1, 2, 3, 4, 5, got 6: the policy was written by another version of the"),
+    (("version",), True, "version must be one of 1, 2, 3, 4, 5, got True"),
+    (("version",), [1], "version must be one of 1, 2, 3, 4, 5, got"),
     (("version",), 3, "layers[0] lacks 'name'"),
     (("layers", 1, "cells", 2, "mode"), "precise", "cells[2].mode must be one of '8b', '4b', 'full', got 'precise'"),
     (("model",), ..., "the policy lacks 'model'"),

@@ -32,9 +32,7 @@ def available(name: str) -> str:
     return name
 
 
-def planned(
-    name: str, tensors: Tensors, optional: OptionalTensors = NO_TENSORS, **options: Any
-) -> CallPlan:
+def planned(name: str, tensors: Tensors, optional: OptionalTensors = NO_TENSORS, **options: Any) -> CallPlan:
     q, k, v = tensors
     found = plan(CallSignature.of(q, k, v, AttentionOptions(**options), optional, backend=name))
     if isinstance(found, Refusal) and "SageAttention 1 needs keys in whole blocks" in found.text:

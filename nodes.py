@@ -29,7 +29,7 @@ from comfy_sage2.comfyui.nodes.support import (
 # As in support.py: the same on every machine.
 MODES = ["8b", "4b", "precise", "auto", "exact", "off"]
 TARGETS = ["self and cross", "self only"]
-WHEN = ["where it is faster", "always"]
+WHEN = ["where it is faster", "always", "whatever is fastest"]
 GUARD_LEVELS = ["values", "values and fidelity"]
 
 
@@ -140,8 +140,11 @@ class SageAttention2(io.ComfyNode):
                         default="where it is faster",
                         optional=True,
                         tooltip="where it is faster: calls for which exact attention was measured to be the fastest on "
-                        "this GPU take it, also those in full precision; the report names it. always: quantize every "
-                        "call that can be, as API prompts without this input do.",
+                        "this GPU take it, also those in full precision; so they do comfy-kitchen's INT8 attention or "
+                        "SageAttention, where installed, if it is faster than this node's mode and no less exact. The "
+                        "report names both. always: quantize every call that can be, as API prompts without this input "
+                        "do. whatever is fastest: as the first, and those packages serve also where they are less "
+                        "exact.",
                     )
                 ),
                 advanced(

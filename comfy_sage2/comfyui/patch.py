@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import torch
 
 from ..autotune.measure import prepare
 from ..autotune.store import choices_of
@@ -18,7 +20,7 @@ from ..policy.targets import check_target
 from ..tuning_candidates import BACKENDS
 from .adapter.attention_call import OVERRIDE, Override
 from .adapter.declared_attention import declared_layers
-from .adapter.packs import inexact
+from .adapter.packs import inexact, own_is_torchs
 from .hooks.override import make_override
 from .hooks.prompt import notes_on_others
 from .hooks.sampling import (
@@ -36,6 +38,7 @@ from .session.auto_policy import AutoPolicy, NodeKey
 from .session.calibration import Calibration, Progress
 from .session.capture import Capture
 from .session.dispatcher import Dispatcher, probe, with_backend
+from .session.faster_peers import notes_on_peers
 from .session.handler import Handler
 from .session.session import Session, log
 from .session.subject import identity_of, signature_of
@@ -58,7 +61,7 @@ def patch_model(model: Any, settings: Settings) -> Any:
     expected = probe(model.load_device, settings)
     selector = _selector(settings, expected.backend or "", model)
     previous = _options(model).get(OVERRIDE)
-    handler = Dispatcher(settings, expected, selector, device=model.load_device, is_first=previous is None)
+    handler = Dispatcher(settings, expected, selector, **_surroundings(model, previous))
     return _with_handler(model, handler, previous)
 
 
@@ -98,7 +101,7 @@ def auto_model(
 
     def dispatch(policy: Policy | None) -> Dispatcher:
         chosen = replace(settings, policy=policy)
-        return Dispatcher(chosen, expected, policy, device=model.load_device, is_first=previous is None)
+        return Dispatcher(chosen, expected, policy, **_surroundings(model, previous))
 
     def calibrate() -> Calibration:
         return _calibration(model, previous, cost_limit, progress, settings.rotate, LEAST_SECONDS)
@@ -163,10 +166,29 @@ def _calibration(
     )
 
 
+class _Surroundings(TypedDict):
+    """What a dispatcher has to know of where it works; its attributes of these names."""
+
+    device: torch.device
+    is_first: bool
+    own_is_torchs: bool
+
+
+def _surroundings(model: Any, previous: Override | None) -> _Surroundings:
+    """previous: serves what the dispatcher does not, or None: ComfyUI's own attention."""
+    return {
+        "device": model.load_device,
+        "is_first": previous is None,
+        "own_is_torchs": previous is None and own_is_torchs(),
+    }
+
+
 def _settled(model: Any, settings: Settings) -> Settings:
-    """`settings` with the backend that `model`'s device has, and notes on other nodes; all notes are logged."""
-    settings = with_backend(model.load_device, settings)
-    settings = replace(settings, notes=(*settings.notes, *notes_on_others()))
+    """`settings` with the backend that `model`'s device has, and notes on other nodes and packages; all are logged."""
+    device = model.load_device
+    settings = with_backend(device, settings)
+    peers = notes_on_peers(device, settings, probe(device, settings).backend)
+    settings = replace(settings, notes=(*settings.notes, *notes_on_others(), *peers))
     for note in settings.notes:
         log.warning("SageAttention2: %s", note)
     return settings

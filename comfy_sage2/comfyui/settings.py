@@ -15,7 +15,7 @@ MODES = (*QUANTIZED, "auto", EXACT, "off")
 TARGETS = ("self and cross", "self only")
 AUTO, REFERENCE, AUTO_OR_REFERENCE = BACKENDS = ("auto", "reference", "auto or reference")
 VALUES, FIDELITY = GUARD_LEVELS = ("values", "values and fidelity")
-WHERE_FASTER, ALWAYS = WHEN = ("where it is faster", "always")
+WHERE_FASTER, ALWAYS, FASTEST = WHEN = ("where it is faster", "always", "whatever is fastest")
 
 _CHOICES = {
     "mode": MODES,
@@ -83,7 +83,9 @@ class Settings:
         policy: decides the options of each call in place of `mode` and `smooth_v`; "off" stays off.
         rotate: rotate Q and K after smoothing, in every mode and whatever a policy decides.
         when: "always", or "where it is faster": then calls for which an exact attention was measured to be the fastest
-            are served by it, also those that the other settings leave in full precision.
+            are served by it, also those that the other settings leave in full precision, and the others by another
+            package's attention that is faster than the mode and no less exact. "whatever is fastest": also by one that
+            is less exact.
         guard_level: what the guard checks: "values" for NaN and infinity; "values and fidelity" also compares a sample
             of each pass with exact attention.
         respect_model_attention: calls for which the model's file asks for an attention are left to that.
@@ -185,7 +187,7 @@ class Settings:
             parts.append(self.apply_to)
         if self.sparsity is not None and self.options.mode != EXACT:
             parts.append(self.sparsity.title)
-        if self.when == WHERE_FASTER and self.options.mode != EXACT:
+        if self.when != ALWAYS and self.options.mode != EXACT:
             parts.append(self.when)
         if self.guard:
             parts.append("guarded" if self.guard_level == VALUES else f"guarded ({self.guard_level})")

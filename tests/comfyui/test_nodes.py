@@ -97,7 +97,7 @@ def test_statistics_start_afresh_when_only_the_seed_changes(server: ComfyServer)
 def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     choices = {name: spec[1].get("options", spec[0]) for name, spec in inputs(server, "SageAttention2").items()}
     assert choices["mode"] == ["8b", "4b", "precise", "auto", "exact", "off"]
-    assert choices["when"] == ["where it is faster", "always"]
+    assert choices["when"] == ["where it is faster", "always", "whatever is fastest"]
     assert choices["guard_level"] == ["values", "values and fidelity"]
     assert choices["skip"] == ["off", "lossless", "balanced", "fast"]
     assert choices["sparse"] == ["off", "lossless", "light", "medium", "strong"]

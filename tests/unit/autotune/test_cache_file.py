@@ -93,6 +93,13 @@ def test_the_oldest_entries_go(findings: CacheFile) -> None:
     assert findings.get({"gpu": "5"}) == {}
 
 
+def test_the_oldest_go_where_the_file_would_be_too_long_to_be_read(findings: CacheFile) -> None:
+    for number in range(9):
+        findings.put({"gpu": str(number)}, {"text": "x" * (1 << 17)})
+    kept = [number for number in range(9) if findings.get({"gpu": str(number)}) is not None]
+    assert 3 <= len(kept) < 9 and kept == list(range(9))[-len(kept) :]
+
+
 def test_without_a_folder_nothing_is_kept() -> None:
     findings = CacheFile(None)
     findings.put(ADA, {"passed": True})

@@ -1,5 +1,6 @@
 // The attention kernels of the family, one row a kernel: the kernels are defined from these rows (attention.cu), and
-// launch code finds them there (kernel_table.h). Plain data, no CUDA headers. INT4_SCORES adds the 4-bit kernels.
+// launch code finds them there (kernel_table.h). Plain data, no CUDA headers. INT4_SCORES=0
+// leaves out the 4-bit kernels; launch code, which serves images with and without them, does not define it.
 #pragma once
 
 #include "common/mask_policy.h"
@@ -21,7 +22,7 @@ enum class PvProduct { fp32_sums, fp16_sums, precise_fp16, precise_bf16 };
   ROW(head_dim, attention_##mode##_plain_##element, 8, MaskPolicy::none, PvProduct::product)    \
   ROW(head_dim, attention_##mode##_bias_##element, 8, MaskPolicy::key_bias, PvProduct::product) \
   ROW(head_dim, attention_##mode##_mask_##element, 8, MaskPolicy::row_bias, PvProduct::product)
-#if INT4_SCORES
+#if !defined(INT4_SCORES) || INT4_SCORES
 #define SM80_4BIT_ROWS(ROW, head_dim, element, product)                                   \
   ROW(head_dim, attention_4b_bias_##element, 4, MaskPolicy::key_bias, PvProduct::product) \
   ROW(head_dim, attention_4b_mask_##element, 4, MaskPolicy::key_bias | MaskPolicy::row_bias, PvProduct::product)

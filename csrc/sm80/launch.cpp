@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "attention_call.h"
 #include "common/launch_builder.h"
 #include "common/validate.h"
 #include "driver.h"
+#include "families.h"
+#include "kernels.h"
 #include "plan.h"
 #include "sm80/kernel_table.h"
 #include "sm80/params.h"
@@ -16,8 +19,7 @@
 namespace sm80 {
 namespace {
 
-// csrc/architectures.json says of each build whether it has no FP8: then P V is computed in fp16.
-constexpr int value_bytes(int mode) { return HALF_VALUES || mode == kPrecise ? 2 : 1; }
+int value_bytes(const Kernels& kernels, int mode) { return kernels.build.half_values || mode == kPrecise ? 2 : 1; }
 
 // The largest element of a channel of V is scaled to this. A half-precision sum over 64 keys of P <= 448 stays below
 // 65504.
@@ -43,9 +45,10 @@ struct Grids {
 
 class Builder final : public LaunchBuilder<Workspace> {
  public:
-  Builder(const CallSignature& call, const Workspace& workspace, const Grids& grids)
-      : LaunchBuilder(call, workspace),
+  Builder(const CallSignature& call, const Workspace& workspace, const Grids& grids, const Kernels& kernels)
+      : LaunchBuilder(call, workspace, kernels.images),
         grids_(grids),
+        value_bytes_(value_bytes(kernels, call.mode)),
         head_dim_(padded_head_dim(call.head_dim)),
         element_(element_name(call.element)),
         prepare_("prepare_d" + std::to_string(head_dim_)),
@@ -180,10 +183,11 @@ class Builder final : public LaunchBuilder<Workspace> {
   void attention(const AttentionParams& params, const RunFields& fields, MaskPolicy mask) {
     const KernelInfo& kernel = kernel_of(head_dim_, score_bits(call_.mode), mask, product());
     launch(kernel.image, kernel.name, grid(params.works), attention_threads(head_dim_),
-           SharedLayout(head_dim_, kernel.score_bits, value_bytes(call_.mode)).bytes, params, fields);
+           SharedLayout(head_dim_, kernel.score_bits, value_bytes_).bytes, params, fields);
   }
 
   const Grids& grids_;
+  const int value_bytes_;
   const int head_dim_;
   const std::string element_, prepare_, mode_;
   const bool mask_is_bias_;
@@ -195,21 +199,25 @@ class Builder final : public LaunchBuilder<Workspace> {
 class AttentionPlan final : public Plan {
  public:
   // Smooth Q's correction is computed of K.
-  AttentionPlan(const CallSignature& call, const Workspace& workspace)
-      : Plan(call, workspace.bytes, only(kK, call.mode == k4b)), workspace_(workspace), grids_(call, workspace) {}
+  AttentionPlan(const CallSignature& call, std::shared_ptr<const Kernels> kernels, const Workspace& workspace)
+      : Plan(call, std::move(kernels), workspace.bytes, only(kK, call.mode == k4b)),
+        workspace_(workspace),
+        grids_(call, workspace) {}
 
  private:
   // They read q, k and v alike, whether the phases are one run or two.
-  LaunchList launches(bool) const override { return Builder(call(), workspace_, grids_).build(); }
+  LaunchList launches(bool) const override { return Builder(call(), workspace_, grids_, kernels()).build(); }
 
   const Workspace workspace_;
   const Grids grids_;
 };
 
 }  // namespace
-}  // namespace sm80
 
-std::unique_ptr<Plan> make_plan(const CallSignature& call) {
-  common::validate(call);
-  return std::make_unique<sm80::AttentionPlan>(call, sm80::Workspace(call, sm80::value_bytes(call.mode)));
+std::unique_ptr<Plan> make_plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels) {
+  validate(call, kernels->build);
+  const Workspace workspace(call, value_bytes(*kernels, call.mode));
+  return std::make_unique<AttentionPlan>(call, std::move(kernels), workspace);
 }
+
+}  // namespace sm80

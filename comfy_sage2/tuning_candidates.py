@@ -119,9 +119,9 @@ def _build(architecture: str) -> str:
 _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _gaussian(generator: torch.Generator, head_dim: int, keys: int = _TOKENS) -> _Tensors:
-    """q, k and v (1, H, N, D), as `errors` draws them."""
-    sizes = [(1, _HEADS, tokens, head_dim) for tokens in (_TOKENS, keys, keys)]
+def _gaussian(generator: torch.Generator, head_dim: int, keys: int | None = None) -> _Tensors:
+    """q, k and v (1, H, N, D), as `errors` draws them; `keys` are as many as queries unless it says otherwise."""
+    sizes = [(1, _HEADS, tokens, head_dim) for tokens in (_TOKENS, keys or _TOKENS, keys or _TOKENS)]
     q, k, v = (torch.randn(size, generator=generator, device=generator.device, dtype=torch.bfloat16) for size in sizes)
     return q, k, v
 

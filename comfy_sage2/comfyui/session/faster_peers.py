@@ -41,8 +41,8 @@ def _note(choices: TunedChoices, mine: Candidate, peer: Candidate, settings: Set
     )
     if settings.when == ALWAYS:
         return f"[SA-320] {text} Choose 'where it is faster' under `when` to let it serve them where it is as exact"
-    if settings.skip_level is not None:
-        return f"[SA-320] {text} It leaves out no key blocks, and does not serve while `skip` is on"
+    if settings.sparsity is not None:
+        return f"[SA-320] {text} It leaves out no key blocks, and does not serve while `sparse` is on"
     is_no_less_exact = all(choices.is_no_less_exact(peer, mine, work.head_dim) for work in faster)
     if settings.when == FASTEST or is_no_less_exact:
         return f"[SA-319] {text} It serves the calls for which it is faster"

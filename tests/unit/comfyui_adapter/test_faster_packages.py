@@ -108,7 +108,7 @@ def served(session: Session) -> tuple[str | None, str | None]:
         ({"when": WHERE_FASTER}, 0.05, "sm90", "[SA-320] comfy-kitchen, less exact, was measured"),
         ({"when": FASTEST}, 0.05, NAME, "[SA-319] comfy-kitchen, less exact than 8b, was measured"),
         ({"when": ALWAYS}, 0.01, "sm90", "[SA-320] comfy-kitchen, no less exact, was measured"),
-        ({"when": FASTEST, "skip": "balanced"}, 0.01, "sm90", "[SA-320] comfy-kitchen, no less exact, was measured"),
+        ({"when": FASTEST, "sparse": "lossless"}, 0.01, "sm90", "[SA-320] comfy-kitchen, no less exact, was measured"),
         ({"when": WHERE_FASTER, "backend": "reference"}, 0.01, "reference", None),
     ],
     ids=str,
@@ -206,7 +206,7 @@ TEXT = "comfy-kitchen was measured to be up to 1.25 times as fast as 8b on this 
         ({"when": WHERE_FASTER}, 0.05, f"[SA-320] {TEXT} error 0.050 beside 0.040. It is less exact on some inputs: "),
         ({"when": ALWAYS}, 0.01, f"[SA-320] {TEXT} error 0.010 beside 0.040. Choose 'where it is faster' under `when`"),
         (
-            {"when": WHERE_FASTER, "skip": "fast"},
+            {"when": WHERE_FASTER, "sparse": "lossless"},
             0.01,
             f"[SA-320] {TEXT} error 0.010 beside 0.040. It leaves out no",
         ),

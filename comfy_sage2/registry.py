@@ -40,7 +40,12 @@ def kernels() -> tuple[Backend, ...]:
 
 
 def get(name: str) -> Backend:
-    """The backend called `name`, or another package's attention; ValueError lists the backends when there is none."""
+    """The backend called `name`, or another package's attention.
+
+    ValueError lists the backends when there is none; TypeError for what is no name.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"[SA-208] backend must be the name of one or None, got {type(name).__name__}")
     for backend in (*BACKENDS, *PEERS):
         if backend.name == name:
             return backend

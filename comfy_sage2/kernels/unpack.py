@@ -63,7 +63,8 @@ def user_cache() -> Path | None:
     """The user's cache folder, or None for a user without one."""
     variable, default = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
     named = Path(os.environ.get(variable, ""))
-    # The XDG specification has relative paths ignored: they would make a folder wherever ComfyUI was started.
+    # The XDG specification has relative paths ignored: they would make a folder wherever ComfyUI was started. So would
+    # a relative HOME.
     if named.is_absolute():
         return named
     try:

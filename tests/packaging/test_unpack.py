@@ -327,6 +327,16 @@ def test_a_relative_cache_folder_is_ignored(plugin: Plugin) -> None:
     assert plugin.run("from kernels import unpack; print(*unpack.cache_folders())") == str(plugin.unpacked)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the variable of POSIX systems")
+def test_a_relative_home_is_ignored(plugin: Plugin) -> None:
+    """It would make a folder wherever ComfyUI was started."""
+    plugin.add_wheel()
+    plugin.environment["XDG_CACHE_HOME"] = ""
+    plugin.environment["HOME"] = "relative"
+    folders = plugin.run("from kernels import unpack; print(*unpack.cache_folders(), sep='\\n')").splitlines()
+    assert folders == [str(plugin.unpacked)]
+
+
 def test_an_update_removes_the_modules_of_older_wheels(plugin: Plugin) -> None:
     plugin.add_wheel()
     old = Path(plugin.prepare())

@@ -143,8 +143,8 @@ def random_calls(count: int) -> list[calls.Call]:
                 head_dim=8 * random.randint(1, 32), element=random.choice((2, 3, 4)),
                 mode=random.choice((8, 8, 4, 16)), rotate=random.random() < 0.5, smooth_v=random.random() < 0.5,
                 causal=not block_margins and random.random() < 0.4, lse=random.random() < 0.4,
-                mask=None if block_margins else random.choice((None, "keys", "full")), block_mask=block_mask,
-                block_margins=block_margins, pv_accumulator=random.choice((32, 32, 16)),
+                mask=None if block_margins else random.choice((None, "keys", "keys of heads", "full")),
+                block_mask=block_mask, block_margins=block_margins, pv_accumulator=random.choice((32, 32, 16)),
             )
         )  # fmt: skip
     return found
@@ -297,5 +297,6 @@ def test_the_calls_are_of_every_kind() -> None:
         assert {signature[name] for signature in signatures} == {False, True}
     for name, values in (("mode", {4, 8, 16}), ("element", {2, 3, 4}), ("pv_accumulator", {16, 32})):
         assert {signature[name] for signature in signatures} == values
-    assert {bool(signature.get("block_mask_head_stride")) for signature in signatures} == {False, True}
+    for name in ("block_mask_head_stride", "mask_batch_stride", "mask_head_stride", "mask_query_stride"):
+        assert {bool(signature.get(name)) for signature in signatures} == {False, True}
     assert {signature.get("mask_element", 0) for signature in signatures} == {0, 1, 2}

@@ -60,12 +60,12 @@ def description(
         signature[f"{view}_head_stride"] = head_dim
         signature[f"{view}_token_stride"] = heads * head_dim
     if mask is not None:
-        full = mask == "full"
+        full, of_heads = mask == "full", mask == "keys of heads"
         operands["mask"] = MASK
         signature.update(
-            mask_element=FP16 if full else BOOL, mask_batch_stride=0,
-            mask_head_stride=q_length * kv_length if full else 0, mask_query_stride=kv_length if full else 0,
-            mask_key_stride=1,
+            mask_element=FP16 if full else BOOL, mask_batch_stride=q_heads * kv_length if of_heads else 0,
+            mask_head_stride=q_length * kv_length if full else kv_length if of_heads else 0,
+            mask_query_stride=kv_length if full else 0, mask_key_stride=1,
         )  # fmt: skip
     if lse:
         operands.update(lse=LSE, nonfinite=NONFINITE)
@@ -102,6 +102,10 @@ def all_descriptions() -> list[Call]:
     ]
     calls += [
         description(batch=2, head_dim=head_dim, mode=mode, block_margins=True)
+        for head_dim, mode in itertools.product((64, 72, 256), (8, 4, 16))
+    ]
+    calls += [
+        description(batch=2, head_dim=head_dim, mode=mode, mask="keys of heads")
         for head_dim, mode in itertools.product((64, 72, 256), (8, 4, 16))
     ]
     # In 4b in several parts.

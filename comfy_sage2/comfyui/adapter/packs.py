@@ -26,8 +26,15 @@ def owner_of(function: object) -> str:
         return one_line(parts[parts.index("custom_nodes") + 1][:_LONGEST])
     if parts[0] not in _CORE:
         return one_line(parts[0][:_LONGEST])
+    if parts[-1] in _NODES:
+        return f"ComfyUI's {_NODES[parts[-1]]}"
     chosen = _chosen(function)
     return "ComfyUI's attention node" if chosen is None else f"ComfyUI's attention node ({chosen})"
+
+
+def is_sparse_attention(function: object) -> bool:
+    """Whether `function` is the override of ComfyUI's *Model Sparse Attention*; it leaves dense calls as they are."""
+    return str(getattr(function, "__module__", "")).rpartition(".")[2] in _NODES
 
 
 def block_owner(options: Mapping[str, Any]) -> str | None:

@@ -292,6 +292,8 @@ def test_a_calibration_with_another_pack_behind_it_names_that() -> None:
     [
         ("comfy_extras.nodes_sparse_attention", "ComfyUI's Model Sparse Attention"),
         ("comfy_extras.nodes_slg", "ComfyUI's nodes_slg"),
+        ("/home/me/ComfyUI/comfy_extras/nodes_slg", "ComfyUI's nodes_slg"),
+        ("/home/me/ComfyUI/comfy_extras/nodes_sparse_attention", "ComfyUI's Model Sparse Attention"),
         ("/ComfyUI/custom_nodes/blocks.nodes", "blocks"),
     ],
 )
@@ -312,7 +314,9 @@ def test_whose_patch_computes_blocks_itself(module: str, owner: str) -> None:
         session.end_pass(model_pass)
     session.end_sampling()
     assert session.record.summary().fewer_calls == {owner: (2, 3)}
-    assert f"; {owner} computed blocks of 2 of 4 passes itself, 3 attention calls" in session_report(session)
+    assert f"; {owner} took the place of blocks in 2 of 4 passes, with 3 fewer attention calls" in session_report(
+        session
+    )
 
 
 def test_blocks_that_nobody_takes_are_not_told() -> None:
@@ -324,7 +328,7 @@ def test_blocks_that_nobody_takes_are_not_told() -> None:
     assert session.record.summary().fewer_calls == {}
 
 
-def sparse(previous: Override, dense: bool, name: str = "comfy_extras.nodes_sparse_attention") -> Override:
+def sparse(previous: Override, dense: bool, name: str = "/ComfyUI/comfy_extras/nodes_sparse_attention") -> Override:
     """As *Model Sparse Attention* makes it: without a function for containers. dense: it leaves the call."""
 
     def override(func: Override, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **kwargs: Any) -> Any:

@@ -248,3 +248,29 @@ def test_node_report_and_log_have_the_note(
     session.begin_sampling(SIGMAS)
     call(session, *half(), 2)
     assert note in status(session) and note in session_report(session)
+
+
+@pytest.mark.parametrize("has_previous", [False, True])
+def test_an_earlier_nodes_attention_is_not_timed_as_comfyuis(
+    monkeypatch: pytest.MonkeyPatch, package: Package, has_previous: bool
+) -> None:
+    """The second call of a kind is timed by ComfyUI's attention too, where that is what serves without this node."""
+    asked = []
+
+    def other(func: Any, q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        asked.append("previous")
+        return torch.ones_like(q)
+
+    def own(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        asked.append("own")
+        return torch.ones_like(q)
+
+    on_card(monkeypatch, kitchen=2.0)
+    handler = Dispatcher(Settings(measure_quality=True), Decision("sm90", AttentionOptions()))
+    session = Session(handler, previous=other if has_previous else None)
+    session.begin_sampling(SIGMAS)
+    tensors = half()
+    for _ in range(3):
+        call(session, *tensors, 2, func=own)
+    assert asked == ([] if has_previous else ["own"])
+    assert (session.record.summary().speed is None) == has_previous

@@ -84,7 +84,7 @@ def test_ties_decide_nothing() -> None:
 def test_differences_below_the_noise_decide_nothing(noise: float) -> None:
     margin = max(0.02, 2 * noise)
     base = made_up_gpu()
-    for ratio, expected in ((1 + 0.5 * margin, None), (1 / (1 + 0.5 * margin), None), (1 + 1.5 * margin, "fp32")):
+    for ratio, expected in ((1 + 0.9 * margin, None), (1 / (1 + 0.9 * margin), None), (1 + 1.1 * margin, "fp32")):
         times = {**base, **{(EIGHT_HALF, work): ratio * base[EIGHT, work] for work in WORKS}}
         assert TunedChoices(Times(times, noise)).accumulator("8b") == expected
         work = Work(16, 4096, 4096, 128)

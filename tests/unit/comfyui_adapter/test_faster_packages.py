@@ -62,11 +62,11 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Package:
 
 
 def on_card(
-    monkeypatch: pytest.MonkeyPatch, *, kitchen: float = 0.8, own: float = 9.0, error: float = 0.01
+    monkeypatch: pytest.MonkeyPatch, *, kitchen: float = 0.8, own: float = 9.0, cudnn: float = 5.0, error: float = 0.01
 ) -> TunedChoices:
     """A GPU on which 8b takes 1 and these the others; 8b's error is 0.04, that of the package `error`."""
     works = [Work(16, n, n, head_dim) for n in (1024, 4096) for head_dim in (64, 128)]
-    seconds = {EIGHT: 1.0, ROTATED: 1.0, KITCHEN: kitchen, OWN: own, Candidate("torch-cudnn"): 5.0}
+    seconds = {EIGHT: 1.0, ROTATED: 1.0, KITCHEN: kitchen, OWN: own, Candidate("torch-cudnn"): cudnn}
     times = Times(
         {(one, work): 1e-9 * value * work.pairs for one, value in seconds.items() for work in works},
         0.0,
@@ -236,6 +236,13 @@ def test_there_is_nothing_to_say(
     assert faster_peers.notes_on_peers(CPU, Settings(**settings), backend) == ()
 
 
+def test_what_the_node_takes_anyway_is_compared(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
+    """Exact attention that is faster still serves with "where it is faster", and not with "always"."""
+    on_card(monkeypatch, cudnn=0.5)
+    assert faster_peers.notes_on_peers(CPU, Settings(when=WHERE_FASTER), "sm90") == ()
+    assert len(faster_peers.notes_on_peers(CPU, Settings(when=ALWAYS), "sm90")) == 1
+
+
 def test_node_report_and_log_have_the_note(
     monkeypatch: pytest.MonkeyPatch, package: Package, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -248,3 +255,29 @@ def test_node_report_and_log_have_the_note(
     session.begin_sampling(SIGMAS)
     call(session, *half(), 2)
     assert note in status(session) and note in session_report(session)
+
+
+@pytest.mark.parametrize("has_previous", [False, True])
+def test_an_earlier_nodes_attention_is_not_timed_as_comfyuis(
+    monkeypatch: pytest.MonkeyPatch, package: Package, has_previous: bool
+) -> None:
+    """The second call of a kind is timed by ComfyUI's attention too, where that is what serves without this node."""
+    asked = []
+
+    def other(func: Any, q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        asked.append("previous")
+        return torch.ones_like(q)
+
+    def own(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        asked.append("own")
+        return torch.ones_like(q)
+
+    on_card(monkeypatch, kitchen=2.0)
+    handler = Dispatcher(Settings(measure_quality=True), Decision("sm90", AttentionOptions()))
+    session = Session(handler, previous=other if has_previous else None)
+    session.begin_sampling(SIGMAS)
+    tensors = half()
+    for _ in range(3):
+        call(session, *tensors, 2, func=own)
+    assert asked == ([] if has_previous else ["own"])
+    assert (session.record.summary().speed is None) == has_previous

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from comfy_sage2.call_site import CallSite, label
-from comfy_sage2.policy.rules import FEW_KEYS, RuleSelector, kept
+from comfy_sage2.policy.rules import FEW_KEYS, GENERAL, RuleSelector, kept
 
 MIDDLE = CallSite(layer=15, layers=30, step=10, steps=20, kv_length=4096)
 
@@ -35,7 +35,12 @@ def test_few_steps(steps: int, middle: int) -> None:
 
 def test_what_saves_nothing_keeps_8_bits() -> None:
     assert mode(is_self=False) == "8b"
-    assert mode(kv_length=FEW_KEYS - 1) == "8b"
+    assert mode(kv_length=FEW_KEYS - 1) == "8b" and mode(kv_length=FEW_KEYS) == "4b"
+    assert FEW_KEYS == 1024  # calls of 77 and 512 keys, those of a prompt, are below it
+
+
+def test_the_ends_are_as_long_as_the_rule_says() -> None:
+    assert (GENERAL.steps, GENERAL.layers) == (0.15, 0.1)
 
 
 def test_an_unknown_number_of_layers_is_no_reason_for_4_bits() -> None:

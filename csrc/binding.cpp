@@ -93,7 +93,7 @@ constexpr Keyword field(const char* name, bool required) {
           [](CallSignature& call, PyObject* value) { return read((call.*View).*Field, value); }};
 }
 
-// Absent, the mask, the block mask, the LSE and the block margins are not a part of the call.
+// Absent, the mask, the block mask, the LSE and the block margins are not a part of the call, and pv is 0.
 constexpr bool kRequired = true, kOptional = false;
 #define TENSOR_KEYWORDS(view)                                                             \
   field<&CallSignature::view, &TensorStrides::batch>(#view "_batch_stride", kRequired),   \
@@ -118,6 +118,7 @@ constexpr Keyword kKeywords[] = {
     TENSOR_KEYWORDS(k),
     TENSOR_KEYWORDS(v),
     TENSOR_KEYWORDS(out),
+    field<&CallSignature::pv>("pv", kOptional),
     field<&CallSignature::mask, &MaskLayout::element>("mask_element", kOptional),
     field<&CallSignature::mask, &MaskLayout::batch_stride>("mask_batch_stride", kOptional),
     field<&CallSignature::mask, &MaskLayout::head_stride>("mask_head_stride", kOptional),
@@ -310,6 +311,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("minimum_driver") = kBuildInfo.minimum_driver;
   module.attr("minimum_driver_version") = kBuildInfo.minimum_driver_version;
   module.attr("modes") = names_of(kBuildInfo.modes);
+  module.attr("pv_formats") = names_of(kBuildInfo.pv_formats);
   module.attr("pv_accumulators") = names_of(kBuildInfo.pv_accumulators);
   module.attr("capabilities") = capabilities();
   module.def("add_cubin", &driver::add_cubin, py::arg("name"), py::arg("image"),

@@ -9,6 +9,7 @@ An architecture is one build of a family, and one kernel distribution:
     hardware         the GPUs it is for, in words; says so when it was never run on them
     capabilities     compute capabilities that it runs on, "major.minor"
     modes            "8b", "4b" and "precise", as it has them
+    pv_formats       "fp8", "fp16" and "int8", likewise: what 8b and 4b round P and V to, the best on it first
     pv_accumulators  "fp32" and "fp16", likewise
     minimum_driver   the oldest driver branch that can run it, one of DRIVER_CUDA_VERSIONS
     targets          GPU targets that it may be compiled for, the usual one first
@@ -35,8 +36,8 @@ DRIVER_CUDA_VERSIONS = {"525": 12000, "570": 12080, "580": 13000}
 _FAMILY_KEYS = {"host_sources", "cubins"}
 _CUBIN_KEYS = {"source", "defines"}
 _ARCHITECTURE_KEYS = {
-    "family", "hardware", "capabilities", "modes", "pv_accumulators", "minimum_driver", "targets", "defines",
-    "ptxas_options",
+    "family", "hardware", "capabilities", "modes", "pv_formats", "pv_accumulators", "minimum_driver", "targets",
+    "defines", "ptxas_options",
 }  # fmt: skip
 
 
@@ -57,6 +58,7 @@ class Architecture:
     hardware: str
     capabilities: tuple[tuple[int, int], ...]
     modes: tuple[str, ...]
+    pv_formats: tuple[str, ...]
     pv_accumulators: tuple[str, ...]
     minimum_driver: str
     targets: tuple[str, ...]
@@ -122,6 +124,7 @@ def read(architecture: str) -> Architecture:
         hardware=entry["hardware"],
         capabilities=tuple(_capability(text) for text in entry["capabilities"]),
         modes=tuple(entry["modes"]),
+        pv_formats=tuple(entry["pv_formats"]),
         pv_accumulators=tuple(entry["pv_accumulators"]),
         minimum_driver=entry["minimum_driver"],
         targets=tuple(entry["targets"]),
@@ -145,6 +148,7 @@ def build_info(architecture: Architecture, *, target: str, toolchain: str, drive
         "TOOLCHAIN": toolchain,
         "MINIMUM_DRIVER": driver,
         "MODES": ",".join(architecture.modes),
+        "PV_FORMATS": ",".join(architecture.pv_formats),
         "PV_ACCUMULATORS": ",".join(architecture.pv_accumulators),
         "CAPABILITIES": ",".join(capabilities),
     }

@@ -5,14 +5,6 @@
 
 namespace sm80 {
 
-#if HALF_VALUES
-using FloatProduct = HalfFloat;
-using HalfProduct = HalfHalf;
-#else
-using FloatProduct = E4m3Float;
-using HalfProduct = E4m3Half;
-#endif
-
 template <PvProduct>
 struct ProductOf;
 template <>
@@ -24,12 +16,20 @@ struct ProductOf<PvProduct::fp16_sums> {
   using Type = HalfProduct;
 };
 template <>
+struct ProductOf<PvProduct::int8> {
+  using Type = IntegerProduct;
+};
+template <>
 struct ProductOf<PvProduct::precise_fp16> {
   using Type = Precise<__half>;
 };
 template <>
 struct ProductOf<PvProduct::precise_bf16> {
   using Type = Precise<__nv_bfloat16>;
+};
+template <>
+struct ProductOf<PvProduct::precise_fp16_sums> {
+  using Type = HalfHalf;
 };
 
 // Blocks that one SM should hold: as many as the registers of the output allow.
@@ -38,7 +38,9 @@ constexpr int min_blocks_per_sm(int head_dim) { return head_dim == 256 ? 1 : hea
 #define KERNEL(head_dim, name, bits, mask, product)                                                      \
   extern "C" __global__ void __launch_bounds__(attention_threads(head_dim), min_blocks_per_sm(head_dim)) \
       name(const __grid_constant__ AttentionParams params) {                                             \
-    Attention<head_dim, bits, typename ProductOf<product>::Type, mask>::run(params);                     \
+    using Product = typename ProductOf<product>::Type;                                                   \
+    static_assert(Product::kVBytes == v_bytes(product) && Product::kKeyStages == key_stages(product));   \
+    Attention<head_dim, bits, Product, mask>::run(params);                                               \
   }
 SM80_ROWS(KERNEL, HEAD_DIM)
 #undef KERNEL

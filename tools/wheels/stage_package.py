@@ -37,6 +37,7 @@ def _cmake_description(architecture: kernel_table.Architecture) -> str:
         f"set(KERNEL_MINIMUM_DRIVER {architecture.minimum_driver})",
         f"set(KERNEL_MINIMUM_DRIVER_VERSION {kernel_table.DRIVER_CUDA_VERSIONS[architecture.minimum_driver]})",
         f"set(KERNEL_MODES {','.join(architecture.modes)})",
+        f"set(KERNEL_PV_FORMATS {','.join(architecture.pv_formats)})",
         f"set(KERNEL_PV_ACCUMULATORS {','.join(architecture.pv_accumulators)})",
         f"set(KERNEL_CAPABILITIES {','.join(f'{major}.{minor}' for major, minor in architecture.capabilities)})",
     ]

@@ -11,7 +11,6 @@ from declared_modules import declared_module
 
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.backends.self_test import TestResult
 from comfy_sage2.call_site import label
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
@@ -105,7 +104,9 @@ def test_what_a_module_lacks_is_refused(version: dict[str, int]) -> None:
 def test_another_format_serves_where_one_fails_its_test(
     version: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(self_test, "_results", {("sm80", 0): TestResult(None, 9, 0.1, {"int8": "[SA-113] wrong"})})
+    monkeypatch.setattr(
+        self_test, "_results", {("sm80", 0): self_test.TestResult(None, 9, 0.1, {"int8": "[SA-113] wrong"})}
+    )
     call = request((8, 6), of_gpu=GEFORCE)
     assert SM80.reason_against(call) is None
     found = SM80.settled(call).options

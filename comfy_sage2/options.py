@@ -53,7 +53,8 @@ class AttentionOptions:
             exact, the others little or not at all; in "4b" every token of Q then has its own scale. False: the paper's
             numerics.
         pv: what P and V are rounded to in "8b" and "4b": "fp8" (E4M3), "fp16", "int8" (P relative to its largest in
-            each block of 64 keys, whole sums), where a backend has it; "auto" takes the one that suits the GPU.
+            each block of 64 keys, whole sums), "mxfp8" (fp8 by block-scaled products, whose FP32 sums have the full
+            rate on RTX 50), where a backend has it; "auto" takes the one that suits the GPU.
             "precise" has 16 bits, which "fp16" stands for there.
 
     Raises:
@@ -70,7 +71,7 @@ class AttentionOptions:
     return_lse: bool = _option(False, per_call=True)
     pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16, "auto": None}, argument="pv_accumulator")
     rotate: bool = _option(False, argument="rotate")
-    pv: str = _option("auto", choices={"auto": 0, "fp8": 1, "fp16": 2, "int8": 3}, argument="pv")
+    pv: str = _option("auto", choices={"auto": 0, "fp8": 1, "fp16": 2, "int8": 3, "mxfp8": 4}, argument="pv")
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():

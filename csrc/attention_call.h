@@ -30,8 +30,9 @@ struct BlockMaskLayout {
 enum Mode { k4b = 4, k8b = 8, kPrecise = 16 };
 constexpr int score_bits(int mode) { return mode == k4b ? 4 : 8; }
 
-// What P and V are rounded to in 8b and 4b. kPvOfBuild: fp8, or fp16 in builds without it. Precise has fp16 or bf16.
-enum PvFormat { kPvOfBuild = 0, kPvFp8 = 1, kPvFp16 = 2, kPvInt8 = 3 };
+// What P and V are rounded to in 8b and 4b. kPvOfBuild: fp8, or fp16 in builds without it. Mxfp8, in 8b alone: fp8 by
+// block-scaled products. Precise has fp16 or bf16.
+enum PvFormat { kPvOfBuild = 0, kPvFp8 = 1, kPvFp16 = 2, kPvInt8 = 3, kPvMxfp8 = 4 };
 
 // All that decides what a call launches, but for the GPU itself.
 struct CallSignature {
@@ -46,7 +47,7 @@ struct CallSignature {
   bool smooth_v, causal;
   bool has_lse, has_block_margins;
   int pv;              // PvFormat
-  int pv_accumulator;  // 32 or 16, in bits; 32 where P and V are integers
+  int pv_accumulator;  // 32 or 16, in bits; 32 with int8 and mxfp8
   float scale;
   int device;
 

@@ -2,17 +2,19 @@
 
 A family is one set of sources:
     host_sources     C++ files in csrc/ beside those that every build has
-    cubins           name of the device image -> its "source" in csrc/ and its "defines"
+    cubins           name of the device image -> its "source" in csrc/, its "defines", and its "targets": target of a
+                     build -> what it is compiled for in that build
 
 An architecture is one build of a family, and one kernel distribution:
     family           whose sources it compiles
     hardware         the GPUs it is for, in words; says so when it was never run on them
     capabilities     compute capabilities that it runs on, "major.minor"
     modes            "8b", "4b" and "precise", as it has them
-    pv_formats       "fp8", "fp16" and "int8", likewise: what 8b and 4b round P and V to, the best on it first
+    pv_formats       "fp8", "fp16", "int8", "mxfp8", likewise: what P and V of 8b and 4b are rounded to, best first
     pv_accumulators  "fp32" and "fp16", likewise
     minimum_driver   the oldest driver branch that can run it, one of DRIVER_CUDA_VERSIONS
     targets          GPU targets that it may be compiled for, the usual one first
+    cubins           as a family has them, beside those of the family
     defines          preprocessor definitions for its device code and its host code: what it can do
     ptxas_options    what the assembler is told for its device code
 """
@@ -34,10 +36,10 @@ BUILD_SOURCES = ("build_info.cpp",)
 DRIVER_CUDA_VERSIONS = {"525": 12000, "570": 12080, "580": 13000}
 
 _FAMILY_KEYS = {"host_sources", "cubins"}
-_CUBIN_KEYS = {"source", "defines"}
+_CUBIN_KEYS = {"source", "defines", "targets"}
 _ARCHITECTURE_KEYS = {
     "family", "hardware", "capabilities", "modes", "pv_formats", "pv_accumulators", "minimum_driver", "targets",
-    "defines", "ptxas_options",
+    "cubins", "defines", "ptxas_options",
 }  # fmt: skip
 
 
@@ -48,6 +50,11 @@ class Cubin:
     source: str
     name: str
     defines: tuple[str, ...]
+    targets: tuple[tuple[str, str], ...] = ()
+
+    def target(self, of_build: str) -> str:
+        """What it is compiled for in a build for a target."""
+        return dict(self.targets).get(of_build, of_build)
 
 
 @dataclass(frozen=True)
@@ -111,14 +118,15 @@ def read(architecture: str) -> Architecture:
     if architecture not in table["architectures"]:
         raise ValueError(f"architecture must be one of {', '.join(table['architectures'])}, got {architecture}")
     entry = table["architectures"][architecture]
-    _keys(entry, _ARCHITECTURE_KEYS, architecture)
+    _keys(entry, _ARCHITECTURE_KEYS, architecture, frozenset({"cubins"}))
     family = table["families"][entry["family"]]
     _keys(family, _FAMILY_KEYS, f"the family {entry['family']}")
     defines = _defines(entry["defines"])
     cubins = []
-    for name, cubin in family["cubins"].items():
-        _keys(cubin, _CUBIN_KEYS, f"the cubin {name}", frozenset({"defines"}))
-        cubins.append(Cubin(cubin["source"], name, (*_defines(cubin.get("defines", {})), *defines)))
+    for name, cubin in (family["cubins"] | entry.get("cubins", {})).items():
+        _keys(cubin, _CUBIN_KEYS, f"the cubin {name}", frozenset({"defines", "targets"}))
+        own, targets = _defines(cubin.get("defines", {})), tuple(cubin.get("targets", {}).items())
+        cubins.append(Cubin(cubin["source"], name, (*own, *defines), targets))
     return Architecture(
         name=architecture,
         hardware=entry["hardware"],

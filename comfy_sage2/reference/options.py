@@ -96,6 +96,8 @@ class ReferenceOptions:
                 sum_quantized_p=True,
                 accumulator=ACCUMULATE_FP32,
             )
+        if options.pv == "mxfp8":
+            numerics = replace(numerics, accumulator=ACCUMULATE_FP32)
         if options.pv_accumulator == "fp16":
             numerics = replace(numerics, accumulator=ACCUMULATE_FP16, v_maximum=FP16_ACCUMULATOR_V_MAXIMUM)
         if options.pv == "fp16" or (options.mode == "precise" and options.pv_accumulator == "fp16"):

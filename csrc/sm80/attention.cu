@@ -1,5 +1,6 @@
 // The attention kernels of one head_dim (64, 128 or 256; smaller ones are filled up with zeros), given by the
-// definition HEAD_DIM. HALF_VALUES replaces the E4M3 product P V by one in fp16.
+// definition HEAD_DIM. HALF_VALUES replaces the E4M3 product P V by one in fp16; BLOCK_SCALED: those of block-scaled
+// products alone.
 #include "sm80/attention.cuh"
 #include "sm80/kernels.h"
 
@@ -18,6 +19,10 @@ struct ProductOf<PvProduct::fp16_sums> {
 template <>
 struct ProductOf<PvProduct::int8> {
   using Type = IntegerProduct;
+};
+template <>
+struct ProductOf<PvProduct::mxfp8> {
+  using Type = E4m3BlockScaled;
 };
 template <>
 struct ProductOf<PvProduct::precise_fp16> {
@@ -42,7 +47,11 @@ constexpr int min_blocks_per_sm(int head_dim) { return head_dim == 256 ? 1 : hea
     static_assert(Product::kVBytes == v_bytes(product) && Product::kKeyStages == key_stages(product));   \
     Attention<head_dim, bits, Product, mask>::run(params);                                               \
   }
+#if BLOCK_SCALED
+SM80_MXFP8_ROWS(KERNEL, HEAD_DIM)
+#else
 SM80_ROWS(KERNEL, HEAD_DIM)
+#endif
 #undef KERNEL
 
 }  // namespace sm80

@@ -370,7 +370,8 @@ class Attention {
           if constexpr (Pv::kScaled) {
             x = x * scale.x + attended[tile][row] * mean.x;
             y = y * scale.y + attended[tile][row] * mean.y;
-          } else {
+          }
+          if constexpr (Pv::kMayExceed) {
             x = within_range<T>(x);
             y = within_range<T>(y);
           }

@@ -22,6 +22,7 @@ constexpr PvProduct product_of(const CallSignature& call) {
     return call.element == kHalf ? PvProduct::precise_fp16 : PvProduct::precise_bf16;
   }
   if (call.pv == kPvInt8) return PvProduct::int8;
+  if (call.pv == kPvMxfp8) return PvProduct::mxfp8;
   return call.pv_accumulator == 16 ? PvProduct::fp16_sums : PvProduct::fp32_sums;
 }
 

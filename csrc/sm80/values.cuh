@@ -264,19 +264,29 @@ struct OutputAccumulators {
 // V scaled, and centered if it is smoothed.
 struct ScaledValues {
   static constexpr bool kScaled = true;
+  static constexpr bool kMayExceed = false;  // rounding carries no output past the type of V: storable_amax
 };
 struct E4m3Float : ScaledValues, ProbabilitiesE4m3, FloatAccumulators {};
+// By block-scaled products, whose sums in FP32 take no longer than those in FP16 on GeForce cards of Blackwell, and
+// need no second level. Both scales are 1.
+struct E4m3BlockScaled : ScaledValues, ProbabilitiesE4m3, OutputAccumulators {
+  static __device__ __forceinline__ void mma(float (&r)[4], const unsigned (&p)[4], unsigned b0, unsigned b1) {
+    mma_e4m3_block_scaled(r, p, b0, b1);
+  }
+};
 struct E4m3Half : ScaledValues, ProbabilitiesE4m3, HalfAccumulators {};
 struct IntegerProduct : ScaledValues, ProbabilitiesU8, IntegerAccumulators {};
 // For cards without FP8.
 struct HalfFloat : ScaledValues, Probabilities16<__half>, OutputAccumulators {};
 struct HalfHalf : ScaledValues, Probabilities16<__half>, HalfAccumulators {
+  static constexpr bool kMayExceed = true;  // precise has V as it is
   static constexpr float kLargestRowSum = 448.f * 16.f;
 };
 // The precise mode: V as it is.
 template <class T>
 struct Precise : Probabilities16<T>, OutputAccumulators {
   static constexpr bool kScaled = false;
+  static constexpr bool kMayExceed = true;
   using Element = T;
 };
 

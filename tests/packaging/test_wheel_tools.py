@@ -28,6 +28,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "hardware": "a GPU of the test",
         "capabilities": ["9.9", "10.0"],
         "modes": ["8b"],
+        "pv_formats": ["fp8"],
         "pv_accumulators": ["fp32", "fp16"],
         "minimum_driver": "525",
         "targets": ["sm_99a", "sm_99"],
@@ -109,7 +110,7 @@ def test_a_staged_tree_describes_its_architecture_to_cmake(table: Path, tmp_path
     assert "set(HOST_DEFINES FAST=1)" in description
     assert "set(KERNEL_MODES 8b)" in description and "set(KERNEL_PV_ACCUMULATORS fp32,fp16)" in description
     assert "set(KERNEL_CAPABILITIES 9.9,10.0)" in description
-    assert "kernel_cubin(a_wide sm99/a.cu -DWIDTH=2 -DFAST=1 --ptxas-options=--level=3)" in description
+    assert "kernel_cubin(a_wide sm99/a.cu sm_99a -DWIDTH=2 -DFAST=1 --ptxas-options=--level=3)" in description
     project = (tree / "pyproject.toml").read_text()
     assert 'name = "comfy-sage2-sm99"' in project and "$" not in project
     assert (tree / "src" / "comfy_sage2_sm99" / "__init__.py").is_file() and (tree / "csrc" / "binding.cpp").is_file()

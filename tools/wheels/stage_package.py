@@ -44,7 +44,10 @@ def _cmake_description(architecture: kernel_table.Architecture) -> str:
     for cubin in architecture.cubins:
         options = [f"-D{define}" for define in cubin.defines]
         options += [f"--ptxas-options={option}" for option in architecture.ptxas_options]
-        lines.append(" ".join(["kernel_cubin(" + cubin.name, cubin.source, *options]) + ")")
+        lines.append(
+            " ".join(["kernel_cubin(" + cubin.name, cubin.source, cubin.target(architecture.target(None)), *options])
+            + ")"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ from fake_pack import ROOT
 
 from tools import compare_cubins, kernel_table
 
-KERNELS = {"sm90": 76, "sm89": 48, "sm120": 36, "sm80": 48}
+KERNELS = {"sm90": 76, "sm89": 72, "sm120": 63, "sm80": 63}
 
 
 def _family(architecture: kernel_table.Architecture) -> str:

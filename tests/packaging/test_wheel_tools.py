@@ -32,10 +32,11 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "pv_accumulators": ["fp32", "fp16"],
         "minimum_driver": "525",
         "targets": ["sm_99a", "sm_99"],
+        "cubins": {"of_family": {"source": "sm99/a.cu", "targets": {"sm_99a": "sm_99f"}}},
         "defines": {"FAST": 1},
         "ptxas_options": ["--level=3"],
     }
-    architectures = {"sm99": entry, "sm98": {**entry, "family": "sm98"}}
+    architectures = {"sm99": entry, "sm98": {**entry, "family": "sm98", "cubins": {}}}
     path.write_text(json.dumps({"families": families, "architectures": architectures}))
     monkeypatch.setattr(kernel_table, "TABLE", path)
     return path
@@ -46,7 +47,10 @@ def test_the_table_gives_cubins_and_host_sources(table: Path) -> None:
     assert [(cubin.name, cubin.source, cubin.defines) for cubin in architecture.cubins] == [
         ("a", "sm99/a.cu", ("FAST=1",)),
         ("a_wide", "sm99/a.cu", ("WIDTH=2", "FAST=1")),
+        ("of_family", "sm99/a.cu", ("FAST=1",)),
     ]
+    targets = [[cubin.target(target) for target in architecture.targets] for cubin in architecture.cubins]
+    assert targets == [["sm_99a", "sm_99"], ["sm_99a", "sm_99"], ["sm_99f", "sm_99"]]
     assert architecture.host_sources == ("build_info.cpp", "sm99/launch.cpp")
     assert architecture.defines == ("FAST=1",)
     assert architecture.ptxas_options == ("--level=3",)
@@ -110,6 +114,7 @@ def test_a_staged_tree_describes_its_architecture_to_cmake(table: Path, tmp_path
     assert "set(HOST_DEFINES FAST=1)" in description
     assert "set(KERNEL_MODES 8b)" in description and "set(KERNEL_PV_ACCUMULATORS fp32,fp16)" in description
     assert "set(KERNEL_CAPABILITIES 9.9,10.0)" in description
+    assert "kernel_cubin(of_family sm99/a.cu sm_99f -DFAST=1 --ptxas-options=--level=3)" in description
     assert "kernel_cubin(a_wide sm99/a.cu sm_99a -DWIDTH=2 -DFAST=1 --ptxas-options=--level=3)" in description
     project = (tree / "pyproject.toml").read_text()
     assert 'name = "comfy-sage2-sm99"' in project and "$" not in project

@@ -111,6 +111,12 @@ def without_changes(launches: list[str], architecture: str) -> list[str]:
     return [re.sub(r"(cuLaunchKernelEx attention_.*) shared \d+", r"\1", line) for line in launches]
 
 
+def is_new(call: calls.Call) -> bool:
+    """Whether the release refuses a call that csrc/ takes: *precise* with FP16 sums."""
+    signature, _ = call
+    return bool(signature["mode"] == 16 and signature["pv_accumulator"] == 16)
+
+
 def random_calls(count: int) -> list[calls.Call]:
     """Calls of all kinds, mostly such as kernels can run."""
     found = []
@@ -137,7 +143,8 @@ def test_the_launches_are_those_of_the_release(
 ) -> None:
     random.seed(fresh_seed)
     path = tmp_path / "calls.json"
-    path.write_text(json.dumps(calls.all_descriptions() + random_calls(RANDOM_CALLS)))
+    found = calls.all_descriptions() + random_calls(RANDOM_CALLS)
+    path.write_text(json.dumps([call for call in found if not is_new(call)]))
     wanted_outcomes, wanted = run(released, ENQUEUE, str(path))
     outcomes, launches = run(made, ENQUEUE, str(path))
     assert [outcome == "None" for outcome in outcomes] == [outcome == "None" for outcome in wanted_outcomes]

@@ -100,8 +100,10 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.slices = static_cast<int>(workspace_.kv_bh);
     params.chunks = static_cast<int>(workspace_.chunks);
     params.v_maximum = v_maximum(call_);
-    params.powers_of_two = call_.mode == kPrecise;
-    if (call_.mode == kPrecise) params.smooth_v = 0;
+    if (call_.mode == kPrecise && has_v_scale(product_)) {  // V keeps its bits
+      params.powers_of_two = 1;
+      params.smooth_v = 0;
+    }
     const driver::Extent& of_k_and_v = workspace_.statistics_grid;
     launch(prepare_, "partial_statistics_" + element_, of_k_and_v, kStatisticsThreads, 0, params, fields);
     launch(prepare_, "finish_statistics", {of_k_and_v.x, of_k_and_v.z}, head_dim_, 0, params, fields);

@@ -22,13 +22,14 @@ from comfy_sage2.comfyui.nodes.support import (
     measure_quality_input,
     schema,
     skip_input,
+    sparse_inputs,
     status_of,
 )
 
 # As in support.py: the same on every machine.
 MODES = ["8b", "4b", "precise", "auto", "exact", "off"]
 TARGETS = ["self and cross", "self only"]
-WHEN = ["where it is faster", "always"]
+WHEN = ["where it is faster", "always", "whatever is fastest"]
 GUARD_LEVELS = ["values", "values and fidelity"]
 
 
@@ -139,8 +140,11 @@ class SageAttention2(io.ComfyNode):
                         default="where it is faster",
                         optional=True,
                         tooltip="where it is faster: calls for which exact attention was measured to be the fastest on "
-                        "this GPU take it, also those in full precision; the report names it. always: quantize every "
-                        "call that can be, as API prompts without this input do.",
+                        "this GPU take it, also those in full precision; so they do comfy-kitchen's INT8 attention or "
+                        "SageAttention, where installed, if it is faster than this node's mode and no less exact. The "
+                        "report names both. always: quantize every call that can be, as API prompts without this input "
+                        "do. whatever is fastest: as the first, and those packages serve also where they are less "
+                        "exact.",
                     )
                 ),
                 advanced(
@@ -165,6 +169,7 @@ class SageAttention2(io.ComfyNode):
                         "serve. On: those layers keep it. The report names it.",
                     )
                 ),
+                *sparse_inputs(),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
         )
@@ -196,6 +201,8 @@ class SageAttention2(io.ComfyNode):
         guard_level: str = "values",
         skip: str = "off",
         respect_model_attention: bool = False,
+        sparse: str = "off",
+        dense_percent: float = 0.2,
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -214,6 +221,8 @@ class SageAttention2(io.ComfyNode):
             guard_level=guard_level,
             skip=skip,
             respect_model_attention=bool(respect_model_attention),
+            sparse=sparse,
+            dense_percent=dense_percent,
         )
         patched = library.patch_model(model, settings)
         return io.NodeOutput(patched, ui={"text": [status_of(patched, "SageAttention2", cls.hidden)]})

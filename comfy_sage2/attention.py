@@ -109,10 +109,12 @@ def attention(
         UnsupportedError: a ValueError; the backend asked for cannot run this call, and why.
     """
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, block_margins)
+    if backend is not None and not isinstance(backend, str):
+        registry.get(backend)  # raises: neither the cache of plans nor an operator could hold it
     if has_observer(q, k, v, attn_mask):
         out, lse = observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
         return out if lse is None else (out, lse)
-    chosen = _options(options, choices) if choices or options is None else options
+    chosen = options if type(options) is AttentionOptions and not choices else _options(options, choices)
     signature = CallSignature.of(q, k, v, chosen, optional, backend=backend)
     if optional is not NO_TENSORS:
         check_flags(optional, q.device)

@@ -116,10 +116,12 @@ class BlockMask:
             is_causal: as for `from_dense`.
 
         Raises:
-            TypeError: `mask` is no bool tensor.
+            TypeError: `mask` is no bool tensor, or a size or length no integer.
             ValueError: a size or length is below 1, or the mask does not fit them.
         """
         _check_bool(mask)
+        if not isinstance(block_size, (tuple, list)) or len(block_size) != 2:
+            raise TypeError(f"[SA-211] block_size must be two integers, of queries and of keys, got {block_size!r:.80}")
         _check_at_least_1(q_block=block_size[0], kv_block=block_size[1], q_length=q_length, kv_length=kv_length)
         blocks = -(-q_length // block_size[0]), -(-kv_length // block_size[1])
         if mask.dim() != 4 or mask.numel() == 0 or tuple(mask.shape[2:]) != blocks:
@@ -194,6 +196,8 @@ def _check_bool(mask: torch.Tensor) -> None:
 
 def _check_at_least_1(**values: int) -> None:
     for name, value in values.items():
+        if not hasattr(value, "__index__"):  # integers of NumPy and of the compiler have it
+            raise TypeError(f"[SA-211] {name} must be an integer, got {type(value).__name__}")
         if value < 1:
             raise ValueError(f"[SA-211] {name} must be at least 1, got {value}")
 

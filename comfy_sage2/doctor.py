@@ -17,6 +17,7 @@ from .autotune.cost_model import TunedChoices
 from .autotune.measure import measure_now, remembered
 from .backends import self_test
 from .backends.kernels import KERNELS, KernelBackend
+from .backends.peers import PEERS
 from .command_line import Parser
 from .console import say
 from .integrations.sageattention import offer
@@ -172,6 +173,12 @@ def _measured_lines(measure: Callable[[int], TunedChoices | None]) -> Iterator[s
             yield _line(str(device), line)
 
 
+def _peer_lines() -> Iterator[str]:
+    """Attentions of other packages, which the nodes can take where they were measured to be faster."""
+    for peer in PEERS:
+        yield _line(peer.name, _guarded(lambda peer=peer: peer.availability() or f"ready: version {peer.version}"))
+
+
 def _other_packs() -> str:
     """Who serves packs that import `sageattention`."""
     if offer.other_package() is not None:
@@ -192,6 +199,7 @@ def report(found: list[Verdict], measure: Callable[[int], TunedChoices | None]) 
         if passed_over is not None:
             lines.append(_line("", passed_over))
     lines += ["self-test of the kernels", *(list(_self_test_lines()) or [_line("none", "no kernels for a GPU here")])]
+    lines += ["attentions of other packages", *_peer_lines()]
     lines += ["measured speed", *(list(_measured_lines(measure)) or [_line("none", "no GPU here")])]
     lines += [f"packs that import {offer.NAME}", _line("served by", _guarded(_other_packs))]
     lines.append("backend for each mode (float16, head_dim 128)")
@@ -204,7 +212,7 @@ def report(found: list[Verdict], measure: Callable[[int], TunedChoices | None]) 
 def main(arguments: list[str]) -> int:
     """Print the report; 0 when at least one accelerated backend can run, else 1."""
     parser = Parser(prog="python -m comfy_sage2 doctor", description=__doc__)
-    parser.add_argument("--measure", action="store_true", help="measure every GPU again, in about a second each")
+    parser.add_argument("--measure", action="store_true", help="measure every GPU again, in a few seconds each")
     times = measure_now if parser.parse_args(arguments).measure else remembered
     found = verdicts()
     say(report(found, lambda index: times(index, BACKENDS)))

@@ -12,8 +12,8 @@ _LARGEST_SCALE = 3.4028234663852886e38  # of float32, in which the kernels get i
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """Raise ValueError unless `value` is one of `choices`."""
-    if value not in choices:
+    """Raise ValueError unless `value` is one of `choices`, which are texts."""
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"[SA-208] {name} must be one of {', '.join(map(repr, choices))}, got {quoted(value)}")
 
 
@@ -106,12 +106,17 @@ class AttentionOptions:
 
     @classmethod
     def of(cls, options: AttentionOptions | None, choices: Mapping[str, Any]) -> AttentionOptions:
-        """`options`, or the defaults, with `choices` (field -> value) in their place; TypeError for an unknown one."""
+        """`options`, or the defaults, with `choices` (field -> value) in their place.
+
+        TypeError for an unknown choice, and for `options` of another class.
+        """
         for name in choices:
             if name not in NAMES:
                 raise TypeError(f"[SA-208] unexpected keyword argument {name!r}; the options are {', '.join(NAMES)}")
         if options is None:
             return cls(**choices)
+        if not isinstance(options, cls):
+            raise TypeError(f"[SA-208] options must be an AttentionOptions or None, got {type(options).__name__}")
         changed = {name: value for name, value in choices.items() if value != getattr(options, name)}
         return replace(options, **changed) if changed else options
 

@@ -13,16 +13,17 @@ from . import registry
 from .autotune import store
 from .autotune.cost_model import TunedChoices
 from .autotune.store import choices_of
-from .autotune.timings import PLAIN, Candidate
+from .autotune.timings import PEER, PLAIN, Candidate
 from .backends.base import Backend
 from .block_mask import blocks_of
 from .options import EXACT, AttentionOptions
 from .registry import UnsupportedError
 from .request import AttentionRequest
-from .signature import CallSignature, TensorForm
+from .signature import ANY, IGNORED, NAMED, CallSignature, TensorForm
 from .validation import check_call
 
 EXACT_IS_FASTER = "[SA-314] exact attention was measured to be faster here"
+TORCHS_IS_FASTER = "[SA-314] ComfyUI's own attention was measured to be faster here"
 OWN_IS_FASTER = "[SA-314] no exact attention was measured to be faster than ComfyUI's own here"
 MOST_PLANS = 1024
 
@@ -34,7 +35,7 @@ class CallPlan:
         signature: theirs.
         backend: who computes them.
         request: their description, with options that leave nothing open.
-        reason: why an exact attention takes the place of the mode that was asked for, or None.
+        reason: why another attention takes the place of the mode that was asked for, or which faster one does not.
         run, prequantize: as of `BoundCall`; the tensors are of the signature, in the layout of its options.
     """
 
@@ -101,14 +102,17 @@ def _plan(signature: CallSignature, backends: tuple[Backend, ...], generation: i
         chosen = choose(request, signature.backend, accelerated_only=signature.accelerated_only)
         if isinstance(chosen, Refusal):
             return chosen
-        choices = choices_of(signature.q.device) if signature.where_faster else None
-        if choices is not None:
+        choices = choices_of(signature.q.device)
+        exact = None
+        if signature.where_faster and choices is not None:
             exact = _faster_exact(signature, chosen, request, choices)
-            if exact is not None:
-                return exact
-        if signature.where_faster and signature.options.mode == EXACT:
-            return Refusal(UnsupportedError, OWN_IS_FASTER)
-        return CallPlan(signature, chosen, request)
+        if signature.options.mode == EXACT and signature.where_faster:
+            return exact or Refusal(UnsupportedError, OWN_IS_FASTER)
+        found = exact or CallPlan(signature, chosen, request)
+        if signature.options.mode == EXACT or choices is None:
+            return found
+        found = _beside_peers(signature, chosen, request, found, choices)
+        return _unless_own_is_faster(signature, found, choices)
     except (TypeError, ValueError) as error:
         return Refusal(type(error), str(error))
 
@@ -150,9 +154,9 @@ def _faster_exact(
     options = signature.options
     rival = Candidate(PLAIN)
     if options.mode != EXACT:
-        rival = Candidate(chosen.name, options.mode, request.options.pv_accumulator)
+        rival = Candidate.of(chosen.name, request.options)
         options = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
-    exact = signature._replace(options=options, where_faster=False, accelerated_only=True)
+    exact = signature._replace(options=options, where_faster=False, peers=IGNORED, accelerated_only=True)
     found = plan(exact)
     if isinstance(found, Refusal) or found.request.work is None:
         return None
@@ -160,6 +164,52 @@ def _faster_exact(
         return None
     reason = None if signature.options.mode == EXACT else EXACT_IS_FASTER
     return CallPlan(exact, found.backend, found.request, reason)
+
+
+def _beside_peers(
+    signature: CallSignature, chosen: Backend, request: AttentionRequest, found: CallPlan, choices: TunedChoices
+) -> CallPlan:
+    """`found`, or the plan of the fastest attention of another package where `signature` allows it.
+
+    chosen: the backend of the mode, against whose error that of the other is held. The reason of the plan names a
+    faster one that is not taken.
+    """
+    work = request.work
+    if signature.peers == IGNORED or work is None:
+        return found
+    mine = Candidate.of(chosen.name, request.options)
+    rival = _candidate(found)
+    timed = {one.backend: choices.seconds(one, work) for one in choices.peers if choices.is_faster(one, rival, work)}
+    reasons = [] if found.reason is None else [found.reason]
+    for name in sorted(timed, key=lambda name: timed[name] or 0.0):
+        if registry.get(name).reason_against(request) is not None:
+            continue
+        is_no_less_exact = choices.is_no_less_exact(Candidate(name, PEER), mine, work.head_dim)
+        how = "no less exact" if is_no_less_exact else "less exact"
+        if signature.peers == NAMED or (signature.peers != ANY and not is_no_less_exact):
+            reasons.append(f"[SA-320] {name}, {how}, was measured to be faster here and is not taken")
+            continue
+        named = signature._replace(backend=name, where_faster=False, peers=IGNORED)
+        reason = f"[SA-319] {name}, {how} than {mine.words}, was measured to be faster here"
+        return CallPlan(named, registry.get(name), request, reason)
+    return CallPlan(found.signature, found.backend, found.request, "; ".join(reasons)) if reasons else found
+
+
+def _unless_own_is_faster(signature: CallSignature, found: CallPlan, choices: TunedChoices) -> CallPlan | Refusal:
+    """`found`, or a refusal where the caller's own attention was measured to be faster."""
+    work = found.request.work
+    if not (signature.where_faster and signature.own_is_torchs) or work is None:
+        return found
+    if not choices.is_faster(Candidate(PLAIN), _candidate(found), work):
+        return found
+    return Refusal(UnsupportedError, TORCHS_IS_FASTER)
+
+
+def _candidate(found: CallPlan) -> Candidate:
+    """What the calls of a plan are timed as."""
+    if found.backend.is_peer:
+        return Candidate(found.backend.name, PEER)
+    return Candidate.of(found.backend.name, found.options)
 
 
 def listed_plan(dense: CallPlan, lists: TensorForm | None = None) -> CallPlan | Refusal:
@@ -182,4 +232,4 @@ def recording_plan(dense: CallPlan) -> CallPlan | Refusal:
 
 
 def _of_same_backend(dense: CallPlan) -> CallSignature:
-    return dense.signature._replace(backend=dense.backend.name, where_faster=False)
+    return dense.signature._replace(backend=dense.backend.name, where_faster=False, peers=IGNORED)

@@ -6,6 +6,7 @@ from .autotune.store import choices_of
 from .backends.base import Backend
 from .backends.exact import EXACT_ATTENTIONS
 from .backends.kernels import KERNELS
+from .backends.peers import PEERS
 from .backends.reference import ReferenceBackend
 from .options import EXACT, MODES
 from .request import AttentionRequest
@@ -39,8 +40,13 @@ def kernels() -> tuple[Backend, ...]:
 
 
 def get(name: str) -> Backend:
-    """The backend called `name`; ValueError lists the names when there is none."""
-    for backend in BACKENDS:
+    """The backend called `name`, or another package's attention.
+
+    ValueError lists the backends when there is none; TypeError for what is no name.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"[SA-208] backend must be the name of one or None, got {type(name).__name__}")
+    for backend in (*BACKENDS, *PEERS):
         if backend.name == name:
             return backend
     raise ValueError(

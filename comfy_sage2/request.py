@@ -42,6 +42,7 @@ class AttentionRequest:
     has_block_mask: bool  # the call has block masks
     has_block_margins: bool  # the call notes the block_margins of its blocks
     options: AttentionOptions
+    heads_first: bool = False  # in memory the tokens of a head of q lie together, else the heads of a token
     accumulator_is_open: bool = False  # the caller's is "auto": a backend may take another than that of `options`
 
     @classmethod
@@ -66,6 +67,7 @@ class AttentionRequest:
             has_block_mask=signature.block_mask is not None,
             has_block_margins=signature.block_margins is not None,
             options=resolved(signature.options, device),
+            heads_first=bool(q.stride) and q.stride[heads] > q.stride[tokens],
             accumulator_is_open=signature.options.pv_accumulator == AUTO,
         )
 
@@ -94,11 +96,22 @@ class AttentionRequest:
 
     @property
     def work(self) -> Work | None:
-        """The call's size, or None where the times of such calls are not known: with masks, block masks or float32."""
-        if self.mask_shape is not None or self.has_block_mask or self.dtype == torch.float32:
+        """What the call's time depends on; None where that is not known.
+
+        That is with block masks, in float32, and with masks that differ between queries or heads.
+        """
+        mask = self.mask_shape
+        if self.has_block_mask or self.dtype == torch.float32 or (mask is not None and mask[1:3] != (1, 1)):
             return None
-        heads = self.batch * self.q_heads
-        return Work(heads, self.q_length, self.kv_length, self.head_dim, self.options.is_causal)
+        return Work(
+            self.batch * self.q_heads,
+            self.q_length,
+            self.kv_length,
+            self.head_dim,
+            self.options.is_causal,
+            self.heads_first,
+            mask is not None,
+        )
 
     @property
     def scale(self) -> float:

@@ -9,6 +9,10 @@ import torch
 from .options import AttentionOptions
 from .tensors import NO_TENSORS, OptionalTensors
 
+# What becomes of a faster attention of another package: nobody looks for one; the plan names it in its reason; it takes
+# the mode's place where it is no less exact; or wherever it is faster. Each includes those before it.
+PEER_RULES = IGNORED, NAMED, NO_LESS_EXACT, ANY = ("ignored", "named", "no less exact", "any")
+
 
 class TensorForm(NamedTuple):
     """A tensor without its values."""
@@ -48,6 +52,9 @@ class CallSignature(NamedTuple):
         accelerated_only: with `backend` None, the reference is no candidate.
         where_faster: an exact attention takes the place of a mode that it was measured to be faster than; a call in
             mode "exact" is refused unless one was measured to be faster than ComfyUI's own.
+        own_is_torchs: the caller's own attention is torch's: with `where_faster`, calls are refused for which it was
+            measured to be the fastest.
+        peers: of PEER_RULES; in mode "exact" another package's attention is always ignored.
         q, k, v: in the layout of the options.
         attn_mask, block_mask, block_margins: as in `OptionalTensors`, None where the call has none. The flags that a
             call may set are no part of it: whether there is one changes nothing but an address.
@@ -63,6 +70,8 @@ class CallSignature(NamedTuple):
     attn_mask: TensorForm | None = None
     block_mask: TensorForm | None = None
     block_margins: TensorForm | None = None
+    peers: str = IGNORED
+    own_is_torchs: bool = False
 
     @classmethod
     def of(
@@ -76,6 +85,8 @@ class CallSignature(NamedTuple):
         backend: str | None = None,
         accelerated_only: bool = False,
         where_faster: bool = False,
+        peers: str = IGNORED,
+        own_is_torchs: bool = False,
     ) -> CallSignature:
         """The signature of a call, which need not be valid.
 
@@ -94,6 +105,8 @@ class CallSignature(NamedTuple):
                 None if optional.attn_mask is None else TensorForm.of(optional.attn_mask),
                 None if optional.block_mask is None else TensorForm.of(optional.block_mask),
                 None if optional.block_margins is None else TensorForm.of(optional.block_margins),
+                peers,
+                own_is_torchs,
             )
         except (AttributeError, TypeError):
             require_tensors(q, k, v)

@@ -1,5 +1,5 @@
-// The Python module `_C` of one architecture's kernels. Tensors come as plain integers, so the module works with
-// every torch version and without torch.
+// The Python module `_C`: launch code for the images of all architectures. Tensors come as plain integers, so the
+// module works with every torch version and without torch.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -17,11 +17,14 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "attention_call.h"
 #include "block_selection.h"
 #include "build_info.h"
 #include "driver.h"
+#include "families.h"
+#include "kernels.h"
 #include "plan.h"
 
 namespace py = pybind11;
@@ -164,41 +167,79 @@ CallSignature parse(const py::kwargs& arguments) {
   return call;
 }
 
-BlockScorePlan block_score_plan(int64_t batch, int64_t q_heads, int64_t kv_heads, int64_t q_length, int64_t kv_length,
-                                int head_dim, int element, std::array<int64_t, 3> q_strides,
-                                std::array<int64_t, 3> k_strides, float scale, int device) {
+// Throws std::invalid_argument where this module has no such family.
+const Family& family_of(const std::string& name) {
+  for (std::size_t index = 0; index < kFamilyCount; ++index)
+    if (name == kFamilies[index].name) return kFamilies[index];
+  throw std::invalid_argument("the host module has no launch code for kernels of the family " + name);
+}
+
+// What a build says of itself, by the names of build.json.
+template <typename Value>
+Value stated(const py::kwargs& build, const char* name) {
+  if (!build.contains(name)) throw std::invalid_argument(std::string("the images' build does not say its ") + name);
+  try {
+    return build[name].cast<Value>();
+  } catch (const py::cast_error&) {
+    throw std::invalid_argument(std::string("the images' build has another kind of ") + name + ": " +
+                                py::repr(build[name]).cast<std::string>());
+  }
+}
+
+std::shared_ptr<Kernels> make_kernels(const py::kwargs& build) {
+  // First, because images of another one may say everything else otherwise.
+  const int abi = stated<int>(build, "abi_version");
+  if (abi != kAbiVersion) {
+    throw std::invalid_argument("the images are for ABI " + std::to_string(abi) + ", the host module has ABI " +
+                                std::to_string(kAbiVersion));
+  }
+  BuildInfo info;
+  info.architecture = stated<std::string>(build, "architecture");
+  info.family = stated<std::string>(build, "family");
+  const Family& family = family_of(info.family);
+  const auto launch_interface = stated<std::string>(build, "launch_interface");
+  if (launch_interface != family.launch_interface) {
+    throw std::invalid_argument("the images are of the launch interface " + launch_interface + " of " + info.family +
+                                ", the host module has " + family.launch_interface);
+  }
+  info.target = stated<std::string>(build, "target");
+  info.toolchain = stated<std::string>(build, "toolchain") + ", " + HOST_TOOLCHAIN;
+  info.minimum_driver = stated<std::string>(build, "minimum_driver");
+  info.minimum_driver_version = stated<int>(build, "minimum_driver_version");
+  info.modes = stated<std::vector<std::string>>(build, "modes");
+  info.pv_formats = stated<std::vector<std::string>>(build, "pv_formats");
+  info.pv_accumulators = stated<std::vector<std::string>>(build, "pv_accumulators");
+  info.capabilities = stated<std::vector<std::pair<int, int>>>(build, "capabilities");
+  info.half_values = stated<bool>(build, "half_values");
+  return std::make_shared<Kernels>(std::move(info));
+}
+
+std::unique_ptr<Plan> bound_plan(const std::shared_ptr<Kernels>& kernels, const py::kwargs& arguments) {
+  return family_of(kernels->build.family).make_plan(parse(arguments), kernels);
+}
+
+BlockScorePlan block_score_plan(std::shared_ptr<const Kernels> kernels, int64_t batch, int64_t q_heads,
+                                int64_t kv_heads, int64_t q_length, int64_t kv_length, int head_dim, int element,
+                                std::array<int64_t, 3> q_strides, std::array<int64_t, 3> k_strides, float scale,
+                                int device) {
   const auto strides = [](const std::array<int64_t, 3>& of) { return TensorStrides{of[0], of[1], of[2]}; };
   return BlockScorePlan({strides(q_strides), strides(k_strides), batch, q_heads, kv_heads, q_length, kv_length,
-                         head_dim, element, scale, device});
+                         head_dim, element, scale, device},
+                        std::move(kernels));
 }
 
-void block_lists(int64_t batch, int64_t heads, int64_t query_blocks, int64_t key_blocks, uint64_t scores,
-                 uint64_t lists, uint64_t stream, int device, int64_t count, uint64_t threshold, uint64_t always,
-                 uint64_t dense, bool is_union) {
-  make_block_lists({batch, heads, query_blocks, key_blocks, count, is_union, device}, scores, threshold, always, dense,
-                   lists, stream);
+void block_lists(const Kernels& kernels, int64_t batch, int64_t heads, int64_t query_blocks, int64_t key_blocks,
+                 uint64_t scores, uint64_t lists, uint64_t stream, int device, int64_t count, uint64_t threshold,
+                 uint64_t always, uint64_t dense, bool is_union) {
+  make_block_lists({batch, heads, query_blocks, key_blocks, count, is_union, device}, kernels.images, scores, threshold,
+                   always, dense, lists, stream);
 }
-
-std::unique_ptr<Plan> bound_plan(const py::kwargs& arguments) { return make_plan(parse(arguments)); }
 
 py::tuple attention_reads(const Plan& plan) {
   py::list names;
   for (const Operand operand : {kQ, kK, kV})
     if (plan.attention_reads() & only(operand)) names.append(kOperandNames[operand]);
   return py::tuple(names);
-}
-
-// Of names that commas divide.
-py::tuple names_of(const char* names) { return py::tuple(py::str(names).attr("split")(",")); }
-
-// Of "12.0,12.1": ((12, 0), (12, 1)).
-py::tuple capabilities() {
-  py::list found;
-  for (const py::handle name : names_of(kBuildInfo.capabilities)) {
-    const py::tuple parts(name.attr("split")("."));
-    found.append(py::make_tuple(py::int_(py::str(parts[0])), py::int_(py::str(parts[1]))));
-  }
-  return py::tuple(found);
 }
 
 void set_error(PyObject* type, const char* text) {
@@ -302,52 +343,67 @@ PyMethodDef run_method = {
 
 PYBIND11_MODULE(_C, module) {
   py::register_local_exception_translator(translate);
-  module.doc() = std::string("Quantized attention kernels for ") + kBuildInfo.architecture;
-  module.attr("architecture") = kBuildInfo.architecture;
-  module.attr("target") = kBuildInfo.target;
-  module.attr("version") = kBuildInfo.version;
+  module.doc() = "Launch code of quantized attention kernels";
   module.attr("abi_version") = kAbiVersion;
-  module.attr("toolchain") = kBuildInfo.toolchain;
-  module.attr("minimum_driver") = kBuildInfo.minimum_driver;
-  module.attr("minimum_driver_version") = kBuildInfo.minimum_driver_version;
-  module.attr("modes") = names_of(kBuildInfo.modes);
-  module.attr("pv_formats") = names_of(kBuildInfo.pv_formats);
-  module.attr("pv_accumulators") = names_of(kBuildInfo.pv_accumulators);
-  module.attr("capabilities") = capabilities();
-  module.def("add_cubin", &driver::add_cubin, py::arg("name"), py::arg("image"),
-             "Make a compiled image (bytes) known under its name.");
-  module.def("driver_version", &driver::version,
-             "The CUDA version of the installed driver, 1000 * major + 10 * minor. RuntimeError without a driver.");
-  module.def("plan", &bound_plan,
-             "Decide a call, given by the fields of CallSignature in csrc/attention_call.h as keywords. Needs no "
-             "driver. TypeError for a keyword that is unknown, missing or of the wrong type, ValueError for a call "
-             "that these kernels cannot run.");
+  module.attr("toolchain") = HOST_TOOLCHAIN;
+  py::dict interfaces;
+  for (std::size_t index = 0; index < kFamilyCount; ++index)
+    interfaces[kFamilies[index].name] = kFamilies[index].launch_interface;
+  module.attr("launch_interfaces") = interfaces;
   using namespace py::literals;
   const py::kw_only keywords;
   const py::call_guard<py::gil_scoped_release> without_gil;
-  module.def("block_score_plan", &block_score_plan, keywords, "batch"_a, "q_heads"_a, "kv_heads"_a, "q_length"_a,
-             "kv_length"_a, "head_dim"_a, "element"_a, "q_strides"_a, "k_strides"_a, "scale"_a, "device"_a,
-             "Decide how scores of blocks are computed; strides are of batch, head and token, in elements. Needs no "
-             "driver. ValueError for a call that these kernels cannot read.");
-  module.def(
-      "block_lists", &block_lists, keywords, "batch"_a, "heads"_a, "query_blocks"_a, "key_blocks"_a, "scores"_a,
-      "lists"_a, "stream"_a, "device"_a, "count"_a = 0, "threshold"_a = 0, "always"_a = 0, "dense"_a = 0,
-      "is_union"_a = false, without_gil,
-      "Enqueue the making of block lists from scores: by a threshold of each head, or the `count` highest of each "
-      "row. Tensors are addresses, as csrc/common/block_selection.h has them. ValueError for sizes and addresses "
-      "that do not fit, RuntimeError for a failure of the driver.");
+  // Other host modules in the process have classes of their own.
+  py::class_<Kernels, std::shared_ptr<Kernels>>(module, "Kernels", py::module_local(),
+                                                "The kernels of one architecture. Safe to use from several threads.")
+      .def(py::init(&make_kernels),
+           "Of images whose build says this of itself: the fields of their build.json as keywords. ValueError for "
+           "images that this module cannot launch.")
+      .def_property_readonly_static("abi_version", [](const py::object&) { return kAbiVersion; })
+      .def_property_readonly("architecture", [](const Kernels& self) { return self.build.architecture; })
+      .def_property_readonly("target", [](const Kernels& self) { return self.build.target; })
+      .def_property_readonly("toolchain", [](const Kernels& self) { return self.build.toolchain; })
+      .def_property_readonly("minimum_driver", [](const Kernels& self) { return self.build.minimum_driver; })
+      .def_property_readonly("minimum_driver_version",
+                             [](const Kernels& self) { return self.build.minimum_driver_version; })
+      .def_property_readonly("modes", [](const Kernels& self) { return py::tuple(py::cast(self.build.modes)); })
+      .def_property_readonly("pv_formats",
+                             [](const Kernels& self) { return py::tuple(py::cast(self.build.pv_formats)); })
+      .def_property_readonly("pv_accumulators",
+                             [](const Kernels& self) { return py::tuple(py::cast(self.build.pv_accumulators)); })
+      .def_property_readonly("capabilities",
+                             [](const Kernels& self) { return py::tuple(py::cast(self.build.capabilities)); })
+      .def(
+          "add_cubin",
+          [](Kernels& self, const std::string& name, std::string image) { self.images.add(name, std::move(image)); },
+          py::arg("name"), py::arg("image"), "Make a compiled image (bytes) known under its name.")
+      .def_static("driver_version", &driver::version,
+                  "The CUDA version of the installed driver, 1000 * major + 10 * minor. RuntimeError without a driver.")
+      .def("plan", &bound_plan,
+           "Decide a call, given by the fields of CallSignature in csrc/attention_call.h as keywords. Needs no driver. "
+           "TypeError for a keyword that is unknown, missing or of the wrong type, ValueError for a call that these "
+           "kernels cannot run.")
+      .def("block_score_plan", &block_score_plan, keywords, "batch"_a, "q_heads"_a, "kv_heads"_a, "q_length"_a,
+           "kv_length"_a, "head_dim"_a, "element"_a, "q_strides"_a, "k_strides"_a, "scale"_a, "device"_a,
+           "Decide how scores of blocks are computed; strides are of batch, head and token, in elements. Needs no "
+           "driver. ValueError for a call that these kernels cannot read.")
+      .def("block_lists", &block_lists, keywords, "batch"_a, "heads"_a, "query_blocks"_a, "key_blocks"_a, "scores"_a,
+           "lists"_a, "stream"_a, "device"_a, "count"_a = 0, "threshold"_a = 0, "always"_a = 0, "dense"_a = 0,
+           "is_union"_a = false, without_gil,
+           "Enqueue the making of block lists from scores: by a threshold of each head, or the `count` highest of each "
+           "row. Tensors are addresses, as csrc/common/block_selection.h has them. ValueError for sizes and addresses "
+           "that do not fit, RuntimeError for a failure of the driver.");
   py::class_<BlockScorePlan>(module, "BlockScorePlan", py::module_local(),
-                             "Scores of blocks of one call, made by `block_score_plan`. Safe to run from several "
-                             "threads.")
+                             "Scores of blocks of one call, made by `Kernels.block_score_plan`. Safe to run from "
+                             "several threads.")
       .def_property_readonly("workspace_bytes", &BlockScorePlan::workspace_bytes,
                              "Bytes of scratch memory that a run needs.")
       .def(
           "run", &BlockScorePlan::run, "q"_a, "k"_a, "scores"_a, "workspace"_a, "stream"_a, without_gil,
           "Enqueue the kernels; all arguments are addresses, or the stream's handle. ValueError for an address that is "
           "0 or misplaced, RuntimeError for a failure of the driver.");
-  // Other kernel modules in the process have a Plan of their own.
   py::class_<Plan> plan(module, "Plan", py::module_local(),
-                        "A decided call, made by `plan`. Safe to run from several threads.");
+                        "A decided call, made by `Kernels.plan`. Safe to run from several threads.");
   plan.def_property_readonly("workspace_bytes", &Plan::workspace_bytes, "Bytes of scratch memory that a run needs.")
       .def_property_readonly("attention_reads", &attention_reads,
                              "Names of those of q, k and v that the attention phase reads.")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "common/block_selection.h"
 #include "common/constants.h"
@@ -10,6 +11,7 @@
 #include "common/launch_builder.h"
 #include "common/validate.h"
 #include "driver.h"
+#include "kernels.h"
 
 namespace {
 
@@ -28,16 +30,17 @@ Type* pointer(uint64_t address, int64_t offset = 0) {
 }
 
 template <class Params>
-void enqueue(const char* cubin, const std::string& kernel, driver::Extent grid, int threads, int shared_bytes,
-             uint64_t stream, Params params) {
+void enqueue(const driver::Images& images, const char* cubin, const std::string& kernel, driver::Extent grid,
+             int threads, int shared_bytes, uint64_t stream, Params params) {
   void* arguments[] = {&params};
-  driver::launch(driver::kernel(cubin, kernel.c_str(), shared_bytes), grid, {static_cast<unsigned>(threads)},
-                 shared_bytes, driver::stream_of(stream), arguments);
+  driver::launch(images.kernel(cubin, kernel, shared_bytes), grid, {static_cast<unsigned>(threads)}, shared_bytes,
+                 driver::stream_of(stream), arguments);
 }
 
 }  // namespace
 
-BlockScorePlan::BlockScorePlan(const BlockScoreSignature& call) : call_(call) {
+BlockScorePlan::BlockScorePlan(const BlockScoreSignature& call, std::shared_ptr<const Kernels> kernels)
+    : call_(call), kernels_(std::move(kernels)) {
   // What the attention kernels ask of q and k, and nothing else.
   CallSignature attention{};
   attention.q = call.q, attention.k = call.k;
@@ -45,7 +48,7 @@ BlockScorePlan::BlockScorePlan(const BlockScoreSignature& call) : call_(call) {
   attention.q_length = call.q_length, attention.kv_length = call.kv_length;
   attention.head_dim = call.head_dim, attention.element = call.element, attention.scale = call.scale;
   attention.mode = k8b, attention.pv_accumulator = 32, attention.device = call.device;
-  validate(attention);
+  validate(attention, kernels_->build);
   channels_ = padded_head_dim(call.head_dim);
   query_rows_ = round_up(ceil_div(call.q_length, kPoolTokens), score_rows(channels_));
   key_rows_ = round_up(ceil_div(call.kv_length, kPoolTokens), kScoreKeys);
@@ -81,9 +84,11 @@ void BlockScorePlan::run(uint64_t q, uint64_t k, uint64_t scores, uint64_t works
     params.pool_rows = static_cast<int>(rows);
     params.factor = factor;
     const int64_t bh = call_.batch * heads;
-    if (centered) enqueue("token_pools", "pool_center_" + element, grid(bh), kPoolThreads, 0, stream, params);
+    if (centered)
+      enqueue(kernels_->images, "token_pools", "pool_center_" + element, grid(bh), kPoolThreads, 0, stream, params);
     const int64_t blocks = ceil_div(rows, kPoolThreads / (channels_ / 8));
-    enqueue("token_pools", "pool_tokens_" + element, grid(bh * blocks), kPoolThreads, 0, stream, params);
+    enqueue(kernels_->images, "token_pools", "pool_tokens_" + element, grid(bh * blocks), kPoolThreads, 0, stream,
+            params);
   };
   pools(k, call_.k, call_.kv_heads, call_.kv_length, key_rows_, key_pools_, 1.f, true);
   pools(q, call_.q, call_.q_heads, call_.q_length, query_rows_, query_pools_, call_.scale * kLog2E, false);
@@ -103,12 +108,12 @@ void BlockScorePlan::run(uint64_t q, uint64_t k, uint64_t scores, uint64_t works
   params.key_blocks = static_cast<int>(ceil_div(call_.kv_length, kListTile));
   params.works = static_cast<int>(works_);
   const int64_t resident = int64_t(kScoreBlocksOfSm) * driver::multiprocessor_count(call_.device);
-  enqueue("block_scores", "block_scores_d" + std::to_string(channels_), grid(std::min(most_blocks_, resident)),
-          kScoreThreads, score_shared_bytes(channels_), stream, params);
+  enqueue(kernels_->images, "block_scores", "block_scores_d" + std::to_string(channels_),
+          grid(std::min(most_blocks_, resident)), kScoreThreads, score_shared_bytes(channels_), stream, params);
 }
 
-void make_block_lists(const BlockListCall& call, uint64_t scores, uint64_t threshold, uint64_t always, uint64_t dense,
-                      uint64_t lists, uint64_t stream) {
+void make_block_lists(const BlockListCall& call, const driver::Images& images, uint64_t scores, uint64_t threshold,
+                      uint64_t always, uint64_t dense, uint64_t lists, uint64_t stream) {
   require_between("batch", call.batch, 1, kMaxInt);
   require_between("heads", call.heads, 1, kMaxInt);
   require_between("query_blocks", call.query_blocks, 1, kMaxInt);
@@ -133,6 +138,6 @@ void make_block_lists(const BlockListCall& call, uint64_t scores, uint64_t thres
   params.count = static_cast<int>(call.count);
   const driver::ContextGuard guard(driver::primary_context(call.device));
   const int64_t number = int64_t(params.list_batch) * params.heads * params.query_blocks;
-  enqueue("block_lists", "block_lists", grid(ceil_div(number, kListsPerBlock)), kPrepareListsThreads,
+  enqueue(images, "block_lists", "block_lists", grid(ceil_div(number, kListsPerBlock)), kPrepareListsThreads,
           bitmap_bytes(params.key_blocks), stream, params);
 }

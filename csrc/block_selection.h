@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "attention_call.h"
+#include "kernels.h"
 
 // A call that scores of blocks are wanted of. A causal order, masks and whatever else it has play no part.
 struct BlockScoreSignature {
@@ -18,7 +20,7 @@ struct BlockScoreSignature {
 class BlockScorePlan {
  public:
   // Needs no driver. Throws std::invalid_argument for a call that the kernels cannot read.
-  explicit BlockScorePlan(const BlockScoreSignature& call);
+  BlockScorePlan(const BlockScoreSignature& call, std::shared_ptr<const Kernels> kernels);
 
   // Scratch memory that a run needs.
   int64_t workspace_bytes() const { return workspace_bytes_; }
@@ -29,6 +31,7 @@ class BlockScorePlan {
 
  private:
   BlockScoreSignature call_;
+  std::shared_ptr<const Kernels> kernels_;
   int channels_;
   int64_t query_rows_, key_rows_;  // sub-pools, with those that fill the last tile
   int64_t works_, most_blocks_;
@@ -47,5 +50,5 @@ struct BlockListCall {
 
 // Enqueues the kernel. Throws std::invalid_argument for sizes or addresses that do not fit, and std::runtime_error for
 // a failure of the driver. `threshold`, `always`, `dense`: 0 where they are not given.
-void make_block_lists(const BlockListCall& call, uint64_t scores, uint64_t threshold, uint64_t always, uint64_t dense,
-                      uint64_t lists, uint64_t stream);
+void make_block_lists(const BlockListCall& call, const driver::Images& images, uint64_t scores, uint64_t threshold,
+                      uint64_t always, uint64_t dense, uint64_t lists, uint64_t stream);

@@ -1,14 +1,11 @@
 #include "driver.h"
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 #include <stdexcept>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
-
-#include "build_info.h"
 
 #ifdef _WIN32
 #define WIN32_LEAN_AND_MEAN
@@ -24,6 +21,9 @@ namespace {
 
 using CUresult = int;
 using CUdevice = int;
+
+// The oldest one that any of the images runs on.
+constexpr const char* kOldestDriver = "525";
 
 constexpr CUresult kSuccess = 0;
 constexpr CUresult kErrorInvalidImage = 200;
@@ -86,7 +86,7 @@ class Entry<CUresult(Arguments...)> {
   CUresult raw(Arguments... arguments) const {
     if (!function_) {
       throw std::runtime_error(std::string("the installed NVIDIA driver lacks ") + name_ + "; update it to version " +
-                               kBuildInfo.minimum_driver + " or newer");
+                               kOldestDriver + " or newer");
     }
     return function_(arguments...);
   }
@@ -150,7 +150,7 @@ class Api {
   static void* required_library() {
     if (void* library = open_library()) return library;
     throw std::runtime_error(std::string("no NVIDIA driver was found: ") + kLibraryName + " cannot be opened (" +
-                             open_error() + "); install driver " + kBuildInfo.minimum_driver + " or newer");
+                             open_error() + "); install driver " + kOldestDriver + " or newer");
   }
 
   explicit Api(void* library)
@@ -197,73 +197,6 @@ class RelaxedCapture {
   int mode_ = kCaptureModeRelaxed;
 };
 
-class KernelCache {
- public:
-  static KernelCache& instance() {
-    static KernelCache cache;
-    return cache;
-  }
-
-  void add(const std::string& cubin_name, std::string image) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    images_[cubin_name] = std::move(image);
-  }
-
-  CUfunction find(const char* cubin_name, const char* kernel_name, int dynamic_shared_bytes) {
-    const Api& api = Api::initialized();
-    const CUcontext context = current_context(api);
-    if (!context) throw std::runtime_error("driver::kernel needs a current CUDA context: use a ContextGuard");
-    const std::lock_guard<std::mutex> lock(mutex_);
-    Loaded& loaded = functions_[{context, cubin_name, kernel_name}];
-    if (!loaded.function) {
-      api.check(api.module_get_function, &loaded.function, module(api, context, cubin_name), kernel_name);
-    }
-    if (dynamic_shared_bytes > loaded.dynamic_shared_bytes) {
-      api.check(api.function_set_attribute, loaded.function, kFunctionMaxDynamicShared, dynamic_shared_bytes);
-      loaded.dynamic_shared_bytes = dynamic_shared_bytes;
-    }
-    return loaded.function;
-  }
-
- private:
-  struct Key {
-    CUcontext context;
-    std::string cubin, kernel;
-    bool operator<(const Key& other) const {
-      return std::tie(context, cubin, kernel) < std::tie(other.context, other.cubin, other.kernel);
-    }
-  };
-
-  struct Loaded {
-    CUfunction function = nullptr;
-    int dynamic_shared_bytes = 0;
-  };
-
-  CUmodule module(const Api& api, CUcontext context, const std::string& cubin_name) {
-    CUmodule& module = modules_[{context, cubin_name}];
-    if (module) return module;
-    const auto image = images_.find(cubin_name);
-    if (image == images_.end()) throw std::runtime_error("the module carries no cubin named " + cubin_name);
-    const RelaxedCapture relaxed(api);
-    const CUresult result = api.module_load_data.raw(&module, image->second.data());
-    if (result == kSuccess) return module;
-    std::string message = api.failure(api.module_load_data.name(), result) + " (cubin " + cubin_name + ")";
-    if (result == kErrorInvalidImage || result == kErrorNoBinaryForGpu || result == kErrorUnsupportedVersion) {
-      int found = 0;
-      api.check(api.driver_get_version, &found);
-      message += std::string("; it was compiled for ") + kBuildInfo.target + " with " + kBuildInfo.toolchain +
-                 " and needs driver " + kBuildInfo.minimum_driver + ", which supports CUDA " +
-                 cuda(kBuildInfo.minimum_driver_version) + ", or newer; this one supports CUDA " + cuda(found);
-    }
-    throw std::runtime_error(message);
-  }
-
-  std::mutex mutex_;
-  std::unordered_map<std::string, std::string> images_;
-  std::map<std::pair<CUcontext, std::string>, CUmodule> modules_;
-  std::map<Key, Loaded> functions_;
-};
-
 }  // namespace
 
 int version() {
@@ -296,12 +229,50 @@ ContextGuard::~ContextGuard() {
   Api::initialized().context_pop.raw(&popped);
 }
 
-void add_cubin(const std::string& cubin_name, std::string image) {
-  KernelCache::instance().add(cubin_name, std::move(image));
+bool Images::Key::operator<(const Key& other) const {
+  return std::tie(context, cubin, kernel) < std::tie(other.context, other.cubin, other.kernel);
 }
 
-CUfunction kernel(const char* cubin_name, const char* kernel_name, int dynamic_shared_bytes) {
-  return KernelCache::instance().find(cubin_name, kernel_name, dynamic_shared_bytes);
+void Images::add(const std::string& cubin_name, std::string image) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  images_[cubin_name] = std::move(image);
+}
+
+CUfunction Images::kernel(const std::string& cubin_name, const std::string& kernel_name,
+                          int dynamic_shared_bytes) const {
+  const Api& api = Api::initialized();
+  const CUcontext context = current_context(api);
+  if (!context) throw std::runtime_error("Images::kernel needs a current CUDA context: use a ContextGuard");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Loaded& loaded = functions_[{context, cubin_name, kernel_name}];
+  if (!loaded.function)
+    api.check(api.module_get_function, &loaded.function, module(context, cubin_name), kernel_name.c_str());
+  if (dynamic_shared_bytes > loaded.dynamic_shared_bytes) {
+    api.check(api.function_set_attribute, loaded.function, kFunctionMaxDynamicShared, dynamic_shared_bytes);
+    loaded.dynamic_shared_bytes = dynamic_shared_bytes;
+  }
+  return loaded.function;
+}
+
+CUmodule Images::module(CUcontext context, const std::string& cubin_name) const {
+  CUmodule& module = modules_[{context, cubin_name}];
+  if (module) return module;
+  const auto image = images_.find(cubin_name);
+  if (image == images_.end())
+    throw std::runtime_error("the kernels of " + build_.architecture + " have no cubin named " + cubin_name);
+  const Api& api = Api::initialized();
+  const RelaxedCapture relaxed(api);
+  const CUresult result = api.module_load_data.raw(&module, image->second.data());
+  if (result == kSuccess) return module;
+  std::string message = api.failure(api.module_load_data.name(), result) + " (cubin " + cubin_name + ")";
+  if (result == kErrorInvalidImage || result == kErrorNoBinaryForGpu || result == kErrorUnsupportedVersion) {
+    int found = 0;
+    api.check(api.driver_get_version, &found);
+    message += "; it was compiled for " + build_.target + " with " + build_.toolchain + " and needs driver " +
+               build_.minimum_driver + ", which supports CUDA " + cuda(build_.minimum_driver_version) +
+               ", or newer; this one supports CUDA " + cuda(found);
+  }
+  throw std::runtime_error(message);
 }
 
 void launch(CUfunction function, Extent grid, Extent block, int dynamic_shared_bytes, CUstream stream, void** arguments,

@@ -5,8 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
+#include <unordered_map>
+#include <utility>
 
+#include "build_info.h"
 #include "common/tensor_map.h"
 
 // The driver's opaque handles, under its own names.
@@ -35,12 +40,39 @@ class ContextGuard {
   bool pushed_;
 };
 
-// Makes a compiled image known under a name; `kernel` loads it into a context when it is first wanted there.
-void add_cubin(const std::string& cubin_name, std::string image);
+// The compiled images of one architecture, loaded into a context when they are first wanted there. What the driver has
+// loaded stays loaded for the life of the process. Safe to use from several threads.
+class Images {
+ public:
+  // `build` says in errors what the images need, and has to outlive them.
+  explicit Images(const BuildInfo& build) : build_(build) {}
+  Images(const Images&) = delete;
+  Images& operator=(const Images&) = delete;
 
-// The kernel of a registered cubin in the current context, allowed to use this much dynamic shared memory.
-// Cached per context and safe to call from several threads.
-CUfunction kernel(const char* cubin_name, const char* kernel_name, int dynamic_shared_bytes);
+  void add(const std::string& cubin_name, std::string image);
+
+  // The kernel of a cubin in the current context, allowed to use this much dynamic shared memory.
+  CUfunction kernel(const std::string& cubin_name, const std::string& kernel_name, int dynamic_shared_bytes) const;
+
+ private:
+  struct Key {
+    CUcontext context;
+    std::string cubin, kernel;
+    bool operator<(const Key& other) const;
+  };
+  struct Loaded {
+    CUfunction function = nullptr;
+    int dynamic_shared_bytes = 0;
+  };
+
+  CUmodule module(CUcontext context, const std::string& cubin_name) const;
+
+  const BuildInfo& build_;
+  mutable std::mutex mutex_;
+  std::unordered_map<std::string, std::string> images_;
+  mutable std::map<std::pair<CUcontext, std::string>, CUmodule> modules_;
+  mutable std::map<Key, Loaded> functions_;
+};
 
 struct Extent {
   unsigned x = 1, y = 1, z = 1;

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -57,22 +56,17 @@ class LaunchList {
   // A tensor that starts `offset` bytes behind an operand's address. Tensors that are alike share one map.
   int add_map(const driver::MapDescription& description, Operand operand, int64_t offset);
 
-  // Adds the launch of a kernel, which takes one struct, to a phase. Looks the kernel up in the current context.
+  // Adds the launch of a kernel, which takes one struct, to a phase.
   template <class Params>
-  void add(Phase phase, const std::string& cubin, const std::string& kernel, driver::Extent grid, int threads,
-           int shared_bytes, const Params& params, const RunFields& fields, driver::LaunchOptions options = {}) {
+  void add(Phase phase, CUfunction kernel, driver::Extent grid, int threads, int shared_bytes, const Params& params,
+           const RunFields& fields, driver::LaunchOptions options = {}) {
     static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= kMostParameterBytes);
     static_assert(alignof(Params) <= kParameterAlignment);
     std::vector<unsigned char> bytes(sizeof(Params));
     std::memcpy(bytes.data(), &params, sizeof(Params));
-    Launch launch{driver::kernel(cubin.c_str(), kernel.c_str(), shared_bytes),
-                  grid,
-                  {static_cast<unsigned>(threads)},
-                  shared_bytes,
-                  options,
-                  std::move(bytes),
-                  fields.addresses_,
-                  fields.maps_};
+    Launch launch{
+        kernel,      grid, {static_cast<unsigned>(threads)}, shared_bytes, options, std::move(bytes), fields.addresses_,
+        fields.maps_};
     (phase == kPreparation ? preparation_ : attention_).push_back(std::move(launch));
   }
 

@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "build_info.h"
 #include "driver.h"
 
 namespace {
@@ -28,8 +27,9 @@ std::string hexadecimal(uint64_t address) {
 
 }  // namespace
 
-Plan::Plan(const CallSignature& call, int64_t workspace_bytes, OperandSet attention_reads)
-    : call_(call), workspace_bytes_(workspace_bytes), attention_reads_(attention_reads) {
+Plan::Plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels, int64_t workspace_bytes,
+           OperandSet attention_reads)
+    : call_(call), kernels_(std::move(kernels)), workspace_bytes_(workspace_bytes), attention_reads_(attention_reads) {
   const OperandSet of_both = only(kWorkspace, workspace_bytes != 0) | only(kMask, call.has_mask());
   used_[kPreparation] = of_both | kInputs | only(kBlockMask, call.has_block_mask());
   used_[kAttentionPhase] =
@@ -40,7 +40,7 @@ Plan::Plan(const CallSignature& call, int64_t workspace_bytes, OperandSet attent
 
 std::string Plan::description() const {
   const auto number = [](int64_t value) { return std::to_string(value); };
-  std::string text = std::string(kBuildInfo.architecture) + " plan: mode " + number(call_.mode) + ", element " +
+  std::string text = kernels_->build.architecture + " plan: mode " + number(call_.mode) + ", element " +
                      number(call_.element) + ", batch " + number(call_.batch) + ", heads " + number(call_.q_heads) +
                      " and " + number(call_.kv_heads) + ", lengths " + number(call_.q_length) + " and " +
                      number(call_.kv_length) + ", head_dim " + number(call_.head_dim);

@@ -8,13 +8,15 @@
 #include <string>
 
 #include "attention_call.h"
+#include "kernels.h"
 #include "launch_list.h"
 
 // A bit for each of them.
 using OperandSet = uint32_t;
 constexpr OperandSet only(Operand operand, bool holds = true) { return OperandSet(holds) << operand; }
 
-// Every family of kernels implements one in its launch.cpp. Safe to use from several threads at once.
+// Every family of kernels implements one in its launch.cpp. Keeps the kernels. Safe to use from several threads at
+// once.
 class Plan {
  public:
   virtual ~Plan() = default;
@@ -36,9 +38,11 @@ class Plan {
   void run(const OperandAddresses& addresses, uint64_t stream, uint64_t phase) const;
 
  protected:
-  Plan(const CallSignature& call, int64_t workspace_bytes, OperandSet attention_reads);
+  Plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels, int64_t workspace_bytes,
+       OperandSet attention_reads);
 
   const CallSignature& call() const { return call_; }
+  const Kernels& kernels() const { return *kernels_; }
 
   // All launches of the call. The device's context is current. `in_phases`: its phases are two runs, so that q, k and v
   // may be gone before the attention phase unless it reads them.
@@ -55,6 +59,7 @@ class Plan {
   void check(const OperandAddresses& addresses, uint64_t phase) const;
 
   const CallSignature call_;
+  const std::shared_ptr<const Kernels> kernels_;
   const int64_t workspace_bytes_;
   const OperandSet attention_reads_;
   OperandSet used_[3];  // by Phase
@@ -62,6 +67,3 @@ class Plan {
   mutable std::mutex mutex_;
   mutable Made made_[2];
 };
-
-// Needs no driver. Throws std::invalid_argument for a call that this architecture cannot run.
-std::unique_ptr<Plan> make_plan(const CallSignature& call);

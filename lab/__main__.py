@@ -17,6 +17,7 @@ COMMANDS = {
     "accumulators": ("lab.measurements.accumulators", "show what the accumulator of P V keeps on this machine"),
     "tiles": ("lab.measurements.skipped_blocks", "show how many key blocks can be skipped and what that costs"),
     "skip": ("lab.measurements.skipping", "sample whole videos with key blocks left out, by lists of earlier steps"),
+    "sparse": ("lab.measurements.sparse", "sample whole videos with sparse attention, by bounds and by shares"),
     "memory": ("lab.measurements.memory", "measure the memory that one long call takes"),
     "lists": ("lab.measurements.list_times", "measure how much faster calls with block masks are than dense ones"),
     "builds": ("lab.measurements.kernel_builds", "compare whole calls of several builds of the kernels"),

@@ -1,4 +1,4 @@
-"""Development build of one architecture's kernels with nvcc and the machine's C++ compiler.
+"""Development build of one architecture's images and of the host module, with nvcc and the machine's C++ compiler.
 
     python -m tools.build_kernels --arch sm90 --python python3.12
     PYTHONPATH=build/kernels python3.12 -c "import comfy_sage2_sm90"
@@ -8,7 +8,7 @@ Needs nvcc and g++ on the PATH and pybind11 in the Python that runs this script.
     python -m tools.build_kernels --arch sm90 --python python3.12 --images wheels/comfy_sage2_sm90-….whl
 
 compiles the host module alone, which takes seconds and no nvcc, and takes the device images of a wheel. They must be of
-the device code in csrc/.
+the device code in csrc/: images that say what they are of are refused by a host module that does not fit.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def _interpreter_paths(python: str) -> tuple[str, str]:
 
 
 def _unpack_images(wheel: Path, architecture: kernel_table.Architecture, package: Path) -> set[Path]:
-    """Put a wheel's device images, packed as they are, into the package. SystemExit unless they are those of csrc/."""
+    """Put a wheel's device images, packed as they are, into the package. SystemExit unless they are those of csrc/.
+
+    With what the wheel says of them; wheels before 5.0.0 say nothing, and then it is what csrc/ says.
+    """
     with zipfile.ZipFile(wheel) as archive:
         images = {Path(name).name: name for name in archive.namelist() if name.endswith(".cubin.xz")}
         wanted = {f"{cubin.name}.cubin.xz" for cubin in architecture.cubins}
@@ -88,6 +91,13 @@ def _unpack_images(wheel: Path, architecture: kernel_table.Architecture, package
             )
         for name, member in images.items():
             (package / name).write_bytes(archive.read(member))
+        member = f"{package.name}/{kernel_table.BUILD_FILE}"
+        own = kernel_table.build_info(
+            architecture, target=architecture.target(None), toolchain=f"images of {wheel.name}",
+            driver=architecture.minimum_driver,
+        )  # fmt: skip
+        build = archive.read(member) if member in archive.namelist() else json.dumps(own).encode()
+        (package / kernel_table.BUILD_FILE).write_bytes(build)
     return {package / name for name in wanted}
 
 
@@ -108,25 +118,19 @@ def _cubin_steps(
     return steps
 
 
-def _host_steps(
-    architecture: kernel_table.Architecture, macros: dict[str, str], python: str, package: Path, work: Path
-) -> list[Step]:
-    """The steps that compile the host sources; the last one links the module."""
+def _host_steps(python: str, package: Path, work: Path) -> list[Step]:
+    """The steps that compile the host module; the last one links it."""
     include, suffix = _interpreter_paths(python)
     objects = work / suffix.strip(".")
-    objects.mkdir(exist_ok=True)
+    objects.mkdir(parents=True, exist_ok=True)
     common = ("g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden")
+    definitions = [f"-D{name}={value}" for name, value in kernel_table.host_defines("g++").items()]
     steps = []
-    definitions = (
-        *(f"-D{name}={value}" for name, value in macros.items()),
-        *(f"-D{define}" for define in architecture.defines),
-    )
-    sources = dict.fromkeys(kernel_table.SHARED_SOURCES, ()) | dict.fromkeys(architecture.host_sources, definitions)
-    for source, own in sources.items():
+    for source in kernel_table.host_sources():
         output = objects / f"{source.replace('/', '_')}.o"
         depfile = output.with_suffix(".d")
         command = (
-            *common, *own,
+            *common, *definitions,
             "-isystem", include, "-isystem", pybind11.get_include(), "-I", str(kernel_table.CSRC),
             "-MD", "-MF", str(depfile), "-c", "-o", str(output), str(kernel_table.CSRC / source),
         )  # fmt: skip
@@ -150,7 +154,7 @@ def _nvcc() -> str:
 
 
 def build(name: str, target: str | None, out: Path, *, python: str | None, images: Path | None, jobs: int) -> Path:
-    """Bring the package of one architecture up to date and return its folder.
+    """Bring the package of one architecture, and that of the host module, up to date; return the first one's folder.
 
     Args:
         target: one of the architecture's, None for its first.
@@ -163,8 +167,9 @@ def build(name: str, target: str | None, out: Path, *, python: str | None, image
     architecture = kernel_table.read(name)
     target = architecture.target(target)
     package, work = out / f"comfy_sage2_{name}", out / f".work-{name}"
-    package.mkdir(parents=True, exist_ok=True)
-    work.mkdir(parents=True, exist_ok=True)
+    host_package = out / "comfy_sage2_host"
+    for folder in (package, work, host_package):
+        folder.mkdir(parents=True, exist_ok=True)
 
     if images is None:
         nvcc = _nvcc()
@@ -172,13 +177,14 @@ def build(name: str, target: str | None, out: Path, *, python: str | None, image
         toolchain, driver = f"nvcc {release}", kernel_table.oldest_driver(architecture, major)
         cubins = _cubin_steps(architecture, target, nvcc, package, work)
         wanted = {step.output for step in cubins}
+        build_info = kernel_table.build_info(architecture, target=target, toolchain=toolchain, driver=driver)
+        (package / kernel_table.BUILD_FILE).write_text(json.dumps(build_info))
     else:
-        toolchain, driver, cubins = f"g++, images of {images.name}", architecture.minimum_driver, []
+        cubins = []
         wanted = _unpack_images(images, architecture, package)
     for stale in set(package.glob("*.cubin*")) - wanted:
         stale.unlink()
-    macros = kernel_table.build_info(architecture, target=target, toolchain=toolchain, driver=driver)
-    host = [] if python is None else _host_steps(architecture, macros, python, package, work)
+    host = [] if python is None else _host_steps(python, host_package, out / ".work-host")
     compile_steps = [step for step in (*cubins, *host[:-1]) if not step.is_done()]
     with ThreadPoolExecutor(jobs) as pool:
         for _ in pool.map(Step.run, compile_steps):
@@ -186,7 +192,8 @@ def build(name: str, target: str | None, out: Path, *, python: str | None, image
     for step in host[-1:]:
         if not step.is_done():
             step.run()
-    shutil.copyfile(ROOT / "packages" / "kernels" / "__init__.py", package / "__init__.py")
+    for source, folder in (("images.py", package), ("host.py", host_package)):
+        shutil.copyfile(ROOT / "packages" / "kernels" / source, folder / "__init__.py")
     return package
 
 

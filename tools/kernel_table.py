@@ -1,11 +1,13 @@
 """The table of kernel builds, csrc/architectures.json, as data.
 
+The host module, which serves all architectures, is made of SHARED_SOURCES and those of every family.
+
 A family is one set of sources:
-    host_sources     C++ files in csrc/ beside those that every build has
+    host_sources     C++ files in csrc/ with its launch code
     cubins           name of the device image -> its "source" in csrc/, its "defines", and its "targets": target of a
                      build -> what it is compiled for in that build
 
-An architecture is one build of a family, and one kernel distribution:
+An architecture is one build of a family's device images, and one distribution of them:
     family           whose sources it compiles
     hardware         the GPUs it is for, in words; says so when it was never run on them
     capabilities     compute capabilities that it runs on, "major.minor"
@@ -15,13 +17,15 @@ An architecture is one build of a family, and one kernel distribution:
     minimum_driver   the oldest driver branch that can run it, one of DRIVER_CUDA_VERSIONS
     targets          GPU targets that it may be compiled for, the usual one first
     cubins           as a family has them, beside those of the family
-    defines          preprocessor definitions for its device code and its host code: what it can do
+    defines          preprocessor definitions for its device code: what it can do
     ptxas_options    what the assembler is told for its device code
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +33,10 @@ from typing import Any
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 TABLE = CSRC / "architectures.json"
-# Every build has them. The shared ones take no definitions: all builds compile them alike.
-SHARED_SOURCES = ("binding.cpp", "block_selection.cpp", "driver.cpp", "launch_list.cpp", "plan.cpp")
-BUILD_SOURCES = ("build_info.cpp",)
+SHARED_SOURCES = ("binding.cpp", "block_selection.cpp", "driver.cpp", "families.cpp", "launch_list.cpp", "plan.cpp")
+_SHARED_LAUNCHES = ("block_selection.cpp",)  # of kernels that every family has
+# What images say of themselves lies beside them in this file.
+BUILD_FILE = "build.json"
 # Driver branch -> the CUDA version that its first release supports, as the driver gives it: 1000 * major + 10 * minor.
 DRIVER_CUDA_VERSIONS = {"525": 12000, "570": 12080, "580": 13000}
 
@@ -59,9 +64,10 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What one kernel distribution is built from, and what it can do."""
+    """What the device images of one distribution are built from, and what they can do."""
 
     name: str
+    family: str
     hardware: str
     capabilities: tuple[tuple[int, int], ...]
     modes: tuple[str, ...]
@@ -69,10 +75,9 @@ class Architecture:
     pv_accumulators: tuple[str, ...]
     minimum_driver: str
     targets: tuple[str, ...]
-    defines: tuple[str, ...]  # of the host code; the cubins have them among theirs
+    defines: tuple[str, ...]  # the cubins have them among theirs
     ptxas_options: tuple[str, ...]  # of all cubins
     cubins: tuple[Cubin, ...]
-    host_sources: tuple[str, ...]  # beside SHARED_SOURCES
 
     def target(self, wanted: str | None) -> str:
         """The target to compile for: the usual one, or the one asked for. ValueError if the table lacks it."""
@@ -129,6 +134,7 @@ def read(architecture: str) -> Architecture:
         cubins.append(Cubin(cubin["source"], name, (*own, *defines), targets))
     return Architecture(
         name=architecture,
+        family=entry["family"],
         hardware=entry["hardware"],
         capabilities=tuple(_capability(text) for text in entry["capabilities"]),
         modes=tuple(entry["modes"]),
@@ -139,33 +145,69 @@ def read(architecture: str) -> Architecture:
         defines=defines,
         ptxas_options=tuple(entry["ptxas_options"]),
         cubins=tuple(cubins),
-        host_sources=(*BUILD_SOURCES, *family["host_sources"]),
     )
 
 
-def build_info(architecture: Architecture, *, target: str, toolchain: str, driver: str) -> dict[str, str]:
-    """What csrc/build_info.cpp takes of a build, as preprocessor definitions.
+def families() -> dict[str, tuple[str, ...]]:
+    """The families of the table, each with its host sources."""
+    return {name: tuple(family["host_sources"]) for name, family in json.loads(TABLE.read_text())["families"].items()}
+
+
+def host_sources() -> tuple[str, ...]:
+    """What the host module is compiled of, in csrc/."""
+    return (*SHARED_SOURCES, *(source for sources in families().values() for source in sources))
+
+
+def _without_comments(source: str) -> str:
+    return " ".join(re.sub(r"//[^\n]*", "", source).split())
+
+
+def launch_interface(family: str) -> str:
+    """How the launch code of a family and its device images fit together: 16 digits that tell it from any other.
+
+    A hash of the sources that launches are made by, and of the headers that they share with device code. Images and a
+    host module of different ones are refused (csrc/binding.cpp). Comments and line ends do not count.
+    """
+    headers = [path for folder in ("common", family) for path in sorted((CSRC / folder).glob("*.h"))]
+    digest = hashlib.sha256()
+    for path in (*headers, *(CSRC / source for source in (*_SHARED_LAUNCHES, *families()[family]))):
+        digest.update(_without_comments(path.read_text()).encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def host_defines(toolchain: str) -> dict[str, str]:
+    """What the sources of the host module take of its build, as preprocessor definitions."""
+    interfaces = {f"{family.upper()}_LAUNCH_INTERFACE": f'"{launch_interface(family)}"' for family in families()}
+    return {"HOST_TOOLCHAIN": f'"{toolchain}"', **interfaces}
+
+
+def build_info(architecture: Architecture, *, target: str, toolchain: str, driver: str) -> dict[str, Any]:
+    """What device images say of themselves in BUILD_FILE: csrc/build_info.h has the meanings.
 
     driver: the oldest branch that runs the build, one of DRIVER_CUDA_VERSIONS.
     """
-    capabilities = (f"{major}.{minor}" for major, minor in architecture.capabilities)
-    texts = {
-        "ARCHITECTURE": architecture.name,
-        "TARGET": target,
-        "VERSION": version(),
-        "TOOLCHAIN": toolchain,
-        "MINIMUM_DRIVER": driver,
-        "MODES": ",".join(architecture.modes),
-        "PV_FORMATS": ",".join(architecture.pv_formats),
-        "PV_ACCUMULATORS": ",".join(architecture.pv_accumulators),
-        "CAPABILITIES": ",".join(capabilities),
-    }
     return {
-        **{f"KERNEL_{name}": f'"{text}"' for name, text in texts.items()},
-        "KERNEL_MINIMUM_DRIVER_VERSION": str(DRIVER_CUDA_VERSIONS[driver]),
+        "abi_version": abi_version(),
+        "architecture": architecture.name,
+        "family": architecture.family,
+        "launch_interface": launch_interface(architecture.family),
+        "target": target,
+        "toolchain": toolchain,
+        "minimum_driver": driver,
+        "minimum_driver_version": DRIVER_CUDA_VERSIONS[driver],
+        "modes": architecture.modes,
+        "pv_formats": architecture.pv_formats,
+        "pv_accumulators": architecture.pv_accumulators,
+        "capabilities": architecture.capabilities,
+        "half_values": "HALF_VALUES=1" in architecture.defines,
     }
+
+
+def abi_version() -> int:
+    """kAbiVersion of csrc/attention_call.h, which the version begins with."""
+    return int(version().partition(".")[0])
 
 
 def version() -> str:
-    """The version of the kernel distributions."""
+    """The version of the distributions that are built of csrc/ now."""
     return (CSRC / "VERSION").read_text().strip()

@@ -44,8 +44,10 @@ class CacheFile:
             return
         others = [entry for entry in self._entries() if entry["key"] != dict(key)]
         entries = [*others, {"key": dict(key), "value": dict(value)}][-_MOST_ENTRIES:]
+        while len(text := _text(entries)) > _MOST_BYTES and len(entries) > 1:
+            entries.pop(0)  # else nobody would read the file any more
         try:
-            replace_text(self.path, json.dumps({"format": _FORMAT, "findings": entries}, indent=1) + "\n")
+            replace_text(self.path, text)
         except OSError as error:
             log.debug("%s cannot be written: %s", self.path, error)
 
@@ -62,10 +64,14 @@ class CacheFile:
         except (OSError, ValueError, RecursionError) as error:
             log.debug("%s is not used: %s", self.path, error)
             return []
-        if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            return []
+        if not isinstance(document, dict) or document.get("format") is True or document.get("format") != _FORMAT:
+            return []  # True is 1, too
         entries = document.get("findings")
         return [entry for entry in entries if _is_entry(entry)] if isinstance(entries, list) else []
+
+
+def _text(entries: list[dict[str, Any]]) -> str:
+    return json.dumps({"format": _FORMAT, "findings": entries}, indent=1) + "\n"
 
 
 def user_cache_file() -> CacheFile:

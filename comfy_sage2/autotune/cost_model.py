@@ -8,17 +8,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..options import EXACT
-from .timings import Candidate, Times, Work
+from .timings import ORDINARY, PEER, ROTATIONS, Candidate, ErrorsOfKinds, Times, Work
 
 _LEAST_MARGIN = 0.02
+# Another package's error may be above ours by so much: by as much errors vary from draw to draw of the inputs.
+_EQUAL_ERRORS = 1.05
 # 4 bits must be this much faster than 8 to be worth what they cost in accuracy.
 FOUR_BITS_PAY = 1.25
-_Kind = tuple[str, str]  # mode and accumulators
+_BLOCK = 128  # keys
 _LONGEST = 1 << 17  # tokens, up to which a crossover is looked for
 
 
@@ -59,7 +61,9 @@ class CostModel:
 
 
 def _terms(work: Work) -> tuple[float, float, float, float]:
-    return 1.0, work.pairs, float(work.queries), float(work.keys)
+    """Keys count in whole blocks: all kernels compute them so."""
+    fill = -(-work.kv_length // _BLOCK) * _BLOCK / work.kv_length
+    return 1.0, work.pairs * fill, float(work.queries), work.keys * fill
 
 
 def _parts(model: CostModel) -> tuple[float, float, float, float]:
@@ -78,17 +82,56 @@ class TunedChoices:
     def __init__(self, times: Times) -> None:
         self.times = times
         self.margin = max(_LEAST_MARGIN, 2.0 * times.noise)
-        by_model: dict[tuple[Candidate, int], dict[Work, float]] = {}
+        by_model: dict[tuple[Candidate, int, tuple[bool, bool]], dict[Work, float]] = {}
         for (candidate, work), seconds in times.seconds.items():
-            by_model.setdefault((candidate, work.head_dim), {})[work] = seconds
+            by_model.setdefault((candidate, work.head_dim, work.kind), {})[work] = seconds
         self._models = {key: CostModel.fitted(points) for key, points in by_model.items()}
-        self._head_dims = sorted({head_dim for _, head_dim in self._models})
+        self._candidates = list(dict.fromkeys(candidate for candidate, *_ in self._models))
+        self._head_dims = sorted({head_dim for _, head_dim, _ in self._models})
 
     def seconds(self, candidate: Candidate, work: Work) -> float | None:
-        """What a call takes by the model of the smallest head_dim that was timed and is not below the call's."""
-        head_dim = next((found for found in self._head_dims if found >= work.head_dim), None)
-        model = None if head_dim is None else self._models.get((candidate, head_dim))
-        return None if model is None else model.seconds(work)
+        """What a call takes by the model of the smallest head_dim that was timed and is not below the call's.
+
+        Where calls in its order in memory were not timed, the other order stands for them, and those that do not
+        smooth V for those that do; nothing stands for calls with a mask.
+        """
+        head_dim = self._timed_head_dim(work.head_dim)
+        if head_dim is None:
+            return None
+        for like, kind in itertools.product(
+            (candidate, replace(candidate, smooth_v=False)), (work.kind, replace(work, heads_first=False).kind)
+        ):
+            model = self._models.get((like, head_dim, kind))
+            if model is not None:
+                return model.seconds(work)
+        return None
+
+    def _timed_head_dim(self, head_dim: int) -> int | None:
+        """The smallest head_dim that was timed and is not below `head_dim`."""
+        return next((found for found in self._head_dims if found >= head_dim), None)
+
+    def error(self, candidate: Candidate, head_dim: int) -> float | None:
+        """The relative L2 of a candidate that quantizes, on Gaussian inputs; None where it is not known."""
+        found = self._errors(candidate, head_dim)
+        return found[0] if found else None
+
+    def is_no_less_exact(self, candidate: Candidate, other: Candidate, head_dim: int) -> bool:
+        """Whether its error is on no kind of inputs clearly above that of `other`; False where one is unknown."""
+        mine, others = self._errors(candidate, head_dim), self._errors(other, head_dim)
+        if len(mine) != len(others):
+            return False
+        # Calls of a kind that it does not take never reach it.
+        pairs = [(error, limit) for error, limit in zip(mine, others, strict=True) if error is not None]
+        return bool(pairs) and all(limit is not None and error <= _EQUAL_ERRORS * limit for error, limit in pairs)
+
+    def _errors(self, candidate: Candidate, head_dim: int) -> ErrorsOfKinds:
+        timed = self._timed_head_dim(head_dim)
+        return () if timed is None else self.times.errors.get((candidate, timed), ())
+
+    @property
+    def peers(self) -> list[Candidate]:
+        """The attentions of other packages that were timed."""
+        return [one for one in self._candidates if one.mode == PEER]
 
     def is_faster(self, candidate: Candidate, other: Candidate, work: Work) -> bool:
         """Whether `candidate` is faster than `other` by more than the noise; False where one was not timed."""
@@ -106,7 +149,11 @@ class TunedChoices:
 
     def accumulator(self, mode: str) -> str | None:
         """The faster accumulators for `mode`, or None."""
-        ratio = self._ratio((mode, "fp16"), (mode, "fp32"))
+        ratios = []
+        for half in self._candidates:
+            if half.mode == mode and half.pv_accumulator == "fp16":
+                ratios += self._long_ratios(half, replace(half, pv_accumulator="fp32"))
+        ratio = _mean(ratios)
         if ratio is None or self._is_noise(ratio):
             return None
         return "fp16" if ratio < 1.0 else "fp32"
@@ -128,7 +175,7 @@ class TunedChoices:
 
     def crossover(self, candidate: Candidate, head_dim: int, heads: int) -> int | None:
         """The tokens of self-attention from which on `candidate` is no slower than any exact attention; None: never."""
-        exact = [one for one in self._candidates() if one.mode == EXACT]
+        exact = [one for one in self._candidates if one.mode == EXACT]
         for power in itertools.count(7):
             length = 1 << power
             if length > _LONGEST:
@@ -145,22 +192,41 @@ class TunedChoices:
         return fast
 
     def lines(self) -> list[str]:
-        """The table in words: speeds of the longest call of each head_dim, and the crossovers."""
+        """The table in words: speeds and errors of the longest call of each head_dim, the fastest, and the crossovers.
+
+        Smoothing V costs little, and has no place in it.
+        """
         lines = []
         for head_dim in self._head_dims:
             work = self._long_call(head_dim)
+            shown = {one: value for (one, at), value in self.times.seconds.items() if at == work and not one.smooth_v}
             speeds = [
-                f"{one.words} {work.teraflops(seconds):.0f}"
-                for (one, at), seconds in self.times.seconds.items()
-                if at == work
+                f"{one.words} {work.teraflops(value):.0f}{self._error_in_words(one, head_dim)}"
+                for one, value in shown.items()
             ]
-            text = f"head_dim {head_dim}, {work.q_length} tokens, TFLOP/s: {', '.join(speeds)}"
-            eight = self._fastest_of("8b", work)
-            if eight is not None:
-                length = self.crossover(eight, head_dim, work.heads)
-                text += "; 8b is never the fastest" if length is None else f"; 8b is the fastest from {length} tokens"
+            known = any(self._errors(one, head_dim) for one in shown)
+            unit = "TFLOP/s (relative L2 error)" if known else "TFLOP/s"
+            text = f"head_dim {head_dim}, {work.q_length} tokens, {unit}: {', '.join(speeds)}"
+            text += f"; the fastest is {min(shown, key=shown.__getitem__).words}"
+            for rotate in ROTATIONS:
+                text += self._crossover_in_words(work, rotate)
             lines.append(text)
         return lines
+
+    def _error_in_words(self, candidate: Candidate, head_dim: int) -> str:
+        error = self.error(candidate, head_dim)
+        return "" if error is None else f" ({error:.3f})"
+
+    def _crossover_in_words(self, work: Work, rotate: bool) -> str:
+        """From how many tokens on 8b is faster than exact attention; empty where it was not timed so."""
+        eight = self._fastest_of("8b", work, rotate=rotate, smooth_v=False)
+        if eight is None:
+            return ""
+        length = self.crossover(eight, work.head_dim, work.heads)
+        name = "8b with rotation" if rotate else "8b"
+        if length is None:
+            return f"; exact attention is always faster than {name}"
+        return f"; {name} is faster than exact attention from {length} tokens"
 
     def _is_clearly_faster(self, mode: str, other: str) -> bool:
         ratio = self._mode_ratio(mode, other)
@@ -169,43 +235,40 @@ class TunedChoices:
     def _is_noise(self, ratio: float) -> bool:
         return 1.0 / (1.0 + self.margin) <= ratio <= 1.0 + self.margin
 
-    def _candidates(self) -> list[Candidate]:
-        return list(dict.fromkeys(candidate for candidate, _ in self._models))
-
     def _is_fastest(self, candidate: Candidate, others: list[Candidate], work: Work) -> bool:
         return not any(self.is_faster(other, candidate, work) for other in others)
 
-    def _fastest_of(self, mode: str, work: Work) -> Candidate | None:
-        """The candidate of `mode` that took the least time for `work`."""
-        found = {one: value for (one, at), value in self.times.seconds.items() if at == work and one.mode == mode}
+    def _fastest_of(self, mode: str, work: Work, *, rotate: bool, smooth_v: bool) -> Candidate | None:
+        """The candidate of `mode` with these options that took the least time for `work`."""
+        found = {
+            one: value
+            for (one, at), value in self.times.seconds.items()
+            if at == work and (one.mode, one.rotate, one.smooth_v) == (mode, rotate, smooth_v)
+        }
         return min(found, key=found.__getitem__, default=None)
 
     def _mode_ratio(self, mode: str, other: str) -> float | None:
-        """The time of a mode by that of another, over the long calls; None when one was not timed."""
+        """The time of a mode by that of another with the same options, over the long calls; None when not timed."""
         ratios = []
-        for work in map(self._long_call, self._head_dims):
-            mine, others = self._fastest_of(mode, work), self._fastest_of(other, work)
+        for work, rotate in itertools.product(map(self._long_call, self._head_dims), ROTATIONS):
+            mine, others = (self._fastest_of(one, work, rotate=rotate, smooth_v=False) for one in (mode, other))
             if mine is not None and others is not None:
                 ratios.append(self.times.seconds[mine, work] / self.times.seconds[others, work])
         return _mean(ratios)
 
-    def _ratio(self, candidate: _Kind, other: _Kind) -> float | None:
-        """The time of one kind by that of the other, over the long calls; None when one was not timed."""
-        found, ratios = self.times.seconds.items(), []
-        for work in map(self._long_call, self._head_dims):
-            mine, others = (
-                next(
-                    (value for (one, at), value in found if at == work and kind == (one.mode, one.pv_accumulator)), None
-                )
-                for kind in (candidate, other)
-            )
-            if mine is not None and others is not None:
-                ratios.append(mine / others)
-        return _mean(ratios)
+    def _long_ratios(self, candidate: Candidate, other: Candidate) -> list[float]:
+        """The time of one by that of the other, for each of the long calls for which both were timed."""
+        found, works = self.times.seconds, map(self._long_call, self._head_dims)
+        return [
+            found[candidate, work] / found[other, work]
+            for work in works
+            if (candidate, work) in found and (other, work) in found
+        ]
 
     def _long_call(self, head_dim: int) -> Work:
         """The call with the most pairs, of those the one with the fewest tokens: it says most about the products."""
-        works = (work for _, work in self.times.seconds if work.head_dim == head_dim)
+        works = [work for _, work in self.times.seconds if work.head_dim == head_dim]
+        works = [work for work in works if work.kind == ORDINARY] or works
         return max(works, key=lambda work: (work.pairs, -work.queries - work.keys))
 
 

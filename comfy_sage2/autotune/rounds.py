@@ -36,17 +36,21 @@ class GpuClock:
     timed.
     """
 
+    def __init__(self) -> None:
+        self._needed: dict[Callable[[], object], int] = {}  # the head start that sufficed last, by its number
+
     def visit(self, run: Callable[[], object], calls: int) -> float:
         """See `Clock.visit`. Where the GPU did not wait long enough the calls are made again, and it waits longer."""
-        for head_start in _HEAD_STARTS:
+        for number in range(self._needed.get(run, 0), len(_HEAD_STARTS)):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(head_start * calls)
+            torch.cuda._sleep(_HEAD_STARTS[number] * calls)
             start.record()
             for _ in range(calls):
                 run()
             too_short = start.query()
             end.record()
             end.synchronize()
+            self._needed[run] = number
             if not too_short:
                 break
         return float(start.elapsed_time(end)) / 1e3 / calls
@@ -62,7 +66,7 @@ def time_rounds(
     """The seconds of each call in each round: 3 to 7 rounds, as many as end before `deadline`, a time of `clock`.
 
     What fits into 0.1 s is made even after it. A first visit that is not counted loads and compiles; a call that raises
-    RuntimeError in it is left out.
+    RuntimeError in a visit is left out.
     """
     calls: dict[Key, int] = {}
     for key, run in runs.items():
@@ -80,8 +84,14 @@ def time_rounds(
     deadline = max(deadline, begin + _LEAST)
     for finished in range(1, MOST_ROUNDS + 1):
         rng.shuffle(order)
-        for key in order:
-            found[key].append(clock.visit(runs[key], calls[key]))
+        for key in list(order):
+            try:
+                found[key].append(clock.visit(runs[key], calls[key]))
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError:  # another package's attention may fail at any call
+                order.remove(key)
+                del found[key]
         now = clock.now()
         if finished >= FEWEST_ROUNDS and now + (now - begin) / finished > deadline:
             break

@@ -17,15 +17,19 @@ def choices_of(device: torch.device) -> TunedChoices | None:
     return _choices.get(torch.cuda.current_device() if device.index is None else device.index)
 
 
+def changed() -> None:
+    """Something else is known than before: what was decided is to be decided anew."""
+    global generation
+    generation += 1
+
+
 def keep(index: int, choices: TunedChoices) -> None:
     """From now on these are the choices for GPU `index`."""
-    global generation
     _choices[index] = choices
-    generation += 1
+    changed()
 
 
 def forget() -> None:
     """Nothing is known any more."""
-    global generation
     _choices.clear()
-    generation += 1
+    changed()

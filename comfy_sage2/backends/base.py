@@ -61,6 +61,7 @@ class Backend(ABC):
     name: str
     accelerated: bool  # faster than plain attention: a candidate when the caller names no backend
     constraints: tuple[Constraint, ...] = ()
+    is_peer: bool = False  # another package's attention: the mode and its options do not say how it quantizes
 
     def is_for(self, mode: str) -> bool:
         """Whether calls in `mode` are this backend's business; where not, nothing is said about it."""

@@ -87,7 +87,7 @@ class ExactCall(BoundTensors):
         if lse is not None:
             lse = lse.reshape(*q.shape[:2], -1)[..., : request.q_length].contiguous()
         if mask is not None:
-            closed = _closed_rows(mask)
+            closed = closed_rows(mask)
             out.masked_fill_(closed[..., None], 0.0)
             if lse is not None:
                 lse.masked_fill_(closed, -math.inf)
@@ -109,7 +109,7 @@ def _bias(mask: torch.Tensor, dtype: torch.dtype, kv_length: int) -> torch.Tenso
     return bias.copy_(mask)
 
 
-def _closed_rows(mask: torch.Tensor) -> torch.Tensor:
+def closed_rows(mask: torch.Tensor) -> torch.Tensor:
     """(B | 1, H | 1, Nq | 1) bool: the queries that attend to nothing."""
     attended = mask if mask.dtype == torch.bool else mask > -math.inf
     return attended.any(dim=3).logical_not()
@@ -157,7 +157,7 @@ def _one_kind_of_mask(request: AttentionRequest) -> str | None:
 
 
 def _no_mask(request: AttentionRequest) -> str | None:
-    return None if request.mask_shape is None else "[SA-206] torch's flash attention takes no mask"
+    return None if request.mask_shape is None else "[SA-206] this attention takes no mask"
 
 
 def _square_if_causal(request: AttentionRequest) -> str | None:
@@ -216,9 +216,10 @@ def _always() -> str | None:
 
 
 _ONE_KIND_OF_MASK = Constraint("mask", _one_kind_of_mask)
-_SQUARE_IF_CAUSAL = Constraint("causal", _square_if_causal)
-_IN_16_BITS = Constraint("dtype", _in_16_bits)
-_EQUAL_HEADS = Constraint("heads", _equal_heads)
+SQUARE_IF_CAUSAL = Constraint("causal", _square_if_causal)
+NO_MASK = Constraint("no mask", _no_mask)
+IN_16_BITS = Constraint("dtype", _in_16_bits)
+EQUAL_HEADS = Constraint("heads", _equal_heads)
 _AMPERE = capability_from(8, 0)
 
 # In the order that suits most GPUs before anything is measured.
@@ -228,20 +229,20 @@ EXACT_ATTENTIONS = (
         _cudnn,
         _cudnn_availability,
         _AMPERE,
-        _IN_16_BITS,
+        IN_16_BITS,
         Constraint("head_dim", _at_most_128_channels),
         Constraint("tokens", _several_tokens),
-        _EQUAL_HEADS,
-        _SQUARE_IF_CAUSAL,
+        EQUAL_HEADS,
+        SQUARE_IF_CAUSAL,
     ),
     ExactAttention(
         "torch-flash",
         _flash,
         _flash_availability,
         _AMPERE,
-        _IN_16_BITS,
-        Constraint("no mask", _no_mask),
-        _SQUARE_IF_CAUSAL,
+        IN_16_BITS,
+        NO_MASK,
+        SQUARE_IF_CAUSAL,
     ),
-    ExactAttention("torch-efficient", _efficient, _always, _AMPERE, _EQUAL_HEADS),
+    ExactAttention("torch-efficient", _efficient, _always, _AMPERE, EQUAL_HEADS),
 )

@@ -11,8 +11,7 @@ import torch
 
 from .. import __version__, machine, registry
 from ..autotune.measure import measure_now
-from ..kernels import loader, manifest
-from ..kernels.errors import KernelUnavailable
+from ..kernels import loader
 from ..tuning_candidates import BACKENDS
 
 _DRIVER_FIELDS = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.memory")
@@ -71,12 +70,12 @@ def _kernel(architecture: str) -> dict[str, str]:
         return {"unavailable": reason}
     module = loader.load(architecture)
     about = {"version": module.version, "target": module.target, "toolchain": module.toolchain}
-    if module.__name__.endswith("._C"):
-        try:
-            wheel = manifest.find(architecture)
-            return about | {"wheel": wheel.path.name, "sha256": wheel.sha256}
-        except KernelUnavailable as error:
-            return about | {"wheel": f"unknown: {error}"}
+    wheels = loader.bundled_wheels(architecture)
+    if wheels:
+        return about | {
+            "wheel": ", ".join(wheel.path.name for wheel in wheels),
+            "sha256": ", ".join(wheel.sha256 for wheel in wheels),
+        }
     folder = Path(str(module.__file__)).parent
     cubins = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.cubin"))))
     return about | {"wheel": "installed in Python or a development build", "sha256_of_cubins": cubins.hexdigest()}

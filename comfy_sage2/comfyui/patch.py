@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import torch
 
 from ..autotune.measure import prepare
 from ..autotune.store import choices_of
 from ..capture.recorder import CaptureBounds, CaptureError
 from ..options import check_choice
-from ..policy.calibrated import SKIP, SKIP_NOTHING, Policy
+from ..policy.calibrated import COMPUTE_ALL, SKIP, SPARSE, Policy
 from ..policy.document import from_text
 from ..policy.rules import RuleSelector
 from ..policy.selector import FixedSelector, ModeSelector
@@ -18,7 +20,7 @@ from ..policy.targets import check_target
 from ..tuning_candidates import BACKENDS
 from .adapter.attention_call import OVERRIDE, Override
 from .adapter.declared_attention import declared_layers
-from .adapter.packs import inexact
+from .adapter.packs import inexact, own_is_torchs
 from .hooks.override import make_override
 from .hooks.prompt import notes_on_others
 from .hooks.sampling import (
@@ -36,6 +38,7 @@ from .session.auto_policy import AutoPolicy, NodeKey
 from .session.calibration import Calibration, Progress
 from .session.capture import Capture
 from .session.dispatcher import Dispatcher, probe, with_backend
+from .session.faster_peers import notes_on_peers
 from .session.handler import Handler
 from .session.session import Session, log
 from .session.subject import identity_of, signature_of
@@ -58,7 +61,7 @@ def patch_model(model: Any, settings: Settings) -> Any:
     expected = probe(model.load_device, settings)
     selector = _selector(settings, expected.backend or "", model)
     previous = _options(model).get(OVERRIDE)
-    handler = Dispatcher(settings, expected, selector, device=model.load_device, is_first=previous is None)
+    handler = Dispatcher(settings, expected, selector, **_surroundings(model, previous))
     return _with_handler(model, handler, previous)
 
 
@@ -98,7 +101,7 @@ def auto_model(
 
     def dispatch(policy: Policy | None) -> Dispatcher:
         chosen = replace(settings, policy=policy)
-        return Dispatcher(chosen, expected, policy, device=model.load_device, is_first=previous is None)
+        return Dispatcher(chosen, expected, policy, **_surroundings(model, previous))
 
     def calibrate() -> Calibration:
         return _calibration(model, previous, cost_limit, progress, settings.rotate, LEAST_SECONDS)
@@ -121,16 +124,17 @@ def captured_model(model: Any, bounds: CaptureBounds) -> Any:
     return _with_handler(model, Capture(bounds), _without_ours(model))
 
 
-def policy_of(model: Any, quality: str, skip: str = SKIP_NOTHING) -> tuple[Policy, str]:
+def policy_of(model: Any, quality: str, skip: str = COMPUTE_ALL, sparse: str = COMPUTE_ALL) -> tuple[Policy, str]:
     """The policy for `quality` from the last sampling with `model`, and a report of it.
 
-    skip: of SKIP, written into the policy; nothing is measured for it.
-    Raises ValueError when the model was not calibrated, nothing was measured, or `skip` is no level.
+    skip, sparse: of SKIP and SPARSE, written into the policy; nothing is measured for them.
+    Raises ValueError when the model was not calibrated, nothing was measured, or one of them is no level.
     """
     check_choice("skip", skip, SKIP)
+    check_choice("sparse", sparse, SPARSE)
     for session in reversed(sessions_of(model)):
         if isinstance(session.handler, Calibration):
-            policy = replace(session.handler.policy(quality), skip=skip)
+            policy = replace(session.handler.policy(quality), skip=skip, sparse=sparse)
             return policy, f"{session_report(session)}\n{policy.description}"
     raise ValueError("[SA-403] this model was not calibrated: connect the model output of SageAttention2 Calibrate")
 
@@ -162,10 +166,29 @@ def _calibration(
     )
 
 
+class _Surroundings(TypedDict):
+    """What a dispatcher has to know of where it works; its attributes of these names."""
+
+    device: torch.device
+    is_first: bool
+    own_is_torchs: bool
+
+
+def _surroundings(model: Any, previous: Override | None) -> _Surroundings:
+    """previous: serves what the dispatcher does not, or None: ComfyUI's own attention."""
+    return {
+        "device": model.load_device,
+        "is_first": previous is None,
+        "own_is_torchs": previous is None and own_is_torchs(),
+    }
+
+
 def _settled(model: Any, settings: Settings) -> Settings:
-    """`settings` with the backend that `model`'s device has, and notes on other nodes; all notes are logged."""
-    settings = with_backend(model.load_device, settings)
-    settings = replace(settings, notes=(*settings.notes, *notes_on_others()))
+    """`settings` with the backend that `model`'s device has, and notes on other nodes and packages; all are logged."""
+    device = model.load_device
+    settings = with_backend(device, settings)
+    peers = notes_on_peers(device, settings, probe(device, settings).backend)
+    settings = replace(settings, notes=(*settings.notes, *notes_on_others(), *peers))
     for note in settings.notes:
         log.warning("SageAttention2: %s", note)
     return settings

@@ -7,14 +7,15 @@ from typing import Any
 
 from ..options import EXACT, AttentionOptions, check_choice
 from ..options import MODES as QUANTIZED
-from ..policy.calibrated import SKIP, SKIP_NOTHING, Policy
+from ..policy.calibrated import COMPUTE_ALL, SKIP, SPARSE, Policy
+from ..sparsity.levels import LEVELS, SKIP_LEVELS, Level
 from ..text import quoted
 
 MODES = (*QUANTIZED, "auto", EXACT, "off")
 TARGETS = ("self and cross", "self only")
 AUTO, REFERENCE, AUTO_OR_REFERENCE = BACKENDS = ("auto", "reference", "auto or reference")
 VALUES, FIDELITY = GUARD_LEVELS = ("values", "values and fidelity")
-WHERE_FASTER, ALWAYS = WHEN = ("where it is faster", "always")
+WHERE_FASTER, ALWAYS, FASTEST = WHEN = ("where it is faster", "always", "whatever is fastest")
 
 _CHOICES = {
     "mode": MODES,
@@ -22,6 +23,7 @@ _CHOICES = {
     "backend": BACKENDS,
     "when": WHEN,
     "guard_level": GUARD_LEVELS,
+    "sparse": SPARSE,
     "skip": SKIP,
 }
 
@@ -34,6 +36,35 @@ def reason_against_steps(start_percent: float, end_percent: float) -> str | None
         "[SA-402] start_percent must not be above end_percent, and both must be from 0 to 1; got "
         f"{start_percent:g} and {end_percent:g}"
     )
+
+
+@dataclass(frozen=True)
+class SparsityChoice:
+    """What may be left out of self-attention, and when.
+
+    Attributes:
+        title: the input and its level, for the user.
+        level: what a head may lose.
+        dense_share: of the sampling steps, the first ones that compute all key blocks, 0 to 1.
+    """
+
+    title: str
+    level: Level
+    dense_share: float
+
+    def is_dense(self, step: int, steps: int) -> bool:
+        """Whether `step` (from 0) of `steps` is one of the first ones."""
+        return (step + 1e-6) / steps < self.dense_share
+
+    @classmethod
+    def of_sparse(cls, name: str, dense_share: float) -> SparsityChoice:
+        """By a value of the input `sparse`, other than "off"."""
+        return cls(f"sparse {name}", LEVELS[name], dense_share)
+
+    @classmethod
+    def of_skip(cls, name: str) -> SparsityChoice:
+        """By a value of the input `skip`, other than "off", which has no steps that are dense by themselves."""
+        return cls(f"skip {name}", SKIP_LEVELS[name], 0.0)
 
 
 @dataclass(frozen=True)
@@ -52,11 +83,16 @@ class Settings:
         policy: decides the options of each call in place of `mode` and `smooth_v`; "off" stays off.
         rotate: rotate Q and K after smoothing, in every mode and whatever a policy decides.
         when: "always", or "where it is faster": then calls for which an exact attention was measured to be the fastest
-            are served by it, also those that the other settings leave in full precision.
+            are served by it, also those that the other settings leave in full precision, and the others by another
+            package's attention that is faster than the mode and no less exact. "whatever is fastest": also by one that
+            is less exact.
         guard_level: what the guard checks: "values" for NaN and infinity; "values and fidelity" also compares a sample
             of each pass with exact attention.
-        skip: how much may be lost by key blocks that are left out: a level of `sparsity`; "off" for the policy's.
         respect_model_attention: calls for which the model's file asks for an attention are left to that.
+        sparse: how much may be lost by key blocks that are left out: of `sparsity.levels.LEVELS`; "off" for what `skip`
+            says, or else the policy.
+        dense_percent: the share of the sampling steps, 0 to 1, that are dense before `sparse` leaves anything out.
+        skip: of `sparsity.levels.SKIP_LEVELS`, as earlier versions had it; counts where `sparse` is "off".
         notes: what was decided in place of the user's choice, and why, for the node, the report and the log.
     """
 
@@ -72,8 +108,10 @@ class Settings:
     rotate: bool = False
     when: str = ALWAYS
     guard_level: str = VALUES
-    skip: str = SKIP_NOTHING
     respect_model_attention: bool = False
+    sparse: str = COMPUTE_ALL
+    dense_percent: float = 0.2
+    skip: str = COMPUTE_ALL
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -100,6 +138,8 @@ class Settings:
         reason = reason_against_steps(self.start_percent, self.end_percent)
         if reason is not None:
             raise ValueError(reason)
+        if not 0.0 <= self.dense_percent <= 1.0:
+            raise ValueError(f"[SA-402] dense_percent must be from 0 to 1, got {self.dense_percent:g}")
 
     @property
     def options(self) -> AttentionOptions:
@@ -111,10 +151,17 @@ class Settings:
         return AttentionOptions(mode=self.mode, smooth_v=self.smooth_v, rotate=self.rotate)
 
     @property
-    def skip_level(self) -> str | None:
-        """The level of `sparsity` that holds, the node's before the policy's; None is none."""
-        level = self.policy.skip if self.skip == SKIP_NOTHING and self.policy is not None else self.skip
-        return None if level == SKIP_NOTHING else level
+    def sparsity(self) -> SparsityChoice | None:
+        """What may be left out, by the node's own inputs before the policy; None is nothing."""
+        chosen = [(self.sparse, self.skip)]
+        if self.policy is not None:
+            chosen.append((self.policy.sparse, self.policy.skip))
+        for sparse, skip in chosen:
+            if sparse != COMPUTE_ALL:
+                return SparsityChoice.of_sparse(sparse, self.dense_percent)
+            if skip != COMPUTE_ALL:
+                return SparsityChoice.of_skip(skip)
+        return None
 
     def reason_for_step(self, step: int, steps: int) -> str | None:
         """Why the node is not active in `step` (from 0) of `steps`, or None when it is."""
@@ -138,9 +185,9 @@ class Settings:
             parts.append(f"steps {self.start_percent:.0%} to {self.end_percent:.0%}")
         if self.apply_to != "self and cross":
             parts.append(self.apply_to)
-        if self.skip_level is not None and self.options.mode != EXACT:
-            parts.append(f"skip {self.skip_level}")
-        if self.when == WHERE_FASTER and self.options.mode != EXACT:
+        if self.sparsity is not None and self.options.mode != EXACT:
+            parts.append(self.sparsity.title)
+        if self.when != ALWAYS and self.options.mode != EXACT:
             parts.append(self.when)
         if self.guard:
             parts.append("guarded" if self.guard_level == VALUES else f"guarded ({self.guard_level})")

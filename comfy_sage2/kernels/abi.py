@@ -11,7 +11,7 @@ ABI_VERSION = 5
 OLDEST_ABI = 3
 NEEDED = f"ABI {OLDEST_ABI} to {ABI_VERSION}"
 _BLOCK_MASKS = _PHASES = _BLOCK_MARGINS = 4  # the first ABI that has them
-_PLANS = _OPTIONS = _BLOCK_SELECTION = 5
+_PLANS = _OPTIONS = 5
 # The options of modules before that, which do not name them, by architecture; and those of the others.
 _OLDER_MODES = {"sm120": ("8b", "precise")}, ("8b", "4b", "precise")
 _OLDER_FORMATS = {"sm80": ("fp16",)}, ("fp8",)
@@ -23,6 +23,14 @@ _MEMBERS = ("driver_version", "minimum_driver_version", "target")
 def describe(module: ModuleType) -> str:
     """A module's version and ABI, in words."""
     return f"version {getattr(module, 'version', 'unknown')}, ABI {getattr(module, 'abi_version', 'unknown')}"
+
+
+def reason_against_images(images_abi: object, host: ModuleType) -> str | None:
+    """Why the launch code of `host` cannot be that of images for this ABI, or None."""
+    host_abi = getattr(host, "abi_version", None)
+    if images_abi == host_abi:
+        return None
+    return f"they are for ABI {images_abi}, the launch code has ABI {host_abi or 'unknown'}"
 
 
 def reason_against(module: ModuleType, architecture: str) -> str | None:
@@ -87,4 +95,4 @@ def has_plans(module: ModuleType) -> bool:
 
 def has_block_selection(module: ModuleType) -> bool:
     """Whether `module` scores key blocks and makes lists of them."""
-    return bool(module.abi_version >= _BLOCK_SELECTION)
+    return hasattr(module, "block_score_plan")  # modules of 5.0.0 have not

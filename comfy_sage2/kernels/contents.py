@@ -1,77 +1,148 @@
-"""What a kernel wheel holds: the device images, and a host module for each CPython that it serves."""
+"""What a kernel wheel holds: device images with what their build says of itself, host modules, or both."""
 
 from __future__ import annotations
 
 import importlib.machinery
 import io
+import json
 import sys
 import sysconfig
 import zipfile
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Any
 
-from .errors import KernelUnavailable
+from .errors import KernelUnavailable, shortened
 
-_PACKED, _PLAIN = ".cubin.xz", ".cubin"
+_PACKED, _PLAIN, _BUILD = ".cubin.xz", ".cubin", "build.json"
+_MODULES = (".so", ".pyd")
+# Far above what releases have: 70 files of at most 2 MB, 20 MB together, once they are unpacked.
+_MOST_MEMBERS, _MOST_BYTES = 1000, 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class KernelFiles:
-    """One architecture's extension module for this Python and its cubins, by the names they are loaded by."""
+    """The files of a wheel's package that are for this Python.
 
-    extension_name: str
-    extension: bytes
-    cubins: dict[str, bytes]
+    extension: the host module, or None in a wheel of images alone. cubins: by the names they are loaded by. build: the
+    fields of build.json, or None in a wheel whose module says them itself (before 5.0.0).
+    """
+
+    extension_name: str = ""
+    extension: bytes | None = None
+    cubins: Mapping[str, bytes] = field(default_factory=dict)
+    build: Mapping[str, Any] | None = None
 
 
-def _unpacked(name: str, image: bytes) -> tuple[str, bytes]:
-    """A cubin's name and its image."""
-    if not name.endswith(_PACKED):
-        return name.removesuffix(_PLAIN), image
-    try:
-        import lzma
-    except ImportError as error:
+class _Package:
+    """A package's folder in a wheel; its files are read when they are asked for, up to _MOST_BYTES in all."""
+
+    def __init__(self, archive: zipfile.ZipFile, wheel_name: str, package: str) -> None:
+        self._archive, self._wheel_name = archive, wheel_name
+        self._left = _MOST_BYTES
+        members = archive.infolist()
+        if len(members) > _MOST_MEMBERS:
+            raise KernelUnavailable(
+                f"[SA-106] {wheel_name} is refused: it holds {len(members):,} files, at most {_MOST_MEMBERS:,} are "
+                "expected"
+            )
+        paths = ((PurePosixPath(member.filename), member) for member in members)
+        self.members = {path.name: member for path, member in paths if str(path.parent) == package}
+
+    def _take(self, size: int, name: str) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise KernelUnavailable(
+                f"[SA-106] {self._wheel_name} is refused: it holds more than {_MOST_BYTES:,} bytes, with "
+                f"{shortened(name)}"
+            )
+
+    def read(self, name: str) -> bytes:
+        member = self.members[name]
+        self._take(member.file_size, name)
+        # `ZipFile.read` would unpack more than the size that stands in the archive before it cuts it off.
+        with self._archive.open(member) as file:
+            return file.read(member.file_size)
+
+    def image(self, name: str) -> bytes:
+        """A cubin, unpacked."""
+        content = self.read(name)
+        if not name.endswith(_PACKED):
+            return content
+        try:
+            import lzma
+        except ImportError as error:
+            raise KernelUnavailable(
+                f"[SA-105] this Python was built without the standard module lzma ({error}), which unpacks the "
+                "kernels: use another Python, or install liblzma's headers and build this one again"
+            ) from error
+        unpacking = lzma.LZMADecompressor()
+        try:
+            image = unpacking.decompress(content, max_length=self._left + 1)
+        except (lzma.LZMAError, EOFError) as error:
+            raise KernelUnavailable(f"[SA-106] {shortened(name)} is damaged: {error}") from error
+        self._take(len(image), name)
+        if not unpacking.eof:
+            raise KernelUnavailable(f"[SA-106] {shortened(name)} is damaged: it ends before its image does")
+        return image
+
+    def build(self) -> Mapping[str, Any] | None:
+        if _BUILD not in self.members:
+            return None
+        try:
+            found = json.loads(self.read(_BUILD))
+        except (ValueError, RecursionError) as error:
+            raise KernelUnavailable(f"[SA-106] {_BUILD} of {self._wheel_name} is damaged: {error}") from error
+        if not isinstance(found, dict):
+            raise KernelUnavailable(f"[SA-106] {_BUILD} of {self._wheel_name} is damaged: it is no JSON object")
+        return found
+
+    def extension(self) -> str | None:
+        """The name of the host module for this Python, or None where there are no modules; else KernelUnavailable."""
+        modules = sorted(name for name in self.members if name.endswith(_MODULES))
+        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+            if f"_C{suffix}" in modules:
+                return f"_C{suffix}"
+        if not modules:
+            return None
+        names = ", ".join(shortened(name) for name in modules[:20])
         raise KernelUnavailable(
-            f"[SA-105] this Python was built without the standard module lzma ({error}), which unpacks the kernels: "
-            "use another Python, or install liblzma's headers and build this one again"
-        ) from error
-    try:
-        return name.removesuffix(_PACKED), lzma.decompress(image)
-    except (lzma.LZMAError, EOFError) as error:
-        raise KernelUnavailable(f"[SA-106] {name} is damaged: {error}") from error
+            f"[SA-104] {self._wheel_name} has no module for {sys.implementation.name} "
+            f"{sys.version_info.major}.{sys.version_info.minor} on {sysconfig.get_platform()}; it has {names}: "
+            "update the pack, or use another Python"
+        )
 
 
-def _members(wheel: bytes, wheel_name: str, package: str) -> dict[str, bytes]:
-    """The files in a package's folder of a wheel, by name."""
+def read(wheel: bytes, wheel_name: str, part: str) -> KernelFiles:
+    """The files of a wheel's bytes for this Python. part: an architecture, or "host" for host modules alone.
+
+    KernelUnavailable when it is not such a wheel, or has no module for this Python.
+    """
+    package_name = f"comfy_sage2_{part}"
     try:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
-            paths = {name: PurePosixPath(name) for name in archive.namelist()}
-            return {path.name: archive.read(name) for name, path in paths.items() if str(path.parent) == package}
+            package = _Package(archive, wheel_name, package_name)
+            extension = package.extension()
+            images = [name for name in package.members if name.endswith((_PACKED, _PLAIN))]
+            if part == "host":
+                if extension is None:
+                    raise KernelUnavailable(
+                        f"[SA-106] {wheel_name} is not a wheel of host modules: {package_name}/ has no module"
+                    )
+                return KernelFiles(extension, package.read(extension))
+            build = package.build()
+            if not images or (extension is None and build is None):
+                raise KernelUnavailable(
+                    f"[SA-106] {wheel_name} is not a wheel of {part} kernels: expected at least one cubin and {_BUILD} "
+                    f"or an extension module in {package_name}/, got {len(images)} cubins, "
+                    f"{'no ' if build is None else ''}{_BUILD} and {'no' if extension is None else 'a'} module"
+                )
+            cubins = {name.partition(".cubin")[0]: package.image(name) for name in images}
+            return KernelFiles(extension or "", package.read(extension) if extension else None, cubins, build)
+    except KernelUnavailable:
+        raise
     # What zipfile raises for a damaged file, by the place of the damage.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
         raise KernelUnavailable(f"[SA-106] {wheel_name} is not a readable wheel: {error}") from error
-
-
-def read(wheel: bytes, wheel_name: str, architecture: str) -> KernelFiles:
-    """The kernel files of a wheel's bytes, for this Python.
-
-    KernelUnavailable when it is not a wheel of this architecture's kernels, or has no module for this Python.
-    """
-    package = f"comfy_sage2_{architecture}"
-    members = _members(wheel, wheel_name, package)
-    extensions = {name: content for name, content in members.items() if name.endswith((".so", ".pyd"))}
-    cubins = dict(_unpacked(name, content) for name, content in members.items() if name.endswith((_PACKED, _PLAIN)))
-    if not extensions or not cubins:
-        raise KernelUnavailable(
-            f"[SA-106] {wheel_name} is not a wheel of {architecture} kernels: expected an extension module and at "
-            f"least one cubin in {package}/, got {len(extensions)} modules and {len(cubins)} cubins"
-        )
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        if f"_C{suffix}" in extensions:
-            return KernelFiles(f"_C{suffix}", extensions[f"_C{suffix}"], cubins)
-    raise KernelUnavailable(
-        f"[SA-104] {wheel_name} has no module for {sys.implementation.name} "
-        f"{sys.version_info.major}.{sys.version_info.minor} "
-        f"on {sysconfig.get_platform()}; it has {', '.join(sorted(extensions))}: update the pack, or use another Python"
-    )

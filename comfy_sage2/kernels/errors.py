@@ -1,5 +1,15 @@
 """The one error of this package."""
 
+from __future__ import annotations
+
+_MOST_LETTERS = 100
+
 
 class KernelUnavailable(RuntimeError):
     """The kernels of an architecture cannot be used; the message is the reason, written for the user."""
+
+
+def shortened(text: str) -> str:
+    """What was found in a file, for a message: cut where it is long."""
+    more = len(text) - _MOST_LETTERS
+    return text if more <= 0 else f"{text[:_MOST_LETTERS]}… ({more:,} more characters)"

@@ -1,4 +1,8 @@
-"""Loading the kernel module of an architecture: a pip-installed one, else the wheel that the pack carries."""
+"""Loading the kernel module of an architecture: a pip-installed one, else that of the wheels that the pack carries.
+
+A module is made of device images, in a wheel of the architecture, and of the launch code for all architectures, in the
+host wheel of the platform. Before 5.0.0 the wheel of an architecture had both.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ import importlib.util
 import logging
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +22,7 @@ from . import abi, contents, manifest
 from .errors import KernelUnavailable
 from .unpack import PlacedModule, cache_folders, place, remove_older, wheel_folder
 
-__all__ = ["KernelUnavailable", "fingerprint", "ignored", "load", "prepare", "reason_unavailable"]
+__all__ = ["KernelUnavailable", "bundled_wheels", "fingerprint", "ignored", "load", "prepare", "reason_unavailable"]
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -25,9 +31,13 @@ _failures: dict[str, str] = {}
 _reasons: dict[str, str | None] = {}
 _ignored: dict[str, str] = {}
 _fingerprints: dict[str, str] = {}
+# The wheels that a module was made of; none for an installed one.
+_wheels: dict[str, tuple[manifest.BundledWheel, ...]] = {}
+# The bundled launch code, by the checksum of its wheel.
+_hosts: dict[str, ModuleType] = {}
 
-# Of the extension module, and of device images, which may be packed.
-_BINARY_SUFFIXES = {".so", ".pyd", ".cubin", ".xz"}
+# Of the extension module, and of device images, which may be packed, with what they say of themselves.
+_BINARY_SUFFIXES = {".so", ".pyd", ".cubin", ".xz", ".json"}
 
 
 def _import_installed(architecture: str) -> ModuleType | None:
@@ -44,22 +54,60 @@ def _import_installed(architecture: str) -> ModuleType | None:
     except SystemExit as error:
         failure = error
     _log.warning("the installed kernel module %s cannot be imported, trying the bundled one: %r", name, failure)
+    _ignored[architecture] = (
+        f"[SA-109] the installed {name} cannot be imported and is ignored: {failure!r}; "
+        f"`pip uninstall comfy-sage2-{architecture}` removes it"
+    )
     return None
 
 
-def _unpack_bundled(architecture: str) -> tuple[PlacedModule, contents.KernelFiles]:
-    wheel = manifest.find(architecture)
-    files = contents.read(wheel.read(), wheel.path.name, architecture)
-    folder = wheel_folder(architecture, wheel.sha256)
+@dataclass(frozen=True)
+class _Bundled:
+    """The wheels for an architecture, with what they hold for this Python, and the host module on disk."""
+
+    wheels: tuple[manifest.BundledWheel, ...]
+    images: contents.KernelFiles
+    placed: PlacedModule
+
+    @property
+    def version(self) -> str:
+        """That of the wheel with the images."""
+        return self.wheels[0].path.name.split("-")[1]
+
+
+def _newest(part: str) -> manifest.BundledWheel:
+    """The wheel of an architecture or of the host that is used; others that fit are noted."""
+    wheel, *older = manifest.find_all(part)
+    if older:
+        _ignored[part] = (
+            f"[SA-110] {', '.join(other.path.name for other in older)} lies beside {wheel.path.name} and is ignored: "
+            "update or reinstall the pack"
+        )
+    return wheel
+
+
+def _unpack_bundled(architecture: str) -> _Bundled:
+    wheel = _newest(architecture)
+    images = contents.read(wheel.read(), wheel.path.name, architecture)
+    if images.extension is not None:
+        return _Bundled((wheel,), images, _place_module(images, wheel, [architecture]))
+    host_wheel = _newest(manifest.HOST)
+    host = contents.read(host_wheel.read(), host_wheel.path.name, manifest.HOST)
+    return _Bundled((wheel, host_wheel), images, _place_module(host, host_wheel, [manifest.HOST, architecture]))
+
+
+def _place_module(files: contents.KernelFiles, wheel: manifest.BundledWheel, parts: Sequence[str]) -> PlacedModule:
+    """The module of a wheel on disk. parts: what the wheel is of, and what it takes the place of."""
+    assert files.extension is not None  # a wheel without one for this Python is refused
+    folder = wheel_folder(parts[0], wheel.sha256)
     folders = cache_folders()
     placed = place(Path(folder) / files.extension_name, files.extension, folders)
-    remove_older(folder, folders)
-    return placed, files
+    remove_older(folder, parts, folders)
+    return placed
 
 
-def _import_bundled(architecture: str) -> ModuleType:
-    placed, files = _unpack_bundled(architecture)
-    name = f"comfy_sage2_{architecture}._C"
+def _execute(name: str, placed: PlacedModule) -> ModuleType:
+    """The extension module, imported. KernelUnavailable when it cannot be."""
     loader = importlib.machinery.ExtensionFileLoader(name, placed.loadable)
     spec = importlib.machinery.ModuleSpec(name, loader, origin=placed.loadable)
     try:
@@ -72,6 +120,42 @@ def _import_bundled(architecture: str) -> ModuleType:
     # On Linux the descriptor stays open: the dynamic linker would take its number, given to another file, for this one.
     if sys.platform == "win32":
         placed.close()
+    return module
+
+
+def _with_images(architecture: str, bundled: _Bundled) -> ModuleType:
+    """A module of the images and the launch code. KernelUnavailable when they do not fit together."""
+    images, host_wheel = bundled.images, bundled.wheels[-1]
+    assert images.build is not None  # such a wheel is refused
+    host = _hosts.get(host_wheel.sha256)
+    if host is None:
+        host = _hosts[host_wheel.sha256] = _execute("comfy_sage2_host._C", bundled.placed)
+    else:
+        bundled.placed.close()
+    reason = abi.reason_against_images(images.build.get("abi_version"), host)
+    if reason is None:
+        try:
+            kernels = host.Kernels(**images.build)
+        except (TypeError, ValueError) as error:
+            reason = str(error)
+    if reason is not None:
+        raise KernelUnavailable(
+            f"[SA-110] the images of {bundled.wheels[0].path.name} do not fit the launch code of "
+            f"{host_wheel.path.name}: {reason}; update or reinstall the pack"
+        )
+    module = ModuleType(f"comfy_sage2_{architecture}")
+    module.__file__ = host.__file__
+    vars(module).update({name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")})
+    vars(module).update(version=bundled.version)
+    return module
+
+
+def _import_bundled(architecture: str) -> ModuleType:
+    bundled = _unpack_bundled(architecture)
+    if bundled.images.extension is None:
+        module = _with_images(architecture, bundled)
+    else:
+        module = _execute(f"comfy_sage2_{architecture}._C", bundled.placed)
     reason = abi.reason_against(module, architecture)
     if reason is not None:
         raise KernelUnavailable(
@@ -79,8 +163,9 @@ def _import_bundled(architecture: str) -> ModuleType:
             "the pack"
         )
     # The device images go in from the verified wheel itself, so only the host module has to lie on disk.
-    for cubin, image in files.cubins.items():
+    for cubin, image in bundled.images.cubins.items():
         module.add_cubin(cubin, image)
+    _wheels[architecture] = bundled.wheels
     return module
 
 
@@ -121,16 +206,22 @@ def load(architecture: str) -> ModuleType:
 
 
 def ignored(architecture: str) -> str | None:
-    """Why `load` passed over the installed module of an architecture, or None when it did not."""
-    return _ignored.get(architecture)
+    """Why `load` passed over an installed module of an architecture or over an older wheel, or None if it did not."""
+    found = (_ignored.get(part) for part in (architecture, manifest.HOST))
+    return "; ".join(reason for reason in found if reason is not None) or None
+
+
+def bundled_wheels(architecture: str) -> tuple[manifest.BundledWheel, ...]:
+    """The wheels that a module that was loaded is made of; none for an installed one."""
+    return _wheels.get(architecture, ())
 
 
 def prepare(architecture: str) -> Path:
-    """Unpack the bundled wheel of an architecture without importing it, and return the module's path.
+    """Unpack the host module for an architecture's bundled wheel without importing it, and return its path.
 
     KernelUnavailable as for `load`.
     """
-    placed, _ = _unpack_bundled(architecture)
+    placed = _unpack_bundled(architecture).placed
     placed.close()
     return placed.path
 
@@ -166,21 +257,29 @@ def reason_unavailable(architecture: str) -> str | None:
 def fingerprint(architecture: str) -> str:
     """The SHA-256 that tells one build of an architecture's module from another. KernelUnavailable as for `load`.
 
-    That of the bundled wheel, as the manifest has it, or that of an installed module's files.
+    That of the bundled wheels, by their sums in the manifest, or that of an installed module's files.
     """
     with _lock:
         module = load(architecture)
         if architecture not in _fingerprints:
-            installed = module.__name__ == f"comfy_sage2_{architecture}"
-            _fingerprints[architecture] = _hash_of_files(module) if installed else manifest.find(architecture).sha256
+            wheels = bundled_wheels(architecture)
+            _fingerprints[architecture] = _hash_of_wheels(wheels) if wheels else _hash_of_files(module)
         return _fingerprints[architecture]
 
 
+def _hash_of_wheels(wheels: Sequence[manifest.BundledWheel]) -> str:
+    if len(wheels) == 1:
+        return wheels[0].sha256
+    return hashlib.sha256("".join(wheel.sha256 for wheel in wheels).encode()).hexdigest()
+
+
 def _hash_of_files(module: ModuleType) -> str:
-    """Of the extension module and the device images beside it, by name and content."""
+    """Of the extension module and the device images, by name and content."""
     digest = hashlib.sha256()
-    folder = Path(module.__path__[0])
-    for path in sorted(path for path in folder.iterdir() if path.suffix in _BINARY_SUFFIXES):
+    host = sys.modules.get("comfy_sage2_host")  # before 5.0.0 the module lies beside the images
+    folders = [Path(package.__path__[0]) for package in (module, host) if package is not None]
+    files = (path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in _BINARY_SUFFIXES)
+    for path in files:
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\0".encode() + content)
     return digest.hexdigest()

@@ -4,71 +4,102 @@ from __future__ import annotations
 
 import hashlib
 import re
+import stat
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import KernelUnavailable
+from .errors import KernelUnavailable, shortened
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # pip installs them inside the package; in a clone of the pack they lie beside it.
 WHEELS = _PACKAGE / "wheels" if (_PACKAGE / "wheels").is_dir() else _PACKAGE.parent / "wheels"
 MANIFEST = "SHA256SUMS"
-_LINE = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<name>[A-Za-z0-9_.+-]+\.whl)")
-_DISTRIBUTION = re.compile(r"comfy[-_]sage2[-_](?P<architecture>sm\d+)")
+# What has the launch code for the images of every architecture; releases before 5.0.0 have none.
+HOST = "host"
+# The last number is the file's size in bytes, which manifests before 5.0.0 do not have.
+_LINE = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<name>[A-Za-z0-9_.+-]{1,200}\.whl)(?:  (?P<size>\d{1,12}))?")
+_DISTRIBUTION = re.compile(r"comfy[-_]sage2[-_](?P<part>sm\d+|host)")
+_CHANGED = "The file was changed or damaged; update or reinstall the pack"
+_MOST_MANIFEST_BYTES = 64 * 1024
+# Of a wheel whose size the manifest does not say; those of releases have up to 2.3 MB.
+_MOST_WHEEL_BYTES = 64 * 1024 * 1024
 
 
-def _read(path: Path) -> bytes:
-    """The file's bytes. OSError when it cannot be read, or is a pipe or a device, which may never end."""
-    if path.exists() and not path.is_file():
+def _size(path: Path) -> int:
+    """A file's bytes. OSError when it is not there, or is a pipe or a device, which may never end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError("it is not a regular file")
-    return path.read_bytes()
+    return status.st_size
+
+
+def _read(path: Path, most: int) -> bytes:
+    """The bytes of a file that has at most `most`; a larger one is not read. OSError when it cannot be read."""
+    size = _size(path)
+    if size > most:
+        raise OSError(f"it has {size:,} bytes, at most {most:,} are expected")
+    with path.open("rb") as file:
+        return file.read(most + 1)
 
 
 @dataclass(frozen=True)
 class BundledWheel:
-    """A wheel of the manifest, with the checksum that it must have."""
+    """A wheel of the manifest, with the checksum and the size that it must have; `size` None: not said."""
 
     path: Path
     sha256: str
+    size: int | None = None
 
     def read(self) -> bytes:
         """The wheel's bytes. KernelUnavailable when it is missing or is not the wheel that was released."""
         try:
-            content = _read(self.path)
+            size = _size(self.path)
+            content = _read(self.path, _MOST_WHEEL_BYTES) if self.size in (None, size) else b""
         except OSError as error:
             raise KernelUnavailable(
                 f"[SA-106] {self.path} cannot be read ({error.strerror or error}): update or reinstall the pack"
             ) from error
+        if self.size not in (None, size):
+            raise KernelUnavailable(
+                f"[SA-106] {self.path} is refused: it has {size:,} bytes, {MANIFEST} says {self.size:,}. {_CHANGED}"
+            )
         found = hashlib.sha256(content).hexdigest()
         if found != self.sha256:
             raise KernelUnavailable(
-                f"[SA-106] {self.path} is refused: its SHA-256 is {found}, {MANIFEST} has {self.sha256}. The file was "
-                "changed or damaged; update or reinstall the pack"
+                f"[SA-106] {self.path} is refused: its SHA-256 is {found}, {MANIFEST} has {self.sha256}. {_CHANGED}"
             )
         return content
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """As numbers; () for a name that has none."""
+        parts = self.path.name.split("-")[1:2]
+        return tuple(int(number) for number in re.findall(r"\d{1,9}", parts[0])) if parts else ()
 
 
 def read_manifest(folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
     """The wheels that `folder`'s manifest lists. KernelUnavailable when it is missing or malformed."""
     path = folder / MANIFEST
     try:
-        lines = _read(path).decode("utf-8").splitlines()
+        lines = _read(path, _MOST_MANIFEST_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise KernelUnavailable(f"[SA-106] {path} cannot be read ({error}): update or reinstall the pack") from error
     wheels = []
     for line in lines:
         entry = _LINE.fullmatch(line)
         if entry is None:
-            raise KernelUnavailable(f"[SA-106] {path} is damaged at {line!r}: update or reinstall the pack")
-        wheels.append(BundledWheel(folder / entry["name"], entry["sha256"]))
+            raise KernelUnavailable(f"[SA-106] {path} is damaged at {shortened(line)!r}: update or reinstall the pack")
+        size = None if entry["size"] is None else int(entry["size"])
+        wheels.append(BundledWheel(folder / entry["name"], entry["sha256"], size))
     return tuple(wheels)
 
 
-def _architecture(wheel: BundledWheel) -> str | None:
+def _part(wheel: BundledWheel) -> str | None:
+    """The architecture that a wheel is of, or HOST."""
     found = _DISTRIBUTION.fullmatch(wheel.path.name.split("-", 1)[0])
-    return found["architecture"] if found else None
+    return found["part"] if found else None
 
 
 def _listed(wheels: list[BundledWheel], field: int) -> str:
@@ -79,13 +110,15 @@ def _listed(wheels: list[BundledWheel], field: int) -> str:
 
 def architectures(folder: Path = WHEELS) -> tuple[str, ...]:
     """The architectures that the manifest has wheels for. KernelUnavailable as for `read_manifest`."""
-    return tuple(sorted({name for wheel in read_manifest(folder) if (name := _architecture(wheel))}))
+    parts = {part for wheel in read_manifest(folder) if (part := _part(wheel)) not in (None, HOST)}
+    return tuple(sorted(part for part in parts if part is not None))
 
 
-def find(architecture: str, folder: Path = WHEELS) -> BundledWheel:
-    """The wheel that fits this interpreter and platform best.
+def find_all(part: str, folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
+    """The wheels of an architecture, or of HOST, that fit this interpreter and platform: the newest first.
 
-    KernelUnavailable when there is none, naming what was looked for and what there is.
+    Of one version the one that fits best comes first. KernelUnavailable when there is none, naming what was looked for
+    and what there is.
     """
     try:
         from packaging.tags import sys_tags
@@ -96,14 +129,18 @@ def find(architecture: str, folder: Path = WHEELS) -> BundledWheel:
             f"({error}): install the pack's requirements.txt"
         ) from error
 
-    candidates = [wheel for wheel in read_manifest(folder) if _architecture(wheel) == architecture]
+    candidates = [wheel for wheel in read_manifest(folder) if _part(wheel) == part]
+    if not candidates and part == HOST:
+        raise KernelUnavailable(
+            f"[SA-104] {folder / MANIFEST} lists no wheel with the launch code of the kernels (comfy_sage2_host): "
+            "update or reinstall the pack"
+        )
     if not candidates:
         raise KernelUnavailable(
-            f"[SA-104] the pack has no {architecture} kernels; it has kernels for "
-            f"{', '.join(architectures(folder)) or 'none'}"
+            f"[SA-104] the pack has no {part} kernels; it has kernels for {', '.join(architectures(folder)) or 'none'}"
         )
     rank = {tag: position for position, tag in enumerate(sys_tags())}
-    best, best_rank = None, len(rank)
+    fitting = []
     for wheel in candidates:
         try:
             tags = parse_wheel_filename(wheel.path.name)[3]
@@ -111,13 +148,20 @@ def find(architecture: str, folder: Path = WHEELS) -> BundledWheel:
             raise KernelUnavailable(
                 f"[SA-106] {folder / MANIFEST} is damaged: {error}; update or reinstall the pack"
             ) from error
-        wheel_rank = min((rank[tag] for tag in tags if tag in rank), default=len(rank))
-        if wheel_rank < best_rank:
-            best, best_rank = wheel, wheel_rank
-    if best is None:
+        ranks = [rank[tag] for tag in tags if tag in rank]
+        if ranks:
+            fitting.append((wheel, min(ranks)))
+    if not fitting:
         raise KernelUnavailable(
-            f"[SA-104] no bundled {architecture} kernel wheel fits {sys.implementation.name} "
+            f"[SA-104] no bundled {part} kernel wheel fits {sys.implementation.name} "
             f"{sys.version_info.major}.{sys.version_info.minor} on {sysconfig.get_platform()}; there are wheels for "
             f"{_listed(candidates, -3)} on {_listed(candidates, -1)}"
         )
-    return best
+    fitting.sort(key=lambda entry: entry[1])
+    fitting.sort(key=lambda entry: entry[0].version, reverse=True)
+    return tuple(wheel for wheel, _ in fitting)
+
+
+def find(part: str, folder: Path = WHEELS) -> BundledWheel:
+    """The first of `find_all`: the wheel that is used."""
+    return find_all(part, folder)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import stat
@@ -15,14 +16,17 @@ from pathlib import Path
 
 from .errors import KernelUnavailable
 
+_log = logging.getLogger(__name__)
+
 _PARTIAL = ".partial-"
+_CHANGED = ".changed-"
 _ABANDONED_AFTER_SECONDS = 3600.0
 _FOLDER_MODE = 0o755
 # For which other processes that unpack the same file are waited for, in all folders together: with the reading of the
 # wheel, a module that cannot be had has its reason within a second.
 _RENAMING_SECONDS = 0.6
 # The folder of one wheel's module: its package and the start of its checksum.
-_WHEEL_FOLDER = re.compile(r"comfy_sage2_sm\d+-[0-9a-f]{16}")
+_WHEEL_FOLDER = re.compile(r"comfy_sage2_(sm\d+|host)-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -47,25 +51,27 @@ class PlacedModule:
         os.close(self.descriptor)
 
 
-def wheel_folder(architecture: str, sha256: str) -> str:
-    """The name of the folder for the modules of a wheel.
+def wheel_folder(part: str, sha256: str) -> str:
+    """The name of the folder for the modules of a wheel: of "host", or of an architecture.
 
     The checksum keeps versions apart; the wheel's whole name would be long for Windows.
     """
-    return f"comfy_sage2_{architecture}-{sha256[:16]}"
+    return f"comfy_sage2_{part}-{sha256[:16]}"
 
 
 def user_cache() -> Path | None:
     """The user's cache folder, or None for a user without one."""
     variable, default = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
     named = Path(os.environ.get(variable, ""))
-    # The XDG specification has relative paths ignored: they would make a folder wherever ComfyUI was started.
+    # The XDG specification has relative paths ignored: they would make a folder wherever ComfyUI was started. So would
+    # a relative HOME.
     if named.is_absolute():
         return named
     try:
-        return Path.home() / default
+        home = Path.home()
     except RuntimeError:
         return None
+    return home / default if home.is_absolute() else None
 
 
 def cache_folders() -> tuple[Path, ...]:
@@ -124,8 +130,20 @@ def _open_between_renames(path: Path, patience: _Patience) -> int:
                 raise
 
 
+def _put_aside(path: Path) -> None:
+    """Take a changed module out of the way, for whoever wants to look at it. OSError when that is not possible."""
+    aside = path.with_name(_CHANGED + path.name)
+    os.replace(path, aside)
+    _log.warning(
+        "[SA-107] %s was not the file that the bundled wheel holds: it was changed or damaged. It is now %s, and the "
+        "module is unpacked anew",
+        path,
+        aside.name,
+    )
+
+
 def _existing(path: Path, content: bytes, patience: _Patience) -> PlacedModule | None:
-    """The module that is there already. KernelUnavailable when its content is another one."""
+    """The module that is there already; one with another content is put aside. OSError when neither can be done."""
     try:
         descriptor = _open_between_renames(path, patience)
     except FileNotFoundError:
@@ -134,15 +152,14 @@ def _existing(path: Path, content: bytes, patience: _Patience) -> PlacedModule |
         # One byte more than wanted: a longer file differs too.
         with os.fdopen(os.dup(descriptor), "rb") as file:
             found = file.read(len(content) + 1)
-        if found != content:
-            raise KernelUnavailable(
-                f"[SA-107] {path} is refused: it is not the file that the bundled wheel holds, so it was changed or "
-                "damaged. Delete it and restart"
-            )
     except BaseException:
         os.close(descriptor)
         raise
-    return PlacedModule(path, descriptor)
+    if found == content:
+        return PlacedModule(path, descriptor)
+    os.close(descriptor)
+    _put_aside(path)
+    return None
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -196,15 +213,15 @@ def _place_in(path: Path, content: bytes, patience: _Patience) -> PlacedModule:
         _write(path, content)
         placed = _existing(path, content, patience)
     if placed is None:
-        raise OSError("it was deleted as soon as it was written")
+        raise OSError("it was deleted or changed as soon as it was written")
     return placed
 
 
 def place(relative: Path, content: bytes, folders: Sequence[Path]) -> PlacedModule:
     """The file with this content at `relative` in the first of `folders` that has it or can take it.
 
-    Safe to call from several threads and processes at once. KernelUnavailable when a file of that name has another
-    content, or when no folder can take it; the message then says why for each.
+    A file of that name with another content is put aside. Safe to call from several threads and processes at once.
+    KernelUnavailable when no folder can take it; the message then says why for each.
     """
     problems = []
     for folder in folders:
@@ -227,25 +244,26 @@ def place(relative: Path, content: bytes, folders: Sequence[Path]) -> PlacedModu
     )
 
 
-def _older_folders(current: str, folders: Sequence[Path]) -> Iterator[Path]:
-    package = current.rpartition("-")[0]
+def _older_folders(current: str, parts: Sequence[str], folders: Sequence[Path]) -> Iterator[Path]:
     for folder in folders:
-        for path in folder.glob(f"{package}-*"):
-            if _WHEEL_FOLDER.fullmatch(path.name) and path.name != current and not path.is_symlink():
-                yield path
+        for part in parts:
+            for path in folder.glob(f"comfy_sage2_{part}-*"):
+                if _WHEEL_FOLDER.fullmatch(path.name) and path.name != current and not path.is_symlink():
+                    yield path
 
 
-def remove_older(current: str, folders: Sequence[Path]) -> None:
-    """Remove the modules of the same architecture's other wheels, as far as that is possible.
+def remove_older(current: str, parts: Sequence[str], folders: Sequence[Path]) -> None:
+    """Remove the modules of other wheels of `parts`, architectures or "host", as far as that is possible.
 
     current: the name that `wheel_folder` gives to the wheel in use. What another process still uses stays where
     the system does not let it be deleted (Windows); the next update removes it.
     """
     with contextlib.suppress(OSError):
-        for folder in _older_folders(current, folders):
-            for file in folder.glob("_C.*"):
-                with contextlib.suppress(OSError):
-                    file.unlink()
+        for folder in _older_folders(current, parts, folders):
+            for pattern in ("_C.*", f"{_CHANGED}_C.*"):
+                for file in folder.glob(pattern):
+                    with contextlib.suppress(OSError):
+                        file.unlink()
             _remove_abandoned(folder)
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from .targets import TARGETS, VARIANTS, check_target, pick
 
 # The early and the late steps differ most from the others and among themselves.
 BOUNDS = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
-SKIP_NOTHING = "off"
-SKIP = (SKIP_NOTHING, "lossless", "balanced", "fast")  # the levels of `sparsity`, which is above this package
+COMPUTE_ALL = "off"
+# The levels of `sparsity`, which is above this package: SPARSE, and SKIP of earlier versions.
+SPARSE = (COMPUTE_ALL, "lossless", "light", "medium", "strong")
+SKIP = (COMPUTE_ALL, "lossless", "balanced", "fast")
 
 Measurements = Mapping[tuple[int, int], Mapping[AttentionOptions, Agreement]]  # (layer, part) -> error of each variant
 
@@ -54,6 +57,7 @@ class Policy:
         cells: [layer][part].
         rotate: whether the errors were measured with rotated Q and K. To rotate is the node's choice, not the policy's.
         skip: of SKIP, what a node that says nothing else leaves out. The errors were measured with all blocks.
+        sparse: of SPARSE, the same for packs that have this input; goes before `skip`.
         names: of the layers, each once; () where the model names none: then they count by their order.
     """
 
@@ -64,7 +68,8 @@ class Policy:
     cells: tuple[tuple[Cell, ...], ...]
     rotate: bool = False
     names: tuple[str, ...] = ()
-    skip: str = SKIP_NOTHING
+    skip: str = COMPUTE_ALL
+    sparse: str = COMPUTE_ALL
 
     def part(self, step: int, steps: int) -> int:
         """The part of the sampling to which `step` (from 0) of `steps` belongs."""
@@ -138,7 +143,8 @@ class Policy:
             f"policy: {self.target} (cosine at least {target.cosine:g}, relative L1 at most {target.relative_l1:g}), "
             f"made for {self.signature.model} with {len(self.layers)} attention layers"
             f"{', measured with rotation' if self.rotate else ''}"
-            f"{'' if self.skip == SKIP_NOTHING else f', with skip {self.skip}'}"
+            f"{'' if self.skip == COMPUTE_ALL else f', with skip {self.skip}'}"
+            f"{'' if self.sparse == COMPUTE_ALL else f', with sparse {self.sparse}'}"
         )
 
     def reasoning(self, layers: int, steps: int) -> tuple[str, ...]:
@@ -152,7 +158,7 @@ class Policy:
 def part_of(step: int, steps: int, bounds: tuple[float, ...]) -> int:
     """The index of the part of `bounds` in which `step` (from 0) of `steps` begins."""
     share = (step + 1e-6) / steps
-    return min(max(sum(bound <= share for bound in bounds) - 1, 0), len(bounds) - 2)
+    return min(max(bisect_right(bounds, share) - 1, 0), len(bounds) - 2)
 
 
 def make_policy(

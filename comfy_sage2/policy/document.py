@@ -9,7 +9,7 @@ from typing import Any
 
 from ..options import AttentionOptions
 from ..text import check_line, quoted
-from .calibrated import SKIP, SKIP_NOTHING, Cell, Policy
+from .calibrated import COMPUTE_ALL, SKIP, SPARSE, Cell, Policy
 from .signature import Scalar, Signature
 from .targets import TARGETS
 
@@ -17,13 +17,17 @@ SCHEMA = "comfy_sage2.policy"
 FULL = "full"  # the mode of a cell in full precision
 # Each version of the document, and the modes that it came with. A policy is written in the first version that has what
 # it holds, so that packs of that time can read it.
-MODES: dict[int, tuple[str, ...]] = {1: ("8b", "4b", FULL), 2: ("precise",), 3: (), 4: ()}
+MODES: dict[int, tuple[str, ...]] = {1: ("8b", "4b", FULL), 2: ("precise",), 3: (), 4: (), 5: ()}
 NAMED = 3  # from this version on layers may have names
 SKIPS = 4  # from this version on there may be skipped blocks, and layers of either kind
+BOUNDED = 5  # from this version on they may be by a bound of each head
 LONGEST = 4_000_000  # characters; a policy for a hundred layers has some thirty thousand
 LONGEST_LINE = 200  # characters of a name or a value
 LONGEST_NAME = 80  # characters of a layer's name
 MOST_SIZES = 200  # entries of model.config
+MOST_PARTS = 1000  # of the steps
+MOST_LAYERS = 4096
+MOST_CELLS = 100_000  # layers times parts
 _LARGEST = sys.float_info.max
 
 
@@ -36,7 +40,8 @@ def to_text(policy: Policy) -> str:
         "target": policy.target,
         "bounds": list(policy.bounds),
         **({"rotate": True} if policy.rotate else {}),
-        **({"skip": policy.skip} if policy.skip != SKIP_NOTHING else {}),
+        **({"skip": policy.skip} if policy.skip != COMPUTE_ALL else {}),
+        **({"sparse": policy.sparse} if policy.sparse != COMPUTE_ALL else {}),
     }
     names = [{"name": name} for name in policy.names] or [{}] * len(policy.layers)
     rows = [
@@ -48,7 +53,9 @@ def to_text(policy: Policy) -> str:
 
 
 def _version(policy: Policy) -> int:
-    if policy.skip != SKIP_NOTHING:
+    if policy.sparse != COMPUTE_ALL:
+        return BOUNDED
+    if policy.skip != COMPUTE_ALL:
         return SKIPS
     if policy.names:
         return NAMED
@@ -98,12 +105,15 @@ def from_text(text: str) -> Policy:
     rotate = document.get("rotate", False)  # of later packs
     if not isinstance(rotate, bool):
         raise ValueError(f"[SA-501] rotate must be true or false, got {quoted(rotate)}")
-    skip = document.get("skip", SKIP_NOTHING) if version >= SKIPS else SKIP_NOTHING
-    if not isinstance(skip, str) or skip not in SKIP:
-        raise ValueError(f"[SA-501] skip must be one of {', '.join(map(repr, SKIP))}, got {quoted(skip)}")
+    skip = _level(document, "skip", SKIP) if version >= SKIPS else COMPUTE_ALL
+    sparse = _level(document, "sparse", SPARSE) if version >= BOUNDED else COMPUTE_ALL
     rows = _list(_field(document, "layers", "the policy"), "layers")
     if not rows:
         raise ValueError("[SA-501] layers must name at least one attention layer, got none")
+    cells = len(rows) * (len(bounds) - 1)
+    for kind, count, most in (("layers", len(rows), MOST_LAYERS), ("cells", cells, MOST_CELLS)):
+        if count > most:
+            raise ValueError(f"[SA-501] a policy has at most {most} {kind}, got {count}")
     layers = [_layer(row, f"layers[{index}]", len(bounds) - 1, modes) for index, row in enumerate(rows)]
     return Policy(
         Signature.of(name, config),
@@ -114,7 +124,15 @@ def from_text(text: str) -> Policy:
         rotate,
         _names(rows) if version == NAMED or (version > NAMED and "name" in rows[0]) else (),
         skip,
+        sparse,
     )
+
+
+def _level(document: dict[str, Any], name: str, levels: tuple[str, ...]) -> str:
+    level = document.get(name, COMPUTE_ALL)
+    if not isinstance(level, str) or level not in levels:
+        raise ValueError(f"[SA-501] {name} must be one of {', '.join(map(repr, levels))}, got {quoted(level)}")
+    return level
 
 
 def _names(rows: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -168,7 +186,10 @@ def _number(value: object, name: str) -> float:
 
 
 def _bounds(value: object) -> tuple[float, ...]:
-    bounds = tuple(_number(entry, f"bounds[{index}]") for index, entry in enumerate(_list(value, "bounds")))
+    entries = _list(value, "bounds")
+    if len(entries) > MOST_PARTS + 1:
+        raise ValueError(f"[SA-501] bounds must divide the steps in at most {MOST_PARTS} parts, got {len(entries) - 1}")
+    bounds = tuple(_number(entry, f"bounds[{index}]") for index, entry in enumerate(entries))
     ascending = all(low < high for low, high in pairwise(bounds))
     if len(bounds) < 2 or bounds[0] != 0.0 or bounds[-1] != 1.0 or not ascending:
         raise ValueError(f"[SA-501] bounds must ascend from 0 to 1, got {quoted(list(bounds))}")

@@ -8,31 +8,35 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..block_mask import BlockMask
-from .levels import LADDER, LEVELS
-from .mask_cache import BlockMaskCache, CacheKey, Moment, PassKey
-from .thresholds import at, errors, loosest, sampled_rows
+from ..block_mask import BLOCK_TOKENS, BlockMask
+from .always_computed import TokenRange, blocks_with, raise_always_computed_
+from .levels import Level
+from .mask_cache import BlockMaskCache, CachedMask, CacheKey, Moment, PassKey
+from .selection import block_scores
+from .thresholds import candidates, errors, loosest, sampled_rows
 
 Figure = tuple[Moment, torch.Tensor]
 
 
 @dataclass
 class Figures:
-    """What became of a layer's blocks: moments, and tensors of one value on the device, until someone reads them.
+    """What became of a layer's blocks: moments, and tensors (Hq,) on the device, until someone reads them.
 
     Attributes:
-        computed: shares of the blocks that calls with lists computed.
-        found: for each call in which blocks were found, the largest error that a head's threshold was measured to have.
-        later: for calls that found blocks anew, the largest error that a head would have had with the lists until then.
+        computed: for each call with lists, the share of the blocks that it computed of each head.
+        found: for each call in which blocks were found, the error that each head's threshold was measured to have.
+        selected: those of `found` in which the call that found blocks left out the others itself, and was not dense.
+        later: for calls that found blocks anew, the error that each head would have had with the lists until then.
     """
 
     computed: list[Figure] = field(default_factory=list)
     found: list[Figure] = field(default_factory=list)
+    selected: list[Figure] = field(default_factory=list)
     later: list[Figure] = field(default_factory=list)
 
     def forget(self, moment: Moment) -> None:
         """Throw away those of `moment`."""
-        for figures in (self.computed, self.found, self.later):
+        for figures in (self.computed, self.found, self.selected, self.later):
             figures[:] = [figure for figure in figures if figure[0] != moment]
 
 
@@ -43,11 +47,10 @@ class SparsityController:
         figures: layer -> what became of its blocks.
     """
 
-    def __init__(self, level: str) -> None:
-        """level: of LEVELS."""
-        self._bound = LEVELS[level]
-        # Rows that are not sampled could lose by a looser one what sampled rows do not.
-        self._thresholds = LADDER if self._bound > 0.0 else LADDER[:1]
+    def __init__(self, level: Level, *, block_tokens: int = BLOCK_TOKENS) -> None:
+        """block_tokens: of a block of the scores; only emulations have others than the kernels'."""
+        self._level = level
+        self._block_tokens = block_tokens
         self._kept = BlockMaskCache()
         self._step = self._begun_at = 0
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
@@ -86,7 +89,7 @@ class SparsityController:
         if found.skipped_share() < least_skipped:
             return f"less than {least_skipped:.0%} of its key blocks can be skipped: that would save no time"
         found.was_used = True
-        self.figures[layer].computed.append((now.moment, found.share))
+        self.figures[layer].computed.append((now.moment, found.shares))
         return BlockMask.from_dense(found.active())
 
     def find(
@@ -96,28 +99,66 @@ class SparsityController:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        block_margins: torch.Tensor,
+        scores: torch.Tensor,
         scale: float,
-    ) -> None:
-        """Keep the active blocks of a dense call in `now`, each head's by the loosest threshold within the bound.
+        always: tuple[TokenRange, ...] = (),
+    ) -> CachedMask:
+        """Keep the active blocks of a call in `now`, each head's by the loosest threshold within the bound.
 
-        block_margins: (B, Hq, Tq, Tk) as `reference.block_margins.block_margins` gives them. The others as for
-        `errors`.
+        scores: (B, Hq, Tq, Tk) float32, the higher the more a block matters, such as those that
+            `reference.block_margins.block_margins` gives of a dense call; written to.
+        always: tokens of q and k whose blocks are computed whatever their scores: as keys of all queries, and as
+            queries with all keys. The others as for `errors`.
+
+        Returns what is kept now, for this call and those before it in its evaluation.
         """
-        call, figures, rows = (
-            _cache_key(layer, now, q, k),
-            self.figures[layer],
-            sampled_rows(q.shape[2], now.step, q.device),
-        )
+        call, figures = _cache_key(layer, now, q, k), self.figures[layer]
+        tokens = self._block_tokens
+        keys, queries = blocks_with(always, k.shape[2], tokens), blocks_with(always, q.shape[2], tokens)
+        rows = sampled_rows(q.shape[2], now.step, q.device, queries if always else None, block_tokens=tokens)
+        raise_always_computed_(scores, keys, queries)
         previous = self._kept.replaced(call, now)
         if previous is not None and previous.is_for(now):
-            as_margins = previous.active().float().expand(q.shape[0], -1, -1, -1)
-            figures.later.append((now.moment, errors(q, k, v, as_margins, rows, scale=scale, thresholds=(0.5,)).amax()))
-        measured = errors(q, k, v, block_margins, rows, scale=scale, thresholds=self._thresholds)
-        chosen = loosest(measured, self._bound, self._thresholds)
-        figures.found.append((now.moment, at(measured, chosen, self._thresholds).amax()))
-        skipped = block_margins <= chosen[..., None, None]  # which NaN is not
-        self._kept.keep(call, now, ~skipped)
+            as_scores = previous.active().float().expand(q.shape[0], -1, -1, -1)
+            half = as_scores.new_full((*q.shape[:2], 1), 0.5)
+            figures.later.append((now.moment, self._errors(q, k, v, as_scores, rows, scale, half)[..., 0].amax(dim=0)))
+        thresholds = candidates(scores, rows, self._level, block_tokens=tokens)
+        measured = self._errors(q, k, v, scores, rows, scale, thresholds)
+        place = loosest(measured, self._level.bound)[..., None]
+        figures.found.append((now.moment, measured.gather(2, place)[..., 0].amax(dim=0)))
+        skipped = scores <= thresholds.gather(2, place)[..., None]  # which NaN is not
+        return self._kept.keep(call, now, ~skipped)
+
+    def select(
+        self,
+        layer: int,
+        now: PassKey,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        always: tuple[TokenRange, ...] = (),
+    ) -> BlockMask:
+        """As `find`, by scores of means of q and k, and the block mask for the call itself; no wait for the device."""
+        found = self.find(layer, now, q, k, v, block_scores(q, k, scale=scale), scale, always)
+        found.was_used = True
+        figures = self.figures[layer]
+        figures.computed.append((now.moment, found.shares))
+        figures.selected.append(figures.found[-1])
+        return BlockMask.from_dense(found.active())
+
+    def _errors(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scores: torch.Tensor,
+        rows: torch.Tensor,
+        scale: float,
+        thresholds: torch.Tensor,
+    ) -> torch.Tensor:
+        norm, tokens = self._level.norm, self._block_tokens
+        return errors(q, k, v, scores, rows, scale=scale, thresholds=thresholds, norm=norm, block_tokens=tokens)
 
     @property
     def all_figures(self) -> Figures:
@@ -126,6 +167,7 @@ class SparsityController:
         return Figures(
             [value for layer in layers for value in layer.computed],
             [value for layer in layers for value in layer.found],
+            [value for layer in layers for value in layer.selected],
             [value for layer in layers for value in layer.later],
         )
 
@@ -144,9 +186,9 @@ def _cache_key(layer: int, now: PassKey, q: torch.Tensor, k: torch.Tensor) -> Ca
     return CacheKey(layer, q.shape[1], q.shape[2], k.shape[2], q.device, frozenset(change for change, _ in now.changes))
 
 
-def values(figures: Iterable[Figure]) -> list[float]:
-    """What the tensors hold, in no stated order; waits for each device once."""
-    by_device: defaultdict[torch.device, list[torch.Tensor]] = defaultdict(list)
+def values(figures: Iterable[Figure]) -> list[list[float]]:
+    """What the tensors hold, a list of one number a head each, in no stated order; waits for each device once."""
+    by_form: defaultdict[tuple[torch.device, int], list[torch.Tensor]] = defaultdict(list)
     for _, tensor in figures:
-        by_device[tensor.device].append(tensor)
-    return [value for found in by_device.values() for value in torch.stack(found).tolist()]
+        by_form[tensor.device, len(tensor)].append(tensor)
+    return [value for found in by_form.values() for value in torch.stack(found).tolist()]

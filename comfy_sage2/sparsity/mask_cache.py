@@ -65,7 +65,7 @@ class CachedMask:
 
     Attributes:
         moment: when that was.
-        share: of their blocks, those that are active: one value on the device.
+        shares: of each head's blocks, those that are active: (Hq,) float32 on the device.
         prompts: what the calls were made for.
         changes: of the passes that they were made in.
         previous: what this took the place of, until it is used.
@@ -115,8 +115,8 @@ class CachedMask:
 
     def _keep(self, packed: torch.Tensor, active: torch.Tensor) -> None:
         self._packed = packed  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a block
-        self.share = active.count_nonzero() / active.numel()
-        self._share_on_host.start(self.share)
+        self.shares = active[0].float().mean(dim=(1, 2))
+        self._share_on_host.start(self.shares.mean())
 
     def gives_way(self, now: PassKey) -> bool:
         """Whether what is found in `now` takes its place: it is time, or the blocks are those of another model."""
@@ -163,8 +163,8 @@ class BlockMaskCache:
     def __init__(self) -> None:
         self._calls: dict[CacheKey, CachedMask] = {}
 
-    def keep(self, call: CacheKey, now: PassKey, active: torch.Tensor) -> None:
-        """Keep the active blocks of `call` in `now`, bool (B, Hq, Tq, Tk).
+    def keep(self, call: CacheKey, now: PassKey, active: torch.Tensor) -> CachedMask:
+        """Keep the active blocks of `call` in `now`, bool (B, Hq, Tq, Tk); returns what they were added to.
 
         Batch entries, such as the caption's and the empty one's, and all calls share the union of their blocks, until
         those are due to be found anew.
@@ -172,9 +172,10 @@ class BlockMaskCache:
         active = active.any(dim=0, keepdim=True)
         known = self._calls.get(call)
         if known is None or known.gives_way(now):
-            self._calls[call] = CachedMask(now, active, known)
+            known = self._calls[call] = CachedMask(now, active, known)
         else:
             known.add(active, now)
+        return known
 
     def before(self, call: CacheKey, now: PassKey) -> CachedMask | None:
         """What was found of the blocks of `call` before the evaluation of `now`, in which they are still being found.

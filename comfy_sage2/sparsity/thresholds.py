@@ -1,63 +1,109 @@
 """The threshold of each head, by the error that is measured on a sample of its rows.
 
 One threshold for all heads would not do: a head that attends to everything a little has all of its probability in
-blocks of small P.
+blocks of small P. Nor would one list of thresholds: where a head's scores lie decides which thresholds leave out what.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
 from ..block_mask import BLOCK_TOKENS
-from .levels import LADDER
+from ..reference.block_margins import LOSSLESS
+from .levels import Level
 
 SAMPLED_ROWS = 64
+QUANTILES = 64  # thresholds lie at 1/64, 2/64 and so on of a head's scores
 _SCORE_BYTES = 64 << 20  # of the scores of the sampled rows that are in memory at once
 
 
-def sampled_rows(q_length: int, number: int, device: torch.device) -> torch.Tensor:
-    """Evenly spread query tokens, (SAMPLED_ROWS,) int64 or all where there are fewer; others for each `number`."""
-    count = min(SAMPLED_ROWS, q_length)
+def sampled_rows(
+    q_length: int,
+    number: int,
+    device: torch.device,
+    dense: torch.Tensor | None = None,
+    *,
+    block_tokens: int = BLOCK_TOKENS,
+) -> torch.Tensor:
+    """Evenly spread query tokens, (SAMPLED_ROWS,) int64 or all where there are fewer; others for each `number`.
+
+    dense: bool on the CPU, one for each block of queries: those whose queries are not sampled, as they attend to all
+        keys; None is none of them.
+    """
     turn = number * (math.sqrt(5.0) - 1.0) / 2.0 % 1.0  # no two numbers give the same rows soon
-    return ((torch.arange(count, device=device, dtype=torch.float64) + turn) * (q_length / count)).long()
+    if dense is None:
+        return _spread(q_length, turn, device)
+    tokens = (~dense).repeat_interleave(block_tokens)[:q_length].nonzero()[:, 0]
+    return tokens[_spread(len(tokens), turn, tokens.device)].to(device)
+
+
+def _spread(length: int, turn: float, device: torch.device) -> torch.Tensor:
+    count = min(SAMPLED_ROWS, length)
+    return ((torch.arange(count, device=device, dtype=torch.float64) + turn) * (length / max(count, 1))).long()
+
+
+def candidates(
+    scores: torch.Tensor, rows: torch.Tensor, level: Level, *, block_tokens: int = BLOCK_TOKENS
+) -> torch.Tensor:
+    """The thresholds that a head's is chosen from, strictest first: (B, Hq, L) float32 on the device.
+
+    Those of the level's ladder; else quantiles of each head's own finite scores, none below LOSSLESS, and LOSSLESS
+    before them: a block of that share of its queries' probability is as good as none by either kind of score.
+
+    scores: (B, Hq, Tq, Tk), such as block margins; +inf where a block is always computed. rows: see `errors`.
+    """
+    batch, heads = scores.shape[:2]
+    if level.ladder is not None:
+        return _on(scores.device, level.ladder).expand(batch, heads, -1)
+    of_rows = scores[:, :, rows // block_tokens].flatten(2).nan_to_num(nan=math.inf, posinf=math.inf)
+    ordered = of_rows.sort(dim=2).values
+    finite = (ordered < math.inf).sum(dim=2, keepdim=True)
+    places = torch.arange(1, QUANTILES, device=scores.device) * finite // QUANTILES
+    quantiles = ordered.gather(2, places).clamp(LOSSLESS, torch.finfo(torch.float32).max)
+    return torch.cat([quantiles.new_full((batch, heads, 1), LOSSLESS), quantiles], dim=2)
 
 
 def errors(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    block_margins: torch.Tensor,
+    scores: torch.Tensor,
     rows: torch.Tensor,
     *,
     scale: float,
-    thresholds: Sequence[float] = LADDER,
+    thresholds: torch.Tensor,
+    norm: int = 2,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> torch.Tensor:
-    """What leaving out the skipped blocks costs each head at each of the `thresholds`, against exact attention.
+    """What leaving out the skipped blocks costs each head at each of its thresholds, against exact attention.
 
     Args:
         q: (B, Hq, Nq, D); k, v: (B, Hkv, Nkv, D), any float dtype. Not causal, without a mask.
-        block_margins: (B, Hq, Tq, Tk) as `reference.block_margins.block_margins` gives them.
+        scores: (B, Hq, Tq, Tk): a block is skipped where its score is at most the threshold.
         rows: the query tokens to compare, (R,) int64.
         scale: softmax scale.
-        thresholds: in log2, as the margins are.
+        thresholds: (B, Hq, L), ascending.
+        norm: 1 for relative L1, 2 for relative L2.
+        block_tokens: queries or keys of a block.
 
     Returns:
-        Relative L1 of each head over its rows, (B, Hq, len(thresholds)) float32 on the device; nobody waits for it.
+        Relative error of each head over its rows, (B, Hq, L) float32 on the device; nobody waits for it.
     """
     group = q.shape[1] // k.shape[1]
-    bytes_of_head = 4 * rows.shape[0] * k.shape[2]
-    heads = max(_SCORE_BYTES // bytes_of_head // group, 1) * group  # of q, with all of k's heads that they share
+    bytes_of_head = 4 * rows.shape[0] * (k.shape[2] + scores.shape[3] * k.shape[3])
+    heads = max(_SCORE_BYTES // max(bytes_of_head, 1) // group, 1) * group  # of q, with all of k's that they share
     # Under autocast the products would be rounded to 16 bits.
     with torch.autocast(q.device.type, enabled=False):
         found = [
-            _errors(q[b, part], k[b, kv], v[b, kv], block_margins[b, part], rows, scale, thresholds)
+            _errors(
+                q[b, part], k[b, kv], v[b, kv], scores[b, part], rows, scale, thresholds[b, part], norm, block_tokens
+            )
             for b in range(q.shape[0])
             for part, kv in _parts(q.shape[1], heads, group)
         ]
-    return torch.cat(found).view(*q.shape[:2], len(thresholds))
+    return torch.cat(found).view(*q.shape[:2], thresholds.shape[2])
 
 
 def _parts(q_heads: int, step: int, group: int) -> list[tuple[slice, slice]]:
@@ -69,43 +115,45 @@ def _errors(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    block_margins: torch.Tensor,
+    scores: torch.Tensor,
     rows: torch.Tensor,
     scale: float,
-    thresholds: Sequence[float],
+    thresholds: torch.Tensor,
+    norm: int,
+    block_tokens: int,
 ) -> torch.Tensor:
-    """The errors of some heads of one batch entry: (heads, len(thresholds))."""
-    group = q.shape[0] // k.shape[0]
+    """The errors of some heads of one batch entry: (heads, L).
+
+    P V is computed once, block by block: a threshold's output is a sum over the blocks that it leaves.
+    """
+    group, behind = q.shape[0] // k.shape[0], -k.shape[1] % block_tokens
     k, v = (tensor.float().repeat_interleave(group, dim=0) for tensor in (k, v))
     p = (q[:, rows].float() @ k.transpose(1, 2)).mul_(scale).softmax(dim=2)
-    exact = p @ v
-    of_rows = block_margins[:, rows // BLOCK_TOKENS]
-    found = []
-    for threshold in thresholds:
-        active = (of_rows > threshold).repeat_interleave(BLOCK_TOKENS, dim=2)[..., : k.shape[1]]
-        kept = p * active
-        # A row of which nothing is left gives zeros, as the kernels do: all of it is lost.
-        out = (kept @ v) / kept.sum(dim=2, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        found.append((out - exact).abs().sum(dim=(1, 2)) / exact.abs().sum(dim=(1, 2)))
-    return torch.stack(found, dim=1)
+    p, v = (torch.nn.functional.pad(tensor, pad) for tensor, pad in ((p, (0, behind)), (v, (0, 0, 0, behind))))
+    p = p.unflatten(2, (-1, block_tokens)).permute(2, 0, 1, 3)  # (Tk, heads, R, block_tokens)
+    outs = p @ v.unflatten(1, (-1, block_tokens)).transpose(0, 1)  # (Tk, heads, R, D)
+    masses = p.sum(dim=3).permute(1, 2, 0)  # (heads, R, Tk)
+    of_rows = scores[:, rows // block_tokens]
+    # NaN is left out here, so that its head is not within any bound.
+    active = (of_rows[:, :, None] > thresholds[:, None, :, None]).float()  # (heads, R, L, Tk)
+    kept = (active @ masses[..., None])[..., 0]  # (heads, R, L)
+    # A row of which nothing is left gives zeros, as the kernels do: all of it is lost.
+    out = active @ outs.permute(1, 2, 0, 3) / kept.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
+    exact = outs.sum(dim=0)[:, :, None]
+    lost, whole = (torch.linalg.vector_norm(tensor, norm, dim=(1, 3)) for tensor in (out - exact, exact))
+    found: torch.Tensor = lost / whole
+    return found
 
 
-def loosest(found: torch.Tensor, bound: float, thresholds: Sequence[float] = LADDER) -> torch.Tensor:
-    """The loosest of `thresholds`, strictest first, whose error and those of all stricter ones are within `bound`.
+def loosest(found: torch.Tensor, bound: float) -> torch.Tensor:
+    """The place of the loosest threshold whose error and those of all stricter ones are within `bound`.
 
-    found: (B, Hq, len(thresholds)). Returns (B, Hq) float32. The first threshold needs no measurement: it stands where
+    found: (B, Hq, L), strictest first. Returns (B, Hq) int64. The first threshold needs no measurement: it stands where
     nothing looser is within the bound, and NaN is not within any.
     """
-    within = (found[..., 1:] <= bound).long().cumprod(dim=2).sum(dim=2)
-    return _on(found.device, thresholds)[within]
+    return (found[..., 1:] <= bound).long().cumprod(dim=2).sum(dim=2)
 
 
-def at(found: torch.Tensor, chosen: torch.Tensor, thresholds: Sequence[float] = LADDER) -> torch.Tensor:
-    """Of what `errors` found, (B, Hq, len(thresholds)), that at the thresholds `chosen`, (B, Hq)."""
-    places = _on(found.device, thresholds) == chosen[..., None]
-    return found.where(places, 0.0).sum(dim=2)
-
-
-def _on(device: torch.device, thresholds: Sequence[float]) -> torch.Tensor:
-    """(len(thresholds),) float32, made on the device: nobody waits for a copy."""
-    return torch.stack([torch.full((), threshold, device=device) for threshold in thresholds])
+def _on(device: torch.device, values: tuple[float, ...]) -> torch.Tensor:
+    """(len(values),) float32, made on the device: nobody waits for a copy."""
+    return torch.stack([torch.full((), value, device=device) for value in values])

@@ -66,8 +66,8 @@ class LaunchBuilder {
   }
 
  protected:
-  LaunchBuilder(const CallSignature& call, const Workspace& workspace)
-      : call_(call), workspace_(workspace), sizes_(sizes_of(call)) {}
+  LaunchBuilder(const CallSignature& call, const Workspace& workspace, const driver::Images& images)
+      : call_(call), workspace_(workspace), sizes_(sizes_of(call)), images_(images) {}
   ~LaunchBuilder() = default;
 
   virtual void prepare() = 0;
@@ -76,7 +76,8 @@ class LaunchBuilder {
   template <class Params>
   void launch(const std::string& cubin, const std::string& kernel, driver::Extent grid, int threads, int shared_bytes,
               const Params& params, const RunFields& fields, driver::LaunchOptions options = {}) {
-    list_.add(phase_, cubin, kernel, grid, threads, shared_bytes, params, fields, options);
+    list_.add(phase_, images_.kernel(cubin, kernel, shared_bytes), grid, threads, shared_bytes, params, fields,
+              options);
   }
   int map(const driver::MapDescription& description, Operand operand, int64_t offset = 0) {
     return list_.add_map(description, operand, offset);
@@ -182,6 +183,7 @@ class LaunchBuilder {
   }
   int64_t listed_heads() const { return call_.block_mask.head_stride == 0 ? 1 : call_.q_heads; }
 
+  const driver::Images& images_;
   LaunchList list_;
   Phase phase_ = kPreparation;
 };

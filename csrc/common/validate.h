@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "attention_call.h"
 #include "build_info.h"
@@ -38,16 +38,6 @@ inline void require_between(const char* name, int64_t value, int64_t least, int6
   }
 }
 
-// Whether a name is one of those that commas divide.
-inline bool has_name(std::string_view names, std::string_view name) {
-  while (true) {
-    const std::size_t end = names.find(',');
-    if (names.substr(0, end) == name) return true;
-    if (end == std::string_view::npos) return false;
-    names.remove_prefix(end + 1);
-  }
-}
-
 // One value of a field, and the name of what a build must have for it.
 struct Choice {
   int value;
@@ -56,15 +46,16 @@ struct Choice {
 
 // That a field has one of the values for which this build has kernels.
 template <std::size_t kCount>
-void require_choice(const char* field, int value, const Choice (&choices)[kCount], const char* names) {
+void require_choice(const char* field, int value, const Choice (&choices)[kCount],
+                    const std::vector<std::string>& names, const BuildInfo& build) {
   std::string possible;
   for (const Choice& choice : choices) {
-    if (!has_name(names, choice.name)) continue;
+    if (std::find(names.begin(), names.end(), choice.name) == names.end()) continue;
     if (choice.value == value) return;
     possible += (possible.empty() ? "" : " or ") + std::string(choice.shown);
   }
-  throw std::invalid_argument(std::string(field) + " must be " + possible + " on " + kBuildInfo.architecture +
-                              ", got " + std::to_string(value));
+  throw std::invalid_argument(std::string(field) + " must be " + possible + " on " + build.architecture + ", got " +
+                              std::to_string(value));
 }
 
 // The strides of axes that have more than one element, which alone are used.
@@ -80,7 +71,7 @@ inline void require_aligned(const char* name, const TensorStrides& strides, cons
   require_multiple("_token_stride", strides.token, tokens);
 }
 
-inline void validate(const CallSignature& call) {
+inline void validate(const CallSignature& call, const BuildInfo& build) {
   require_between("batch", call.batch, 1, kMaxInt);
   require_between("q_heads", call.q_heads, 1, kMaxInt);
   require_between("kv_heads", call.kv_heads, 1, kMaxInt);
@@ -99,7 +90,7 @@ inline void validate(const CallSignature& call) {
           "mask_element must be 0 (no mask), 1 (bool), 2 (fp16), 3 (bf16) or 4 (fp32), got ",
           std::to_string(call.mask.element));
   constexpr Choice kModes[] = {{k8b, "8b", "8 (8b)"}, {k4b, "4b", "4 (4b)"}, {kPrecise, "precise", "16 (precise)"}};
-  require_choice("mode", call.mode, kModes, kBuildInfo.modes);
+  require_choice("mode", call.mode, kModes, build.modes, build);
   require(call.mode != kPrecise || call.element != kFloat,
           "element must be 2 (fp16) or 3 (bf16) in mode 16 (precise), got ", std::to_string(call.element));
   constexpr Choice kFormats[] = {{kPvFp8, "fp8", "1 (fp8)"},
@@ -110,10 +101,10 @@ inline void validate(const CallSignature& call) {
     require(call.pv == kPvOfBuild || call.pv == kPvFp16, "pv must be 0 or 2 (fp16) in mode 16 (precise), got ",
             std::to_string(call.pv));
   } else if (call.pv != kPvOfBuild) {
-    require_choice("pv", call.pv, kFormats, kBuildInfo.pv_formats);
+    require_choice("pv", call.pv, kFormats, build.pv_formats, build);
   }
   constexpr Choice kAccumulators[] = {{32, "fp32", "32"}, {16, "fp16", "16"}};
-  require_choice("pv_accumulator", call.pv_accumulator, kAccumulators, kBuildInfo.pv_accumulators);
+  require_choice("pv_accumulator", call.pv_accumulator, kAccumulators, build.pv_accumulators, build);
   require((call.pv != kPvInt8 && call.pv != kPvMxfp8) || call.pv_accumulator == 32,
           "pv_accumulator must be 32 with pv 3 (int8) and 4 (mxfp8), got ", std::to_string(call.pv_accumulator));
   if (call.has_block_mask()) {

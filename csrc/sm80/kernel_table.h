@@ -24,10 +24,10 @@ struct KernelInfo {
 #define SM80_MXFP8_KERNEL_INFO(head_dim, name, bits, mask, product) \
   KernelInfo{"attention_mxfp8_d" #head_dim, #name, head_dim, bits, mask, product},
 inline constexpr KernelInfo kKernels[] = {
-    SM80_ROWS(SM80_KERNEL_INFO, 64)   //
-    SM80_ROWS(SM80_KERNEL_INFO, 128)  //
-    SM80_ROWS(SM80_KERNEL_INFO, 256)  //
-#if MXFP8
+    SM80_ROWS(SM80_KERNEL_INFO, 64)               //
+    SM80_ROWS(SM80_KERNEL_INFO, 128)              //
+    SM80_ROWS(SM80_KERNEL_INFO, 256)              //
+#if !defined(MXFP8) || MXFP8                      // launch code serves images with and without them
     SM80_MXFP8_ROWS(SM80_MXFP8_KERNEL_INFO, 64)   //
     SM80_MXFP8_ROWS(SM80_MXFP8_KERNEL_INFO, 128)  //
     SM80_MXFP8_ROWS(SM80_MXFP8_KERNEL_INFO, 256)  //

@@ -1,5 +1,6 @@
 // The attention kernels of the family, one row a kernel: the kernels are defined from these rows (attention.cu), and
-// launch code finds them there (kernel_table.h). Plain data, no CUDA headers. INT4_SCORES adds the 4-bit kernels.
+// launch code finds them there (kernel_table.h). Plain data, no CUDA headers. INT4_SCORES=0
+// leaves out the 4-bit kernels; launch code, which serves images with and without them, does not define it.
 #pragma once
 
 #include "common/mask_policy.h"
@@ -16,13 +17,15 @@ enum class PvProduct { fp32_sums, fp16_sums, int8, mxfp8, precise_fp16, precise_
 constexpr bool has_v_scale(PvProduct product) {
   return product != PvProduct::precise_fp16 && product != PvProduct::precise_bf16;
 }
-// Bytes of an element of V.
-constexpr int v_bytes(PvProduct product) {
+// Bytes of an element of V; half_values: floats of 8b and 4b are fp16.
+constexpr int v_bytes(PvProduct product, bool half_values) {
   const bool is_float = product == PvProduct::fp32_sums || product == PvProduct::fp16_sums;
-  return product == PvProduct::int8 || product == PvProduct::mxfp8 || (is_float && !HALF_VALUES) ? 1 : 2;
+  return product == PvProduct::int8 || product == PvProduct::mxfp8 || (is_float && !half_values) ? 1 : 2;
 }
 // Key blocks whose K is in shared memory at a time: with two the next is copied while one is worked on. E4M3 has one.
-constexpr int key_stages(PvProduct product) { return product == PvProduct::int8 || v_bytes(product) == 2 ? 2 : 1; }
+constexpr int key_stages(PvProduct product, bool half_values) {
+  return product == PvProduct::int8 || v_bytes(product, half_values) == 2 ? 2 : 1;
+}
 
 }  // namespace sm80
 
@@ -33,7 +36,7 @@ constexpr int key_stages(PvProduct product) { return product == PvProduct::int8 
   ROW(head_dim, attention_##mode##_plain_##element, 8, MaskPolicy::none, PvProduct::product)    \
   ROW(head_dim, attention_##mode##_bias_##element, 8, MaskPolicy::key_bias, PvProduct::product) \
   ROW(head_dim, attention_##mode##_mask_##element, 8, MaskPolicy::row_bias, PvProduct::product)
-#if INT4_SCORES
+#if !defined(INT4_SCORES) || INT4_SCORES
 #define SM80_4BIT_ROWS(ROW, head_dim, element, product)                                   \
   ROW(head_dim, attention_4b_bias_##element, 4, MaskPolicy::key_bias, PvProduct::product) \
   ROW(head_dim, attention_4b_mask_##element, 4, MaskPolicy::key_bias | MaskPolicy::row_bias, PvProduct::product)

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "attention_call.h"
 #include "common/launch_builder.h"
 #include "common/validate.h"
 #include "driver.h"
+#include "families.h"
+#include "kernels.h"
 #include "plan.h"
 #include "sm80/kernel_table.h"
 #include "sm80/params.h"
@@ -16,9 +19,10 @@
 namespace sm80 {
 namespace {
 
-constexpr PvProduct product_of(const CallSignature& call) {
+PvProduct product_of(const CallSignature& call, const Kernels& kernels) {
   if (call.mode == kPrecise) {
-    if (call.pv_accumulator == 16) return HALF_VALUES ? PvProduct::fp16_sums : PvProduct::precise_fp16_sums;
+    if (call.pv_accumulator == 16)
+      return kernels.build.half_values ? PvProduct::fp16_sums : PvProduct::precise_fp16_sums;
     return call.element == kHalf ? PvProduct::precise_fp16 : PvProduct::precise_bf16;
   }
   if (call.pv == kPvInt8) return PvProduct::int8;
@@ -53,8 +57,8 @@ struct Grids {
 
 class Builder final : public LaunchBuilder<Workspace> {
  public:
-  Builder(const CallSignature& call, const Workspace& workspace, const Grids& grids)
-      : LaunchBuilder(call, workspace),
+  Builder(const CallSignature& call, const Workspace& workspace, const Grids& grids, const Kernels& kernels)
+      : LaunchBuilder(call, workspace, kernels.images),
         grids_(grids),
         head_dim_(padded_head_dim(call.head_dim)),
         element_(element_name(call.element)),
@@ -64,7 +68,8 @@ class Builder final : public LaunchBuilder<Workspace> {
                                     : "8b"),
         mask_is_bias_(mask_is_bias(call)),
         padded_keys_(padded_keys(workspace)),
-        product_(product_of(call)),
+        product_(product_of(call, kernels)),
+        half_values_(kernels.build.half_values),
         all_sizes_{sizes_, static_cast<int>(workspace.query_blocks), static_cast<int>(workspace.key_blocks),
                    call.element} {}
 
@@ -190,8 +195,11 @@ class Builder final : public LaunchBuilder<Workspace> {
 
   void attention(const AttentionParams& params, const RunFields& fields, MaskPolicy mask) {
     const KernelInfo& kernel = kernel_of(head_dim_, score_bits(call_.mode), mask, product_);
-    launch(kernel.image, kernel.name, grid(params.works), attention_threads(head_dim_),
-           SharedLayout(head_dim_, kernel.score_bits, v_bytes(product_), key_stages(product_)).bytes, params, fields);
+    launch(
+        kernel.image, kernel.name, grid(params.works), attention_threads(head_dim_),
+        SharedLayout(head_dim_, kernel.score_bits, v_bytes(product_, half_values_), key_stages(product_, half_values_))
+            .bytes,
+        params, fields);
   }
 
   const Grids& grids_;
@@ -200,27 +208,33 @@ class Builder final : public LaunchBuilder<Workspace> {
   const bool mask_is_bias_;
   const int64_t padded_keys_;
   const PvProduct product_;
+  const bool half_values_;
   const Sizes all_sizes_;
 };
 
 class AttentionPlan final : public Plan {
  public:
   // Smooth Q's correction is computed of K.
-  AttentionPlan(const CallSignature& call, const Workspace& workspace)
-      : Plan(call, workspace.bytes, only(kK, call.mode == k4b)), workspace_(workspace), grids_(call, workspace) {}
+  AttentionPlan(const CallSignature& call, std::shared_ptr<const Kernels> kernels, const Workspace& workspace)
+      : Plan(call, std::move(kernels), workspace.bytes, only(kK, call.mode == k4b)),
+        workspace_(workspace),
+        grids_(call, workspace) {}
 
  private:
   // They read q, k and v alike, whether the phases are one run or two.
-  LaunchList launches(bool) const override { return Builder(call(), workspace_, grids_).build(); }
+  LaunchList launches(bool) const override { return Builder(call(), workspace_, grids_, kernels()).build(); }
 
   const Workspace workspace_;
   const Grids grids_;
 };
 
 }  // namespace
-}  // namespace sm80
 
-std::unique_ptr<Plan> make_plan(const CallSignature& call) {
-  common::validate(call);
-  return std::make_unique<sm80::AttentionPlan>(call, sm80::Workspace(call, sm80::product_of(call)));
+std::unique_ptr<Plan> make_plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels) {
+  validate(call, kernels->build);
+  const PvProduct product = product_of(call, *kernels);
+  const Workspace workspace(call, product, v_bytes(product, kernels->build.half_values));
+  return std::make_unique<AttentionPlan>(call, std::move(kernels), workspace);
 }
+
+}  // namespace sm80

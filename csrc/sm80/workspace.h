@@ -22,7 +22,7 @@ struct Workspace {
   int64_t bytes;
 
   // Throws std::invalid_argument when a grid of the call would be too large.
-  Workspace(const CallSignature& call, PvProduct product) {
+  Workspace(const CallSignature& call, PvProduct product, int v_bytes) {
     const int channels = padded_head_dim(call.head_dim);
     q_bh = call.batch * call.q_heads;
     kv_bh = call.batch * call.kv_heads;
@@ -39,7 +39,7 @@ struct Workspace {
     Arena arena;
     q_tiles = arena.add(works * query_tile_bytes(channels, score_bits(call.mode)));
     k_tiles = arena.add(kv_bh * key_blocks * key_tile_bytes(channels, score_bits(call.mode)));
-    v_tiles = arena.add(kv_bh * key_blocks * value_tile_bytes(channels, v_bytes(product)));
+    v_tiles = arena.add(kv_bh * key_blocks * value_tile_bytes(channels, v_bytes));
     q_scale = arena.add(works * query_scales(score_bits(call.mode)) * 4);
     k_scale = arena.add(kv_bh * key_blocks * kKeyGroups * 4);
     k_mean = arena.add(kv_bh * channels * 4);

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "attention_call.h"
 #include "common/launch_builder.h"
 #include "common/validate.h"
 #include "driver.h"
+#include "families.h"
+#include "kernels.h"
 #include "plan.h"
 #include "sm90/kernel_table.h"
 #include "sm90/one_pass.h"
@@ -24,8 +27,8 @@ bool biased(const CallSignature& call) { return call.mode == k4b || call.has_mas
 
 class Builder final : public LaunchBuilder<Workspace> {
  public:
-  Builder(const CallSignature& call, const Workspace& workspace, bool in_phases)
-      : LaunchBuilder(call, workspace),
+  Builder(const CallSignature& call, const Workspace& workspace, const driver::Images& images, bool in_phases)
+      : LaunchBuilder(call, workspace, images),
         in_phases_(in_phases),
         head_dim_(padded_head_dim(call.head_dim)),
         element_(element_name(call.element)),
@@ -336,20 +339,23 @@ class Builder final : public LaunchBuilder<Workspace> {
 class AttentionPlan final : public Plan {
  public:
   // Smooth Q's correction is computed of K; the precise mode reads V where it is.
-  AttentionPlan(const CallSignature& call, const Workspace& workspace)
-      : Plan(call, workspace.bytes, only(kK, call.mode == k4b) | only(kV, call.mode == kPrecise)),
+  AttentionPlan(const CallSignature& call, std::shared_ptr<const Kernels> kernels, const Workspace& workspace)
+      : Plan(call, std::move(kernels), workspace.bytes, only(kK, call.mode == k4b) | only(kV, call.mode == kPrecise)),
         workspace_(workspace) {}
 
  private:
-  LaunchList launches(bool in_phases) const override { return Builder(call(), workspace_, in_phases).build(); }
+  LaunchList launches(bool in_phases) const override {
+    return Builder(call(), workspace_, kernels().images, in_phases).build();
+  }
 
   const Workspace workspace_;
 };
 
 }  // namespace
-}  // namespace sm90
 
-std::unique_ptr<Plan> make_plan(const CallSignature& call) {
-  common::validate(call);
-  return std::make_unique<sm90::AttentionPlan>(call, sm90::Workspace(call));
+std::unique_ptr<Plan> make_plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels) {
+  validate(call, kernels->build);
+  return std::make_unique<AttentionPlan>(call, std::move(kernels), Workspace(call));
 }
+
+}  // namespace sm90

@@ -3,8 +3,9 @@
     python -m lab choices --results docs/results
 
 Tests the kernels and measures the GPU twice as the first node does, then times calls that were not part of that. Prints
-for each what the node, in 8b, takes with `when` *where it is faster*, and how much slower that is than the fastest of
-what it could take: 8b, ComfyUI's own attention and torch's exact ones. Other modes are timed beside them.
+for each what a new node with its defaults takes (8b, rotation, *where it is faster*), and how much slower that is than
+the fastest of what it could take: 8b, ComfyUI's own attention, torch's exact ones, and attentions of other packages
+that are no less exact. Other modes and the others of these packages are timed beside them.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ import random
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
-from functools import partial
 from statistics import median
 
 import torch
 
 from comfy_sage2 import machine
+from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.measure import measure_now
 from comfy_sage2.autotune.rounds import GpuClock, time_rounds
-from comfy_sage2.autotune.timings import Candidate
+from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
+from comfy_sage2.backends.peers import PEERS
 from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
@@ -37,16 +39,65 @@ from comfy_sage2.tuning_candidates import BACKENDS
 
 from ..arguments import cuda_device
 
-_SECONDS = 0.3  # for each call
+_SECONDS = 0.4  # for each call
+_HIDDEN = 77  # keys at the end, in calls with a mask
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A call of ComfyUI's attention.
+
+    Attributes:
+        batch, heads, q_length, kv_length, head_dim: its sizes.
+        heads_first: q, k and v are (B, H, N, D) in memory, as models that rotate q and k pass them, else (B, N, H, D).
+        hides_keys: a mask hides the last keys, as that of a padded prompt.
+    """
+
+    batch: int
+    heads: int
+    q_length: int
+    kv_length: int
+    head_dim: int
+    heads_first: bool = field(default=False, kw_only=True)
+    hides_keys: bool = field(default=False, kw_only=True)
+
+    def call(self) -> AttentionCall:
+        """The call, with random values."""
+        order = (0, 2, 1, 3) if self.heads_first else (0, 1, 2, 3)
+        tensors = []
+        for length in (self.q_length, self.kv_length, self.kv_length):
+            shape = [(self.batch, length, self.heads, self.head_dim)[axis] for axis in order]
+            tensor = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+            tensors.append(tensor if self.heads_first else tensor.flatten(2))
+        mask = None
+        if self.hides_keys:
+            mask = torch.ones(self.batch, 1, 1, self.kv_length, device="cuda", dtype=torch.bool)
+            mask[..., -_HIDDEN:] = False
+        q, k, v = tensors
+        return AttentionCall(q, k, v, self.heads, mask, skip_reshape=self.heads_first)
+
+    def __str__(self) -> str:
+        text = f"{self.batch} x {self.heads} x {self.q_length} x {self.kv_length} x {self.head_dim}"
+        return text + (", BHND" if self.heads_first else "") + (", mask" if self.hides_keys else "")
+
+
 # Batch, heads, tokens of q, tokens of k, head_dim.
 CALLS = (
-    *((4, 32, n, n, d) for d in (64, 128) for n in (256, 512, 1024, 2048, 4096)),
-    *((1, 32, n, n, d) for d in (64, 128) for n in (512, 1024, 2048, 8192, 32768)),
-    *((1, 40, n, 512, 128) for n in (1024, 8192, 75600)),
-    (1, 24, 4608, 4608, 128),  # Flux
-    (1, 12, 32760, 512, 128),  # Wan 1.3B
-    (2, 30, 17776, 17776, 64),  # CogVideoX
-    (1, 32, 4992, 4992, 64),  # LTX-Video
+    *(Sizes(4, 32, n, n, d) for d in (64, 128) for n in (256, 512, 1024, 2048, 4096)),
+    *(Sizes(1, 32, n, n, d) for d in (64, 128) for n in (512, 1024, 1536, 2048, 3072, 8192, 32768)),
+    *(Sizes(1, 40, n, 512, 128) for n in (1024, 8192, 75600)),  # Wan 14B
+    *(Sizes(2, heads, n, 77, 64) for heads, n in ((10, 4096), (20, 1024))),  # SDXL
+    Sizes(1, 24, 4608, 4608, 128, heads_first=True),  # Flux
+    Sizes(1, 24, 1536, 1536, 128, heads_first=True),
+    Sizes(1, 30, 4224, 4224, 128, heads_first=True, hides_keys=True),  # Z-Image
+    Sizes(2, 24, 7089, 7089, 128, heads_first=True, hides_keys=True),  # Qwen-Image
+    Sizes(2, 24, 1300, 1300, 128, heads_first=True, hides_keys=True),
+    Sizes(1, 12, 32760, 512, 128),  # Wan 1.3B
+    Sizes(1, 12, 32760, 257, 128),
+    Sizes(2, 30, 17776, 17776, 64),  # CogVideoX
+    Sizes(1, 32, 4992, 4992, 64),  # LTX-Video
+    Sizes(1, 32, 4992, 256, 64, hides_keys=True),
+    Sizes(1, 24, 512, 512, 128, hides_keys=True),
 )
 
 
@@ -54,44 +105,47 @@ CALLS = (
 class CheckedChoice:
     """The candidate that the node takes for a call, seconds of all, and by how much the taken one is slower."""
 
-    sizes: tuple[int, int, int, int, int]
+    sizes: Sizes
     taken: Candidate
     seconds: dict[Candidate, float]
     loss: float
 
     def line(self, columns: Iterable[Candidate]) -> str:
         """A row of the table."""
-        cells = [" x ".join(map(str, self.sizes)), self.taken.words, f"+{self.loss:.1%}" if self.loss else "fastest"]
+        cells = [str(self.sizes), self.taken.words, f"+{self.loss:.1%}" if self.loss else "fastest"]
         cells += [f"{1e6 * self.seconds[one]:.0f}" if one in self.seconds else "-" for one in columns]
         return f"| {' | '.join(cells)} |"
-
-
-def _call(sizes: tuple[int, int, int, int, int]) -> AttentionCall:
-    batch, heads, q_length, kv_length, head_dim = sizes
-    q, k, v = (
-        torch.randn(batch, length, heads * head_dim, device="cuda", dtype=torch.bfloat16)
-        for length in (q_length, kv_length, kv_length)
-    )
-    return AttentionCall(q, k, v, heads)
 
 
 def _chosen(dispatcher: Dispatcher, call: AttentionCall) -> Candidate:
     q_length, kv_length = call.lengths
     decision = dispatcher.choose(call, CallSite(0, None, 0, 1, kv_length, is_self=q_length == kv_length))
-    assert decision.backend is not None and decision.options is not None, decision.reason
-    return Candidate(decision.backend, decision.options.mode, decision.options.pv_accumulator)
+    if decision.backend is None or decision.options is None:
+        return Candidate(PLAIN)
+    if decision.is_peer:
+        return Candidate(decision.backend, PEER)
+    return Candidate.of(decision.backend, decision.options)
 
 
-def _find(dispatcher: Dispatcher, sizes: tuple[int, int, int, int, int]) -> CheckedChoice:
-    call = _call(sizes)
-    runs = {one: run for one, run in BACKENDS.calls(*call.tensors("BHND")).items() if one.mode != "4b"}
+def find(dispatcher: Dispatcher, sizes: Sizes, choices: TunedChoices) -> CheckedChoice:
+    """Time a call by every candidate, but those in 4b and those that smooth V, and see which one the node takes."""
+    call = sizes.call()
+    runs = BACKENDS.calls(*call.tensors("BHND"), call.mask_4d())
+    runs = {one: run for one, run in runs.items() if one.mode != "4b" and not one.smooth_v}
     clock = GpuClock()
-    candidates = {one: partial(run) for one, run in runs.items()}
-    rounds = time_rounds(candidates, clock, random.Random(), clock.now() + _SECONDS)
+    rounds = time_rounds(runs, clock, random.Random(), clock.now() + _SECONDS)
     seconds = {one: median(values) for one, values in rounds.items()}
+    settings = dispatcher.settings
+    mode = [one for one in seconds if (one.mode, one.rotate) == (settings.mode, settings.rotate)]
+    allowed = [
+        one
+        for one in seconds
+        if one in mode
+        or one.mode == EXACT
+        or (one.mode == PEER and all(choices.is_no_less_exact(one, own, sizes.head_dim) for own in mode))
+    ]
     taken = _chosen(dispatcher, call)
-    least = min(value for one, value in seconds.items() if one.mode in (dispatcher.settings.mode, EXACT))
-    return CheckedChoice(sizes, taken, seconds, seconds[taken] / least - 1.0)
+    return CheckedChoice(sizes, taken, seconds, seconds[taken] / min(map(seconds.__getitem__, allowed)) - 1.0)
 
 
 def own_kernels(device: torch.device) -> list[KernelBackend]:
@@ -113,24 +167,26 @@ def page(command: str, device: torch.device) -> str:
     for kernel in own_kernels(device):
         decision = self_test.test_now(kernel.name, device.index, kernel.variants)
         lines.append(f"- The self-test of {kernel.name}, its first use in this process: {decision.text}.")
+    lines += [f"- {peer.name}: {peer.availability() or f'version {peer.version}'}." for peer in PEERS]
     for which in ("The first measurement in this process", "A second one"):
         start = time.perf_counter()
         choices = measure_now(device.index, BACKENDS)
         seconds = time.perf_counter() - start
         lines.append(f"- {which} took {seconds:.2f} s, noise {choices.times.noise:.1%}.")
         lines += [f"  - {line}" for line in choices.lines()]
-    settings = Settings(when=WHERE_FASTER)
-    dispatcher = Dispatcher(settings, probe(device, settings), device=device)
+    settings = Settings(rotate=True, when=WHERE_FASTER)
+    dispatcher = Dispatcher(settings, probe(device, settings), device=device, own_is_torchs=True)
     found = []
     for sizes in CALLS:
-        found.append(_find(dispatcher, sizes))
+        found.append(find(dispatcher, sizes, choices))
         print(found[-1].line(found[-1].seconds), file=sys.stderr, flush=True)
     columns = dict.fromkeys(one for row in found for one in row.seconds)
     over = sum(row.loss > 0.02 for row in found)
     lines += [
         "",
-        "Calls of batch x heads x tokens of q x tokens of k x head_dim, in microseconds, bf16. *Slower* is beside the "
-        "fastest of 8b, ComfyUI's own attention and torch's exact ones.",
+        "Calls of batch x heads x tokens of q x tokens of k x head_dim, in microseconds, bf16. BHND: the tokens of a "
+        f"head lie together in memory; mask: {_HIDDEN} keys are hidden. *Slower* is beside the fastest of 8b with "
+        "rotation, ComfyUI's own attention, torch's exact ones, and those of other packages that are no less exact.",
         "",
         "| call | taken | slower | " + " | ".join(one.words for one in columns) + " |",
         "| --- " * (3 + len(columns)) + "|",

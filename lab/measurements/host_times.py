@@ -46,9 +46,10 @@ def compiled(folder: Path, python: str) -> dict[str, str]:
     CalledProcessError without g++, which has to be there.
     """
     from tools.build_kernels import build
+    from tools.wheels.wheel_folder import wheels_for
 
     # Its device images are never run: any wheel of the architecture has them.
-    wheel = next((ROOT / "wheels").glob(f"comfy_sage2_{ARCHITECTURE}-*manylinux*_x86_64.whl"))
+    wheel = wheels_for(ARCHITECTURE, "manylinux_2_17_x86_64")[0]
     build(ARCHITECTURE, None, folder, python=python, images=wheel, jobs=2)
     driver = folder / "libcuda.so.1"
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(driver), str(DRIVER)]

@@ -28,7 +28,7 @@ from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.block_margins import block_margins
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.sparsity.controller import SparsityController, values
-from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.levels import SKIP_LEVELS
 from comfy_sage2.sparsity.mask_cache import PassKey
 from tools.progress import ProgressBar
 
@@ -56,7 +56,7 @@ class DemoSparsity:
     """The self-attention of one sampling at one level; None is dense. `step` is set from outside."""
 
     def __init__(self, level: str | None) -> None:
-        self._controller = None if level is None else SparsityController(level)
+        self._controller = None if level is None else SparsityController(SKIP_LEVELS[level])
         self.step = 0
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -75,12 +75,13 @@ class DemoSparsity:
     @property
     def computed(self) -> list[float]:
         """Shares of the blocks that calls with lists computed."""
-        return [] if self._controller is None else values(self._controller.all_figures.computed)
+        found = [] if self._controller is None else values(self._controller.all_figures.computed)
+        return [sum(of_heads) / len(of_heads) for of_heads in found]
 
     @property
     def found(self) -> list[float]:
         """For each call in which blocks were found, the largest error of a head."""
-        return [] if self._controller is None else values(self._controller.all_figures.found)
+        return [] if self._controller is None else list(map(max, values(self._controller.all_figures.found)))
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Sampler:
 def clips(sampler: Sampler, caption: str, seed: int) -> Iterator[tuple[str, SkippedClip]]:
     """Each level's video of one caption."""
     dense_latents, dense_video = sampler.sample(caption, seed, DemoSparsity(None))
-    for level in LEVELS:
+    for level in SKIP_LEVELS:
         skipping = DemoSparsity(level)
         latents, video = sampler.sample(caption, seed, skipping)
         shares, found = skipping.computed, skipping.found
@@ -147,7 +148,7 @@ def rows(found: dict[str, list[SkippedClip]]) -> Iterator[str]:
         count = len(made)
         decibels = [clip.psnr for clip in made]
         yield (
-            f"| {level} | {LEVELS[level]:g} | {sum(clip.computed for clip in made) / count:.1%} | "
+            f"| {level} | {SKIP_LEVELS[level].bound:g} | {sum(clip.computed for clip in made) / count:.1%} | "
             f"{sum(clip.blocks for clip in made) / count:.1%} | {sum(decibels) / count:.1f} | {min(decibels):.1f} | "
             f"{sum(clip.cosine for clip in made) / count:.5f} | {max(clip.worst_found for clip in made):.4f} |"
         )
@@ -193,7 +194,7 @@ def main(arguments: list[str]) -> int:
         if not path.is_file():
             parser.error(f"argument --model: {path} is missing; name the folder of the trained demo model")
     rng = random.Random(options.seed)
-    found: dict[str, list[SkippedClip]] = {level: [] for level in LEVELS}
+    found: dict[str, list[SkippedClip]] = {level: [] for level in SKIP_LEVELS}
     with torch.no_grad(), ProgressBar("captions") as progress:
         sampler = Sampler(model, options.steps)
         for number in range(options.captions):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tools.comfyui.server import ComfyServer, Prompt
 
@@ -118,6 +119,40 @@ def test_blocks_with_an_attention_of_their_own_are_named(newer: ComfyServer, ord
     assert found is not None, text
     calls, passes, missing = map(int, found.groups())
     assert 0 < calls < CALLS and calls + missing == CALLS and passes * BLOCKS == missing
+
+
+@pytest.mark.parametrize("order", ["node first", "sparse first"])
+@pytest.mark.parametrize(
+    "method", [{"selection": "sol-attn", "selection.tau": 1.3}, {"selection": "vsa", "selection.keep_percent": 10.0}]
+)
+def test_dense_calls_of_model_sparse_attention_are_served(
+    newer: ComfyServer, installation: Installation, order: str, method: dict[str, Any]
+) -> None:
+    """ComfyUI's own node. Its kernels need a GPU: here all is dense, by its override and by its block patches."""
+    if not (installation.root / "comfy_extras" / "nodes_sparse_attention.py").is_file():
+        pytest.skip("this overlay has no nodes_sparse_attention.py")
+    options = {"start_percent": 0.2, "end_percent": 1.0, "dense_blocks": "", "min_tokens": 0, "extra_tokens": 0}
+    inputs = {**method, **options, "sink_conditioning": "exact_kv", "verbose": True}
+    first, second = ("sage", "sparse") if order == "node first" else ("sparse", "sage")
+    chain = {"sage": sage("loader"), "sparse": {"class_type": "BlockSparseAttention", "inputs": inputs}}
+    chain = {name: chain[name] for name in (first, second)}
+    chain[first]["inputs"]["model"], chain[second]["inputs"]["model"] = ["loader", 0], [first, 0]
+    text = newer.run(h3(chain)).outputs[REPORT]["text"][0]
+    assert f"{CALLS} of {CALLS} attention calls served" in text and "computed blocks" not in text, text
+
+
+def test_a_file_says_what_its_layers_ask_for(newer: ComfyServer) -> None:
+    """As a checkpoint stores it; ComfyUI's INT8 attention needs a GPU, and the node says that there is none."""
+    folder = newer.base / "models" / "diffusion_models"
+    weights = load_file(folder / FILE)
+    weights["blocks.0.attn.comfy_attention.config"] = torch.tensor(list(INT8.encode()), dtype=torch.uint8)
+    save_file(weights, folder / "tiny_h3_declares.safetensors")
+    prompt = h3({"sage": sage("loader")})
+    prompt["loader"]["inputs"]["unet_name"] = "tiny_h3_declares.safetensors"
+    run = newer.run(prompt)
+    for text in (run.outputs["sage"]["text"][0], run.outputs[REPORT]["text"][0]):
+        assert "asks for comfy_kitchen_int8 in 1 attention layers, which this device does not have" in text, text
+    assert f"{CALLS} of {CALLS} attention calls served" in run.outputs[REPORT]["text"][0]
 
 
 def test_the_newer_attention_serves_the_node_as_the_older_one(newer: ComfyServer) -> None:

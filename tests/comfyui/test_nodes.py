@@ -97,9 +97,10 @@ def test_statistics_start_afresh_when_only_the_seed_changes(server: ComfyServer)
 def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     choices = {name: spec[1].get("options", spec[0]) for name, spec in inputs(server, "SageAttention2").items()}
     assert choices["mode"] == ["8b", "4b", "precise", "auto", "exact", "off"]
-    assert choices["when"] == ["where it is faster", "always"]
+    assert choices["when"] == ["where it is faster", "always", "whatever is fastest"]
     assert choices["guard_level"] == ["values", "values and fidelity"]
     assert choices["skip"] == ["off", "lossless", "balanced", "fast"]
+    assert choices["sparse"] == ["off", "lossless", "light", "medium", "strong"]
     assert choices["apply_to"] == ["self and cross", "self only"]
     assert choices["backend"] == ["auto", "reference", "auto or reference"]
     method = inputs(server, "SageAttention2DemoBaseline")["method"]
@@ -176,7 +177,7 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
 
 def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
     advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
-    later = {"rotate", "when", "guard_level", "skip", "respect_model_attention"}
+    later = {"rotate", "when", "guard_level", "skip", "respect_model_attention", "dense_percent"}
     assert advanced == {"backend", "measure_quality", "guard"} | later
 
 
@@ -187,6 +188,7 @@ def test_a_new_node_is_guarded(server: ComfyServer) -> None:
 
 def test_a_new_node_computes_all_tiles(server: ComfyServer) -> None:
     assert inputs(server, "SageAttention2")["skip"][1]["default"] == "off"
+    assert inputs(server, "SageAttention2")["sparse"][1]["default"] == "off"
 
 
 @pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Calibrate"])
@@ -196,7 +198,8 @@ def test_a_new_node_rotates(server: ComfyServer, node: str) -> None:
 
 def test_inputs_that_came_later_are_the_last_ones(server: ComfyServer) -> None:
     """Workflow files store values by position."""
-    later = ["guard", "policy", "rotate", "when", "guard_level", "skip", "respect_model_attention"]
+    later = ["guard", "policy", "rotate", "when", "guard_level", "skip"]
+    later += ["respect_model_attention", "sparse", "dense_percent"]
     assert list(inputs(server, "SageAttention2"))[-len(later) :] == later
     assert list(inputs(server, "SageAttention2Calibrate"))[-1] == "rotate"
     assert inputs(server, "SageAttention2")["when"][1]["default"] == "where it is faster"

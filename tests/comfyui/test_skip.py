@@ -35,7 +35,7 @@ def test_a_sampling_leaves_blocks_out_between_the_steps_that_find_them(server: C
     assert cosine(latent(server, plain), latent(server, skipped)) > BOUNDS["8b"]
     text = report(server, skipped)
     # Two layers; steps 2 and 3 leave blocks out, step 1 finds them.
-    assert f"Key blocks skipped ({level}): " in text and " calls computed" in text, text
+    assert f"Key blocks skipped (skip {level}): " in text and " calls computed" in text, text
     assert "computed in 2 calls with lists" in text or "computed in 4 calls with lists" in text, text
 
 
@@ -91,7 +91,7 @@ def test_a_single_step_is_bit_identical(server: ComfyServer) -> None:
 
 def test_short_clips_are_dense_and_the_report_says_why(server: ComfyServer) -> None:
     text = report(server, sampling("wan", {"sage": sage("loader", skip="balanced")}))
-    assert "Key blocks skipped (balanced): none" in text
+    assert "Key blocks skipped (skip balanced): none" in text
     assert text.count("[SA-318] the call has fewer than 16 blocks of 128 keys") == 1, text
 
 
@@ -141,3 +141,21 @@ def test_a_guidance_that_skips_a_layer_has_blocks_of_its_own(server: ComfyServer
     listed = tuple(map(int, re.findall(r"(?:block|call) \d.*: .* computed in (\d+) calls with lists", text)))
     of_guidance = 1 if "block 0 self" in text else 0  # in ComfyUI 0.3 the model does not name its blocks
     assert listed in [(2 * passes + of_guidance, 2 * passes) for passes in (1, 2)], text
+
+
+@pytest.mark.parametrize("level", ["lossless", "strong"])
+def test_sparse_leaves_short_calls_dense_and_says_so(server: ComfyServer, level: str) -> None:
+    """2,048 tokens are 16 blocks of keys."""
+    plain, sparse = (long({"sage": sage("loader", **options)}) for options in ({}, {"sparse": level}))
+    assert (latent(server, plain) == latent(server, sparse)).all()
+    text = report(server, sparse)
+    assert f"Key blocks skipped (sparse {level}): none" in text
+    assert text.count("[SA-318] the call has fewer than 64 blocks of 128 keys") == 1, text
+
+
+def test_sparse_leaves_blocks_out_of_long_calls_behind_the_dense_steps(server: ComfyServer) -> None:
+    prompt = long({"sage": sage("loader", sparse="strong", dense_percent=0.5)}, steps=3)
+    prompt["empty"]["inputs"].update({"width": 512, "height": 512})  # 8,192 tokens
+    text = report(server, prompt)
+    assert "computed in 1 calls with lists" in text or "computed in 2 calls with lists" in text, text
+    assert "[SA-318] the first 50% of the steps are dense" in text, text

@@ -19,33 +19,38 @@ from .installations import REPOSITORY, Installation
 
 UI_WORKFLOWS = sorted((REPOSITORY / "workflows").glob("*.json"))
 API_PROMPTS = sorted((REPOSITORY / "workflows" / "api").glob("*.json"))
+SPARSE = ("sparse", "dense_percent")
 # The node's values as earlier versions saved them, and the inputs that they did not have yet.
 EARLIER = [
     pytest.param(*values, id=name)
     for name, values in {
         "0.1.0": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True],
-            ("guard", "policy", "rotate", "when", "guard_level", "skip", "respect_model_attention"),
+            ("guard", "policy", "rotate", "when", "guard_level", "skip", "respect_model_attention", *SPARSE),
         ),
         "without rotate": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, False],
-            ("rotate", "when", "guard_level", "skip", "respect_model_attention"),
+            ("rotate", "when", "guard_level", "skip", "respect_model_attention", *SPARSE),
         ),
         "without when": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, True, True],
-            ("when", "guard_level", "skip", "respect_model_attention"),
+            ("when", "guard_level", "skip", "respect_model_attention", *SPARSE),
         ),
         "without guard_level": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, False, True, "always"],
-            ("guard_level", "skip", "respect_model_attention"),
+            ("guard_level", "skip", "respect_model_attention", *SPARSE),
         ),
         "without skip": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, False, True, "always", "values"],
-            ("skip", "respect_model_attention"),
+            ("skip", "respect_model_attention", *SPARSE),
         ),
         "without respect_model_attention": (
             ["4b", True, 0.1, 0.9, "self only", "reference", True, False, True, "always", "values", "fast"],
-            ("respect_model_attention",),
+            ("respect_model_attention", *SPARSE),
+        ),
+        "without sparse": (
+            ["4b", True, 0.1, 0.9, "self only", "reference", True, False, True, "always", "values", "balanced", True],
+            SPARSE,
         ),
     }.items()
 ]
@@ -148,6 +153,8 @@ def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[
         "guard_level": "values",
         "skip": "off",
         "respect_model_attention": False,
+        "sparse": "off",
+        "dense_percent": 0.2,
     }
     return workflow, {**defaults, **given}
 

@@ -35,6 +35,7 @@ def measured(candidates: measure.Candidates = BACKENDS) -> TunedChoices:
 
 
 def test_it_needs_little_memory_and_leaves_none() -> None:
+    torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")  # cuBLAS keeps memory from its first product on
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -66,8 +67,10 @@ def test_a_slower_candidate_loses() -> None:
     fastest = measured().fastest_first([one.backend for one in exact], LONG)[0]
 
     class Slowed(BackendCandidates):
-        def calls(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[Candidate, measure.Run]:
-            runs = super().calls(q, k, v)
+        def calls(
+            self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+        ) -> dict[Candidate, measure.Run]:
+            runs = super().calls(q, k, v, mask)
             run = runs[Candidate(fastest)]
             return {**runs, Candidate(fastest): lambda: [run() for _ in range(12)]}
 

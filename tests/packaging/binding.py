@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,11 +20,12 @@ MODE_CODES = {mode: option_fields(AttentionOptions(mode))["mode"] for mode in MO
 NATIVE = Path(__file__).resolve().parent / "native"
 CSRC = ROOT / "csrc"
 
-# In the interpreter under test: the module, a small call, and what runs one.
+# In the interpreter under test: the module, the kernels of a build, a small call, and what runs one.
 PRELUDE = """
-import sys
+import json, sys
 sys.path.insert(0, {package!r})
 import _C
+kernels = _C.Kernels(**json.loads({build!r}))
 assert 'torch' not in sys.modules
 call = dict(batch=2, q_heads=1, kv_heads=1, q_length=5, kv_length=5, head_dim=64, element=2, mode=8, smooth_v=False,
             rotate=False, causal=True, pv_accumulator=32, scale=0.125, device=0)
@@ -31,13 +33,13 @@ for view in ("q", "k", "v", "out"):
     call.update({{f"{{view}}_batch_stride": 320, f"{{view}}_head_stride": 320, f"{{view}}_token_stride": 64}})
 ADDRESSES = dict(q=16, k=16, v=16, out=16, workspace=16, stream=77)
 for name in {cubins!r}:
-    _C.add_cubin(name, b"image bytes")
+    kernels.add_cubin(name, b"image bytes")
 def operands_of(mask_element=0, block_mask_key_blocks=0, has_lse=False, has_block_margins=False, **_):
     having = dict(lse=has_lse, mask=mask_element, block_mask=block_mask_key_blocks, block_margins=has_block_margins)
     return {{name: 32 for name, has in having.items() if has}}
 def enqueue(phase=0, addresses={{}}, **changes):
     fields = {{**call, **changes}}
-    _C.plan(**fields).run(**{{**ADDRESSES, **operands_of(**fields), **addresses}}, phase=phase)
+    kernels.plan(**fields).run(**{{**ADDRESSES, **operands_of(**fields), **addresses}}, phase=phase)
 def attempt(function, *arguments, **keywords):
     try:
         print(function(*arguments, **keywords))
@@ -58,32 +60,38 @@ def compile_native(output: Path, *arguments: str) -> Path:
     return output
 
 
-def definitions(architecture: kernel_table.Architecture) -> list[str]:
-    """What a build of these kernels is told."""
+def definitions() -> list[str]:
+    """What a build of the host module is told."""
+    return [f"-D{name}={value}" for name, value in kernel_table.host_defines("a host compiler").items()]
+
+
+def build_of(architecture: kernel_table.Architecture, **changes: object) -> str:
+    """What images of an architecture say of themselves, as JSON."""
     info = kernel_table.build_info(architecture, target="sm_99a", toolchain="a test", driver="525")
-    macros = (f"{name}={value}" for name, value in info.items())
-    return [f"-D{definition}" for definition in (*macros, *architecture.defines)]
+    return json.dumps(info | changes)
 
 
-def build_sources() -> list[str]:
-    return [str(CSRC / source) for source in kernel_table.BUILD_SOURCES]
+# As native/launch.cpp has it.
+SM99_BUILD = build_of(SM99, family="sm99", launch_interface="of the tests")
 
 
 @dataclass
 class Binding:
-    """The compiled module and, when `driver` is set, the folder of a fake driver."""
+    """The compiled module, what its images say and, when `driver` is set, the folder of a fake driver."""
 
     package: Path
     log: Path
     driver: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
     cubins: tuple[str, ...] = ("test_image",)
+    build: str = SM99_BUILD
 
     def run(self, code: str) -> str:
         environment = {**os.environ, "FAKE_CUDA_LOG": str(self.log), "FAKE_CUDA_VERSION": "12080", **self.environment}
         if self.driver:
             environment["LD_LIBRARY_PATH"] = str(self.driver)
-        command = [sys.executable, "-c", PRELUDE.format(package=str(self.package), cubins=self.cubins) + code]
+        prelude = PRELUDE.format(package=str(self.package), cubins=self.cubins, build=self.build)
+        command = [sys.executable, "-c", prelude + code]
         process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
         assert process.returncode == 0, process.stderr
         return process.stdout.strip()

@@ -6,12 +6,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
-from binding import CSRC, MODULE, NATIVE, SM99, Binding, build_sources, compile_native, definitions
+from binding import CSRC, MODULE, NATIVE, Binding, build_of, compile_native, definitions
 from fake_pack import ROOT, Plugin
 
 from tools import kernel_table
@@ -66,13 +64,12 @@ def built(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> Path:
     pybind11 = pytest.importorskip("pybind11")
     folder = tmp_path_factory.mktemp("binding")
     includes = ["-I", sysconfig.get_path("include"), "-I", pybind11.get_include(), "-I", str(CSRC)]
-    objects = []
     for source in kernel_table.SHARED_SOURCES:
-        arguments = [*includes, "-c", str(CSRC / source)]
-        objects.append(str(compile_native(folder / f"{source}.o", *arguments)))
+        compile_native(folder / f"{source}.o", *includes, *definitions(), "-c", str(CSRC / source))
+    objects = [str(folder / f"{source}.o") for source in kernel_table.SHARED_SOURCES if source != "families.cpp"]
     (folder / "package").mkdir()
-    sources = [*definitions(SM99), *objects, *build_sources(), str(NATIVE / "launch.cpp")]
-    compile_native(folder / "package" / MODULE, "-shared", "-I", str(CSRC), *sources, "-ldl")
+    own = ["-shared", "-I", str(CSRC), *objects, str(NATIVE / "launch.cpp")]
+    compile_native(folder / "package" / MODULE, *own, "-ldl")
     drivers = {"driver": [], "old_driver": ["-DOLD_DRIVER"], "without_replacing": ["-DNO_REPLACING"]}
     for name, defines in drivers.items():
         (folder / name).mkdir()
@@ -82,21 +79,14 @@ def built(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> Path:
 
 
 @pytest.fixture(scope="session")
-def module_of(built: Path) -> Callable[[kernel_table.Architecture], Path]:
-    """The folder of a module with the launch code of one architecture, as its wheel has it. Each is compiled once."""
-
-    @cache
-    def compiled(architecture: kernel_table.Architecture) -> Path:
-        folder = built / architecture.name
-        folder.mkdir(exist_ok=True)
-        objects = [str(built / f"{source}.o") for source in kernel_table.SHARED_SOURCES]
-        own = [str(CSRC / source) for source in architecture.host_sources]
-        compile_native(
-            folder / MODULE, "-shared", "-I", str(CSRC), *definitions(architecture), *objects, *own, "-ldl"
-        )  # fmt: skip
-        return folder
-
-    return compiled
+def host(built: Path) -> Path:
+    """The folder of the host module of csrc/, for the images of every architecture."""
+    folder = built / "host"
+    folder.mkdir()
+    objects = [str(built / f"{source}.o") for source in kernel_table.SHARED_SOURCES]
+    sources = [str(CSRC / source) for of_family in kernel_table.families().values() for source in of_family]
+    compile_native(folder / MODULE, "-shared", "-I", str(CSRC), *objects, *sources, "-ldl")
+    return folder
 
 
 @pytest.fixture(scope="module", params=kernel_table.names())
@@ -105,15 +95,10 @@ def architecture(request: pytest.FixtureRequest) -> kernel_table.Architecture:
 
 
 @pytest.fixture
-def kernels(
-    module_of: Callable[[kernel_table.Architecture], Path],
-    architecture: kernel_table.Architecture,
-    built: Path,
-    tmp_path: Path,
-) -> Binding:
-    """A module of real launch code, with a driver that launches nothing."""
+def kernels(host: Path, architecture: kernel_table.Architecture, built: Path, tmp_path: Path) -> Binding:
+    """The kernels of an architecture with the real launch code, and a driver that launches nothing."""
     cubins = tuple(cubin.name for cubin in architecture.cubins)
-    return Binding(module_of(architecture), tmp_path / "log", built / "driver", cubins=cubins)
+    return Binding(host, tmp_path / "log", built / "driver", cubins=cubins, build=build_of(architecture))
 
 
 @pytest.fixture

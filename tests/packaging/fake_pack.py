@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +29,14 @@ except loader.KernelUnavailable as error:
 def fitting_tag() -> str:
     """The wheel tag that this interpreter likes best."""
     return str(next(iter(sys_tags())))
+
+
+def _module(extension: bytes) -> dict[str, bytes]:
+    return {"_C.pyd" if sys.platform == "win32" else "_C.so": extension}
+
+
+def _image(architecture: str) -> dict[str, bytes]:
+    return {f"{architecture}_attention.cubin": b"a device image"}
 
 
 @dataclass
@@ -56,17 +66,36 @@ class Plugin:
     def add_wheel(
         self, architecture: str = "sm90", tag: str | None = None, extension: bytes = EXTENSION, version: str = "0.1.0"
     ) -> Path:
-        """Write a wheel with one extension module and one cubin, and list it in the manifest."""
-        package = f"comfy_sage2_{architecture}"
-        path = self.wheels / f"{package}-{version}-{tag or fitting_tag()}.whl"
+        """Write a wheel with one extension module and one cubin, as before 5.0.0, and list it in the manifest."""
+        return self._add(architecture, version, tag or fitting_tag(), {**_module(extension), **_image(architecture)})
+
+    def add_images(
+        self, architecture: str = "sm90", version: str = "0.1.0", build: Mapping[str, object] | None = None
+    ) -> Path:
+        """Write a wheel with one cubin and what is said of it, and list it in the manifest."""
+        said = json.dumps(build if build is not None else {"abi_version": 5, "architecture": architecture})
+        return self._add(architecture, version, "py3-none-any", {**_image(architecture), "build.json": said.encode()})
+
+    def add_host(self, version: str = "0.1.0", tag: str | None = None, extension: bytes = EXTENSION) -> Path:
+        """Write a wheel with one host module, and list it in the manifest."""
+        platform = fitting_tag().rpartition("-")[2]
+        return self._add("host", version, tag or f"py3-none-{platform}", _module(extension))
+
+    def _add(self, part: str, version: str, tag: str, files: Mapping[str, bytes]) -> Path:
+        package = f"comfy_sage2_{part}"
+        path = self.wheels / f"{package}-{version}-{tag}.whl"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(f"{package}/__init__.py", "")
-            archive.writestr(f"{package}/_C.so" if sys.platform != "win32" else f"{package}/_C.pyd", extension)
-            archive.writestr(f"{package}/{architecture}_attention.cubin", b"a device image")
+            for name, content in {"__init__.py": b"", **files}.items():
+                archive.writestr(f"{package}/{name}", content)
             archive.writestr(f"{package}-{version}.dist-info/METADATA", f"Name: {package}\n")
-        with (self.wheels / "SHA256SUMS").open("a", newline="\n") as manifest:
-            manifest.write(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+        self.add_to_manifest(path)
         return path
+
+    def add_to_manifest(self, wheel: Path, size: int | None = None) -> None:
+        """Add a line about a wheel to the manifest."""
+        content = wheel.read_bytes()
+        with (self.wheels / "SHA256SUMS").open("a", newline="\n") as manifest:
+            manifest.write(f"{hashlib.sha256(content).hexdigest()}  {wheel.name}  {size or len(content)}\n")
 
     def unpacked_files(self) -> list[Path]:
         """All files in the pack's own cache and in the user's."""

@@ -1,31 +1,40 @@
 """A released wheel that is for something else, or damaged: doctor and the node's report say so, and nothing else fails.
 
-Each case begins with the wheels that the pack carries, of one architecture.
+Each case begins with the wheels that the pack carries: those of one architecture's images and the host wheels.
+COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.machinery
+import json
+import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from fake_pack import ROOT, Plugin
 
 from comfy_sage2.kernels import manifest
-from comfy_sage2.kernels.errors import KernelUnavailable
+from tools.wheels.wheel_folder import HOST, wheels_of
 
 ARCHITECTURE, CAPABILITY = "sm90", (9, 0)
+WHEELHOUSE = Path(os.environ.get("COMFY_SAGE2_WHEELHOUSE") or ROOT / "wheels").resolve()
 try:
-    OWN: Path | None = manifest.find(ARCHITECTURE).path
-except KernelUnavailable:
-    OWN = None
-pytestmark = pytest.mark.skipif(OWN is None, reason="wheels/ has no wheel for this Python and system")
+    from packaging.tags import sys_tags
+
+    TAGS = {str(tag) for tag in sys_tags()}
+except ImportError:
+    TAGS = set()
+OWN_HOST = next((path for path in wheels_of(HOST, WHEELHOUSE) if path.stem.split("-", 2)[2] in TAGS), None)
+IMAGES = next(iter(wheels_of(ARCHITECTURE, WHEELHOUSE)), None)
+pytestmark = pytest.mark.skipif(OWN_HOST is None or IMAGES is None, reason="no host wheel for this Python and system")
 
 # In a process of its own, on a machine that seems to have the GPU.
 REPORT = f"""
@@ -52,86 +61,176 @@ sys.exit(status)
 """
 
 
-def _own(pack: Plugin) -> Path:
-    """The wheel that fits here."""
-    assert OWN is not None
-    path: Path = pack.wheels / OWN.name
-    return path
+@dataclass(frozen=True)
+class Wheels:
+    """The wheels of a pack to be spoiled."""
+
+    folder: Path
+
+    @property
+    def images(self) -> Path:
+        assert IMAGES is not None
+        return self.folder / IMAGES.name
+
+    @property
+    def host(self) -> Path:
+        """The one for this system."""
+        assert OWN_HOST is not None
+        return self.folder / OWN_HOST.name
+
+    def release(self) -> None:
+        """As if the wheels that are there had been released."""
+        contents = [(path.name, path.read_bytes()) for path in sorted(self.folder.glob("*.whl"))]
+        lines = (f"{hashlib.sha256(content).hexdigest()}  {name}  {len(content)}\n" for name, content in contents)
+        (self.folder / manifest.MANIFEST).write_text("".join(lines), newline="\n")
+
+    def rewrite(self, wheel: Path, change: Callable[[str, bytes], bytes | None], name: str | None = None) -> None:
+        """Release a wheel with other files; `change` gives a file's new content, or None to leave it out."""
+        with zipfile.ZipFile(wheel) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(self.folder / (name or wheel.name), "w") as archive:
+            for file, content in files.items():
+                changed = change(file, content)
+                if changed is not None:
+                    archive.writestr(file, changed)
+        self.release()
 
 
-def _list_again(pack: Plugin) -> None:
-    """As if the wheels that are there had been released."""
-    lines = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in pack.wheels.glob("*.whl"))
-    (pack.wheels / manifest.MANIFEST).write_text("".join(lines), newline="\n")
+def host_without_images(wheels: Wheels) -> None:
+    wheels.images.unlink()
+    wheels.release()
 
 
-def for_another_platform(pack: Plugin) -> None:
-    _own(pack).unlink()
-    _list_again(pack)
+def images_without_a_host(wheels: Wheels) -> None:
+    for path in wheels_of(HOST, wheels.folder):
+        path.unlink()
+    wheels.release()
 
 
-def of_another_platform_under_this_ones_name(pack: Plugin) -> None:
-    other = next(path for path in pack.wheels.glob("*.whl") if path != _own(pack))
-    shutil.copyfile(other, _own(pack))
-    _list_again(pack)
+def a_host_for_another_platform(wheels: Wheels) -> None:
+    wheels.host.unlink()
+    wheels.release()
 
 
-def truncated(pack: Plugin) -> None:
-    content = _own(pack).read_bytes()
-    _own(pack).write_bytes(content[: len(content) // 2])
+def another_platforms_host_under_this_ones_name(wheels: Wheels) -> None:
+    other = next(path for path in wheels_of(HOST, wheels.folder) if path != wheels.host)
+    shutil.copyfile(other, wheels.host)
+    wheels.release()
 
 
-def released_truncated(pack: Plugin) -> None:
-    truncated(pack)
-    _list_again(pack)
+def a_host_without_the_module_of_this_python(wheels: Wheels) -> None:
+    own = f"/_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    wheels.rewrite(wheels.host, lambda name, content: None if name.endswith(own) else content)
 
 
-def with_a_wrong_hash(pack: Plugin) -> None:
-    path = pack.wheels / manifest.MANIFEST
-    path.write_text(path.read_text().replace(hashlib.sha256(_own(pack).read_bytes()).hexdigest(), "0" * 64))
+def a_truncated_host(wheels: Wheels) -> None:
+    wheels.host.write_bytes(wheels.host.read_bytes()[: wheels.host.stat().st_size // 2])
 
 
-def without_the_module_of_this_python(pack: Plugin) -> None:
-    with zipfile.ZipFile(_own(pack)) as wheel:
-        files = {name: wheel.read(name) for name in wheel.namelist()}
-    with zipfile.ZipFile(_own(pack), "w") as wheel:
-        for name, content in files.items():
-            if not name.endswith(f"/_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"):
-                wheel.writestr(name, content)
-    _list_again(pack)
+def a_host_released_truncated(wheels: Wheels) -> None:
+    a_truncated_host(wheels)
+    wheels.release()
+
+
+def truncated_images(wheels: Wheels) -> None:
+    wheels.images.write_bytes(wheels.images.read_bytes()[:1000])
+
+
+def changed_images(wheels: Wheels) -> None:
+    content = bytearray(wheels.images.read_bytes())
+    content[len(content) // 2] ^= 1
+    wheels.images.write_bytes(content)
+
+
+def _saying(change: dict[str, object]) -> Callable[[str, bytes], bytes]:
+    def changed(name: str, content: bytes) -> bytes:
+        return json.dumps(json.loads(content) | change).encode() if name.endswith("/build.json") else content
+
+    return changed
+
+
+def images_for_another_abi(wheels: Wheels) -> None:
+    wheels.rewrite(wheels.images, _saying({"abi_version": 6, "launch_interface": None}))
+
+
+def images_of_another_launch_interface(wheels: Wheels) -> None:
+    wheels.rewrite(wheels.images, _saying({"launch_interface": "0123456789abcdef"}))
+
+
+def images_of_another_architecture(wheels: Wheels) -> None:
+    wheels.rewrite(wheels.images, _saying({"architecture": "sm80"}))
+
+
+def newer_images_than_the_host(wheels: Wheels) -> None:
+    version = wheels.images.name.split("-")[1]
+    name = wheels.images.name.replace(f"-{version}-", "-99.0.0-")
+    wheels.rewrite(wheels.images, _saying({"abi_version": 99}), name)
+
+
+REFUSED = "the images of {images} do not fit the launch code of {host}: "
 
 
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (for_another_platform, f"[SA-104] no bundled {ARCHITECTURE} kernel wheel fits "),
-        (of_another_platform_under_this_ones_name, "[SA-104] {own} has no module for "),
-        (truncated, "[SA-106] {path} is refused: its SHA-256 is "),
-        (released_truncated, "[SA-106] {own} is not a readable wheel: "),
-        (with_a_wrong_hash, "[SA-106] {path} is refused: its SHA-256 is "),
-        (without_the_module_of_this_python, "[SA-104] {own} has no module for "),
+        (host_without_images, f"[SA-104] the pack has no {ARCHITECTURE} kernels; it has kernels for none"),
+        (images_without_a_host, "lists no wheel with the launch code of the kernels (comfy_sage2_host)"),
+        (a_host_for_another_platform, "[SA-104] no bundled host kernel wheel fits "),
+        (another_platforms_host_under_this_ones_name, "[SA-104] {host} has no module for "),
+        (a_host_without_the_module_of_this_python, "[SA-104] {host} has no module for "),
+        (a_truncated_host, "[SA-106] {folder}{host} is refused: it has "),
+        (a_host_released_truncated, "[SA-106] {host} is not a readable wheel: "),
+        (truncated_images, "[SA-106] {folder}{images} is refused: it has 1,000 bytes, SHA256SUMS says "),
+        (changed_images, "[SA-106] {folder}{images} is refused: its SHA-256 is "),
+        (images_for_another_abi, f"[SA-110] {REFUSED}they are for ABI 6, the launch code has ABI "),
+        (images_of_another_launch_interface, f"[SA-110] {REFUSED}the images are of the launch interface 0123456789"),
+        (images_of_another_architecture, "is refused: it is not a module of sm90 kernels; update the pack"),
+        (newer_images_than_the_host, "they are for ABI 99, the launch code has ABI "),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_doctor_and_report_say_why(pack: Plugin, spoil: Callable[[Plugin], None], reason: str) -> None:
-    lines = []
-    for line in (ROOT / "wheels" / manifest.MANIFEST).read_text().splitlines():
-        name = line.split()[1]
-        if f"_{ARCHITECTURE}-" in name:
-            shutil.copyfile(ROOT / "wheels" / name, pack.wheels / name)
-            lines.append(line + "\n")
-    (pack.wheels / manifest.MANIFEST).write_text("".join(lines), newline="\n")
-    spoil(pack)
+def test_doctor_and_report_say_why(pack: Plugin, spoil: Callable[[Wheels], None], reason: str) -> None:
+    wheels = _wheels(pack)
+    spoil(wheels)
+    status, doctor, report = _said(pack)
+    expected = reason.format(images=wheels.images.name, host=wheels.host.name, folder=f"{wheels.folder}{os.sep}")
+    assert status == 1 and f"{ARCHITECTURE} " in doctor
+    (line,) = (line for line in doctor.splitlines() if line.split()[:2] == [ARCHITECTURE, "cannot"])
+    assert "cannot be used: [SA-1" in line and expected in line
+    assert report.startswith("Not at work\n") and expected in report
+    assert "The model passes through unchanged" in report
+
+
+def test_of_two_versions_side_by_side_the_newer_one_serves(pack: Plugin) -> None:
+    wheels = _wheels(pack)
+    older = {
+        path: path.name.replace(f"-{path.name.split('-')[1]}-", "-0.1.0-") for path in (wheels.images, wheels.host)
+    }
+    for path, name in older.items():
+        shutil.copyfile(path, wheels.folder / name)
+    wheels.release()
+    _, doctor, _ = _said(pack)
+    (line,) = (line for line in doctor.splitlines() if line.split()[:1] == [ARCHITECTURE] and "ABI" in line)
+    assert f"version {wheels.images.name.split('-')[1]}, ABI " in line
+    for path, name in older.items():
+        assert f"[SA-110] {name} lies beside {path.name} and is ignored" in doctor
+
+
+def _wheels(pack: Plugin) -> Wheels:
+    wheels = Wheels(pack.wheels)
+    for path in (*wheels_of(ARCHITECTURE, WHEELHOUSE), *wheels_of(HOST, WHEELHOUSE)):
+        shutil.copyfile(path, pack.wheels / path.name)
+    wheels.release()
+    return wheels
+
+
+def _said(pack: Plugin) -> tuple[int, str, str]:
+    """The exit status of doctor, its lines about kernels, and the node's report."""
     process = subprocess.run(
         [sys.executable, "-s", "-c", REPORT, str(pack.root)],
         env=pack.full_environment(), cwd=pack.root.parent,
         capture_output=True, text=True, encoding="utf-8", timeout=600,
     )  # fmt: skip
-    assert process.returncode == 1 and "Traceback" not in process.stderr, process.stderr
+    assert "Traceback" not in process.stderr, process.stderr
     doctor, report = process.stdout.split("REPORT\n")
-    expected = reason.format(own=_own(pack).name, path=_own(pack))
-    kernels = doctor.partition("\nkernels\n")[2].splitlines()
-    (line,) = (line for line in kernels if line.split()[:2] == [ARCHITECTURE, "cannot"] and "be used" in line)
-    assert f"cannot be used: {expected}" in line
-    assert report.startswith("Not at work\n") and expected in report
-    assert "The model passes through unchanged" in report
+    return process.returncode, doctor.partition("\nkernels\n")[2], report

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from binding import CSRC, MODE_CODES, MODULE, SM99, Binding
+from binding import CSRC, MODE_CODES, MODULE, SM99, SM99_BUILD, Binding, build_of
 
 from comfy_sage2.accumulators import pv_has_accumulator
 from comfy_sage2.options import CHOICES
@@ -17,29 +16,35 @@ from tools import kernel_table
 
 def test_importing_needs_no_driver_and_says_what_it_is(without_driver: Binding) -> None:
     output = without_driver.run(
-        "print(_C.architecture, _C.target, _C.version, _C.toolchain, _C.minimum_driver, _C.minimum_driver_version)"
+        "print(kernels.architecture, kernels.target, kernels.minimum_driver, kernels.minimum_driver_version); "
+        "print(kernels.toolchain, '|', _C.toolchain, '|', _C.launch_interfaces)"
     )
-    assert output == f"sm99 sm_99a {kernel_table.version()} a test 525 12000"
+    assert output.splitlines() == [
+        "sm99 sm_99a 525 12000",
+        "a test, a host compiler | a host compiler | {'sm99': 'of the tests'}",
+    ]
 
 
 def test_a_module_says_what_the_table_says(kernels: Binding, architecture: kernel_table.Architecture) -> None:
     entry = json.loads(kernel_table.TABLE.read_text())["architectures"][architecture.name]
-    output = kernels.run("import json; print(json.dumps([_C.modes, _C.pv_accumulators, _C.capabilities]))")
+    output = kernels.run(
+        "import json; print(json.dumps([kernels.modes, kernels.pv_accumulators, kernels.capabilities]))"
+    )
     modes, accumulators, capabilities = json.loads(output)
     assert (modes, accumulators) == (entry["modes"], entry["pv_accumulators"])
     assert [f"{major}.{minor}" for major, minor in capabilities] == entry["capabilities"]
 
 
 def test_the_lists_of_a_module_are_tuples(without_driver: Binding) -> None:
-    output = without_driver.run("print(_C.modes, _C.pv_accumulators, _C.capabilities)")
+    output = without_driver.run("print(kernels.modes, kernels.pv_accumulators, kernels.capabilities)")
     assert output == f"{SM99.modes} {SM99.pv_accumulators} {SM99.capabilities}"
 
 
 @pytest.mark.skipif(Path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists(), reason="this machine has a driver")
 def test_without_a_driver_the_first_run_says_so_and_a_plan_is_made(without_driver: Binding) -> None:
     output = without_driver.run("""
-attempt(_C.driver_version)
-plan = _C.plan(**call)
+attempt(kernels.driver_version)
+plan = kernels.plan(**call)
 print(plan.workspace_bytes)
 attempt(plan.run, **ADDRESSES)
 """).splitlines()
@@ -60,7 +65,7 @@ def test_every_keyword_is_checked(without_driver: Binding) -> None:
     output = without_driver.run(f"""
 def message(**fields):
     try:
-        _C.plan(**fields)
+        kernels.plan(**fields)
     except TypeError as error:
         return str(error)
 for name in call:
@@ -94,23 +99,23 @@ class Index:
 class Broken:
     def __index__(self): raise KeyError("broken")
     def __repr__(self): return "broken"
-attempt(lambda **fields: _C.plan(**fields).workspace_bytes, **{**call, "batch": Index()})
-attempt(_C.plan, **{**call, "batch": Broken()})
-attempt(lambda **fields: _C.plan(**fields).workspace_bytes, **{**call, "scale": 1})
+attempt(lambda **fields: kernels.plan(**fields).workspace_bytes, **{**call, "batch": Index()})
+attempt(kernels.plan, **{**call, "batch": Broken()})
+attempt(lambda **fields: kernels.plan(**fields).workspace_bytes, **{**call, "scale": 1})
 """).splitlines()
     assert output == ["48", "TypeError: batch must be an integer of 64 bits, got broken", "32"]
 
 
 def test_a_plan_says_what_it_is(without_driver: Binding) -> None:
     output = without_driver.run("""
-attempt(_C.plan, **call, has_lse=True)
-attempt(_C.plan, **{**call, "mode": 4, "causal": False, "rotate": True, "mask_element": 2})
+attempt(kernels.plan, **call, has_lse=True)
+attempt(kernels.plan, **{**call, "mode": 4, "causal": False, "rotate": True, "mask_element": 2})
 for mode in (8, 4):
-    plan = _C.plan(**{**call, "mode": mode})
+    plan = kernels.plan(**{**call, "mode": mode})
     print(plan.workspace_bytes, plan.attention_reads)
 attempt(setattr, plan, "workspace_bytes", 1)
 attempt(_C.Plan)
-attempt(_C.plan, **{**call, "head_dim": 320})
+attempt(kernels.plan, **{**call, "head_dim": 320})
 """).splitlines()
     shape = "element 2, batch 2, heads 1 and 1, lengths 5 and 5, head_dim 64"
     assert output[:4] == [
@@ -162,7 +167,7 @@ def test_a_wrong_run_is_refused_before_the_driver_is_asked(
 ) -> None:
     output = binding.run(f"""
 fields = {{**call, **dict({fields})}}
-attempt(_C.plan(**fields).run, **{{**ADDRESSES, **operands_of(**fields), **dict({change})}})
+attempt(kernels.plan(**fields).run, **{{**ADDRESSES, **operands_of(**fields), **dict({change})}})
 """)
     assert output == error
     assert not binding.log.exists()
@@ -178,14 +183,14 @@ attempt(_C.plan(**fields).run, **{{**ADDRESSES, **operands_of(**fields), **dict(
     ],
 )
 def test_arguments_of_a_run_are_counted(without_driver: Binding, arguments: str, error: str) -> None:
-    assert without_driver.run(f"attempt(_C.plan(**call).run, {arguments})") == error
+    assert without_driver.run(f"attempt(kernels.plan(**call).run, {arguments})") == error
 
 
 def test_positions_and_names_are_the_same_arguments(binding: Binding) -> None:
     binding.run("""
 import inspect
 names = list(inspect.signature(_C.Plan.run).parameters)[1:]
-plan = _C.plan(**call, has_lse=True, mask_element=1, block_mask_key_blocks=1)
+plan = kernels.plan(**call, has_lse=True, mask_element=1, block_mask_key_blocks=1)
 values = dict(zip(names, range(16, 16 * 14, 16), strict=True), block_margins=0, phase=0)
 plan.run(*values.values())
 plan.run(**values)
@@ -197,7 +202,7 @@ plan.run(*list(values.values())[:6], **dict(list(values.items())[6:]))
 
 def test_operands_that_a_phase_does_not_use_may_be_anything(binding: Binding) -> None:
     output = binding.run("""
-plan = _C.plan(**call, has_lse=True, block_mask_key_blocks=1)
+plan = kernels.plan(**call, has_lse=True, block_mask_key_blocks=1)
 attempt(plan.run, 16, 16, 16, 0, 16, 7, block_mask=8, phase=1)
 attempt(plan.run, 0, 1, 2, 16, 16, 7, lse=4, phase=2)
 attempt(plan.run, 0, 0, 0, 16, 16, 7, lse=4, nonfinite=4, invalid_blocks=4, phase=2)
@@ -209,7 +214,7 @@ attempt(plan.run, 0, 0, 0, 16, 16, 7, lse=4, nonfinite=4, invalid_blocks=4, phas
 def test_a_plan_is_looked_up_once_for_many_runs_and_threads(binding: Binding) -> None:
     binding.run("""
 from concurrent.futures import ThreadPoolExecutor
-plan = _C.plan(**call)
+plan = kernels.plan(**call)
 with ThreadPoolExecutor(8) as pool:
     for _ in pool.map(lambda _: plan.run(**ADDRESSES), range(64)):
         pass
@@ -227,7 +232,7 @@ with ThreadPoolExecutor(8) as pool:
 
 def test_plans_of_several_devices_run_in_the_context_of_each(binding: Binding) -> None:
     binding.run("""
-plans = [_C.plan(**{**call, "device": device}) for device in (0, 1, 1)]
+plans = [kernels.plan(**{**call, "device": device}) for device in (0, 1, 1)]
 for plan in plans * 2:
     plan.run(**ADDRESSES)
 """)
@@ -237,19 +242,19 @@ for plan in plans * 2:
     assert len(binding.calls("cuLaunchKernelEx")) == 6
 
 
-def test_modules_in_one_process_keep_their_plans_and_errors_apart(
-    binding: Binding, module_of: Callable[[kernel_table.Architecture], Path]
-) -> None:
-    folders = {name: str(module_of(kernel_table.read(name))) for name in ("sm90", "sm80")}
+def test_modules_in_one_process_keep_their_plans_and_errors_apart(binding: Binding, host: Path) -> None:
+    """Of two host modules, and of the kernels of two architectures by one."""
+    builds = [build_of(kernel_table.read(name)) for name in ("sm90", "sm80")]
     output = binding.run(f"""
 from importlib.util import module_from_spec, spec_from_file_location
-plans = [_C.plan(**call)]
-for name, folder in {folders}.items():
-    spec = spec_from_file_location(name + "._C", folder + "/{MODULE}")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    plans.append(module.plan(**call))
-    attempt(module.plan, **{{**call, "mode": 7}})
+plans = [kernels.plan(**call)]
+spec = spec_from_file_location("other._C", {str(host / MODULE)!r})
+module = module_from_spec(spec)
+spec.loader.exec_module(module)
+for build in {builds}:
+    others = module.Kernels(**json.loads(build))
+    plans.append(others.plan(**call))
+    attempt(others.plan, **{{**call, "mode": 7}})
     attempt(plans[-1].run, **{{**ADDRESSES, "q": 0}})
     attempt(type(plans[0]).run, plans[-1])
 print([repr(plan).split()[0] for plan in plans])
@@ -261,18 +266,18 @@ plans[0].run(**ADDRESSES)
     assert len(binding.calls("cuLaunchKernelEx")) == 1
 
 
-def test_a_plan_outlives_others(binding: Binding) -> None:
+def test_a_plan_outlives_others_and_its_kernels(binding: Binding) -> None:
     binding.run("""
 import gc
-kept = _C.plan(**call)
+kept = kernels.plan(**call)
 for length in range(1, 200):
-    other = _C.plan(**{**call, "q_length": length})
+    other = kernels.plan(**{**call, "q_length": length})
     other.run(**ADDRESSES)
     del other
 gc.collect()
 kept.run(**ADDRESSES)
 run = kept.run
-del kept
+del kept, kernels
 gc.collect()
 run(**ADDRESSES)
 """)
@@ -283,7 +288,7 @@ run(**ADDRESSES)
 def test_a_first_run_that_fails_is_made_up_for_by_the_next(binding: Binding) -> None:
     output = binding.run("""
 import os
-plan = _C.plan(**call)
+plan = kernels.plan(**call)
 for failing in ("cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuTensorMapEncodeTiled"):
     os.environ["FAKE_CUDA_FAILING"] = failing
     attempt(plan.run, **ADDRESSES)
@@ -306,7 +311,9 @@ def test_a_launch_is_what_was_asked_for(binding: Binding) -> None:
 
 
 ENCODED = "address {} element 6 rank 2 sizes 64,5 stride 128 box 64,128 every 1 swizzle 3 fill 0"
-THREE_RUNS = "plan = _C.plan(**call)\nfor workspace in (16, 16, 64): plan.run(**{**ADDRESSES, 'workspace': workspace})"
+THREE_RUNS = (
+    "plan = kernels.plan(**call)\nfor workspace in (16, 16, 64): plan.run(**{**ADDRESSES, 'workspace': workspace})"
+)
 
 
 def test_a_tensor_map_is_encoded_once_and_then_gets_other_addresses(binding: Binding) -> None:
@@ -340,7 +347,7 @@ def test_an_image_that_the_driver_refuses_says_what_it_needs(binding: Binding) -
 
 def test_a_driver_that_lacks_a_function_is_told_apart(binding: Binding, built: Path) -> None:
     binding.driver = built / "old_driver"
-    assert binding.run("attempt(_C.driver_version)") == "12080"
+    assert binding.run("attempt(kernels.driver_version)") == "12080"
     output = binding.run("attempt(enqueue)")
     assert output.startswith("RuntimeError: the installed NVIDIA driver lacks cuTensorMapEncodeTiled; update it")
 
@@ -361,7 +368,7 @@ for mode, number in {modes}.items():
     for accumulator in (32, 16):
         for pv, code in {formats}.items():
             try:
-                _C.plan(**{**call, "mode": number, "pv": code, "pv_accumulator": accumulator})
+                kernels.plan(**{**call, "mode": number, "pv": code, "pv_accumulator": accumulator})
                 print(f"{mode} {pv} fp{accumulator}")
             except ValueError as error:
                 reasons = "on {name}, got ", "in mode 16 (precise), got ", "with pv 3 ", "in mode 8 (8b), got "
@@ -416,7 +423,7 @@ REFUSED = [
 
 def test_a_call_that_no_kernel_can_run_is_refused_without_a_driver(kernels: Binding) -> None:
     kernels.driver = None
-    code = "\n".join(f"attempt(_C.plan, **{{**call, **dict({change})}})" for change, _ in REFUSED)
+    code = "\n".join(f"attempt(kernels.plan, **{{**call, **dict({change})}})" for change, _ in REFUSED)
     lines = kernels.run(code).splitlines()
     assert len(lines) == len(REFUSED)
     for (change, named), line in zip(REFUSED, lines, strict=True):
@@ -427,7 +434,7 @@ def test_the_stride_of_an_axis_of_one_element_may_be_anything(kernels: Binding) 
     output = kernels.run("""
 one = dict(call, batch=1, q_length=1, kv_length=1)
 one.update({f"{view}_{axis}_stride": 3 for view in ("q", "k", "v", "out") for axis in ("batch", "head", "token")})
-print(_C.plan(**one).workspace_bytes > 0)
+print(kernels.plan(**one).workspace_bytes > 0)
 """)
     assert output == "True"
 
@@ -445,7 +452,7 @@ for batch, heads, q_length, kv_length in product(sizes, repeat=4):
         wanted = dict(call, batch=batch, q_heads=heads, kv_heads=heads, q_length=q_length, kv_length=kv_length,
                       head_dim=256, mode={MODE_CODES}[mode], has_lse=True, mask_element=4)
         try:
-            size = _C.plan(**wanted).workspace_bytes
+            size = kernels.plan(**wanted).workspace_bytes
         except ValueError:
             answers["refused"] += 1
             continue
@@ -455,3 +462,33 @@ for batch, heads, q_length, kv_length in product(sizes, repeat=4):
 print(answers["taken"] > 50, answers["refused"] > 50)
 """)
     assert output == "True True"
+
+
+FOREIGN_IMAGES = [
+    ({"abi_version": 6}, "the images are for ABI 6, the host module has ABI 5"),
+    ({"family": "sm42"}, "the host module has no launch code for kernels of the family sm42"),
+    (
+        {"launch_interface": "other"},
+        "the images are of the launch interface other of sm99, the host module has of the ",
+    ),
+    ({"modes": 8}, "the images' build has another kind of modes: 8"),
+    ({"half_values": "no"}, "the images' build has another kind of half_values: 'no'"),
+]
+
+
+@pytest.mark.parametrize(("change", "error"), FOREIGN_IMAGES)
+def test_images_that_it_cannot_launch_are_refused(
+    without_driver: Binding, change: dict[str, object], error: str
+) -> None:
+    output = without_driver.run(f"attempt(_C.Kernels, **(json.loads({SM99_BUILD!r}) | {change}))")
+    assert output.startswith(f"ValueError: {error}")
+
+
+def test_images_that_leave_something_unsaid_are_refused(without_driver: Binding) -> None:
+    output = without_driver.run(f"""
+build = json.loads({SM99_BUILD!r})
+for name in build:
+    attempt(_C.Kernels, **{{other: value for other, value in build.items() if other != name}})
+""").splitlines()
+    names = json.loads(SM99_BUILD)
+    assert output == [f"ValueError: the images' build does not say its {name}" for name in names]

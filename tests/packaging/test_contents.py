@@ -6,6 +6,7 @@ import importlib.machinery
 import io
 import lzma
 import random
+import tracemalloc
 import zipfile
 
 import pytest
@@ -55,6 +56,88 @@ def test_a_damaged_image_is_named() -> None:
     wheel = _wheel(**{OWN: b"module", "a.cubin.xz": b"no xz file"})
     with pytest.raises(KernelUnavailable, match=r"a\.cubin\.xz is damaged"):
         contents.read(wheel, "a.whl", "sm90")
+
+
+def test_a_wheel_of_images_says_what_they_are() -> None:
+    wheel = _wheel(**{"build.json": b'{"abi_version": 5}', "a.cubin.xz": lzma.compress(IMAGE), "b.cubin": b"plain"})
+    files = contents.read(wheel, "a.whl", "sm90")
+    assert files.extension is None and files.build == {"abi_version": 5}
+    assert files.cubins == {"a": IMAGE, "b": b"plain"}
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (b"{", r"build\.json of a\.whl is damaged: "),
+        (b"[1]", r"build\.json of a\.whl is damaged: it is no JSON object"),
+        (b"\xff", r"build\.json of a\.whl is damaged: "),
+        (b"[" * 100_000, r"build\.json of a\.whl is damaged: "),
+    ],
+)
+def test_a_damaged_description_is_named(build: bytes, reason: str) -> None:
+    with pytest.raises(KernelUnavailable, match=reason):
+        contents.read(_wheel(**{"build.json": build, "a.cubin": IMAGE}), "a.whl", "sm90")
+
+
+def test_images_without_a_description_or_a_module_are_refused() -> None:
+    with pytest.raises(KernelUnavailable, match=r"got 1 cubins, no build\.json and no module"):
+        contents.read(_wheel(**{"a.cubin": IMAGE}), "a.whl", "sm90")
+
+
+def test_a_host_wheel_gives_the_module_of_this_python() -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in (OWN, *OTHERS):
+            archive.writestr(f"comfy_sage2_host/{name}", name)
+    files = contents.read(file.getvalue(), "a.whl", "host")
+    assert (files.extension_name, files.extension) == (OWN, OWN.encode())
+    with pytest.raises(KernelUnavailable, match="is not a wheel of host modules"):
+        contents.read(_merged(), "a.whl", "host")
+
+
+def _megabytes(count: int) -> bytes:
+    return bytes(count * 1024 * 1024)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.cubin.xz": lzma.compress(_megabytes(300))},
+        {"a.cubin": _megabytes(300)},
+        {f"{index}.cubin": _megabytes(60) for index in range(5)},
+        {f"{index}.cubin.xz": lzma.compress(_megabytes(60)) for index in range(5)},
+    ],
+    ids=["xz", "deflate", "several", "several xz"],
+)
+def test_a_wheel_that_unpacks_to_more_than_there_can_be_is_refused(files: dict[str, bytes]) -> None:
+    wheel = _wheel(**{OWN: b"module"}, **files)
+    tracemalloc.start()
+    with pytest.raises(KernelUnavailable, match=r"a\.whl is refused: it holds more than 268,435,456 bytes, with "):
+        contents.read(wheel, "a.whl", "sm90")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 600 * 1024 * 1024
+
+
+def test_a_size_that_is_a_lie_is_not_believed() -> None:
+    """A file that unpacks to more than its archive says: no more of it is unpacked, and its checksum is wrong."""
+    wheel = bytearray(_wheel(**{OWN: b"module", "a.cubin": _megabytes(50)}))
+    for signature, field in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
+        place = wheel.rindex(signature, 0, wheel.rindex(b"PK\x05\x06")) if field == 24 else wheel.rindex(signature)
+        wheel[place + field : place + field + 4] = (1000).to_bytes(4, "little")
+    with pytest.raises(KernelUnavailable, match=r"a\.whl is not a readable wheel: "):
+        contents.read(bytes(wheel), "a.whl", "sm90")
+
+
+def test_a_wheel_of_many_files_is_refused() -> None:
+    with pytest.raises(KernelUnavailable, match=r"it holds 2,001 files, at most 1,000 are expected"):
+        contents.read(_wheel(**{f"{index}.txt": b"" for index in range(2001)}), "a.whl", "sm90")
+
+
+def test_a_long_name_is_shortened() -> None:
+    with pytest.raises(KernelUnavailable) as raised:
+        contents.read(_wheel(**{"a" * 30_000 + ".so": b"module", "a.cubin": IMAGE}), "a.whl", "sm90")
+    assert len(str(raised.value)) < 500
 
 
 def test_a_python_without_lzma_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,32 +7,27 @@ from pathlib import Path
 
 import pytest
 from binding import CSRC, NATIVE, compile_native
-from fake_pack import ROOT
 
 from tools import compare_cubins, kernel_table
+from tools.wheels.wheel_folder import wheels_for
 
 KERNELS = {"sm90": 76, "sm89": 72, "sm120": 63, "sm80": 63}
 
 
-def _family(architecture: kernel_table.Architecture) -> str:
-    return Path(architecture.host_sources[-1]).parts[0]
-
-
 def _bundled(architecture: kernel_table.Architecture) -> tuple[Path, str]:
-    """A bundled wheel and its version."""
-    wheel = next((ROOT / "wheels").glob(f"comfy_sage2_{architecture.name}-*x86_64.whl"))
+    """The bundled wheel with the images, and its version."""
+    wheel = wheels_for(architecture.name, "manylinux_2_17_x86_64")[0]
     return wheel, wheel.name.split("-")[1]
 
 
 @pytest.fixture
 def table(architecture: kernel_table.Architecture, compiler: None, tmp_path: Path) -> list[str]:
-    family = _family(architecture)
     program = compile_native(
         tmp_path / "kernel_table",
         f"-I{CSRC}",
         *(f"-D{define}" for define in architecture.defines),
-        f'-DTABLE="{family}/kernel_table.h"',
-        f"-DFAMILY={family}",
+        f'-DTABLE="{architecture.family}/kernel_table.h"',
+        f"-DFAMILY={architecture.family}",
         str(NATIVE / "kernel_table.cpp"),
     )
     return subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()

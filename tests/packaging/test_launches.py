@@ -40,7 +40,7 @@ def test_a_call_of_every_mode_launches_kernels_of_the_images(
         kernels.run(f"""
 for head_dim in (8, 64, 72, 128, 136, 256):
     wanted = dict(call, head_dim=head_dim, mode={MODE_CODES[mode]}, has_lse=True, {mask})
-    assert 0 < _C.plan(**wanted).workspace_bytes < 1 << 20
+    assert 0 < kernels.plan(**wanted).workspace_bytes < 1 << 20
     enqueue(**wanted)
 """)
     launched = kernels.calls("cuLaunchKernelEx")
@@ -64,7 +64,7 @@ def test_a_call_with_a_block_mask_prepares_its_lists_first(
 for head_dim in (64, 128, 256):
     dense = dict(call, head_dim=head_dim, mode={MODE_CODES[mode]}, {fields})
     wanted = dict(dense, block_mask_key_blocks=5)
-    room = _C.plan(**wanted).workspace_bytes - _C.plan(**dense).workspace_bytes
+    room = kernels.plan(**wanted).workspace_bytes - kernels.plan(**dense).workspace_bytes
     assert 2 * 3 * 2 * (5 * 2 + 4) <= room <= 2 * 3 * 2 * (5 * 2 + 4) + 4 + 4 + 4 * 256, room
     enqueue(**wanted)
 """)
@@ -101,7 +101,7 @@ for mode in {modes}:
         dense = dict(call, q_heads=3, kv_heads=3, q_length=300, kv_length=513, head_dim=head_dim, mode=mode,
                      causal=False, has_lse=True)
         calls = dense, dict(dense, has_block_margins=True)
-        assert len({{_C.plan(**fields).workspace_bytes for fields in calls}}) == 1
+        assert len({{kernels.plan(**fields).workspace_bytes for fields in calls}}) == 1
         wanted, found = (logged(**fields)["cuLaunchKernelEx"] for fields in calls)
         if {architecture.name == "sm90"}:
             biased = "_biased" * (mode == 4)
@@ -135,7 +135,7 @@ for mode in {modes}:
             wanted.update(dict({fields}))
             inputs = dict(q=2 << 32, k=3 << 32, v=4 << 32)
             whole = logged(**wanted, addresses=inputs)
-            plan = _C.plan(**wanted)
+            plan = kernels.plan(**wanted)
             read = plan.attention_reads
             gone = {{name: 0 for name in inputs if name not in read}}
             log = Path(os.environ["FAKE_CUDA_LOG"])

@@ -48,12 +48,12 @@ def test_a_wheel_that_the_manifest_does_not_list_is_not_used(plugin: Plugin) -> 
     assert "it has kernels for none" in plugin.reason()
 
 
-@pytest.mark.parametrize("tampered", [b"", b"x" * 100])
+@pytest.mark.parametrize("tampered", [b"", b"x" * 100, b"x" * 2000])
 def test_a_changed_wheel_is_refused_by_name(plugin: Plugin, tampered: bytes) -> None:
     wheel = plugin.add_wheel()
     wheel.write_bytes(tampered)
     reason = plugin.reason()
-    assert str(wheel) in reason and "is refused: its SHA-256" in reason
+    assert f"{wheel} is refused: it has {len(tampered):,} bytes, SHA256SUMS says " in reason
     assert plugin.unpacked_files() == []
 
 
@@ -69,6 +69,48 @@ def test_a_listed_wheel_that_is_not_there_is_named(plugin: Plugin) -> None:
     wheel = plugin.add_wheel()
     wheel.unlink()
     assert f"{wheel} cannot be read" in plugin.reason()
+
+
+def test_a_wheel_of_another_size_is_refused_before_it_is_read(plugin: Plugin) -> None:
+    wheel = plugin.add_wheel()
+    size = wheel.stat().st_size
+    with wheel.open("r+b") as file:
+        file.truncate(2**40)  # takes no room on the disk, and more memory than there is
+    assert f"{wheel} is refused: it has 1,099,511,627,776 bytes, SHA256SUMS says {size:,}. " in plugin.reason()
+
+
+def test_a_wheel_without_a_stated_size_has_a_most(plugin: Plugin) -> None:
+    """In manifests of releases before 5.0.0."""
+    wheel = plugin.add_wheel()
+    manifest = plugin.wheels / "SHA256SUMS"
+    manifest.write_text(manifest.read_text().rpartition("  ")[0] + "\n")
+    assert plugin.run("from kernels import manifest; print(manifest.find('sm90').size)") == "None"
+    assert "cannot be imported" in plugin.reason()  # it was unpacked
+    with wheel.open("r+b") as file:
+        file.truncate(2**40)
+    assert f"{wheel} cannot be read (it has 1,099,511,627,776 bytes, at most 67,108,864 are" in plugin.reason()
+
+
+def test_a_huge_manifest_is_not_read(plugin: Plugin) -> None:
+    manifest = plugin.wheels / "SHA256SUMS"
+    with manifest.open("wb") as file:
+        file.truncate(2**40)
+    assert f"{manifest} cannot be read (it has 1,099,511,627,776 bytes, at most 65,536 are expected)" in plugin.reason()
+
+
+def test_a_long_line_is_shortened(plugin: Plugin) -> None:
+    (plugin.wheels / "SHA256SUMS").write_text("x" * 50_000 + "\n")
+    reason = plugin.reason()
+    assert len(reason) < 500 and f"'{'x' * 100}… (49,900 more characters)'" in reason
+
+
+def test_the_newest_of_two_versions_is_taken_and_the_other_told(plugin: Plugin) -> None:
+    for version in ("0.9.0", "0.10.0", "0.2.0"):
+        plugin.add_wheel(version=version)
+    code = "from kernels import manifest; print(manifest.find('sm90').path.name); loader.reason_unavailable('sm90')"
+    newest, ignored = plugin.run(code + "; print(loader.ignored('sm90'))").splitlines()
+    assert newest.startswith("comfy_sage2_sm90-0.10.0-")
+    assert ignored.startswith("[SA-110] comfy_sage2_sm90-0.9.0-") and f"lies beside {newest} and is ignored" in ignored
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The package of a kernel distribution offers all that its compiled module offers."""
+"""The packages of the kernel distributions offer all that the compiled module offers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,40 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+BINDING = (ROOT / "csrc" / "binding.cpp").read_text()
 
 
-def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """What the module imports from `_C`, and what it lists in `__all__`."""
+def _names(file: str) -> tuple[set[str], set[str], set[str]]:
+    """What a package's file imports of others' code, takes from `_kernels` under its name, and lists in `__all__`."""
     imported: set[str] = set()
+    taken: set[str] = set()
     listed: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module == "_C":
+    for node in ast.parse((ROOT / "packages" / "kernels" / file).read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module in ("_C", "comfy_sage2_host"):
             imported.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        name = node.targets[0].id
+        if name == "__all__":
             listed.update(ast.literal_eval(node.value))
-    return imported, listed
+        elif isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == f"_kernels.{name}":
+            taken.add(name)
+    return imported, taken, listed
 
 
-def test_the_package_offers_what_the_binding_defines() -> None:
-    binding = (ROOT / "csrc" / "binding.cpp").read_text()
-    found = re.finditer(r'\bmodule\.(?:def|attr)\(\s*"(\w+)"|\(module, "(\w+)"', binding)
+def test_the_host_package_offers_what_the_module_defines() -> None:
+    found = re.finditer(r'\bmodule\.attr\("(\w+)"|\(module, "(\w+)"', BINDING)
     defined = {match[1] or match[2] for match in found}
-    assert {"plan", "Plan", "add_cubin"} <= defined
-    imported, listed = _names(ast.parse((ROOT / "packages" / "kernels" / "__init__.py").read_text()))
-    assert imported == listed == defined - {"add_cubin"}  # the package gives the cubins to the module itself
+    assert {"Kernels", "Plan", "abi_version"} <= defined
+    imported, _, listed = _names("host.py")
+    assert imported == defined and listed == defined | {"load", "version_of"}
+
+
+def test_the_package_of_images_offers_what_kernels_have() -> None:
+    kernels = BINDING[BINDING.index('(module, "Kernels"') : BINDING.index('(module, "BlockScorePlan"')]
+    defined = set(re.findall(r'\.def\w*\(\s*"(\w+)"', kernels))
+    assert {"plan", "driver_version", "modes", "add_cubin"} <= defined
+    imported, taken, listed = _names("images.py")
+    classes = {"Plan", "BlockScorePlan"}
+    assert taken == defined - {"add_cubin"}  # `load` gives the kernels their cubins
+    assert listed == taken | classes | {"version"} and imported == classes | {"load", "version_of"}

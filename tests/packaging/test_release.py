@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,10 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "repository"
     for folder in ("csrc", "packages/kernels", "tools/wheels", "wheels"):
         (root / folder).mkdir(parents=True)
-    for name in ("tools/kernel_table.py", "tools/wheels/stage_package.py", "packages/kernels/pyproject.toml.in"):
+    for name in (
+        "tools/kernel_table.py", "tools/wheels/stage_package.py", "tools/wheels/split_wheels.py",
+        "packages/kernels/pyproject.toml.in",
+    ):  # fmt: skip
         shutil.copyfile(ROOT / name, root / name)
     entry = {
         "family": "sm99", "hardware": "a GPU of the test", "capabilities": ["9.9"], "modes": ["8b"],
@@ -45,32 +49,84 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+def _wheel(folder: Path, part: str, version: str, tag: str, image: str) -> Path:
+    name = f"comfy_sage2_{part}-{version}"
+    path = folder / f"{name}-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"comfy_sage2_{part}/image", image)
+        archive.writestr(f"{name}.dist-info/METADATA", f"Name: {part}\nVersion: {version}\n\nVersion: of the text\n")
+        archive.writestr(f"{name}.dist-info/RECORD", version)
+    return path
+
+
 @pytest.fixture
 def wheelhouse(tmp_path: Path) -> Path:
     folder = tmp_path / "wheelhouse"
     folder.mkdir()
     for version in ("1.0.0", "2.0.0"):
-        for tag in ("cp311", "cp312"):
-            (folder / f"comfy_sage2_sm99-{version}-{tag}-{tag}-any.whl").write_text(f"{version} {tag}")
+        _wheel(folder, "sm99", version, "py3-none-any", "new")
+        for platform in ("linux", "windows"):
+            _wheel(folder, "host", version, f"py3-none-{platform}", platform)
     return folder
 
 
+NAMES = [
+    "comfy_sage2_host-2.0.0-py3-none-linux.whl", "comfy_sage2_host-2.0.0-py3-none-windows.whl",
+    "comfy_sage2_sm99-2.0.0-py3-none-any.whl",
+]  # fmt: skip
+
+
+def _released(repository: Path) -> list[str]:
+    return sorted(path.name for path in (repository / "wheels").glob("*.whl"))
+
+
 def test_the_wheels_of_the_version_replace_the_older_ones(repository: Path, wheelhouse: Path) -> None:
-    (repository / "wheels" / "comfy_sage2_sm99-1.0.0-cp310-cp310-any.whl").write_text("old")
+    (repository / "wheels" / "comfy_sage2_sm99-1.0.0-cp310-cp310-any.whl").write_text("of images and modules")
+    _wheel(repository / "wheels", "host", "1.0.0", "py3-none-linux", "other")
     release_wheels.release(wheelhouse)
-    names = [f"comfy_sage2_sm99-2.0.0-{tag}-{tag}-any.whl" for tag in ("cp311", "cp312")]
-    assert sorted(path.name for path in (repository / "wheels").glob("*.whl")) == names
-    sums = (repository / "wheels" / "SHA256SUMS").read_text().splitlines()
-    assert sums == [f"{hashlib.sha256((wheelhouse / name).read_bytes()).hexdigest()}  {name}" for name in names]
+    assert _released(repository) == NAMES
+    lines = (repository / "wheels" / "SHA256SUMS").read_text().splitlines()
+    contents = [(name, (wheelhouse / name).read_bytes()) for name in NAMES]
+    assert lines == [f"{hashlib.sha256(content).hexdigest()}  {name}  {len(content)}" for name, content in contents]
+
+
+def test_a_wheel_that_is_the_same_but_for_its_version_stays(repository: Path, wheelhouse: Path) -> None:
+    kept = _wheel(repository / "wheels", "sm99", "1.5.0", "py3-none-any", "new")
+    _wheel(repository / "wheels", "host", "1.5.0", "py3-none-linux", "linux")
+    _wheel(repository / "wheels", "host", "1.5.0", "py3-none-windows", "other")
+    before = kept.read_bytes()
+    release_wheels.release(wheelhouse)
+    assert kept.read_bytes() == before
+    assert _released(repository) == [
+        "comfy_sage2_host-1.5.0-py3-none-linux.whl", "comfy_sage2_host-2.0.0-py3-none-windows.whl", kept.name,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "tag", "image"),
+    [("sm99", "py3-none-any", "other"), ("sm99", "py3-none-linux", "new"), ("host", "py3-none-any", "new")],
+)
+def test_another_content_or_tag_is_not_the_same(tmp_path: Path, part: str, tag: str, image: str) -> None:
+    folders = [tmp_path / name for name in ("old", "new")]
+    for folder in folders:
+        folder.mkdir()
+    old = _wheel(folders[0], "sm99", "1.0.0", "py3-none-any", "new")
+    assert release_wheels.is_the_same(old, _wheel(folders[1], "sm99", "2.0.0", "py3-none-any", "new"))
+    assert not release_wheels.is_the_same(old, _wheel(folders[1], part, "2.0.0", tag, image))
 
 
 def test_the_readme_says_what_the_wheels_were_built_from(repository: Path, wheelhouse: Path) -> None:
     release_wheels.release(wheelhouse)
     text = (repository / "wheels" / "README.md").read_text()
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=repository, check=True, capture_output=True, text=True
-    ).stdout.strip()
-    assert commit in text and "a GPU of the test" in text and "nvidia-cuda-nvrtc-cu12==12.9" in text
+    trees = {name: release_wheels.git("rev-parse", f"HEAD:{name}") for name in release_wheels.TREES}
+    assert release_wheels.recorded_trees(repository / "wheels") == trees
+    assert "a GPU of the test" in text and "nvidia-cuda-nvrtc-cu12==12.9" in text
+
+
+def test_a_record_without_trees_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("- Version 4.9.0, built from commit `7b1bbef`.\n")
+    with pytest.raises(SystemExit, match="does not name the git trees"):
+        release_wheels.recorded_trees(tmp_path)
 
 
 def test_uncommitted_sources_are_not_released(repository: Path, wheelhouse: Path) -> None:

@@ -151,14 +151,46 @@ def test_a_partial_file_that_may_still_be_written_is_left_alone(plugin: Plugin) 
     assert other.read_bytes() == b"half"
 
 
-def test_a_changed_module_is_refused_by_name_and_works_again_when_deleted(plugin: Plugin) -> None:
+@pytest.mark.parametrize(
+    "changed", [b"", EXTENSION[:-1] + b"!", EXTENSION + b"!", EXTENSION[:100]], ids=["empty", "byte", "longer", "cut"]
+)
+def test_a_changed_module_is_put_aside_and_unpacked_anew(plugin: Plugin, changed: bytes) -> None:
     plugin.add_wheel()
     path = Path(plugin.prepare())
-    path.write_bytes(EXTENSION[:-1] + b"!")
-    refused = plugin.prepare()
-    assert refused.startswith("unavailable:") and f"{path} is refused" in refused and "Delete it" in refused
-    path.unlink()
+    path.write_bytes(changed)
+    process = plugin.start("print(loader.prepare('sm90'))")
+    output, log = process.communicate(timeout=600)
+    assert output.strip() == str(path) and path.read_bytes() == EXTENSION
+    aside = path.with_name(f".changed-{path.name}")
+    assert aside.read_bytes() == changed and sorted(path.parent.iterdir()) == sorted([path, aside])
+    assert log.startswith(f"[SA-107] {path} was not the file that the bundled wheel holds") and aside.name in log
     assert plugin.prepare() == str(path) and path.read_bytes() == EXTENSION
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts open files in /proc")
+def test_a_changed_module_leaves_no_file_open(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    path = plugin.prepare()
+    code = f"""
+import os
+for _ in range(5):
+    with open({path!r}, "wb") as file:
+        file.write(b"changed")
+    loader.prepare("sm90")
+    print(len(os.listdir("/proc/self/fd")))
+"""
+    assert len(set(plugin.run(code).splitlines())) == 1
+
+
+def test_a_changed_module_that_cannot_be_put_aside_is_passed_over(
+    plugin: Plugin, mount_namespace: tuple[str, ...]
+) -> None:
+    plugin.add_wheel()
+    path = Path(plugin.prepare())
+    path.write_bytes(b"changed")
+    script = f'mount --bind {plugin.root} {plugin.root} && mount -o remount,ro,bind {plugin.root} && exec "$@"'
+    found = Path(plugin.prepare((*mount_namespace, script, "sh")))
+    assert found.is_relative_to(plugin.user_cache) and found.read_bytes() == EXTENSION
 
 
 def test_a_new_release_does_not_meet_the_old_module(plugin: Plugin) -> None:
@@ -291,6 +323,18 @@ def test_a_relative_cache_folder_is_ignored(plugin: Plugin) -> None:
     plugin.environment["HOME"] = str(plugin.user_cache)
     folders = plugin.run("from kernels import unpack; print(*unpack.cache_folders(), sep='\\n')").splitlines()
     assert folders == [str(plugin.unpacked), str(plugin.user_cache / ".cache" / "comfy_sage2" / "kernels")]
+    plugin.environment["HOME"] = "relative"
+    assert plugin.run("from kernels import unpack; print(*unpack.cache_folders())") == str(plugin.unpacked)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the variable of POSIX systems")
+def test_a_relative_home_is_ignored(plugin: Plugin) -> None:
+    """It would make a folder wherever ComfyUI was started."""
+    plugin.add_wheel()
+    plugin.environment["XDG_CACHE_HOME"] = ""
+    plugin.environment["HOME"] = "relative"
+    folders = plugin.run("from kernels import unpack; print(*unpack.cache_folders(), sep='\\n')").splitlines()
+    assert folders == [str(plugin.unpacked)]
 
 
 def test_an_update_removes_the_modules_of_older_wheels(plugin: Plugin) -> None:
@@ -303,6 +347,28 @@ def test_an_update_removes_the_modules_of_older_wheels(plugin: Plugin) -> None:
     plugin.add_wheel(extension=EXTENSION * 2)
     new = Path(plugin.prepare())
     assert not old.parent.exists() and new.exists() and foreign.exists()
+
+
+def test_an_update_removes_what_was_put_aside(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    old = Path(plugin.prepare())
+    old.write_bytes(b"changed")
+    plugin.prepare()
+    (plugin.wheels / "SHA256SUMS").unlink()
+    plugin.add_wheel(extension=EXTENSION * 2)
+    plugin.prepare()
+    assert not old.parent.exists()
+
+
+def test_wheels_of_images_and_a_host_wheel_replace_a_wheel_of_both(plugin: Plugin) -> None:
+    plugin.add_wheel()
+    old = Path(plugin.prepare())
+    (plugin.wheels / "SHA256SUMS").unlink()
+    plugin.add_images(version="0.2.0")
+    plugin.add_host(version="0.2.0")
+    new = Path(plugin.prepare())
+    assert not old.parent.exists() and new.parent.name.startswith("comfy_sage2_host-")
+    assert plugin.unpacked_files() == [new] and new.read_bytes() == EXTENSION
 
 
 def test_a_module_that_cannot_be_deleted_does_not_stop_an_update(plugin: Plugin) -> None:

@@ -1,14 +1,17 @@
-"""Where released wheels are verified: in place, or at the release's own commit."""
+"""Where released wheels are verified, in place or at a commit that has their trees, and what they are compared with."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
 
+pytest.importorskip("tomllib", reason="the wheel tools need Python 3.11")
 from tools.wheels import verify_wheels
+from tools.wheels.release_wheels import TREES, git
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="a release needs git")
 
@@ -39,26 +42,80 @@ def _commit(root: Path) -> None:
     _run("commit", "--quiet", "--message", "a change", cwd=root)
 
 
+def _trees(repository: Path) -> dict[str, str]:
+    return {name: git("rev-parse", f"HEAD:{name}", root=repository) for name in TREES}
+
+
 def test_a_release_is_verified_in_place_until_its_sources_change(repository: Path) -> None:
+    trees = _trees(repository)
     (repository / "README.md").write_text("other")
     _commit(repository)
-    assert verify_wheels.earlier_release(repository) is None
+    assert verify_wheels.earlier_commit(trees, repository) is None
+    (repository / "csrc" / "kernel.cu").write_text("not committed")
+    assert verify_wheels.earlier_commit(trees, repository) is not None
 
 
 @pytest.mark.parametrize("source", ["csrc/kernel.cu", "packages/build", "csrc/new.h"])
-def test_a_release_is_verified_at_its_own_commit_after_that(
+def test_a_release_is_verified_at_a_commit_with_its_trees_after_that(
     repository: Path, source: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    release = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True).strip()
+    trees, release = _trees(repository), git("rev-parse", "HEAD", root=repository)
     (repository / source).write_text("changed")
     _commit(repository)
-    assert verify_wheels.earlier_release(repository) == release
+    assert verify_wheels.earlier_commit(trees, repository) == release
     assert verify_wheels.verify_at(release, ["--only", "cp312"], repository) == 3
     assert capfd.readouterr().out.endswith("released --only cp312\n")
     assert not (repository / ".git" / "worktrees").exists()
 
 
+def test_a_history_that_was_written_anew_still_has_the_trees(repository: Path) -> None:
+    """As after a rebase or a filter: no commit has its old name."""
+    trees = _trees(repository)
+    (repository / "csrc" / "kernel.cu").write_text("changed")
+    _commit(repository)
+    before = git("log", "--format=%H", root=repository).split()
+    _run("rebase", "--quiet", "--root", "--force-rebase", "--reset-author-date", cwd=repository)
+    after = git("log", "--format=%H", root=repository).split()
+    if set(before) & set(after):
+        _run("commit", "--quiet", "--amend", "--message", "another text", cwd=repository)
+    assert verify_wheels.earlier_commit(trees, repository) in git("log", "--format=%H", root=repository).split()
+
+
 def test_a_clone_without_history_cannot_tell(repository: Path, tmp_path: Path) -> None:
+    trees = _trees(repository)
+    (repository / "csrc" / "kernel.cu").write_text("changed")
+    _commit(repository)
     _run("clone", "--quiet", "--depth=1", f"file://{repository}", "shallow", cwd=tmp_path)
     with pytest.raises(SystemExit, match="a clone with its whole history"):
-        verify_wheels.earlier_release(tmp_path / "shallow")
+        verify_wheels.earlier_commit(trees, tmp_path / "shallow")
+
+
+@pytest.mark.parametrize("interpreter", [None, "cp312"])
+def test_each_released_wheel_is_compared_with_one_of_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interpreter: str | None
+) -> None:
+    released, asked = tmp_path / "released", []
+    released.mkdir()
+
+    def write(folder: Path, name: str, content: str) -> Path:
+        with zipfile.ZipFile(folder / name, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("file"), content)
+        return folder / name
+
+    same, host = "comfy_sage2_sm90-1.0.0-py3-none-any.whl", "comfy_sage2_host-2.0.0-py3-none-linux.whl"
+
+    def build(architectures: list[str], out: Path, *arguments: object) -> list[Path]:
+        out.mkdir(parents=True)
+        asked.append((architectures, *arguments[-1:]))
+        return [write(out, same, "images"), write(out, host, content)]
+
+    monkeypatch.setattr(verify_wheels, "build", build)
+    write(released, same, "images")
+    write(released, host, "module")
+    for content, expected in (("module", True), ("changed", False)):
+        assert verify_wheels.verify(released, interpreter, tmp_path / content) is expected
+    write(released, "comfy_sage2_host-2.0.0-py3-none-windows.whl", "module")
+    content = "module"
+    assert verify_wheels.verify(released, interpreter, tmp_path / "third") is False
+    assert asked[0] == (["sm90"], {"comfy_sage2_sm90": "1.0.0", "comfy_sage2_host": "2.0.0"})
+    assert "windows.whl: nothing like it is built" in capsys.readouterr().out

@@ -51,7 +51,8 @@ def test_the_table_gives_cubins_and_host_sources(table: Path) -> None:
     ]
     targets = [[cubin.target(target) for target in architecture.targets] for cubin in architecture.cubins]
     assert targets == [["sm_99a", "sm_99"], ["sm_99a", "sm_99"], ["sm_99f", "sm_99"]]
-    assert architecture.host_sources == ("build_info.cpp", "sm99/launch.cpp")
+    assert architecture.family == "sm99"
+    assert kernel_table.host_sources() == (*kernel_table.SHARED_SOURCES, "sm99/launch.cpp")
     assert architecture.defines == ("FAST=1",)
     assert architecture.ptxas_options == ("--level=3",)
     assert architecture.capabilities == ((9, 9), (10, 0))
@@ -96,40 +97,72 @@ def test_a_missing_key_is_refused(table: Path) -> None:
 
 def test_every_listed_source_is_there() -> None:
     for name in kernel_table.names():
-        architecture = kernel_table.read(name)
-        for source in (
-            *kernel_table.SHARED_SOURCES,
-            *architecture.host_sources,
-            *(cubin.source for cubin in architecture.cubins),
-        ):
-            assert (kernel_table.CSRC / source).is_file(), source
+        for cubin in kernel_table.read(name).cubins:
+            assert (kernel_table.CSRC / cubin.source).is_file(), cubin.source
+    for source in kernel_table.host_sources():
+        assert (kernel_table.CSRC / source).is_file(), source
 
 
-def test_a_staged_tree_describes_its_architecture_to_cmake(table: Path, tmp_path: Path) -> None:
-    tree = stage_package.stage("sm99", tmp_path / "tree")
-    description = (tree / "architecture.cmake").read_text().splitlines()
-    assert "set(KERNEL_TARGET sm_99a)" in description
-    assert "set(SHARED_SOURCES binding.cpp block_selection.cpp driver.cpp launch_list.cpp plan.cpp)" in description
-    assert "set(HOST_SOURCES build_info.cpp sm99/launch.cpp)" in description
-    assert "set(HOST_DEFINES FAST=1)" in description
-    assert "set(KERNEL_MODES 8b)" in description and "set(KERNEL_PV_ACCUMULATORS fp32,fp16)" in description
-    assert "set(KERNEL_CAPABILITIES 9.9,10.0)" in description
-    assert "kernel_cubin(of_family sm99/a.cu sm_99f -DFAST=1 --ptxas-options=--level=3)" in description
-    assert "kernel_cubin(a_wide sm99/a.cu sm_99a -DWIDTH=2 -DFAST=1 --ptxas-options=--level=3)" in description
+def test_a_staged_tree_describes_its_architectures_to_cmake(tmp_path: Path) -> None:
+    tree = stage_package.stage(["sm90", "sm80"], tmp_path / "tree")
+    description = (tree / "kernels.cmake").read_text().splitlines()
+    assert f"set(HOST_SOURCES {' '.join(kernel_table.host_sources())})" in description
+    assert "kernel_cubin(sm90 sm_90a attention_d64 sm90/attention.cu -DHEAD_DIM=64)" in description
+    half = "-DHEAD_DIM=64 -DINT4_SCORES=1 -DHALF_VALUES=1 -DMXFP8=0"
+    assert f"kernel_cubin(sm80 sm_80 attention_d64 sm80/attention.cu {half})" in description
     project = (tree / "pyproject.toml").read_text()
-    assert 'name = "comfy-sage2-sm99"' in project and "$" not in project
-    assert (tree / "src" / "comfy_sage2_sm99" / "__init__.py").is_file() and (tree / "csrc" / "binding.cpp").is_file()
+    assert 'packages = ["src/comfy_sage2_host", "src/comfy_sage2_sm90", "src/comfy_sage2_sm80"]' in project
+    assert "$" not in project and (tree / "csrc" / "binding.cpp").is_file()
+    assert (tree / "src" / "comfy_sage2_host" / "__init__.py").is_file()
+    said = json.loads((tree / "src" / "comfy_sage2_sm80" / "build.json").read_text())
+    assert said["architecture"] == said["family"] == "sm80" and said["half_values"] is True
+    assert said["abi_version"] == kernel_table.abi_version() and said["toolchain"].startswith("NVRTC 12.9")
+    assert said["launch_interface"] == kernel_table.launch_interface("sm80") and said["capabilities"] == [
+        [8, 0],
+        [8, 6],
+    ]
 
 
-def test_cmake_and_a_development_build_tell_a_module_the_same(table: Path, tmp_path: Path) -> None:
-    """csrc/build_info.cpp takes its definitions of either."""
-    taken = set(re.findall(r"\bKERNEL_\w+", (kernel_table.CSRC / "build_info.cpp").read_text()))
-    cmake = (kernel_table.CSRC.parent / "packages" / "kernels" / "CMakeLists.txt").read_text()
-    assert set(re.findall(r"-D(KERNEL_\w+)", cmake)) == taken
-    info = kernel_table.build_info(kernel_table.read("sm99"), target="sm_99", toolchain="a test", driver="570")
-    assert info.keys() == taken
-    assert info["KERNEL_MODES"] == '"8b"' and info["KERNEL_PV_ACCUMULATORS"] == '"fp32,fp16"'
-    assert info["KERNEL_CAPABILITIES"] == '"9.9,10.0"' and info["KERNEL_MINIMUM_DRIVER_VERSION"] == "12080"
+def test_assembler_options_reach_the_compiler(table: Path) -> None:
+    lines = stage_package.cubin_lines(kernel_table.read("sm99"))
+    assert "kernel_cubin(sm99 sm_99a a_wide sm99/a.cu -DWIDTH=2 -DFAST=1 --ptxas-options=--level=3)" in lines
+
+
+def test_cmake_and_a_development_build_tell_the_host_module_the_same(tmp_path: Path) -> None:
+    """families.cpp and binding.cpp take their definitions of either."""
+    sources = [(kernel_table.CSRC / source).read_text() for source in kernel_table.SHARED_SOURCES]
+    taken = {name for source in sources for name in re.findall(r"\b(?:HOST_TOOLCHAIN|\w+_LAUNCH_INTERFACE)\b", source)}
+    assert kernel_table.host_defines("a test").keys() == taken
+    cmake = (stage_package.stage(["sm90"], tmp_path / "tree") / "kernels.cmake").read_text()
+    assert set(re.findall(r'"-D(\w+)=', cmake)) == taken
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of csrc/ to be changed."""
+    shutil.copytree(kernel_table.CSRC, tmp_path / "csrc")
+    monkeypatch.setattr(kernel_table, "CSRC", tmp_path / "csrc")
+    return tmp_path / "csrc"
+
+
+@pytest.mark.parametrize(
+    ("file", "changed"),
+    [
+        ("sm90/params.h", {"sm90"}),
+        ("sm80/launch.cpp", {"sm80"}),
+        ("common/views.h", {"sm80", "sm90"}),
+        ("sm90/attention.cuh", set()),
+        ("binding.cpp", set()),
+    ],
+)
+def test_what_launches_are_made_by_is_the_launch_interface(sources: Path, file: str, changed: set[str]) -> None:
+    before = {family: kernel_table.launch_interface(family) for family in kernel_table.families()}
+    path = sources / file
+    path.write_text(path.read_text() + "// a comment\n\n")
+    assert {family: kernel_table.launch_interface(family) for family in before} == before
+    path.write_text(path.read_text() + "int added;\n")
+    found = {family for family, interface in before.items() if kernel_table.launch_interface(family) != interface}
+    assert found == changed
 
 
 @pytest.fixture
@@ -153,6 +186,15 @@ def test_a_development_build_takes_the_images_of_a_wheel(images: Path, tmp_path:
         f"{cubin.name}.cubin.xz": cubin.name for cubin in kernel_table.read("sm90").cubins
     }
     assert (package / "__init__.py").is_file()
+    said = json.loads((package / "build.json").read_text())  # images of a release before 5.0.0 say nothing
+    assert said["architecture"] == "sm90" and said["toolchain"] == "images of images.whl"
+
+
+def test_a_development_build_keeps_what_the_images_of_a_wheel_say(images: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(images, "a") as archive:
+        archive.writestr("comfy_sage2_sm90/build.json", '{"said": 1}')
+    package = build_kernels.build("sm90", None, tmp_path / "out", python=None, images=images, jobs=1)
+    assert json.loads((package / "build.json").read_text()) == {"said": 1}
 
 
 def test_the_images_of_another_architecture_are_refused(images: Path, tmp_path: Path) -> None:
@@ -169,7 +211,7 @@ def test_a_development_build_without_nvcc_says_what_helps(images: Path, tmp_path
 
 def test_an_architecture_without_kernels_is_not_staged(table: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lists no device sources for sm98"):
-        stage_package.stage("sm98", tmp_path / "tree")
+        stage_package.stage(["sm98"], tmp_path / "tree")
 
 
 def _wheel(path: Path, content: str, compression: int = zipfile.ZIP_STORED) -> Path:

@@ -20,6 +20,7 @@ import pytest
 from tools import kernel_table
 from tools.platforms import windows_python
 from tools.platforms.foreign_python import ForeignPython
+from tools.wheels.wheel_folder import wheels_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WHEELHOUSE = Path(os.environ.get("COMFY_SAGE2_WHEELHOUSE") or ROOT / "wheels").resolve()
@@ -29,27 +30,23 @@ NATIVE = "linux_x86_64"
 ARCHITECTURES = kernel_table.names()
 
 
-def wheel_of(architecture: str, platform: str) -> Path:
-    """The wheel under test. The test fails when there is none."""
-    tag = PLATFORMS[platform]["wheel_tag"]
-    found = sorted(WHEELHOUSE.glob(f"comfy_sage2_{architecture}-*{tag}.whl"))
-    assert len(found) == 1, f"{WHEELHOUSE} must hold one {architecture} wheel for {tag}, got {len(found)}"
-    return found[0]
-
-
 Unpack = Callable[[str, str], Path]
 
 
 @pytest.fixture(scope="session")
 def unpack(tmp_path_factory: pytest.TempPathFactory) -> Unpack:
-    """Unpacks the wheel of an architecture and a platform as pip would, and returns the folder for the Python path."""
+    """Unpacks the wheels of an architecture and a platform as pip would, and returns the folder for the Python path."""
     root = tmp_path_factory.mktemp("unpacked")
 
     def unpack(architecture: str, platform: str) -> Path:
         folder = root / platform / architecture
         if not folder.exists():
-            with zipfile.ZipFile(wheel_of(architecture, platform)) as wheel:
-                wheel.extractall(folder)
+            tag = PLATFORMS[platform]["wheel_tag"]
+            wheels = wheels_for(architecture, tag, WHEELHOUSE)
+            assert wheels, f"{WHEELHOUSE} must hold the {architecture} wheels for {tag}"
+            for path in wheels:
+                with zipfile.ZipFile(path) as wheel:
+                    wheel.extractall(folder)
         return folder
 
     return unpack

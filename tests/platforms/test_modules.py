@@ -47,7 +47,7 @@ def test_a_module_imports_without_torch_and_without_a_driver(
     folder = python.path(unpack(architecture, python.platform))
     code = (
         f"import runpy, sys; sys.path.insert(0, {folder!r}); "
-        f"runpy.run_path({python.path(CHECK)!r})['main']({architecture!r})"
+        f"runpy.run_path({python.path(CHECK)!r})['main']([{architecture!r}])"
     )
     completed = python.run("-c", code)
     assert completed.returncode == 0, completed.stderr

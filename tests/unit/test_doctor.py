@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from comfy_sage2 import doctor, registry
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.base import Backend, BoundCall
 from comfy_sage2.backends.constraints import option_is
+from comfy_sage2.backends.peers import Peer, PeerFunctions
 from comfy_sage2.kernels import loader
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
@@ -95,6 +97,35 @@ def test_it_says_who_serves_packs_that_import_sageattention(
         importlib.util, "find_spec", lambda name: ModuleSpec(name, None, origin="/site/sageattention/__init__.py")
     )
     assert "is installed in this Python serves them" in line_about_other_packs(capsys)
+
+
+def test_it_names_attentions_of_other_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load() -> PeerFunctions:
+        return PeerFunctions(lambda *arguments: torch.empty(0), ("BHND",))
+
+    def fail() -> PeerFunctions:
+        raise AssertionError("no such GPU")
+
+    versions = {"works": "1.2", "fails": "3.4"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = (Peer("one", "works", load), Peer("two", "fails", fail), Peer("three", "missing", fail))
+    monkeypatch.setattr(doctor, "PEERS", found)
+    doctor.main([])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    at = lines.index("attentions of other packages")
+    assert lines[at + 1 : at + 4] == [
+        "one ready: version 1.2",
+        "two [SA-115] fails 3.4 cannot be used: no such GPU",
+        "three [SA-115] missing is not installed",
+    ]
 
 
 def test_a_failing_probe_does_not_hide_the_rest(

@@ -71,14 +71,13 @@ def test_the_workflows_of_github_name_what_there_is() -> None:
     checks, wheels = text(".github/workflows/checks.yml"), text(".github/workflows/wheels.yml")
     made = set(re.findall(r"\bmake ([a-z-]+)", checks + wheels))
     assert made and made <= targets
-    modules = re.findall(r"python -m (tools[\w.]+)", wheels)
+    modules = re.findall(r"python -m (tools[\w.]+)", checks + wheels)
     files = re.findall(r"\b((?:requirements|packages)/[\w/.-]+\.\w+)", checks + wheels)
     assert modules and files
     for name in (*(module.replace(".", "/") + ".py" for module in modules), *files):
         assert (REPOSITORY / name).is_file(), name
-    built = re.search(r"architecture: \[(.*?)\]", wheels)
-    assert built is not None and set(built[1].split(", ")) == architectures
-    assert set(re.findall(r"check_wheel\.py (\w+)", wheels)) == architectures
+    imported = re.search(r"check_wheel\.py (.+)", wheels)
+    assert imported is not None and set(imported[1].split()) == architectures
     assert set(re.findall(r"comfy-sage2-(sm\d+)", wheels)) == architectures
     tested = re.search(r'python: \["3\.10".*\]', wheels)
     assert tested is not None

@@ -12,7 +12,8 @@ import pytest
 pathspec = pytest.importorskip("pathspec")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MOST_BYTES = 25_000_000
+MOST_BYTES = 8_000_000
+EARLIER = "-4.9.0-"  # the release before the wheels were split; it goes with the next one
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_it_holds_the_pack_and_nothing_of_the_workshop(packed: list[str]) -> Non
 
 def test_it_is_small(packed: list[str]) -> None:
     """The sum of the files; wheels, nearly all of it, hardly shrink in a zip."""
-    assert sum((REPOSITORY / name).stat().st_size for name in packed) <= MOST_BYTES
+    assert sum((REPOSITORY / name).stat().st_size for name in packed if EARLIER not in name) <= MOST_BYTES
 
 
 def test_it_holds_no_model_and_no_picture_but_those_that_comfyui_shows(packed: list[str]) -> None:

@@ -37,6 +37,7 @@ LEFT_OUT = {
     ("session.py", "_previous_owner"),
     ("auto_policy.py", "reasoning"),
     ("abi.py", "reason_against"),
+    ("abi.py", "reason_against_images"),
     ("text.py", "check_line"),
 }
 SHORTEST = 8  # characters between two values that are filled in; texts with less only join others

@@ -1,4 +1,4 @@
-"""Build the kernel wheels: one run of cibuildwheel per architecture, then one wheel per platform.
+"""Build the kernel wheels: one run of cibuildwheel, then a wheel for each architecture and one for each platform.
 
     python -m tools.wheels.build_wheels [--arch sm90 ...] [--only cp312] [--out build/wheelhouse]
 
@@ -13,22 +13,29 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .. import kernel_table
-from . import platform_wheels
-from .stage_package import ROOT, default_folder, stage
+from . import split_wheels
+from .stage_package import DEFAULT_FOLDER, ROOT, stage
 
 BUILD = ROOT / "build"
 
 
-def build(architecture: str, out: Path, interpreter: str | None = None, cubin_cache: Path | None = None) -> list[Path]:
-    """Put one architecture's wheels into the folder `out`: with the modules of every CPython, or of "cp312" alone.
+def build(
+    architectures: Sequence[str],
+    out: Path,
+    interpreter: str | None = None,
+    cubin_cache: Path | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Put the wheels into the folder `out`: with host modules of every CPython, or of "cp312" alone.
 
-    `cubin_cache` holds the device images of earlier builds; by default that of all builds in this clone.
-    CalledProcessError when a build or a test of a wheel fails.
+    `cubin_cache` holds the device images of earlier builds; by default that of all builds in this clone. `versions`:
+    see `split_wheels.make`. CalledProcessError when a build or a test of a wheel fails.
     """
-    tree = stage(architecture, default_folder(architecture))
+    tree = stage(architectures, DEFAULT_FOLDER)
     environment = {**os.environ, "CONTAINERS_CONF": str(ROOT / "tools" / "wheels" / "containers.conf")}
     caches = {"ZIG_GLOBAL_CACHE_DIR": BUILD / "zig-cache", "CUBIN_CACHE": cubin_cache or BUILD / "cubin-cache"}
     for variable, cache in caches.items():
@@ -40,7 +47,7 @@ def build(architecture: str, out: Path, interpreter: str | None = None, cubin_ca
     with tempfile.TemporaryDirectory() as parts:
         command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--output-dir", parts, "."]
         subprocess.run(command, cwd=tree, env=environment, check=True)
-        return platform_wheels.make(sorted(Path(parts).glob("*.whl")), out)
+        return split_wheels.make(sorted(Path(parts).glob("*.whl")), out, versions)
 
 
 def main() -> None:
@@ -49,9 +56,8 @@ def main() -> None:
     parser.add_argument("--only", metavar="TAG", help="one CPython, such as cp312")
     parser.add_argument("--out", type=Path, default=BUILD / "wheelhouse")
     arguments = parser.parse_args()
-    for architecture in arguments.arch:
-        for wheel in build(architecture, arguments.out.resolve(), arguments.only):
-            print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
+    for wheel in build(arguments.arch, arguments.out.resolve(), arguments.only):
+        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,95 +2,140 @@
 
     python -m tools.wheels.release_wheels [--wheelhouse build/wheelhouse]
 
-The wheels of an architecture replace all that wheels/ had of it. Refuses to release what was built from sources that
-are not committed.
+The wheels of an architecture, or of a platform's host modules, replace what wheels/ had of it; one that says and holds
+the same but for its version stays, so that a clone gets no bytes that it has. Refuses to release what was built from
+sources that are not committed.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import shutil
 import string
 import subprocess
+import zipfile
 from pathlib import Path
 
 import tomllib
 
 from .. import kernel_table
 from .stage_package import ROOT
-from .wheel_folder import WHEELS, wheels_of
+from .wheel_folder import HOST, WHEELS, wheels_of
 
-SOURCES = (
-    "csrc",
-    ":!csrc/*.md",
-    ":!csrc/.clang-format",
-    "packages/kernels",
-    "tools/wheels/platform_wheels.py",
-    "tools/wheels/stage_package.py",
-    "tools/kernel_table.py",
-)
-MAX_FOLDER_BYTES = 22_000_000
+# What the wheels are made of; a release is named by the ids of their git trees, which outlive a rebase.
+TREES = ("csrc", "packages")
+_TOOLS = ("tools/wheels/split_wheels.py", "tools/wheels/stage_package.py", "tools/kernel_table.py")
+MAX_FOLDER_BYTES = 7_000_000
 
 README = string.Template("""\
 # Kernel wheels
 
-The compiled kernels that the pack loads by itself: it takes the wheel that fits the GPU and the platform, compares its
-SHA-256 with `SHA256SUMS` and unpacks the module of the running Python once. Nothing here has to be installed by hand.
+The compiled kernels that the pack loads by itself: it takes the wheel with the device images for the GPU and the one
+with the launch code for the system, compares their sizes and SHA-256 with `SHA256SUMS`, and unpacks the module of the
+running Python once. Nothing here has to be installed by hand.
 
 | wheel | for | MB |
 | --- | --- | --- |
 $rows
 
-- Version $version, built from commit `$commit`.
+- Built from the git trees $trees. A wheel keeps its version until something else in it changes.
 - Tools: $tools.
 - `make wheels` rebuilds them, `make wheels-verify` rebuilds them and compares them bit for bit with what lies here.
   How: `docs/dev/releasing.md`.
 """)
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+def git(*arguments: str, root: Path | None = None) -> str:
+    """What git says. CalledProcessError when it fails."""
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=root or ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def source_commit() -> str:
-    """The last commit that changed what the wheels are made of. SystemExit when there are changes after it."""
-    changed = _git("status", "--porcelain", "--", *SOURCES)
+def source_trees() -> dict[str, str]:
+    """The ids of the trees that the wheels are made of. SystemExit when there are changes that are not committed."""
+    changed = git("status", "--porcelain", "--", *TREES, *_TOOLS)
     if changed:
         raise SystemExit(f"commit the kernels' sources before releasing wheels of them:\n{changed}")
-    return _git("log", "-1", "--format=%H", "--", *SOURCES)
+    return {name: git("rev-parse", f"HEAD:{name}") for name in TREES}
 
 
-def _readme(commit: str) -> str:
+def recorded_trees(folder: Path) -> dict[str, str]:
+    """Those that the wheels in a folder say they were built from. SystemExit when they say none."""
+    found = dict(re.findall(r"`(\w+)` ([0-9a-f]{40})", (folder / "README.md").read_text()))
+    if found.keys() != set(TREES):
+        raise SystemExit(f"{folder / 'README.md'} does not name the git trees that its wheels were built from")
+    return found
+
+
+def _said(wheel: Path) -> dict[str, bytes]:
+    """What a wheel holds and says, but for its version."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".dist-info/RECORD")}
+    said = {}
+    for name, content in files.items():
+        folder, _, file = name.rpartition("/")
+        if folder.endswith(".dist-info") and file == "METADATA":
+            content = re.sub(rb"(?m)^Version: .*$", b"", content, count=1)
+        said[re.sub(r"^[^/]*\.dist-info/", ".dist-info/", name)] = content
+    return said
+
+
+def is_the_same(released: Path, built: Path) -> bool:
+    """Whether two wheels are of the same platform and hold and say the same but for their version."""
+    tags = {path.name.split("-", 2)[2] for path in (released, built)}
+    return len(tags) == 1 and _said(released) == _said(built)
+
+
+def _purposes() -> dict[str, str]:
+    """What a wheel is for, by what its name holds."""
+    from .split_wheels import PLATFORMS
+
+    hosts = {f"_{HOST}-.*-{platform['wheel_tag']}": platform["system"] for platform in PLATFORMS.values()}
+    return {
+        **{f"_{name}-": kernel_table.read(name).hardware for name in kernel_table.names()},
+        **{pattern: f"{system}, with any of these GPUs" for pattern, system in hosts.items()},
+    }
+
+
+def _readme(trees: dict[str, str]) -> str:
     rows = []
-    for name in kernel_table.names():
-        hardware = kernel_table.read(name).hardware
-        rows += [f"| `{path.name}` | {hardware} | {path.stat().st_size / 1e6:.2f} |" for path in wheels_of(name)]
+    for pattern, purpose in _purposes().items():
+        wheels = [path for path in sorted(WHEELS.glob("*.whl")) if re.search(pattern, path.stem)]
+        rows += [f"| `{path.name}` | {purpose} | {path.stat().st_size / 1e6:.2f} |" for path in wheels]
     template = tomllib.loads((ROOT / "packages" / "kernels" / "pyproject.toml.in").read_text())
     tools = [requirement.split(";")[0] for requirement in template["build-system"]["requires"]]
-    return README.substitute(
-        rows="\n".join(rows), version=kernel_table.version(), commit=commit, tools=", ".join(tools)
-    )
+    named = " and ".join(f"`{name}` {tree}" for name, tree in trees.items())
+    return README.substitute(rows="\n".join(rows), trees=named, tools=", ".join(tools))
+
+
+def _take_over(part: str, wheelhouse: Path) -> None:
+    """Replace the wheels of an architecture, or of HOST, by those of csrc/'s version, if there are any."""
+    built = [path for path in wheels_of(part, wheelhouse) if path.name.split("-")[1] == kernel_table.version()]
+    old = wheels_of(part, WHEELS) if built else []
+    kept = {path: next((other for other in old if is_the_same(other, path)), None) for path in built}
+    for path in set(old) - set(kept.values()):
+        path.unlink()
+    for path, same in kept.items():
+        if same is None:
+            shutil.copyfile(path, WHEELS / path.name)
 
 
 def release(wheelhouse: Path) -> None:
     """Take over the wheels of the current version from `wheelhouse`. SystemExit when wheels/ would get too big."""
-    commit = source_commit()
+    trees = source_trees()
     WHEELS.mkdir(exist_ok=True)
-    for name in kernel_table.names():
-        built = [path for path in wheels_of(name, wheelhouse) if path.name.split("-")[1] == kernel_table.version()]
-        for old in wheels_of(name) if built else []:
-            old.unlink()
-        for path in built:
-            shutil.copyfile(path, WHEELS / path.name)
+    for part in (*kernel_table.names(), HOST):
+        _take_over(part, wheelhouse)
     wheels = sorted(WHEELS.glob("*.whl"))
     total = sum(path.stat().st_size for path in wheels)
     if total > MAX_FOLDER_BYTES:
         raise SystemExit(f"wheels/ would have {total / 1e6:.1f} MB, at most {MAX_FOLDER_BYTES / 1e6:.0f} MB are wanted")
-    sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in wheels)
+    sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}  {path.stat().st_size}\n" for path in wheels)
     (WHEELS / "SHA256SUMS").write_text("".join(sums))
-    (WHEELS / "README.md").write_text(_readme(commit))
-    print(f"{len(wheels)} wheels, {total / 1e6:.1f} MB, from commit {commit}")
+    (WHEELS / "README.md").write_text(_readme(trees))
+    print(f"{len(wheels)} wheels, {total / 1e6:.1f} MB, from {trees}")
 
 
 def main() -> None:

@@ -1,21 +1,26 @@
-"""Write out the source tree of one architecture's kernel distribution, ready for pip, build or cibuildwheel.
+"""Write out the source tree that all kernels are built from, ready for pip, build or cibuildwheel.
 
-    python -m tools.wheels.stage_package --arch sm90
-    python -m build --wheel build/packages/sm90
+    python -m tools.wheels.stage_package
+    python -m build --wheel build/packages
 
-The tree holds everything that the wheel is made of and nothing else.
+The tree holds everything that the wheels are made of and nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import shutil
 import string
+from collections.abc import Sequence
 from pathlib import Path
 
 from .. import kernel_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+TEMPLATE = ROOT / "packages" / "kernels"
+HOST = "comfy_sage2_host"
 PACKAGE_FILES = (
     "CMakeLists.txt",
     "README.md",
@@ -26,68 +31,95 @@ PACKAGE_FILES = (
 )
 
 
-def _cmake_description(architecture: kernel_table.Architecture) -> str:
-    lines = [
-        f"set(KERNEL_ARCHITECTURE {architecture.name})",
-        f"set(KERNEL_TARGET {architecture.target(None)})",
-        f"set(SHARED_SOURCES {' '.join(kernel_table.SHARED_SOURCES)})",
-        f"set(HOST_SOURCES {' '.join(architecture.host_sources)})",
-        f"set(HOST_DEFINES {' '.join(architecture.defines)})",
+def tool_version(distribution: str) -> str:
+    """The exact version of a build requirement."""
+    project = (TEMPLATE / "pyproject.toml.in").read_text()
+    found = re.search(rf'"{re.escape(distribution)}==([^"]+)"', project)
+    if found is None:
+        raise ValueError(f"pyproject.toml.in names no exact version of {distribution}")
+    return found[1]
+
+
+def build_info(architecture: kernel_table.Architecture) -> str:
+    """The text of an architecture's BUILD_FILE."""
+    info = kernel_table.build_info(
+        architecture,
+        target=architecture.target(None),
+        toolchain=f"NVRTC {tool_version('nvidia-cuda-nvrtc-cu12')}",
         # NVRTC is of CUDA 12, and images of every 12.x compiler load on every 12.x driver.
-        f"set(KERNEL_MINIMUM_DRIVER {architecture.minimum_driver})",
-        f"set(KERNEL_MINIMUM_DRIVER_VERSION {kernel_table.DRIVER_CUDA_VERSIONS[architecture.minimum_driver]})",
-        f"set(KERNEL_MODES {','.join(architecture.modes)})",
-        f"set(KERNEL_PV_FORMATS {','.join(architecture.pv_formats)})",
-        f"set(KERNEL_PV_ACCUMULATORS {','.join(architecture.pv_accumulators)})",
-        f"set(KERNEL_CAPABILITIES {','.join(f'{major}.{minor}' for major, minor in architecture.capabilities)})",
+        driver=architecture.minimum_driver,
+    )
+    return json.dumps(info, indent=2) + "\n"
+
+
+def _quoted(define: str) -> str:
+    """A preprocessor definition as an argument in CMake's language."""
+    return '"-D' + define.replace('"', '\\"') + '"'
+
+
+def _cmake_description(architectures: Sequence[kernel_table.Architecture]) -> str:
+    defines = kernel_table.host_defines(f"zig {tool_version('ziglang')}").items()
+    lines = [
+        f"set(HOST_SOURCES {' '.join(kernel_table.host_sources())})",
+        f"set(HOST_DEFINES {' '.join(_quoted(f'{name}={value}') for name, value in defines)})",
     ]
-    for cubin in architecture.cubins:
-        options = [f"-D{define}" for define in cubin.defines]
-        options += [f"--ptxas-options={option}" for option in architecture.ptxas_options]
-        lines.append(
-            " ".join(["kernel_cubin(" + cubin.name, cubin.source, cubin.target(architecture.target(None)), *options])
-            + ")"
-        )
+    lines += [line for architecture in architectures for line in cubin_lines(architecture)]
     return "\n".join(lines) + "\n"
 
 
-def stage(name: str, out: Path) -> Path:
-    """Write the tree of architecture `name` to the folder `out`, replacing what is there, and return `out`.
+def cubin_lines(architecture: kernel_table.Architecture) -> list[str]:
+    """The images of an architecture in CMake's language."""
+    assembler = [f"--ptxas-options={option}" for option in architecture.ptxas_options]
+    lines = []
+    for cubin in architecture.cubins:
+        options = [*(f"-D{define}" for define in cubin.defines), *assembler]
+        words = [architecture.name, cubin.target(architecture.target(None)), cubin.name, cubin.source, *options]
+        lines.append(f"kernel_cubin({' '.join(words)})")
+    return lines
+
+
+def stage(names: Sequence[str], out: Path) -> Path:
+    """Write the tree of the architectures `names` to the folder `out`, replacing what is there, and return `out`.
 
     ValueError for an unknown architecture or one without device sources.
     """
-    architecture = kernel_table.read(name)
-    if not architecture.cubins:
-        raise ValueError(f"{kernel_table.TABLE.name} lists no device sources for {name}: there is nothing to ship")
+    architectures = [kernel_table.read(name) for name in names]
+    for architecture in architectures:
+        if not architecture.cubins:
+            raise ValueError(
+                f"{kernel_table.TABLE.name} lists no device sources for {architecture.name}: there is nothing to ship"
+            )
     if out.exists():
         shutil.rmtree(out)
-    package = out / "src" / f"comfy_sage2_{name}"
-    package.mkdir(parents=True)
-    template = ROOT / "packages" / "kernels"
-    shutil.copyfile(template / "__init__.py", package / "__init__.py")
+    packages = {HOST: "host.py", **{f"comfy_sage2_{name}": "images.py" for name in names}}
+    for package, source in packages.items():
+        (out / "src" / package).mkdir(parents=True)
+        shutil.copyfile(TEMPLATE / source, out / "src" / package / "__init__.py")
+    for architecture in architectures:
+        package_folder = out / "src" / f"comfy_sage2_{architecture.name}"
+        (package_folder / kernel_table.BUILD_FILE).write_text(build_info(architecture))
     for file in PACKAGE_FILES:
-        shutil.copyfile(template / file, out / file)
+        shutil.copyfile(TEMPLATE / file, out / file)
     shutil.copyfile(ROOT / "LICENSE", out / "LICENSE")
-    shutil.copytree(template / "windows", out / "windows")
+    shutil.copytree(TEMPLATE / "windows", out / "windows")
     shutil.copytree(kernel_table.CSRC, out / "csrc", ignore=shutil.ignore_patterns("*.md", ".*"))
-    (out / "architecture.cmake").write_text(_cmake_description(architecture))
-    project = string.Template((template / "pyproject.toml.in").read_text())
-    values = {"architecture": name, "hardware": architecture.hardware, "version": kernel_table.version()}
+    (out / "kernels.cmake").write_text(_cmake_description(architectures))
+    project = string.Template((TEMPLATE / "pyproject.toml.in").read_text())
+    values = {"version": kernel_table.version(), "packages": '", "'.join(f"src/{name}" for name in packages)}
     (out / "pyproject.toml").write_text(project.substitute(values))
     return out
 
 
-def default_folder(name: str) -> Path:
-    """Where the tree of an architecture is staged unless another folder is asked for."""
-    return ROOT / "build" / "packages" / name
+# Where the tree is staged unless another folder is asked for.
+DEFAULT_FOLDER = ROOT / "build" / "packages"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write out the source tree of one kernel distribution.")
-    parser.add_argument("--arch", required=True, choices=kernel_table.names())
-    parser.add_argument("--out", type=Path)
+    parser = argparse.ArgumentParser(description="Write out the source tree of the kernel distributions.")
+    parser.add_argument("--arch", nargs="+", default=kernel_table.names(), choices=kernel_table.names())
+    parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER)
     arguments = parser.parse_args()
-    print(stage(arguments.arch, arguments.out or default_folder(arguments.arch)))
+    print(stage(arguments.arch, arguments.out))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Rebuild the released wheels and compare them bit for bit with those in wheels/.
 
-    python -m tools.wheels.verify_wheels [--arch sm90 ...] [--only cp312]
+    python -m tools.wheels.verify_wheels [--only cp312] [--wheels wheels]
 
-Needs what build_wheels.py needs. With --only the files of one CPython are rebuilt and compared, in a fifth of the time.
-Exits with 1 when something differs, and names the files that do.
+Needs what build_wheels.py needs. With --only the host modules of one CPython are rebuilt and compared, in a fifth of
+the time. Exits with 1 when something differs, and names the files that do.
 
-Where the kernels' sources have changed since the release, the release's own commit is checked out beside them and
-verified there, which takes a clone with its history.
+wheels/README.md names the git trees that they were built from. Where csrc/ and packages/ are others now, a commit that
+has those trees is checked out beside them and verifies the wheels, which takes a clone with its history.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from pathlib import Path
 
 from .. import kernel_table
 from .build_wheels import build
+from .release_wheels import TREES, git, recorded_trees
 from .stage_package import ROOT
 from .wheel_folder import WHEELS, wheels_of
 
-# What wheels are built from, and what changes with a release of them.
-_SOURCES = ("csrc", "packages")
-_RELEASE = "wheels/SHA256SUMS"
 _COMMAND = "tools.wheels.verify_wheels"
 # They list what is in the wheel, so they differ when a wheel was built for one CPython only.
 _LISTINGS = (".dist-info/WHEEL", ".dist-info/RECORD")
@@ -52,69 +50,76 @@ def partial_difference(released: Path, rebuilt: Path) -> str | None:
     return f"these files differ: {', '.join(names)}" if names else None
 
 
-def released_wheel(architecture: str, rebuilt: Path) -> Path | None:
-    """The wheel in wheels/ for the platform of a rebuilt one."""
-    platform = rebuilt.stem.rpartition("-")[2]
-    return next((path for path in wheels_of(architecture) if path.stem.endswith(f"-{platform}")), None)
+def _tag(wheel: Path) -> str:
+    return wheel.name.split("-", 2)[2]
 
 
-def verify(architecture: str, interpreter: str | None, work: Path) -> bool:
-    """Rebuild an architecture's wheels, device images included, and say whether they equal the released ones."""
+def verify(folder: Path, interpreter: str | None, work: Path) -> bool:
+    """Rebuild the wheels in `folder`, device images included, and say whether they are the same."""
+    released = {(wheel.name.split("-")[0], _tag(wheel)): wheel for wheel in sorted(folder.glob("*.whl"))}
+    versions = {name: wheel.name.split("-")[1] for (name, _), wheel in released.items()}
+    architectures = [name for name in kernel_table.names() if wheels_of(name, folder)]
     same = True
-    for rebuilt in build(architecture, work / "wheelhouse", interpreter, work / "cubin-cache"):
-        released = released_wheel(architecture, rebuilt)
-        if released is None:
-            found: str | None = "wheels/ has no wheel for this platform"
+    for rebuilt in build(architectures, work / "wheelhouse", interpreter, work / "cubin-cache", versions):
+        own = released.pop((rebuilt.name.split("-")[0], _tag(rebuilt)), None)
+        if own is None:
+            found: str | None = f"{folder} has no such wheel"
         else:
-            found = (partial_difference if interpreter else difference)(released, rebuilt)
+            found = (partial_difference if interpreter else difference)(own, rebuilt)
         print(f"{rebuilt.name}: {found or 'identical'}", flush=True)
         same = same and found is None
-    return same
+    for wheel in released.values():
+        print(f"{wheel.name}: nothing like it is built", flush=True)
+    return same and not released
 
 
-def _git(*arguments: str, root: Path) -> str:
-    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+def earlier_commit(trees: dict[str, str], root: Path = ROOT) -> str | None:
+    """A commit that has these trees, the newest one, or None where the working tree has them.
 
-
-def earlier_release(root: Path = ROOT) -> str | None:
-    """The commit of the released wheels, or None where the sources at `root` are still those of the release.
-
-    SystemExit where the history does not tell.
+    SystemExit where the history has none.
     """
-    commit = _git("log", "-1", "--format=%H", "--", _RELEASE, root=root)
-    if not commit or _git("rev-parse", "--is-shallow-repository", root=root) == "true":
-        raise SystemExit(
-            f"the commit that wrote {_RELEASE} is not known here: a clone with its whole history is needed"
-        )
-    return commit if _git("diff", "--name-only", commit, "--", *_SOURCES, root=root) else None
+
+    def at(commit: str) -> dict[str, str]:
+        return {name: git("rev-parse", f"{commit}:{name}", root=root) for name in TREES}
+
+    if at("HEAD") == trees and not git("status", "--porcelain", "--", *TREES, root=root):
+        return None
+    for commit in git("log", "--format=%H", "--full-history", "--", *TREES, root=root).split():
+        if (
+            git("ls-tree", "--name-only", commit, "--", *TREES, root=root).split() == list(TREES)
+            and at(commit) == trees
+        ):
+            return commit
+    named = " and ".join(f"{name} {tree}" for name, tree in trees.items())
+    raise SystemExit(f"no commit here has the trees {named}: a clone with its whole history is needed")
 
 
 def verify_at(commit: str, arguments: list[str], root: Path = ROOT) -> int:
     """The exit status of this command at `commit`, in a working tree of its own."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "release"
-        _git("worktree", "add", "--detach", str(tree), commit, root=root)
+        git("worktree", "add", "--detach", str(tree), commit, root=root)
         try:
             return subprocess.run([sys.executable, "-m", _COMMAND, *arguments], cwd=tree).returncode
         finally:
-            _git("worktree", "remove", "--force", str(tree), root=root)
+            git("worktree", "remove", "--force", str(tree), root=root)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Rebuild released wheels and compare them bit for bit.")
-    released = [name for name in kernel_table.names() if wheels_of(name)]
-    parser.add_argument("--arch", nargs="+", default=released, choices=kernel_table.names())
     parser.add_argument("--only", metavar="TAG", help="one CPython, such as cp312")
+    parser.add_argument("--wheels", type=Path, default=WHEELS, help="the folder of the released wheels")
     arguments = parser.parse_args()
-    if not arguments.arch:
-        raise SystemExit(f"{WHEELS} holds no wheels to verify")
-    release = earlier_release()
-    if release is not None:
-        print(f"csrc/ or packages/ changed since the release: verifying it at {release[:10]}", flush=True)
-        raise SystemExit(verify_at(release, sys.argv[1:]))
+    folder: Path = arguments.wheels.resolve()
+    if not any(folder.glob("*.whl")):
+        raise SystemExit(f"{folder} holds no wheels to verify")
+    commit = earlier_commit(recorded_trees(folder))
+    if commit is not None:
+        print(f"csrc/ or packages/ changed since the release: verifying it at {commit[:10]}", flush=True)
+        only = [] if arguments.only is None else ["--only", arguments.only]
+        raise SystemExit(verify_at(commit, [*only, "--wheels", str(folder)]))
     with tempfile.TemporaryDirectory() as work:
-        results = [verify(name, arguments.only, Path(work)) for name in arguments.arch]
-    raise SystemExit(0 if all(results) else 1)
+        raise SystemExit(0 if verify(folder, arguments.only, Path(work)) else 1)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 WHEELS = Path(__file__).resolve().parent.parent.parent / "wheels"
+HOST = "host"
 
 
-def wheels_of(architecture: str, folder: Path | None = None) -> list[Path]:
-    """The wheels of an architecture in a folder, by default the one of the released wheels."""
-    return sorted((folder or WHEELS).glob(f"comfy_sage2_{architecture}-*.whl"))
+def wheels_of(part: str, folder: Path | None = None) -> list[Path]:
+    """The wheels of an architecture, or of HOST, in a folder; by default in that of the released wheels."""
+    return sorted((folder or WHEELS).glob(f"comfy_sage2_{part}-*.whl"))
+
+
+def wheels_for(architecture: str, platform_tag: str, folder: Path | None = None) -> list[Path]:
+    """What an architecture's kernels need on a platform: its images and the host modules; before 5.0.0 one wheel."""
+    found = [*wheels_of(architecture, folder), *wheels_of(HOST, folder)]
+    return [wheel for wheel in found if wheel.stem.endswith(("-any", platform_tag))]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...options import AttentionOptions
-from ...signature import CallSignature
+from ...signature import IGNORED, CallSignature
 from ...tensors import NO_TENSORS, NO_VALUES, OptionalTensors, overrides_torch, with_dense_rows
 from ...text import one_line
 
@@ -136,11 +136,17 @@ class AttentionCall:
             container.tensor = None
 
     def signature(
-        self, options: AttentionOptions, *, backend: str | None = None, where_faster: bool = False
+        self,
+        options: AttentionOptions,
+        *,
+        backend: str | None = None,
+        where_faster: bool = False,
+        peers: str = IGNORED,
+        own_is_torchs: bool = False,
     ) -> CallSignature:
         """The signature of the call with `options`, which have its layout and scale.
 
-        backend: the only one that may serve it; None: the accelerated ones. where_faster: see `CallSignature`.
+        backend: the only one that may serve it; None: the accelerated ones. The others: see `CallSignature`.
         Raises ValueError when the sizes do not fit `heads`.
         """
         mask = self.mask_4d()
@@ -151,6 +157,8 @@ class AttentionCall:
             backend=backend,
             accelerated_only=backend is None,
             where_faster=where_faster,
+            peers=peers,
+            own_is_torchs=own_is_torchs,
         )
 
     @property

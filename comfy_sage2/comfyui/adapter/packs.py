@@ -55,6 +55,14 @@ def inexact(function: object) -> str | None:
     return None if chosen is not None and chosen.removeprefix("attention_") in _EXACT else owner_of(function)
 
 
+def own_is_torchs() -> bool:
+    """Whether the attention that ComfyUI chose at its start is torch's; False where there is no ComfyUI."""
+    try:
+        return getattr(comfyui_attention(), "__name__", "") == "attention_pytorch"
+    except ImportError:
+        return False
+
+
 def _chosen(function: object) -> str | None:
     """The attention function that ComfyUI's *Model Attention Backend* has put behind `function`, by its name."""
     module = str(getattr(function, "__module__", ""))

@@ -12,6 +12,7 @@ from ...autotune.measure import prepare
 from ...tuning_candidates import BACKENDS
 from ..adapter.declared_attention import declared_layers
 from ..adapter.pass_options import changes_of, has_cross_attention
+from ..adapter.token_kinds import TokenKinds
 from ..report.text import session_headline, status
 from ..session.session import Session, log
 from .prompt import reads_times, running_prompt
@@ -98,6 +99,7 @@ def pass_wrapper(session: Session) -> Callable[..., Any]:
         model_pass = session.begin_pass(float(t.flatten()[0]), x.device, options)
         inputs = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control, **kwargs}
         model_pass.changes = changes_of(executor.class_obj, options, inputs)
+        model_pass.token_kinds = TokenKinds.of(inputs, cross_attends=session.cross_attends)
         guard = session.handler.guard
         model_pass.check_at_end = (
             guard is not None

@@ -20,6 +20,7 @@ from .support import (
     schema,
     shown_progress,
     skip_input,
+    sparse_inputs,
     status_of,
 )
 
@@ -70,6 +71,7 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                     )
                 ),
                 skip_input(),
+                *sparse_inputs(),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model to sample.")],
         )
@@ -97,6 +99,8 @@ class SageAttention2AutoPolicy(io.ComfyNode):
         measure_quality: bool,
         guard: bool,
         skip: str = "off",
+        sparse: str = "off",
+        dense_percent: float = 0.2,
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
@@ -108,6 +112,8 @@ class SageAttention2AutoPolicy(io.ComfyNode):
             guard=guard,
             when=library.WHERE_FASTER,
             skip=skip,
+            sparse=sparse,
+            dense_percent=dense_percent,
         )
         patched = library.auto_model(
             model,

@@ -14,7 +14,6 @@ from .support import (
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
-    SKIP,
     advanced,
     checked,
     cost_limit_input,
@@ -22,6 +21,8 @@ from .support import (
     quality_input,
     schema,
     shown_progress,
+    skip_input,
+    sparse_input_of_policy,
 )
 
 FILE_TOOLTIP = "in ComfyUI's folder user/comfy_sage2/policies, without .json."
@@ -110,16 +111,8 @@ class SageAttention2MakePolicy(io.ComfyNode):
                     default="",
                     tooltip="Name under which to save the policy, " + FILE_TOOLTIP + " Empty: not saved.",
                 ),
-                advanced(
-                    io.Combo.Input(
-                        "skip",
-                        options=SKIP,
-                        default="off",
-                        optional=True,
-                        tooltip="Written into the policy: what SageAttention2 leaves out where its own skip is off. It "
-                        "is not part of what was measured.",
-                    )
-                ),
+                skip_input("Of earlier versions, for the policy; counts where sparse is off."),
+                sparse_input_of_policy(),
             ],
             outputs=[
                 POLICY.Output(display_name="policy", tooltip="The policy, for SageAttention2."),
@@ -130,12 +123,19 @@ class SageAttention2MakePolicy(io.ComfyNode):
     @classmethod
     @checked
     def execute(
-        cls, model: Any, quality: str, file: str, samples: Any = None, images: Any = None, skip: str = "off"
+        cls,
+        model: Any,
+        quality: str,
+        file: str,
+        samples: Any = None,
+        images: Any = None,
+        skip: str = "off",
+        sparse: str = "off",
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             blocked = ExecutionBlocker(None)
             return io.NodeOutput(blocked, blocked, ui={"text": [IMPORT_ERROR]})
-        policy, found = library.policy_of(model, quality, skip)
+        policy, found = library.policy_of(model, quality, skip, sparse)
         text = library.to_text(policy)
         if file.strip():
             path = library.save_policy(policy, policies_folder(), file)

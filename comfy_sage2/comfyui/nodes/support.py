@@ -20,6 +20,7 @@ POLICY = io.Custom("SAGEATTENTION2_POLICY")
 # have to be there when the library cannot be imported.
 BACKENDS = ["auto", "reference", "auto or reference"]
 QUALITIES = ["lossless", "balanced", "fast"]
+SPARSE = ["off", "lossless", "light", "medium", "strong"]
 SKIP = ["off", *QUALITIES]
 
 
@@ -85,18 +86,58 @@ def measure_quality_input(when: str = "") -> io.Input:
     )
 
 
-def skip_input() -> io.Input:
-    """How much key blocks that are left out may cost."""
+def sparse_inputs() -> list[io.Input]:
+    """How much key blocks that are left out may cost, and from which step on."""
+    return [
+        io.Combo.Input(
+            "sparse",
+            options=SPARSE,
+            default="off",
+            optional=True,
+            tooltip="Leave out the parts of long self-attention (from 8,192 tokens) that matter least. What each head "
+            "may lose, as relative L2 on a sample of its rows: lossless, only what 8b rounds to zero; light, 0.02; "
+            "medium, 0.05; strong, 0.1: another video of the same prompt. Found in the last dense step, and anew in "
+            "steps 4, 9, 16 and so on; those in between can lose more. The report gives shares and errors.",
+        ),
+        advanced(
+            io.Float.Input(
+                "dense_percent",
+                default=0.2,
+                min=0.0,
+                max=1.0,
+                step=0.01,
+                optional=True,
+                tooltip="Share of the sampling steps that are dense before sparse leaves anything out. The first "
+                "steps decide what the video shows.",
+            )
+        ),
+    ]
+
+
+def skip_input(when: str = "Of earlier versions; counts where sparse is off.") -> io.Input:
+    """The input in whose place `sparse` came. when: it counts."""
     return advanced(
         io.Combo.Input(
             "skip",
             options=SKIP,
             default="off",
             optional=True,
-            tooltip="Leave out the parts of long self-attention that hardly matter: found in steps 1, 4, 9 and so on, "
-            "left out in between. What a head may lose when they are found, measured on a sample: lossless, only what "
-            "8b rounds to zero; balanced, 1 %; fast, 3 %. The steps in between can lose more. The report gives shares "
-            "and errors.",
+            tooltip=f"{when} Leaves key blocks out between steps 1, 4, 9 and so on. What a head may lose, as relative "
+            "L1: lossless, only what 8b rounds to zero; balanced, 1 %; fast, 3 %.",
+        )
+    )
+
+
+def sparse_input_of_policy() -> io.Input:
+    """The level that a policy carries."""
+    return advanced(
+        io.Combo.Input(
+            "sparse",
+            options=SPARSE,
+            default="off",
+            optional=True,
+            tooltip="Written into the policy: what SageAttention2 leaves out where its own sparse and skip are off. It "
+            "is not part of what was measured.",
         )
     )
 

@@ -12,7 +12,7 @@ from ..session.guard import FULL_PRECISION, Guard
 from ..session.handler import Handler
 from ..session.record import NO_PASS, Sampling, Share, Summary
 from ..session.session import Session
-from ..session.sparsity import BlockSparsity
+from ..session.sparsity import BlockSparsity, LayerSparsity
 from .verdict import NO_CALL, compared_speed, layer_means, sampling_ratio, times, verdict
 
 NOT_PATCHED = (
@@ -230,7 +230,8 @@ def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
     calls = sum(found.finding + found.listed for found in layers.values())
     share = sum(found.share * (found.finding + found.listed) for found in layers.values()) / max(calls, 1)
     computed = f"{share:.1%} of those of {calls} calls computed" if calls else "none"
-    lines = [f"Key blocks skipped ({sparsity.level}): {computed}"]
+    title, norm = sparsity.choice.title, sparsity.choice.level.norm
+    lines = [f"Key blocks skipped ({title}): {computed}"]
     for layer, found in layers.items():
         if not found.listed:
             looked = f"{found.finding} calls looked for blocks to skip"
@@ -239,11 +240,22 @@ def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
         speed = summary.skip_speeds.get(layer)
         faster = "" if speed is None else f" ({compared_speed(speed.ratio)}, beside those that found the blocks)"
         later = "" if found.later is None else f", {found.later:.4f} when they gave way to newer ones"
+        made = found.finding + found.selecting
         lines.append(
-            f"  {summary.layer_name(layer)}: {found.computed:.1%} computed in {found.listed} calls with lists{faster}; "
-            f"relative L1 of the worst head {found.error:.4f} in the {found.finding} calls that made them{later}"
+            f"  {summary.layer_name(layer)}: {found.computed:.1%} computed in {found.listed} calls with lists{faster}"
+            f"{_of_heads(found)}; relative L{norm} of the worst head {found.error:.4f} in the {made} calls "
+            f"that made them, {sum(found.head_errors) / len(found.head_errors):.4f} on average{later}"
         )
     return lines + [f"  {calls} calls computed all key blocks: {reason}" for reason, calls in sparsity.reasons.items()]
+
+
+def _of_heads(found: LayerSparsity) -> str:
+    """The heads that computed the fewest and the most of their blocks, where there are several."""
+    shares = found.head_shares
+    if len(shares) == 1:
+        return ""
+    least, most = (choose(range(len(shares)), key=shares.__getitem__) for choose in (min, max))
+    return f", {shares[least]:.0%} (head {least}) to {shares[most]:.0%} (head {most})"
 
 
 def _counted(steps: tuple[int, ...]) -> str:

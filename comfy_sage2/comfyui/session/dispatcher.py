@@ -15,9 +15,10 @@ from ...options import EXACT, AttentionOptions
 from ...plan import Refusal, choose, plan
 from ...policy.selector import FixedSelector, ModeSelector
 from ...request import AttentionRequest
+from ...signature import ANY, IGNORED, NAMED, NO_LESS_EXACT
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall
-from ..settings import AUTO, AUTO_OR_REFERENCE, FIDELITY, REFERENCE, WHERE_FASTER, Settings
+from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, FIDELITY, REFERENCE, Settings
 from .fidelity import Fidelity
 from .guard import MORE_EXACT, PRECISE, Guard
 from .handler import Handler
@@ -39,6 +40,7 @@ class Dispatcher(Handler):
         selector: decides the options of each call.
         device: where the model is sampled, or None.
         is_first: no other attention was on the model before, which would serve the calls that this node leaves.
+        own_is_torchs: what serves them is torch's attention, whose times are known.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Dispatcher(Handler):
         *,
         device: torch.device | None = None,
         is_first: bool = True,
+        own_is_torchs: bool = False,
     ) -> None:
         """Without a `selector` the settings' options are taken for every call."""
         self.settings = settings
@@ -58,7 +61,7 @@ class Dispatcher(Handler):
         self.notes = settings.notes
         self.idle_reason = expected.reason
         self.guard = Guard(Fidelity() if settings.guard_level == FIDELITY else None) if settings.guard else None
-        self.sparsity = None if settings.skip_level is None else BlockSparsity(settings.skip_level)
+        self.sparsity = None if settings.sparsity is None else BlockSparsity(settings.sparsity)
         self.measure_quality = settings.measure_quality
         self.traced_as = settings
         self._first_calls = self._shorter = 0  # calls of the first pass, and passes with fewer
@@ -66,6 +69,7 @@ class Dispatcher(Handler):
         self._outside: list[str | None] = []  # for each step, why the node is not active in it
         self.device = device
         self.is_first = is_first
+        self.own_is_torchs = own_is_torchs
 
     def begin_sampling(self, steps: int) -> None:
         """See `Handler.begin_sampling`."""
@@ -126,7 +130,16 @@ class Dispatcher(Handler):
 
     @property
     def _prefers_exact(self) -> bool:
-        return self.settings.when == WHERE_FASTER and self.settings.backend == AUTO
+        return self.settings.when != ALWAYS and self.settings.backend == AUTO
+
+    @property
+    def _peers(self) -> str:
+        """What becomes of faster attentions of other packages: of `signature.PEER_RULES`."""
+        if self.settings.backend != AUTO:
+            return IGNORED
+        if self.settings.when == ALWAYS or self.sparsity is not None:  # they leave no key blocks out
+            return NAMED
+        return ANY if self.settings.when == FASTEST else NO_LESS_EXACT
 
     def _reason_against(self, call: AttentionCall, site: CallSite) -> str | None:
         """Why the call must stay with ComfyUI whatever the options, or None."""
@@ -148,14 +161,24 @@ class Dispatcher(Handler):
         return self.guard.reason(site.layer)
 
     def _decision(self, call: AttentionCall, options: AttentionOptions) -> Decision:
-        """Who serves `call` with `options`, the node's rotation, and the accumulators that suit the GPU."""
+        """Who serves `call` with `options`, the node's rotation, and the accumulators that suit the GPU.
+
+        It may be another attention that was measured to be faster, where the node's settings allow it.
+        """
         return self._planned(call, options, where_faster=self._prefers_exact and options.mode != EXACT)
 
     def _planned(self, call: AttentionCall, options: AttentionOptions, *, where_faster: bool) -> Decision:
         try:
             completed = _completed(options, self.settings.rotate, call.scale, call.layout)
             backend = None if self.settings.backend == AUTO else self.settings.backend
-            return decision_of(plan(call.signature(completed, backend=backend, where_faster=where_faster)))
+            signature = call.signature(
+                completed,
+                backend=backend,
+                where_faster=where_faster,
+                peers=self._peers,
+                own_is_torchs=self.own_is_torchs and call.declared is None,
+            )
+            return decision_of(plan(signature))
         except (TypeError, ValueError) as error:
             return Decision(reason=str(error))
         except torch.cuda.OutOfMemoryError:  # ComfyUI frees memory and tells the user

@@ -15,6 +15,7 @@ from ...call_site import Layer, indexed_name
 from ...readback import Readback
 from ...sparsity.mask_cache import ModelChanges
 from ..adapter.attention_call import AttentionCall, Fallback, Override
+from ..adapter.token_kinds import ONE_KIND, TokenKinds
 from .fidelity import Probe
 
 
@@ -59,6 +60,7 @@ class ModelPass:
         transformer_options: ComfyUI's options of this pass.
         evaluation: the number of the sampler's evaluation of the model that the pass is a part of.
         changes: what makes the model another one for this pass.
+        token_kinds: what its inputs say of the tokens of its self-attention.
         check_at_end: the guard looks at the outputs of all calls together at the end of the pass, because the pass can
             be made again; else it looks at each output before the model goes on.
         calls: the attention calls so far.
@@ -74,6 +76,7 @@ class ModelPass:
     transformer_options: dict[str, Any]
     evaluation: int = 0
     changes: ModelChanges = frozenset()
+    token_kinds: TokenKinds = ONE_KIND
     check_at_end: bool = False
     calls: list[Layer] = field(default_factory=list)
     nonfinite: torch.Tensor | None = None

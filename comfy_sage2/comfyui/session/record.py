@@ -43,7 +43,8 @@ NO_PASS = {
 class Decision:
     """How one attention call is served: by a backend with these options, or by ComfyUI's attention for a reason.
 
-    A backend has a reason too where an exact attention takes the place of what the user chose.
+    A backend has a reason too where another attention takes the place of what the user chose, or a faster one does not.
+    is_peer: the backend is another package's attention, in the place of what `options` say.
     plan: by which the backend computes the call; None where it was only asked what it could do.
     by: who served a call that no backend did, in words: another node or pack, or what the model's file asks for; None
         is ComfyUI's attention.
@@ -55,6 +56,7 @@ class Decision:
     reason: str | None = None
     by: str | None = None
     skips: bool = False
+    is_peer: bool = False
     plan: CallPlan | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -62,6 +64,8 @@ class Decision:
         """In words for the user."""
         if self.backend is None:
             return self.reason or ""
+        if self.is_peer:
+            return f"{self.backend} ({self.reason})"
         served = f"{self.backend} · {label(self.options)}{' · key blocks skipped' if self.skips else ''}"
         return served if self.reason is None else f"{served} ({self.reason})"
 
@@ -73,7 +77,7 @@ def decision_of(found: CallPlan | Refusal) -> Decision:
         return Decision(reason=found.reason)
     # What each call decides for itself would divide the calls of a mode among several decisions.
     options = replace(found.options, layout="BHND", scale=None)
-    return Decision(found.backend.name, options, found.reason, plan=found)
+    return Decision(found.backend.name, options, found.reason, is_peer=found.backend.is_peer, plan=found)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The node's `skip`: which calls find the blocks that are left out, which leave them out, and why others do neither."""
+"""The node's `sparse`: which calls find the blocks that are left out, which leave them out, why others do neither."""
 
 from __future__ import annotations
 
@@ -16,37 +16,49 @@ from ...operators import run
 from ...options import EXACT
 from ...plan import CallPlan, Refusal, listed_plan, recording_plan
 from ...signature import TensorForm
+from ...sparsity.always_computed import TokenRange, blocks_with
 from ...sparsity.controller import SparsityController, values
 from ...sparsity.mask_cache import ModelChanges, PassKey
 from ...tensors import OptionalTensors
 from ...text import error_text
 from ..adapter import memory, pass_options
 from ..adapter.attention_call import AttentionCall
+from ..settings import SparsityChoice
 from . import model_passes
 from .guard import Guard
 from .model_passes import ModelPass
 
 log = logging.getLogger("comfy_sage2")
 
-LEAST_BLOCKS = 16  # of a call's keys: with fewer there is next to nothing to leave out
-
 
 @dataclass(frozen=True)
 class LayerSparsity:
-    """What became of one layer's blocks in a sampling; errors are relative L1 of the worst head.
+    """What became of one layer's blocks in a sampling; errors are relative, in the norm of the level.
 
     Attributes:
-        finding, listed: calls that found blocks, and were dense for it, and calls with lists.
-        computed: share of the blocks that calls with lists computed; 1 where there were none.
-        error: by what was left out, when it was found.
-        later: the same when those blocks gave way to newer ones; None where they never did.
+        finding, listed: calls that found blocks and were dense for it, and calls with lists.
+        selecting: calls with lists that found their blocks by themselves.
+        head_shares: of each head, the share of the blocks that calls with lists computed; 1 where there were none.
+        head_errors: of each head, the largest error by what was left out, when it was found.
+        later: the largest error of a head when those blocks gave way to newer ones; None where they never did.
     """
 
     finding: int
     listed: int
-    computed: float
-    error: float
+    selecting: int
+    head_shares: tuple[float, ...]
+    head_errors: tuple[float, ...]
     later: float | None
+
+    @property
+    def computed(self) -> float:
+        """Share of the blocks that calls with lists computed."""
+        return sum(self.head_shares) / len(self.head_shares)
+
+    @property
+    def error(self) -> float:
+        """The largest error of a head."""
+        return _worst(self.head_errors) or 0.0
 
     @property
     def share(self) -> float:
@@ -61,10 +73,9 @@ class BlockSparsity:
     serve the prompts and context windows for which they were found, with the same changes to the model.
     """
 
-    def __init__(self, level: str) -> None:
-        """level: of `sparsity.levels.LEVELS`."""
-        self.level = level
-        self._controller = SparsityController(level)
+    def __init__(self, choice: SparsityChoice) -> None:
+        self.choice = choice
+        self._controller = SparsityController(choice.level)
         self._at_work = False
         # Attention calls of a pass, by what makes the model another one for it; and for which of them that differed.
         self._calls: dict[ModelChanges, int] = {}
@@ -73,7 +84,7 @@ class BlockSparsity:
 
     def begin_sampling(self) -> None:
         """Nothing is known of its blocks."""
-        self._controller, self._at_work = SparsityController(self.level), True
+        self._controller, self._at_work = SparsityController(self.choice.level), True
         self._calls.clear()
         self._without_blocks.clear()
         self._dense.clear()
@@ -125,15 +136,23 @@ class BlockSparsity:
             q, k, v = call.tensors("BHND")
             least_skipped = dense.backend.least_skipped(dense.options.mode)
             with memory.unrecorded():  # what is kept outlives the model's block
-                if controller.finds(site.layer, now, q, k):
-                    if site.step + 1 == site.steps:
-                        self._dense["[SA-318] the last step is dense where it would find blocks to skip"] += 1
-                        return None
+                finds = controller.finds(site.layer, now, q, k)
+                selects = self.choice.level.selects and not self.choice.is_dense(site.step, site.steps)
+                reason = self._reason_against_step(site, records=finds and not selects)
+                if reason is not None:
+                    self._dense[reason] += 1
+                    return None
+                others = model_pass.token_kinds.others(k.shape[2])
+                if finds and not selects:
                     block_margins = _empty_margins(q, k)
                     out, _ = run(recording, *call.tensors(), optional._replace(block_margins=block_margins))
-                    self._find(controller, site.layer, now, (q, k, v), block_margins, dense.request.scale)
+                    self._find(controller, site.layer, now, (q, k, v), block_margins, dense.request.scale, others)
                     return out, False
-                lists = controller.lists(site.layer, now, q, k, least_skipped=least_skipped)
+                lists: BlockMask | str
+                if finds:
+                    lists = controller.select(site.layer, now, q, k, v, dense.request.scale, others)
+                else:
+                    lists = controller.lists(site.layer, now, q, k, least_skipped=least_skipped)
                 if isinstance(lists, BlockMask):
                     listed = listed_plan(dense, TensorForm.of(lists.lists))
                     if isinstance(listed, Refusal):
@@ -155,10 +174,11 @@ class BlockSparsity:
         tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         block_margins: torch.Tensor,
         scale: float,
+        others: tuple[TokenRange, ...],
     ) -> None:
         """Find the blocks of a call that was dense; a failure leaves its output as it is."""
         try:
-            controller.find(layer, now, *tensors, block_margins, scale)
+            controller.find(layer, now, *tensors, block_margins, scale, others)
         except Exception as error:
             self._give_up(error)
 
@@ -169,6 +189,18 @@ class BlockSparsity:
         reason = f"[SA-318] skipping key blocks failed, and was given up for this sampling: {error_text(error)}"
         self._dense[reason] += 1
         log.warning("SageAttention2: %s", reason)
+
+    def _reason_against_step(self, site: CallSite, *, records: bool) -> str | None:
+        """Why the call at `site`, which is to find blocks in a dense call or not, neither does so nor leaves any out.
+
+        The last of the first steps finds the blocks that the step behind it leaves out.
+        """
+        starts = self.choice.is_dense(site.step, site.steps)
+        if starts and (not records or self.choice.is_dense(site.step + 1, site.steps)):
+            return f"[SA-318] the first {self.choice.dense_share:.0%} of the steps are dense"
+        if records and site.step + 1 == site.steps:
+            return "[SA-318] the last step is dense where it would find blocks to skip"
+        return None
 
     def _recording_plan(
         self, call: AttentionCall, dense: CallPlan, site: CallSite, model_pass: ModelPass
@@ -184,8 +216,11 @@ class BlockSparsity:
         q_length, kv_length = call.lengths
         if q_length != kv_length:
             return "[SA-318] the call's queries and keys are not of the same tokens"
-        if blocks_of(kv_length) < LEAST_BLOCKS:
-            return f"[SA-318] the call has fewer than {LEAST_BLOCKS} blocks of 128 keys"
+        least = self.choice.level.least_blocks
+        if blocks_of(kv_length) < least:
+            return f"[SA-318] the call has fewer than {least} blocks of 128 keys"
+        if blocks_with(model_pass.token_kinds.others(kv_length), kv_length).all():
+            return "[SA-318] the call's tokens may all be text or conditions, whose blocks are always computed"
         listed, recording = listed_plan(dense), recording_plan(dense)
         if isinstance(listed, Refusal):
             return listed.reason
@@ -196,12 +231,14 @@ class BlockSparsity:
         found = {}
         for layer, figures in sorted(self._controller.figures.copy().items()):
             computed, errors, later = (values(list(of)) for of in (figures.computed, figures.found, figures.later))
+            shares = zip(*computed, strict=False) if computed else [(1.0,)]
             found[layer] = LayerSparsity(
-                len(errors),
+                len(errors) - len(figures.selected),
                 len(computed),
-                sum(computed) / len(computed) if computed else 1.0,
-                _worst(errors) or 0.0,
-                _worst(later),
+                len(figures.selected),
+                tuple(sum(of_head) / len(of_head) for of_head in shares),
+                tuple(_worst(of_head) or 0.0 for of_head in zip(*errors, strict=False)),
+                _worst([error for of_call in later for error in of_call]),
             )
         return found
 

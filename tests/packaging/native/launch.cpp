@@ -2,9 +2,11 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "attention_call.h"
-#include "driver.h"
+#include "families.h"
+#include "kernels.h"
 #include "launch_list.h"
 #include "plan.h"
 
@@ -18,7 +20,8 @@ struct Params {
 
 class TestPlan final : public Plan {
  public:
-  explicit TestPlan(const CallSignature& call) : Plan(call, 16 * call.batch, only(kK, call.mode == k4b)) {}
+  TestPlan(const CallSignature& call, std::shared_ptr<const Kernels> kernels)
+      : Plan(call, std::move(kernels), 16 * call.batch, only(kK, call.mode == k4b)) {}
 
  private:
   LaunchList launches(bool) const override {
@@ -36,17 +39,21 @@ class TestPlan final : public Plan {
                               driver::MapSwizzle::bytes_128},
                              kWorkspace, 0));
     const unsigned processors = static_cast<unsigned>(driver::multiprocessor_count(call().device));
-    list.add(kAttentionPhase, "test_image", "test_kernel", {processors, 2}, 384, 1000 * call().mode, params, fields,
-             {call().causal});
+    const int shared_bytes = 1000 * call().mode;
+    const CUfunction kernel = kernels().images.kernel("test_image", "test_kernel", shared_bytes);
+    list.add(kAttentionPhase, kernel, {processors, 2}, 384, shared_bytes, params, fields, {call().causal});
     return list;
   }
 };
 
-}  // namespace
-
-std::unique_ptr<Plan> make_plan(const CallSignature& call) {
+std::unique_ptr<Plan> make_plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels) {
   if (call.head_dim > 256) {
     throw std::invalid_argument("head_dim must be at most 256, got " + std::to_string(call.head_dim));
   }
-  return std::make_unique<TestPlan>(call);
+  return std::make_unique<TestPlan>(call, std::move(kernels));
 }
+
+}  // namespace
+
+const Family kFamilies[] = {{"sm99", "of the tests", make_plan}};
+const std::size_t kFamilyCount = 1;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ from comfy_sage2.autotune.timings import PLAIN, Candidate, Work
 EIGHT, EIGHT_HALF = Candidate("sm89", "8b", "fp32"), Candidate("sm89", "8b", "fp16")
 FOUR, FOUR_HALF = Candidate("sm89", "4b", "fp32"), Candidate("sm89", "4b", "fp16")
 FLASH, CUDNN, OWN = Candidate("torch-flash"), Candidate("torch-cudnn"), Candidate(PLAIN)
-CALLS = ((32, 1024, 1024), (128, 1024, 1024), (32, 2048, 2048), (32, 4096, 4096), (16, 32768, 512))
+CALLS = (
+    (32, 1024, 1024), (128, 1024, 1024), (32, 2048, 2048), (32, 4096, 4096), (16, 32768, 512), (32, 4096, 77),
+)  # fmt: skip
 WORKS = [Work(*sizes, head_dim) for head_dim in (64, 128) for sizes in CALLS]
 # TFLOP/s of the products, and microseconds for each 1000 tokens of a head, on a GPU like an RTX 4090.
 GPU = {
@@ -21,7 +24,9 @@ GPU = {
 
 def seconds(gpu: Mapping[Candidate, tuple[float, float]], candidate: Candidate, work: Work) -> float:
     rate, per_thousand = gpu[candidate]
-    return 6e-6 + 4e-12 * work.head_dim * work.pairs / rate + per_thousand * 1e-9 * (work.queries + work.keys)
+    fill = math.ceil(work.kv_length / 128) * 128 / work.kv_length  # whole blocks of keys
+    of_tokens = per_thousand * 1e-9 * (work.queries + fill * work.keys)
+    return 6e-6 + 4e-12 * work.head_dim * fill * work.pairs / rate + of_tokens
 
 
 def made_up_gpu(

@@ -58,6 +58,7 @@ ENTRY = {"key": ADA, "value": {"passed": True}}
         b'{"format": 1, "findings": {}}',
         b'{"format": 1, "findings": [1, null, {"key": {}}, {"key": 1, "value": {}}]}',
         json.dumps({"format": 2, "findings": [ENTRY]}).encode(),
+        json.dumps({"format": True, "findings": [ENTRY]}).encode(),
         json.dumps({"format": 1, "findings": [{**ENTRY, "value": "yes"}]}).encode(),
         json.dumps({"format": 1, "findings": [{**ENTRY, "key": {**ADA, "driver": 580.65}}]}).encode(),
         json.dumps({"format": 1, "findings": [ENTRY]}).encode().replace(b"4090", b"\xe9"),
@@ -66,7 +67,7 @@ ENTRY = {"key": ADA, "value": {"passed": True}}
         b"[" * 100_000,
         b" " * (1 << 20) + json.dumps({"format": 1, "findings": [ENTRY]}).encode(),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_file_that_cannot_be_used_is_ignored_and_rewritten(findings: CacheFile, content: bytes) -> None:
     assert findings.path is not None
@@ -90,6 +91,13 @@ def test_the_oldest_entries_go(findings: CacheFile) -> None:
         findings.put({"gpu": str(number)}, {})
     assert findings.get({"gpu": "4"}) is None
     assert findings.get({"gpu": "5"}) == {}
+
+
+def test_the_oldest_go_where_the_file_would_be_too_long_to_be_read(findings: CacheFile) -> None:
+    for number in range(9):
+        findings.put({"gpu": str(number)}, {"text": "x" * (1 << 17)})
+    kept = [number for number in range(9) if findings.get({"gpu": str(number)}) is not None]
+    assert 3 <= len(kept) < 9 and kept == list(range(9))[-len(kept) :]
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

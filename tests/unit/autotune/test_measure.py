@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from comfy_sage2 import accumulators, registry
 from comfy_sage2 import machine as machine_facts
 from comfy_sage2.autotune import cache_file, measure, store
 from comfy_sage2.autotune.rounds import GpuClock
-from comfy_sage2.autotune.timings import Candidate
+from comfy_sage2.autotune.timings import ORDINARY, Candidate, ErrorsOfKinds, Work
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import EXACT, AttentionOptions
 from comfy_sage2.request import AttentionRequest
@@ -28,9 +30,7 @@ from .made_up_gpus import CUDNN, EIGHT_HALF, FLASH, WORKS, made_up_gpu
 
 
 def test_the_made_up_cards_are_asked_what_real_ones_are() -> None:
-    calls = {(work.heads, work.q_length, work.kv_length) for work in WORKS}
-    assert calls == {(16 * share, *lengths) for share, *lengths in measure._CALLS}
-    assert {work.head_dim for work in WORKS} == set(measure._HEAD_DIMS)
+    assert [work for work in measure.works_for(16) if work.kind == ORDINARY] == WORKS
 
 
 @dataclass
@@ -75,6 +75,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
     monkeypatch.setattr(loader, "fingerprint", lambda architecture: found.module)
     monkeypatch.setattr(measure, "rounds_on", found.rounds_on)
+    monkeypatch.setattr(measure, "errors_on", lambda index, candidates: {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: found.compiling)
@@ -95,6 +96,16 @@ def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:
     machine.restart()
     assert machine.ask() == "fp16"
     assert machine.measured == [0]
+
+
+def test_an_unforeseen_failure_is_not_met_at_each_run(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(key: object) -> None:
+        raise OverflowError("on purpose")
+
+    monkeypatch.setattr(measure, "_kept", failing)
+    with pytest.raises(OverflowError, match="on purpose"):
+        machine.ask()
+    assert machine.ask() is None
 
 
 @pytest.mark.parametrize("change", ["gpus", "driver", "module", "torch", "format"])
@@ -172,7 +183,7 @@ def test_a_driver_that_does_not_tell_its_version_is_measured_by_each_process(mac
     assert len(machine.measured) == 2 and not list(machine.folder.iterdir())
 
 
-@pytest.mark.parametrize("value", [{}, {"noise": 0.0, "seconds": []}, {"noise": "x", "seconds": [[1]]}])
+@pytest.mark.parametrize("value", [{}, {"noise": 0.0, "calls": [], "candidates": []}, {"noise": "x", "calls": [[1]]}])
 def test_a_remembered_value_that_cannot_be_read_is_measured_again(machine: Machine, value: dict[str, Any]) -> None:
     machine.ask()
     (path,) = machine.folder.rglob("*.json")
@@ -229,21 +240,101 @@ class Named:
 
     names: set[str]
 
-    def calls(self, *tensors: torch.Tensor) -> dict[Candidate, measure.Run]:
+    def calls(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    ) -> dict[Candidate, measure.Run]:
         return {Candidate(name): lambda: None for name in self.names}
 
-    def fingerprint(self, capability: tuple[int, int]) -> str:
-        return "none"
+    def errors(self, device: torch.device, head_dim: int) -> dict[Candidate, ErrorsOfKinds]:
+        return {}
+
+    def builds(self, capability: tuple[int, int]) -> dict[str, str]:
+        return {"module": "none"}
 
 
 @pytest.mark.parametrize("with_flash", [True, False])
 def test_efficient_attention_is_timed_where_flash_is_not(monkeypatch: pytest.MonkeyPatch, with_flash: bool) -> None:
     names = {"torch-flash", "torch-efficient", "sm89"} - (set() if with_flash else {"torch-flash"})
     monkeypatch.setattr(measure, "time_rounds", lambda runs, *others: {key: [] for key in runs})
-    monkeypatch.setattr(measure, "_inputs", lambda device, heads: lambda work: ())
+    monkeypatch.setattr(measure, "_inputs", lambda device, heads: lambda work: (None,) * 4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(multi_processor_count=8))
     timed = {candidate.backend for candidate, _ in measure.rounds_on(0, GpuClock(), Named(names))}
     assert timed == ({"torch-flash", "sm89"} if with_flash else {"torch-efficient", "sm89"})
+
+
+OLDER = {"noise": 0.0, "seconds": [["sm89", "8b", "fp32", 16, 1024, 1024, 64, 1e-4]]}  # of format 5
+
+
+def test_times_of_an_earlier_version_are_not_used_and_the_log_says_so(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = measure._key(0, BACKENDS)
+    assert key is not None
+    older = {name: key[name] for name in ("gpu", "capability", "driver", "torch", "module")}
+    cache_file.user_cache_file().put({**older, "test": "times, format 5"}, OLDER)
+    with caplog.at_level(logging.INFO, "comfy_sage2"):
+        assert machine.ask() == "fp16" and machine.measured == [0]
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert (
+            "say nothing of rotation, masks and other packages; GPU NVIDIA GeForce RTX 4090 is measured again" in line
+        )
+        machine.restart()
+        assert machine.ask() == "fp16" and len(caplog.records) == 1  # the new ones are there
+    assert machine.measured == [0]
+
+
+def test_another_package_is_measured_anew(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed, removed or updated: its times may be others."""
+    versions = {"comfy-kitchen": "0.2.31"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    machine.ask()
+    for found in ({"comfy-kitchen": "0.2.40"}, {"comfy-kitchen": "0.2.40", "sageattention": "2.2.0"}, {}):
+        versions.clear()
+        versions.update(found)
+        machine.restart()
+        machine.ask()
+    assert machine.measured == [0] * 4
+    versions["sageattention"] = "2.2.0+comfy.sage2"  # this pack's own module
+    machine.restart()
+    machine.ask()
+    assert machine.measured == [0] * 4
+
+
+def test_errors_are_kept_beside_the_times(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "errors_on", lambda index, candidates: {(EIGHT_HALF, 128): (0.04, None)})
+    machine.ask()
+    machine.restart()
+    machine.ask()
+    found = store.choices_of(torch.device("cuda", 0))
+    assert machine.measured == [0] and found is not None and found.error(EIGHT_HALF, 128) == 0.04
+
+
+@pytest.mark.parametrize("work", measure.works_for(4), ids=str)
+def test_inputs_are_those_of_the_call(work: Work) -> None:
+    q, k, v, mask = measure._inputs(torch.device("cpu"), 4)(work)
+    assert q.shape == (1, work.heads, work.q_length, work.head_dim)
+    assert k.shape == v.shape == (1, work.heads, work.kv_length, work.head_dim)
+    for tensor in (q, k, v):
+        assert tensor.is_contiguous() == work.heads_first and tensor.stride(3) == 1
+    if work.hides_keys:
+        assert mask is not None and mask.shape == (1, 1, 1, work.kv_length)
+        assert 0 < int(mask.logical_not().sum()) < work.kv_length
+    else:
+        assert mask is None
+
+
+def test_the_works_are_of_each_kind() -> None:
+    found = measure.works_for(16)
+    assert len(found) == len(set(found))
+    assert {(work.head_dim, *work.kind) for work in found} == {
+        (head_dim, *kind) for head_dim in (64, 128) for kind in ((False, False), (True, False), (False, True))
+    }
 
 
 def test_importing_the_library_measures_nothing() -> None:

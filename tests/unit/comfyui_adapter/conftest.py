@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from comfy_sage2 import registry
 from comfy_sage2.backends.constraints import option_is
-from comfy_sage2.comfyui.session import sparsity
+from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS
 
 from .skip_samplings import TOKENS
 
@@ -20,5 +22,7 @@ def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_calls_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference is slow: here calls of half the length leave blocks out."""
-    assert sparsity.LEAST_BLOCKS == 2 * TOKENS // 128
-    monkeypatch.setattr(sparsity, "LEAST_BLOCKS", TOKENS // 128)
+    for levels, least in ((SKIP_LEVELS, 16), (LEVELS, 64)):
+        for name, level in levels.items():
+            assert level.least_blocks == least
+            monkeypatch.setitem(levels, name, replace(level, least_blocks=TOKENS // 128))

@@ -17,7 +17,7 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.sparsity.controller import SparsityController
-from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.levels import SKIP_LEVELS
 from comfy_sage2.sparsity.mask_cache import PassKey
 
 from .calls import Container, node_session, ones
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("short_calls_skip")
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", SKIP_LEVELS)
 def test_steps_1_and_4_are_dense_and_the_others_leave_blocks_out(level: str, mode: str) -> None:
     session, tensors = skipped(level, mode=mode), focused(0)
     outs = sampled(session, tensors)
@@ -51,10 +51,10 @@ def test_steps_1_and_4_are_dense_and_the_others_leave_blocks_out(level: str, mod
     assert torch.equal(outs[0], whole) and torch.equal(outs[3], whole)
     assert listed(session) == [False, True, True, False, True]
     for out in (outs[1], outs[2], outs[4]):
-        assert (out - whole).abs().sum() / whole.abs().sum() < LEVELS[level] + 1e-3
+        assert (out - whole).abs().sum() / whole.abs().sum() < SKIP_LEVELS[level].bound + 1e-3
     (found,) = figures(session).values()
     assert (found.finding, found.listed) == (2, 3) and found.computed < 0.7
-    assert found.error <= max(LEVELS[level], 1e-4) and found.later == pytest.approx(found.error, abs=0.01)
+    assert found.error <= max(SKIP_LEVELS[level].bound, 1e-4) and found.later == pytest.approx(found.error, abs=0.01)
 
 
 def test_lossless_lists_are_those_of_the_strictest_threshold() -> None:
@@ -88,16 +88,18 @@ def test_each_head_has_its_own_blocks_and_threshold() -> None:
     exact = dense(tensors)
     (listed_out, *_) = sampled(loose, tensors)[1:]
     of_head = (listed_out - exact).unflatten(2, (HEADS, HEAD_DIM)).abs().sum((0, 1, 3))
-    assert (of_head / exact.unflatten(2, (HEADS, HEAD_DIM)).abs().sum((0, 1, 3)) < LEVELS["fast"] + 0.01).all()
+    assert (
+        of_head / exact.unflatten(2, (HEADS, HEAD_DIM)).abs().sum((0, 1, 3)) < SKIP_LEVELS["fast"].bound + 0.01
+    ).all()
 
 
 def test_the_calls_own_scale_is_what_errors_are_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:
     scales = []
     find = SparsityController.find
 
-    def watched(self: Any, layer: int, now: PassKey, q: Any, k: Any, v: Any, block_margins: Any, scale: float) -> None:
-        scales.append(scale)
-        find(self, layer, now, q, k, v, block_margins, scale)
+    def watched(self: Any, layer: int, now: PassKey, *others: Any) -> None:
+        scales.append(others[4])
+        find(self, layer, now, *others)
 
     monkeypatch.setattr(SparsityController, "find", watched)
     session = skipped()
@@ -166,10 +168,11 @@ def test_the_report_says_what_was_computed() -> None:
     sampled(session, focused(15))
     (found,) = figures(session).values()
     text = report([session])
-    assert f"Key blocks skipped (fast): {found.share:.1%} of those of 5 calls computed\n" in text
+    assert f"Key blocks skipped (skip fast): {found.share:.1%} of those of 5 calls computed\n" in text
     speed = compared_speed(session.record.summary().skip_speeds[0].ratio)
     listed_calls = f"{found.computed:.1%} computed in 3 calls with lists ({speed}, beside those that found the blocks)"
-    assert f"  call 0: {listed_calls}; relative L1 of the worst head " in text
+    of_heads = f"{found.head_shares[0]:.0%} (head 0) to {found.head_shares[0]:.0%} (head 0)"
+    assert f"  call 0: {listed_calls}, {of_heads}; relative L1 of the worst head " in text
     assert "when they gave way to newer ones" in text and "skip fast" in text
     assert "  reference · 8b · key blocks skipped: 3 calls" in text
     assert found.share == pytest.approx((2 + 3 * found.computed) / 5)
@@ -183,7 +186,9 @@ def test_the_level_of_the_node_goes_before_that_of_the_policy(node: str, policy:
     eight = Cell(AttentionOptions("8b"))
     carried = Policy(Signature.of("", {}), "fast", (0.0, 1.0), (HEAD_DIM,), ((eight,),), skip=policy)
     settings = Settings(backend="reference", skip=node, policy=carried)
-    assert settings.skip_level == level and ("skip" in settings.describe()) == (level is not None)
+    found = settings.sparsity
+    assert (None if found is None else found.title) == (None if level is None else f"skip {level}")
+    assert ("skip" in settings.describe()) == (level is not None)
     session = node_session(settings, selector=carried)
     sampled(session, focused(16), 2)
     assert listed(session) == [False, level is not None]

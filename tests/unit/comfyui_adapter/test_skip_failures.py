@@ -51,7 +51,7 @@ def test_other_calls_are_dense(tensors: list[torch.Tensor], keywords: dict[str, 
     ):
         assert torch.equal(out, whole)
     text = report([session])
-    assert "Key blocks skipped (balanced): none" in text
+    assert "Key blocks skipped (skip balanced): none" in text
     if reason is not None:
         assert text.count(reason) == 1 and "  2 calls computed all key blocks: [SA-318] " in text
 

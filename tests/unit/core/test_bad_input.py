@@ -149,3 +149,51 @@ def test_what_is_no_tensor_is_named_beside_flags_and_gradients(name: str) -> Non
         for gradients in (False, True):
             with torch.set_grad_enabled(gradients), pytest.raises(TypeError, match=f"{name} must be a torch.Tensor"):
                 comfy_sage2.attention(**tensors, nonfinite=flag)
+
+
+WRONG_TYPES: dict[str, tuple[dict[str, Any], str]] = {
+    "backend of a number": ({"backend": 3}, "backend must be the name of one or None, got int"),
+    "backend of a list": ({"backend": ["sm90"]}, "backend must be the name of one or None, got list"),
+    "options of a number": ({"options": 3}, "options must be an AttentionOptions or None, got int"),
+    "options of a dict": ({"options": {"mode": "8b"}}, "options must be an AttentionOptions or None, got dict"),
+    "options beside a choice": (
+        {"options": "8b", "mode": "4b"},
+        "options must be an AttentionOptions or None, got str",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TYPES)
+@pytest.mark.parametrize("call", [comfy_sage2.attention, comfy_sage2.explain])
+@pytest.mark.parametrize("trains", [False, True], ids=["plain", "by the operator"])
+def test_arguments_of_another_type_are_named(case: str, call: Any, trains: bool) -> None:
+    """Also where the call is an operator, which has errors of its own."""
+    arguments, message = WRONG_TYPES[case]
+    q, k, v = (torch.randn(1, 2, 10, 16, requires_grad=trains) for _ in range(3))
+    with pytest.raises(TypeError, match=message):
+        call(q, k, v, **arguments)
+
+
+@pytest.mark.parametrize("value", [[], {}, None, 3], ids=str)
+@pytest.mark.parametrize("name", ["mode", "layout", "pv_accumulator"])
+def test_a_choice_that_is_no_text_is_named(name: str, value: object) -> None:
+    tensors = torch.randn(3, 1, 2, 10, 16).unbind()
+    arguments: dict[str, Any] = {name: value}
+    with pytest.raises(ValueError, match=f"{name} must be one of .*got"):
+        comfy_sage2.attention(*tensors, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((64.5, 64), 256, 256), "q_block must be an integer, got float"),
+        (((64, "64"), 256, 256), "kv_block must be an integer, got str"),
+        ((64, 256, 256), "block_size must be two integers"),
+        (((64,), 256, 256), "block_size must be two integers"),
+        (((64, 64), 256.0, 256), "q_length must be an integer, got float"),
+        (((64, 64), 256, None), "kv_length must be an integer, got NoneType"),
+    ],
+)
+def test_sizes_of_blocks_that_are_no_integers_are_named(arguments: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        comfy_sage2.BlockMask.from_blocks(torch.ones(1, 2, 4, 4, dtype=torch.bool), *arguments)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from unit.autotune.made_up_gpus import CUDNN, EIGHT, EIGHT_HALF, FLASH, OWN, made_up_gpu
+from unit.autotune.made_up_gpus import CUDNN, EIGHT, EIGHT_HALF, FLASH, OWN, WORKS, made_up_gpu
 
 import comfy_sage2
 from comfy_sage2 import accumulators, registry
@@ -17,14 +17,14 @@ from comfy_sage2 import plan as plan_module
 from comfy_sage2 import request as request_module
 from comfy_sage2.autotune import store
 from comfy_sage2.autotune.cost_model import TunedChoices
-from comfy_sage2.autotune.timings import Times
+from comfy_sage2.autotune.timings import PEER, Candidate, Times
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.plan import MOST_PLANS, CallPlan, Refusal, listed_plan, plan, recording_plan
 from comfy_sage2.registry import UnsupportedError
 from comfy_sage2.request import AttentionRequest
-from comfy_sage2.signature import CallSignature, TensorForm
+from comfy_sage2.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, TensorForm
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 GPU = torch.device("cuda", 0)
@@ -46,6 +46,12 @@ class Watched(Backend):
     def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
         self.bound.append((signature, request))
         return WatchedCall(request, self._value)
+
+
+class Package(Watched):
+    """Another package's attention."""
+
+    is_peer = True
 
 
 class WatchedCall(BoundTensors):
@@ -127,7 +133,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rotate": (with_options(rotate=True), {"options": AttentionOptions(rotate=True)}),
     "layout": (
         {**with_options(layout="BNHD"), "k": torch.empty(2, 6, 4, 64), "v": torch.empty(2, 6, 4, 64)},
-        {"q_heads": 16, "q_length": 4, "kv_heads": 4, "kv_length": 6},
+        {"q_heads": 16, "q_length": 4, "kv_heads": 4, "kv_length": 6, "heads_first": False},
     ),
     "batch": (
         {"q": torch.empty(3, 4, 16, 64), "k": torch.empty(3, 2, 24, 64), "v": torch.empty(3, 2, 24, 64)},
@@ -168,6 +174,8 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the backend's name": ({"backend": "kernel"}, {}),
     "accelerated_only": ({"accelerated_only": True}, {}),
     "where_faster": ({"where_faster": True}, {}),
+    "peers": ({"peers": NAMED}, {}),
+    "own_is_torchs": ({"own_is_torchs": True}, {}),
 }
 
 
@@ -405,7 +413,18 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         registry, "BACKENDS", (Watched("sm89"), *exact, Watched("reference", (*MODES, EXACT), accelerated=False))
     )
     store.forget()
-    yield lambda slower: store.keep(0, TunedChoices(Times(made_up_gpu(slower), 0.0)))
+    monkeypatch.setattr(registry, "PEERS", (Package("kitchen"), Package("sage")))
+
+    def keep(slower: dict[Candidate, float], peers: dict[str, float] | None = None, error: float = 0.01) -> None:
+        """peers: factors of 8b's times, whose error is 0.04; error: theirs."""
+        times, errors = made_up_gpu(slower), {(EIGHT_HALF, 128): (0.04,), (EIGHT, 128): (0.04,)}
+        for name, factor in (peers or {}).items():
+            one = Candidate(name, PEER)
+            times |= {(one, work): factor * made_up_gpu()[EIGHT_HALF, work] for work in WORKS}
+            errors[one, 128] = (error,)
+        store.keep(0, TunedChoices(Times(times, 0.0, errors)))
+
+    yield keep
     store.forget()
 
 
@@ -416,6 +435,9 @@ def accumulator(mode: str = "8b") -> str:
 def server(options: AttentionOptions, **changes: Any) -> str:
     """The name of the backend that serves a call where an exact attention may be faster."""
     return planned(plan(on_gpu(options, where_faster=True, **changes))).backend.name
+
+
+HALF = AttentionOptions(pv_accumulator="fp16")
 
 
 class TestTimes:
@@ -458,6 +480,72 @@ class TestTimes:
         mask = TensorForm(torch.Size((1, 1, 1, 4096)), (4096, 4096, 4096, 1), torch.bool, GPU)
         lists = TensorForm.contiguous(torch.Size((1, 32, 32, 33)), torch.int16, GPU)
         assert server(AttentionOptions(), attn_mask=mask) == server(AttentionOptions(), block_mask=lists) == "sm89"
+
+    def test_comfyuis_own_attention_in_the_place_of_a_mode(self, timed: Callable[..., None]) -> None:
+        asked = on_gpu(HALF, where_faster=True, own_is_torchs=True)
+        timed({})
+        assert planned(plan(asked)).backend.name == "sm89"
+        timed({OWN: 0.2})
+        found = plan(asked)
+        assert isinstance(found, Refusal) and found.reason == plan_module.TORCHS_IS_FASTER
+        for other in (asked._replace(own_is_torchs=False), asked._replace(where_faster=False)):
+            assert planned(plan(other)).backend.name == "sm89"
+        timed({OWN: 0.2, CUDNN: 0.2})  # not by more than the noise
+        assert planned(plan(asked)).backend.name == "torch-cudnn"
+
+    @pytest.mark.parametrize(
+        ("rule", "error", "where_faster", "served", "code"),
+        [
+            (IGNORED, 0.01, True, "sm89", None),
+            (NAMED, 0.01, True, "sm89", "[SA-320] kitchen, no less exact, "),
+            (NO_LESS_EXACT, 0.01, True, "kitchen", "[SA-319] kitchen, no less exact than 8b with FP16"),
+            (NO_LESS_EXACT, 0.01, False, "kitchen", "[SA-319] kitchen, no less exact than 8b with FP16"),
+            (NO_LESS_EXACT, 0.05, True, "sm89", "[SA-320] kitchen, less exact, "),
+            (ANY, 0.05, True, "kitchen", "[SA-319] kitchen, less exact than 8b with FP16"),
+        ],
+    )
+    def test_another_packages_attention(
+        self, timed: Callable[..., None], rule: str, error: float, where_faster: bool, served: str, code: str | None
+    ) -> None:
+        asked = on_gpu(HALF, where_faster=where_faster, peers=rule)
+        timed({}, {"kitchen": 0.8, "sage": 0.9}, error)
+        found = planned(plan(asked))
+        assert found.backend.name == served
+        assert found.reason is None if code is None else (found.reason or "").startswith(code)
+        timed({}, {"kitchen": 0.99, "sage": 1.1}, error)  # no faster than the noise
+        assert planned(plan(asked)).reason is None and planned(plan(asked)).backend.name == "sm89"
+
+    def test_the_fastest_package_that_can(self, timed: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = on_gpu(HALF, peers=NO_LESS_EXACT)
+        timed({}, {"kitchen": 0.8, "sage": 0.7})
+        assert planned(plan(asked)).backend.name == "sage"
+        monkeypatch.setattr(Watched, "reason_against", lambda self, request: "no" if self.name == "sage" else None)
+        store.changed()
+        assert planned(plan(asked)).backend.name == "kitchen"
+
+    def test_packages_beside_exact_attention(self, timed: Callable[..., None]) -> None:
+        """What is to be beaten is what serves without them."""
+        asked = on_gpu(HALF, where_faster=True, peers=NO_LESS_EXACT)
+        timed({CUDNN: 0.2}, {"kitchen": 0.8})
+        found = planned(plan(asked))
+        assert found.backend.name == "torch-cudnn" and found.reason == plan_module.EXACT_IS_FASTER
+        timed({CUDNN: 0.2}, {"kitchen": 0.01})
+        assert planned(plan(asked)).backend.name == "kitchen"
+        timed({CUDNN: 0.2}, {"kitchen": 0.01}, error=0.1)
+        found = planned(plan(asked))
+        assert found.backend.name == "torch-cudnn" and found.reason is not None
+        assert found.reason.startswith(f"{plan_module.EXACT_IS_FASTER}; [SA-320] kitchen, less exact")
+
+    def test_no_package_takes_exact_calls(self, timed: Callable[..., None]) -> None:
+        timed({}, {"kitchen": 0.01})
+        assert planned(plan(on_gpu(AttentionOptions(EXACT), peers=ANY))).backend.name == "torch-cudnn"
+
+    def test_calls_with_block_masks_stay_with_the_kernels(self, timed: Callable[..., None]) -> None:
+        timed({}, {"kitchen": 0.01})
+        dense = planned(plan(on_gpu(HALF, peers=NAMED)))
+        assert dense.reason is not None
+        listed = planned(listed_plan(dense))
+        assert listed.backend.name == "sm89" and listed.reason is None
 
     def test_the_fastest_exact_attention(self, timed: Callable[..., None]) -> None:
         exact = on_gpu(AttentionOptions(EXACT))

@@ -5,7 +5,9 @@ Each gives what it is for, or the documented error in one printable line of bear
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import random
 import time
@@ -18,6 +20,9 @@ import torch
 from mutations import VALUES, data, document, text
 from safetensors.torch import save
 
+from comfy_sage2.autotune.cache_file import CacheFile
+from comfy_sage2.autotune.cost_model import TunedChoices
+from comfy_sage2.autotune.timings import Times
 from comfy_sage2.capture.recorder import FORMAT, CaptureError, load_samples
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.kernels import contents, manifest
@@ -34,7 +39,7 @@ INPUTS = 10_000
 MOST_SECONDS = 25  # of CPU time for one kind of input, twice what the slowest takes; what was tried is recorded
 POLICY = Path(__file__).parents[2] / "comfyui" / "tiny_wan_policy.json"
 ENTRY = {"layer": 0, "step": 1, "scale": 0.5, "is_causal": False}
-Attempt = Callable[[random.Random], None]
+Attempt = Callable[[random.Random], bool]  # whether the input was of use
 
 
 def assert_harmless(message: str) -> None:
@@ -55,41 +60,47 @@ def policies(folder: Path) -> Attempt:
     base["layers"] = base["layers"][:2]
     plain = json.dumps(base)
 
-    def attempt(source: random.Random) -> None:
+    def attempt(source: random.Random) -> bool:
         given = json.dumps(document(source, base)) if source.random() < 0.8 else text(source, plain)
         try:
             policy = from_text(given)
             policy.signature.require(Signature.of("WAN21", {"dim": 256}))
         except ValueError as error:
             assert_harmless(str(error))
+            return False
         else:
             assert_harmless(policy.reasoning(2, 10)[0])
             again = from_text(to_text(policy))
             assert [[cell.options for cell in row] for row in again.cells] == [
                 [cell.options for cell in row] for row in policy.cells
             ]
+        return True
 
     return attempt
 
 
 def policy_files(folder: Path) -> Attempt:
-    base = POLICY.read_bytes()[:600]
+    policy = json.loads(POLICY.read_text(encoding="utf-8"))
+    base = json.dumps({**policy, "layers": policy["layers"][:1]}).encode()
     path = folder / "given.json"
 
-    def attempt(source: random.Random) -> None:
+    def attempt(source: random.Random) -> bool:
         put(path, data(source, base))
         assert isinstance(fingerprint(folder, "", "given"), str)
         try:
             load_policy(folder, "", "given")
         except ValueError as error:
             assert_harmless(str(error))
+            return False
+        return True
 
     return attempt
 
 
 def file_names(folder: Path) -> Attempt:
-    def attempt(source: random.Random) -> None:
+    def attempt(source: random.Random) -> bool:
         name = text(source, source.choice(("wan 2.1", "capture", "a.json")))
+        is_taken = False
         for call in (
             lambda: policy_path(folder, name),
             lambda: folder / check_file_name(name, ".safetensors"),
@@ -101,7 +112,9 @@ def file_names(folder: Path) -> Attempt:
                 assert_harmless(str(error))
             else:
                 assert isinstance(path, Path) and path.resolve().parent == folder.resolve()
+                is_taken = True
         assert isinstance(fingerprint(folder, "", name), str)
+        return is_taken
 
     return attempt
 
@@ -117,7 +130,7 @@ def captures(folder: Path) -> Attempt:
     path = folder / "capture.safetensors"
     tensors = {f"0.{name}": torch.zeros(1, 2, 3, 4) for name in ("q", "k", "v")} | {"0.mask": torch.ones(1, 1, 3, 3)}
 
-    def attempt(source: random.Random) -> None:
+    def attempt(source: random.Random) -> bool:
         kind = source.random()
         metadata = {"format": FORMAT, "samples": json.dumps([ENTRY])}
         given = dict(tensors)
@@ -137,8 +150,10 @@ def captures(folder: Path) -> Attempt:
             samples = load_samples(path)
         except CaptureError as error:
             assert_harmless(str(error))
+            return False
         else:
             assert all(sample.q.dim() == 4 and sample.layer >= 0 for sample in samples)
+        return True
 
     return attempt
 
@@ -146,11 +161,13 @@ def captures(folder: Path) -> Attempt:
 def captions(folder: Path) -> Attempt:
     encoder = CaptionEncoder.random(0, text_dim=8)
 
-    def attempt(source: random.Random) -> None:
+    def attempt(source: random.Random) -> bool:
         try:
             encoder.encode(text(source, "a red ball spins over a blue plain floor"))
         except CaptionError as error:
             assert_harmless(str(error))
+            return False
+        return True
 
     return attempt
 
@@ -160,7 +177,7 @@ def caption_files(folder: Path) -> Attempt:
     tensors = {"word_codes": encoder.word_codes, "clause_codes": encoder.clause_codes}
     path = folder / "captions.safetensors"
 
-    def attempt(source: random.Random) -> None:
+    def attempt(source: random.Random) -> bool:
         words = document(source, list(encoder.words))
         given = {name: tensor for name, tensor in tensors.items() if source.random() < 0.9}
         content = save(given, {"vocabulary": json.dumps(words)})
@@ -169,12 +186,14 @@ def caption_files(folder: Path) -> Attempt:
             CaptionEncoder.load(path).encode("a red ball")
         except CaptionError as error:
             assert_harmless(str(error))
+            return False
+        return True
 
     return attempt
 
 
 def choices(folder: Path) -> Attempt:
-    def attempt(source: random.Random) -> None:
+    def attempt(source: random.Random) -> bool:
         plain: dict[str, Any] = {"mode": "8b", "apply_to": "self only", "backend": "auto", "start_percent": 0.0}
         name = source.choice(list(plain))
         value = source.choice(VALUES)
@@ -186,6 +205,8 @@ def choices(folder: Path) -> Attempt:
             Settings(**{**plain, name: value})
         except (TypeError, ValueError) as error:
             assert_harmless(str(error))
+            return False
+        return True
 
     return attempt
 
@@ -194,12 +215,14 @@ def manifests(folder: Path) -> Attempt:
     line = f"{'0' * 64}  comfy_sage2_sm90-0.1.0-cp310-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl\n"
     path = folder / manifest.MANIFEST
 
-    def attempt(source: random.Random) -> None:
+    def attempt(source: random.Random) -> bool:
         put(path, data(source, (line * 2).encode()))
         try:
             manifest.find("sm90", folder)
         except KernelUnavailable as error:
             assert_harmless(str(error))
+            return False
+        return True
 
     return attempt
 
@@ -214,16 +237,60 @@ def wheels(folder: Path) -> Attempt:
             file.writestr(name, name * 20)
     base = archive.getvalue()
 
-    def attempt(source: random.Random) -> None:
+    def attempt(source: random.Random) -> bool:
         try:
             contents.read(data(source, base), "given.whl", "sm90")
         except KernelUnavailable as error:
             assert_harmless(str(error))
+            return False
+        return True
+
+    return attempt
+
+
+def numbers(source: random.Random, rows: list[Any]) -> None:
+    """Some sizes and times of `rows` become extreme."""
+    for _ in range(source.randint(1, 3)):
+        source.choice(rows)[source.choice((3, 4, 5, 6, 7))] = source.choice(
+            (10**400, 10**200, 2**63, 2**31, 1, 5e-324, 1e-9, 1e4, 1e308, 0.5, float("inf"), float("nan"), True, -1)
+        )
+
+
+def times_of_gpus(folder: Path) -> Attempt:
+    """What was measured and remembered: it is used, or it is no entry; a fit has no error and an end."""
+    work = ((24, 512, 512), (24, 4096, 4096), (48, 4096, 512))
+    kinds = (("scaled_dot_product_attention", "exact", "fp32"), ("sm90", "8b", "fp32"), ("sm90", "4b", "fp16"))
+    rows = [[*kind, *sizes, 128, 1e-3] for kind in kinds for sizes in work]
+    file = CacheFile(folder / "findings.json")
+
+    def attempt(source: random.Random) -> bool:
+        given = {"noise": 0.01, "seconds": json.loads(json.dumps(rows))}
+        if source.random() < 0.7:
+            numbers(source, given["seconds"])
+        else:
+            given = document(source, given)
+        if not isinstance(given, dict):
+            return False
+        if source.random() < 0.3:
+            file.put({"gpu": "one"}, given)
+            put(folder / "findings.json", data(source, (folder / "findings.json").read_bytes()))
+            given = dict(file.get({"gpu": "one"}) or {})
+        times = Times.read(given)
+        if times is None:
+            return False
+        chosen = TunedChoices(times)
+        assert chosen.lines()
+        for (candidate, size), _ in itertools.islice(times.seconds.items(), 4):
+            seconds = chosen.seconds(candidate, size)
+            assert seconds is not None and math.isfinite(seconds) and seconds >= 0.0
+            assert chosen.is_faster(candidate, candidate, size) is False
+        return True
 
     return attempt
 
 
 KINDS = {
+    "times of GPUs": times_of_gpus,
     "policy texts": policies,
     "policy files": policy_files,
     "file names of policies and captures": file_names,
@@ -242,13 +309,14 @@ def test_random_input_ends_in_a_result_or_the_documented_error(kind: str, fresh_
     source = random.Random(fresh_seed)
     most = int(os.environ.get("COMFY_SAGE2_FUZZ_INPUTS") or INPUTS)
     end = time.process_time() + int(os.environ.get("COMFY_SAGE2_FUZZ_SECONDS") or MOST_SECONDS)
-    tried, wrong = 0, []
+    tried, taken, wrong = 0, 0, []
     while tried < most and time.process_time() < end:
         state = source.getstate()
         tried += 1
         try:
-            attempt(source)
+            taken += attempt(source)
         except Exception as error:
             wrong.append((tried, type(error).__name__, ascii(str(error))[:400], hash(state)))
     record("fuzz", kind, tried, len(wrong))
     assert not wrong, (len(wrong), wrong[:3])
+    assert 0 < taken < tried, f"{taken} of {tried} were of use: what is all wrong, or all right, tests little"

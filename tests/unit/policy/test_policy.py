@@ -12,13 +12,23 @@ from comfy_sage2.call_site import CallSite, Layer, indexed_name, label
 from comfy_sage2.metrics import Agreement
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.policy import document
-from comfy_sage2.policy.calibrated import BOUNDS, IN_FULL, SKIP, SKIP_NOTHING, UNKNOWN, Policy, make_policy, part_of
+from comfy_sage2.policy.calibrated import (
+    BOUNDS,
+    COMPUTE_ALL,
+    IN_FULL,
+    SKIP,
+    SPARSE,
+    UNKNOWN,
+    Policy,
+    make_policy,
+    part_of,
+)
 from comfy_sage2.policy.document import from_text, to_text
 from comfy_sage2.policy.selector import Choice
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.policy.speed import fastest_first
 from comfy_sage2.policy.targets import TARGETS, VARIANTS, pick
-from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS
 
 FOUR, FOUR_SMOOTH, EIGHT, EIGHT_SMOOTH, PRECISE = VARIANTS
 WAN = Signature.of("WAN21", {"dim": 1536, "num_layers": 30, "dtype": object(), "image_model": "wan2.1"})
@@ -89,6 +99,14 @@ def test_every_step_belongs_to_the_part_that_holds_its_beginning(steps: int) -> 
     for step in range(steps):
         part = part_of(step, steps, BOUNDS)
         assert BOUNDS[part] <= step / steps + 1e-9 < BOUNDS[part + 1] + 1e-9
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.0, 0.5, 1.0), (0.0, 0.1, 0.15, 0.9, 1.0)], ids=str)
+def test_steps_on_and_around_a_bound(bounds: tuple[float, ...]) -> None:
+    for steps in range(1, 41):
+        for step in range(steps + 2):  # more than a sampler said there would be
+            begins = [index for index, bound in enumerate(bounds[:-1]) if bound * steps <= step + 1e-6]
+            assert part_of(step, steps, bounds) == begins[-1]
 
 
 def test_choices() -> None:
@@ -263,15 +281,37 @@ def test_an_unknown_skip_is_refused(value: object) -> None:
 
 
 def test_the_levels_of_skip_are_those_of_skipping() -> None:
-    assert tuple(LEVELS) == SKIP[1:] and SKIP[0] == SKIP_NOTHING
+    assert tuple(SKIP_LEVELS) == SKIP[1:] and SKIP[0] == COMPUTE_ALL
+    assert tuple(LEVELS) == SPARSE[1:] and SPARSE[0] == COMPUTE_ALL
+
+
+def test_bounds_are_what_version_5_has() -> None:
+    plain = small_policy()
+    for skip in ("off", "balanced"):
+        policy = replace(plain, sparse="medium", skip=skip)
+        written = json.loads(to_text(policy))
+        assert written["version"] == 5 and written["sparse"] == "medium" and written.get("skip", "off") == skip
+        again = from_text(to_text(policy))
+        assert (again.sparse, again.skip) == ("medium", skip) and "with sparse medium" in policy.description
+    assert "sparse" not in to_text(plain)
+    written["version"] = 4
+    assert from_text(json.dumps(written)).sparse == "off"
+
+
+@pytest.mark.parametrize("value", ["fast", "0.05", 0.05, None, ["strong"]])
+def test_an_unknown_bound_is_refused(value: object) -> None:
+    written = json.loads(to_text(replace(small_policy(), sparse="strong")))
+    written["sparse"] = value
+    with pytest.raises(ValueError, match="sparse must be one of 'off', 'lossless', 'light', 'medium', 'strong', got"):
+        from_text(json.dumps(written))
 
 
 CELL = ("layers", 1, "cells", 2)
 BAD = [
     (("schema",), "other", "schema must be 'comfy_sage2.policy', got 'other'"),
-    (("version",), 5, "version must be one of 1, 2, 3, 4, got 5: the policy was written by another version of the"),
-    (("version",), True, "version must be one of 1, 2, 3, 4, got True"),
-    (("version",), [1], "version must be one of 1, 2, 3, 4, got"),
+    (("version",), 6, "version must be one of 1, 2, 3, 4, 5, got 6: the policy was written by another version of the"),
+    (("version",), True, "version must be one of 1, 2, 3, 4, 5, got True"),
+    (("version",), [1], "version must be one of 1, 2, 3, 4, 5, got"),
     (("version",), 3, "layers[0] lacks 'name'"),
     (("layers", 1, "cells", 2, "mode"), "precise", "cells[2].mode must be one of '8b', '4b', 'full', got 'precise'"),
     (("model",), ..., "the policy lacks 'model'"),
@@ -301,6 +341,34 @@ def test_a_bad_document_is_refused_with_the_field_named(path: tuple[Any, ...], v
     with pytest.raises(ValueError) as refused:
         from_text(changed(path, value))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "layers", "words"),
+    [
+        (60_000, 1, "bounds must divide the steps in at most 1000 parts, got 60000"),
+        (1001, 1, "in at most 1000 parts, got 1001"),
+        (1, 4097, "a policy has at most 4096 layers, got 4097"),
+        (1000, 101, "a policy has at most 100000 cells, got 101000"),
+    ],
+)
+def test_a_policy_that_takes_long_to_read_or_to_ask_is_refused_at_once(parts: int, layers: int, words: str) -> None:
+    given = json.loads(to_text(small_policy()))
+    given["bounds"] = [part / parts for part in range(parts + 1)]
+    cell = given["layers"][0]["cells"][0]
+    given["layers"] = [{"head_dim": 128, "cells": [cell]}] * layers
+    with pytest.raises(ValueError, match=words):
+        from_text(json.dumps(given))
+
+
+def test_the_largest_policies_are_read() -> None:
+    given = json.loads(to_text(small_policy()))
+    cell = {"mode": "full", "smooth_v": False}
+    for parts, layers in ((1000, 100), (24, 4096)):
+        given["bounds"] = [part / parts for part in range(parts + 1)]
+        given["layers"] = [{"head_dim": 128, "cells": [cell] * parts}] * layers
+        policy = from_text(json.dumps(given))
+        assert (len(policy.layers), len(policy.cells[0])) == (layers, parts)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_calls_of_one_step_share_their_blocks_and_a_later_step_begins_anew(fresh
     found = kept.before(CacheKey(0, 2, 700, 1100, CPU), PassKey(4))
     assert found is not None and torch.equal(found.active(), first | second)
     share = (first | second).float().mean().item()
-    assert found.share.item() == pytest.approx(share) and found.skipped_share() == pytest.approx(1.0 - share)
+    assert found.shares.mean().item() == pytest.approx(share) and found.skipped_share() == pytest.approx(1.0 - share)
     kept.keep(CacheKey(0, 2, 700, 1100, CPU), PassKey(8), third)
     found = kept.before(CacheKey(0, 2, 700, 1100, CPU), PassKey(9))
     assert found is not None and torch.equal(found.active(), third)

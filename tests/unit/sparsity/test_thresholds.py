@@ -9,7 +9,7 @@ import torch
 
 from comfy_sage2.reference.block_margins import LOSSLESS
 from comfy_sage2.sparsity import thresholds
-from comfy_sage2.sparsity.levels import LADDER, LEVELS
+from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS, Level
 
 SHARPNESS = (300.0, 25.0, 0.01, 0.0)  # of each head of q
 
@@ -46,20 +46,22 @@ def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tens
     return out
 
 
+@pytest.mark.parametrize("level", [SKIP_LEVELS["fast"], LEVELS["medium"]], ids=["skip", "sparse"])
 @pytest.mark.parametrize("score_bytes", [1, 64 << 20], ids=["head by head", "all heads"])
 def test_errors_are_those_of_masked_attention(
-    fresh_seed: int, score_bytes: int, monkeypatch: pytest.MonkeyPatch
+    fresh_seed: int, score_bytes: int, level: Level, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thresholds, "_SCORE_BYTES", score_bytes)
     q, k, v = sharp_and_flat(fresh_seed)
     margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 3, q.device)
-    found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32))
+    chosen = thresholds.candidates(margins, rows, level)
+    found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32), thresholds=chosen, norm=level.norm)
     exact = masked(q, k, v, torch.ones_like(margins, dtype=torch.bool))[:, :, rows]
-    for place, threshold in enumerate(LADDER):
-        out = masked(q, k, v, margins > threshold)[:, :, rows]
-        wanted = (out - exact).abs().sum((2, 3)) / exact.abs().sum((2, 3))
-        torch.testing.assert_close(found[..., place].double(), wanted, rtol=1e-3, atol=1e-5)
-    assert found.shape == (2, 4, len(LADDER)) and found[..., -1].max() > 1e-3
+    for place in range(chosen.shape[2]):
+        out = masked(q, k, v, margins > chosen[:, :, place, None, None])[:, :, rows].nan_to_num()  # nothing is left
+        lost, whole = (torch.linalg.vector_norm(tensor, level.norm, dim=(2, 3)) for tensor in (out - exact, exact))
+        torch.testing.assert_close(found[..., place].double(), (lost / whole).double(), rtol=1e-3, atol=1e-5)
+    assert found.shape == chosen.shape == (2, 4, chosen.shape[2]) and found[..., -1].max() > 1e-3
 
 
 def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:
@@ -69,25 +71,27 @@ def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:
     margins = torch.tensor([-200.0, 0.0]).expand(
         1, 1, 2, 2
     )  # without the only block that counts in the first one's rows
-    found = thresholds.errors(q, k, v, margins, torch.arange(0, 128, 9), scale=10.0, thresholds=(-10.0,))
+    at = torch.full((1, 1, 1), -10.0)
+    found = thresholds.errors(q, k, v, margins, torch.arange(0, 128, 9), scale=10.0, thresholds=at, norm=1)
     assert found.shape == (1, 1, 1) and 0.9 < found.item() < 2.5
     everything = torch.full((1, 1, 2, 2), -200.0)
-    found = thresholds.errors(q, k, v, everything, torch.arange(0, 256, 9), scale=10.0, thresholds=(-10.0,))
+    found = thresholds.errors(q, k, v, everything, torch.arange(0, 256, 9), scale=10.0, thresholds=at)
     assert found.item() == pytest.approx(1.0)
 
 
 def test_flat_heads_keep_what_sharp_ones_leave_out(fresh_seed: int) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
     margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 0, q.device)
-    found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32))
     active = {}
-    for level, bound in LEVELS.items():
-        chosen = thresholds.loosest(found, bound)
-        active[level] = margins > chosen[..., None, None]
+    for level, chosen in SKIP_LEVELS.items():
+        candidates = thresholds.candidates(margins, rows, chosen)
+        found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32), thresholds=candidates, norm=1)
+        place = thresholds.loosest(found, chosen.bound)[..., None]
+        active[level] = margins > candidates.gather(2, place)[..., None]
         assert active[level].any(dim=3).all(), "the block of a row's largest score is always there"
         dense = masked(q, k, v, torch.ones_like(active[level]))
         error = (masked(q, k, v, active[level]) - dense).abs().sum((2, 3)) / dense.abs().sum((2, 3))
-        assert error.max() <= bound * 1.5 + 1e-5  # all rows, where the sample had 64
+        assert error.max() <= chosen.bound * 1.5 + 1e-5  # all rows, where the sample had 64
     shares = {level: blocks.float().mean(dim=(0, 2, 3)) for level, blocks in active.items()}
     assert (shares["fast"][2:] == 1.0).all() and shares["lossless"][0] < 0.9 and (shares["fast"][:2] < 0.9).all()
     assert (shares["fast"] <= shares["balanced"]).all() and (shares["balanced"] <= shares["lossless"]).all()
@@ -95,12 +99,48 @@ def test_flat_heads_keep_what_sharp_ones_leave_out(fresh_seed: int) -> None:
 
 def test_the_loosest_within_the_bound_with_all_stricter_ones() -> None:
     found = torch.tensor([[[0.0, 0.001, 0.02, 0.003], [0.5, 0.5, 0.0, 0.0], [0.0, math.nan, 0.0, 0.0]]])
-    ladder = (LOSSLESS, -10.0, -5.0, -1.0)
-    assert thresholds.loosest(found, 0.01, ladder).tolist() == [
-        [-10.0, pytest.approx(LOSSLESS), pytest.approx(LOSSLESS)]
-    ]
-    assert thresholds.loosest(found, 0.03, ladder)[0, 0] == -1.0
-    assert thresholds.loosest(found * 0 + 1e-9, LEVELS["lossless"], ladder).tolist() == [3 * [pytest.approx(LOSSLESS)]]
+    assert thresholds.loosest(found, 0.01).tolist() == [[1, 0, 0]]
+    assert thresholds.loosest(found, 0.03)[0, 0] == 3
+    assert thresholds.loosest(found * 0 + 1e-9, LEVELS["lossless"].bound).tolist() == [[0, 0, 0]]
+
+
+def test_thresholds_of_a_bound_are_quantiles_of_each_heads_own_scores(fresh_seed: int) -> None:
+    q, k, _ = sharp_and_flat(fresh_seed)
+    margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 0, q.device)
+    margins[..., 2] = math.inf  # always computed
+    margins[0, 1, 3, 1] = math.nan
+    chosen = thresholds.candidates(margins, rows, LEVELS["strong"])
+    assert (chosen[..., 0] == torch.tensor(LOSSLESS)).all() and (chosen.diff(dim=2) >= 0).all()
+    of_rows = margins[:, :, rows // 128].flatten(2)
+    for place in (16, 32, 48):
+        finite = of_rows[1, 3][of_rows[1, 3].isfinite()]
+        below = (finite <= chosen[1, 3, place]).float().mean()
+        assert below >= place / thresholds.QUANTILES or chosen[1, 3, place] == torch.tensor(LOSSLESS)
+        assert (finite < chosen[1, 3, place]).float().mean() <= place / thresholds.QUANTILES
+    assert chosen.isfinite().all()
+
+
+@pytest.mark.parametrize("bound", [0.02, 0.05, 0.1])
+def test_heads_stay_within_the_bound_on_all_rows(fresh_seed: int, bound: float) -> None:
+    q, k, v = sharp_and_flat(fresh_seed)
+    level = next(level for level in LEVELS.values() if level.bound == bound)
+    margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 0, q.device)
+    chosen = thresholds.candidates(margins, rows, level)
+    found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32), thresholds=chosen)
+    place = thresholds.loosest(found, bound)[..., None]
+    assert (found.gather(2, place) <= bound).all()
+    active = margins > chosen.gather(2, place)[..., None]
+    exact = masked(q, k, v, torch.ones_like(active))
+    error = (masked(q, k, v, active) - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
+    assert error.mean() <= bound and error.max() <= 3 * bound
+    assert active[:, :2].float().mean() < 0.9, "sharp heads leave blocks out"
+
+
+def test_no_row_of_dense_blocks_is_sampled() -> None:
+    dense = torch.tensor([True, False, False, True])
+    rows = thresholds.sampled_rows(450, 5, torch.device("cpu"), dense)
+    assert len(rows) == len(rows.unique()) == 64 and rows.min() >= 128 and rows.max() < 384
+    assert len(thresholds.sampled_rows(450, 5, torch.device("cpu"), torch.ones(4, dtype=torch.bool))) == 0
 
 
 @pytest.mark.parametrize("q_length", [1, 63, 64, 65, 700, 300_000])
@@ -118,6 +158,7 @@ def test_sampled_rows_are_spread_over_all(q_length: int) -> None:
 def test_autocast_changes_no_error() -> None:
     q, k, v = sharp_and_flat(3)
     rows, margins = torch.arange(0, 700, 7), margins_of(q, k)
-    expected = thresholds.errors(q, k, v, margins, rows, scale=0.2)
+    chosen = thresholds.candidates(margins, rows, LEVELS["medium"])
+    expected = thresholds.errors(q, k, v, margins, rows, scale=0.2, thresholds=chosen)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(thresholds.errors(q, k, v, margins, rows, scale=0.2), expected)
+        assert torch.equal(thresholds.errors(q, k, v, margins, rows, scale=0.2, thresholds=chosen), expected)

@@ -1,0 +1,250 @@
+"""Quantized attentions of other packages, where they are installed: comfy-kitchen's INT8 and SageAttention.
+
+They quantize in ways of their own, so they serve no call that was not allowed to take one (`CallSignature.peers`).
+Nothing is imported before a call could be theirs. One that raises is out of use in this process, and the log says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..autotune import store
+from ..options import MODES
+from ..request import AttentionRequest
+from ..signature import CallSignature
+from ..tensors import NO_TENSORS, OptionalTensors, mask_4d
+from ..text import error_text
+from .base import Attend, Backend, BoundCall, Constraint, Result, flag_nonfinite
+from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_MARGINS, capability_from, option_is
+from .exact import EQUAL_HEADS, IN_16_BITS, NO_MASK, SQUARE_IF_CAUSAL, closed_rows
+
+log = logging.getLogger("comfy_sage2")
+
+_OURS = Path(__file__).resolve().parents[1]  # holds a module that is called `sageattention` too
+_OUR_VERSION = "+comfy.sage2"  # ends the version of that module
+
+Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, AttentionRequest], torch.Tensor]
+Prequantize = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, AttentionRequest], Callable[[], torch.Tensor]
+]
+
+
+@dataclass(frozen=True)
+class PeerFunctions:
+    """What a package has.
+
+    Attributes:
+        attend: q, k, v, the mask, 4-D or None, and the call's description -> the output. The tensors are in the layout
+            of the call where that is one of `layouts`, else (B, H, N, D).
+        layouts: of "BHND" and "BNHD".
+        prequantize: the same in two steps, of which the second no longer needs q, k and v; None where there is none.
+    """
+
+    attend: Function
+    layouts: tuple[str, ...]
+    prequantize: Prequantize | None = None
+
+
+class Peer(Backend):
+    """The attention of another package. It takes a mode's place, whatever options that has."""
+
+    accelerated = True
+    is_peer = True
+
+    def __init__(
+        self, name: str, distribution: str, load: Callable[[], PeerFunctions], *constraints: Constraint
+    ) -> None:
+        """load: imports the package; whatever it raises is why it cannot be used."""
+        self.name = name
+        self.constraints = (
+            ON_CUDA, option_is("mode", *MODES), option_is("return_lse", False), IN_16_BITS, LENGTH, DENSE,
+            WITHOUT_MARGINS, *constraints,
+        )  # fmt: skip
+        self._distribution = distribution
+        self._load = load
+        self._lock = threading.Lock()
+        self._functions: PeerFunctions | None = None
+        self._failure: str | None = None
+
+    @property
+    def version(self) -> str | None:
+        """Of the package that is installed, as its metadata have it; None where none is."""
+        try:
+            found = importlib.metadata.version(self._distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        return None if found is None or found.endswith(_OUR_VERSION) else found
+
+    def availability(self) -> str | None:
+        """See `Backend.availability`."""
+        if self._failure is not None:
+            return self._failure
+        if self.version is None:
+            return f"[SA-115] {self._distribution} is not installed"
+        with self._lock:
+            if self._functions is None and self._failure is None:
+                try:
+                    self._functions = self._load()
+                except Exception as error:  # whatever another package raises at import
+                    self._fail(f"cannot be used: {error_text(error)}")
+        return self._failure
+
+    def failed(self, error: Exception) -> RuntimeError:
+        """A call raised `error`: no other one is made in this process. What to raise in its place."""
+        with self._lock:
+            store.changed()  # its plans are made anew
+            self._fail(f"failed, and is not used until the restart: {type(error).__name__}: {error_text(error)}")
+        return RuntimeError(self._failure)
+
+    def _fail(self, why: str) -> None:
+        self._failure = f"[SA-115] {self._distribution} {self.version} {why}"
+        log.warning("SageAttention2: %s", self._failure)
+
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        """See `Backend.bind`."""
+        assert self._functions is not None  # by `availability`
+        return PeerCall(self, self._functions, request)
+
+
+class PeerCall(BoundCall):
+    """Calls of another package's attention."""
+
+    def __init__(self, peer: Peer, functions: PeerFunctions, request: AttentionRequest) -> None:
+        self._peer = peer
+        self._functions = functions
+        self._request = request
+        self._layout = request.options.layout
+        self._transposes = self._layout not in functions.layouts
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
+        """See `BoundCall.run`."""
+        mask = mask_4d(optional.attn_mask)
+        out = self._guarded(self._functions.attend, *self._in_its_layout(q, k, v), mask, self._request)
+        return self._finished(out, mask, optional)
+
+    def prequantize(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
+    ) -> Attend | None:
+        """See `BoundCall.prequantize`."""
+        if self._functions.prequantize is None:
+            return None
+        mask = mask_4d(optional.attn_mask)
+        attend = self._guarded(self._functions.prequantize, *self._in_its_layout(q, k, v), mask, self._request)
+        return lambda: self._finished(self._guarded(attend), mask, optional)
+
+    def _in_its_layout(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.transpose(1, 2) for tensor in tensors) if self._transposes else tensors
+
+    def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What `function` returns; RuntimeError for whatever it raises but a lack of memory."""
+        try:
+            return function(*arguments)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise self._peer.failed(error) from error
+
+    def _finished(self, out: torch.Tensor, mask: torch.Tensor | None, optional: OptionalTensors) -> Result:
+        """As `BoundCall.run` returns it."""
+        out = out.transpose(1, 2) if self._transposes else out
+        if mask is not None:
+            closed = closed_rows(mask)[..., None]
+            out = out.masked_fill(closed if self._layout == "BHND" else closed.transpose(1, 2), 0.0)
+        if optional.nonfinite is not None:
+            flag_nonfinite(out, optional.nonfinite)
+        return out.contiguous(), None
+
+
+def _kitchen() -> PeerFunctions:
+    kitchen = importlib.import_module("comfy_kitchen")
+    if not kitchen.int8_attention_is_available():
+        raise RuntimeError("[SA-103] it has no INT8 attention for this GPU")
+
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, request: AttentionRequest
+    ) -> torch.Tensor:
+        out: torch.Tensor = kitchen.int8_attention(q, k, v, scale=request.options.scale, attn_mask=mask)
+        return out
+
+    def prequantize(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, request: AttentionRequest
+    ) -> Callable[[], torch.Tensor]:
+        found = kitchen.prequantize_int8_attention(q, k, v, scale=request.options.scale, attn_mask=mask)
+        return partial(kitchen.int8_attention_from_prequantized, found)
+
+    has_steps = hasattr(kitchen, "prequantize_int8_attention")
+    return PeerFunctions(attend, ("BHND",), prequantize if has_steps else None)
+
+
+def _sage_attention() -> PeerFunctions:
+    sage = importlib.import_module("sageattention")
+    if _OURS in Path(str(sage.__file__)).resolve().parents:
+        raise RuntimeError("[SA-115] what Python finds is the module of this pack")
+    writes_to_k = _sage_is_version_1()  # it subtracts the mean of k where k lies
+
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, request: AttentionRequest
+    ) -> torch.Tensor:
+        options = request.options
+        layout = "HND" if options.layout == "BHND" else "NHD"
+        k = k.clone() if writes_to_k else k
+        out: torch.Tensor = sage.sageattn(
+            q, k, v, tensor_layout=layout, is_causal=options.is_causal, sm_scale=request.scale
+        )
+        return out
+
+    return PeerFunctions(attend, ("BHND", "BNHD"))
+
+
+def _sage_is_version_1() -> bool:
+    return importlib.metadata.version("sageattention").startswith("1.")
+
+
+def _whole_blocks(request: AttentionRequest) -> str | None:
+    """Version 1 counts keys that are not there, with a score of 0, where the last block of 64 is not full."""
+    if request.kv_length % 64 == 0 or not _sage_is_version_1():
+        return None
+    return f"[SA-206] SageAttention 1 needs keys in whole blocks of 64, got {request.kv_length}"
+
+
+def _one_mask_for_all(request: AttentionRequest) -> str | None:
+    if request.mask_shape is None or request.mask_shape[1:3] == (1, 1):
+        return None
+    return "[SA-206] masks that differ between heads or queries were not timed here"
+
+
+def _head_dim_64_or_128(request: AttentionRequest) -> str | None:
+    return None if request.head_dim in (64, 128) else f"[SA-206] head_dim must be 64 or 128, got {request.head_dim}"
+
+
+PEERS = (
+    Peer(
+        "comfy-kitchen",
+        "comfy-kitchen",
+        _kitchen,
+        capability_from(7, 5),
+        option_is("is_causal", False),
+        Constraint("mask", _one_mask_for_all),
+    ),
+    Peer(
+        "sageattention",
+        "sageattention",
+        _sage_attention,
+        capability_from(8, 0),
+        Constraint("head_dim", _head_dim_64_or_128),
+        Constraint("tokens", _whole_blocks),
+        NO_MASK,
+        EQUAL_HEADS,
+        SQUARE_IF_CAUSAL,
+    ),
+)

@@ -1,0 +1,61 @@
+"""Which tokens of a self-attention call are no part of the picture or the video: text, sound, conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...sparsity.always_computed import TokenRange
+
+_VIDEO = "video"  # MiniMax H3's name for the tokens that become the video
+
+
+@dataclass(frozen=True)
+class TokenKinds:
+    """What the inputs of a pass say of the tokens of its self-attention calls.
+
+    Attributes:
+        packed_length: tokens of the packed sequence of a model that tells its segments; 0 where it has none.
+        packed_others: the tokens of that sequence that do not become the video.
+        beside: of a joint sequence, the tokens beside the picture's: those of text and of other conditions that come as
+            embeddings.
+    """
+
+    packed_length: int = 0
+    packed_others: tuple[TokenRange, ...] = ()
+    beside: int = 0
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any], *, cross_attends: bool) -> TokenKinds:
+        """From the model's inputs by name.
+
+        cross_attends: text enters by cross-attention, so that self-attention has tokens of one kind.
+        """
+        payload = inputs.get("minimax_payload")
+        layout = payload.get("layout") if isinstance(payload, Mapping) else None
+        segments = getattr(layout, "segments", None)
+        if segments:
+            others = tuple((start, stop) for start, stop, kind in segments if kind != _VIDEO)
+            return cls(max(stop for _, stop, _ in segments), others)
+        if cross_attends:
+            return cls()
+        embeddings = (value for value in inputs.values() if isinstance(value, torch.Tensor) and value.dim() == 3)
+        return cls(beside=sum(tensor.shape[1] for tensor in embeddings))
+
+    def others(self, length: int) -> tuple[TokenRange, ...]:
+        """The tokens that are no part of the picture, of a call with `length` of them.
+
+        A joint sequence has them before the picture's or behind: both ends count, as models do not tell.
+        """
+        if self.packed_length == length:
+            return self.packed_others
+        if self.beside == 0:
+            return ()
+        beside = min(self.beside, length)
+        return (0, beside), (length - beside, length)
+
+
+ONE_KIND = TokenKinds()

@@ -1,0 +1,60 @@
+"""What the node says of other packages' attentions that were measured to be faster than its mode on this GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from ...accumulators import resolved
+from ...autotune.cost_model import TunedChoices
+from ...autotune.store import choices_of
+from ...autotune.timings import ORDINARY, Candidate, Work
+from ...options import EXACT
+from ..settings import ALWAYS, AUTO, FASTEST, Settings
+
+
+def notes_on_peers(device: torch.device, settings: Settings, backend: str | None) -> tuple[str, ...]:
+    """One for each package whose attention was faster in some call that was timed, and whether it serves such calls.
+
+    backend: of the node's mode; None where none serves it.
+    """
+    choices = choices_of(device)
+    if choices is None or backend is None or settings.backend != AUTO or settings.mode in (EXACT, "off"):
+        return ()
+    mine = Candidate.of(backend, resolved(settings.options, device))
+    notes = [_note(choices, mine, peer, settings) for peer in choices.peers]
+    return tuple(note for note in notes if note is not None)
+
+
+def _note(choices: TunedChoices, mine: Candidate, peer: Candidate, settings: Settings) -> str | None:
+    works = [work for one, work in choices.times.seconds if one == mine and work.kind == ORDINARY]
+    ratios = {work: _ratio(choices, mine, peer, work, beside_exact=settings.when != ALWAYS) for work in works}
+    faster = {work: ratio for work, ratio in ratios.items() if ratio > 1.0 + choices.margin}
+    if not faster:
+        return None
+    fastest = max(faster, key=faster.__getitem__)
+    error, own_error = (choices.error(one, fastest.head_dim) for one in (peer, mine))
+    known = error is not None and own_error is not None
+    shown = f"; relative L2 error {error:.3f} beside {own_error:.3f}" if known else ""
+    text = (
+        f"{peer.words} was measured to be up to {faster[fastest]:.2f} times as fast as {mine.words} on this GPU, in "
+        f"{len(faster)} of {len(works)} calls{shown}."
+    )
+    if settings.when == ALWAYS:
+        return f"[SA-320] {text} Choose 'where it is faster' under `when` to let it serve them where it is as exact"
+    if settings.sparsity is not None:
+        return f"[SA-320] {text} It leaves out no key blocks, and does not serve while `sparse` is on"
+    is_no_less_exact = all(choices.is_no_less_exact(peer, mine, work.head_dim) for work in faster)
+    if settings.when == FASTEST or is_no_less_exact:
+        return f"[SA-319] {text} It serves the calls for which it is faster"
+    return f"[SA-320] {text} It is less exact on some inputs: 'whatever is fastest' under `when` lets it serve them all"
+
+
+def _ratio(choices: TunedChoices, mine: Candidate, peer: Candidate, work: Work, *, beside_exact: bool) -> float:
+    """How many times as fast the peer was as what the node takes without it; 0 where it was not timed."""
+    seconds = choices.times.seconds
+    rivals = [
+        value
+        for (one, at), value in seconds.items()
+        if at == work and (one == mine or (beside_exact and one.mode == EXACT))
+    ]
+    return min(rivals) / seconds[peer, work] if (peer, work) in seconds else 0.0

@@ -1,0 +1,34 @@
+"""Tokens whose part of the attention is never left out, such as those of text and sound beside a video's."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from ..block_mask import BLOCK_TOKENS
+
+TokenRange = tuple[int, int]  # from a token to before another one
+
+
+@lru_cache(maxsize=64)
+def blocks_with(ranges: tuple[TokenRange, ...], length: int, block_tokens: int = BLOCK_TOKENS) -> torch.Tensor:
+    """The blocks of `length` tokens that have tokens of `ranges`: bool (blocks,) on the CPU, not to be written to."""
+    blocks = torch.zeros(-(-length // block_tokens), dtype=torch.bool)
+    for start, stop in ranges:
+        if start < min(stop, length):
+            blocks[start // block_tokens : -(-min(stop, length) // block_tokens)] = True
+    return blocks
+
+
+def raise_always_computed_(scores: torch.Tensor, keys: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    """Set the scores (B, Hq, Tq, Tk) of key blocks `keys` and of query blocks `queries`, both bool, to +inf."""
+    if keys.any():
+        scores[..., _numbers(keys, scores.device)] = torch.inf
+    if queries.any():
+        scores[:, :, _numbers(queries, scores.device)] = torch.inf
+    return scores
+
+
+def _numbers(blocks: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return blocks.nonzero()[:, 0].to(device, non_blocking=True)

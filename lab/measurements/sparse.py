@@ -1,0 +1,357 @@
+"""Whole videos with sparse attention: what a bound of each head's error costs and saves, beside rules without one.
+
+    python -m lab sparse --device cuda --captions 32 --results docs/results
+
+The demo model samples each caption in full precision, dense in 8b, and with key blocks left out: by bounds, as the node
+does (`comfy_sage2.sparsity`); by one share for all heads; by the rules of Sol-Attn (arXiv 2607.24027), which give the
+blocks that are left out one pooled key each. The first steps are dense. Blocks of 128 tokens are computed in 8b, by
+kernels where there are some, blocks of 64 by exact attention with a mask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from statistics import mean
+
+import torch
+from torch.nn import functional as F
+
+from comfy_sage2 import attention, machine
+from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
+from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
+from comfy_sage2.sparsity.controller import SparsityController
+from comfy_sage2.sparsity.levels import LEVELS, Level
+from comfy_sage2.sparsity.mask_cache import PassKey
+from comfy_sage2.sparsity.selection import block_scores
+from comfy_sage2.sparsity.thresholds import sampled_rows
+
+from ..demo.captions import CaptionEncoder
+from ..demo.metrics import psnr
+from ..demo.model import TRAINED_FOLDER, DemoModel
+from ..demo.sampler import decode, denoise, pixels, starting_noise
+from ..demo.scenes import random_scene
+from ..demo.wan_dit import WanDiT
+from ..demo.wan_vae import WanVAE
+
+_SIDE, _FRAMES = 256, 33
+_DENSE_SHARE = 0.2
+_UNSAMPLED = 1000  # added to a step's number: other rows than those by which blocks are chosen
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Design:
+    """A way to leave key blocks out.
+
+    Attributes:
+        name: in words.
+        block_tokens: of a block; 128 is computed in 8b, others exactly.
+        level: the bound; None where `share` or `deviations` decide, or nothing is left out.
+        selects: find blocks by pooled Q and K in steps behind the dense ones, and so without dense calls there.
+        share: of each query block's key blocks, those with the highest pooled scores.
+        deviations: of a query block's pooled scores, above which a block is computed.
+    """
+
+    name: str
+    block_tokens: int = BLOCK_TOKENS
+    level: Level | None = None
+    selects: bool = False
+    share: float | None = None
+    deviations: float | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """Nothing is left out."""
+        return self.level is None and self.share is None and self.deviations is None
+
+
+_BOUNDS = [level for level in LEVELS.values() if level.bound > 0.0]
+DESIGNS = (
+    Design("dense 8b"),
+    *(Design(f"{level.name}, {level.bound:g}", level=level) for level in _BOUNDS),
+    *(Design(f"{level.name}, {level.bound:g}, selection", level=level, selects=True) for level in _BOUNDS),
+    *(Design(f"{level.name}, {level.bound:g}, blocks of 64", 64, level) for level in _BOUNDS),
+    Design("share 50 %, blocks of 64", 64, share=0.5),
+    Design("Sol top 20 %, blocks of 64", 64, share=0.2),
+    Design("Sol tau 1, blocks of 64", 64, deviations=1.0),
+)
+
+
+class SparseAttention:
+    """The self-attention of one sampling. `step` is set from outside.
+
+    Attributes:
+        computed: for each call that left blocks out, the share that it computed.
+        dense_calls: all others.
+        errors: for each call that left blocks out, the relative L2 of each head on rows that are not those by which
+            blocks were chosen.
+    """
+
+    def __init__(self, design: Design, steps: int) -> None:
+        self._design = design
+        self._dense_steps = math.ceil(_DENSE_SHARE * steps)
+        tokens = design.block_tokens
+        self._controller = None if design.level is None else SparsityController(design.level, block_tokens=tokens)
+        self.step = 0
+        self.computed: list[float] = []
+        self.dense_calls = 0
+        self.errors: list[torch.Tensor] = []
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The output of a layer in `step`: q, k, v (B, H, N, D)."""
+        active = None
+        if not self._design.is_dense and self.step >= self._dense_steps - 1:
+            found = self._found(layer, q, k, v)
+            active = found if self.step >= self._dense_steps else None
+        if active is None:
+            self.dense_calls += 1
+            return _dense(self._design, q, k, v)
+        out = self._without_others(q, k, v, active)
+        self.computed.append(float(active.float().mean()))
+        rows = sampled_rows(q.shape[2], self.step + _UNSAMPLED, q.device)
+        exact = _exact(q[:, :, rows].float(), k, v)
+        lost = (out[:, :, rows].float() - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
+        self.errors.append(lost.amax(dim=0).cpu())
+        return out
+
+    def _found(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
+        """The active blocks of this call, bool (B or 1, H, Tq, Tk); None where it is dense."""
+        design, controller = self._design, self._controller
+        if controller is None:
+            return _by_rule(design, q, k)
+        now = PassKey(self.step)
+        if controller.finds(layer, now, q, k):
+            selects = design.selects and self.step >= self._dense_steps
+            scale = q.shape[3] ** -0.5
+            scores = block_scores(q, k, scale=scale) if selects else _margins(design, q, k, v)
+            controller.find(layer, now, q, k, v, scores, scale)
+            if not selects:
+                return None
+        lists = controller.lists(layer, PassKey(self.step, 1), q, k)
+        return lists.to_dense() if isinstance(lists, BlockMask) else None
+
+    def _without_others(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+        design = self._design
+        if design.block_tokens == BLOCK_TOKENS:
+            return attention(q, k, v, block_mask=BlockMask.from_dense(active))
+        mask = _tokens_of(active, design.block_tokens)
+        if design.deviations is None and design.share != 0.2:
+            return _exact(q, k, v, mask)
+        return _with_centroids(q, k, v, active, design.block_tokens)
+
+
+def _dense(design: Design, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return attention(q, k, v) if design.block_tokens == BLOCK_TOKENS else _exact(q, k, v)
+
+
+def _exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Attention in float32, whatever the model computes in."""
+    with torch.autocast(q.device.type, enabled=False):
+        return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=attn_mask).to(q.dtype)
+
+
+def _tokens_of(active: torch.Tensor, block_tokens: int) -> torch.Tensor:
+    return active.repeat_interleave(block_tokens, dim=2).repeat_interleave(block_tokens, dim=3)
+
+
+def _margins(design: Design, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Block margins as kernels record them; of other blocks in the same order, exactly."""
+    tokens = design.block_tokens
+    blocks = q.shape[2] // tokens, k.shape[2] // tokens
+    if tokens == BLOCK_TOKENS:
+        margins = q.new_empty((*q.shape[:2], *blocks), dtype=torch.float32)
+        attention(q, k, v, block_margins=margins)
+        return margins
+    with torch.autocast(q.device.type, enabled=False):
+        scores = (q.float() @ k.float().mT) * (q.shape[3] ** -0.5 / math.log(2))
+    peaks = scores.unflatten(3, (blocks[1], tokens)).amax(dim=4)  # (B, H, N, Tk)
+    own = torch.arange(q.shape[2], device=q.device) // tokens
+    first = peaks.gather(3, own[:, None].expand(*peaks.shape[:3], 1))  # the diagonal block is the first one
+    met = torch.maximum(peaks.flip(3).cummax(dim=3).values.flip(3), first)
+    found: torch.Tensor = (peaks - met).unflatten(2, (blocks[0], tokens)).amax(dim=3)
+    return found
+
+
+def _pooled_scores(q: torch.Tensor, k: torch.Tensor, block_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scaled scores of the means of blocks (B, H, Tq, Tk), K centered; and their deviation (B, H, Tq, 1) as Sol's."""
+    queries, keys = (x.float().unflatten(2, (-1, block_tokens)).mean(dim=3) for x in (q, k))
+    keys = keys - keys.mean(dim=2, keepdim=True)
+    with torch.autocast(q.device.type, enabled=False):
+        scores = queries @ keys.mT * q.shape[3] ** -0.5
+    variance = (queries.square() * keys.square().mean(dim=2, keepdim=True)).sum(dim=3, keepdim=True) / q.shape[3]
+    return scores, (variance + 1e-6 * math.log(2) ** 2).sqrt()
+
+
+def _by_rule(design: Design, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The active blocks by a share or deviations, with those beside the diagonal."""
+    scores, deviation = _pooled_scores(q, k, design.block_tokens)
+    if design.share is not None:
+        count = max(1, round(design.share * scores.shape[3]))
+        active = scores >= scores.topk(count, dim=3).values[..., -1:]
+    else:
+        assert design.deviations is not None
+        active = scores > design.deviations * deviation
+    place = torch.arange(scores.shape[3], device=q.device)
+    return active | ((place[:, None] - place).abs() <= 1)
+
+
+def _with_centroids(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor, block_tokens: int
+) -> torch.Tensor:
+    """Exact attention over the active blocks; every other one enters by its pooled score and the sum of its values."""
+    with torch.autocast(q.device.type, enabled=False):
+        return _mixed(q.float(), k.float(), v.float(), active, block_tokens).to(q.dtype)
+
+
+def _mixed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor, block_tokens: int) -> torch.Tensor:
+    scores, _ = _pooled_scores(q, k, block_tokens)
+    centered = k - k.mean(dim=2, keepdim=True)
+    exact = (q @ centered.mT * q.shape[3] ** -0.5).masked_fill(~_tokens_of(active, block_tokens), -math.inf)
+    pooled = (scores + math.log(block_tokens)).masked_fill(active, -math.inf).repeat_interleave(block_tokens, dim=2)
+    p = torch.cat([exact, pooled], dim=3).softmax(dim=3)
+    out: torch.Tensor = p @ torch.cat([v, v.unflatten(2, (-1, block_tokens)).mean(dim=3)], dim=2)
+    return out
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What came of one caption with one design, beside the video in full precision.
+
+    Attributes:
+        computed: share of the blocks in calls that left some out.
+        blocks: in all calls of self-attention, dense ones too.
+        psnr: in dB.
+        error, worst: relative L2 on rows that were not sampled: mean over heads and calls; of the worst head, the mean
+            over its calls.
+    """
+
+    computed: float
+    blocks: float
+    psnr: float
+    error: float
+    worst: float
+
+
+class Studio:
+    """The demo model on one device."""
+
+    def __init__(self, model: DemoModel, device: torch.device, steps: int) -> None:
+        self._dit, self._vae = WanDiT.load(model.dit).to(device), WanVAE.load(model.vae).to(device)
+        self._encoder, self._device, self._steps = CaptionEncoder.load(model.captions), device, steps
+
+    def video(self, caption: str, seed: int, attend: Attend, before_step: Callable[[int], None]) -> torch.Tensor:
+        """Pixels (frames, height, width, 3) uint8."""
+        for layer, (self_attention, _) in enumerate(self._dit.attentions()):
+
+            def of_layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int = layer) -> torch.Tensor:
+                return attend(layer, q, k, v)
+
+            self_attention.attend = of_layer
+        noise = starting_noise(seed, width=_SIDE, height=_SIDE, frames=_FRAMES)
+        latents = denoise(self._dit, self._encoder, [caption], noise, steps=self._steps, before_step=before_step)
+        return pixels(decode(self._vae, latents)[0])
+
+    def full(self, caption: str, seed: int) -> torch.Tensor:
+        """The video in full precision."""
+        return self.video(caption, seed, lambda _, q, k, v: _exact(q, k, v), lambda step: None)
+
+    def clip(self, design: Design, caption: str, seed: int, full: torch.Tensor) -> Clip:
+        """One video with `design`."""
+        sparse = SparseAttention(design, self._steps)
+
+        def before_step(step: int) -> None:
+            sparse.step = step
+
+        video = self.video(caption, seed, sparse.attend, before_step)
+        calls = len(sparse.computed) + sparse.dense_calls
+        errors = torch.stack(sparse.errors) if sparse.errors else torch.zeros(1, 1)
+        return Clip(
+            mean(sparse.computed) if sparse.computed else 1.0,
+            (sum(sparse.computed) + sparse.dense_calls) / calls,
+            psnr(video, full),
+            float(errors.mean()),
+            float(errors.mean(dim=0).max()),
+        )
+
+
+def rows(found: dict[str, list[Clip]]) -> Iterator[str]:
+    """Markdown: a row for each design, means over the captions and the worst of them."""
+    yield "| design | captions | blocks in sparse calls | in all calls | PSNR (dB) | worst | error | worst head |"
+    yield "| --- " * 8 + "|"
+    for name, clips in found.items():
+        decibels = [clip.psnr for clip in clips]
+        yield (
+            f"| {name} | {len(clips)} | {mean(clip.computed for clip in clips):.1%} | "
+            f"{mean(clip.blocks for clip in clips):.1%} | {mean(decibels):.1f} | {min(decibels):.1f} | "
+            f"{mean(clip.error for clip in clips):.4f} | {max(clip.worst for clip in clips):.4f} |"
+        )
+
+
+def page(command: str, device: torch.device, steps: int, lines: Sequence[str]) -> str:
+    """The measured part of the page of docs/results."""
+    tokens = (_FRAMES + 3) // 4 * (_SIDE // 16) ** 2
+    return "\n".join(
+        [
+            f"- Machine: {machine.summary(device)}.",
+            f"- Command: `{command}`.",
+            f"- Date: {date.today().isoformat()}.",
+            "",
+            f"{steps} steps, the first {_DENSE_SHARE:.0%} of them dense, {tokens:,} tokens; PSNR against the video in "
+            "full precision. *error*: relative L2 of heads on 64 rows that are not those by which blocks were chosen.",
+            "",
+            *lines,
+        ]
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command."""
+    parser = Parser(
+        prog="python -m lab sparse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=TRAINED_FOLDER, help="folder of the trained demo model")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--captions", type=at_least_1, default=4)
+    parser.add_argument("--seed", type=seed_number, default=0)
+    parser.add_argument("--steps", type=at_least_1, default=20)
+    parser.add_argument("--seconds", type=at_least_1, default=100_000, help="begin no caption after this time")
+    parser.add_argument("--designs", nargs="+", metavar="TEXT", help="only designs whose name has one of these texts")
+    parser.add_argument(
+        "--results", type=output_folder, metavar="FOLDER", help="write sparse-videos.md and .json there"
+    )
+    options = parser.parse_args(arguments)
+    model = DemoModel(options.model, trained=True)
+    for path in (model.dit, model.vae, model.captions):
+        if not path.is_file():
+            parser.error(f"argument --model: {path} is missing; name the folder of the trained demo model")
+    designs = [one for one in DESIGNS if any(text in one.name for text in options.designs or [""])]
+    rng, device, started = random.Random(options.seed), torch.device(options.device), time.monotonic()
+    found: dict[str, list[Clip]] = {design.name: [] for design in designs}
+    with torch.no_grad():
+        studio = Studio(model, device, options.steps)
+        for number in range(options.captions):
+            if time.monotonic() - started > options.seconds:
+                break
+            caption, seed = random_scene(rng).caption(), options.seed + number
+            full = studio.full(caption, seed)
+            for design in designs:
+                found[design.name].append(studio.clip(design, caption, seed, full))
+            print(f"{number + 1} of {options.captions} captions, {time.monotonic() - started:.0f} s", flush=True)
+    command = " ".join(["python -m lab sparse", *arguments])
+    text = page(command, device, options.steps, list(rows(found))) + "\n"
+    print(text)
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "sparse-videos.md").write_text(text, encoding="utf-8")
+        clips = {name: [asdict(clip) for clip in made] for name, made in found.items()}
+        (options.results / "sparse-videos.json").write_text(json.dumps(clips), encoding="utf-8")
+    return 0

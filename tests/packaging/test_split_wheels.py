@@ -1,0 +1,150 @@
+"""The released wheels, from parts of the test's making, one for each CPython."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.metadata
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.utils import parse_wheel_filename
+
+from tools.wheels import split_wheels
+from tools.wheels.split_wheels import Distribution, Part
+
+LINUX = {"module": "_C.cpython-{}-x86_64-linux-gnu.so", "wheel_tag": "manylinux_2_17_x86_64"}
+WINDOWS = {"module": "_C.cp{}-win_amd64.pyd", "wheel_tag": "win_amd64"}
+HOST, IMAGES = "comfy_sage2_host", "comfy_sage2_sm90"
+
+
+def make_part(
+    folder: Path,
+    number: str,
+    image: bytes = b"an image",
+    platforms: tuple[dict[str, str], ...] = (LINUX, WINDOWS),
+    architectures: tuple[str, ...] = ("sm90", "sm120"),
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"comfy_sage2_kernels-1.2.3-cp{number}-cp{number}-linux_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{HOST}/__init__.py", "x = 1\n")
+        for platform in platforms:
+            name = platform["module"].format(number)
+            archive.writestr(f"{HOST}/{name}", f"the module {name}")
+        for architecture in architectures:
+            archive.writestr(f"comfy_sage2_{architecture}/a.cubin.xz", image)
+            archive.writestr(f"comfy_sage2_{architecture}/build.json", "{}")
+        archive.writestr("comfy_sage2_kernels-1.2.3.dist-info/METADATA", "Name: comfy-sage2-kernels\n")
+    return path
+
+
+def files_of(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(autouse=True)
+def _two_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_wheels, "PLATFORMS", {"linux": LINUX, "windows": WINDOWS})
+    monkeypatch.setattr(split_wheels, "check_old_systems", lambda wheel, tag: None)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> dict[str, Path]:
+    """By the names of their distributions, and for host wheels their platforms."""
+    parts = [make_part(tmp_path, number) for number in ("310", "39")]
+    made = split_wheels.make(parts, tmp_path / "out", {HOST: "4.5.6", IMAGES: "1.2.3", "comfy_sage2_sm120": "1.2.0"})
+    return {path.name: path for path in made}
+
+
+def test_there_is_a_wheel_for_each_architecture_and_each_platform(wheels: dict[str, Path]) -> None:
+    assert set(wheels) == {
+        f"{IMAGES}-1.2.3-py3-none-any.whl", "comfy_sage2_sm120-1.2.0-py3-none-any.whl",
+        f"{HOST}-4.5.6-py3-none-manylinux_2_17_x86_64.whl", f"{HOST}-4.5.6-py3-none-win_amd64.whl",
+    }  # fmt: skip
+    for name in wheels:
+        _, _, _, tags = parse_wheel_filename(name)
+        assert {str(tag) for tag in tags} == {name.split("-", 2)[2].removesuffix(".whl")}
+
+
+@pytest.mark.parametrize("platform", [LINUX, WINDOWS], ids=["linux", "windows"])
+def test_a_host_wheel_has_its_platforms_modules(wheels: dict[str, Path], platform: dict[str, str]) -> None:
+    files = files_of(wheels[f"{HOST}-4.5.6-py3-none-{platform['wheel_tag']}.whl"])
+    modules = {f"{HOST}/{platform['module'].format(number)}" for number in ("39", "310")}
+    assert {name for name in files if ".dist-info/" not in name} == {f"{HOST}/__init__.py", *modules}
+    assert all(files[name] == f"the module {name.rpartition('/')[2]}".encode() for name in modules)
+    assert b"Root-Is-Purelib: false" in files[f"{HOST}-4.5.6.dist-info/WHEEL"]
+
+
+def test_a_wheel_of_images_names_the_host_as_its_requirement(wheels: dict[str, Path], tmp_path: Path) -> None:
+    wheel = wheels[f"{IMAGES}-1.2.3-py3-none-any.whl"]
+    assert {name for name in files_of(wheel) if ".dist-info/" not in name} == {
+        f"{IMAGES}/a.cubin.xz", f"{IMAGES}/build.json",
+    }  # fmt: skip
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    (found,) = importlib.metadata.distributions(path=[str(tmp_path / "site")])
+    assert (found.name, found.version, found.requires) == ("comfy-sage2-sm90", "1.2.3", ["comfy-sage2-host<2,>=1"])
+    assert found.metadata["Summary"].endswith("Hopper (H100, H200)") and found.read_text("licenses/LICENSE")
+
+
+def test_images_are_stored_as_they_are(wheels: dict[str, Path]) -> None:
+    with zipfile.ZipFile(wheels[f"{IMAGES}-1.2.3-py3-none-any.whl"]) as archive:
+        packed = {item.filename for item in archive.infolist() if item.compress_type != zipfile.ZIP_STORED}
+        assert f"{IMAGES}/a.cubin.xz" not in packed and f"{IMAGES}/build.json" in packed
+
+
+def test_the_record_holds_the_hash_of_every_file(wheels: dict[str, Path]) -> None:
+    for wheel in wheels.values():
+        files = files_of(wheel)
+        information = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
+        rows = list(csv.reader(files[f"{information}/RECORD"].decode().splitlines()))
+        assert [row[0] for row in rows[:-1]] == sorted(set(files) - {rows[-1][0]})
+        for name, digest, size in rows[:-1]:
+            encoded = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).rstrip(b"=").decode()
+            assert (digest, int(size)) == (f"sha256={encoded}", len(files[name]))
+        assert rows[-1] == [f"{information}/RECORD", "", ""]
+
+
+def test_the_same_parts_give_the_same_bits(tmp_path: Path) -> None:
+    made = [split_wheels.make([make_part(tmp_path / name, "310")], tmp_path / name) for name in ("first", "second")]
+    assert [path.read_bytes() for path in made[0]] == [path.read_bytes() for path in made[1]]
+
+
+def test_images_that_differ_between_the_cpythons_are_refused(tmp_path: Path) -> None:
+    parts = [make_part(tmp_path, "310"), make_part(tmp_path, "311", b"another image")]
+    with pytest.raises(ValueError, match=r"comfy_sage2_sm120/a\.cubin\.xz differs between the CPythons"):
+        split_wheels.make(parts, tmp_path / "out")
+
+
+def test_parts_of_other_architectures_are_refused(tmp_path: Path) -> None:
+    parts = [make_part(tmp_path, "310"), make_part(tmp_path, "311", architectures=("sm90",))]
+    with pytest.raises(ValueError, match="must hold the same architectures"):
+        split_wheels.make(parts, tmp_path / "out")
+
+
+def test_a_part_without_the_platforms_module_is_refused(tmp_path: Path) -> None:
+    parts = [make_part(tmp_path, "310"), make_part(tmp_path, "311", platforms=(LINUX,))]
+    with pytest.raises(ValueError, match=rf"lacks {HOST}/_C\.cp311-win_amd64\.pyd"):
+        split_wheels.make(parts, tmp_path / "out")
+
+
+def test_a_wheel_of_several_cpythons_is_no_part(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not the name of a wheel for one CPython"):
+        Part.read(tmp_path / "a-1-cp310.cp311-cp310.cp311-manylinux_2_17_x86_64.whl")
+
+
+def test_a_version_stands_in_no_other_file(tmp_path: Path) -> None:
+    """So that a wheel of another version has the same files."""
+    files = {"p/__init__.py": b"", "p/a.cubin.xz": b"an image"}
+    old, new = (
+        files_of(split_wheels.write(Distribution("p", version, "a summary", "py3-none-any"), files, tmp_path))
+        for version in ("1.0.0", "2.0.0")
+    )
+    assert [name for name in old if ".dist-info" not in name] == [name for name in new if ".dist-info" not in name]
+    assert old["p-1.0.0.dist-info/WHEEL"] == new["p-2.0.0.dist-info/WHEEL"]
+    metadata = old["p-1.0.0.dist-info/METADATA"].replace(b"Version: 1.0.0", b"Version: 2.0.0")
+    assert metadata == new["p-2.0.0.dist-info/METADATA"]

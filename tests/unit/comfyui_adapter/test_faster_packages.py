@@ -1,0 +1,250 @@
+"""Other packages' attentions at the node: which settings let them serve, and what node, report and log say of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import registry
+from comfy_sage2.autotune import store
+from comfy_sage2.autotune.cost_model import TunedChoices
+from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate, Times, Work
+from comfy_sage2.call_site import CallSite
+from comfy_sage2.comfyui import patch
+from comfy_sage2.comfyui.adapter import packs
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+from comfy_sage2.comfyui.report.text import session_report, status
+from comfy_sage2.comfyui.session import faster_peers
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher
+from comfy_sage2.comfyui.session.record import Decision
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.comfyui.settings import ALWAYS, FASTEST, WHERE_FASTER, Settings
+from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.plan import TORCHS_IS_FASTER
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+
+from .calls import SIGMAS, call
+from .test_exact import Constant, half
+
+CPU = torch.device("cpu")
+NAME = "comfy-kitchen"
+EIGHT, ROTATED, KITCHEN, OWN = (
+    Candidate("sm90", "8b"), Candidate("sm90", "8b", rotate=True), Candidate(NAME, PEER), Candidate(PLAIN),
+)  # fmt: skip
+
+
+class Package(Constant):
+    """Another package's attention. Its first calls raise as often as `broken` says."""
+
+    is_peer = True
+    broken = 0
+
+    def run(self, q: Any, k: Any, v: Any, request: AttentionRequest, optional: OptionalTensors = NO_TENSORS) -> Any:
+        if self.broken:
+            self.broken -= 1
+            raise RuntimeError("[SA-115] the package failed")
+        return super().run(q, k, v, request, optional)
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Package:
+    found = Package(NAME, 5.0, *MODES)
+    kernel = Constant("sm90", 2.0, *MODES)
+    monkeypatch.setattr(registry, "BACKENDS", (kernel, Constant("torch-cudnn", 3.0, EXACT), registry.get("reference")))
+    monkeypatch.setattr(registry, "PEERS", (found,))
+    return found
+
+
+def on_card(
+    monkeypatch: pytest.MonkeyPatch, *, kitchen: float = 0.8, own: float = 9.0, error: float = 0.01
+) -> TunedChoices:
+    """A GPU on which 8b takes 1 and these the others; 8b's error is 0.04, that of the package `error`."""
+    works = [Work(16, n, n, head_dim) for n in (1024, 4096) for head_dim in (64, 128)]
+    seconds = {EIGHT: 1.0, ROTATED: 1.0, KITCHEN: kitchen, OWN: own, Candidate("torch-cudnn"): 5.0}
+    times = Times(
+        {(one, work): 1e-9 * value * work.pairs for one, value in seconds.items() for work in works},
+        0.0,
+        {
+            (one, head_dim): (e,)
+            for one, e in ((EIGHT, 0.04), (ROTATED, 0.04), (KITCHEN, error))
+            for head_dim in (64, 128)
+        },
+    )
+    choices = TunedChoices(times)
+    for module in ("session.dispatcher", "session.faster_peers"):
+        monkeypatch.setattr(f"comfy_sage2.comfyui.{module}.choices_of", lambda device: choices)
+    for module in ("registry", "plan"):
+        monkeypatch.setattr(f"comfy_sage2.{module}.choices_of", lambda device: choices)
+    store.changed()
+    return choices
+
+
+def session_of(own_is_torchs: bool = False, **settings: Any) -> Session:
+    chosen = Settings(**settings)
+    handler = Dispatcher(chosen, Decision("sm90", AttentionOptions()), own_is_torchs=own_is_torchs)
+    session = Session(handler)
+    session.begin_sampling(SIGMAS)
+    return session
+
+
+def served(session: Session) -> tuple[str | None, str | None]:
+    """Who served an ordinary call, and the reason."""
+    call(session, *half(), 2)
+    (share,) = session.record.summary().shares
+    return share.decision.backend, share.decision.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "backend", "code"),
+    [
+        ({"when": WHERE_FASTER}, 0.01, NAME, "[SA-319] comfy-kitchen, no less exact than 8b, was measured"),
+        ({"when": WHERE_FASTER, "rotate": True}, 0.01, NAME, "[SA-319] comfy-kitchen, no less exact than 8b with rot"),
+        ({"when": WHERE_FASTER}, 0.05, "sm90", "[SA-320] comfy-kitchen, less exact, was measured"),
+        ({"when": FASTEST}, 0.05, NAME, "[SA-319] comfy-kitchen, less exact than 8b, was measured"),
+        ({"when": ALWAYS}, 0.01, "sm90", "[SA-320] comfy-kitchen, no less exact, was measured"),
+        ({"when": FASTEST, "sparse": "lossless"}, 0.01, "sm90", "[SA-320] comfy-kitchen, no less exact, was measured"),
+        ({"when": WHERE_FASTER, "backend": "reference"}, 0.01, "reference", None),
+    ],
+    ids=str,
+)
+def test_who_serves_and_what_the_report_says(
+    monkeypatch: pytest.MonkeyPatch,
+    package: Package,
+    settings: dict[str, Any],
+    error: float,
+    backend: str,
+    code: str | None,
+) -> None:
+    on_card(monkeypatch, error=error)
+    session = session_of(**settings)
+    found, reason = served(session)
+    assert found == backend
+    if code is None:
+        assert reason is None
+        return
+    assert reason is not None and reason.startswith(code)
+    row = f"  {NAME} ({reason}): 1 calls" if backend == NAME else f"({reason}): 1 calls"
+    assert row in session_report(session)
+
+
+def test_a_package_that_fails_leaves_its_call_to_comfyui(
+    monkeypatch: pytest.MonkeyPatch, package: Package, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_card(monkeypatch)
+    package.broken = 1
+    session = session_of(when=WHERE_FASTER)
+    with caplog.at_level(logging.WARNING, "comfy_sage2"):
+        backend, reason = served(session)
+    assert backend is None and reason == "[SA-310] comfy-kitchen failed: [SA-115] the package failed"
+    assert len(caplog.records) == 1
+
+
+def test_the_guard_goes_on_to_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
+    """The package's broken output is computed again in mode precise, which it cannot stand for."""
+    on_card(monkeypatch)
+    package._value = math.nan
+    session = session_of(when=WHERE_FASTER, guard=True)
+    call(session, *half(), 2)
+    guard = session.handler.guard
+    assert guard is not None and len(guard.downgrades) == 1 and NAME in guard.downgrades[0].text
+    (share,) = session.record.summary().shares
+    assert share.decision.backend == "sm90" and share.decision.options is not None
+    assert share.decision.options.mode == "precise"
+
+
+@pytest.mark.parametrize(
+    ("settings", "served_by"),
+    [({"when": WHERE_FASTER}, None), ({"when": FASTEST}, None), ({"when": ALWAYS}, "sm90")],
+    ids=str,
+)
+def test_comfyuis_own_attention_where_it_is_the_fastest(
+    monkeypatch: pytest.MonkeyPatch, package: Package, settings: dict[str, Any], served_by: str | None
+) -> None:
+    on_card(monkeypatch, kitchen=2.0, own=0.5)
+    backend, reason = served(session_of(own_is_torchs=True, **settings))
+    assert backend == served_by and reason == (TORCHS_IS_FASTER if served_by is None else None)
+    assert served(session_of(own_is_torchs=False, **settings))[0] == "sm90"
+
+
+def test_an_attention_that_the_file_declares_is_not_torchs(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
+    """It would serve a call that is left: of its time nothing is known."""
+    on_card(monkeypatch, kitchen=2.0, own=0.5)
+    dispatcher = session_of(own_is_torchs=True, when=WHERE_FASTER).handler
+    q, k, v = half()
+    for declared, backend in ((None, None), ("sage", "sm90")):
+        decision = dispatcher.choose(AttentionCall(q, k, v, 2, declared=declared), CallSite(0, None, 0, 1, 64))
+        assert decision.backend == backend
+
+
+@pytest.mark.parametrize(("name", "is_torchs"), [("attention_pytorch", True), ("attention_comfy_kitchen_int8", False)])
+def test_what_comfyui_chose_at_its_start(monkeypatch: pytest.MonkeyPatch, name: str, is_torchs: bool) -> None:
+    monkeypatch.setattr(packs, "comfyui_attention", lambda: SimpleNamespace(__name__=name))
+    assert packs.own_is_torchs() == is_torchs
+    model = SimpleNamespace(load_device=CPU)
+    assert patch._surroundings(model, None)["own_is_torchs"] == is_torchs
+    assert not patch._surroundings(model, lambda: torch.empty(0))["own_is_torchs"]  # another node's serves them
+
+
+TEXT = "comfy-kitchen was measured to be up to 1.25 times as fast as 8b on this GPU, in 4 of 4 calls; relative L2"
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "note"),
+    [
+        (
+            {"when": WHERE_FASTER},
+            0.01,
+            f"[SA-319] {TEXT} error 0.010 beside 0.040. It serves the calls for which it is faster",
+        ),
+        ({"when": FASTEST}, 0.05, f"[SA-319] {TEXT} error 0.050 beside 0.040. It serves the calls for which"),
+        ({"when": WHERE_FASTER}, 0.05, f"[SA-320] {TEXT} error 0.050 beside 0.040. It is less exact on some inputs: "),
+        ({"when": ALWAYS}, 0.01, f"[SA-320] {TEXT} error 0.010 beside 0.040. Choose 'where it is faster' under `when`"),
+        (
+            {"when": WHERE_FASTER, "sparse": "lossless"},
+            0.01,
+            f"[SA-320] {TEXT} error 0.010 beside 0.040. It leaves out no",
+        ),
+    ],
+    ids=str,
+)
+def test_the_node_says_so(
+    monkeypatch: pytest.MonkeyPatch, package: Package, settings: dict[str, Any], error: float, note: str
+) -> None:
+    on_card(monkeypatch, error=error)
+    notes = faster_peers.notes_on_peers(CPU, Settings(**settings), "sm90")
+    assert len(notes) == 1 and notes[0].startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("kitchen", "settings", "backend"),
+    [
+        (1.1, {}, "sm90"), (0.99, {}, "sm90"), (0.5, {"mode": EXACT}, "sm90"), (0.5, {"mode": "off"}, "sm90"),
+        (0.5, {"backend": "reference"}, "sm90"), (0.5, {}, None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_there_is_nothing_to_say(
+    monkeypatch: pytest.MonkeyPatch, package: Package, kitchen: float, settings: dict[str, Any], backend: str | None
+) -> None:
+    on_card(monkeypatch, kitchen=kitchen)
+    assert faster_peers.notes_on_peers(CPU, Settings(**settings), backend) == ()
+
+
+def test_node_report_and_log_have_the_note(
+    monkeypatch: pytest.MonkeyPatch, package: Package, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_card(monkeypatch, error=0.05)
+    with caplog.at_level(logging.WARNING, "comfy_sage2"):
+        settings = patch._settled(SimpleNamespace(load_device=CPU), Settings(when=WHERE_FASTER))
+    (note,) = [text for text in settings.notes if text.startswith("[SA-320]")]
+    assert note in caplog.text
+    session = Session(Dispatcher(settings, Decision("sm90", AttentionOptions())))
+    session.begin_sampling(SIGMAS)
+    call(session, *half(), 2)
+    assert note in status(session) and note in session_report(session)

@@ -1,0 +1,210 @@
+"""The node's `sparse`: bounds, steps that are dense first, tokens whose blocks are always computed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.adapter.token_kinds import TokenKinds
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.session.model_passes import ModelPass
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.comfyui.settings import Settings
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.policy.calibrated import Cell, Policy
+from comfy_sage2.policy.signature import Signature
+from comfy_sage2.sparsity.controller import SparsityController
+from comfy_sage2.sparsity.levels import LEVELS
+from comfy_sage2.sparsity.mask_cache import PassKey
+
+from .calls import node_session
+from .skip_samplings import (
+    HEAD_DIM,
+    HEADS,
+    TOKENS,
+    begin,
+    by_mask,
+    dense,
+    figures,
+    focused,
+    listed,
+    lossless_mask,
+    run,
+    sampled,
+)
+
+pytestmark = pytest.mark.usefixtures("short_calls_skip")
+
+
+def sparse(level: str = "medium", **options: Any) -> Session:
+    return node_session(Settings(**{"backend": "reference", "sparse": level, **options}))
+
+
+def with_others(monkeypatch: pytest.MonkeyPatch, kinds: TokenKinds) -> None:
+    """Passes whose inputs say so of their tokens."""
+    monkeypatch.setattr(ModelPass, "token_kinds", kinds, raising=False)
+    init = ModelPass.__init__
+
+    def made(self: ModelPass, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.token_kinds = kinds
+
+    monkeypatch.setattr(ModelPass, "__init__", made)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_heads_stay_within_the_bound(level: str) -> None:
+    session, tensors = sparse(level), focused(0)
+    outs = sampled(session, tensors)
+    whole, bound = dense(tensors), LEVELS[level].bound
+    assert listed(session) == [False, True, True, LEVELS[level].selects, True]
+    for out in (outs[1], outs[2], outs[4]):
+        assert (out - whole).norm() / whole.norm() <= 1.2 * bound + 1e-4
+    (found,) = figures(session).values()
+    assert found.error <= max(bound, 1e-4) and found.computed < 0.7
+    text = report([session])
+    assert f"Key blocks skipped (sparse {level}): " in text and "; relative L2 of the worst head " in text
+
+
+def test_looser_bounds_compute_fewer_blocks() -> None:
+    tensors = focused(3, beside=2)
+    shares = []
+    for level in LEVELS:
+        session = sparse(level)
+        sampled(session, tensors)
+        shares.append(figures(session)[0].computed)
+    assert shares == sorted(shares, reverse=True) and shares[-1] < shares[0]
+
+
+@pytest.mark.parametrize(
+    ("dense_percent", "expected"),
+    [
+        (0.0, [True] * 5),
+        (0.2, [False, True, True, True, True]),
+        (0.4, [False, False, True, True, True]),
+        (0.5, [False, False, False, True, True]),
+        (0.8, [False, False, False, False, True]),
+        (1.0, [False] * 5),
+    ],
+)
+def test_the_first_steps_are_dense_and_the_last_of_them_finds_blocks(
+    dense_percent: float, expected: list[bool]
+) -> None:
+    session, tensors = sparse(dense_percent=dense_percent), focused(1)
+    outs = sampled(session, tensors)
+    assert listed(session) == expected
+    for out, leaves_out in zip(outs, expected, strict=True):
+        assert torch.equal(out, dense(tensors)) or leaves_out
+    first = max(math.ceil(dense_percent * 5) - 1, 0)  # the last one finds blocks
+    assert ("of the steps are dense" in report([session])) == (first > 0)
+
+
+def test_behind_the_dense_steps_blocks_are_found_without_a_dense_call() -> None:
+    session, tensors = sparse("strong"), focused(6, beside=2)
+    outs = sampled(session, tensors)
+    (found,) = figures(session).values()
+    assert (found.finding, found.listed) == (1, 4), "step 1 is dense, step 4 selects"
+    q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
+    controller = SparsityController(LEVELS["strong"])
+    selected = controller.select(0, PassKey(3), q, k, v, HEAD_DIM**-0.5).to_dense()
+    assert 0.1 < selected.float().mean() < 0.9
+    assert torch.equal(outs[3], by_mask(tensors, selected)) and torch.equal(outs[4], outs[3])
+
+
+def test_a_selection_that_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("no memory for the means")
+
+    monkeypatch.setattr("comfy_sage2.sparsity.controller.block_scores", fails)
+    session, tensors = sparse(dense_percent=0.0), focused(7)
+    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
+    assert report([session]).count("given up for this sampling: no memory for the means") == 1
+
+
+def test_a_further_evaluation_of_the_last_dense_step_is_dense() -> None:
+    session, tensors = sparse(dense_percent=0.2), focused(2)
+    begin(session)
+    for session.evaluations in (1, 2):
+        assert torch.equal(run(session, 0, tensors)[0], dense(tensors))
+    run(session, 1, tensors)
+    assert listed(session) == [False, True]
+
+
+def test_blocks_of_text_are_keys_of_all_and_their_queries_are_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_others(monkeypatch, TokenKinds(packed_length=TOKENS, packed_others=((0, 100), (300, 301))))
+    session, tensors = sparse("lossless"), focused(4)
+    outs = sampled(session, tensors)
+    active = lossless_mask(tensors)
+    for block in (0, 2):
+        active[..., block] = True
+        active[:, :, block] = True
+    assert active.float().mean() < 0.8
+    assert torch.equal(outs[1], by_mask(tensors, active))
+
+
+def test_both_ends_of_a_joint_sequence_count_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_others(monkeypatch, TokenKinds(beside=130))
+    session, tensors = sparse("lossless"), focused(4)
+    outs = sampled(session, tensors)
+    active = lossless_mask(tensors)
+    for block in (0, 1, 6, 7):
+        active[..., block] = True
+        active[:, :, block] = True
+    assert torch.equal(outs[1], by_mask(tensors, active))
+
+
+def test_a_call_that_may_be_all_text_is_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_others(monkeypatch, TokenKinds(beside=TOKENS // 2))
+    session, tensors = sparse(), focused(4)
+    assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
+    assert report([session]).count("  3 calls computed all key blocks: [SA-318] the call's tokens may all be text") == 1
+
+
+def test_what_inputs_say_of_tokens() -> None:
+    text, picture = torch.zeros(1, 77, 4), torch.zeros(1, 16, 3, 8, 8)
+    inputs = {"c_crossattn": text, "c_concat": picture, "clip_fea": torch.zeros(1, 5, 4), "y": torch.zeros(1, 9)}
+    assert TokenKinds.of(inputs, cross_attends=True) == TokenKinds()
+    joint = TokenKinds.of(inputs, cross_attends=False)
+    assert joint.others(1000) == ((0, 82), (918, 1000)) and joint.others(50) == ((0, 50), (0, 50))
+    segments = [(0, 77, "text"), (77, 90, "audio"), (90, 1000, "video")]
+    payload = {"layout": SimpleNamespace(segments=segments)}
+    packed = TokenKinds.of({**inputs, "minimax_payload": payload}, cross_attends=False)
+    assert packed.others(1000) == ((0, 77), (77, 90)) and packed.others(900) == ()
+
+
+def test_sparse_goes_before_skip_and_the_node_before_the_policy() -> None:
+    cell = Cell(AttentionOptions("8b"))
+    plain = Policy(Signature.of("", {}), "fast", (0.0, 1.0), (HEAD_DIM,), ((cell,),))
+    carried = replace(plain, sparse="strong", skip="balanced")
+
+    def title(policy: Policy | None, **options: Any) -> str | None:
+        found = Settings(policy=policy, **options).sparsity
+        return None if found is None else found.title
+
+    assert title(carried) == "sparse strong" and title(replace(carried, sparse="off")) == "skip balanced"
+    assert title(carried, sparse="light") == "sparse light" and title(carried, skip="fast") == "skip fast"
+    assert title(plain, sparse="light", skip="fast") == "sparse light" and title(None) is None
+    found = Settings(sparse="light", dense_percent=0.3).sparsity
+    assert found is not None and found.dense_share == 0.3
+    skip = Settings(skip="fast", dense_percent=0.3).sparsity
+    assert skip is not None and skip.dense_share == 0.0
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+def test_a_share_of_dense_steps_out_of_range_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=r"\[SA-402\] dense_percent must be from 0 to 1, got"):
+        Settings(dense_percent=value)
+
+
+def test_short_calls_are_dense_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the levels as they are
+    session = sparse()
+    sampled(session, focused(5), 2)
+    assert "2 calls computed all key blocks: [SA-318] the call has fewer than 64 blocks of 128 keys" in report(
+        [session]
+    )

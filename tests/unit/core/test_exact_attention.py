@@ -1,0 +1,136 @@
+"""The truth that others are measured against is itself compared with torch's own attention in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from comfy_sage2.reference import exact
+from comfy_sage2.reference.exact import exact_attention
+
+pytestmark = pytest.mark.usefixtures("fresh_seed")
+
+BLOCK = 128
+# (batch, heads of q, heads of k, queries, keys): the first in several parts as they are, the others in small ones.
+LARGE = (1, 2, 2, 1500, 1500)
+SIZES = [(1, 2, 2, 150, 150), (2, 4, 2, 70, 90), (1, 6, 1, 100, 300), (1, 3, 3, 210, 205), (2, 4, 2, 1, 90)]
+SMALL_PART = 1 << 13  # scores
+MASKS = ("none", "rows", "keys", "heads", "bias", "bias of keys")
+
+
+def inputs(size: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    batch, heads, kv_heads, queries, keys = size
+    q = torch.randn(batch, heads, queries, 8, dtype=dtype)
+    # Each head of k and v, and each token, has values that no other has.
+    k, v = (torch.randn(batch, kv_heads, keys, 8, dtype=dtype) for _ in range(2))
+    return q, k, v + torch.arange(kv_heads)[:, None, None]
+
+
+def masked(kind: str, size: tuple[int, ...]) -> torch.Tensor | None:
+    batch, heads, _, queries, keys = size
+    shapes = {
+        "rows": (1, 1, queries, keys), "keys": (batch, 1, 1, keys), "heads": (1, heads, queries, keys),
+        "bias": (batch, 1, queries, keys), "bias of keys": (1, heads, 1, keys),
+    }  # fmt: skip
+    if kind == "none":
+        return None
+    if kind.startswith("bias"):
+        return torch.randn(shapes[kind])
+    mask = torch.rand(shapes[kind]) < 0.4
+    mask[..., 0] = True
+    return mask
+
+
+def wanted(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output by torch's own attention, and the LSE of the whole matrix of scores."""
+    q, k, v = q.double(), k.double(), v.double()
+    repeats = q.shape[1] // k.shape[1]
+    bias = torch.zeros(q.shape[2], k.shape[2], dtype=torch.float64)
+    if mask is not None:
+        bias = torch.zeros(mask.shape, dtype=torch.float64) + (mask.log() if mask.dtype == torch.bool else mask)
+    if is_causal:
+        bias = bias + torch.full((q.shape[2], k.shape[2]), -math.inf, dtype=torch.float64).triu(1)
+    out = F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=repeats > 1)
+    heads = torch.arange(q.shape[1]) // repeats
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k[:, heads]) * (scale or q.shape[3] ** -0.5)
+    return out, (scores + bias).logsumexp(-1)
+
+
+def check(size: tuple[int, ...], is_causal: bool, mask: str) -> None:
+    q, k, v = inputs(size, torch.float32)
+    given = masked(mask, size)
+    scale = None if mask == "none" else 0.3
+    expected, expected_lse = wanted(q, k, v, given, is_causal, scale)
+    out, lse = exact_attention(q, k, v, scale=scale, is_causal=is_causal, attn_mask=given)
+    assert out.dtype == lse.dtype == torch.float64
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+def test_calls_of_one_part_and_of_several(
+    size: tuple[int, ...], is_causal: bool, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(size, is_causal, mask)
+    monkeypatch.setattr(exact, "_TILE_SCORES", SMALL_PART)
+    check(size, is_causal, mask)
+
+
+@pytest.mark.parametrize(("is_causal", "mask"), [(True, "none"), (False, "rows")])
+def test_more_scores_than_one_part_has(is_causal: bool, mask: str) -> None:
+    check(LARGE, is_causal, mask)
+
+
+def test_the_sizes_are_of_several_parts() -> None:
+    """By what the cases above are for, should a part ever have more scores."""
+    assert math.prod(LARGE) // LARGE[2] > exact._TILE_SCORES
+    assert sum(b * h * queries * keys > 2 * SMALL_PART for b, h, _, queries, keys in SIZES) == 4
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_blocks_of_several_parts(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "_TILE_SCORES", 1 << 16)
+    size = (1, 2, 1, 400, 500)
+    q, k, v = inputs(size, torch.float32)
+    active = torch.rand(1, 2, math.ceil(400 / BLOCK), math.ceil(500 / BLOCK)) < 0.5
+    active[..., 0] = True
+    dense = active.repeat_interleave(BLOCK, 2)[:, :, :400].repeat_interleave(BLOCK, 3)[..., :500]
+    expected, expected_lse = wanted(q, k, v, dense, is_causal, None)
+    out, lse = exact_attention(q, k, v, is_causal=is_causal, active_blocks=active)
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_inputs_of_16_bits_are_not_rounded_further(dtype: torch.dtype, autocast: bool) -> None:
+    q, k, v = inputs((1, 2, 1, 300, 400), dtype)
+    expected, expected_lse = wanted(q, k, v, None, True, None)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out, lse = exact_attention(q, k, v, is_causal=True)
+        single, _ = exact_attention(q, k, v, is_causal=True, dtype=torch.float32)
+    torch.testing.assert_close(single.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_without_keys_in_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "_TILE_SCORES", SMALL_PART)
+    size = (1, 2, 2, 150, 150)
+    q, k, v = inputs(size, torch.float32)
+    mask = torch.ones(1, 1, 150, 150, dtype=torch.bool)
+    closed = [0, 26, 27, 70, 149]
+    mask[:, :, closed] = False
+    out, lse = exact_attention(q, k, v, attn_mask=mask)
+    assert not out[:, :, closed].any() and (lse[:, :, closed] == -math.inf).all()
+    others = [row for row in range(150) if row not in closed]
+    expected, expected_lse = wanted(q[:, :, others], k, v, None, False, None)
+    torch.testing.assert_close(out[:, :, others], expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(lse[:, :, others], expected_lse, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,302 @@
+"""Attentions of other packages, all of them stand-ins: what reaches them, what they return, what their errors do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.autotune import store
+from comfy_sage2.backends import peers
+from comfy_sage2.backends.peers import PEERS, Peer, PeerFunctions
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.reference.exact import exact_attention
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+
+_, SAGE = PEERS
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def attend(q: Any, k: Any, v: Any, mask: Any, request: AttentionRequest) -> torch.Tensor:
+    """Exact attention of (B, H, N, D)."""
+    return exact_attention(q, k, v, attn_mask=mask, dtype=torch.float32)[0].to(q.dtype)
+
+
+def attend_in_layout(q: Any, k: Any, v: Any, mask: Any, request: AttentionRequest) -> torch.Tensor:
+    if request.options.layout == "BHND":
+        return attend(q, k, v, mask, request)
+    return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, request).transpose(1, 2)
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Versions of the packages that are installed."""
+    found = {"other": "1.5"}
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    return found
+
+
+def peer_of(function: Any = attend, layouts: tuple[str, ...] = ("BHND",), prequantize: Any = None) -> Peer:
+    return Peer("peer", "other", lambda: PeerFunctions(function, layouts, prequantize))
+
+
+def call(peer: Peer, tensors: Tensors, optional: OptionalTensors = NO_TENSORS, **options: Any) -> Any:
+    """The bound call: of the CPU, which the constraints of a peer would refuse."""
+    signature = CallSignature.of(*tensors, AttentionOptions(**options), optional)
+    assert peer.availability() is None
+    return peer.bind(signature, AttentionRequest.of(signature))
+
+
+def inputs(layout: str) -> Tensors:
+    shape = (2, 3, 20, 16) if layout == "BHND" else (2, 20, 3, 16)
+    q, k, v = (torch.randn(shape).bfloat16() for _ in "qkv")
+    return q, k, v
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize(
+    ("function", "layouts"), [(attend, ("BHND",)), (attend_in_layout, ("BHND", "BNHD"))], ids=["one", "both"]
+)
+@pytest.mark.parametrize("in_two_steps", [False, True])
+def test_calls_in_both_layouts(
+    layout: str, function: Callable[..., torch.Tensor], layouts: tuple[str, ...], in_two_steps: bool
+) -> None:
+    """A batch whose mask shows nothing gives zeros, whatever the package gives."""
+    tensors, mask = inputs(layout), torch.ones(2, 1, 1, 20, dtype=torch.bool)
+    mask[0, ..., 15:] = False
+    mask[1] = False
+
+    def nan_where_nothing_is_shown(*arguments: Any) -> torch.Tensor:
+        out = function(*arguments)
+        out[1] = torch.nan
+        return out
+
+    def prequantize(*arguments: Any) -> Callable[[], torch.Tensor]:
+        copies = [each.clone() if isinstance(each, torch.Tensor) else each for each in arguments]
+        return lambda: nan_where_nothing_is_shown(*copies)
+
+    flag = torch.zeros(1, dtype=torch.int32)
+    optional = OptionalTensors(mask, nonfinite=flag)
+    peer = peer_of(nan_where_nothing_is_shown, layouts, prequantize if in_two_steps else None)
+    bound = call(peer, tensors, optional, layout=layout)
+    q, k, v = (t if layout == "BHND" else t.transpose(1, 2) for t in tensors)
+    exact = exact_attention(q, k, v, attn_mask=mask)[0]
+    begun = bound.prequantize(*tensors, optional)
+    assert (begun is not None) == in_two_steps
+    if in_two_steps:
+        for tensor in tensors:
+            tensor.fill_(torch.nan)
+    out, lse = begun() if in_two_steps else bound.run(*tensors, optional)
+    assert lse is None and out.is_contiguous() and out.shape == tensors[0].shape and flag.item() == 0
+    torch.testing.assert_close((out if layout == "BHND" else out.transpose(1, 2)).double(), exact, atol=0.02, rtol=0.02)
+    assert not out[1].any()
+
+
+def test_broken_values_set_the_flag() -> None:
+    tensors, flag = inputs("BHND"), torch.zeros(1, dtype=torch.int32)
+    tensors[2][0, 0, 0, 0] = torch.inf
+    optional = OptionalTensors(nonfinite=flag)
+    call(peer_of(), tensors, optional).run(*tensors, optional)
+    assert flag.item() == 1
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def function(*arguments: Any) -> Any:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("no\nDLL"), AssertionError("no"), TypeError("no"), OSError("no")], ids=repr
+)
+def test_a_package_that_cannot_be_imported(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried once, and one line of the log says why."""
+    tries = []
+
+    def load() -> PeerFunctions:
+        tries.append(1)
+        raise error
+
+    peer = Peer("peer", "other", load)
+    with caplog.at_level(logging.WARNING, "comfy_sage2"):
+        reasons = {peer.availability() for _ in range(3)}
+    (reason,) = reasons
+    assert reason is not None and reason.startswith("[SA-115] other 1.5 cannot be used: no") and "\n" not in reason
+    assert [record.getMessage() for record in caplog.records] == [f"SageAttention2: {reason}"]
+    assert tries == [1]
+
+
+@pytest.mark.parametrize("version", [None, "2.2.0+comfy.sage2"])
+def test_a_package_that_is_not_installed(
+    version: str | None, installed: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The module of this pack that serves in the place of `sageattention` does not count, and nothing is imported."""
+    installed.clear()
+    if version is not None:
+        installed["other"] = version
+    peer = Peer("peer", "other", raising(AssertionError("imported")))
+    assert peer.version is None and peer.availability() == "[SA-115] other is not installed"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("in_two_steps", [False, True])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA"), AssertionError(), TypeError("argument"), KeyError("x")], ids=repr
+)
+def test_a_call_that_raises(error: Exception, in_two_steps: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """What comes is what the runner survives; no other call is made, and plans are made anew."""
+    peer = peer_of(raising(error), prequantize=raising(error) if in_two_steps else None)
+    tensors, before = inputs("BHND"), store.generation
+    bound = call(peer, tensors)
+    with caplog.at_level(logging.WARNING, "comfy_sage2"), pytest.raises(RuntimeError, match=r"^\[SA-115\] other 1.5"):
+        (bound.prequantize if in_two_steps else bound.run)(*tensors)
+    assert len(caplog.records) == 1 and type(error).__name__ in caplog.text
+    assert peer.availability() is not None and store.generation > before
+
+
+def test_lacking_memory_is_no_failure_of_the_package() -> None:
+    peer, tensors = peer_of(raising(torch.cuda.OutOfMemoryError("full"))), inputs("BHND")
+    bound = call(peer, tensors)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        bound.run(*tensors)
+    assert peer.availability() is None
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> ModuleType:
+    found = ModuleType(name)
+    found.__file__ = f"/elsewhere/{name}/__init__.py"
+    vars(found).update(contents)
+    monkeypatch.setitem(sys.modules, name, found)
+    return found
+
+
+def test_comfy_kitchen(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def int8_attention(q: Any, k: Any, v: Any, *, scale: Any = None, attn_mask: Any = None) -> torch.Tensor:
+        seen.append((tuple(q.shape), scale, attn_mask))
+        return torch.add(q, 1)
+
+    found = module(
+        monkeypatch, "comfy_kitchen", int8_attention=int8_attention, int8_attention_is_available=lambda: True
+    )
+    assert peers._kitchen().prequantize is None  # of versions before 0.2.31
+    found.prequantize_int8_attention = lambda *arguments, **options: (arguments, options)  # type: ignore[attr-defined]
+    found.int8_attention_from_prequantized = lambda held: int8_attention(*held[0], **held[1])  # type: ignore[attr-defined]
+    peer = Peer("peer", "other", peers._kitchen)
+    tensors, mask = inputs("BNHD"), torch.ones(1, 1, 1, 20, dtype=torch.bool)
+    bound = call(peer, tensors, OptionalTensors(mask), layout="BNHD", scale=0.5)
+    out, _ = bound.run(*tensors, OptionalTensors(mask))
+    begun = bound.prequantize(*tensors, OptionalTensors(mask))
+    assert torch.equal(out, tensors[0] + 1) and torch.equal(begun()[0], out)
+    assert seen == [((2, 3, 20, 16), 0.5, mask)] * 2
+    found.int8_attention_is_available = lambda: False  # type: ignore[attr-defined]
+    reason = Peer("peer", "other", peers._kitchen).availability()
+    assert reason is not None and reason.endswith("it has no INT8 attention for this GPU")
+
+
+@pytest.mark.parametrize("version", ["1.0.6", "2.2.0"])
+def test_sage_attention(version: str, installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1 subtracts the mean of k in place; the caller's k stays as it was."""
+    seen: list[Any] = []
+
+    def sageattn(q: Any, k: Any, v: Any, *, tensor_layout: str, is_causal: bool, sm_scale: float) -> torch.Tensor:
+        seen.append((tensor_layout, is_causal, sm_scale, k.data_ptr()))
+        if version.startswith("1"):
+            k -= k.mean()
+        return torch.clone(q)
+
+    installed["sageattention"] = version
+    module(monkeypatch, "sageattention", sageattn=sageattn)
+    peer = Peer("peer", "other", peers._sage_attention)
+    for layout, name in (("BHND", "HND"), ("BNHD", "NHD")):
+        tensors = inputs(layout)
+        before = tensors[1].clone()
+        call(peer, tensors, layout=layout, is_causal=True).run(*tensors)
+        assert torch.equal(tensors[1], before)
+        assert seen[-1][:3] == (name, True, 0.25)
+        assert (seen[-1][3] == tensors[1].data_ptr()) == version.startswith("2")
+
+
+def test_this_packs_own_module_is_no_peer(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    own = module(monkeypatch, "sageattention")
+    own.__file__ = str(Path(peers.__file__).parents[1] / "integrations" / "sageattention" / "path" / "x.py")
+    reason = Peer("peer", "other", peers._sage_attention).availability()
+    assert reason is not None and reason.endswith("the module of this pack")
+
+
+def on_gpu(**changes: Any) -> AttentionRequest:
+    options = {name: changes.pop(name) for name in ("mode", "is_causal", "return_lse") if name in changes}
+    request = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(**options))
+    return replace(request, **{"device_type": "cuda", "device_index": 0, "capability": (8, 9), **changes})
+
+
+MASKED = {"mask_shape": (2, 1, 1, 1024), "mask_dtype": torch.bool}
+
+
+@pytest.mark.parametrize(
+    ("changes", "able"),
+    [
+        ({}, {"comfy-kitchen", "sageattention"}),
+        ({"mode": "precise"}, {"comfy-kitchen", "sageattention"}),
+        ({"mode": "exact"}, set()),
+        ({"device_type": "cpu", "capability": None}, set()),
+        ({"capability": (7, 5)}, {"comfy-kitchen"}),
+        ({"capability": (7, 0)}, set()),
+        ({"dtype": torch.float32}, set()),
+        ({"return_lse": True}, set()),
+        ({"has_block_mask": True}, set()),
+        ({"has_block_margins": True}, set()),
+        ({"is_causal": True}, {"sageattention"}),
+        ({"is_causal": True, "kv_length": 512}, set()),
+        (MASKED, {"comfy-kitchen"}),
+        ({**MASKED, "mask_shape": (1, 1, 1024, 1024)}, set()),
+        ({**MASKED, "mask_shape": (1, 8, 1, 1024)}, set()),
+        ({"kv_heads": 4}, {"comfy-kitchen"}),
+        ({"head_dim": 96}, {"comfy-kitchen"}),
+        ({"kv_length": 1000}, {"comfy-kitchen"}),
+    ],
+    ids=str,
+)
+def test_calls_that_a_package_does_not_take_never_reach_it(
+    changes: dict[str, Any], able: set[str], installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is imported for them. Here SageAttention is version 1, which needs whole blocks of keys."""
+    installed.update({"comfy-kitchen": "0.2.40", "sageattention": "1.0.6"})
+    loaded = []
+    for peer in PEERS:
+
+        def load(name: str = peer.name) -> PeerFunctions:
+            loaded.append(name)
+            return PeerFunctions(attend, ("BHND",))
+
+        monkeypatch.setattr(peer, "_load", load)
+        monkeypatch.setattr(peer, "_functions", None)
+        monkeypatch.setattr(peer, "_failure", None)
+    reasons = {peer.name: peer.reason_against(on_gpu(**changes)) for peer in PEERS}
+    assert {name for name, reason in reasons.items() if reason is None} == able == set(loaded)
+    assert all(reason is None or reason.startswith("[SA-") for reason in reasons.values())
+
+
+def test_sage_attention_2_takes_any_number_of_keys(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    installed["sageattention"] = "2.2.0"
+    monkeypatch.setattr(SAGE, "_functions", PeerFunctions(attend, ("BHND",)))
+    monkeypatch.setattr(SAGE, "_failure", None)
+    assert SAGE.reason_against(on_gpu(kv_length=1000)) is None

@@ -1,0 +1,153 @@
+"""What is timed on a GPU, with stand-ins for kernels and other packages on the CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import registry, tuning_candidates
+from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate
+from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
+from comfy_sage2.options import EXACT, MODES
+from comfy_sage2.reference.exact import exact_attention
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import OptionalTensors
+from comfy_sage2.tuning_candidates import BACKENDS
+
+Compute = Callable[[torch.Tensor, AttentionRequest], torch.Tensor]
+
+
+class StandIn(Backend):
+    """Exact attention, changed by a function; keeps what it was asked for."""
+
+    accelerated = True
+
+    def __init__(self, name: str, modes: tuple[str, ...], change: Compute, longest: int = 1 << 20) -> None:
+        self.name, self._modes, self.change, self.longest = name, modes, change, longest
+        self.asked: list[AttentionRequest] = []
+
+    def is_for(self, mode: str) -> bool:
+        return mode in self._modes
+
+    def reason_against(self, request: AttentionRequest) -> str | None:
+        return None if self.longest >= request.kv_length else "[SA-203] too long"
+
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        self.asked.append(request)
+        return Bound(self, request)
+
+
+class Bound(BoundTensors):
+    def __init__(self, backend: StandIn, request: AttentionRequest) -> None:
+        super().__init__(request)
+        self._backend = backend
+
+    def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
+        out, _ = exact_attention(q, k, v, attn_mask=optional.attn_mask, dtype=torch.float32)
+        return self._backend.change(out, self._request).to(q.dtype), None
+
+
+def by_mode(out: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
+    """8b is 10 % off, 4b 20 %, and rotation halves that; bf16 rounds by about 0.2 %."""
+    options = request.options
+    error = {"8b": 0.1, "4b": 0.2}.get(options.mode, 0.0)
+    return out * (1.0 + error * (0.5 if options.rotate else 1.0))
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = StandIn("sm89", MODES, by_mode)
+    exact = StandIn("torch-cudnn", (EXACT,), by_mode)
+    monkeypatch.setattr(registry, "BACKENDS", (found, exact, registry.get("reference")))
+    monkeypatch.setattr(tuning_candidates, "_TOKENS", 192)
+    return found
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = StandIn("kitchen", MODES, lambda out, request: out * 1.03)
+    found.is_peer = True
+    monkeypatch.setattr(registry, "PEERS", (found,))
+    monkeypatch.setattr(tuning_candidates, "PEERS", (found,))
+    return found
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_timed_is_what_nodes_call(kernel: StandIn, package: StandIn, heads_first: bool, masked: bool) -> None:
+    shape = (1, 4, 48, 32) if heads_first else (1, 48, 4, 32)
+    tensors = [torch.randn(shape).bfloat16() for _ in "qkv"]
+    q, k, v = tensors if heads_first else [tensor.transpose(1, 2) for tensor in tensors]
+    mask = torch.arange(48).view(1, 1, 1, -1) < 40 if masked else None
+    runs = BACKENDS.calls(q, k, v, mask)
+    quantized = {
+        Candidate("sm89", mode, sums, rotate, smooth_v)
+        for mode in MODES
+        for sums in ("fp32", "fp16")
+        for rotate in (False, True)
+        for smooth_v in (False, True)
+        if not (mode == "precise" and smooth_v)
+    }
+    assert runs.keys() == quantized | {Candidate(PLAIN), Candidate("torch-cudnn"), Candidate("kitchen", PEER)}
+    for request in (*kernel.asked, *package.asked):
+        work = request.work
+        assert work is not None and work.kind == (heads_first, masked)
+        assert request.options.layout == "BNHD"
+    expected, _ = exact_attention(q, k, v, attn_mask=mask)
+    for candidate, run in runs.items():
+        found: Any = run()
+        out = found.unflatten(2, (4, 32)) if candidate.backend == PLAIN else found[0]
+        factor = {"8b": 1.1, "4b": 1.2, PEER: 1.03}.get(candidate.mode, 1.0)
+        factor = (1.0 + factor) / 2 if candidate.rotate else factor
+        torch.testing.assert_close(out.transpose(1, 2).double(), factor * expected, atol=0.02, rtol=0.02)
+
+
+def test_errors_are_those_of_each_candidate(kernel: StandIn, package: StandIn) -> None:
+    found = BACKENDS.errors(torch.device("cpu"), 32)
+    assert not any(one.mode == EXACT for one in found) and Candidate("sm89", "precise") in found
+    for one, errors in found.items():
+        expected = {"8b": 0.1, "4b": 0.2, "precise": 0.0, PEER: 0.03}[one.mode] * (0.5 if one.rotate else 1.0)
+        assert len(errors) == 4 and all(e == pytest.approx(expected, abs=0.003) for e in errors), one
+
+
+def test_errors_of_calls_that_a_package_does_not_take_are_left_out(kernel: StandIn, package: StandIn) -> None:
+    package.longest = 129
+    *refused, few = BACKENDS.errors(torch.device("cpu"), 32)[Candidate("kitchen", PEER)]
+    assert refused == [None] * 3 and few == pytest.approx(0.03, abs=0.003)
+
+
+def test_keys_that_are_not_there_show_in_the_errors(kernel: StandIn, package: StandIn) -> None:
+    """A package that counts the padding of its last block, with a score of 0, is too inexact with few keys."""
+
+    def with_padding(out: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
+        return out * request.kv_length / (math.ceil(request.kv_length / 64) * 64)
+
+    package.change = with_padding
+    *others, few = BACKENDS.errors(torch.device("cpu"), 32)[Candidate("kitchen", PEER)]
+    assert all(e is not None and e < 0.01 for e in others) and few is not None and few > 0.2
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError("[SA-115] it failed"), math.nan, math.inf], ids=repr)
+def test_a_package_without_results_has_no_errors(kernel: StandIn, package: StandIn, trouble: Any) -> None:
+    def change(out: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
+        if isinstance(trouble, Exception):
+            raise trouble
+        return torch.mul(out, trouble)
+
+    package.change = change
+    found = BACKENDS.errors(torch.device("cpu"), 32)
+    assert Candidate("kitchen", PEER) not in found and Candidate("sm89", "8b") in found
+
+
+def test_lacking_memory_is_told(kernel: StandIn, package: StandIn) -> None:
+    def change(out: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("full")
+
+    package.change = change
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        BACKENDS.errors(torch.device("cpu"), 32)

@@ -2,7 +2,7 @@
 
 GeForce GPUs add up FP8 and fp16 products in FP32 at half the rate of FP16 (NVIDIA's architecture papers of Ampere,
 Ada and Blackwell, tables of peak rates). Data-centre GPUs do both at one rate, and FP32 is the paper's choice.
-Mode "precise" has FP32 alone.
+INT8 products sum in INT32, which is added up in FP32: they have no such choice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 
 from .autotune.store import choices_of
-from .options import EXACT, AttentionOptions
+from .options import AUTO, EXACT, FLOAT_PV, AttentionOptions
 
 # Compute capabilities whose GPUs for desktops and laptops are named here.
 _CAPABILITIES = {(8, 6), (8, 9), (12, 0)}
@@ -26,8 +26,13 @@ _GPUS = (
 
 
 def mode_has_accumulator(mode: str, pv_accumulator: str) -> bool:
-    """Whether any kernels have the two together: FP16 sums are for V that is scaled to fit them."""
-    return mode not in ("precise", EXACT) or pv_accumulator == "fp32"
+    """Whether any kernels have the two together."""
+    return mode != EXACT or pv_accumulator == "fp32"
+
+
+def pv_has_accumulator(pv: str, pv_accumulator: str) -> bool:
+    """Whether any kernels have the two together."""
+    return pv in (AUTO, *FLOAT_PV) or pv_accumulator == "fp32"
 
 
 def of_gpu(name: str, capability: tuple[int, int]) -> str:

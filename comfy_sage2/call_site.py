@@ -56,6 +56,8 @@ def label(options: AttentionOptions | None) -> str:
         parts.append("smooth V")
     if options.rotate:
         parts.append("rotation")
+    if options.pv in ("int8", "mxfp8"):
+        parts.append(f"{options.pv.upper()} P·V")
     if options.pv_accumulator == "fp16":
         parts.append("FP16 accumulators")
     return " · ".join(parts)

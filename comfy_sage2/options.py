@@ -52,6 +52,10 @@ class AttentionOptions:
         rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`), which makes "4b" more
             exact, the others little or not at all; in "4b" every token of Q then has its own scale. False: the paper's
             numerics.
+        pv: what P and V are rounded to in "8b" and "4b": "fp8" (E4M3), "fp16", "int8" (P relative to its largest in
+            each block of 64 keys, whole sums), "mxfp8" (fp8 by block-scaled products, whose FP32 sums have the full
+            rate on RTX 50), where a backend has it; "auto" takes the one that suits the GPU.
+            "precise" has 16 bits, which "fp16" stands for there.
 
     Raises:
         TypeError: a value of the wrong type.
@@ -67,6 +71,7 @@ class AttentionOptions:
     return_lse: bool = _option(False, per_call=True)
     pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16, "auto": None}, argument="pv_accumulator")
     rotate: bool = _option(False, argument="rotate")
+    pv: str = _option("auto", choices={"auto": 0, "fp8": 1, "fp16": 2, "int8": 3, "mxfp8": 4}, argument="pv")
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -86,7 +91,12 @@ class AttentionOptions:
             raise ValueError(f"[SA-205] scale must be positive and finite in float32, got {str(self.scale)[:40]}")
 
     def _check_exact(self) -> None:
-        for name, expected in (("smooth_v", (False,)), ("rotate", (False,)), ("pv_accumulator", ("fp32", "auto"))):
+        for name, expected in (
+            ("smooth_v", (False,)),
+            ("rotate", (False,)),
+            ("pv_accumulator", ("fp32", "auto")),
+            ("pv", ("auto",)),
+        ):
             value = getattr(self, name)
             if value not in expected:
                 raise ValueError(
@@ -131,7 +141,8 @@ CHOICES: dict[str, Collection[str]] = {
     option.name: option.metadata["choices"] for option in fields(AttentionOptions) if option.metadata["choices"]
 }
 _FLAGS = tuple(option.name for option in fields(AttentionOptions) if isinstance(option.default, bool))
-EXACT = "exact"
+EXACT, AUTO = "exact", "auto"
+FLOAT_PV = ("fp8", "fp16")  # a build has one of them for its quantizing modes, whatever else it has
 MODES = tuple(mode for mode in CHOICES["mode"] if mode != EXACT)  # those that quantize
 
 
@@ -142,6 +153,7 @@ class ModelChoices(TypedDict, total=False):
     smooth_v: bool
     pv_accumulator: str
     rotate: bool
+    pv: str
 
 
 class CallChoices(ModelChoices, total=False):

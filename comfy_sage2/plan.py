@@ -45,6 +45,7 @@ class CallPlan:
         self, signature: CallSignature, backend: Backend, request: AttentionRequest, reason: str | None = None
     ) -> None:
         """`backend` has no reason against `request`, which describes `signature`."""
+        request = backend.settled(request)
         call = backend.bind(signature, request)
         self.signature = signature
         self.backend = backend

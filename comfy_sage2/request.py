@@ -11,7 +11,7 @@ import torch
 from .accumulators import resolved
 from .autotune.timings import Work
 from .block_mask import blocks_of
-from .options import AttentionOptions
+from .options import AUTO, AttentionOptions
 from .signature import CallSignature, TensorForm
 
 
@@ -22,7 +22,10 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """One attention call as plain data: all that a constraint may look at. Its options leave nothing open."""
+    """One attention call as plain data: all that a constraint may look at.
+
+    Its options leave nothing open but `pv`, which the backend that serves the call decides (`Backend.settled`).
+    """
 
     device_type: str
     device_index: int | None
@@ -40,6 +43,7 @@ class AttentionRequest:
     has_block_margins: bool  # the call notes the block_margins of its blocks
     options: AttentionOptions
     heads_first: bool = False  # in memory the tokens of a head of q lie together, else the heads of a token
+    accumulator_is_open: bool = False  # the caller's is "auto": a backend may take another than that of `options`
 
     @classmethod
     def of(cls, signature: CallSignature) -> AttentionRequest:
@@ -64,6 +68,7 @@ class AttentionRequest:
             has_block_margins=signature.block_margins is not None,
             options=resolved(signature.options, device),
             heads_first=bool(q.stride) and q.stride[heads] > q.stride[tokens],
+            accumulator_is_open=signature.options.pv_accumulator == AUTO,
         )
 
     @classmethod

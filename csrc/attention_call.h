@@ -26,10 +26,13 @@ struct BlockMaskLayout {
   int64_t batch_stride, head_stride;  // in elements; 0 where the lists are shared
 };
 
-// 8b and 4b: INT8 and INT4 scores, P and V in 8 bits (16 where the GPU has no FP8). Precise: INT8 scores, P and V in 16
-// bits.
+// 8b and 4b: INT8 and INT4 scores, P and V as PvFormat says. Precise: INT8 scores, P and V in 16 bits.
 enum Mode { k4b = 4, k8b = 8, kPrecise = 16 };
 constexpr int score_bits(int mode) { return mode == k4b ? 4 : 8; }
+
+// What P and V are rounded to in 8b and 4b. kPvOfBuild: fp8, or fp16 in builds without it. Mxfp8, in 8b alone: fp8 by
+// block-scaled products. Precise has fp16 or bf16.
+enum PvFormat { kPvOfBuild = 0, kPvFp8 = 1, kPvFp16 = 2, kPvInt8 = 3, kPvMxfp8 = 4 };
 
 // All that decides what a call launches, but for the GPU itself.
 struct CallSignature {
@@ -43,7 +46,8 @@ struct CallSignature {
   bool rotate;  // Q and K, after smoothing; in 4 bits Q then has a scale for each token
   bool smooth_v, causal;
   bool has_lse, has_block_margins;
-  int pv_accumulator;  // 32 or 16
+  int pv;              // PvFormat
+  int pv_accumulator;  // 32 or 16, in bits; 32 with int8 and mxfp8
   float scale;
   int device;
 

@@ -96,7 +96,7 @@ constexpr Keyword field(const char* name, bool required) {
           [](CallSignature& call, PyObject* value) { return read((call.*View).*Field, value); }};
 }
 
-// Absent, the mask, the block mask, the LSE and the block margins are not a part of the call.
+// Absent, the mask, the block mask, the LSE and the block margins are not a part of the call, and pv is 0.
 constexpr bool kRequired = true, kOptional = false;
 #define TENSOR_KEYWORDS(view)                                                             \
   field<&CallSignature::view, &TensorStrides::batch>(#view "_batch_stride", kRequired),   \
@@ -121,6 +121,7 @@ constexpr Keyword kKeywords[] = {
     TENSOR_KEYWORDS(k),
     TENSOR_KEYWORDS(v),
     TENSOR_KEYWORDS(out),
+    field<&CallSignature::pv>("pv", kOptional),
     field<&CallSignature::mask, &MaskLayout::element>("mask_element", kOptional),
     field<&CallSignature::mask, &MaskLayout::batch_stride>("mask_batch_stride", kOptional),
     field<&CallSignature::mask, &MaskLayout::head_stride>("mask_head_stride", kOptional),
@@ -206,6 +207,7 @@ std::shared_ptr<Kernels> make_kernels(const py::kwargs& build) {
   info.minimum_driver = stated<std::string>(build, "minimum_driver");
   info.minimum_driver_version = stated<int>(build, "minimum_driver_version");
   info.modes = stated<std::vector<std::string>>(build, "modes");
+  info.pv_formats = stated<std::vector<std::string>>(build, "pv_formats");
   info.pv_accumulators = stated<std::vector<std::string>>(build, "pv_accumulators");
   info.capabilities = stated<std::vector<std::pair<int, int>>>(build, "capabilities");
   info.half_values = stated<bool>(build, "half_values");
@@ -382,6 +384,8 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("minimum_driver_version",
                              [](const Kernels& self) { return self.build.minimum_driver_version; })
       .def_property_readonly("modes", [](const Kernels& self) { return py::tuple(py::cast(self.build.modes)); })
+      .def_property_readonly("pv_formats",
+                             [](const Kernels& self) { return py::tuple(py::cast(self.build.pv_formats)); })
       .def_property_readonly("pv_accumulators",
                              [](const Kernels& self) { return py::tuple(py::cast(self.build.pv_accumulators)); })
       .def_property_readonly("capabilities",

@@ -51,6 +51,7 @@ std::string Plan::description() const {
   if (call_.has_block_mask()) text += ", block mask";
   if (call_.has_lse) text += ", LSE";
   if (call_.has_block_margins) text += ", block margins";
+  if (call_.pv != kPvOfBuild) text += ", P and V in format " + number(call_.pv);
   if (call_.pv_accumulator != 32) text += ", accumulators of " + number(call_.pv_accumulator) + " bits";
   return text + ", device " + number(call_.device) + ", workspace of " + number(workspace_bytes_) + " bytes";
 }

@@ -109,7 +109,7 @@ def _cubin_steps(
         output, depfile = package / f"{cubin.name}.cubin", work / f"{cubin.name}.d"
         command = (
             # Device code calls constexpr functions of headers that host code includes, too.
-            nvcc, "-cubin", f"-arch={target}", "-std=c++17", "--expt-relaxed-constexpr",
+            nvcc, "-cubin", f"-arch={cubin.target(target)}", "-std=c++17", "--expt-relaxed-constexpr",
             *(f"-D{define}" for define in cubin.defines),
             *(f"--ptxas-options={option}" for option in architecture.ptxas_options), "-I", str(kernel_table.CSRC),
             "-MD", "-MF", str(depfile), "-o", str(output), str(kernel_table.CSRC / cubin.source),

@@ -4,16 +4,19 @@ The host module, which serves all architectures, is made of SHARED_SOURCES and t
 
 A family is one set of sources:
     host_sources     C++ files in csrc/ with its launch code
-    cubins           name of the device image -> its "source" in csrc/ and its "defines"
+    cubins           name of the device image -> its "source" in csrc/, its "defines", and its "targets": target of a
+                     build -> what it is compiled for in that build
 
 An architecture is one build of a family's device images, and one distribution of them:
     family           whose sources it compiles
     hardware         the GPUs it is for, in words; says so when it was never run on them
     capabilities     compute capabilities that it runs on, "major.minor"
     modes            "8b", "4b" and "precise", as it has them
+    pv_formats       "fp8", "fp16", "int8", "mxfp8", likewise: what P and V of 8b and 4b are rounded to, best first
     pv_accumulators  "fp32" and "fp16", likewise
     minimum_driver   the oldest driver branch that can run it, one of DRIVER_CUDA_VERSIONS
     targets          GPU targets that it may be compiled for, the usual one first
+    cubins           as a family has them, beside those of the family
     defines          preprocessor definitions for its device code: what it can do
     ptxas_options    what the assembler is told for its device code
 """
@@ -38,10 +41,10 @@ BUILD_FILE = "build.json"
 DRIVER_CUDA_VERSIONS = {"525": 12000, "570": 12080, "580": 13000}
 
 _FAMILY_KEYS = {"host_sources", "cubins"}
-_CUBIN_KEYS = {"source", "defines"}
+_CUBIN_KEYS = {"source", "defines", "targets"}
 _ARCHITECTURE_KEYS = {
-    "family", "hardware", "capabilities", "modes", "pv_accumulators", "minimum_driver", "targets", "defines",
-    "ptxas_options",
+    "family", "hardware", "capabilities", "modes", "pv_formats", "pv_accumulators", "minimum_driver", "targets",
+    "cubins", "defines", "ptxas_options",
 }  # fmt: skip
 
 
@@ -52,6 +55,11 @@ class Cubin:
     source: str
     name: str
     defines: tuple[str, ...]
+    targets: tuple[tuple[str, str], ...] = ()
+
+    def target(self, of_build: str) -> str:
+        """What it is compiled for in a build for a target."""
+        return dict(self.targets).get(of_build, of_build)
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Architecture:
     hardware: str
     capabilities: tuple[tuple[int, int], ...]
     modes: tuple[str, ...]
+    pv_formats: tuple[str, ...]
     pv_accumulators: tuple[str, ...]
     minimum_driver: str
     targets: tuple[str, ...]
@@ -114,20 +123,22 @@ def read(architecture: str) -> Architecture:
     if architecture not in table["architectures"]:
         raise ValueError(f"architecture must be one of {', '.join(table['architectures'])}, got {architecture}")
     entry = table["architectures"][architecture]
-    _keys(entry, _ARCHITECTURE_KEYS, architecture)
+    _keys(entry, _ARCHITECTURE_KEYS, architecture, frozenset({"cubins"}))
     family = table["families"][entry["family"]]
     _keys(family, _FAMILY_KEYS, f"the family {entry['family']}")
     defines = _defines(entry["defines"])
     cubins = []
-    for name, cubin in family["cubins"].items():
-        _keys(cubin, _CUBIN_KEYS, f"the cubin {name}", frozenset({"defines"}))
-        cubins.append(Cubin(cubin["source"], name, (*_defines(cubin.get("defines", {})), *defines)))
+    for name, cubin in (family["cubins"] | entry.get("cubins", {})).items():
+        _keys(cubin, _CUBIN_KEYS, f"the cubin {name}", frozenset({"defines", "targets"}))
+        own, targets = _defines(cubin.get("defines", {})), tuple(cubin.get("targets", {}).items())
+        cubins.append(Cubin(cubin["source"], name, (*own, *defines), targets))
     return Architecture(
         name=architecture,
         family=entry["family"],
         hardware=entry["hardware"],
         capabilities=tuple(_capability(text) for text in entry["capabilities"]),
         modes=tuple(entry["modes"]),
+        pv_formats=tuple(entry["pv_formats"]),
         pv_accumulators=tuple(entry["pv_accumulators"]),
         minimum_driver=entry["minimum_driver"],
         targets=tuple(entry["targets"]),
@@ -185,6 +196,7 @@ def build_info(architecture: Architecture, *, target: str, toolchain: str, drive
         "minimum_driver": driver,
         "minimum_driver_version": DRIVER_CUDA_VERSIONS[driver],
         "modes": architecture.modes,
+        "pv_formats": architecture.pv_formats,
         "pv_accumulators": architecture.pv_accumulators,
         "capabilities": architecture.capabilities,
         "half_values": "HALF_VALUES=1" in architecture.defines,

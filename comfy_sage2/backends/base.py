@@ -86,6 +86,10 @@ class Backend(ABC):
                 return reason
         return self.availability()
 
+    def settled(self, request: AttentionRequest) -> AttentionRequest:
+        """`request`, against which there is no reason, with what this backend decides in the place of "auto"."""
+        return request
+
     @abstractmethod
     def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
         """The computation of calls of `signature`, described by `request`, against which there is no reason."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
 
 import torch
 
-from ..accumulators import mode_has_accumulator
+from ..accumulators import pv_has_accumulator
 from ..kernels import abi, loader
-from ..options import EXACT
+from ..options import AUTO, EXACT
 from ..request import AttentionRequest
 from ..signature import CallSignature
 from ..tensors import NO_TENSORS, OptionalTensors
@@ -65,14 +67,9 @@ class KernelBackend(Backend):
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """Each mode of the module with each accumulator that it has; KernelUnavailable without a module."""
+        """Each mode of the module with what it has for P V; KernelUnavailable without a module."""
         module = loader.load(self.name)
-        return tuple(
-            Variant(mode, accumulator)
-            for mode in abi.modes(module)
-            for accumulator in abi.pv_accumulators(module)
-            if mode_has_accumulator(mode, accumulator)
-        )
+        return tuple(Variant(mode, *product) for mode in abi.modes(module) for product in _products(module, mode))
 
     def least_skipped(self, mode: str) -> float:
         """See `Backend.least_skipped`."""
@@ -92,54 +89,105 @@ class KernelBackend(Backend):
             super().reason_against(request)
             or self.reason_of_module(request)
             or self_test.reason_against(self.name, request.device_index, self.variants)
+            or self._reason_of_test(request)
         )
 
     def reason_of_module(self, request: AttentionRequest) -> str | None:
         """Why the module has no kernel for `request`, whatever the GPU, or None; KernelUnavailable without a module."""
         module = loader.load(self.name)
-        for option in (
-            option_is("mode", *abi.modes(module)),
-            option_is("pv_accumulator", *abi.pv_accumulators(module)),
-        ):
-            reason = option.check(request)
-            if reason is not None:
-                return reason
+        reason = option_is("mode", *abi.modes(module)).check(request)
+        reason = reason or _reason_against_product(request, _products(module, request.options.mode))
+        if reason is not None:
+            return reason
         if request.has_block_mask and not abi.has_block_masks(module):
             return older_than_block_masks(abi.describe(module))
         if request.has_block_margins and not abi.has_block_margins(module):
             return older_than_block_margins(abi.describe(module))
         return None
 
+    def _reason_of_test(self, request: AttentionRequest) -> str | None:
+        """What the self-test found against the only product P V that `request` may have, or None."""
+        return self_test.failed_formats(self.name, request.device_index).get(request.options.pv)
+
+    def settled(self, request: AttentionRequest) -> AttentionRequest:
+        """See `Backend.settled`: the module's first product that suits, without those that the self-test refused."""
+        failed = self_test.failed_formats(self.name, request.device_index)
+        products = [
+            product for product in _products(loader.load(self.name), request.options.mode) if product[1] not in failed
+        ]
+        accumulator, pv = _suiting(request, products)[0]
+        return replace(request, options=replace(request.options, pv_accumulator=accumulator, pv=pv))
+
     def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
         """See `Backend.bind`."""
+        request = self.settled(request)
         call = KernelCall(loader.load(self.name), signature, request)
         if self_test.is_postponed(self.name, request.device_index):
-            return _Untested(self, call, request.device_index)
+            return _Untested(self, call, request)
         return call
 
-    def require_tested(self, index: int | None) -> None:
-        """Make the self-test on GPU `index` where it can be made now; RuntimeError when it fails or has failed."""
-        reason = self_test.reason_against(self.name, index, self.variants)
+    def require_tested(self, request: AttentionRequest) -> None:
+        """Make the self-test for `request` where it can be made now; RuntimeError when it fails or has failed."""
+        reason = self_test.reason_against(self.name, request.device_index, self.variants)
+        reason = reason or self._reason_of_test(request)
         if reason is not None:
             raise RuntimeError(reason)
+
+
+# An accumulator and a format of P and V.
+Product = tuple[str, str]
+
+
+def _products(module: ModuleType, mode: str) -> tuple[Product, ...]:
+    """What `module` has for P V in `mode`; the format for "auto" first."""
+    if mode == "precise":
+        return tuple((accumulator, "fp16") for accumulator in abi.precise_accumulators(module))
+    return tuple(
+        (accumulator, pv)
+        for pv in abi.pv_formats(module)
+        for accumulator in abi.pv_accumulators(module)
+        if pv_has_accumulator(pv, accumulator)
+    )
+
+
+def _suiting(request: AttentionRequest, products: Sequence[Product]) -> Sequence[Product]:
+    """Those of `products` that are what `request` asks for, the best first."""
+    options = request.options
+    found = [product for product in products if options.pv in (AUTO, product[1])]
+    if request.accumulator_is_open and found:  # the best format decides, the accumulator only where it has both
+        found = [product for product in found if product[1] == found[0][1]]
+        if len(found) == 1:
+            return found
+    return [product for product in found if product[0] == options.pv_accumulator]
+
+
+def _reason_against_product(request: AttentionRequest, products: Sequence[Product]) -> str | None:
+    """Why none of `products` is what `request` asks for, or None."""
+    if _suiting(request, products):
+        return None
+    formats = dict.fromkeys(pv for _, pv in products)
+    if request.options.pv not in (AUTO, *formats):
+        return option_is("pv", AUTO, *formats).check(request)
+    named = (accumulator for accumulator, pv in products if request.options.pv in (AUTO, pv))
+    return option_is("pv_accumulator", *dict.fromkeys(named)).check(request)
 
 
 class _Untested(BoundCall):
     """Calls bound when no self-test could run, in the capture of a graph or without memory: it follows when it can."""
 
-    def __init__(self, backend: KernelBackend, call: KernelCall, index: int | None) -> None:
-        self._backend, self._call, self._index = backend, call, index
+    def __init__(self, backend: KernelBackend, call: KernelCall, request: AttentionRequest) -> None:
+        self._backend, self._call, self._request = backend, call, request
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS) -> Result:
         """See `BoundCall.run`. RuntimeError when the self-test fails."""
-        self._backend.require_tested(self._index)
+        self._backend.require_tested(self._request)
         return self._call.run(q, k, v, optional)
 
     def prequantize(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors = NO_TENSORS
     ) -> Attend | None:
         """See `BoundCall.prequantize`; RuntimeError as from `run`."""
-        self._backend.require_tested(self._index)
+        self._backend.require_tested(self._request)
         return self._call.prequantize(q, k, v, optional)
 
 

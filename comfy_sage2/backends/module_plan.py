@@ -138,6 +138,7 @@ class KeywordPlan:
         """ValueError for a call that `module` cannot run."""
         self._module = module
         self._fields = _common_fields(request, views)
+        del self._fields["pv"]  # they have one each
         if views.block_mask is not None:
             self._fields["tiles_key_tiles"] = blocks_of(request.kv_length)
             self._fields["tiles_batch_stride"], self._fields["tiles_head_stride"] = views.block_mask

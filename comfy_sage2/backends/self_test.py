@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from .. import machine
 from ..autotune.cache_file import user_cache_file
 from ..kernels import loader
+from ..options import AUTO, FLOAT_PV
 from ..text import error_text
 from . import self_test_cases
 from .self_test_cases import Variant
@@ -23,7 +24,7 @@ from .self_test_cases import Variant
 log = logging.getLogger("comfy_sage2")
 
 # Rises when what a module has to pass changes: the calls, their bounds, or how a module is called.
-CASES_VERSION = 5
+CASES_VERSION = 6
 
 _lock = threading.RLock()
 _results: dict[tuple[str, int], TestResult] = {}
@@ -39,11 +40,13 @@ class TestResult:
         reason: why the module must not be used there, or None.
         calls: that were made and compared; 0 when an earlier process did it.
         seconds: that it took.
+        failed: formats of P and V that must not be used there, with the reason of each: others serve in their place.
     """
 
     reason: str | None
     calls: int
     seconds: float
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -52,7 +55,8 @@ class TestResult:
             return f"failed: {self.reason}"
         if not self.calls:
             return "passed earlier with this GPU, driver and module"
-        return f"passed: {self.calls} calls within their bounds in {1000 * self.seconds:.0f} ms"
+        others = "".join(f"; without pv {pv}: {reason}" for pv, reason in self.failed.items())
+        return f"passed: {self.calls} calls within their bounds in {1000 * self.seconds:.0f} ms{others}"
 
 
 def reason_against(architecture: str, index: int | None, variants: Sequence[Variant]) -> str | None:
@@ -72,6 +76,14 @@ def reason_against(architecture: str, index: int | None, variants: Sequence[Vari
                 return None
             _results[place] = result
         return _results[place].reason
+
+
+def failed_formats(architecture: str, index: int | None) -> Mapping[str, str]:
+    """The formats of P and V that failed the test on GPU `index`, with the reason of each; none before the test."""
+    if not _results:
+        return {}
+    result = _results.get((architecture, _device_index(index)))
+    return {} if result is None else result.failed
 
 
 def is_postponed(architecture: str, index: int | None) -> bool:
@@ -110,24 +122,52 @@ def _tested(
 ) -> TestResult | None:
     """The result of a test, remembered under `key` when it was passed; None without the memory for it."""
     started = time.perf_counter()
+    calls = 0
+    failed: dict[str | None, str] = {}
+    try:
+        for pv in dict.fromkeys(_optional_format(variant) for variant in variants):
+            of_format = [variant for variant in variants if _optional_format(variant) == pv]
+            count, found = _run(architecture, index, of_format)
+            calls += count
+            if found is not None:
+                failed[pv] = found
+    except torch.cuda.OutOfMemoryError:  # tested when there is more
+        return None
+    if key is not None:
+        user_cache_file().put(key, {"passed": not failed})
+    reason = failed.pop(None, None)
+    if reason is not None:
+        reason = (
+            f"[SA-113] the self-test of these kernels failed on this GPU: {reason}. They are not used here; update the "
+            "driver and the pack, and report it if that does not help"
+        )
+        log.warning("SageAttention2: %s: %s", architecture, reason)
+    formats = {
+        pv: f"[SA-113] the self-test of pv {pv} failed on this GPU: {found}. Another product P V serves in its place; "
+        "update the driver and the pack, and report it if that does not help"
+        for pv, found in failed.items()
+        if pv is not None
+    }
+    for found in formats.values():
+        log.warning("SageAttention2: %s: %s", architecture, found)
+    return TestResult(reason, calls, time.perf_counter() - started, formats)
+
+
+def _optional_format(variant: Variant) -> str | None:
+    """The format of P and V in whose place another can serve, or None."""
+    return None if variant.pv in (AUTO, *FLOAT_PV) else variant.pv
+
+
+def _run(architecture: str, index: int, variants: Sequence[Variant]) -> tuple[int, str | None]:
+    """How many calls of `variants` were compared, and what was wrong with them."""
     try:
         with torch.cuda.device(index):
             found = self_test_cases.run(loader.load(architecture), torch.device("cuda", index), variants)
-        calls, reason = found.calls, found.reason
-    except torch.cuda.OutOfMemoryError:  # tested when there is more
-        return None
+    except torch.cuda.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError) as error:
-        calls, reason = 0, error_text(error)
-    if key is not None:
-        user_cache_file().put(key, {"passed": reason is None})
-    if reason is None:
-        return TestResult(None, calls, time.perf_counter() - started)
-    reason = (
-        f"[SA-113] the self-test of these kernels failed on this GPU: {reason}. They are not used here; update the "
-        "driver and the pack, and report it if that does not help"
-    )
-    log.warning("SageAttention2: %s: %s", architecture, reason)
-    return TestResult(reason, calls, time.perf_counter() - started)
+        return 0, error_text(error)
+    return found.calls, found.reason
 
 
 def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str, str] | None:

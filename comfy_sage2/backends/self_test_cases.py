@@ -14,7 +14,7 @@ import torch
 
 from ..block_mask import BlockMask
 from ..kernels import abi
-from ..options import AttentionOptions
+from ..options import AUTO, FLOAT_PV, AttentionOptions
 from ..reference.exact import exact_attention
 from ..request import AttentionRequest
 from ..signature import CallSignature, TensorForm
@@ -219,13 +219,16 @@ def _mask(case: Case, generator: torch.Generator) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class Variant:
-    """A mode with an accumulator that a kernel module has."""
+    """A mode with an accumulator and a format of P and V that a kernel module has."""
 
     mode: str
     pv_accumulator: str
+    pv: str = AUTO
 
     @property
     def text(self) -> str:
+        if self.pv not in (AUTO, *FLOAT_PV):
+            return f"{self.mode}, {self.pv.upper()} P·V"
         return f"{self.mode}, {self.pv_accumulator.upper()} accumulators"
 
 
@@ -351,7 +354,7 @@ def _layout_of_results(
     for given in found:
         case = given.case
         for variant in variants:
-            options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator)
+            options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator, pv=variant.pv)
             request = AttentionRequest.of(_signature(given, options, device))
             if PRECISE.check(request) is not None:
                 continue

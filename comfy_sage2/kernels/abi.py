@@ -14,6 +14,7 @@ _BLOCK_MASKS = _PHASES = _BLOCK_MARGINS = 4  # the first ABI that has them
 _PLANS = _OPTIONS = 5
 # The options of modules before that, which do not name them, by architecture; and those of the others.
 _OLDER_MODES = {"sm120": ("8b", "precise")}, ("8b", "4b", "precise")
+_OLDER_FORMATS = {"sm80": ("fp16",)}, ("fp8",)
 _OLDER_ACCUMULATORS = {"sm90": ("fp32",)}, ("fp32", "fp16")
 # What is asked of a module before its first call.
 _MEMBERS = ("driver_version", "minimum_driver_version", "target")
@@ -65,8 +66,18 @@ def modes(module: ModuleType) -> tuple[str, ...]:
 
 
 def pv_accumulators(module: ModuleType) -> tuple[str, ...]:
-    """The values of `AttentionOptions.pv_accumulator`, likewise; mode "precise" takes the first alone."""
+    """The values of `AttentionOptions.pv_accumulator`, likewise."""
     return _options(module, "pv_accumulators", *_OLDER_ACCUMULATORS)
+
+
+def pv_formats(module: ModuleType) -> tuple[str, ...]:
+    """The values of `AttentionOptions.pv` for the quantizing modes, likewise, the one for "auto" first."""
+    return _options(module, "pv_formats", *_OLDER_FORMATS)
+
+
+def precise_accumulators(module: ModuleType) -> tuple[str, ...]:
+    """The accumulators of mode "precise", which older modules have in FP32 alone."""
+    return pv_accumulators(module) if module.abi_version >= _OPTIONS else ("fp32",)
 
 
 def _options(

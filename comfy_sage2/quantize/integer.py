@@ -1,5 +1,7 @@
 """INT8 and INT4: symmetric ranges [-127, 127] and [-7, 7] (section 2.2), and exact integer scores.
 
+UINT8 is for P, which is never negative.
+
 INT4_CLIPPED is for rotated Q and K, which are nearly normal: it scales a group's largest value to 8.5 and clamps to the
 whole range of four bits, [-8, 7]. A finer step gains more there than the few clamped values lose.
 """
@@ -19,6 +21,7 @@ def _integer_format(name: str, lowest: int, highest: int, maximum: float) -> Num
 
 
 INT8 = _integer_format("INT8", -127, 127, 127.0)
+UINT8 = _integer_format("UINT8", 0, 255, 255.0)
 INT4 = _integer_format("INT4", -7, 7, 7.0)
 INT4_CLIPPED = _integer_format("INT4, clipped", -8, 7, 8.5)
 

@@ -31,13 +31,18 @@ def quantize_groups(x: torch.Tensor, groups: torch.Tensor, number_format: Number
     return Quantized(number_format.round(x / scale), scale)
 
 
-def quantize_channels(x: torch.Tensor, number_format: NumberFormat, maximum: float | None = None) -> Quantized:
+def quantize_channels(
+    x: torch.Tensor, number_format: NumberFormat, maximum: float | None = None, *, powers_of_two: bool = False
+) -> Quantized:
     """Quantise V (B, H, N, D) float32 with one scale a channel over all tokens; `scale` is (B, H, 1, D).
 
-    `maximum` scales to less than the format's range, as a half-precision accumulator needs.
+    `maximum` scales to less than the format's range, as a half-precision accumulator needs. powers_of_two: scales are
+    rounded up to such, so that elements of a float format keep their bits.
     """
     limit = number_format.maximum if maximum is None else maximum
     if limit is None:
         return Quantized(number_format.round(x), torch.ones_like(x[:, :, :1]))
     scale = (x.abs().amax(dim=2, keepdim=True) / limit).clamp_(min=torch.finfo(torch.float32).tiny)
+    if powers_of_two:
+        scale = scale.log2().ceil().exp2()
     return Quantized(number_format.round(x / scale), scale)

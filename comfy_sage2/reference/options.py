@@ -11,10 +11,12 @@ from ..quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, ACCUMULATE
 from ..quantize.formats import BF16, FP16, FP32, NumberFormat
 from ..quantize.fp8 import E4M3
 from ..quantize.groups import ADA, GroupScheme
-from ..quantize.integer import INT4, INT4_CLIPPED, INT8
+from ..quantize.integer import INT4, INT4_CLIPPED, INT8, UINT8
 
 # With P up to 448, V up to this and 64 keys, a half-precision sum stays below 65504.
 FP16_ACCUMULATOR_V_MAXIMUM = 2.25
+# What P is scaled to in fp16 where it takes the place of E4M3.
+P_MAXIMUM_IN_HALVES = 448.0
 # What P is scaled to in the precise mode's FP16: below 65504 by more than the maximum of a row grows at a time.
 PRECISE_P_MAXIMUM = 64.0
 _PRECISE_P_FORMATS = {torch.float16: FP16, torch.bfloat16: BF16, torch.float32: FP32}
@@ -30,6 +32,8 @@ class ReferenceOptions:
     rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`).
     p_format, v_format: E4M3, E5M2, INT8, FP16, BF16 or FP32.
     p_maximum, v_maximum: what P = 1 and V's channel maximum are scaled to; None is the largest of the format.
+    v_powers_of_two: V's scales are rounded up to powers of two.
+    p_of_step: P is rounded relative to the largest of its row in the step, and not to the row's running maximum.
     accumulator: precision of the P V accumulator inside a key block.
     two_level: add each key block's product to a float32 buffer; off, one accumulator runs over all keys.
     sum_quantized_p: the row sum l adds P after its rounding, as a row sum on the tensor core does.
@@ -49,6 +53,8 @@ class ReferenceOptions:
     v_format: NumberFormat = E4M3
     p_maximum: float | None = None
     v_maximum: float | None = None
+    v_powers_of_two: bool = False
+    p_of_step: bool = False
     accumulator: Accumulator = ACCUMULATE_FP22
     two_level: bool = True
     sum_quantized_p: bool = False
@@ -62,9 +68,10 @@ class ReferenceOptions:
     ) -> ReferenceOptions:
         """The numerics of a public call with tensors of `dtype`.
 
-        INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b". "precise" has the scores of "8b", keeps V as
-        it is and rounds P to `dtype`; its row sum adds P before that. Rotated INT4 is clipped, and has one scale for
-        each token of Q whatever `groups` says of Q.
+        Scores are INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b". P and V are as `pv` says, with
+        "auto" in E4M3. "precise" has the scores of "8b", keeps V as it is and rounds P to `dtype`, or with FP16 sums
+        both to fp16; its row sum adds P before that. Rotated INT4 is clipped, and has one scale for each token of Q
+        whatever `groups` says of Q.
         """
         numerics = cls(groups=groups, smooth_v=options.smooth_v, rotate=options.rotate)
         if options.mode == "precise":
@@ -80,6 +87,36 @@ class ReferenceOptions:
             numerics = replace(numerics, qk_format=INT4, smooth_q=True)
         if options.mode == "4b" and options.rotate:
             numerics = replace(numerics, qk_format=INT4_CLIPPED, groups=replace(groups, q="token"))
+        if options.pv == "int8":
+            numerics = replace(
+                numerics,
+                p_format=UINT8,
+                v_format=INT8,
+                p_of_step=True,
+                sum_quantized_p=True,
+                accumulator=ACCUMULATE_FP32,
+            )
+        if options.pv == "mxfp8":
+            numerics = replace(numerics, accumulator=ACCUMULATE_FP32)
         if options.pv_accumulator == "fp16":
             numerics = replace(numerics, accumulator=ACCUMULATE_FP16, v_maximum=FP16_ACCUMULATOR_V_MAXIMUM)
+        if options.pv == "fp16" or (options.mode == "precise" and options.pv_accumulator == "fp16"):
+            numerics = _in_halves(numerics, options)
         return numerics
+
+
+def _in_halves(numerics: ReferenceOptions, options: AttentionOptions) -> ReferenceOptions:
+    """`numerics` with P and V in fp16, unless they are those of "precise" with FP32 sums."""
+    if options.mode == "precise" and options.pv_accumulator == "fp32":
+        return numerics
+    accumulator = replace(numerics.accumulator, keys_per_instruction=16)
+    if options.pv_accumulator == "fp32":
+        accumulator = ACCUMULATE_FP32
+    return replace(
+        numerics,
+        p_format=FP16,
+        v_format=FP16,
+        p_maximum=P_MAXIMUM_IN_HALVES,
+        v_powers_of_two=options.mode == "precise",
+        accumulator=accumulator,
+    )

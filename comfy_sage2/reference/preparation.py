@@ -51,7 +51,7 @@ def prepare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Referenc
     return Prepared(
         q=q_quantized,
         k=quantize_groups(k, key_groups(k.shape[2], options.groups, k.device), options.qk_format),
-        v=quantize_channels(v, options.v_format, options.v_maximum),
+        v=quantize_channels(v, options.v_format, options.v_maximum, powers_of_two=options.v_powers_of_two),
         k_smooth=k_smooth,
         q_block_means=q_block_means,
         k_mean=k_mean,

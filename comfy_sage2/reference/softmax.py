@@ -30,16 +30,21 @@ class OnlineSoftmax:
 
     def add(self, scores: torch.Tensor, keys: slice) -> None:
         """Take in one block of keys: scores (B, Hq, rows, keys), overwritten."""
-        maximum = torch.maximum(self._maximum, scores.amax(dim=3, keepdim=True))
+        of_step = scores.amax(dim=3, keepdim=True)
+        maximum = torch.maximum(self._maximum, of_step)
         # A row that has met only masked keys has maximum -inf; 0 in its place keeps exp2 at 0 instead of NaN.
         shift = maximum.masked_fill(maximum == -math.inf, 0.0)
         decay = (self._maximum - shift).exp2_()
-        p = scores.sub_(shift).exp2_()
+        base = of_step.masked_fill(of_step == -math.inf, 0.0) if self._options.p_of_step else shift
+        p = scores.sub_(base).exp2_()
         if not self._options.sum_quantized_p:
             row_sum = p.sum(dim=3, keepdim=True)
         p = self._options.p_format.round(p.mul_(self._p_maximum))
         if self._options.sum_quantized_p:
             row_sum = p.sum(dim=3, keepdim=True) / self._p_maximum
+        if self._options.p_of_step:
+            factor = (base - shift).masked_fill(of_step == -math.inf, 0.0).exp2_()
+            row_sum = row_sum * factor
         self._sum = self._sum * decay + row_sum
         self._maximum = maximum
 
@@ -47,6 +52,8 @@ class OnlineSoftmax:
         self._out.mul_(decay.view(*self._out.shape[:2], 1))
         target = torch.zeros_like(self._out) if self._options.two_level else self._out
         self._options.accumulator.add_product_(target, flat_p, self._v[:, keys])
+        if self._options.p_of_step:
+            target.mul_(factor.view(*self._out.shape[:2], 1))
         if self._options.two_level:
             self._out.add_(target)
 

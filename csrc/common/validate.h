@@ -93,10 +93,20 @@ inline void validate(const CallSignature& call, const BuildInfo& build) {
   require_choice("mode", call.mode, kModes, build.modes, build);
   require(call.mode != kPrecise || call.element != kFloat,
           "element must be 2 (fp16) or 3 (bf16) in mode 16 (precise), got ", std::to_string(call.element));
-  require(call.mode != kPrecise || call.pv_accumulator == 32, "pv_accumulator must be 32 in mode 16 (precise), got ",
-          std::to_string(call.pv_accumulator));
+  constexpr Choice kFormats[] = {{kPvFp8, "fp8", "1 (fp8)"},
+                                 {kPvFp16, "fp16", "2 (fp16)"},
+                                 {kPvInt8, "int8", "3 (int8)"},
+                                 {kPvMxfp8, "mxfp8", "4 (mxfp8)"}};
+  if (call.mode == kPrecise) {
+    require(call.pv == kPvOfBuild || call.pv == kPvFp16, "pv must be 0 or 2 (fp16) in mode 16 (precise), got ",
+            std::to_string(call.pv));
+  } else if (call.pv != kPvOfBuild) {
+    require_choice("pv", call.pv, kFormats, build.pv_formats, build);
+  }
   constexpr Choice kAccumulators[] = {{32, "fp32", "32"}, {16, "fp16", "16"}};
   require_choice("pv_accumulator", call.pv_accumulator, kAccumulators, build.pv_accumulators, build);
+  require((call.pv != kPvInt8 && call.pv != kPvMxfp8) || call.pv_accumulator == 32,
+          "pv_accumulator must be 32 with pv 3 (int8) and 4 (mxfp8), got ", std::to_string(call.pv_accumulator));
   if (call.has_block_mask()) {
     const int64_t key_blocks = (call.kv_length + kListTile - 1) / kListTile;
     require(call.block_mask.key_blocks == key_blocks && key_blocks <= kMaxListTiles,

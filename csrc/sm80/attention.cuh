@@ -19,10 +19,9 @@ class Attention {
   static constexpr int kKBytes = key_tile_bytes(kHeadDim, kBits);
   static constexpr int kVBytes = value_tile_bytes(kHeadDim, Pv::kVBytes);
   static constexpr int kQScales = query_scales(kBits);
-  static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes};
+  static constexpr SharedLayout kLayout{kHeadDim, kBits, Pv::kVBytes, Pv::kKeyStages};
   static constexpr int kKAt = kLayout.k, kVAt = kLayout.v, kBiasAt = kLayout.bias;
   static constexpr int kKScalesAt = kLayout.k_scale, kQScalesAt = kLayout.q_scale;
-  static constexpr int kKeyStages = key_stages(Pv::kVBytes);
   static constexpr int kQTileWords = kQBytes / (8 * 16);  // 16-byte words of 16 queries
   static constexpr int kGroups = 4;                       // of 8 keys whose scores the quick step computes at once
   static_assert(kQueryBlock == kListTile, "block lists are for blocks of queries");
@@ -111,7 +110,7 @@ class Attention {
     for (int tile = 0; tile < kTiles; ++tile) rows[tile].clear();
     int quick_key_blocks = 0;  // the first step has no maxima to go by
     while (key_block < item.key_blocks) {
-      if constexpr (kKeyStages == 2) {
+      if constexpr (Pv::kKeyStages == 2) {
         // What the item tells is read while the warp waits for others.
         const unsigned char *k = item.k, *v = item.v;
         const float* k_scale = item.k_scale;
@@ -161,6 +160,11 @@ class Attention {
       if (!__all_sync(0xffffffffu, fits)) return false;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) output.add_row_sums(tile, sum[tile]);
+      return true;
+    } else if constexpr (Pv::kOfKeyBlock && !kHasRowBias) {
+      if (!allowed) return false;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) probabilities<false>(0, tile);
       return true;
     } else {
       return false;
@@ -212,10 +216,11 @@ class Attention {
   // P and row sums of one key block; rescales where a row maximum grows.
   __device__ __forceinline__ void full_step(int key_block) {
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) probabilities(key_block, tile);
+    for (int tile = 0; tile < kTiles; ++tile) probabilities<true>(key_block, tile);
   }
 
   // P of 16 queries and one key block, packed.
+  template <bool kLimited>
   __device__ __forceinline__ void probabilities(int key_block, int tile) {
     // Where this step is rare, it converts, which scales of any size allow. With terms it would save nothing.
     using Numbers = ScoreNumbers<kHeadDim, !Terms::kNone || kHasQuickStep>;
@@ -228,18 +233,29 @@ class Attention {
     Terms::template apply<Numbers>(x, scores[0], scale, key_terms());
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
     if constexpr (kHasRowBias) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
-    if (key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);
+    if (kLimited && key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);
     float largest[2];
-    row_maxima(largest, x);
+    row_maxima<Pv::kOfKeyBlock>(largest, x);
     if constexpr (Terms::kNone) {
       largest[0] = Numbers::scaled(largest[0], scale[0]);
       largest[1] = Numbers::scaled(largest[1], scale[1]);
     }
+    if constexpr (Pv::kOfKeyBlock) {
+      largest[0] = quad_max_nan(largest[0]);
+      largest[1] = quad_max_nan(largest[1]);
+    }
     float factor[2];
     if (rows[tile].update(largest, factor)) output.rescale(tile, factor);
-    if (kTracksMargins && p.gaps) record_margin(key_block, tile, largest);
-    const float offset[2] = {Numbers::offset(scale[0], -rows[tile].base[0]),
-                             Numbers::offset(scale[1], -rows[tile].base[1])};
+    if (kLimited && kTracksMargins && p.gaps) record_margin(key_block, tile, largest);
+    float base[2] = {rows[tile].base[0], rows[tile].base[1]};
+    if constexpr (Pv::kOfKeyBlock) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        base[row] = max_nan(largest[row] - Pv::kLog2OfLargest, kLowest);
+        output.block_factor[tile][row] = exp2_approx(base[row] - rows[tile].base[row] + (149.f + Pv::kLog2OfUnit));
+      }
+    }
+    const float offset[2] = {Numbers::offset(scale[0], -base[0]), Numbers::offset(scale[1], -base[1])};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -323,7 +339,9 @@ class Attention {
         const int query = first_query(tile) + 8 * row;
         if (p.lse && lane % 4 == 0 && query < p.sizes.q_length) {
           const i64 at = i64(item.bh) * p.sizes.q_length + query;
-          p.lse[at] = (rows[tile].base[row] + log2f(sum)) * kLn2 + p.lse_shift[at];
+          float logarithm = rows[tile].base[row] + log2f(sum);
+          if constexpr (Pv::kOfKeyBlock) logarithm -= Pv::kLog2OfUnit;
+          p.lse[at] = logarithm * kLn2 + p.lse_shift[at];
         }
       }
     }
@@ -345,10 +363,15 @@ class Attention {
           T* to = out + query * p.out.token_stride + channel;
           float x = output.value[tile][n][2 * row] * inverse[tile][row];
           float y = output.value[tile][n][2 * row + 1] * inverse[tile][row];
+          if constexpr (Pv::kOfKeyBlock) {
+            x -= attended[tile][row] * Pv::kVOffset;
+            y -= attended[tile][row] * Pv::kVOffset;
+          }
           if constexpr (Pv::kScaled) {
             x = x * scale.x + attended[tile][row] * mean.x;
             y = y * scale.y + attended[tile][row] * mean.y;
-          } else {
+          }
+          if constexpr (Pv::kMayExceed) {
             x = within_range<T>(x);
             y = within_range<T>(y);
           }

@@ -21,12 +21,20 @@ struct KernelInfo {
 
 #define SM80_KERNEL_INFO(head_dim, name, bits, mask, product) \
   KernelInfo{"attention_d" #head_dim, #name, head_dim, bits, mask, product},
+#define SM80_MXFP8_KERNEL_INFO(head_dim, name, bits, mask, product) \
+  KernelInfo{"attention_mxfp8_d" #head_dim, #name, head_dim, bits, mask, product},
 inline constexpr KernelInfo kKernels[] = {
-    SM80_ROWS(SM80_KERNEL_INFO, 64)   //
-    SM80_ROWS(SM80_KERNEL_INFO, 128)  //
-    SM80_ROWS(SM80_KERNEL_INFO, 256)  //
+    SM80_ROWS(SM80_KERNEL_INFO, 64)               //
+    SM80_ROWS(SM80_KERNEL_INFO, 128)              //
+    SM80_ROWS(SM80_KERNEL_INFO, 256)              //
+#if !defined(MXFP8) || MXFP8                      // launch code serves images with and without them
+    SM80_MXFP8_ROWS(SM80_MXFP8_KERNEL_INFO, 64)   //
+    SM80_MXFP8_ROWS(SM80_MXFP8_KERNEL_INFO, 128)  //
+    SM80_MXFP8_ROWS(SM80_MXFP8_KERNEL_INFO, 256)  //
+#endif
 };
 #undef SM80_KERNEL_INFO
+#undef SM80_MXFP8_KERNEL_INFO
 
 // Throws std::logic_error where there is no such kernel.
 constexpr const KernelInfo& kernel_of(int head_dim, int score_bits, MaskPolicy mask, PvProduct product) {

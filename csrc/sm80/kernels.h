@@ -9,9 +9,23 @@ namespace sm80 {
 
 using common::MaskPolicy;
 
-// 8b and 4b have P and V in 8 bits (in fp16 with HALF_VALUES) and sums in fp32 or fp16; precise has P and V in fp16 or
-// bf16 and sums in fp32.
-enum class PvProduct { fp32_sums, fp16_sums, precise_fp16, precise_bf16 };
+// 8b and 4b have P and V in E4M3 (in fp16 with HALF_VALUES) and sums in fp32 or fp16, or both in INT8, or in E4M3 by
+// block-scaled products. precise has P and V in fp16 or bf16 and sums in fp32, or both in fp16 and sums in fp16.
+enum class PvProduct { fp32_sums, fp16_sums, int8, mxfp8, precise_fp16, precise_bf16, precise_fp16_sums };
+
+// Whether V's channels have scales, and a mean where V is smoothed.
+constexpr bool has_v_scale(PvProduct product) {
+  return product != PvProduct::precise_fp16 && product != PvProduct::precise_bf16;
+}
+// Bytes of an element of V; half_values: floats of 8b and 4b are fp16.
+constexpr int v_bytes(PvProduct product, bool half_values) {
+  const bool is_float = product == PvProduct::fp32_sums || product == PvProduct::fp16_sums;
+  return product == PvProduct::int8 || product == PvProduct::mxfp8 || (is_float && !half_values) ? 1 : 2;
+}
+// Key blocks whose K is in shared memory at a time: with two the next is copied while one is worked on. E4M3 has one.
+constexpr int key_stages(PvProduct product, bool half_values) {
+  return product == PvProduct::int8 || v_bytes(product, half_values) == 2 ? 2 : 1;
+}
 
 }  // namespace sm80
 
@@ -29,11 +43,22 @@ enum class PvProduct { fp32_sums, fp16_sums, precise_fp16, precise_bf16 };
 #else
 #define SM80_4BIT_ROWS(ROW, head_dim, element, product)
 #endif
-// All of an image.
+// Where V of 8b is in fp16, FP16 sums of precise are those of 8b.
+#if HALF_VALUES
+#define SM80_PRECISE_FP16_SUMS_ROWS(ROW, head_dim)
+#else
+#define SM80_PRECISE_FP16_SUMS_ROWS(ROW, head_dim) SM80_8BIT_ROWS(ROW, head_dim, precise, fp16_sums, precise_fp16_sums)
+#endif
+// All of an image but that of block-scaled products.
 #define SM80_ROWS(ROW, head_dim)                             \
   SM80_8BIT_ROWS(ROW, head_dim, 8b, fp32, fp32_sums)         \
   SM80_8BIT_ROWS(ROW, head_dim, 8b, fp16, fp16_sums)         \
+  SM80_8BIT_ROWS(ROW, head_dim, 8b, int8, int8)              \
   SM80_8BIT_ROWS(ROW, head_dim, precise, fp16, precise_fp16) \
   SM80_8BIT_ROWS(ROW, head_dim, precise, bf16, precise_bf16) \
+  SM80_PRECISE_FP16_SUMS_ROWS(ROW, head_dim)                 \
   SM80_4BIT_ROWS(ROW, head_dim, fp32, fp32_sums)             \
-  SM80_4BIT_ROWS(ROW, head_dim, fp16, fp16_sums)
+  SM80_4BIT_ROWS(ROW, head_dim, fp16, fp16_sums)             \
+  SM80_4BIT_ROWS(ROW, head_dim, int8, int8)
+// All of an image of block-scaled products.
+#define SM80_MXFP8_ROWS(ROW, head_dim) SM80_8BIT_ROWS(ROW, head_dim, 8b, mxfp8, mxfp8)

@@ -19,11 +19,23 @@
 namespace sm80 {
 namespace {
 
-int value_bytes(const Kernels& kernels, int mode) { return kernels.build.half_values || mode == kPrecise ? 2 : 1; }
+PvProduct product_of(const CallSignature& call, const Kernels& kernels) {
+  if (call.mode == kPrecise) {
+    if (call.pv_accumulator == 16)
+      return kernels.build.half_values ? PvProduct::fp16_sums : PvProduct::precise_fp16_sums;
+    return call.element == kHalf ? PvProduct::precise_fp16 : PvProduct::precise_bf16;
+  }
+  if (call.pv == kPvInt8) return PvProduct::int8;
+  if (call.pv == kPvMxfp8) return PvProduct::mxfp8;
+  return call.pv_accumulator == 16 ? PvProduct::fp16_sums : PvProduct::fp32_sums;
+}
 
-// The largest element of a channel of V is scaled to this. A half-precision sum over 64 keys of P <= 448 stays below
+// What the largest element of a channel of V is scaled to. A half-precision sum over 64 keys of P <= 448 stays below
 // 65504.
-constexpr float kE4m3Maximum = 448.f, kHalfAccumulatorMaximum = 2.25f;
+constexpr float v_maximum(const CallSignature& call) {
+  if (call.pv == kPvInt8) return 127.f;
+  return call.pv_accumulator == 16 ? 2.25f : 448.f;
+}
 
 // One that broadcasts over queries becomes part of the key bias.
 bool mask_is_bias(const CallSignature& call) { return call.has_mask() && call.mask.query_stride == 0; }
@@ -48,7 +60,6 @@ class Builder final : public LaunchBuilder<Workspace> {
   Builder(const CallSignature& call, const Workspace& workspace, const Grids& grids, const Kernels& kernels)
       : LaunchBuilder(call, workspace, kernels.images),
         grids_(grids),
-        value_bytes_(value_bytes(kernels, call.mode)),
         head_dim_(padded_head_dim(call.head_dim)),
         element_(element_name(call.element)),
         prepare_("prepare_d" + std::to_string(head_dim_)),
@@ -57,7 +68,8 @@ class Builder final : public LaunchBuilder<Workspace> {
                                     : "8b"),
         mask_is_bias_(mask_is_bias(call)),
         padded_keys_(padded_keys(workspace)),
-        v_maximum_(call.pv_accumulator == 16 ? kHalfAccumulatorMaximum : kE4m3Maximum),
+        product_(product_of(call, kernels)),
+        half_values_(kernels.build.half_values),
         all_sizes_{sizes_, static_cast<int>(workspace.query_blocks), static_cast<int>(workspace.key_blocks),
                    call.element} {}
 
@@ -92,7 +104,11 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.sizes = all_sizes_;
     params.slices = static_cast<int>(workspace_.kv_bh);
     params.chunks = static_cast<int>(workspace_.chunks);
-    params.v_maximum = v_maximum_;
+    params.v_maximum = v_maximum(call_);
+    if (call_.mode == kPrecise && has_v_scale(product_)) {  // V keeps its bits
+      params.powers_of_two = 1;
+      params.smooth_v = 0;
+    }
     const driver::Extent& of_k_and_v = workspace_.statistics_grid;
     launch(prepare_, "partial_statistics_" + element_, of_k_and_v, kStatisticsThreads, 0, params, fields);
     launch(prepare_, "finish_statistics", {of_k_and_v.x, of_k_and_v.z}, head_dim_, 0, params, fields);
@@ -107,7 +123,8 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.sizes = all_sizes_;
     params.query_tiles = workspace_.works;
     params.key_tiles = workspace_.kv_bh * workspace_.key_blocks;
-    params.v_maximum = v_maximum_;
+    params.v_maximum = v_maximum(call_);
+    params.other_product = call_.mode == kPrecise ? has_v_scale(product_) : product_ == PvProduct::int8;
     launch(prepare_, "quantize_" + mode_ + (call_.rotate ? "_rotated_" : "_") + element_, workspace_.quantize_grid,
            kQuantizeThreads, 0, params, fields);
   }
@@ -176,23 +193,22 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.causal = call_.causal;
   }
 
-  PvProduct product() const {
-    if (call_.mode == kPrecise) return call_.element == kHalf ? PvProduct::precise_fp16 : PvProduct::precise_bf16;
-    return call_.pv_accumulator == 16 ? PvProduct::fp16_sums : PvProduct::fp32_sums;
-  }
   void attention(const AttentionParams& params, const RunFields& fields, MaskPolicy mask) {
-    const KernelInfo& kernel = kernel_of(head_dim_, score_bits(call_.mode), mask, product());
-    launch(kernel.image, kernel.name, grid(params.works), attention_threads(head_dim_),
-           SharedLayout(head_dim_, kernel.score_bits, value_bytes_).bytes, params, fields);
+    const KernelInfo& kernel = kernel_of(head_dim_, score_bits(call_.mode), mask, product_);
+    launch(
+        kernel.image, kernel.name, grid(params.works), attention_threads(head_dim_),
+        SharedLayout(head_dim_, kernel.score_bits, v_bytes(product_, half_values_), key_stages(product_, half_values_))
+            .bytes,
+        params, fields);
   }
 
   const Grids& grids_;
-  const int value_bytes_;
   const int head_dim_;
   const std::string element_, prepare_, mode_;
   const bool mask_is_bias_;
   const int64_t padded_keys_;
-  const float v_maximum_;
+  const PvProduct product_;
+  const bool half_values_;
   const Sizes all_sizes_;
 };
 
@@ -216,7 +232,8 @@ class AttentionPlan final : public Plan {
 
 std::unique_ptr<Plan> make_plan(const CallSignature& call, std::shared_ptr<const Kernels> kernels) {
   validate(call, kernels->build);
-  const Workspace workspace(call, value_bytes(*kernels, call.mode));
+  const PvProduct product = product_of(call, *kernels);
+  const Workspace workspace(call, product, v_bytes(product, kernels->build.half_values));
   return std::make_unique<AttentionPlan>(call, std::move(kernels), workspace);
 }
 

@@ -25,7 +25,8 @@ struct StatisticsParams {
   Sizes sizes;
   int slices, chunks;
   int smooth_v;
-  float v_maximum;  // what the largest element of a channel of V is scaled to
+  float v_maximum;    // what the largest element of a channel of V is scaled to
+  int powers_of_two;  // V's scales are such: the largest element is scaled to v_maximum or less
 };
 
 struct QuantizeParams {
@@ -39,7 +40,8 @@ struct QuantizeParams {
   Sizes sizes;
   i64 query_tiles, key_tiles;  // of all slices: blocks of the grid for Q, K and again key_tiles for V, in this order
   float scale;
-  float v_maximum;  // as in StatisticsParams
+  float v_maximum;    // as in StatisticsParams
+  int other_product;  // V is for the kernel's other product
 };
 
 // Rows of the key bias hold, in units of log2, what is added to the scores of each key: -inf past the last key. Keys

@@ -19,25 +19,25 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) finish_statistics(const _
   finish_statistics<HEAD_DIM>(p);
 }
 
-#define QUANTIZE(name, type, product, bits, rotated)                                                              \
+#define QUANTIZE(name, type, product, other, bits, rotated)                                                       \
   extern "C" __global__ void __launch_bounds__(kQuantizeThreads) name(const __grid_constant__ QuantizeParams p) { \
-    Quantize<HEAD_DIM, IntegerFormat<bits, rotated>, type, product>::run(p);                                      \
+    Quantize<HEAD_DIM, IntegerFormat<bits, rotated>, type, product, other>::run(p);                               \
   }
-#define QUANTIZE_8B(name, type)                              \
-  QUANTIZE(quantize_8b_##name, type, ValueProduct, 8, false) \
-  QUANTIZE(quantize_8b_rotated_##name, type, ValueProduct, 8, true)
+#define QUANTIZE_8B(name, type)                                              \
+  QUANTIZE(quantize_8b_##name, type, FloatProduct, IntegerProduct, 8, false) \
+  QUANTIZE(quantize_8b_rotated_##name, type, FloatProduct, IntegerProduct, 8, true)
 FOR_EACH_ELEMENT(QUANTIZE_8B)
-#define QUANTIZE_PRECISE(name, type)                               \
-  QUANTIZE(quantize_precise_##name, type, Precise<type>, 8, false) \
-  QUANTIZE(quantize_precise_rotated_##name, type, Precise<type>, 8, true)
+#define QUANTIZE_PRECISE(name, type)                                         \
+  QUANTIZE(quantize_precise_##name, type, Precise<type>, HalfHalf, 8, false) \
+  QUANTIZE(quantize_precise_rotated_##name, type, Precise<type>, HalfHalf, 8, true)
 FOR_EACH_ELEMENT_OF_16_BITS(QUANTIZE_PRECISE)
 
 extern "C" __global__ void mask_bias(const __grid_constant__ KeyBiasParams p) { sm80::mask_bias(p); }
 
 #if INT4_SCORES
-#define QUANTIZE_4B(name, type)                              \
-  QUANTIZE(quantize_4b_##name, type, ValueProduct, 4, false) \
-  QUANTIZE(quantize_4b_rotated_##name, type, ValueProduct, 4, true)
+#define QUANTIZE_4B(name, type)                                              \
+  QUANTIZE(quantize_4b_##name, type, FloatProduct, IntegerProduct, 4, false) \
+  QUANTIZE(quantize_4b_rotated_##name, type, FloatProduct, IntegerProduct, 4, true)
 FOR_EACH_ELEMENT(QUANTIZE_4B)
 
 #define DELTA_BIAS(name, type)                                   \

@@ -56,8 +56,8 @@ struct KeyTile {
   }
 };
 
-// `Product`: of P V, for which V is stored.
-template <int kHeadDim, class Format, class T, class Product>
+// `Product` and `OtherProduct`: those of P V for which V is stored, as the call wants it.
+template <int kHeadDim, class Format, class T, class Product, class OtherProduct>
 class Quantize {
   using Pieces = RowPieces<kHeadDim, kQuantizeThreads>;
   using Queries = QueryTile<kHeadDim, Format>;
@@ -66,7 +66,7 @@ class Quantize {
   template <class Tile>
   static constexpr int kPasses = Tile::kRows / Pieces::kRowsAtOnce;
   static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits), kKBytes = key_tile_bytes(kHeadDim, kBits);
-  static constexpr int kVBytes = value_tile_bytes(kHeadDim, Product::kVBytes);
+  static constexpr int kWidth = kHeadDim < 128 ? kHeadDim : 128;  // channels of V that are transposed at a time
 
  public:
   static __device__ __forceinline__ void run(const QuantizeParams& p) {
@@ -76,7 +76,13 @@ class Quantize {
     } else if (block < p.query_tiles + p.key_tiles) {
       keys(p, block - p.query_tiles);
     } else {
-      values(p, block - p.query_tiles - p.key_tiles);
+      __shared__ __align__(16) T shared[kKeyBlock][kWidth + 8];
+      const i64 tile = block - p.query_tiles - p.key_tiles;
+      if (p.other_product) {
+        values<OtherProduct>(p, tile, shared);
+      } else {
+        values<Product>(p, tile, shared);
+      }
     }
   }
 
@@ -222,16 +228,16 @@ class Quantize {
     store_tile<Keys>(x, p.k_tiles + tile * kKBytes, p.k_scale + tile * Keys::kScales, 1.f);
   }
 
-  // Transposes V through shared memory, at most 128 channels at a time. Words: (8 channels, 16 bytes, lane).
-  static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile) {
-    constexpr int kWidth = kHeadDim < 128 ? kHeadDim : 128;
+  // Transposes V through shared memory. Words: (8 channels, 16 bytes, lane).
+  template <class P>  // the product
+  static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile, T (&shared)[kKeyBlock][kWidth + 8]) {
+    constexpr int kVBytes = value_tile_bytes(kHeadDim, P::kVBytes);
     using Part = RowPieces<kWidth, kQuantizeThreads>;
     constexpr int kWords = kVBytes / 16 * kWidth / kHeadDim;
     const int bh = static_cast<int>(tile / p.sizes.key_blocks);
     const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
     const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
     const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
-    __shared__ __align__(16) T shared[kKeyBlock][kWidth + 8];
     for (int base = 0; base < kHeadDim; base += kWidth) {
       __syncthreads();
       for (int row = Part::row(); row < tokens; row += Part::kRowsAtOnce) {
@@ -243,9 +249,9 @@ class Quantize {
       __syncthreads();
       uint4* out = reinterpret_cast<uint4*>(p.v_tiles + tile * kVBytes) + base / kWidth * kWords;
       for (int at = threadIdx.x; at < kWords; at += kQuantizeThreads) {
-        const int lane = at % 32, word = at / 32 % Product::kWords;
-        const int channel = at / (32 * Product::kWords) * 8 + lane / 4;
-        if constexpr (Product::kScaled) {
+        const int lane = at % 32, word = at / 32 % P::kWords;
+        const int channel = at / (32 * P::kWords) * 8 + lane / 4;
+        if constexpr (P::kScaled) {
           const i64 statistic = i64(bh) * kHeadDim + base + channel;
           const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
           const auto value = [&](int key) {
@@ -253,10 +259,10 @@ class Quantize {
             // What storable_amax cuts off. Comparisons keep a NaN.
             return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
           };
-          out[at] = Product::operand(value, word, lane % 4);
+          out[at] = P::operand(value, word, lane % 4);
         } else {
           const auto value = [&](int key) { return key < tokens ? to_float(shared[key][channel]) : 0.f; };
-          out[at] = Product::operand(value, word, lane % 4);
+          out[at] = P::operand(value, word, lane % 4);
         }
       }
     }

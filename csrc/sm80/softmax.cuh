@@ -8,6 +8,11 @@
 
 namespace sm80 {
 
+__device__ __forceinline__ float quad_max_nan(float x) {
+  x = max_nan(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return max_nan(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -121,12 +126,19 @@ struct KeyLimits {
   }
 };
 
+// kKeepsNan: a NaN is larger than all numbers; else it is left out.
+template <bool kKeepsNan>
+__device__ __forceinline__ float larger(float x, float y) {
+  return kKeepsNan ? max_nan(x, y) : fmaxf(x, y);
+}
+template <bool kKeepsNan>
 __device__ __forceinline__ void row_maxima(float (&largest)[2], const float (&x)[8][4]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    largest[row] = fmaxf(x[0][2 * row], x[0][2 * row + 1]);
+    largest[row] = larger<kKeepsNan>(x[0][2 * row], x[0][2 * row + 1]);
 #pragma unroll
-    for (int j = 1; j < 8; ++j) largest[row] = fmaxf(largest[row], fmaxf(x[j][2 * row], x[j][2 * row + 1]));
+    for (int j = 1; j < 8; ++j)
+      largest[row] = larger<kKeepsNan>(largest[row], larger<kKeepsNan>(x[j][2 * row], x[j][2 * row + 1]));
   }
 }
 

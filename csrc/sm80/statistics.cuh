@@ -12,7 +12,7 @@ __device__ __forceinline__ float merge(int statistic, float x, float y) {
   return statistic == 0 ? x + y : max_nan(x, y);
 }
 
-// Grid: (kv heads, chunks, K or V). The precise mode has no V.
+// Grid: (kv heads, chunks, K or V). Where V is stored as it is there is none of V.
 template <int kHeadDim, class T>
 __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
   using Pieces = RowPieces<kHeadDim, kStatisticsThreads>;
@@ -53,6 +53,11 @@ __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
   }
 }
 
+// The smallest power of two that is not below a normal positive number; infinity and NaN stay what they are.
+__device__ __forceinline__ float next_power_of_two(float x) {
+  return x < 0x1p127f ? __int_as_float((__float_as_int(x) + 0x7fffff) & 0x7f800000) : x;
+}
+
 // Grid: (kv heads, K or V), a thread for each channel.
 template <int kHeadDim>
 __device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
@@ -77,7 +82,8 @@ __device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
   float largest = max_nan(found[1] - center, found[2] + center);
   if (p.sizes.element == kHalf) largest = storable_amax<__half>(largest, center);
   p.v_mean[at] = center;
-  p.v_scale[at] = max_nan(largest / p.v_maximum, kSmallestScale);
+  const float scale = max_nan(largest / p.v_maximum, kSmallestScale);
+  p.v_scale[at] = p.powers_of_two ? next_power_of_two(scale) : scale;
 }
 
 }  // namespace sm80

@@ -25,10 +25,6 @@ constexpr int query_tile_bytes(int head_dim, int bits) { return kQueryBlock * he
 constexpr int key_tile_bytes(int head_dim, int bits) { return kKeyBlock * head_dim * bits / 8; }
 constexpr int value_tile_bytes(int head_dim, int v_bytes) { return kKeyBlock * head_dim * v_bytes; }
 
-// Key blocks whose K is in shared memory at a time. With V of 16 bits the next is copied while one is worked on; more,
-// or V of two key blocks, would leave cards with 100 KB an SM one block of threads.
-constexpr int key_stages(int v_bytes) { return v_bytes == 2 ? 2 : 1; }
-
 // Offsets in the attention kernel's dynamic shared memory, which begins with the Q tile. k, k_scale and bias are those
 // of the first stage.
 struct SharedLayout {
@@ -36,14 +32,16 @@ struct SharedLayout {
   int key_stage;  // bytes of K, its scales and its bias
   int bytes;      // of all
 
-  constexpr SharedLayout(int head_dim, int bits, int v_bytes)
+  // key_stages: key blocks whose K is in shared memory at a time. With two the next is copied while one is worked on;
+  // more, or V of two key blocks, would leave cards with 100 KB an SM one block of threads.
+  constexpr SharedLayout(int head_dim, int bits, int v_bytes, int key_stages)
       : q_scale(query_tile_bytes(head_dim, bits)),
         v(q_scale + query_scales(bits) * 4),
         k(v + value_tile_bytes(head_dim, v_bytes)),
         k_scale(k + key_tile_bytes(head_dim, bits)),
         bias(k_scale + kKeyGroups * 4),
         key_stage(bias + kKeyBlock * 4 - k),
-        bytes(k + key_stages(v_bytes) * key_stage) {}
+        bytes(k + key_stages * key_stage) {}
 };
 
 }  // namespace sm80

@@ -32,10 +32,12 @@ __device__ __forceinline__ __half2 sum_e4m3(unsigned packed) {
 // it was rounded, so that numerator and denominator of the output err alike. It is added up in halves, which the issue
 // slots bear more easily than the tensor cores, the bottleneck, would bear a product with ones.
 struct ProbabilitiesE4m3 {
+  static constexpr bool kOfKeyBlock = false;    // P relative to the running maximum of its row
   static constexpr bool kHasQuickStep = false;  // P above 448 would become 448
   static constexpr int kSteps = 2;
   static constexpr int kWords = 1;
   static constexpr int kVBytes = 1;
+  static constexpr int kKeyStages = 1;
 
   // p[j]: 16 x 8 probabilities in the accumulator layout of S.
   static __device__ __forceinline__ void pack(unsigned (&packed)[kSteps][4], const float (&p)[8][4]) {
@@ -85,6 +87,69 @@ struct ProbabilitiesE4m3 {
   }
 };
 
+// P in unsigned 8 bits, each row relative to its largest of the key block: 255 at most. A lane's words of V lie as
+// those of E4M3.
+struct ProbabilitiesU8 {
+  static constexpr bool kOfKeyBlock = true;
+  static constexpr float kLog2OfLargest = 7.994353436858858f;  // log2(255)
+  static constexpr float kLog2OfUnit = -24.f;  // of the sums over all keys: the smallest float is 2^-149
+  static constexpr float kVOffset = 128.f;
+  static constexpr bool kHasQuickStep = false;  // needs the maximum of every key block
+  static constexpr int kSteps = 2;
+  static constexpr int kWords = 1;
+  static constexpr int kVBytes = 1;
+  static constexpr int kKeyStages = 2;
+
+  static __device__ __forceinline__ void pack(unsigned (&packed)[kSteps][4], const float (&p)[8][4]) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int slot = 0; slot < 4; ++slot) {
+        const float (&even)[4] = p[4 * step + slot / 2 * 2];
+        const float (&odd)[4] = p[4 * step + slot / 2 * 2 + 1];
+        const int row = slot % 2 * 2;
+        packed[step][slot] =
+            __byte_perm(low_bytes(even[row], even[row + 1]), low_bytes(odd[row], odd[row + 1]), 0x6420);
+      }
+    }
+  }
+  static __device__ __forceinline__ void row_sums(float (&sum)[2], const float (&)[8][4],
+                                                  const unsigned (&packed)[kSteps][4]) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      unsigned whole = 0u;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int slot = row; slot < 4; slot += 2) whole = __dp4a(packed[step][slot], 0x01010101u, whole);
+      }
+      sum[row] = __uint_as_float(whole);
+    }
+  }
+  template <class Value>
+  static __device__ __forceinline__ uint4 operand(const Value& value, int, int t) {
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = 0u;
+#pragma unroll
+      for (int byte = 0; byte < 4; ++byte)
+        words[i] |= (__float2uint_rn(value(key_at_position(16 * i + 4 * t + byte)) + kVOffset) & 0xff) << 8 * byte;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  static __device__ __forceinline__ unsigned word(const uint4 (&v)[kWords], int step, int slot) {
+    return step == 0 ? (slot == 0 ? v[0].x : v[0].y) : (slot == 0 ? v[0].z : v[0].w);
+  }
+
+ private:
+  // Two numbers from 0 to 255, rounded, in bytes 0 and 2: halves from 1024 to 2047 are whole.
+  static __device__ __forceinline__ unsigned low_bytes(float x0, float x1) {
+    const __half2 pair = __hadd2(__floats2half2_rn(x0, x1), __float2half2_rn(1024.f));
+    return *reinterpret_cast<const unsigned*>(&pair);
+  }
+};
+
 template <class T>
 struct Pair16;
 template <>
@@ -110,6 +175,7 @@ struct Pair16<__nv_bfloat16> {
 // pipe with the tensor cores.
 template <class T>
 struct Probabilities16 : Pair16<T> {
+  static constexpr bool kOfKeyBlock = false;
   // P may exceed 448, what the largest score so far gives, as long as a thread's part of a row sum shows that none is
   // too large.
   static constexpr bool kHasQuickStep = true;
@@ -117,6 +183,7 @@ struct Probabilities16 : Pair16<T> {
   static constexpr int kSteps = 4;
   static constexpr int kWords = 2;
   static constexpr int kVBytes = 2;
+  static constexpr int kKeyStages = 2;
 
   static __device__ __forceinline__ void pack(unsigned (&packed)[kSteps][4], const float (&p)[8][4]) {
 #pragma unroll
@@ -177,6 +244,18 @@ struct HalfAccumulators {
   }
 };
 
+// In whole numbers, from 0 to 64 * 255 * 255. No conversion: the bits of a whole number below 2^24 are those of the
+// float that is 2^-149 times as large.
+struct IntegerAccumulators {
+  static constexpr bool kTwoLevels = true;
+  using R = unsigned[4];
+  static __device__ __forceinline__ void clear(R& r) { r[0] = r[1] = r[2] = r[3] = 0u; }
+  static __device__ __forceinline__ float value(const R& r, int i) { return __uint_as_float(r[i]); }
+  static __device__ __forceinline__ void mma(R& r, const unsigned (&p)[4], unsigned b0, unsigned b1) {
+    mma_u8(r, p, b0, b1);
+  }
+};
+
 // 16-bit products sum in FP32, so the output itself is their accumulator: no additions, and fewer registers.
 struct OutputAccumulators {
   static constexpr bool kTwoLevels = false;
@@ -185,26 +264,39 @@ struct OutputAccumulators {
 // V scaled, and centered if it is smoothed.
 struct ScaledValues {
   static constexpr bool kScaled = true;
+  static constexpr bool kMayExceed = false;  // rounding carries no output past the type of V: storable_amax
 };
 struct E4m3Float : ScaledValues, ProbabilitiesE4m3, FloatAccumulators {};
+// By block-scaled products, whose sums in FP32 take no longer than those in FP16 on GeForce cards of Blackwell, and
+// need no second level. Both scales are 1.
+struct E4m3BlockScaled : ScaledValues, ProbabilitiesE4m3, OutputAccumulators {
+  static __device__ __forceinline__ void mma(float (&r)[4], const unsigned (&p)[4], unsigned b0, unsigned b1) {
+    mma_e4m3_block_scaled(r, p, b0, b1);
+  }
+};
 struct E4m3Half : ScaledValues, ProbabilitiesE4m3, HalfAccumulators {};
+struct IntegerProduct : ScaledValues, ProbabilitiesU8, IntegerAccumulators {};
 // For cards without FP8.
 struct HalfFloat : ScaledValues, Probabilities16<__half>, OutputAccumulators {};
 struct HalfHalf : ScaledValues, Probabilities16<__half>, HalfAccumulators {
+  static constexpr bool kMayExceed = true;  // precise has V as it is
   static constexpr float kLargestRowSum = 448.f * 16.f;
 };
 // The precise mode: V as it is.
 template <class T>
 struct Precise : Probabilities16<T>, OutputAccumulators {
   static constexpr bool kScaled = false;
+  static constexpr bool kMayExceed = true;
   using Element = T;
 };
 
-// The layout of V's tiles that this build's products of scaled values share.
+// This build's products in floats; V's tiles are the same for both.
 #if HALF_VALUES
-using ValueProduct = HalfFloat;
+using FloatProduct = HalfFloat;
+using HalfProduct = HalfHalf;
 #else
-using ValueProduct = E4m3Float;
+using FloatProduct = E4m3Float;
+using HalfProduct = E4m3Half;
 #endif
 
 // The output of a warp's kTiles x 16 rows before the division by the row sum, and this thread's part of the row sum.
@@ -213,6 +305,7 @@ class Output {
  public:
   float value[kTiles][kHeadDim / 8][4];
   float row_sum[kTiles][2];
+  float block_factor[kTiles][2];  // from P of the key block to P of the running maximum, where they differ
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -236,8 +329,8 @@ class Output {
   }
 
   __device__ __forceinline__ void add_row_sums(int tile, const float (&sum)[2]) {
-    row_sum[tile][0] += sum[0];
-    row_sum[tile][1] += sum[1];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) row_sum[tile][row] = added(row_sum[tile][row], sum[row], tile, row);
   }
 
   // Adds P V of one key block. `v` points at this lane's words of the V tile.
@@ -256,7 +349,7 @@ class Output {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) value[tile][n][i] += Pv::value(r[tile], i);
+          for (int i = 0; i < 4; ++i) value[tile][n][i] = added(value[tile][n][i], Pv::value(r[tile], i), tile, i / 2);
         }
       } else {
         multiply(p, words, [&](int tile) -> auto& { return value[tile][n]; });
@@ -265,6 +358,11 @@ class Output {
   }
 
  private:
+  // A sum over all keys and what a key block adds to it.
+  __device__ __forceinline__ float added(float sum, float of_block, int tile, int row) const {
+    return Pv::kOfKeyBlock ? fmaf(of_block, block_factor[tile][row], sum) : sum + of_block;
+  }
+
   // Adds P times 8 channels of V to the accumulators of each tile.
   template <class Accumulators>
   static __device__ __forceinline__ void multiply(const unsigned (&p)[kTiles][Pv::kSteps][4],

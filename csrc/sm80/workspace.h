@@ -6,6 +6,7 @@
 
 #include "attention_call.h"
 #include "common/launch_builder.h"
+#include "sm80/kernels.h"
 #include "sm80/params.h"
 
 namespace sm80 {
@@ -21,7 +22,7 @@ struct Workspace {
   int64_t bytes;
 
   // Throws std::invalid_argument when a grid of the call would be too large.
-  Workspace(const CallSignature& call, int v_bytes) {
+  Workspace(const CallSignature& call, PvProduct product, int v_bytes) {
     const int channels = padded_head_dim(call.head_dim);
     q_bh = call.batch * call.q_heads;
     kv_bh = call.batch * call.kv_heads;
@@ -29,7 +30,7 @@ struct Workspace {
     key_blocks = ceil_div(call.kv_length, kKeyBlock);
     chunks = ceil_div(call.kv_length, kStatisticsTokens);
     works = q_bh * query_blocks;
-    const int tensors = call.mode == kPrecise ? 1 : 2;  // with statistics: K, and V where it is scaled
+    const int tensors = has_v_scale(product) ? 2 : 1;  // with statistics: K, and V where it is scaled
     statistics_grid = grid(kv_bh, chunks, tensors);
     quantize_grid = grid(works + 2 * kv_bh * key_blocks);
     const int64_t row_bytes = key_blocks * kKeyBlock * 4;

@@ -38,7 +38,8 @@ from comfy_sage2.benchmark.settle import heat
 from comfy_sage2.benchmark.shapes import Shape
 from comfy_sage2.benchmark.timing import RoundMedian, Timed, time_in_rounds
 from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
-from comfy_sage2.options import AttentionOptions
+from comfy_sage2.kernels import abi
+from comfy_sage2.options import FLOAT_PV, AttentionOptions
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
@@ -50,8 +51,14 @@ EMULATED = "FP8 mma.sync is emulated on Hopper"
 _HEAT_SECONDS = 10.0
 _SECONDS = 20  # for each shape
 _NOT_MEASURED = "–"
-# Those of our kernels: mode and accumulator of P V.
-_VARIANTS = (("8b", "fp32"), ("8b", "fp16"), ("precise", "fp32"))
+# Those of our kernels: mode, accumulator and format of P V, and what is emulated on Hopper.
+_VARIANTS = (
+    ("8b", "fp32", FLOAT_PV),
+    ("8b", "fp16", FLOAT_PV),
+    ("8b", "fp32", ("int8",)),
+    ("precise", "fp32", ("fp16",)),
+    ("precise", "fp16", ("fp16",)),
+)
 _SAGE_ACCUMULATORS = ("fp32", "fp16+fp32", "fp16")
 
 
@@ -101,16 +108,21 @@ def of_build(name: str, module: ModuleType) -> list[BenchmarkCandidate]:
         call = KernelCall(module, signature, AttentionRequest.of(signature))
         return Call(lambda: call.run(inputs.q, inputs.k, inputs.v)[0])
 
-    return [
-        BenchmarkCandidate(
-            f"{name}: {mode}" + (f" {accumulator}" if mode == "8b" else ""),
-            f"{module.architecture} {module.version} for {module.target}",
-            partial(prepare, AttentionOptions(mode, pv_accumulator=accumulator)),
-            kernel_name="attention_",
-            note=EMULATED if mode == "8b" and module.architecture != "sm80" else "",
+    found = []
+    for mode, accumulator, formats in _VARIANTS:
+        pv = next((pv for pv in formats if mode == "precise" or pv in abi.pv_formats(module)), None)
+        if pv is None or (mode == "precise" and accumulator not in abi.precise_accumulators(module)):
+            continue
+        found.append(
+            BenchmarkCandidate(
+                f"{name}: {mode} {'int8' if pv == 'int8' else accumulator}",
+                f"{module.architecture} {module.version} for {module.target}",
+                partial(prepare, AttentionOptions(mode, pv_accumulator=accumulator, pv=pv)),
+                kernel_name="attention_",
+                note=EMULATED if pv == "fp8" else "",
+            )
         )
-        for mode, accumulator in _VARIANTS
-    ]
+    return found
 
 
 def of_sage() -> list[BenchmarkCandidate]:

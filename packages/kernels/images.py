@@ -22,6 +22,7 @@ minimum_driver_version = _kernels.minimum_driver_version
 modes = _kernels.modes
 plan = _kernels.plan
 pv_accumulators = _kernels.pv_accumulators
+pv_formats = _kernels.pv_formats
 target = _kernels.target
 toolchain = _kernels.toolchain
 
@@ -39,6 +40,7 @@ __all__ = [
     "modes",
     "plan",
     "pv_accumulators",
+    "pv_formats",
     "target",
     "toolchain",
     "version",

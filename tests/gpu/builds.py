@@ -24,14 +24,13 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.accumulators import mode_has_accumulator
+from comfy_sage2.accumulators import pv_has_accumulator
 from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
 from comfy_sage2.kernels import abi, loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
-from comfy_sage2.quantize.formats import FP16
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
@@ -91,18 +90,19 @@ def module_with_margins(name: str) -> ModuleType:
 # What the modules are built for; nothing is loaded when the tests are collected.
 DECLARED = tuple(kernel_table.read(kernels.name) for kernels in KERNELS)
 
-# Parametrise a test by `name` and `mode`, or by the accumulator too.
+# Parametrise a test by `name` and `mode`, or by the product P V too.
 each_mode = pytest.mark.parametrize(
     ("name", "mode"), [(found.name, mode) for found in DECLARED for mode in found.modes]
 )
-each_accumulator = pytest.mark.parametrize(
-    ("name", "mode", "accumulator"),
+each_product = pytest.mark.parametrize(
+    ("name", "mode", "accumulator", "pv"),
     [
-        (found.name, mode, accumulator)
+        (found.name, mode, accumulator, pv)
         for found in DECLARED
         for mode in found.modes
+        for pv in (("fp16",) if mode == "precise" else found.pv_formats)
         for accumulator in found.pv_accumulators
-        if mode_has_accumulator(mode, accumulator)
+        if pv_has_accumulator(pv, accumulator)
     ],
 )
 # Where kernels of the same source would only do the same again.
@@ -211,23 +211,22 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: i
 
     plain: as for `_hopper_tile`.
     """
+    call = settled(name, call)
     options = ReferenceOptions.of(call, groups=groups_of(name, call.mode), dtype=q.dtype)
     if call.mode == "precise" and name != "sm90":
         options = replace(options, p_maximum=448.0)
-    if call.mode != "precise" and name != "sm80":  # with P of 16 bits it is added before it is rounded
-        options = replace(options, sum_quantized_p=True)
-    options = replace(options, diagonal_early=True)
+    # P of 16 bits is added before it is rounded.
+    options = replace(options, diagonal_early=True, sum_quantized_p=call.pv != "fp16")
     if name == "sm90":
         options = replace(options, keys_per_step=_hopper_tile(q.shape[3], kv_length, plain), last_keys_first=True)
-    elif call.pv_accumulator == "fp32" and call.mode != "precise" and torch.cuda.get_device_capability() == (9, 0):
+    elif call.pv_accumulator == "fp32" and torch.cuda.get_device_capability() == (9, 0):
         options = replace(options, accumulator=ACCUMULATE_FP32)
-    if name == "sm80" and call.mode != "precise":
-        # P as large as the kernels have it, and the depth of an fp16 product.
-        accumulator = options.accumulator
-        if call.pv_accumulator == "fp16":
-            accumulator = replace(accumulator, keys_per_instruction=16)
-        options = replace(options, p_format=FP16, v_format=FP16, p_maximum=448.0, accumulator=accumulator)
     return options
+
+
+def settled(name: str, call: AttentionOptions) -> AttentionOptions:
+    """`call` with the format of P and V that these kernels take for it."""
+    return backend(name).settled(AttentionRequest.minimal(torch.device("cuda"), call)).options
 
 
 def _hopper_tile(head_dim: int, kv_length: int, plain: bool) -> int:

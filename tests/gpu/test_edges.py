@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 import torch
 
-from .builds import EXACT_BOUND, each_accumulator, each_mode, exact, random_qkv, relative_l1, run
+from .builds import EXACT_BOUND, each_mode, each_product, exact, random_qkv, relative_l1, run
 
 pytestmark = pytest.mark.gpu
 
 
-@each_accumulator
+@each_product
 @pytest.mark.parametrize("smooth_v", [False, True], ids=["plain", "smooth_v"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_largest_half_precision_value_stays_finite(
-    name: str, mode: str, accumulator: str, head_dim: int, smooth_v: bool
+    name: str, mode: str, accumulator: str, pv: str, head_dim: int, smooth_v: bool
 ) -> None:
     for sign in (1.0, -1.0):
         q, k, v = random_qkv((1, 4, 700, head_dim), (1, 4, 700, head_dim))
         v = torch.full_like(v, sign * 65504.0)
         v[:, 2:] *= torch.rand_like(v[:, 2:])
         flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-        choices: dict[str, Any] = {"mode": mode, "smooth_v": smooth_v, "pv_accumulator": accumulator}
+        choices: dict[str, Any] = {"mode": mode, "smooth_v": smooth_v, "pv_accumulator": accumulator, "pv": pv}
         out, _ = run(name, q, k, v, nonfinite=flag, **choices)
         assert out.isfinite().all() and flag.item() == 0
         assert relative_l1(out, exact(q, k, v)[0]) < 0.05

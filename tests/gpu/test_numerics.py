@@ -9,7 +9,7 @@ from .builds import (
     EXACT_BOUND,
     LSE_BOUND,
     REFERENCE_BOUND,
-    each_accumulator,
+    each_product,
     exact,
     random_qkv,
     reference,
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("outliers", [False, True], ids=["gaussian", "outliers"])
 @pytest.mark.parametrize("smooth_v", [False, True], ids=["plain_v", "smooth_v"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@each_accumulator
+@each_product
 def test_agrees_with_the_reference(
-    name: str, mode: str, accumulator: str, head_dim: int, smooth_v: bool, outliers: bool
+    name: str, mode: str, accumulator: str, pv: str, head_dim: int, smooth_v: bool, outliers: bool
 ) -> None:
     q, k, v = random_qkv((1, 4, 1024, head_dim), (1, 2, 1024, head_dim), outliers=outliers)
-    out, lse = run(name, q, k, v, mode=mode, smooth_v=smooth_v, pv_accumulator=accumulator, return_lse=True)
-    wanted, wanted_lse = reference(name, q, k, v, mode=mode, smooth_v=smooth_v, pv_accumulator=accumulator)
+    out, lse = run(name, q, k, v, mode=mode, smooth_v=smooth_v, pv_accumulator=accumulator, pv=pv, return_lse=True)
+    wanted, wanted_lse = reference(name, q, k, v, mode=mode, smooth_v=smooth_v, pv_accumulator=accumulator, pv=pv)
     assert relative_l1(out, wanted.to(q.dtype)) <= REFERENCE_BOUND
     assert (lse - wanted_lse).abs().max() < LSE_BOUND
     # The row sum on the tensor cores cuts off what lies below 13 bits, up to 2^-9 of a sum of many like numbers.
@@ -37,10 +37,10 @@ def test_agrees_with_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=["fp16", "bf16", "fp32"])
-@each_accumulator
-def test_close_to_float64(name: str, mode: str, accumulator: str, dtype: torch.dtype) -> None:
+@each_product
+def test_close_to_float64(name: str, mode: str, accumulator: str, pv: str, dtype: torch.dtype) -> None:
     q, k, v = random_qkv((1, 8, 2048, 128), (1, 8, 2048, 128), dtype)
-    out, lse = run(name, q, k, v, mode=mode, pv_accumulator=accumulator, return_lse=True)
+    out, lse = run(name, q, k, v, mode=mode, pv_accumulator=accumulator, pv=pv, return_lse=True)
     wanted, wanted_lse = exact(q, k, v)
     assert out.dtype == dtype
     assert relative_l1(out, wanted) <= EXACT_BOUND[mode]

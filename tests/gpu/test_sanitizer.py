@@ -16,19 +16,19 @@ import torch
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.block_mask import BlockMask, blocks_of
 
-from .builds import EXACT_BOUND, each_mode, exact, module_with_lists, module_with_margins, relative_l1, run
+from .builds import EXACT_BOUND, each_product, exact, module_with_lists, module_with_margins, relative_l1, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
 
 
-@each_mode
+@each_product
 @pytest.mark.parametrize("head_dim", [40, 128, 256])
 @pytest.mark.parametrize(
     "kind",
     ["plain", "few keys", "few keys and a mask", "few keys and padding", "causal", "mask", "padding", "lists", "gaps"],
 )
 @pytest.mark.parametrize("rotate", [False, True], ids=["unrotated", "rotated"])
-def test_small_call(name: str, mode: str, head_dim: int, kind: str, rotate: bool) -> None:
+def test_small_call(name: str, mode: str, accumulator: str, pv: str, head_dim: int, kind: str, rotate: bool) -> None:
     # Ragged in both lengths, and more than two key blocks, at head_dim 64 of 192 keys where 8b has such; so few that
     # Hopper writes over no stage's K scales, of which racecheck misses the order (csrc/NOTES.md).
     wide = head_dim < 64 and mode == "8b" and kind in ("plain", "mask", "padding")
@@ -52,7 +52,7 @@ def test_small_call(name: str, mode: str, head_dim: int, kind: str, rotate: bool
         margins = torch.full((1, 2, blocks_of(201), blocks_of(keys)), torch.nan, device="cuda")
     wanted, _ = exact(q, k, v, is_causal=kind == "causal", attn_mask=mask, block_mask=blocks)
     out, lse = run(
-        name, q.cuda(), k.cuda(), v.cuda(), mode=mode, is_causal=kind == "causal",
+        name, q.cuda(), k.cuda(), v.cuda(), mode=mode, pv_accumulator=accumulator, pv=pv, is_causal=kind == "causal",
         attn_mask=None if mask is None else mask.cuda(), block_mask=None if blocks is None else blocks.cuda(),
         block_margins=margins,        smooth_v=True, rotate=rotate, return_lse=kind != "plain" and not few,
     )  # fmt: skip

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from binding import CSRC, MODE_CODES, MODULE, SM99, SM99_BUILD, Binding, build_of
 
+from comfy_sage2.accumulators import pv_has_accumulator
+from comfy_sage2.options import CHOICES
 from tools import kernel_table
 
 
@@ -51,11 +53,11 @@ attempt(plan.run, **ADDRESSES)
 
 
 OPTIONAL = (
-    "mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_stride", "mask_key_stride",
+    "pv", "mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_stride", "mask_key_stride",
     "block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride", "has_lse", "has_block_margins",
 )  # fmt: skip
 FLAGS = ("rotate", "smooth_v", "causal", "has_lse", "has_block_margins")
-INTEGERS = ("head_dim", "element", "mode", "pv_accumulator", "device", "mask_element")  # of 32 bits
+INTEGERS = ("head_dim", "element", "mode", "pv", "pv_accumulator", "device", "mask_element")  # of 32 bits
 
 
 def test_every_keyword_is_checked(without_driver: Binding) -> None:
@@ -357,24 +359,30 @@ def test_the_module_says_its_abi_and_the_version_begins_with_it(without_driver: 
     assert kernel_table.version().split(".")[0] == header[1]
 
 
-def test_a_build_takes_the_modes_and_accumulators_of_the_table(
+def test_a_build_takes_the_modes_and_products_of_the_table(
     kernels: Binding, architecture: kernel_table.Architecture
 ) -> None:
     output = kernels.run(
         """
 for mode, number in {modes}.items():
     for accumulator in (32, 16):
-        try:
-            kernels.plan(**{**call, "mode": number, "pv_accumulator": accumulator})
-            print(f"{mode} fp{accumulator}")
-        except ValueError as error:
-            assert "on {name}, got " in str(error) or "in mode 16 (precise), got " in str(error), error
-""".replace("{name}", architecture.name).replace("{modes}", repr(MODE_CODES))
+        for pv, code in {formats}.items():
+            try:
+                kernels.plan(**{**call, "mode": number, "pv": code, "pv_accumulator": accumulator})
+                print(f"{mode} {pv} fp{accumulator}")
+            except ValueError as error:
+                reasons = "on {name}, got ", "in mode 16 (precise), got ", "with pv 3 ", "in mode 8 (8b), got "
+                assert any(reason in str(error) for reason in reasons), error
+""".replace("{name}", architecture.name)
+        .replace("{modes}", repr(MODE_CODES))
+        .replace("{formats}", repr(CHOICES["pv"]))
     )
     taken = {
-        f"{mode} {accumulator}"
+        f"{mode} {pv} {accumulator}"
         for mode in architecture.modes
-        for accumulator in (("fp32",) if mode == "precise" else architecture.pv_accumulators)
+        for pv in ("auto", *(("fp16",) if mode == "precise" else architecture.pv_formats))
+        for accumulator in architecture.pv_accumulators
+        if pv_has_accumulator(pv, accumulator)
     }
     assert set(output.splitlines()) == taken
 

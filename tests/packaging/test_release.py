@@ -32,8 +32,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copyfile(ROOT / name, root / name)
     entry = {
         "family": "sm99", "hardware": "a GPU of the test", "capabilities": ["9.9"], "modes": ["8b"],
-        "pv_accumulators": ["fp32"], "minimum_driver": "525", "targets": ["sm_99"], "defines": {},
-        "ptxas_options": [],
+        "pv_formats": ["fp8"], "pv_accumulators": ["fp32"], "minimum_driver": "525", "targets": ["sm_99"],
+        "defines": {}, "ptxas_options": [],
     }  # fmt: skip
     table = {"families": {"sm99": {"host_sources": [], "cubins": {}}}, "architectures": {"sm99": entry}}
     (root / "csrc" / "architectures.json").write_text(json.dumps(table))

@@ -129,6 +129,12 @@ def differences(wanted: list[str], found: list[str]) -> list[str]:
     return lines
 
 
+def is_new(call: calls.Call) -> bool:
+    """Whether the release refuses a call that csrc/ takes: *precise* with FP16 sums."""
+    signature, _ = call
+    return bool(signature["mode"] == 16 and signature["pv_accumulator"] == 16)
+
+
 def random_calls(count: int) -> list[calls.Call]:
     """Calls of all kinds, mostly such as kernels can run."""
     found = []
@@ -161,7 +167,8 @@ def test_the_launches_are_those_of_the_release(
 ) -> None:
     random.seed(fresh_seed)
     path = tmp_path / "calls.json"
-    path.write_text(json.dumps(calls.all_descriptions() + random_calls(RANDOM_CALLS)))
+    found = calls.all_descriptions() + random_calls(RANDOM_CALLS)
+    path.write_text(json.dumps([call for call in found if not is_new(call)]))
     wanted_outcomes, wanted = run(released.folder, ENQUEUE, str(path))
     outcomes, launches = run(made, ENQUEUE, str(path))
     assert len(wanted) > 5000
@@ -193,6 +200,8 @@ def addresses(turn):
 def others(operands, turn):
     return {name: address + 0x1000 * turn for name, address in operands.items()}
 for signature, operands in calls.all_descriptions()[::7]:
+    if signature["mode"] == 16 and signature["pv_accumulator"] == 16:
+        continue  # the released images lack the kernel
     try:
         plan = module.plan(**signature)
     except ValueError:

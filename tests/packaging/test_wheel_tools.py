@@ -28,13 +28,15 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "hardware": "a GPU of the test",
         "capabilities": ["9.9", "10.0"],
         "modes": ["8b"],
+        "pv_formats": ["fp8"],
         "pv_accumulators": ["fp32", "fp16"],
         "minimum_driver": "525",
         "targets": ["sm_99a", "sm_99"],
+        "cubins": {"of_family": {"source": "sm99/a.cu", "targets": {"sm_99a": "sm_99f"}}},
         "defines": {"FAST": 1},
         "ptxas_options": ["--level=3"],
     }
-    architectures = {"sm99": entry, "sm98": {**entry, "family": "sm98"}}
+    architectures = {"sm99": entry, "sm98": {**entry, "family": "sm98", "cubins": {}}}
     path.write_text(json.dumps({"families": families, "architectures": architectures}))
     monkeypatch.setattr(kernel_table, "TABLE", path)
     return path
@@ -45,7 +47,10 @@ def test_the_table_gives_cubins_and_host_sources(table: Path) -> None:
     assert [(cubin.name, cubin.source, cubin.defines) for cubin in architecture.cubins] == [
         ("a", "sm99/a.cu", ("FAST=1",)),
         ("a_wide", "sm99/a.cu", ("WIDTH=2", "FAST=1")),
+        ("of_family", "sm99/a.cu", ("FAST=1",)),
     ]
+    targets = [[cubin.target(target) for target in architecture.targets] for cubin in architecture.cubins]
+    assert targets == [["sm_99a", "sm_99"], ["sm_99a", "sm_99"], ["sm_99f", "sm_99"]]
     assert architecture.family == "sm99"
     assert kernel_table.host_sources() == (*kernel_table.SHARED_SOURCES, "sm99/launch.cpp")
     assert architecture.defines == ("FAST=1",)
@@ -103,7 +108,7 @@ def test_a_staged_tree_describes_its_architectures_to_cmake(tmp_path: Path) -> N
     description = (tree / "kernels.cmake").read_text().splitlines()
     assert f"set(HOST_SOURCES {' '.join(kernel_table.host_sources())})" in description
     assert "kernel_cubin(sm90 sm_90a attention_d64 sm90/attention.cu -DHEAD_DIM=64)" in description
-    half = "-DHEAD_DIM=64 -DINT4_SCORES=1 -DHALF_VALUES=1"
+    half = "-DHEAD_DIM=64 -DINT4_SCORES=1 -DHALF_VALUES=1 -DMXFP8=0"
     assert f"kernel_cubin(sm80 sm_80 attention_d64 sm80/attention.cu {half})" in description
     project = (tree / "pyproject.toml").read_text()
     assert 'packages = ["src/comfy_sage2_host", "src/comfy_sage2_sm90", "src/comfy_sage2_sm80"]' in project

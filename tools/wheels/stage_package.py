@@ -73,7 +73,7 @@ def cubin_lines(architecture: kernel_table.Architecture) -> list[str]:
     lines = []
     for cubin in architecture.cubins:
         options = [*(f"-D{define}" for define in cubin.defines), *assembler]
-        words = [architecture.name, architecture.target(None), cubin.name, cubin.source, *options]
+        words = [architecture.name, cubin.target(architecture.target(None)), cubin.name, cubin.source, *options]
         lines.append(f"kernel_cubin({' '.join(words)})")
     return lines
 

@@ -76,14 +76,15 @@ def test_a_choice_stays(chosen: str) -> None:
 
 
 @pytest.mark.usefixtures("geforce")
-def test_precise_has_single_precision_alone() -> None:
+def test_precise_takes_half_precision_too() -> None:
     options = AttentionOptions("precise", pv_accumulator="auto")
-    assert accumulators.resolved(options, torch.device("cuda", 0)).pv_accumulator == "fp32"
+    assert accumulators.resolved(options, torch.device("cuda", 0)).pv_accumulator == "fp16"
 
 
 @pytest.mark.usefixtures("geforce")
 def test_a_request_leaves_nothing_open() -> None:
     request = AttentionRequest.minimal(torch.device("cuda", 0), AttentionOptions(pv_accumulator="auto"))
+    assert request.accumulator_is_open
     assert request.options == AttentionOptions(pv_accumulator="fp16")
     assert option_fields(request.options)["pv_accumulator"] == 16
 

@@ -233,11 +233,11 @@ def test_the_fields_of_a_plan() -> None:
     module = Recorder()
     q, k, v = tensors()
     kernel_call(module, q, k, v, NO_TENSORS).run(q, k, v)
-    assert module.plans[0].fields.keys() == PLANNED | {"has_lse", "has_block_margins"}
+    assert module.plans[0].fields.keys() == PLANNED | {"pv", "has_lse", "has_block_margins"}
     lists = BlockMask.full(300, 513, batch=2, heads=4).lists
     optional = OptionalTensors(torch.zeros(300, 513), lists, block_margins=torch.zeros(2, 4, 3, 5))
     kernel_call(module, q, k, v, optional, return_lse=True).run(q, k, v, optional)
     of_lists = {"block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride"}
     told = module.plans[1].fields
-    assert told.keys() == PLANNED | MASK | of_lists | {"has_lse", "has_block_margins"}
+    assert told.keys() == PLANNED | MASK | of_lists | {"pv", "has_lse", "has_block_margins"}
     assert told["has_lse"] is True and told["has_block_margins"] is True

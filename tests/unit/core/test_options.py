@@ -35,7 +35,7 @@ def test_the_kernels_know_what_they_are_told() -> None:
     for argument in option_fields(AttentionOptions()):
         assert f'"{argument}"' in binding
     told = option_fields(AttentionOptions("4b", smooth_v=True, is_causal=True, pv_accumulator="fp16", rotate=True))
-    assert told == {"mode": 4, "smooth_v": True, "causal": True, "pv_accumulator": 16, "rotate": True}
+    assert told == {"mode": 4, "smooth_v": True, "causal": True, "pv_accumulator": 16, "rotate": True, "pv": 0}
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -80,8 +80,8 @@ def test_what_a_backend_lacks_is_its_reason(kernels: KernelBackend, monkeypatch:
     monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
 
-    def reason(dtype: torch.dtype = torch.bfloat16, pv_accumulator: str = "fp32") -> str | None:
-        options = AttentionOptions("precise", pv_accumulator=pv_accumulator)
+    def reason(dtype: torch.dtype = torch.bfloat16, *, pv_accumulator: str = "fp32", pv: str = "auto") -> str | None:
+        options = AttentionOptions("precise", pv_accumulator=pv_accumulator, pv=pv)
         request = AttentionRequest.minimal(torch.device("cpu"), options)
         return kernels.reason_against(
             replace(request, device_type="cuda", device_index=0, capability=kernels.capabilities[0], dtype=dtype)
@@ -89,4 +89,9 @@ def test_what_a_backend_lacks_is_its_reason(kernels: KernelBackend, monkeypatch:
 
     assert reason() is None
     assert reason(torch.float32) == ("[SA-206] mode precise takes float16 and bfloat16 tensors, got torch.float32")
-    assert str(reason(pv_accumulator="fp16")).startswith("[SA-206] pv_accumulator must be fp32 ")
+    assert (reason(pv_accumulator="fp16") is None) == ("fp16" in declared_module(kernels.name).pv_accumulators)
+    assert reason(pv="fp16") is None
+    assert reason(pv="int8") == "[SA-206] pv must be auto or fp16 here, got int8"
+    # Those of older modules have FP32 sums alone.
+    monkeypatch.setattr(loader, "load", lambda architecture: declared_module(architecture, 4))
+    assert reason(pv_accumulator="fp16") == "[SA-206] pv_accumulator must be fp32 here, got fp16"

@@ -262,3 +262,26 @@ def test_a_test_by_hand_asks_whatever_is_remembered(machine: Machine) -> None:
     machine.wrong = [WRONG]
     assert self_test.test_now("sm90", 0, VARIANTS).text.startswith("failed: [SA-113] the self-test")
     assert machine.reason() is not None
+
+
+def test_a_format_that_fails_is_replaced(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the module has beside it, whether the driver refuses its image or its results are wrong."""
+    variants = (Variant("8b", "fp32", "int8"), Variant("8b", "fp32", "fp16"))
+    asked: list[tuple[Variant, ...]] = []
+
+    def run(module: object, device: torch.device, tested: tuple[Variant, ...]) -> Result:
+        asked.append(tuple(tested))
+        if any(variant.pv == "int8" for variant in tested):
+            raise RuntimeError("cuModuleLoadData failed")
+        return Result(6)
+
+    monkeypatch.setattr(self_test_cases, "run", run)
+    assert machine.reason(variants=variants) is None
+    assert asked == [variants[:1], variants[1:]]
+    (found,) = self_test.failed_formats("sm90", 0).values()
+    assert found.startswith("[SA-113] the self-test of pv int8 failed on this GPU: cuModuleLoadData failed. Another ")
+    text = self_test.test_now("sm90", 0, variants).text
+    assert text.startswith("passed: 6 calls") and "; without pv int8: [SA-113] " in text
+    machine.restart()
+    assert machine.reason(variants=variants) is None and len(asked) == 6  # not remembered: the next process tests again
+    assert not self_test.failed_formats("sm90", 1)

@@ -1,0 +1,119 @@
+"""Which product P V a kernel module takes for a call, what it refuses, and what the self-test takes away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from declared_modules import declared_module
+
+from comfy_sage2.backends import self_test
+from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.call_site import label
+from comfy_sage2.kernels import loader
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
+
+SM90, SM89, SM120, SM80 = KERNELS
+GEFORCE = "fp16"  # the accumulators of such a GPU
+
+
+def request(capability: tuple[int, int], *, of_gpu: str | None = None, **choices: Any) -> AttentionRequest:
+    """A call of a GPU that is not there; of_gpu: the accumulators that "auto" stands for."""
+    if of_gpu is not None:
+        choices["pv_accumulator"] = of_gpu
+    found = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions(**choices))
+    return replace(
+        found, device_type="cuda", device_index=0, capability=capability, accumulator_is_open=of_gpu is not None
+    )
+
+
+@pytest.fixture
+def version(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The ABI of all modules, which a test may change."""
+    found = {"abi": 5}
+    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
+    monkeypatch.setattr(loader, "load", lambda architecture: declared_module(architecture, found["abi"]))
+    monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
+    monkeypatch.setattr(self_test, "_results", {})
+    return found
+
+
+CASES = [
+    (SM80, {}, ("int8", "fp32")),
+    (SM80, {"of_gpu": GEFORCE}, ("int8", "fp32")),
+    (SM80, {"mode": "4b", "of_gpu": GEFORCE}, ("int8", "fp32")),
+    (SM80, {"pv_accumulator": "fp16"}, ("fp16", "fp16")),
+    (SM80, {"pv": "fp16"}, ("fp16", "fp32")),
+    (SM80, {"pv": "fp16", "of_gpu": GEFORCE}, ("fp16", "fp16")),
+    (SM89, {}, ("fp8", "fp32")),
+    (SM89, {"of_gpu": GEFORCE}, ("fp8", "fp16")),
+    (SM89, {"pv": "int8", "of_gpu": GEFORCE}, ("int8", "fp32")),
+    (SM120, {"pv": "int8"}, ("int8", "fp32")),
+    (SM90, {"of_gpu": "fp32"}, ("fp8", "fp32")),
+    (SM80, {"mode": "precise"}, ("fp16", "fp32")),
+    (SM89, {"mode": "precise", "of_gpu": GEFORCE}, ("fp16", "fp16")),
+]
+
+
+@pytest.mark.parametrize(("backend", "choices", "expected"), CASES, ids=str)
+def test_what_serves_a_call(
+    backend: Any, choices: dict[str, Any], expected: tuple[str, str], version: dict[str, int]
+) -> None:
+    call = request(backend.capabilities[0], **choices)
+    assert backend.reason_against(call) is None
+    found = backend.settled(call)
+    assert (found.options.pv, found.options.pv_accumulator) == expected
+    assert backend.settled(found) == found
+
+
+@pytest.mark.parametrize(
+    ("backend", "choices", "expected"),
+    [
+        (SM80, {}, ("fp16", "fp32")),
+        (SM80, {"of_gpu": GEFORCE}, ("fp16", "fp16")),
+        (SM89, {"of_gpu": GEFORCE}, ("fp8", "fp16")),
+        (SM89, {"mode": "precise", "of_gpu": GEFORCE}, ("fp16", "fp32")),
+    ],
+    ids=str,
+)
+def test_older_modules_have_one_format(
+    backend: Any, choices: dict[str, Any], expected: tuple[str, str], version: dict[str, int]
+) -> None:
+    version["abi"] = 4
+    call = request(backend.capabilities[0], **choices)
+    assert backend.reason_against(call) is None
+    found = backend.settled(call).options
+    assert (found.pv, found.pv_accumulator) == expected
+    assert backend.reason_against(request(backend.capabilities[0], pv="int8")).startswith(
+        "[SA-206] pv must be auto or "
+    )
+
+
+def test_what_a_module_lacks_is_refused(version: dict[str, int]) -> None:
+    for backend, choices, reason in (
+        (SM80, {"pv": "fp8"}, "pv must be auto or int8 or fp16 here, got fp8"),
+        (SM90, {"pv": "int8"}, "pv must be auto or fp8 here, got int8"),
+        (SM80, {"pv": "int8", "pv_accumulator": "fp16"}, "pv_accumulator must be fp32 here, got fp16"),
+    ):
+        assert backend.reason_against(request(backend.capabilities[0], **choices)) == f"[SA-206] {reason}"
+
+
+def test_another_format_serves_where_one_fails_its_test(
+    version: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        self_test, "_results", {("sm80", 0): self_test.TestResult(None, 9, 0.1, {"int8": "[SA-113] wrong"})}
+    )
+    call = request((8, 6), of_gpu=GEFORCE)
+    assert SM80.reason_against(call) is None
+    found = SM80.settled(call).options
+    assert (found.pv, found.pv_accumulator) == ("fp16", "fp16")
+    assert SM80.reason_against(request((8, 6), pv="int8")) == "[SA-113] wrong"
+
+
+def test_the_report_names_it() -> None:
+    assert label(AttentionOptions(pv="int8")) == "8b · INT8 P·V"
+    assert label(AttentionOptions()) == "8b"

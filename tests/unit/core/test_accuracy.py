@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_oracle import cosine, oracle, relative_l1, rmse
+from attention_oracle import assert_near, cosine, oracle, relative_l1, rmse
 
 import comfy_sage2
 from comfy_sage2.options import AttentionOptions
@@ -52,21 +52,21 @@ def test_8b_criterion(long_gaussian: Any) -> None:
     inputs, expected = long_gaussian
     out = comfy_sage2.attention(*inputs, mode="8b", backend="reference")
     assert cosine(out, expected) >= 0.9992
-    assert relative_l1(out, expected) <= 0.039
+    assert_near(out, expected, "8b", 0.039)
 
 
 def test_8b_criterion_with_hopper_groups(long_gaussian: Any) -> None:
     (q, k, v), expected = long_gaussian
     out, _ = reference_attention(q, k, v, ReferenceOptions.of(AttentionOptions(), groups=HOPPER_8B))
     assert cosine(out, expected) >= 0.9992
-    assert relative_l1(out, expected) <= 0.039
+    assert_near(out, expected, "8b", 0.039)
 
 
 def test_4b_stays_near_its_measured_accuracy(long_gaussian: Any) -> None:
     inputs, expected = long_gaussian
     out = comfy_sage2.attention(*inputs, mode="4b", backend="reference")
     assert cosine(out, expected) >= 0.975
-    assert relative_l1(out, expected) <= 0.22
+    assert_near(out, expected, "4b", 0.22)
 
 
 def test_order_of_smoothing_methods() -> None:

@@ -3,7 +3,7 @@
 import sys as _sys
 
 __version__ = "0.2.0"
-__all__ = ["BlockMask", "TileLists", "UnsupportedError", "__version__", "attention", "explain"]
+__all__ = ["BlockMask", "Sparse", "TileLists", "UnsupportedError", "__version__", "attention", "explain"]
 
 
 def _refuse_a_second_copy() -> None:
@@ -22,6 +22,7 @@ try:
     from .attention import attention, explain
     from .block_mask import BlockMask
     from .registry import UnsupportedError
+    from .sparsity.declared import Sparse
 
     TileLists = BlockMask  # its name before 0.3.0, which 0.4.0 takes away
 except Exception as error:  # no torch, or whatever an unusual one raises

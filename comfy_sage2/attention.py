@@ -12,8 +12,10 @@ from .block_mask import BlockMask
 from .operators import has_observer, observed
 from .options import AttentionOptions, CallChoices, Choices
 from .plan import Refusal, plan
+from .registry import UnsupportedError
 from .request import AttentionRequest
 from .signature import CallSignature
+from .sparsity.declared import Sparse
 from .tensors import NO_TENSORS, OptionalTensors
 from .validation import check_call, check_flags
 
@@ -29,6 +31,7 @@ class _Arguments(CallChoices, total=False):
     attn_mask: torch.Tensor | None
     block_mask: BlockMask | None
     block_margins: torch.Tensor | None
+    sparse: Sparse | None
     backend: str | None
     nonfinite: torch.Tensor | None
 
@@ -69,6 +72,7 @@ def attention(
     attn_mask: torch.Tensor | None = None,
     block_mask: BlockMask | None = None,
     block_margins: torch.Tensor | None = None,
+    sparse: Sparse | None = None,
     backend: str | None = None,
     nonfinite: torch.Tensor | None = None,
     options: AttentionOptions | None = None,
@@ -93,6 +97,10 @@ def attention(
             NaN (`reference.block_margins.block_margins` with `running`). In mode "precise" it may be larger, never
             smaller: the kernels of sm90 keep a row's base where its maximum grows a little. Not with block_mask, a mask
             or `is_causal`.
+        sparse: leave out the key blocks that matter least, found in this call (`Sparse`): by a bound of what each head
+            may lose, or a share. None computes all. Self-attention of fewer than 64 key blocks, and calls with other
+            numbers of queries and keys, are dense. Not with block_mask, block_margins, `is_causal`, mode "exact" or a
+            mask that differs by query; not under a compiler.
         backend: a name from `explain`; None picks the first accelerated one that can run, else "reference".
         nonfinite: one int32 on q's device, set to 1 when a value of the output is NaN or infinite and else left as it
             is, so that one of them can serve many calls; no call waits for the device.
@@ -111,6 +119,11 @@ def attention(
     optional = OptionalTensors.of(attn_mask, block_mask, nonfinite, block_margins)
     if backend is not None and not isinstance(backend, str):
         registry.get(backend)  # raises: neither the cache of plans nor an operator could hold it
+    if sparse is not None:
+        chosen = _options(options, choices) if choices or options is None else options
+        found_mask = _block_mask(sparse, q, k, v, chosen, optional)
+        if found_mask is not None:
+            optional = optional._replace(block_mask=found_mask.lists)
     if has_observer(q, k, v, attn_mask):
         out, lse = observed(q, k, v, optional, backend, AttentionOptions.of(options, choices))
         return out if lse is None else (out, lse)
@@ -123,6 +136,23 @@ def attention(
         found.throw()
     out, lse = found.run(q, k, v, optional)
     return out if lse is None else (out, lse)
+
+
+def _block_mask(
+    sparse: Sparse,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: AttentionOptions,
+    optional: OptionalTensors,
+) -> BlockMask | None:
+    """The block mask that `sparse` finds for a call, None for a dense one; raises what `attention` raises."""
+    if not isinstance(sparse, Sparse):
+        raise TypeError(f"[SA-215] sparse must be a comfy_sage2.Sparse or None, got {type(sparse).__name__}")
+    if torch.compiler.is_compiling():
+        raise UnsupportedError("[SA-215] calls under a compiler cannot be sparse: leave out `sparse`")
+    check_call(CallSignature.of(q, k, v, options, optional))
+    return sparse.block_mask(q, k, v, options, optional)
 
 
 def _options(options: AttentionOptions | None, choices: dict[str, Any]) -> AttentionOptions:

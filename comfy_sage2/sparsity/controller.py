@@ -12,7 +12,7 @@ from ..block_mask import BLOCK_TOKENS, BlockMask
 from .always_computed import TokenRange, blocks_with, raise_always_computed_
 from .levels import Level
 from .mask_cache import BlockMaskCache, CachedMask, CacheKey, Moment, PassKey
-from .selection import block_scores
+from .selection import block_lists, block_scores
 from .thresholds import candidates, errors, loosest, sampled_rows
 
 Figure = tuple[Moment, torch.Tensor]
@@ -55,15 +55,15 @@ class SparsityController:
         self._step = self._begun_at = 0
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
 
-    def finds(self, layer: int, now: PassKey, q: torch.Tensor, k: torch.Tensor) -> bool:
-        """Whether a call in `now` is to be dense and to find blocks: see `find`. Else `lists` has them.
+    def finds(self, layer: int, now: PassKey, q: torch.Tensor, k: torch.Tensor, *, selects: bool = False) -> bool:
+        """Whether a call in `now` is to find blocks: see `find` and `select`. Else `lists` has them.
 
         A call for prompts, or for a model with changes, for which none were found yet does: see `CachedMask.is_wanted`.
-        q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D).
+        q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D). selects: the call would not be dense for it, so that there is no limit.
         """
         self._go_to(now.step)
         known = self._kept.before(_cache_key(layer, now, q, k), now)
-        return known is None or known.is_wanted(now)
+        return known is None or known.is_wanted(now) or (selects and not known.is_for(now))
 
     def _go_to(self, step: int) -> None:
         """A sampler that goes back to `step` may have another latent, such as the next frames: throw all blocks away.
@@ -90,7 +90,7 @@ class SparsityController:
             return f"less than {least_skipped:.0%} of its key blocks can be skipped: that would save no time"
         found.was_used = True
         self.figures[layer].computed.append((now.moment, found.shares))
-        return BlockMask.from_dense(found.active())
+        return _block_mask(found.active())
 
     def find(
         self,
@@ -145,7 +145,7 @@ class SparsityController:
         figures = self.figures[layer]
         figures.computed.append((now.moment, found.shares))
         figures.selected.append(figures.found[-1])
-        return BlockMask.from_dense(found.active())
+        return _block_mask(found.active())
 
     def _errors(
         self,
@@ -180,6 +180,11 @@ class SparsityController:
     def clear(self) -> None:
         """Throw all blocks away; the figures stay."""
         self._kept.clear()
+
+
+def _block_mask(active: torch.Tensor) -> BlockMask:
+    """The lists of the active blocks, bool (1, Hq, Tq, Tk)."""
+    return block_lists(active.float(), threshold=torch.full(active.shape[:2], 0.5, device=active.device))
 
 
 def _cache_key(layer: int, now: PassKey, q: torch.Tensor, k: torch.Tensor) -> CacheKey:

@@ -94,7 +94,7 @@ def sparse_inputs() -> list[io.Input]:
             options=SPARSE,
             default="off",
             optional=True,
-            tooltip="Leave out the parts of long self-attention (from 8,192 tokens) that matter least. What each head "
+            tooltip="Leave out the parts of long self-attention (from 8192 tokens) that matter least. What each head "
             "may lose, as relative L2 on a sample of its rows: lossless, only what 8b rounds to zero; light, 0.02; "
             "medium, 0.05; strong, 0.1: another video of the same prompt. Found in the last dense step, and anew in "
             "steps 4, 9, 16 and so on; those in between can lose more. The report gives shares and errors.",

@@ -136,8 +136,8 @@ class BlockSparsity:
             q, k, v = call.tensors("BHND")
             least_skipped = dense.backend.least_skipped(dense.options.mode)
             with memory.unrecorded():  # what is kept outlives the model's block
-                finds = controller.finds(site.layer, now, q, k)
                 selects = self.choice.level.selects and not self.choice.is_dense(site.step, site.steps)
+                finds = controller.finds(site.layer, now, q, k, selects=selects)
                 reason = self._reason_against_step(site, records=finds and not selects)
                 if reason is not None:
                     self._dense[reason] += 1

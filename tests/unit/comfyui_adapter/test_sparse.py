@@ -208,3 +208,58 @@ def test_short_calls_are_dense_with_their_reason(monkeypatch: pytest.MonkeyPatch
     assert "2 calls computed all key blocks: [SA-318] the call has fewer than 64 blocks of 128 keys" in report(
         [session]
     )
+
+
+def selected(level: str, *calls: list[torch.Tensor]) -> torch.Tensor:
+    """The union of what a level selects for such calls, each by itself."""
+    found = []
+    for tensors in calls:
+        q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
+        mask = SparsityController(LEVELS[level]).select(0, PassKey(0), q, k, v, HEAD_DIM**-0.5)
+        found.append(mask.to_dense())
+    return torch.stack(found).any(dim=0)
+
+
+def test_both_prompts_of_a_step_share_what_they_select() -> None:
+    caption, empty = focused(12), focused(13, beside=3)
+    session = sparse("strong", dense_percent=0.0)
+    begin(session)
+    first = run(session, 0, caption, of_pass={"uuids": ["a"]})[0]
+    assert torch.equal(first, by_mask(caption, selected("strong", caption)))
+    union = selected("strong", caption, empty)
+    assert torch.equal(run(session, 0, empty, of_pass={"uuids": ["b"]})[0], by_mask(empty, union))
+    for tensors, prompt in ((caption, "a"), (empty, "b")):
+        assert torch.equal(run(session, 1, tensors, of_pass={"uuids": [prompt]})[0], by_mask(tensors, union))
+
+
+def test_a_prompt_that_changes_in_every_step_selects_in_every_step() -> None:
+    """As ComfyUI's looped context windows, which are others in each step."""
+    session = sparse("strong", dense_percent=0.0)
+    begin(session, steps=30)
+    for step in range(16, 24):
+        tensors = focused(step, beside=step % 3)
+        run(session, step, tensors, of_pass={"uuids": [str(step)]}, steps=30)
+    (found,) = figures(session).values()
+    assert (found.finding, found.listed, found.selecting) == (0, 8, 8)
+
+
+def test_blocks_of_a_changed_model_are_not_those_of_the_plain_one() -> None:
+    plain, changed = focused(14), focused(15, beside=3)
+    session = sparse("strong", dense_percent=0.0)
+    begin(session)
+    for step in range(2):
+        run(session, step, plain, of_pass={"uuids": ["a"]})
+        (out,) = run(session, step, changed, of_pass={"uuids": ["a"], "stg": True})
+        assert torch.equal(out, by_mask(changed, selected("strong", changed)))
+
+
+@pytest.mark.parametrize("change", ["another size", "another sampling"])
+def test_nothing_is_taken_over(change: str) -> None:
+    session, before = sparse("strong", dense_percent=0.0), focused(16)
+    begin(session)
+    run(session, 0, before)
+    after = focused(17, beside=3, tokens=TOKENS + (1 if change == "another size" else 0))
+    if change == "another sampling":
+        session.end_sampling()
+        begin(session)
+    assert torch.equal(run(session, 1, after)[0], by_mask(after, selected("strong", after)))

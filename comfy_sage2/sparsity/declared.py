@@ -1,0 +1,130 @@
+"""Sparse attention that a single call asks for: which key blocks it computes, found in the call itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..block_mask import BlockMask, blocks_of
+from ..options import EXACT, AttentionOptions
+from ..registry import UnsupportedError
+from ..tensors import OptionalTensors
+from .always_computed import TokenRange, blocks_with, raise_always_computed_
+from .levels import Level
+from .selection import block_lists, block_scores
+from .thresholds import candidates, errors, loosest, sampled_rows
+
+LEAST_BLOCKS = 64  # of a call's keys: shorter calls are dense
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Which key blocks of 128 a self-attention call leaves out: those that matter least by means of 16 tokens of Q, K.
+
+    Attributes:
+        bound: what each head may lose, as relative L2 against exact attention on 64 rows that are sampled: as many
+            blocks are left out as that allows. Or None.
+        share: of the key blocks, those that each block of 128 queries attends to: the most probable ones. Or None.
+        always: tokens, each range as (first, behind the last), whose blocks are computed whatever they hold, such as
+            those of text: as keys of all queries, and as queries with all keys.
+
+    Raises:
+        TypeError, ValueError: not exactly one of bound and share, or a value out of range.
+    """
+
+    bound: float | None = None
+    share: float | None = None
+    always: tuple[TokenRange, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.bound is None) == (self.share is None):
+            raise ValueError(
+                f"[SA-215] sparse needs exactly one of bound and share, got bound {self.bound} and share {self.share}"
+            )
+        for name in ("bound", "share"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"[SA-215] sparse: {name} must be a number, got {type(value).__name__}")
+            if not 0.0 < value <= 1.0:
+                raise ValueError(f"[SA-215] sparse: {name} must be above 0 and at most 1, got {value}")
+        for number, tokens in enumerate(self.always):
+            if not isinstance(tokens, tuple) or len(tokens) != 2 or not all(type(token) is int for token in tokens):
+                raise TypeError(f"[SA-215] sparse: always[{number}] must be a pair of integers, got {tokens!r}")
+            if not 0 <= tokens[0] < tokens[1]:
+                raise ValueError(
+                    f"[SA-215] sparse: always[{number}] must go from a token to behind a later one, got {tokens}"
+                )
+
+    def reason_against(
+        self, q: torch.Tensor, k: torch.Tensor, options: AttentionOptions, optional: OptionalTensors
+    ) -> str | None:
+        """Why a call cannot be sparse in this way, in words for the user, or None.
+
+        A mask that is the same for all queries is none of these: what it hides is hidden.
+        """
+        mask = optional.attn_mask
+        found = {
+            "is_causal": options.is_causal,
+            "mode exact": options.mode == EXACT,
+            "a mask that differs by query": mask is not None and mask.dim() > 1 and mask.shape[-2] != 1,
+            "block_mask": optional.block_mask is not None,
+            "block_margins": optional.block_margins is not None,
+        }
+        refused = [name for name, present in found.items() if present]
+        if not refused:
+            return None
+        return f"[SA-215] calls with {' and '.join(refused)} cannot be sparse: leave out `sparse`"
+
+    def block_mask(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions, optional: OptionalTensors
+    ) -> BlockMask | None:
+        """The block mask of a valid call; no wait for the device.
+
+        None where it is to be dense: with fewer than LEAST_BLOCKS blocks of keys, or queries and keys that differ in
+        number, and so are not of the same tokens.
+
+        Args:
+            q, k, v, options, optional: of the call, in the layout of the options.
+
+        Raises:
+            UnsupportedError: for a `reason_against` it.
+        """
+        reason = self.reason_against(q, k, options, optional)
+        if reason is not None:
+            raise UnsupportedError(reason)
+        if options.layout == "BNHD":
+            q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        length = k.shape[2]
+        if q.shape[2] != length or blocks_of(length) < LEAST_BLOCKS:
+            return None
+        scale = q.shape[3] ** -0.5 if options.scale is None else options.scale
+        always = blocks_with(self.always, length)
+        with torch.no_grad():
+            scores = block_scores(q, k, scale=scale)
+            if self.share is not None:
+                blocks = always.to(q.device, non_blocking=True) if self.always else None
+                return block_lists(scores, share=self.share, always=blocks, dense=blocks)
+            return block_lists(scores, threshold=self._thresholds(q, k, v, scores, always, scale))
+
+    def _thresholds(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scores: torch.Tensor,
+        always: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """The threshold of each head that is within the bound, (B, Hq); scores of `always` become +inf."""
+        assert self.bound is not None
+        if always.all():
+            return scores.new_full(scores.shape[:2], -torch.inf)
+        level = Level("declared", self.bound, norm=2, ladder=None, least_blocks=LEAST_BLOCKS)
+        rows = sampled_rows(q.shape[2], 0, q.device, always)
+        raise_always_computed_(scores, always, always)
+        chosen = candidates(scores, rows, level)
+        found = errors(q, k, v, scores, rows, scale=scale, thresholds=chosen)
+        return chosen.gather(2, loosest(found, level.bound)[..., None])[..., 0]

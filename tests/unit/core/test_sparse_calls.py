@@ -1,0 +1,206 @@
+"""`sparse` of a single call: against attention in float64 with the blocks that are left out masked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2 import BlockMask, Sparse, UnsupportedError, attention
+from comfy_sage2.block_mask import blocks_of
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.reference.block_scores import block_scores
+from comfy_sage2.sparsity import declared
+from comfy_sage2.tensors import OptionalTensors
+
+TOKENS, HEADS, KV_HEADS = 1000, 4, 2
+
+
+@pytest.fixture(autouse=True)
+def short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert declared.LEAST_BLOCKS == 64
+    monkeypatch.setattr(declared, "LEAST_BLOCKS", 4)
+
+
+def local(seed: int, head_dim: int = 64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v whose scores fall with the distance of tokens, fast or slowly by head, and a ragged end."""
+    generator = torch.Generator().manual_seed(seed)
+    place = torch.arange(TOKENS) / TOKENS
+    sharpness = torch.tensor([400.0, 60.0, 400.0, 5.0])[:, None] * math.sqrt(head_dim)
+    q = 0.1 * torch.randn(1, HEADS, TOKENS, head_dim, generator=generator)
+    k = 0.1 * torch.randn(1, KV_HEADS, TOKENS, head_dim, generator=generator)
+    q[..., 0], q[..., 1] = 2 * sharpness * place, -sharpness
+    k[..., 0], k[..., 1] = place, place**2
+    return q, k, torch.randn(1, KV_HEADS, TOKENS, head_dim, generator=generator)
+
+
+def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor | None = None) -> torch.Tensor:
+    k, v = (tensor.double().repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (k, v))
+    scores = q.double() @ k.mT / math.sqrt(q.shape[3])
+    if active is not None:
+        tokens = active.repeat_interleave(128, 2)[:, :, :TOKENS].repeat_interleave(128, 3)[..., :TOKENS]
+        scores = scores.masked_fill(~tokens, -math.inf)
+    out: torch.Tensor = scores.softmax(dim=3) @ v
+    return out
+
+
+def relative(out: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Relative L2 of each head."""
+    error: torch.Tensor = (out.double() - expected).norm(dim=(2, 3)) / expected.norm(dim=(2, 3))
+    return error
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
+def test_a_share_computes_the_most_probable_blocks(fresh_seed: int, mode: str, layout: str) -> None:
+    generator = torch.Generator().manual_seed(fresh_seed)
+    q, k, v = (torch.randn(1, heads, TOKENS, 64, generator=generator).half() for heads in (HEADS, KV_HEADS, KV_HEADS))
+    scores = block_scores(q, k, scale=q.shape[3] ** -0.5)
+    active = torch.zeros_like(scores, dtype=torch.bool)
+    for head in range(HEADS):
+        for row in range(scores.shape[2]):
+            active[0, head, row, scores[0, head, row].topk(2).indices] = True
+    inputs = [tensor.transpose(1, 2).contiguous() for tensor in (q, k, v)] if layout == "BNHD" else [q, k, v]
+    found = attention(*inputs, mode=mode, layout=layout, sparse=Sparse(share=0.25), backend="reference")
+    expected = attention(q, k, v, mode=mode, block_mask=BlockMask.from_dense(active), backend="reference")
+    assert torch.equal(found if layout == "BHND" else found.transpose(1, 2), expected)
+    assert relative(expected, exact(q, k, v, active)).max() < {"8b": 0.06, "4b": 0.4, "precise": 0.04}[mode]
+
+
+@pytest.mark.parametrize("bound", [0.02, 0.05, 0.1])
+def test_heads_stay_within_the_bound(fresh_seed: int, bound: float) -> None:
+    q, k, v = local(fresh_seed)
+    options = AttentionOptions()
+    mask = Sparse(bound=bound).block_mask(q, k, v, options, OptionalTensors())
+    assert mask is not None
+    active = mask.to_dense()
+    error = relative(exact(q, k, v, active), exact(q, k, v))
+    assert error.mean() <= bound and error.max() <= 3 * bound
+    assert active[:, 0].float().mean() < active[:, 3].float().mean()
+
+
+def test_all_blocks_are_the_bits_of_the_dense_call(fresh_seed: int) -> None:
+    q, k, v = local(fresh_seed)
+    dense, lse = attention(q, k, v, return_lse=True, backend="reference")
+    for sparse in (Sparse(share=1.0), Sparse(bound=0.01, always=((0, TOKENS),))):
+        out, its_lse = attention(q, k, v, sparse=sparse, return_lse=True, backend="reference")
+        assert torch.equal(out, dense) and torch.equal(its_lse, lse)
+
+
+@pytest.mark.parametrize("sparse", [Sparse(share=0.125), Sparse(bound=0.1)], ids=["share", "bound"])
+def test_blocks_of_some_tokens_are_always_computed(fresh_seed: int, sparse: Sparse) -> None:
+    q, k, v = local(fresh_seed)
+    options, optional = AttentionOptions(), OptionalTensors()
+    without = sparse.block_mask(q, k, v, options, optional)
+    mask = replace(sparse, always=((0, 3), (600, 700))).block_mask(q, k, v, options, optional)
+    assert mask is not None and without is not None
+    active = mask.to_dense()
+    for block in (0, 4, 5):
+        assert active[..., block].all() and active[:, :, block].all()
+    assert not active.all() and not without.to_dense()[..., 0].all()
+
+
+def test_a_padding_mask_hides_keys_of_sparse_calls_too(fresh_seed: int) -> None:
+    q, k, v = local(fresh_seed)
+    hidden = torch.ones(1, 1, 1, TOKENS, dtype=torch.bool)
+    hidden[..., 900:] = False
+    out = attention(q, k, v, attn_mask=hidden, sparse=Sparse(share=0.5), backend="reference")
+    changed = v.clone()
+    changed[:, :, 900:] = 1e4
+    again = attention(q, k, changed, attn_mask=hidden, sparse=Sparse(share=0.5), backend="reference")
+    torch.testing.assert_close(out, again, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "reason"),
+    [
+        ({"is_causal": True}, "is_causal"),
+        ({"mode": "exact"}, "mode exact"),
+        ({"attn_mask": torch.ones(TOKENS, TOKENS, dtype=torch.bool)}, "a mask that differs by query"),
+        ({"block_mask": BlockMask.full(TOKENS, TOKENS)}, "block_mask"),
+        ({"block_margins": torch.empty(1, HEADS, blocks_of(TOKENS), blocks_of(TOKENS))}, "block_margins"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_calls_that_cannot_be_sparse_are_refused(keywords: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"\[SA-215\] calls with {reason} cannot be sparse"):
+        attention(*local(0), sparse=Sparse(share=0.5), **keywords)
+
+
+def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = local(1)
+    for queries in (q[:, :, :900], q):
+        dense = attention(queries, k, v, backend="reference")
+        assert torch.equal(attention(queries, k, v, sparse=Sparse(share=0.1), backend="reference"), dense) == (
+            queries is not q
+        )
+    monkeypatch.setattr(declared, "LEAST_BLOCKS", 64)
+    assert torch.equal(attention(q, k, v, sparse=Sparse(share=0.1), backend="reference"), dense)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({}, ValueError, "exactly one of bound and share"),
+        ({"bound": 0.1, "share": 0.1}, ValueError, "exactly one of bound and share"),
+        ({"share": 0.0}, ValueError, "share must be above 0"),
+        ({"bound": 1.5}, ValueError, "bound must be above 0"),
+        ({"bound": math.nan}, ValueError, "bound must be above 0"),
+        ({"share": "0.1"}, TypeError, "share must be a number, got str"),
+        ({"share": True}, TypeError, "share must be a number, got bool"),
+        ({"share": 0.1, "always": ((5, 5),)}, ValueError, r"always\[0\] must go from"),
+        ({"share": 0.1, "always": ((0, 1), (0.5, 2))}, TypeError, r"always\[1\] must be a pair"),
+    ],
+)
+def test_wrong_values_are_named(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=rf"\[SA-215\].*{text}"):
+        Sparse(**arguments)
+
+
+def test_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"sparse must be a comfy_sage2\.Sparse or None, got float"):
+        attention(*local(0), sparse=0.1)  # type: ignore[call-overload]
+
+
+class TestFlexAttention:
+    """Masks as `torch.nn.attention.flex_attention` has them."""
+
+    def of_dense(self, active: torch.Tensor, size: Any = 128, **more: Any) -> BlockMask:
+        from torch.nn.attention.flex_attention import BlockMask as FlexMask
+
+        counts, order = active.sum(dim=3, dtype=torch.int32), active.int().argsort(dim=3, descending=True, stable=True)
+        return BlockMask.from_flex_attention(
+            FlexMask.from_kv_blocks(counts, order.int(), BLOCK_SIZE=size), q_length=700, kv_length=600, **more
+        )
+
+    def test_listed_blocks_come_back(self, fresh_seed: int) -> None:
+        active = torch.rand(2, 3, 6, 5, generator=torch.Generator().manual_seed(fresh_seed)) < 0.4
+        assert torch.equal(self.of_dense(active).to_dense(), active)
+
+    def test_full_and_partial_blocks(self) -> None:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def near(b: Any, h: Any, q: Any, k: Any) -> Any:
+            return (q // 128 - k // 128).abs() <= 1
+
+        def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+            return q >= k
+
+        mask = create_block_mask(near, None, None, 512, 512, device="cpu")
+        place = torch.arange(4)
+        found = BlockMask.from_flex_attention(mask, q_length=512, kv_length=512).to_dense()
+        assert torch.equal(found[0, 0], (place[:, None] - place).abs() <= 1)
+        mask = create_block_mask(causal, None, None, 512, 512, device="cpu")
+        with pytest.raises(ValueError, match="mask_mod decides about each query and key"):
+            BlockMask.from_flex_attention(mask, q_length=512, kv_length=512)
+        whole = BlockMask.from_flex_attention(mask, q_length=512, kv_length=512, partial_blocks="whole").to_dense()
+        assert torch.equal(whole[0, 0], place[:, None] >= place)
+
+    def test_what_is_no_mask_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="must be a BlockMask of FlexAttention, got Tensor"):
+            BlockMask.from_flex_attention(torch.ones(2), q_length=1, kv_length=1)
+        with pytest.raises(ValueError, match="partial_blocks must be"):
+            BlockMask.from_flex_attention(None, q_length=1, kv_length=1, partial_blocks="no")

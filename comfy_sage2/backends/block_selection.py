@@ -30,7 +30,9 @@ def module_for(device: torch.device) -> ModuleType | None:
 def block_scores(q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False) -> torch.Tensor | None:
     """What `reference.block_scores.block_scores` gives, within rounding; None where no kernels can compute it."""
     module = module_for(q.device) if q.dtype in ELEMENT_CODES and q.shape[3] <= MOST_CHANNELS else None
-    return None if module is None else block_scores_by(module, q, k, scale, block_means=block_means)
+    if module is None or (block_means and not abi.has_pooled_tail(module)):
+        return None
+    return block_scores_by(module, q, k, scale, block_means=block_means)
 
 
 def block_scores_by(
@@ -56,7 +58,7 @@ def block_scores_by(
         k_strides=k.stride()[:3],
         scale=scale,
         device=q.get_device(),
-        block_means=block_means,
+        **({"block_means": True} if block_means else {}),  # which modules without a tail do not know
     )
     shape = (batch, q_heads, blocks_of(q_length), blocks_of(kv_length))
     scores = torch.empty(shape, dtype=torch.float32, device=q.device)

@@ -96,3 +96,8 @@ def has_plans(module: ModuleType) -> bool:
 def has_block_selection(module: ModuleType) -> bool:
     """Whether `module` scores key blocks and makes lists of them."""
     return hasattr(module, "block_score_plan")  # modules of 5.0.0 have not
+
+
+def has_pooled_tail(module: ModuleType) -> bool:
+    """Whether `module` adds the tail of calls with block lists, and has the scores that choose best for it."""
+    return hasattr(module, "pooled_tail_plan")

@@ -8,9 +8,19 @@ import json
 import lzma
 from pathlib import Path
 
-from ._C import BlockScorePlan, Kernels, Plan, abi_version, launch_interfaces, toolchain
+from ._C import BlockScorePlan, Kernels, Plan, PooledTailPlan, abi_version, launch_interfaces, toolchain
 
-__all__ = ["BlockScorePlan", "Kernels", "Plan", "abi_version", "launch_interfaces", "load", "toolchain", "version_of"]
+__all__ = [
+    "BlockScorePlan",
+    "Kernels",
+    "Plan",
+    "PooledTailPlan",
+    "abi_version",
+    "launch_interfaces",
+    "load",
+    "toolchain",
+    "version_of",
+]
 
 
 def load(folder: Path) -> Kernels:

@@ -6,7 +6,7 @@ of the distribution comfy-sage2-host.
 
 from pathlib import Path
 
-from comfy_sage2_host import BlockScorePlan, Plan, load, version_of
+from comfy_sage2_host import BlockScorePlan, Plan, PooledTailPlan, load, version_of
 
 _folder = Path(__file__).parent
 _kernels = load(_folder)
@@ -21,6 +21,7 @@ minimum_driver = _kernels.minimum_driver
 minimum_driver_version = _kernels.minimum_driver_version
 modes = _kernels.modes
 plan = _kernels.plan
+pooled_tail_plan = _kernels.pooled_tail_plan
 pv_accumulators = _kernels.pv_accumulators
 pv_formats = _kernels.pv_formats
 target = _kernels.target
@@ -29,6 +30,7 @@ toolchain = _kernels.toolchain
 __all__ = [
     "BlockScorePlan",
     "Plan",
+    "PooledTailPlan",
     "abi_version",
     "architecture",
     "block_lists",
@@ -39,6 +41,7 @@ __all__ = [
     "minimum_driver_version",
     "modes",
     "plan",
+    "pooled_tail_plan",
     "pv_accumulators",
     "pv_formats",
     "target",

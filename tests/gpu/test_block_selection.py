@@ -69,7 +69,8 @@ def test_scores(
     q = structured((2, 4, lengths[0], head_dim), dtype)
     k = structured((2, 2, lengths[1], head_dim), dtype) + 2 * torch.randn(head_dim, device="cuda").to(dtype)
     assert_near_reference(module, q, k, head_dim**-0.5)
-    assert_near_reference(module, q, k, head_dim**-0.5, block_means=True)
+    if abi.has_pooled_tail(module):
+        assert_near_reference(module, q, k, head_dim**-0.5, block_means=True)
 
 
 @each_module

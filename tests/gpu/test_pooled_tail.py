@@ -24,7 +24,7 @@ each_module = pytest.mark.parametrize("name", [found.name for found in DECLARED 
 def module(name: str) -> ModuleType:
     backend(name)
     module = loader.load(name)
-    if not abi.has_block_selection(module):
+    if not abi.has_pooled_tail(module):
         pytest.skip(f"the tail needs newer kernels than these ({abi.describe(module)})")
     return module
 

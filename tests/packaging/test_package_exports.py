@@ -41,6 +41,6 @@ def test_the_package_of_images_offers_what_kernels_have() -> None:
     defined = set(re.findall(r'\.def\w*\(\s*"(\w+)"', kernels))
     assert {"plan", "driver_version", "modes", "add_cubin"} <= defined
     imported, taken, listed = _names("images.py")
-    classes = {"Plan", "BlockScorePlan"}
+    classes = {"Plan", "BlockScorePlan", "PooledTailPlan"}
     assert taken == defined - {"add_cubin"}  # `load` gives the kernels their cubins
     assert listed == taken | classes | {"version"} and imported == classes | {"load", "version_of"}

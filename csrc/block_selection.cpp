@@ -37,18 +37,59 @@ void enqueue(const driver::Images& images, const char* cubin, const std::string&
                  driver::stream_of(stream), arguments);
 }
 
+// What the attention kernels ask of a call's tensors; a signature without v and out has strides of 0 for them.
+CallSignature attention_of(const TensorStrides& q, const TensorStrides& k, const TensorStrides& v,
+                           const TensorStrides& out, int64_t batch, int64_t q_heads, int64_t kv_heads, int64_t q_length,
+                           int64_t kv_length, int head_dim, int element, float scale) {
+  CallSignature call{};
+  call.q = q, call.k = k, call.v = v, call.out = out;
+  call.batch = batch, call.q_heads = q_heads, call.kv_heads = kv_heads;
+  call.q_length = q_length, call.kv_length = kv_length;
+  call.head_dim = head_dim, call.element = element, call.scale = scale;
+  call.mode = k8b, call.pv_accumulator = 32;
+  return call;
+}
+
+// Makes the sub-pools of a tensor (batch, heads, length, head_dim).
+struct Pooling {
+  int64_t batch, heads, length, rows;
+  int head_dim, element;
+
+  // `center`: 0, or where the vector goes that is taken from them.
+  void enqueue_on(const driver::Images& images, uint64_t stream, uint64_t tokens, const TensorStrides& strides,
+                  uint64_t center, uint64_t pools, float factor) const {
+    const int channels = padded_head_dim(head_dim);
+    const std::string name = element_name(element);
+    PoolParams params{};
+    params.tokens = {pointer<void>(tokens), strides.batch, strides.head, strides.token};
+    params.center = pointer<float>(center);
+    params.pools = pointer<void>(pools);
+    params.heads = static_cast<int>(heads);
+    params.length = static_cast<int>(length);
+    params.head_dim = head_dim;
+    params.channels = channels;
+    params.pool_rows = static_cast<int>(rows);
+    params.factor = factor;
+    if (center)
+      enqueue(images, "token_pools", "pool_center_" + name, grid(batch * heads), kPoolThreads, 0, stream, params);
+    const int64_t blocks = ceil_div(rows, kPoolThreads / (channels / 8));
+    enqueue(images, "token_pools", "pool_tokens_" + name, grid(batch * heads * blocks), kPoolThreads, 0, stream,
+            params);
+  }
+};
+
+void enqueue_means(const driver::Images& images, uint64_t stream, int64_t bh, const BlockMeanParams& params) {
+  const int64_t blocks = ceil_div(params.mean_rows, kPoolThreads / (params.channels / 8));
+  enqueue(images, "token_pools", "block_means", grid(bh * blocks), kPoolThreads, 0, stream, params);
+}
+
 }  // namespace
 
 BlockScorePlan::BlockScorePlan(const BlockScoreSignature& call, std::shared_ptr<const Kernels> kernels)
     : call_(call), kernels_(std::move(kernels)) {
-  // What the attention kernels ask of q and k, and nothing else.
-  CallSignature attention{};
-  attention.q = call.q, attention.k = call.k;
-  attention.batch = call.batch, attention.q_heads = call.q_heads, attention.kv_heads = call.kv_heads;
-  attention.q_length = call.q_length, attention.kv_length = call.kv_length;
-  attention.head_dim = call.head_dim, attention.element = call.element, attention.scale = call.scale;
-  attention.mode = k8b, attention.pv_accumulator = 32, attention.device = call.device;
-  validate(attention, kernels_->build);
+  validate(attention_of(call.q, call.k, {}, {}, call.batch, call.q_heads, call.kv_heads, call.q_length, call.kv_length,
+                        call.head_dim, call.element, call.scale),
+           kernels_->build);
   channels_ = padded_head_dim(call.head_dim);
   query_rows_ = round_up(ceil_div(call.q_length, kPoolTokens), score_rows(channels_));
   key_rows_ = round_up(ceil_div(call.kv_length, kPoolTokens), kScoreKeys);
@@ -60,6 +101,7 @@ BlockScorePlan::BlockScorePlan(const BlockScoreSignature& call, std::shared_ptr<
   center_ = arena.add(kv_bh * channels_ * 4);
   query_pools_ = arena.add(q_bh * query_rows_ * channels_ * 2);
   key_pools_ = arena.add(kv_bh * key_rows_ * channels_ * 2);
+  block_means_ = arena.add(call.block_means ? kv_bh * key_rows_ * channels_ * 2 : 0);
   sums_ = arena.add(most_blocks_ * (key_rows_ / kScoreKeys) * score_step_bytes(channels_));
   workspace_bytes_ = arena.bytes();
 }
@@ -70,32 +112,23 @@ void BlockScorePlan::run(uint64_t q, uint64_t k, uint64_t scores, uint64_t works
   require_address("scores", scores);
   require_address("workspace", workspace);
   const driver::ContextGuard guard(driver::primary_context(call_.device));
-  const std::string element = element_name(call_.element);
-  const auto pools = [&](uint64_t tokens, const TensorStrides& strides, int64_t heads, int64_t length, int64_t rows,
-                         int64_t to, float factor, bool centered) {
-    PoolParams params{};
-    params.tokens = {pointer<void>(tokens), strides.batch, strides.head, strides.token};
-    params.center = centered ? pointer<float>(workspace, center_) : nullptr;
-    params.pools = pointer<void>(workspace, to);
-    params.heads = static_cast<int>(heads);
-    params.length = static_cast<int>(length);
-    params.head_dim = call_.head_dim;
-    params.channels = channels_;
-    params.pool_rows = static_cast<int>(rows);
-    params.factor = factor;
-    const int64_t bh = call_.batch * heads;
-    if (centered)
-      enqueue(kernels_->images, "token_pools", "pool_center_" + element, grid(bh), kPoolThreads, 0, stream, params);
-    const int64_t blocks = ceil_div(rows, kPoolThreads / (channels_ / 8));
-    enqueue(kernels_->images, "token_pools", "pool_tokens_" + element, grid(bh * blocks), kPoolThreads, 0, stream,
-            params);
-  };
-  pools(k, call_.k, call_.kv_heads, call_.kv_length, key_rows_, key_pools_, 1.f, true);
-  pools(q, call_.q, call_.q_heads, call_.q_length, query_rows_, query_pools_, call_.scale * kLog2E, false);
+  const driver::Images& images = kernels_->images;
+  const Pooling of_k{call_.batch, call_.kv_heads, call_.kv_length, key_rows_, call_.head_dim, call_.element};
+  const Pooling of_q{call_.batch, call_.q_heads, call_.q_length, query_rows_, call_.head_dim, call_.element};
+  of_k.enqueue_on(images, stream, k, call_.k, workspace + static_cast<uint64_t>(center_),
+                  workspace + static_cast<uint64_t>(key_pools_), 1.f);
+  // A mean in the place of each of its block's sub-pools: their exponentials add up to the block's.
+  if (call_.block_means) {
+    enqueue_means(images, stream, call_.batch * call_.kv_heads,
+                  {pointer<void>(workspace, key_pools_), pointer<void>(workspace, block_means_),
+                   static_cast<int>(call_.kv_length), channels_, static_cast<int>(key_rows_),
+                   static_cast<int>(key_rows_ / kPoolsOfBlock), kPoolsOfBlock});
+  }
+  of_q.enqueue_on(images, stream, q, call_.q, 0, workspace + static_cast<uint64_t>(query_pools_), call_.scale * kLog2E);
 
   BlockScoreParams params{};
   params.query_pools = pointer<void>(workspace, query_pools_);
-  params.key_pools = pointer<void>(workspace, key_pools_);
+  params.key_pools = pointer<void>(workspace, call_.block_means ? block_means_ : key_pools_);
   params.sums = pointer<void>(workspace, sums_);
   params.scores = pointer<float>(scores);
   params.q_heads = static_cast<int>(call_.q_heads);
@@ -108,8 +141,8 @@ void BlockScorePlan::run(uint64_t q, uint64_t k, uint64_t scores, uint64_t works
   params.key_blocks = static_cast<int>(ceil_div(call_.kv_length, kListTile));
   params.works = static_cast<int>(works_);
   const int64_t resident = int64_t(kScoreBlocksOfSm) * driver::multiprocessor_count(call_.device);
-  enqueue(kernels_->images, "block_scores", "block_scores_d" + std::to_string(channels_),
-          grid(std::min(most_blocks_, resident)), kScoreThreads, score_shared_bytes(channels_), stream, params);
+  enqueue(images, "block_scores", "block_scores_d" + std::to_string(channels_), grid(std::min(most_blocks_, resident)),
+          kScoreThreads, score_shared_bytes(channels_), stream, params);
 }
 
 void make_block_lists(const BlockListCall& call, const driver::Images& images, uint64_t scores, uint64_t threshold,
@@ -140,4 +173,73 @@ void make_block_lists(const BlockListCall& call, const driver::Images& images, u
   const int64_t number = int64_t(params.list_batch) * params.heads * params.query_blocks;
   enqueue(images, "block_lists", "block_lists", grid(ceil_div(number, kListsPerBlock)), kPrepareListsThreads,
           bitmap_bytes(params.key_blocks), stream, params);
+}
+
+PooledTailPlan::PooledTailPlan(const PooledTailSignature& call, std::shared_ptr<const Kernels> kernels)
+    : call_(call), kernels_(std::move(kernels)) {
+  validate(attention_of(call.q, call.k, call.v, call.out, call.batch, call.q_heads, call.kv_heads, call.q_length,
+                        call.kv_length, call.head_dim, call.element, call.scale),
+           kernels_->build);
+  channels_ = padded_head_dim(call.head_dim);
+  key_blocks_ = ceil_div(call.kv_length, kListTile);
+  require_between("the key blocks of kv_length", key_blocks_, 1, kMaxListTiles);
+  key_rows_ = key_blocks_ * kPoolsOfBlock;
+  mean_rows_ = round_up(key_blocks_, kTailMultiple);
+  const int64_t kv_bh = call.batch * call.kv_heads;
+  works_ = call.batch * call.q_heads * ceil_div(call.q_length, kTailQueries);
+  Arena arena;
+  center_ = arena.add(kv_bh * channels_ * 4);
+  pools_ = arena.add(kv_bh * key_rows_ * channels_ * 2);
+  key_means_ = arena.add(kv_bh * mean_rows_ * channels_ * 2);
+  value_means_ = arena.add(kv_bh * mean_rows_ * channels_ * 2);
+  workspace_bytes_ = arena.bytes();
+}
+
+void PooledTailPlan::run(const PooledTailOperands& operands, uint64_t stream) const {
+  require_address("q", operands.q);
+  require_address("k", operands.k);
+  require_address("v", operands.v);
+  require_address("out", operands.out);
+  require_address("lse", operands.lse);
+  require_address("lists", operands.lists);
+  require_address("workspace", operands.workspace);
+  const driver::ContextGuard guard(driver::primary_context(call_.device));
+  const driver::Images& images = kernels_->images;
+  const Pooling pooling{call_.batch, call_.kv_heads, call_.kv_length, key_rows_, call_.head_dim, call_.element};
+  const auto means = [&](uint64_t tokens, const TensorStrides& strides, uint64_t center, int64_t to) {
+    // V's sub-pools take the place of K's, of which the means are made by then.
+    const uint64_t pools = operands.workspace + static_cast<uint64_t>(pools_);
+    pooling.enqueue_on(images, stream, tokens, strides, center, pools, 1.f);
+    enqueue_means(images, stream, call_.batch * call_.kv_heads,
+                  {pointer<void>(pools), pointer<void>(operands.workspace, to), static_cast<int>(call_.kv_length),
+                   channels_, static_cast<int>(key_rows_), static_cast<int>(mean_rows_), 1});
+  };
+  means(operands.k, call_.k, operands.workspace + static_cast<uint64_t>(center_), key_means_);
+  means(operands.v, call_.v, 0, value_means_);
+
+  const auto strided = [](uint64_t address, const TensorStrides& strides) {
+    return Strided{pointer<void>(address), strides.batch, strides.head, strides.token};
+  };
+  TailParams params{};
+  params.q = strided(operands.q, call_.q);
+  params.out = strided(operands.out, call_.out);
+  params.lse = pointer<float>(operands.lse);
+  params.center = pointer<const float>(operands.workspace, center_);
+  params.key_means = pointer<const void>(operands.workspace, key_means_);
+  params.value_means = pointer<const void>(operands.workspace, value_means_);
+  params.lists = pointer<const short>(operands.lists);
+  params.list_batch_stride = call_.list_batch_stride;
+  params.list_head_stride = call_.list_head_stride;
+  params.q_heads = static_cast<int>(call_.q_heads);
+  params.kv_heads = static_cast<int>(call_.kv_heads);
+  params.q_length = static_cast<int>(call_.q_length);
+  params.kv_length = static_cast<int>(call_.kv_length);
+  params.head_dim = call_.head_dim;
+  params.mean_rows = static_cast<int>(mean_rows_);
+  params.query_blocks = static_cast<int>(ceil_div(call_.q_length, kListTile));
+  params.key_blocks = static_cast<int>(key_blocks_);
+  params.factor = call_.scale * kLog2E;
+  const std::string name = std::string("pooled_tail_") + element_name(call_.element) + "_d" + std::to_string(channels_);
+  enqueue(images, "pooled_tail", name, grid(works_), kTailThreads, tail_shared_bytes(channels_, params.key_blocks),
+          stream, params);
 }

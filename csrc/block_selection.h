@@ -1,4 +1,5 @@
-// Selection of key blocks, as launches of its own: scores of blocks from Q and K, and block lists from scores.
+// Selection of key blocks, as launches of its own: scores of blocks from Q and K, block lists from scores, and the tail
+// for what the lists leave out.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@ struct BlockScoreSignature {
   TensorStrides q, k;
   int64_t batch, q_heads, kv_heads, q_length, kv_length;
   int head_dim, element;  // as CallSignature has them
+  bool block_means;       // the mean of a key block stands for its tokens, not the sub-pools'
   float scale;
   int device;
 };
@@ -36,7 +38,7 @@ class BlockScorePlan {
   int64_t query_rows_, key_rows_;  // sub-pools, with those that fill the last tile
   int64_t works_, most_blocks_;
   // Offsets in bytes.
-  int64_t center_, query_pools_, key_pools_, sums_;
+  int64_t center_, query_pools_, key_pools_, block_means_, sums_;
   int64_t workspace_bytes_;
 };
 
@@ -52,3 +54,40 @@ struct BlockListCall {
 // a failure of the driver. `threshold`, `always`, `dense`: 0 where they are not given.
 void make_block_lists(const BlockListCall& call, const driver::Images& images, uint64_t scores, uint64_t threshold,
                       uint64_t always, uint64_t dense, uint64_t lists, uint64_t stream);
+
+// A call with block lists whose output a tail is added to.
+struct PooledTailSignature {
+  TensorStrides q, k, v, out;
+  int64_t list_batch_stride, list_head_stride;  // as BlockMaskLayout has them
+  int64_t batch, q_heads, kv_heads, q_length, kv_length;
+  int head_dim, element;
+  float scale;
+  int device;
+};
+
+// The addresses that a run takes.
+struct PooledTailOperands {
+  uint64_t q, k, v, out, lse, lists, workspace;
+};
+
+// How the tail of one signature is added. Safe to use from several threads at once.
+class PooledTailPlan {
+ public:
+  // Needs no driver. Throws std::invalid_argument for a call that the kernels cannot read.
+  PooledTailPlan(const PooledTailSignature& call, std::shared_ptr<const Kernels> kernels);
+
+  // Scratch memory that a run needs.
+  int64_t workspace_bytes() const { return workspace_bytes_; }
+
+  // Enqueues the kernels, which correct out and lse in place. Throws as BlockScorePlan::run.
+  void run(const PooledTailOperands& operands, uint64_t stream) const;
+
+ private:
+  PooledTailSignature call_;
+  std::shared_ptr<const Kernels> kernels_;
+  int channels_;
+  int64_t key_blocks_, key_rows_, mean_rows_, works_;
+  // Offsets in bytes.
+  int64_t center_, pools_, key_means_, value_means_;
+  int64_t workspace_bytes_;
+};

@@ -27,13 +27,15 @@ def module_for(device: torch.device) -> ModuleType | None:
     return None
 
 
-def block_scores(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor | None:
+def block_scores(q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False) -> torch.Tensor | None:
     """What `reference.block_scores.block_scores` gives, within rounding; None where no kernels can compute it."""
     module = module_for(q.device) if q.dtype in ELEMENT_CODES and q.shape[3] <= MOST_CHANNELS else None
-    return None if module is None else block_scores_by(module, q, k, scale)
+    return None if module is None else block_scores_by(module, q, k, scale, block_means=block_means)
 
 
-def block_scores_by(module: ModuleType, q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
+def block_scores_by(
+    module: ModuleType, q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False
+) -> torch.Tensor:
     """The scores of q (B, Hq, Nq, D) and k (B, Hkv, Nkv, D) by `module`: (B, Hq, Tq, Tk) float32.
 
     Raises:
@@ -54,6 +56,7 @@ def block_scores_by(module: ModuleType, q: torch.Tensor, k: torch.Tensor, scale:
         k_strides=k.stride()[:3],
         scale=scale,
         device=q.get_device(),
+        block_means=block_means,
     )
     shape = (batch, q_heads, blocks_of(q_length), blocks_of(kv_length))
     scores = torch.empty(shape, dtype=torch.float32, device=q.device)

@@ -30,7 +30,7 @@ def pool_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return padded.unflatten(-2, (pools, POOL_TOKENS)).sum(dim=-2) / counts[:, None], counts
 
 
-def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float) -> torch.Tensor:
+def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float, block_means: bool = False) -> torch.Tensor:
     """log2 of the share of probability that each key block is estimated to have for each block of queries.
 
     Sub-pools of 16 tokens stand for their tokens: a sub-pool of Q attends to all sub-pools of K, each of which counts
@@ -40,6 +40,8 @@ def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float) -> torch.Ten
     Args:
         q: (B, Hq, Nq, D), k: (B, Hkv, Nkv, D), any float dtype; head h of q reads head h // (Hq / Hkv) of k.
         scale: softmax scale.
+        block_means: the mean of a key block stands for its tokens, as in `pooled_tail`. With a tail these scores choose
+            better: what they overestimate is computed, and what sub-pools find in other blocks the tail has not.
 
     Returns:
         (B, Hq, Tq, Tk) float32 on q's device, at least LOWEST_BLOCK_SCORE. NaN in a sub-pool of Q makes the scores
@@ -52,14 +54,18 @@ def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float) -> torch.Ten
     with torch.autocast(q.device.type, enabled=False):
         for batch in range(q.shape[0]):
             for head in range(q.shape[1]):
-                _scores_of_head_(scores[batch, head], q[batch, head], k[batch, head // group], scale)
+                _scores_of_head_(scores[batch, head], q[batch, head], k[batch, head // group], scale, block_means)
     return scores
 
 
-def _scores_of_head_(scores: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: float) -> None:
+def _scores_of_head_(scores: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: float, block_means: bool) -> None:
     """Write `block_scores` of q (Nq, D) and k (Nkv, D) into scores (Tq, Tk)."""
     query_pools, query_counts = pool_tokens(q)
     key_pools, key_counts = pool_tokens(k)
+    if block_means:
+        counts = _sums_of_blocks(key_counts)
+        means = _sums_of_blocks((key_pools * key_counts[:, None]).T).T / counts[:, None]
+        key_pools = means.repeat_interleave(POOLS_OF_BLOCK, dim=0)[: key_pools.shape[0]]
     # The softmax is the same for all vectors that are taken from K; what its tokens have in common costs digits.
     key_pools = key_pools - key_pools.mean(dim=0)
     step = max(_SCORE_BYTES // (key_pools.shape[0] * key_pools.itemsize) // POOLS_OF_BLOCK, 1)  # query blocks

@@ -9,7 +9,9 @@ from ..block_mask import MOST_BLOCKS, BlockMask
 from ..reference import block_scores as reference
 
 
-def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float, layout: str = "BHND") -> torch.Tensor:
+def block_scores(
+    q: torch.Tensor, k: torch.Tensor, *, scale: float, layout: str = "BHND", block_means: bool = False
+) -> torch.Tensor:
     """log2 of the share of its queries' probability that each key block is estimated to hold.
 
     See `reference.block_scores.block_scores`. On GPUs whose kernel module has the kernels for it these compute it, with
@@ -18,6 +20,7 @@ def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float, layout: str 
     Args:
         q, k: (B, H, N, D), or (B, N, H, D) with layout "BNHD"; fp16, bf16 or fp32; k may have fewer heads (GQA).
         scale: softmax scale, positive.
+        block_means: as for the reference: for calls with a tail.
 
     Returns:
         (B, Hq, Tq, Tk) float32, contiguous, on q's device.
@@ -30,8 +33,8 @@ def block_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float, layout: str 
     elif layout != "BHND":
         raise ValueError(f"[SA-211] layout must be 'BHND' or 'BNHD', got {layout!r}")
     _check(q, k, scale)
-    scores = block_selection.block_scores(q, k, scale)
-    return reference.block_scores(q, k, scale=scale) if scores is None else scores
+    scores = block_selection.block_scores(q, k, scale, block_means=block_means)
+    return reference.block_scores(q, k, scale=scale, block_means=block_means) if scores is None else scores
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, scale: float) -> None:

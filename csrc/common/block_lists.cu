@@ -18,19 +18,44 @@ struct Cut {
   unsigned value;
   int equal;
 };
-__device__ __forceinline__ Cut highest(const float* scores, int length, int count) {
-  const int lane = threadIdx.x % 32;
-  const auto at_least = [&](unsigned value) {
-    unsigned found = 0;
-#pragma unroll 8
-    for (int i = lane; i < length; i += 32) found += ordered(__ldg(scores + i)) >= value;
-    return static_cast<int>(__reduce_add_sync(kAllLanes, found));
-  };
+
+// `at_least(value)`: how many of the row are not below it. The value is found from its highest bit down, and may stay
+// lower than it is where nothing lies between.
+template <class AtLeast>
+__device__ __forceinline__ Cut highest(int count, const AtLeast& at_least) {
   unsigned value = 0;
-  for (unsigned bit = 0x80000000u; bit; bit >>= 1)
-    if (at_least(value | bit) >= count) value |= bit;
+#pragma unroll 1
+  for (unsigned bit = 0x80000000u; bit; bit >>= 1) {
+    const int found = at_least(value | bit);
+    if (found >= count) value |= bit;
+    if (found == count) break;
+  }
   const int above = value == 0xffffffffu ? 0 : at_least(value + 1);
   return {value, count - above};
+}
+
+constexpr int kHeldScores = 32;  // of a row, that a lane keeps in registers
+
+__device__ __forceinline__ Cut highest(const float* scores, int length, int count) {
+  const int lane = threadIdx.x % 32;
+  const auto ordered_at = [&](int i) { return ordered(__ldg(scores + i)); };
+  if (length > 32 * kHeldScores) {
+    return highest(count, [&](unsigned value) {
+      unsigned found = 0;
+#pragma unroll 8
+      for (int i = lane; i < length; i += 32) found += ordered_at(i) >= value;
+      return static_cast<int>(__reduce_add_sync(kAllLanes, found));
+    });
+  }
+  unsigned held[kHeldScores];  // 0 is below all scores
+#pragma unroll
+  for (int i = 0; i < kHeldScores; ++i) held[i] = 32 * i + lane < length ? ordered_at(32 * i + lane) : 0u;
+  return highest(count, [&](unsigned value) {
+    unsigned found = 0;
+#pragma unroll
+    for (int i = 0; i < kHeldScores; ++i) found += held[i] >= value;
+    return static_cast<int>(__reduce_add_sync(kAllLanes, found));
+  });
 }
 
 // Adds the active blocks of one row to the warp's bitmap.

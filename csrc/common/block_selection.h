@@ -1,5 +1,6 @@
-// Selection of key blocks: means of 16 tokens of Q and K (sub-pools), scores of blocks from them, and lists from
-// scores. Plain data, no CUDA headers: launch code and kernels include it.
+// Selection of key blocks: means of 16 tokens of Q and K (sub-pools), scores of blocks from them, lists from scores,
+// and a tail of pooled keys and values for the blocks that are in no list. Plain data, no CUDA headers: launch code and
+// kernels include it.
 #pragma once
 
 #include "common/tile_lists.h"
@@ -61,6 +62,47 @@ struct BlockListParams {
   int list_batch;               // batch, or 1: what is active for any of it
   int batch, heads, query_blocks, key_blocks;
   int count;  // so many blocks with the highest scores, where there is no threshold
+};
+
+// Means of the tokens of each key block, from those of its sub-pools.
+struct BlockMeanParams {
+  const void* pools;  // as PoolParams has them
+  void* means;        // bf16 (batch * heads, mean_rows * copies, channels): zeros behind the last block
+  int length, channels;
+  int pool_rows, mean_rows;
+  int copies;  // of each mean, one behind the other
+};
+
+// The tail.
+
+constexpr int kTailWarps = 4;
+constexpr int kTailThreads = 32 * kTailWarps;
+constexpr int kTailPools = 16 * kTailWarps;              // sub-pools of Q that a thread block owns
+constexpr int kTailBlocks = kTailPools / kPoolsOfBlock;  // and the blocks that they are
+constexpr int kTailQueries = kTailPools * kPoolTokens;
+constexpr int tail_keys(int channels) { return channels <= 128 ? 64 : 32; }  // block means that a step takes
+constexpr int kTailMultiple = 64;                                            // of the rows of block means
+// Q's sub-pools and a step of block means, where the numerators take their place afterwards.
+constexpr int tail_tile_bytes(int channels) {
+  const int operands = (kTailPools + 2 * tail_keys(channels)) * channels * 2, numerators = kTailPools * channels * 4;
+  return operands > numerators ? operands : numerators;
+}
+// Behind them of each query its share of the score that all keys have in common, of each sub-pool the maximum and the
+// denominator, and of each query block a bit for each key block.
+constexpr int tail_shared_bytes(int channels, int key_blocks) {
+  return tail_tile_bytes(channels) + (kTailQueries + 2 * kTailPools + kTailBlocks * bitmap_words(key_blocks)) * 4;
+}
+
+struct TailParams {
+  Strided q, out;                       // out is corrected in place
+  float* lse;                           // (batch, q_heads, q_length), too
+  const float* center;                  // what was taken from K's means
+  const void *key_means, *value_means;  // as BlockMeanParams has them
+  const short* lists;                   // as PrepareListsParams has them
+  i64 list_batch_stride, list_head_stride;
+  int q_heads, kv_heads, q_length, kv_length, head_dim;
+  int mean_rows, query_blocks, key_blocks;
+  float factor;  // of scores, to units of log2
 };
 
 }  // namespace common

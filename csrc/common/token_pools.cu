@@ -87,7 +87,38 @@ __device__ __forceinline__ void pool_tokens_kernel(const PoolParams& params) {
       mean);
 }
 
+// From bf16 to bf16: a thread makes 8 channels of a block's mean.
+__device__ __forceinline__ void block_means_kernel(const BlockMeanParams& params) {
+  const PoolPlace place(params.channels);
+  const int blocks_of_head = (params.mean_rows + place.groups - 1) / place.groups;
+  const int bh = blockIdx.x / blocks_of_head;
+  const int block = (blockIdx.x - bh * blocks_of_head) * place.groups + place.group;
+  if (block >= params.mean_rows) return;
+  const int count = min(kListTile, params.length - block * kListTile);
+  float sum[8]{};
+  for (int i = 0; i < kPoolsOfBlock; ++i) {
+    const int pool = block * kPoolsOfBlock + i, tokens = min(kPoolTokens, params.length - pool * kPoolTokens);
+    if (tokens <= 0) break;
+    float values[8];
+    load_vec8(static_cast<const __nv_bfloat16*>(params.pools) + (i64(bh) * params.pool_rows + pool) * params.channels +
+                  place.channel,
+              values);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum[j] += values[j] * tokens;
+  }
+#pragma unroll
+  for (float& x : sum) x = count > 0 ? x / count : 0.f;
+  __nv_bfloat16* means = static_cast<__nv_bfloat16*>(params.means) +
+                         (i64(bh) * params.mean_rows + block) * params.copies * params.channels + place.channel;
+  for (int i = 0; i < params.copies; ++i) store_vec8(means + i * params.channels, sum);
+}
+
 }  // namespace common
+
+extern "C" __global__ void __launch_bounds__(common::kPoolThreads)
+    block_means(const __grid_constant__ common::BlockMeanParams params) {
+  common::block_means_kernel(params);
+}
 
 #define POOL_KERNELS(name, T)                                                 \
   extern "C" __global__ void __launch_bounds__(common::kPoolThreads)          \

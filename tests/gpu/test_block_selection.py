@@ -44,12 +44,14 @@ def structured(
     return (waves + 0.7 * torch.randn(shape, device="cuda")).to(dtype)
 
 
-def assert_near_reference(module: ModuleType, q: torch.Tensor, k: torch.Tensor, scale: float) -> None:
+def assert_near_reference(
+    module: ModuleType, q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False
+) -> None:
     """Scores of blocks that hold any probability, within what bf16 means cost; the shares of each row add up to 1."""
-    scores = block_scores_by(module, q, k, scale)
+    scores = block_scores_by(module, q, k, scale, block_means=block_means)
     assert scores.shape == (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
     assert scores.dtype == torch.float32 and not scores.isnan().any() and scores.min() >= -126
-    wanted = reference.block_scores(q.double(), k.double(), scale=scale)
+    wanted = reference.block_scores(q.double(), k.double(), scale=scale, block_means=block_means)
     shares = scores.double().exp2()
     assert (shares.sum(3) - 1).abs().max() < 5e-3  # what bf16 sums cost
     matters = wanted > -20
@@ -67,6 +69,7 @@ def test_scores(
     q = structured((2, 4, lengths[0], head_dim), dtype)
     k = structured((2, 2, lengths[1], head_dim), dtype) + 2 * torch.randn(head_dim, device="cuda").to(dtype)
     assert_near_reference(module, q, k, head_dim**-0.5)
+    assert_near_reference(module, q, k, head_dim**-0.5, block_means=True)
 
 
 @each_module

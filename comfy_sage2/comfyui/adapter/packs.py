@@ -11,7 +11,8 @@ from ...text import one_line
 from .attention_call import comfyui_attention
 
 _LONGEST = 60  # characters of a pack's name
-_CORE = ("comfy", "comfy_extras", "nodes")
+_NODE_FILES = "comfy_extras"
+_CORE = ("comfy", _NODE_FILES, "nodes")
 _NODES = {"nodes_sparse_attention": "Model Sparse Attention"}  # by the names of ComfyUI's files
 # ComfyUI's attention functions that quantize nothing, by their names.
 _EXACT = ("basic", "sub_quad", "split", "xformers", "pytorch", "flash")
@@ -20,30 +21,46 @@ _EXACT = ("basic", "sub_quad", "split", "xformers", "pytorch", "flash")
 def owner_of(function: object) -> str:
     """Whose attention `function` is, in words: the folder of a pack in custom_nodes, or ComfyUI's node."""
     function = getattr(function, "func", function)  # of a functools.partial
-    module = getattr(function, "__module__", None) or type(function).__module__
-    parts = re.split(r"[./\\]", str(module))
+    parts = _parts(function)
     if "custom_nodes" in parts[:-1]:
         return one_line(parts[parts.index("custom_nodes") + 1][:_LONGEST])
-    if parts[0] not in _CORE:
+    if not _is_core(parts):
         return one_line(parts[0][:_LONGEST])
+    if parts[-1] in _NODES:
+        return f"ComfyUI's {_NODES[parts[-1]]}"
     chosen = _chosen(function)
     return "ComfyUI's attention node" if chosen is None else f"ComfyUI's attention node ({chosen})"
+
+
+def _parts(function: object) -> list[str]:
+    """The module of `function`; ComfyUI gives the modules of nodes the paths of their files as names."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return [part for part in re.split(r"[./\\]", str(module)) if part] or [""]
+
+
+def _is_core(parts: list[str]) -> bool:
+    return parts[0] in _CORE or _NODE_FILES in parts[:-1]
+
+
+def is_sparse_attention(function: object) -> bool:
+    """Whether `function` is the override of ComfyUI's *Model Sparse Attention*; it leaves dense calls as they are."""
+    return _parts(function)[-1] in _NODES
 
 
 def block_owner(options: Mapping[str, Any]) -> str | None:
     """Whose patch takes the place of transformer blocks in a pass with these `transformer_options`, in words, or None.
 
-    Such a patch may compute a block's attention itself, and then nobody is asked for it.
+    Such a patch may compute a block's attention itself, or leave the block out, and then nobody is asked for it.
     """
     replaced = options.get("patches_replace")
     blocks = replaced.get("dit") if isinstance(replaced, Mapping) else None
     patch = next(iter(blocks.values()), None) if isinstance(blocks, Mapping) else None
     if patch is None:
         return None
-    folder, _, name = str(getattr(patch, "__module__", "")).rpartition(".")
-    if folder.partition(".")[0] not in _CORE:
+    parts = _parts(patch)
+    if "custom_nodes" in parts or not _is_core(parts):
         return owner_of(patch)
-    return f"ComfyUI's {_NODES.get(name, one_line(name[:_LONGEST]))}"
+    return f"ComfyUI's {_NODES.get(parts[-1], one_line(parts[-1][:_LONGEST]))}"
 
 
 def inexact(function: object) -> str | None:
@@ -65,8 +82,7 @@ def own_is_torchs() -> bool:
 
 def _chosen(function: object) -> str | None:
     """The attention function that ComfyUI's *Model Attention Backend* has put behind `function`, by its name."""
-    module = str(getattr(function, "__module__", ""))
-    if module.partition(".")[0] not in _CORE:
+    if not _is_core(_parts(function)):
         return None
     names = (str(getattr(entry, "__name__", "")) for entry in held_by(function))
     return next((one_line(name[:_LONGEST]) for name in names if name.startswith("attention")), None)

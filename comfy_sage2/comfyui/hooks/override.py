@@ -13,6 +13,10 @@ from ..session.session import Session
 from . import compiled
 
 
+class HandedBack(Exception):
+    """The call has come to the node, as plain tensors: who holds their containers is to bring these."""
+
+
 def make_override(session: Session) -> Override:
     """An override for `session`.
 
@@ -27,6 +31,8 @@ def make_override(session: Session) -> Override:
 
     def _attend(func: Override, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         running = model_passes.current(slot)
+        if running is not None and running.hands_back:
+            raise HandedBack
         declared = declared_attention.of_caller() if session.leaves_to_declared else None
 
         def fallback() -> torch.Tensor:

@@ -1,4 +1,10 @@
-"""A look at the calls that another pack's attention takes: behind this node, or in its place for some steps."""
+"""A look at the calls that another pack's attention takes: behind this node, or in its place for some steps.
+
+ComfyUI gives q, k and v in containers to an override that has a `container_function`, so that they can be freed before
+the output is made. *Model Sparse Attention* has none, and what it leaves to this node would come as plain tensors that
+its own frames hold. Here the containers are kept: it is asked with the tensors, a call that it leaves comes back at
+once, and the node gets the containers.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +14,11 @@ from typing import Any
 
 import torch
 
-from ..adapter.attention_call import OVERRIDE, AttentionCall, Override
-from ..adapter.packs import owner_of
+from ..adapter.attention_call import OVERRIDE, AttentionCall, Override, comfyui_attention
+from ..adapter.packs import held_by, is_sparse_attention, owner_of
 from ..session import model_passes
 from ..session.session import Session
+from .override import HandedBack
 
 
 @contextmanager
@@ -48,10 +55,45 @@ def _watcher(session: Session, taken_by: Override) -> Override:
         call = _call((*(container.peek() for container in args[:3]), *args[3:]), kwargs)
         return observed(lambda: taken_by.container_function(*args, **kwargs), call, kwargs)  # type: ignore[attr-defined]
 
+    ours = _node_behind(session, taken_by)
+
+    def bring_containers(*args: Any, **kwargs: Any) -> torch.Tensor:
+        containers, rest = args[:3], args[3:]
+        running = model_passes.current(session.slot)
+        if torch.compiler.is_compiling() or running is None:
+            return taken_by(comfyui_attention(), *(container.take() for container in containers), *rest, **kwargs)
+
+        def run() -> torch.Tensor:
+            running.hands_back = True
+            try:
+                out = taken_by(comfyui_attention(), *(container.peek() for container in containers), *rest, **kwargs)
+            except HandedBack:
+                out = None  # its traceback holds the tensors until this clause ends
+            finally:
+                running.hands_back = False
+            if out is None:
+                served: torch.Tensor = ours.container_function(*args, **kwargs)
+                return served
+            for container in containers:
+                container.tensor = None
+            return out
+
+        return observed(run, _call((*(container.peek() for container in containers), *rest), kwargs), kwargs)
+
     if hasattr(taken_by, "container_function"):
         override.container_function = container_function  # type: ignore[attr-defined]
+    elif ours is not None:
+        override.container_function = bring_containers  # type: ignore[attr-defined]
     override.watched = getattr(taken_by, "watched", taken_by)  # type: ignore[attr-defined]
     return override
+
+
+def _node_behind(session: Session, taken_by: Override) -> Any:
+    """The override of this node to which `taken_by` leaves calls as they are; None where others may stand between."""
+    asked = getattr(taken_by, "watched", taken_by)
+    if not is_sparse_attention(asked):
+        return None
+    return next((held for held in held_by(asked) if getattr(held, "session", None) is session), None)
 
 
 def _call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionCall | None:

@@ -44,10 +44,10 @@ def headline(summary: Summary) -> str:
 
 
 def taken_blocks(summary: Summary) -> list[str]:
-    """Who computed the attention of whole transformer blocks, whose calls then reach nobody."""
+    """Whose patch takes the place of transformer blocks: it may compute their attention itself, or leave them out."""
     return [
-        f"{owner} computed blocks of {passes} of {summary.passes} passes itself"
-        + (f", {calls} attention calls that did not reach this node" if calls else "")
+        f"{owner} took the place of blocks in {passes} of {summary.passes} passes"
+        + (f", with {calls} fewer attention calls" if calls else "")
         for owner, (passes, calls) in summary.fewer_calls.items()
     ]
 

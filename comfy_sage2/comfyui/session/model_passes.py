@@ -64,6 +64,7 @@ class ModelPass:
         check_at_end: the guard looks at the outputs of all calls together at the end of the pass, because the pass can
             be made again; else it looks at each output before the model goes on.
         calls: the attention calls so far.
+        hands_back: a call that reaches the node now is handed back to who holds its containers: see `watcher`.
         nonfinite: None, or one int32, 0 at first, that calls on its device set when a value is NaN or infinite.
         probe: the sample that the guard compares with exact attention, or None.
         agreements: None, or (calls, 3) float32 that takes what is measured of the outputs of calls on its device.
@@ -78,6 +79,7 @@ class ModelPass:
     changes: ModelChanges = frozenset()
     token_kinds: TokenKinds = ONE_KIND
     check_at_end: bool = False
+    hands_back: bool = False
     calls: list[Layer] = field(default_factory=list)
     nonfinite: torch.Tensor | None = None
     probe: Probe | None = None

@@ -12,27 +12,36 @@ from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.sparsity.selection import block_lists, block_scores
 
 
-def shares_by_tokens(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
-    """Each token takes the place of its 16's mean, in float64: then plain attention probabilities, (Tq, Tk)."""
+def shares_by_tokens(q: torch.Tensor, k: torch.Tensor, scale: float, keys: int) -> torch.Tensor:
+    """The mean of 16 queries, or of so many keys, takes the place of each, in float64: then plain attention
+    probabilities, (Tq, Tk).
+    """
 
-    def as_means(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in x.double().split(16)])
+    def as_means(x: torch.Tensor, tokens: int) -> torch.Tensor:
+        return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in x.double().split(tokens)])
 
-    p = (as_means(q) @ as_means(k).T * scale).softmax(1)
+    p = (as_means(q, 16) @ as_means(k, keys).T * scale).softmax(1)
     of_keys = torch.stack([part.sum(1) for part in p.split(128, 1)], 1)
     return torch.stack([part.mean(0) for part in of_keys.split(128)])
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (128, 256), (300, 517), (640, 130), (1000, 1009)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_scores_are_shares_of_the_probability_of_means(lengths: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("block_means", [False, True])
+def test_scores_are_shares_of_the_probability_of_means(
+    lengths: tuple[int, int], dtype: torch.dtype, block_means: bool
+) -> None:
     q = torch.randn(2, 4, lengths[0], 40).mul(4).to(dtype)
     k = torch.randn(2, 2, lengths[1], 40).add(3 * torch.randn(40)).to(dtype)
-    scores = block_scores(q, k, scale=0.3)
+    scores = block_scores(q, k, scale=0.3, block_means=block_means)
     assert scores.dtype == torch.float32 and scores.shape == (2, 4, blocks_of(lengths[0]), blocks_of(lengths[1]))
     for batch in range(2):
         for head in range(4):
-            wanted = shares_by_tokens(q[batch, head], k[batch, head // 2], 0.3).log2().clamp_min(-126)
+            wanted = (
+                shares_by_tokens(q[batch, head], k[batch, head // 2], 0.3, 128 if block_means else 16)
+                .log2()
+                .clamp_min(-126)
+            )
             assert (scores[batch, head].double() - wanted).abs().max() < 1e-3
 
 

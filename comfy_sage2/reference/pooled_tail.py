@@ -1,0 +1,83 @@
+"""A tail for attention with block lists: the key blocks that no list has take part by means of their tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from ..block_mask import BLOCK_TOKENS
+from .block_scores import POOL_TOKENS, POOLS_OF_BLOCK, pool_tokens
+
+CENTER_TOKENS = 64
+
+
+def center_of(k: torch.Tensor) -> torch.Tensor:
+    """The mean of up to 64 tokens that are spread evenly over k (..., N, D), in its dtype: (..., 1, D)."""
+    count = min(CENTER_TOKENS, k.shape[-2])
+    places = torch.arange(count, device=k.device) * k.shape[-2] // count
+    return k.index_select(-2, places).mean(dim=-2, keepdim=True)
+
+
+def add_pooled_tail_(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    active_blocks: torch.Tensor,
+    *,
+    scale: float,
+) -> None:
+    """Correct the output and the LSE of a call with block lists for the blocks that it left out.
+
+    Such a block is one key and one value, the means of its tokens, that count as often as it has tokens. Their scores
+    are those of the mean of 16 queries, but for what all keys have in common: `center_of` k, which each query has by
+    itself. Query blocks with all key blocks active stay as they are.
+
+    Args:
+        q, out: (B, Hq, Nq, D), k, v: (B, Hkv, Nkv, D), any float dtype; out is written to.
+        lse: (B, Hq, Nq) float32, natural logarithm, minus infinity for queries of an empty list; written to.
+        active_blocks: bool (B or 1, Hq or 1, Tq, Tk), those that the call has computed.
+        scale: softmax scale.
+    """
+    batch, q_heads, q_length, _ = q.shape
+    group = q_heads // k.shape[1]
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    active_blocks = active_blocks.expand(batch, q_heads, -1, -1)
+    # Under autocast the products would be rounded to 16 bits.
+    with torch.autocast(q.device.type, enabled=False):
+        for b in range(batch):
+            for head in range(q_heads):
+                queries, keys, values = (
+                    q[b, head].to(dtype),
+                    k[b, head // group].to(dtype),
+                    v[b, head // group].to(dtype),
+                )
+                center = center_of(keys)
+                key_means, counts = _block_means(keys - center)
+                value_means, _ = _block_means(values)
+                active = active_blocks[b, head].repeat_interleave(POOLS_OF_BLOCK, dim=0)
+                pools = pool_tokens(queries)[0]
+                scores = pools @ key_means.T * scale + counts.log()
+                scores = scores.masked_fill(active[: pools.shape[0]], -torch.inf)
+                of_pools = scores.logsumexp(dim=1)
+                # A sub-pool without a tail has no probabilities: 0 in the place of -inf keeps NaN away.
+                shares = (scores - of_pools.masked_fill(of_pools == -torch.inf, 0.0)[:, None]).exp()
+                own = torch.arange(q_length, device=q.device) // POOL_TOKENS
+                tails = of_pools[own] + (queries @ center.T * scale)[:, 0]
+                lists = lse[b, head].to(dtype)
+                both = torch.logaddexp(lists, tails)
+                corrected = (
+                    out[b, head].to(dtype) * (lists - both).exp()[:, None]
+                    + (shares @ value_means)[own] * (tails - both).exp()[:, None]
+                )
+                has_tail = of_pools[own] != -torch.inf
+                out[b, head] = torch.where(has_tail[:, None], corrected.to(out.dtype), out[b, head])
+                lse[b, head] = torch.where(has_tail, both.to(lse.dtype), lse[b, head])
+
+
+def _block_means(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each 128 tokens of x (N, D) their mean, and how many they are: (T, D) and (T,)."""
+    parts = x.split(BLOCK_TOKENS)
+    counts = x.new_tensor([part.shape[0] for part in (parts[0], parts[-1])])
+    counts = torch.cat((counts[:1].expand(len(parts) - 1), counts[1:]))
+    return torch.stack([part.mean(dim=0) for part in parts]), counts

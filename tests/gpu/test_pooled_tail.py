@@ -1,0 +1,128 @@
+"""The kernels that add the tail of a call with block lists, against the reference in float64."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from comfy_sage2 import BlockMask
+from comfy_sage2.backends.pooled_tail import add_by
+from comfy_sage2.block_mask import blocks_of
+from comfy_sage2.kernels import abi, loader
+from comfy_sage2.reference.pooled_tail import add_pooled_tail_ as reference_
+
+from .builds import DECLARED, assert_equal_in_threads, backend
+
+pytestmark = pytest.mark.gpu
+
+each_module = pytest.mark.parametrize("name", [found.name for found in DECLARED if found.name in ("sm90", "sm80")])
+
+
+@pytest.fixture
+def module(name: str) -> ModuleType:
+    backend(name)
+    module = loader.load(name)
+    if not abi.has_block_selection(module):
+        pytest.skip(f"the tail needs newer kernels than these ({abi.describe(module)})")
+    return module
+
+
+def random_call(
+    heads: tuple[int, int], lengths: tuple[int, int], head_dim: int, dtype: torch.dtype, batch: int = 2
+) -> tuple[torch.Tensor, ...]:
+    """q, k with an offset of all tokens, v, an output and an LSE that calls with lists could have given, and a mask."""
+    q = torch.randn(batch, heads[0], lengths[0], head_dim, device="cuda", dtype=dtype)
+    k, v = (torch.randn(batch, heads[1], lengths[1], head_dim, device="cuda", dtype=dtype) for _ in range(2))
+    k += torch.randn(head_dim, device="cuda").to(dtype)
+    out = torch.randn_like(q)
+    lse = (
+        torch.randn(q.shape[:3], device="cuda")
+        + 4
+        + (q.float() @ k.float().mean(2).repeat_interleave(heads[0] // heads[1], 1)[..., None])[..., 0] * head_dim**-0.5
+    )
+    active = torch.rand(batch, heads[0], blocks_of(lengths[0]), blocks_of(lengths[1]), device="cuda") < 0.4
+    active[0, 0] = True
+    return q, k, v, out, lse, active
+
+
+def assert_near_reference(
+    module: ModuleType,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    active: torch.Tensor,
+) -> None:
+    scale = q.shape[3] ** -0.5
+    before = [x.clone() for x in (q, k, v)]
+    wanted, wanted_lse = out.double(), lse.double()
+    reference_(q.double(), k.double(), v.double(), wanted, wanted_lse, active, scale=scale)
+    full = active.all(3).expand(*q.shape[:2], -1).repeat_interleave(128, 2)[..., : q.shape[2]]
+    untouched = out[full].clone()
+    add_by(module, q, k, v, out, lse, BlockMask.from_dense(active).lists, scale)
+    assert torch.equal(out[full], untouched)
+    assert (out.double() - wanted).norm() / wanted.norm() < 6e-3
+    assert (out.double() - wanted).abs().max() < 0.05
+    assert (lse.double() - wanted_lse).abs().max() < 0.02
+    assert all(torch.equal(*pair) for pair in zip(before, (q, k, v), strict=True))
+
+
+@each_module
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 40, 72, 200])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("lengths", [(1, 1), (128, 128), (333, 2100), (2049, 700), (1023, 9000)], ids=str)
+def test_tail(module: ModuleType, head_dim: int, dtype: torch.dtype, lengths: tuple[int, int], fresh_seed: int) -> None:
+    assert_near_reference(module, *random_call((4, 2), lengths, head_dim, dtype))
+
+
+@each_module
+@pytest.mark.parametrize("shared", [(1, 1), (1, 4), (2, 1)], ids=str)
+def test_lists_for_all(module: ModuleType, shared: tuple[int, int], fresh_seed: int) -> None:
+    *tensors, active = random_call((4, 4), (700, 900), 64, torch.bfloat16)
+    q, k, v, out, lse = tensors
+    assert_near_reference(module, q, k, v, out, lse, active[-shared[0] :, -shared[1] :].contiguous())
+
+
+@each_module
+def test_empty_lists_and_strided_views(module: ModuleType, fresh_seed: int) -> None:
+    q, k, v, out, lse, active = random_call((3, 3), (700, 900), 64, torch.bfloat16)
+    active[1, 1] = False
+    lse[1, 1], out[1, 1] = -torch.inf, 0
+    packed = torch.stack([x.transpose(1, 2) for x in (q, out)], 2)
+    q, out = (packed[:, :, i].transpose(1, 2) for i in range(2))
+    k, v = (torch.stack((x, x), 3)[:, :, :, 1] for x in (k, v))
+    assert_near_reference(module, q, k, v, out, lse, active)
+
+
+@each_module
+def test_graphs_and_threads(module: ModuleType, fresh_seed: int) -> None:
+    q, k, v, out, lse, active = random_call((4, 4), (3000, 3000), 128, torch.bfloat16)
+    lists = BlockMask.from_dense(active).lists
+
+    def corrected(given: torch.Tensor) -> torch.Tensor:
+        copy, copy_of_lse = given.clone(), lse.clone()
+        add_by(module, q, k, v, copy, copy_of_lse, lists, 128**-0.5)
+        return copy
+
+    wanted = corrected(out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = corrected(out)
+    graph.replay()
+    assert torch.equal(found, wanted) and not torch.equal(found, out)
+    others = [out, torch.randn_like(out)]
+    assert_equal_in_threads(lambda index: corrected(others[index]))
+
+
+@each_module
+def test_300000_keys(module: ModuleType, fresh_seed: int) -> None:
+    assert_near_reference(module, *random_call((1, 1), (500, 300_000), 128, torch.bfloat16, batch=1))
+
+
+@each_module
+@pytest.mark.sanitizer
+def test_small(module: ModuleType, fresh_seed: int) -> None:
+    assert_near_reference(module, *random_call((2, 1), (200, 300), 64, torch.bfloat16, batch=1))

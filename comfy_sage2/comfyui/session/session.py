@@ -96,9 +96,10 @@ class Session:
     def leaves_to_declared(self) -> bool:
         """Whether calls that this node leaves take the attention that the model's file asks for.
 
-        An override before this one has replaced it, as in ComfyUI without this node.
+        An override before this one has replaced it, as in ComfyUI without this node. Compiled code hides it.
         """
-        return bool(self.declared.served) and self.previous is None and self.handler.leaves_to_declared
+        is_first = self.previous is None and not self.compiled
+        return bool(self.declared.served) and is_first and self.handler.leaves_to_declared
 
     def begin_pass(self, sigma: float, device: torch.device, transformer_options: dict[str, Any]) -> ModelPass:
         """A forward pass at noise level `sigma` starts on `device`."""

@@ -14,7 +14,7 @@ import torch
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
 from comfy_sage2.comfyui.adapter.declared_attention import declared, declared_layers, of_caller
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.report.text import session_report, status
+from comfy_sage2.comfyui.report.text import base_of, session_report, status
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.session import Session
@@ -189,7 +189,8 @@ def test_what_the_device_lacks_is_said(host: Any) -> None:
 def test_a_compiled_model_is_named(host: Any) -> None:
     session = session_with()
     session.declared, session.compiled = declared_layers(model_of(Child(INT8))), True
-    assert "The model is compiled" in status(session)
+    assert "The model is compiled" in status(session) and not session.leaves_to_declared
+    assert base_of(session) == "ComfyUI's attention", "times are compared with who serves what the node leaves"
 
 
 def test_object_patches_take_the_place_of_what_the_file_says(host: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from ...accumulators import resolved
 from ...autotune.cost_model import TunedChoices
 from ...autotune.store import choices_of
-from ...autotune.timings import ORDINARY, Candidate, Work
+from ...autotune.timings import Candidate, Work
 from ...options import EXACT
 from ..settings import ALWAYS, AUTO, FASTEST, Settings
 
@@ -26,7 +26,7 @@ def notes_on_peers(device: torch.device, settings: Settings, backend: str | None
 
 
 def _note(choices: TunedChoices, mine: Candidate, peer: Candidate, settings: Settings) -> str | None:
-    works = [work for one, work in choices.times.seconds if one == mine and work.kind == ORDINARY]
+    works = [work for one, work in choices.times.seconds if one == mine]
     ratios = {work: _ratio(choices, mine, peer, work, beside_exact=settings.when != ALWAYS) for work in works}
     faster = {work: ratio for work, ratio in ratios.items() if ratio > 1.0 + choices.margin}
     if not faster:

@@ -257,6 +257,13 @@ def test_the_long_call_is_the_square_one() -> None:
         assert found.four_bits_pay() is False
 
 
+def test_the_long_call_is_an_ordinary_one() -> None:
+    """Calls with a mask have as many pairs, and other times."""
+    both = with_kind(made_up_gpu(), 3.0, hides_keys=True)
+    found = TunedChoices(Times(dict(reversed(both.items())), 0.0))
+    assert "8b with FP16 accumulators 361" in found.lines()[1]
+
+
 def rounds(count: int = 5, noise: float = 0.01, seed: int = 0) -> dict[Any, list[float]]:
     rng = random.Random(seed)
     return {

@@ -243,6 +243,16 @@ def test_what_the_node_takes_anyway_is_compared(monkeypatch: pytest.MonkeyPatch,
     assert len(faster_peers.notes_on_peers(CPU, Settings(when=ALWAYS), "sm90")) == 1
 
 
+def test_calls_with_masks_count(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
+    choices = on_card(monkeypatch, kitchen=2.0)
+    masked = Work(16, 4096, 4096, 128, hides_keys=True)
+    seconds = {**choices.times.seconds, (EIGHT, masked): 2.0, (KITCHEN, masked): 1.0}
+    found = TunedChoices(Times(seconds, 0.0, choices.times.errors))
+    monkeypatch.setattr(faster_peers, "choices_of", lambda device: found)
+    (note,) = faster_peers.notes_on_peers(CPU, Settings(), "sm90")
+    assert "up to 2.00 times as fast as 8b on this GPU, in 1 of 5 calls" in note
+
+
 def test_node_report_and_log_have_the_note(
     monkeypatch: pytest.MonkeyPatch, package: Package, caplog: pytest.LogCaptureFixture
 ) -> None:

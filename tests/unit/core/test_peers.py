@@ -273,7 +273,7 @@ MASKED = {"mask_shape": (2, 1, 1, 1024), "mask_dtype": torch.bool}
         ({"head_dim": 96}, {"comfy-kitchen"}),
         ({"kv_length": 1000}, {"comfy-kitchen"}),
     ],
-    ids=str,
+    ids=lambda value: str(value if isinstance(value, dict) else sorted(value)),
 )
 def test_calls_that_a_package_does_not_take_never_reach_it(
     changes: dict[str, Any], able: set[str], installed: dict[str, str], monkeypatch: pytest.MonkeyPatch

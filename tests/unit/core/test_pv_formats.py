@@ -10,7 +10,7 @@ import torch
 from declared_modules import declared_module
 
 from comfy_sage2.backends import self_test
-from comfy_sage2.backends.kernels import KERNELS
+from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.call_site import label
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
@@ -41,6 +41,11 @@ def version(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
+def text_of(value: object) -> str:
+    """A test's name, the same in each process."""
+    return value.name if isinstance(value, KernelBackend) else str(value)
+
+
 CASES = [
     (SM80, {}, ("int8", "fp32")),
     (SM80, {"of_gpu": GEFORCE}, ("int8", "fp32")),
@@ -58,7 +63,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "choices", "expected"), CASES, ids=str)
+@pytest.mark.parametrize(("backend", "choices", "expected"), CASES, ids=text_of)
 def test_what_serves_a_call(
     backend: Any, choices: dict[str, Any], expected: tuple[str, str], version: dict[str, int]
 ) -> None:
@@ -77,7 +82,7 @@ def test_what_serves_a_call(
         (SM89, {"of_gpu": GEFORCE}, ("fp8", "fp16")),
         (SM89, {"mode": "precise", "of_gpu": GEFORCE}, ("fp16", "fp32")),
     ],
-    ids=str,
+    ids=text_of,
 )
 def test_older_modules_have_one_format(
     backend: Any, choices: dict[str, Any], expected: tuple[str, str], version: dict[str, int]

@@ -20,20 +20,14 @@ def to_prompt(workflow: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
     }
 
 
-def _own_widgets(options: dict[str, Any], value: Any) -> list[str]:
-    """The widgets that a dynamic combo has where `value` is chosen."""
-    choices = [choice for choice in options.get("options", ()) if isinstance(choice, dict) and choice["key"] == value]
-    sections = [section for choice in choices for section in choice["inputs"].values()]
-    return [name for section in sections for name in section]
-
-
 def _inputs(node: dict[str, Any], definition: dict[str, Any], links: dict[int, list[Any]]) -> dict[str, Any]:
     """Links by name, and widget values in the order of the definition, past the frontend's own controls."""
     connected = {entry["name"]: links[entry["link"]] for entry in node["inputs"] if entry.get("link") is not None}
     values = iter(node.get("widgets_values") or ())
     inputs: dict[str, Any] = {}
     sections = definition["input"]
-    for name, spec in {**sections.get("required", {}), **sections.get("optional", {})}.items():
+    known = {**sections.get("required", {}), **sections.get("optional", {})}
+    for name, spec in known.items():
         options = spec[1] if len(spec) > 1 else {}
         kind = options.get("widgetType", spec[0])
         if (isinstance(kind, list) or kind in WIDGETS) and not options.get("forceInput"):
@@ -41,7 +35,9 @@ def _inputs(node: dict[str, Any], definition: dict[str, Any], links: dict[int, l
             if any(map(options.get, ("control_after_generate", "image_upload", "video_upload"))):
                 next(values)
             inputs[name] = value
-            inputs |= {f"{name}.{own}": next(values, None) for own in _own_widgets(options, value)}
+            # A dynamic combo's own widgets, where the file has them: their inputs are named after it.
+            own = [entry["name"] for entry in node["inputs"] if entry["name"].startswith(f"{name}.")]
+            inputs |= {entry: next(values, None) for entry in own if entry not in connected and entry not in known}
         if name in connected:
             inputs[name] = connected[name]
     return {**inputs, **connected}  # those of inputs that grow, too

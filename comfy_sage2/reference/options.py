@@ -62,11 +62,12 @@ class ReferenceOptions:
     ) -> ReferenceOptions:
         """The numerics of a public call with tensors of `dtype`.
 
-        INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b". "precise" has the scores of "8b", keeps V as
-        it is and rounds P to `dtype`; its row sum adds P before that. Rotated INT4 is clipped, and has one scale for
-        each token of Q whatever `groups` says of Q.
+        INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b". Their row sum adds P after its rounding, as
+        the kernels' does; the paper's adds it before (`sum_quantized_p` of the defaults). "precise" has the scores of
+        "8b", keeps V as it is and rounds P to `dtype`; its row sum adds P before that. Rotated INT4 is clipped, and has
+        one scale for each token of Q whatever `groups` says of Q.
         """
-        numerics = cls(groups=groups, smooth_v=options.smooth_v, rotate=options.rotate)
+        numerics = cls(groups=groups, smooth_v=options.smooth_v, rotate=options.rotate, sum_quantized_p=True)
         if options.mode == "precise":
             numerics = replace(
                 numerics,
@@ -75,6 +76,7 @@ class ReferenceOptions:
                 v_format=FP32,
                 p_maximum=PRECISE_P_MAXIMUM,
                 accumulator=ACCUMULATE_FP32,
+                sum_quantized_p=False,
             )
         if options.mode == "4b":
             numerics = replace(numerics, qk_format=INT4, smooth_q=True)

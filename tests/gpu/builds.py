@@ -214,8 +214,8 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: i
     options = ReferenceOptions.of(call, groups=groups_of(name, call.mode), dtype=q.dtype)
     if call.mode == "precise" and name != "sm90":
         options = replace(options, p_maximum=448.0)
-    if call.mode != "precise" and name != "sm80":  # with P of 16 bits it is added before it is rounded
-        options = replace(options, sum_quantized_p=True)
+    if name == "sm80":  # with P of 16 bits it is added before it is rounded
+        options = replace(options, sum_quantized_p=False)
     options = replace(options, diagonal_early=True)
     if name == "sm90":
         options = replace(options, keys_per_step=_hopper_tile(q.shape[3], kv_length, plain), last_keys_first=True)

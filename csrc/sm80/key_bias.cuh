@@ -1,6 +1,7 @@
 // What is added to the scores of each key: the correction of smoothed Q and masks that broadcast over queries.
 #pragma once
 
+#include "common/hidden_keys.cuh"
 #include "sm80/rows.cuh"
 #include "sm80/softmax.cuh"
 #include "sm80/values.cuh"
@@ -64,13 +65,15 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
   const float* k_mean = p.k_mean + i64(kv_bh) * kHeadDim + Pieces::channel();
   __shared__ unsigned key_amax;  // bits of non-negative floats, a NaN above all numbers
   if (threadIdx.x == 0) key_amax = 0u;
+  HiddenKeys hidden(p.mask, batch);  // they read as the mean
+  if (hidden.any()) hidden.all_but(p.shown[kv_bh]);
   float key_factor = 1.f;
 #pragma unroll 1
   for (bool again = true; again;) {
     unsigned amax = 0u;
     for (int row = Pieces::row(); row < kKeyBlock; row += Pieces::kRowsAtOnce) {
       float x[8] = {};
-      if (first_key + row < sizes.kv_length) {
+      if (first_key + row < sizes.kv_length && !hidden.has(first_key + row)) {
         load_piece(x, start + (first_key + row) * p.k.token_stride, Pieces::channel(), sizes);
 #pragma unroll
         for (int i = 0; i < 8; ++i) x[i] = (x[i] - k_mean[i]) * key_factor;

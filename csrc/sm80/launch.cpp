@@ -90,6 +90,9 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.slices = static_cast<int>(workspace_.kv_bh);
     params.chunks = static_cast<int>(workspace_.chunks);
     params.v_maximum = v_maximum_;
+    bind_mask(params.mask, fields);
+    fields.bind(params.shown_of_chunks, kWorkspace, workspace_.shown_of_chunks);
+    fields.bind(params.shown, kWorkspace, workspace_.shown);
     const driver::Extent& of_k_and_v = workspace_.statistics_grid;
     launch(prepare_, "partial_statistics_" + element_, of_k_and_v, kStatisticsThreads, 0, params, fields);
     launch(prepare_, "finish_statistics", {of_k_and_v.x, of_k_and_v.z}, head_dim_, 0, params, fields);
@@ -105,6 +108,8 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.query_tiles = workspace_.works;
     params.key_tiles = workspace_.kv_bh * workspace_.key_blocks;
     params.v_maximum = v_maximum_;
+    bind_mask(params.mask, fields);
+    fields.bind(params.shown, kWorkspace, workspace_.shown);
     launch(prepare_, "quantize_" + mode_ + (call_.rotate ? "_rotated_" : "_") + element_, workspace_.quantize_grid,
            kQuantizeThreads, 0, params, fields);
   }
@@ -149,6 +154,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     RunFields fields(params);
     bind_delta(params, fields);
     fields.bind(params.bias, kWorkspace, workspace_.bias);
+    fields.bind(params.shown, kWorkspace, workspace_.shown);
     if (mask_is_bias_) bind_mask(params.mask, fields);
     params.sizes = all_sizes_;
     params.first_work = first;

@@ -25,7 +25,10 @@ struct StatisticsParams {
   Sizes sizes;
   int slices, chunks;
   int smooth_v;
-  float v_maximum;  // what the largest element of a channel of V is scaled to
+  float v_maximum;       // what the largest element of a channel of V is scaled to
+  Mask mask;             // whose hidden keys do not count (common/hidden_keys.cuh)
+  int* shown_of_chunks;  // (slices, chunks): keys that such a mask leaves
+  int* shown;            // (slices)
 };
 
 struct QuantizeParams {
@@ -40,6 +43,8 @@ struct QuantizeParams {
   i64 query_tiles, key_tiles;  // of all slices: blocks of the grid for Q, K and again key_tiles for V, in this order
   float scale;
   float v_maximum;  // as in StatisticsParams
+  Mask mask;        // whose hidden keys are zeros
+  const int* shown;
 };
 
 // Rows of the key bias hold, in units of log2, what is added to the scores of each key: -inf past the last key. Keys
@@ -53,6 +58,7 @@ struct DeltaParams {
   i64 first_work, works;
   int first_slice;  // q slice of first_work
   float scale;      // softmax scale * log2(e)
+  const int* shown;
 };
 
 struct KeyBiasParams {

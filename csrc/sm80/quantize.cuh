@@ -2,6 +2,7 @@
 // sections 3.1 to 3.3).
 #pragma once
 
+#include "common/hidden_keys.cuh"
 #include "common/integer_format.cuh"
 #include "common/rotation.cuh"
 #include "sm80/layout.cuh"
@@ -200,8 +201,15 @@ class Quantize {
     }
   }
 
+  static __device__ __forceinline__ HiddenKeys hidden_keys(const QuantizeParams& p, int bh) {
+    HiddenKeys hidden(p.mask, bh / p.sizes.kv_heads);
+    if (hidden.any()) hidden.all_but(p.shown[bh]);
+    return hidden;
+  }
+
   static __device__ __forceinline__ void keys(const QuantizeParams& p, i64 tile) {
     const int bh = static_cast<int>(tile / p.sizes.key_blocks);
+    const HiddenKeys hidden = hidden_keys(p, bh);
     const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
     const T* start = head_start<T>(p.k, bh, p.sizes.kv_heads);
     const float* mean = p.k_mean + i64(bh) * kHeadDim + Pieces::channel();
@@ -209,7 +217,7 @@ class Quantize {
 #pragma unroll
     for (int pass = 0; pass < kPasses<Keys>; ++pass) {
       const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
-      if (token < p.sizes.kv_length) {
+      if (token < p.sizes.kv_length && !hidden.has(token)) {
         load_piece(x[pass], start + token * p.k.token_stride, Pieces::channel(), p.sizes);
 #pragma unroll
         for (int i = 0; i < 8; ++i) x[pass][i] -= mean[i];
@@ -232,6 +240,10 @@ class Quantize {
     const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
     const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
     __shared__ __align__(16) T shared[kKeyBlock][kWidth + 8];
+    __shared__ bool shown[kKeyBlock];
+    const HiddenKeys hidden = hidden_keys(p, bh);
+    if (threadIdx.x < kKeyBlock)
+      shown[threadIdx.x] = static_cast<int>(threadIdx.x) < tokens && !hidden.has(first + threadIdx.x);
     for (int base = 0; base < kHeadDim; base += kWidth) {
       __syncthreads();
       for (int row = Part::row(); row < tokens; row += Part::kRowsAtOnce) {
@@ -249,13 +261,13 @@ class Quantize {
           const i64 statistic = i64(bh) * kHeadDim + base + channel;
           const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
           const auto value = [&](int key) {
-            const float x = key < tokens ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
+            const float x = shown[key] ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
             // What storable_amax cuts off. Comparisons keep a NaN.
             return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
           };
           out[at] = Product::operand(value, word, lane % 4);
         } else {
-          const auto value = [&](int key) { return key < tokens ? to_float(shared[key][channel]) : 0.f; };
+          const auto value = [&](int key) { return shown[key] ? to_float(shared[key][channel]) : 0.f; };
           out[at] = Product::operand(value, word, lane % 4);
         }
       }

@@ -3,6 +3,7 @@
 // by bit.
 #pragma once
 
+#include "common/hidden_keys.cuh"
 #include "sm80/layout.cuh"
 #include "sm80/rows.cuh"
 
@@ -12,7 +13,8 @@ __device__ __forceinline__ float merge(int statistic, float x, float y) {
   return statistic == 0 ? x + y : max_nan(x, y);
 }
 
-// Grid: (kv heads, chunks, K or V). The precise mode has no V.
+// Grid: (kv heads, chunks, K or V). The precise mode has no V. A chunk without a shown key has the results of all its
+// keys, for masks that hide all.
 template <int kHeadDim, class T>
 __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
   using Pieces = RowPieces<kHeadDim, kStatisticsThreads>;
@@ -20,6 +22,10 @@ __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
   const i64 stride = blockIdx.z == 0 ? p.k.token_stride : p.v.token_stride;
   const int first = blockIdx.y * kStatisticsTokens;
   const int last = min(first + kStatisticsTokens, p.sizes.kv_length);
+  HiddenKeys hidden(p.mask, blockIdx.x / p.sizes.kv_heads);
+  const int shown = hidden.count_shown<kStatisticsThreads>(first, last);
+  hidden.all_but(shown);
+  if (blockIdx.z == 0 && threadIdx.x == 0) p.shown_of_chunks[i64(blockIdx.x) * p.chunks + blockIdx.y] = shown;
   float found[kStatistics][8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -27,6 +33,7 @@ __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
     found[1][i] = found[2][i] = -__builtin_bit_cast(float, 0x7f800000u);
   }
   for (int token = first + Pieces::row(); token < last; token += Pieces::kRowsAtOnce) {
+    if (hidden.has(token)) continue;
     float x[8];
     load_piece(x, start + token * stride, Pieces::channel(), p.sizes);
 #pragma unroll
@@ -58,17 +65,21 @@ template <int kHeadDim>
 __device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
   const float* in =
       p.partials + (i64(blockIdx.y) * p.slices + blockIdx.x) * p.chunks * kStatistics * kHeadDim + threadIdx.x;
-  float found[kStatistics];
-#pragma unroll
-  for (int statistic = 0; statistic < kStatistics; ++statistic) found[statistic] = in[statistic * kHeadDim];
-  for (int chunk = 1; chunk < p.chunks; ++chunk) {
+  const int* shown_of_chunks = p.shown_of_chunks + i64(blockIdx.x) * p.chunks;
+  int shown = 0;
+  for (int chunk = 0; chunk < p.chunks; ++chunk) shown += shown_of_chunks[chunk];
+  if (blockIdx.y == 0 && threadIdx.x == 0) p.shown[blockIdx.x] = shown;
+  const float infinity = __builtin_bit_cast(float, 0x7f800000u);
+  float found[kStatistics] = {0.f, -infinity, -infinity};
+  for (int chunk = 0; chunk < p.chunks; ++chunk) {
+    if (shown != 0 && shown_of_chunks[chunk] == 0) continue;
 #pragma unroll
     for (int statistic = 0; statistic < kStatistics; ++statistic) {
       found[statistic] = merge(statistic, found[statistic], in[(i64(chunk) * kStatistics + statistic) * kHeadDim]);
     }
   }
   const i64 at = i64(blockIdx.x) * kHeadDim + threadIdx.x;
-  const float mean = found[0] / p.sizes.kv_length;
+  const float mean = found[0] / (shown != 0 ? shown : p.sizes.kv_length);
   if (blockIdx.y == 0) {
     p.k_mean[at] = mean;
     return;

@@ -16,7 +16,8 @@ struct Workspace {
   int64_t bias_rows;  // of the key bias: work items of a launch (4-bit), or batch * q_heads (8-bit with a mask)
   driver::Extent statistics_grid, quantize_grid;
   // Offsets in bytes.
-  int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, q_mean, lse_shift, partials, bias;
+  int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, q_mean, lse_shift, partials,
+      shown_of_chunks, shown, bias;
   ListSpace lists;
   int64_t bytes;
 
@@ -47,6 +48,8 @@ struct Workspace {
     q_mean = arena.add(call.mode == k4b ? works * channels * 4 : 0);
     lse_shift = arena.add(call.has_lse ? q_bh * call.q_length * 4 : 0);
     partials = arena.add(tensors * kv_bh * chunks * kStatistics * channels * 4);
+    shown_of_chunks = arena.add(kv_bh * chunks * 4);
+    shown = arena.add(kv_bh * 4);
     bias = arena.add(bias_rows * row_bytes);
     lists = ListSpace(call, 0, arena);
     arena.add(key_tile_bytes(channels, 8));  // the attention kernel copies one key block too many

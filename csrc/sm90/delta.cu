@@ -1,6 +1,6 @@
 // Smooth Q's correction (paper equation 3): delta_s = mean(Q of a tile) . (K - mean(K)), in units of log2, for the
 // tiles of a chunk. In FP32 throughout.
-#include "common/elements.cuh"
+#include "common/hidden_keys.cuh"
 #include "sm90/ptx.cuh"
 
 namespace sm90 {
@@ -26,7 +26,10 @@ __device__ __forceinline__ void delta_kernel(const DeltaParams& params) {
   const T* k = static_cast<const T*>(params.k.pointer) + batch * params.k.batch_stride +
                kv_head * params.k.head_stride + key * params.k.token_stride;
   float delta[kDeltaTiles] = {};
-  for (int channel = 0; channel < params.head_dim; channel += 8) {
+  HiddenKeys hidden(params.mask, batch);
+  if (hidden.any()) hidden.all_but(params.prepared[kv_index].shown);
+  const int channels = hidden.has(key) ? 0 : params.head_dim;  // a hidden key reads as the mean
+  for (int channel = 0; channel < channels; channel += 8) {
     float values[8], mean[8];
     load_vec8(k + channel, values);
     load_vec8(params.k_mean + kv_index * params.head_dim + channel, mean);

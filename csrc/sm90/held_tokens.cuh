@@ -1,6 +1,7 @@
 // A block's share of a head's K or V in shared memory, as it is, and the statistics of its channels.
 #pragma once
 
+#include "common/hidden_keys.cuh"
 #include "sm90/quantize.cuh"
 #include "sm90/statistics.cuh"
 
@@ -107,8 +108,10 @@ struct Scratch {
   struct {
     float sums[kChannels];
     uint2 extremes[kChannels / 2];
-  } of_block;  // other blocks read it until all have arrived on the cluster's barrier
+    float shown;  // keys
+  } of_block;     // other blocks read it until all have arrived on the cluster's barrier
   alignas(16) float means[kChannels], inverses[kChannels];
+  int shown;  // keys of the head
 };
 constexpr int kSharedOfMultiprocessor = 228 << 10, kReservedOfBlock = 1 << 10;
 static_assert(3 * (kMostUnits * kUnitBytes + int(sizeof(Scratch<__half, 16>)) + kReservedOfBlock) <=
@@ -118,18 +121,26 @@ static_assert(3 * (kMostUnits * kUnitBytes + int(sizeof(Scratch<__half, 16>)) + 
 // Of a channel.
 struct ChannelStatistics {
   float sum, largest, smallest;
+  float count;  // of tokens
 };
 
-// Over the tokens of the head: thread c gets those of channel c, below 8 * kLanes. Largest and smallest with kExtremes
-// alone.
+// Over the tokens of the head but hidden ones: thread c gets those of channel c, below 8 * kLanes. Largest and smallest
+// with kExtremes alone. A block without a shown key sums up all of its keys, for masks that hide all.
 template <bool kExtremes, class T, int kLanes>
 __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, kLanes>& held, int length, int blocks,
-                                                           const Lanes<kLanes>& lanes, Scratch<T, kLanes>& scratch) {
+                                                           const Lanes<kLanes>& lanes, const HiddenKeys& hidden,
+                                                           Scratch<T, kLanes>& scratch) {
   constexpr int kChannels = 8 * kLanes, kPairs = kChannels / 2;
   using Held = HeldTokens<T, kLanes>;
   float sums[8] = {};
   VectorExtremes<T> extremes;
   extremes.clear();
+  HiddenKeys hidden_of_block = hidden;
+  if (hidden.any()) {
+    const int shown = hidden.template count_shown<kQuantizeThreads>(held.first, min(held.first + held.count, length));
+    if (threadIdx.x == 0) scratch.of_block.shown = shown;
+    hidden_of_block.all_but(shown);
+  }
   const auto add = [&](unsigned from, bool exists) {
     const Vec8<T> raw = Held::read(from);
     float values[8];
@@ -142,7 +153,13 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
   for (int unit = 0; unit < held.count && held.first + unit < length; unit += Held::kUnitTokens) {
     const unsigned from = held.address(unit + lanes.token, lanes.channel);
     constexpr int kDistance = Held::kTokensAtOnce * Held::kTokenBytes;
-    if (!kExtremes || held.first + unit + Held::kUnitTokens <= length) {
+    if (hidden.any()) {
+#pragma unroll 1
+      for (int i = 0; i < kUnitLoads; ++i) {
+        const int token = held.first + unit + i * Held::kTokensAtOnce + lanes.token;
+        if (token < length && !hidden_of_block.has(token)) add(from + i * kDistance, true);
+      }
+    } else if (!kExtremes || held.first + unit + Held::kUnitTokens <= length) {
 #pragma unroll
       for (int i = 0; i < kUnitLoads; ++i) add(from + i * kDistance, true);
     } else {
@@ -193,17 +210,23 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
     sums_of[other] = load_from_block(&of_block.sums[own], other);
     if constexpr (kExtremes) extremes_of[other] = load_from_block(&of_block.extremes[own / 2], other);
   }
-  total.sum = sums_of[0];
+  float shown = 0.f;
+  if (hidden.any())
+    for (int other = 0; other < blocks; ++other) shown += load_from_block(&of_block.shown, other);
+  const bool some_hidden = shown != 0.f;
+  total.count = some_hidden ? shown : length;
+  if (own == 0) scratch.shown = static_cast<int>(shown);
+  uint2 found = make_uint2(infinities(T()) | 0x80008000u, infinities(T()));
 #pragma unroll
-  for (int other = 1; other < kMaxClusterBlocks; ++other) {
-    if (other >= blocks) continue;
+  for (int other = 0; other < kMaxClusterBlocks; ++other) {
+    if (other >= blocks || (some_hidden && load_from_block(&of_block.shown, other) == 0.f)) continue;
     total.sum += sums_of[other];
-    if constexpr (kExtremes) add_extremes<T>(extremes_of[0], extremes_of[other]);
+    if constexpr (kExtremes) add_extremes<T>(found, extremes_of[other]);
   }
   if constexpr (kExtremes) {
     Vec8<T> pairs;
     pairs.clear();
-    pairs.words[0] = extremes_of[0].x, pairs.words[1] = extremes_of[0].y;
+    pairs.words[0] = found.x, pairs.words[1] = found.y;
     float values[8];
     pairs.get(values);
     total.largest = own % 2 ? values[1] : values[0];

@@ -96,6 +96,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     set_key_sizes(params);
     fields.bind(params.v_inverse, kWorkspace, workspace_.v_inverse);
     fields.bind(params.prepared, kWorkspace, workspace_.prepared);
+    bind_mask(params.mask, fields);
     params.cluster_blocks = cluster_blocks;
   }
 
@@ -148,6 +149,8 @@ class Builder final : public LaunchBuilder<Workspace> {
     bind_delta(params, fields);
     set_key_sizes(params);
     fields.bind(params.delta_s, kWorkspace, workspace_.delta_s);
+    fields.bind(params.prepared, kWorkspace, workspace_.prepared);
+    bind_mask(params.mask, fields);
     params.chunk = chunk;
     params.q_heads = sizes_.q_heads;
     params.query_tiles = static_cast<int>(workspace_.query_tiles);

@@ -20,11 +20,25 @@ class KeyGroup {
 
  public:
   // `first`: key of the block in `held`.
-  __device__ __forceinline__ KeyGroup(const Held& held, int first, int scale, int length, const Lanes<kLanes>& lanes)
+  __device__ __forceinline__ KeyGroup(const Held& held, int first, int scale, int length, const Lanes<kLanes>& lanes,
+                                      const HiddenKeys& hidden)
       : block_((held.first + first) / kScaleBlock), scale_(scale), length_(length) {
     const int n = threadIdx.x % 32 / kLanes, local = first + n / 2 * 8 + 2 * scale + n % 2;
     key_ = held.first + local;
     from_ = held.address(local, lanes.channel);
+    none_shown_ = !exists(0);
+    first_shown_ = hidden.any() ? -1 : 0;
+    if (!hidden.any()) return;
+#pragma unroll
+    for (int vector = kVectors - 1; vector >= 0; --vector) {
+      if (!exists(vector)) continue;
+      if (hidden.has(key_ + key_offset(vector)))
+        hidden_ |= 1u << vector;
+      else
+        first_shown_ = key_offset(vector) * Held::kTokenBytes;
+    }
+    none_shown_ = first_shown_ < 0;
+    first_shown_ = max(first_shown_, 0);
   }
 
   __device__ __forceinline__ void quantize(const QuantizeParams& params, const BatchHead& bh,
@@ -32,7 +46,7 @@ class KeyGroup {
                                            const float (&mean)[8], Prepared& prepared) const {
     Vec8<T> raw[kRotated ? 1 : kVectors];
     float amax = amax_of_lane(raw, rotation, mean);
-    if (!exists(0)) amax = 0.f;
+    if (none_shown_) amax = 0.f;
     amax = amax_of_token<32>(amax);
     const bool masked = is_masked(params.mask, bh.batch, prepared);
     if (threadIdx.x % 32 == 0) store_key_scale<Format>(params, bh, block_, scale_, amax, masked);
@@ -43,6 +57,7 @@ class KeyGroup {
     for (int vector = 0; vector < kVectors; ++vector) {
       float values[8];
       get(kRotated ? read(vector) : raw[vector], rotation, mean, values);
+      if (hidden_ >> vector & 1u) clear(values);
       if ((lanes.active || kRotated) && exists(vector))
         store_int8<Format>(to + key_offset(vector) * params.row_bytes, values, inverses);
     }
@@ -64,9 +79,11 @@ class KeyGroup {
     if constexpr (kRotated) rotation.transform(values);
   }
 
-  // The lane's first key in place of one that does not exist: it does not change the largest magnitude.
+  // The lane's first shown key in place of one that does not exist or is hidden: it does not change the largest
+  // magnitude.
   __device__ __forceinline__ Vec8<T> read(int vector) const {
-    return Held::read(from_ + (exists(vector) ? key_offset(vector) * Held::kTokenBytes : 0));
+    const bool shown = exists(vector) && !(hidden_ >> vector & 1u);
+    return Held::read(from_ + (shown ? key_offset(vector) * Held::kTokenBytes : first_shown_));
   }
 
   // A lane has the same channels of all its keys. Subtraction is monotonic, so where they are not rotated their
@@ -122,26 +139,30 @@ class KeyGroup {
   }
 
   const int block_, scale_, length_;
-  int key_;        // the lane's first
-  unsigned from_;  // its place
+  int key_;              // the lane's first
+  unsigned from_;        // its place
+  unsigned hidden_ = 0;  // bits of vectors
+  int first_shown_;      // bytes from `from_`
+  bool none_shown_;
 };
 
 template <class T, int kLanes, bool kRotated>
 __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const BatchHead& bh, bool writes,
                                              const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
-                                             Prepared& prepared) {
+                                             HiddenKeys& hidden, Prepared& prepared) {
   const StatisticsParams& statistics = params.statistics;
   const int length = statistics.kv_length;
   const Lanes<kLanes> lanes(statistics.head_dim);
-  const float sum = statistics_of<false>(held, length, statistics.cluster_blocks, lanes, scratch).sum;
+  const ChannelStatistics total = statistics_of<false>(held, length, statistics.cluster_blocks, lanes, hidden, scratch);
   const int own = threadIdx.x;
   if (own < scratch.kChannels) {
     const bool exists = own < statistics.head_dim;
-    scratch.means[own] = exists ? sum / length : 0.f;
+    scratch.means[own] = exists ? total.sum / total.count : 0.f;
     if (writes && exists) statistics.k_mean[i64(bh.index) * statistics.head_dim + own] = scratch.means[own];
   }
   cluster_arrive();
   __syncthreads();
+  hidden.all_but(scratch.shown);
   float mean[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) mean[i] = scratch.means[lanes.channel + i];
@@ -150,23 +171,24 @@ __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const 
   for (int part = threadIdx.x / 32; part < held.count / kScaleBlock * kScalesPerBlock; part += scratch.kWarps) {
     const int first = part / kScalesPerBlock * kScaleBlock;
     if (held.first + first >= length) break;
-    KeyGroup<T, kLanes, kRotated>(held, first, part % kScalesPerBlock, length, lanes)
+    KeyGroup<T, kLanes, kRotated>(held, first, part % kScalesPerBlock, length, lanes, hidden)
         .quantize(params.quantize, bh, lanes, rotation, mean, prepared);
   }
 }
 
 template <class T, int kLanes>
 __device__ __forceinline__ void prepare_values(const OnePassParams& params, const BatchHead& bh, bool writes,
-                                               const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch) {
+                                               const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
+                                               HiddenKeys& hidden) {
   const StatisticsParams& statistics = params.statistics;
   const Lanes<kLanes> lanes(statistics.head_dim);
   const ChannelStatistics total =
-      statistics_of<true>(held, statistics.kv_length, statistics.cluster_blocks, lanes, scratch);
+      statistics_of<true>(held, statistics.kv_length, statistics.cluster_blocks, lanes, hidden, scratch);
   const int own = threadIdx.x;
   if (own < scratch.kChannels) {
     ValueFactors factors{};
     if (own < statistics.head_dim) {
-      factors = value_factors<T>(total.sum, total.largest, -total.smallest, statistics.kv_length, statistics.smooth_v);
+      factors = value_factors<T>(total.sum, total.largest, -total.smallest, total.count, statistics.smooth_v);
       if (writes) store_value_factors(statistics, i64(bh.index) * statistics.head_dim + own, factors);
     }
     scratch.means[own] = factors.mean;
@@ -174,6 +196,7 @@ __device__ __forceinline__ void prepare_values(const OnePassParams& params, cons
   }
   cluster_arrive();
   __syncthreads();
+  hidden.all_but(scratch.shown);
 
   // A warp takes 4 groups of 8 channels, and a lane of it 8 of 16 keys: two words of each channel, which stand beside
   // those of seven other lanes.
@@ -204,7 +227,8 @@ __device__ __forceinline__ void prepare_values(const OnePassParams& params, cons
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = 2 * word + i / 2 * 8 + i % 2;  // does not change bit 2 of `first`
-        const bool valid = active && held.first + first + token < quantize.kv_length;
+        const int key = held.first + first + token;
+        const bool valid = active && key < quantize.kv_length && !hidden.has(key);
         held.read(from + token * held.kTokenBytes).get(values[i]);
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[i][j] = valid ? values[i][j] - mean[j] : 0.f;
@@ -246,10 +270,11 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
   }
   held.copy(bh.of<T>(tensor), tensor.token_stride, statistics.kv_length, Lanes<kLanes>(statistics.head_dim));
   cp_async_wait();
+  HiddenKeys hidden(statistics.mask, bh.batch);
   if (is_v)
-    prepare_values<T, kLanes>(params, bh, block == 0, held, scratch);
+    prepare_values<T, kLanes>(params, bh, block == 0, held, scratch, hidden);
   else
-    prepare_keys<T, kLanes, kRotated>(params, bh, block == 0, held, scratch, prepared);
+    prepare_keys<T, kLanes, kRotated>(params, bh, block == 0, held, scratch, hidden, prepared);
   __syncthreads();
   if (threadIdx.x == 0) red_release_add(is_v ? &prepared.blocks.v : &prepared.blocks.k, 1);
   cluster_wait();  // no block leaves while its shared memory may be read

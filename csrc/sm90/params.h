@@ -55,6 +55,8 @@ struct alignas(8) KeysLeft {
 struct Prepared {
   BlocksOver blocks;
   KeysLeft keys;
+  int shown;  // keys that a mask for all queries and heads does not hide (common/hidden_keys.cuh); of such masks alone
+  int padding;
 };
 
 // `padding` is named and 0, so that a kernel's parameters are the same bytes on every platform.
@@ -92,6 +94,7 @@ struct StatisticsParams {
   int kv_heads, kv_length, head_dim, padding;
   int smooth_v;
   int cluster_blocks;  // that share a head
+  Mask mask;           // whose hidden keys do not count
 };
 
 struct QuantizeParams {
@@ -107,7 +110,7 @@ struct QuantizeParams {
   int row_bytes, key_row_bytes, v_rows, q_scale_rows, k_scale_blocks;
   int q_blocks, k_blocks, v_blocks;  // blocks of the grid for each of the three, in this order, per head
   int q_slices, kv_slices;           // batch * q_heads, batch * kv_heads
-  Mask mask;                         // whose keys mark their blocks
+  Mask mask;                         // whose keys mark their blocks, and whose hidden keys do not count
   int smooth_v;
   float scale;  // softmax scale
 };
@@ -126,6 +129,8 @@ struct DeltaParams {
   Chunk chunk;
   int q_heads, kv_heads, kv_length, head_dim, query_tiles;
   float scale;  // softmax scale * log2(e)
+  Mask mask;    // whose hidden keys are zeros
+  const Prepared* prepared;
 };
 
 }  // namespace sm90

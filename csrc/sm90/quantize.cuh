@@ -109,13 +109,16 @@ struct Lanes {
       : channel(threadIdx.x % kLanes * 8), token(threadIdx.x / kLanes), active(channel < head_dim) {}
 };
 
+__device__ __forceinline__ void clear(float (&values)[8]) {
+#pragma unroll
+  for (float& x : values) x = 0.f;
+}
 template <class T>
 __device__ __forceinline__ void load_or_zero(const T* from, bool valid, float (&to)[8]) {
   if (valid) {
     load_vec8(from, to);
   } else {
-#pragma unroll
-    for (float& x : to) x = 0.f;
+    clear(to);
   }
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/e4m3.cuh"
-#include "sm90/quantize.cuh"
+#include "sm90/quantize_k.cuh"
 
 namespace sm90 {
 
@@ -25,6 +25,7 @@ __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const B
   __shared__ unsigned tile[kLanes * 8][kWords + 1];
   const T* v = bh.of<T>(params.v);
   const i64 channels = i64(bh.index) * params.head_dim;
+  const HiddenKeys hidden = hidden_keys(params, bh);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // A warp takes 4 groups of 8 channels x 8 words: reads of 64 bytes, and no two of its writes meet in a bank.
 #pragma unroll
@@ -39,7 +40,7 @@ __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const B
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = first + i / 2 * 8 + i % 2;
-      const bool valid = active && token < params.kv_length;
+      const bool valid = active && token < params.kv_length && !hidden.has(token);
       load_or_zero(v + token * params.v.token_stride + channel, valid, values[i]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) values[i][j] = valid ? values[i][j] - mean[j] : 0.f;

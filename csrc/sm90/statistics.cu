@@ -1,6 +1,7 @@
 // Statistics of K and V, read once: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per
 // channel. A cluster of blocks shares a head and adds its partial results through distributed shared memory, always in
 // the same order, so that repeated runs are equal bit by bit.
+#include "common/hidden_keys.cuh"
 #include "sm90/statistics.cuh"
 
 namespace sm90 {
@@ -13,6 +14,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
   constexpr int kCount = kWithV ? kStatistics : kSumK + 1;
   __shared__ float partial[kCount][kStatisticsWarps][kMaxHeadDim];
   __shared__ float of_block[kCount][kMaxHeadDim];
+  __shared__ float shown_of_block;
   // In this order: the quantization of Q does not wait for this kernel, but for all before it.
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
@@ -29,14 +31,19 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
       static_cast<const T*>(params.v.pointer) + batch * params.v.batch_stride + head * params.v.head_stride + channel;
 
   if (block == 0 && threadIdx.x == 0) params.prepared[bh].keys.end = 0;
+  // A block without a shown key sums up all of its keys, for masks that hide all.
+  HiddenKeys hidden(params.mask, batch);
+  const bool may_hide = hidden.any();
+  if (may_hide) {
+    const int shown = hidden.count_shown<kStatisticsThreads>(block * share, end);
+    if (threadIdx.x == 0) shown_of_block = shown;
+    hidden.all_but(shown);
+  }
   float statistics[kCount][8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    statistics[kSumK][i] = 0.f;
-    if constexpr (kWithV) {
-      statistics[kSumV][i] = 0.f;
-      statistics[kMaxV][i] = statistics[kMaxNegatedV][i] = -__builtin_bit_cast(float, 0x7f800000u);
-    }
+#pragma unroll
+    for (int statistic = 0; statistic < kCount; ++statistic) statistics[statistic][i] = initial(statistic);
   }
   const auto add = [&](const Vec8<T>& k_raw, const Vec8<T>& v_raw) {
     float k_values[8], v_values[8];
@@ -66,7 +73,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
       k_token += k_step;
       v_token += v_step;
     };
-    if (token + (kAtOnce - 1) * step < end) {
+    if (!may_hide && token + (kAtOnce - 1) * step < end) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) load(i);
       token += kAtOnce * step;
@@ -85,7 +92,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
     }
     for (; token < end; token += step) {
       load(0);
-      add(k_raw[0], v_raw[0]);
+      if (!hidden.has(token)) add(k_raw[0], v_raw[0]);
     }
   }
 #pragma unroll
@@ -107,19 +114,25 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
   }
   cluster_sync();
   if (block == 0 && own < params.head_dim) {
+    float shown = 0.f;
+    if (may_hide)
+      for (int other = 0; other < blocks; ++other) shown += load_from_block(&shown_of_block, other);
+    const bool some_hidden = shown != 0.f;
     float total[kCount];
 #pragma unroll
     for (int statistic = 0; statistic < kCount; ++statistic) {
-      total[statistic] = of_block[statistic][own];
-      for (int other = 1; other < blocks; ++other)
-        total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], other));
+      total[statistic] = initial(statistic);
+      for (int other = 0; other < blocks; ++other)
+        if (!some_hidden || load_from_block(&shown_of_block, other) != 0.f)
+          total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], other));
     }
+    const float count = some_hidden ? shown : params.kv_length;
+    if (own == 0) params.prepared[bh].shown = static_cast<int>(shown);
     const i64 index = i64(bh) * params.head_dim + own;
-    params.k_mean[index] = total[kSumK] / params.kv_length;
+    params.k_mean[index] = total[kSumK] / count;
     if constexpr (kWithV) {
-      store_value_factors(
-          params, index,
-          value_factors<T>(total[kSumV], total[kMaxV], total[kMaxNegatedV], params.kv_length, params.smooth_v));
+      store_value_factors(params, index,
+                          value_factors<T>(total[kSumV], total[kMaxV], total[kMaxNegatedV], count, params.smooth_v));
     }
   }
   cluster_sync();  // no block leaves while its shared memory may be read

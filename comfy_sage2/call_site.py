@@ -54,7 +54,7 @@ def label(options: AttentionOptions | None) -> str:
     parts = [options.mode]
     if options.smooth_v:
         parts.append("smooth V")
-    if options.rotate:
+    if options.rotate == "on":
         parts.append("rotation")
     if options.pv_accumulator == "fp16":
         parts.append("FP16 accumulators")

@@ -150,7 +150,7 @@ def _faster_exact(
     rival = Candidate(PLAIN)
     if options.mode != EXACT:
         rival = Candidate(chosen.name, options.mode, request.options.pv_accumulator)
-        options = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
+        options = replace(options, mode=EXACT, smooth_v=False, rotate="auto", pv_accumulator="auto")
     exact = signature._replace(options=options, where_faster=False, accelerated_only=True)
     found = plan(exact)
     if isinstance(found, Refusal) or found.request.work is None:

@@ -39,7 +39,9 @@ EMULATED, EMULATED_ONE_LEVEL = "emulated, two levels", "emulated, one accumulato
 
 def emulated(two_level: bool) -> Attend:
     """The paper's 8b on Ada, with its 13-bit accumulator."""
-    options = replace(ReferenceOptions.of(AttentionOptions("8b"), dtype=torch.float32), two_level=two_level)
+    options = replace(
+        ReferenceOptions.of(AttentionOptions("8b", rotate="off"), dtype=torch.float32), two_level=two_level
+    )
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return reference_attention(q, k, v, options)[0]
@@ -49,7 +51,7 @@ def emulated(two_level: bool) -> Attend:
 
 def kernels(device: torch.device) -> dict[str, Attend]:
     """Name -> attention in 8b with FP32 accumulators, for the kernels that run on `device`."""
-    options = AttentionOptions("8b", pv_accumulator="fp32")
+    options = AttentionOptions("8b", pv_accumulator="fp32", rotate="off")
     request = AttentionRequest.minimal(device, options)
     able = [backend.name for backend in registry.kernels() if backend.reason_against(request) is None]
     return {f"{name} kernel": partial(attention, backend=name, options=options, return_lse=False) for name in able}

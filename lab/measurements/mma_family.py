@@ -105,7 +105,7 @@ def of_build(name: str, module: ModuleType) -> list[BenchmarkCandidate]:
         BenchmarkCandidate(
             f"{name}: {mode}" + (f" {accumulator}" if mode == "8b" else ""),
             f"{module.architecture} {module.version} for {module.target}",
-            partial(prepare, AttentionOptions(mode, pv_accumulator=accumulator)),
+            partial(prepare, AttentionOptions(mode, pv_accumulator=accumulator, rotate="off")),
             kernel_name="attention_",
             note=EMULATED if mode == "8b" and module.architecture != "sm80" else "",
         )

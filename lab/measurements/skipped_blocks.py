@@ -38,7 +38,7 @@ from ..evaluation.synthetic_video import HEIGHTS, NARROWEST, NOISE, WIDEST, vide
 # What is said of a threshold -> the threshold in log2, for the largest P of a block.
 THRESHOLDS = {"lossless": LOSSLESS} | {text: math.log2(float(text)) for text in ("1e-4", "1e-3", "1e-2")}
 GRID = (8, 16, 32)  # frames, rows and columns of the synthetic video
-OPTIONS = AttentionOptions("8b")
+OPTIONS = AttentionOptions("8b", rotate="off")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from ..demo.wan_vae import WanVAE
 DENSE = "dense"
 # Steps of a block, their order, sums of rounded P: as the kernels of sm90.
 _NUMERICS = replace(
-    ReferenceOptions.of(AttentionOptions("8b"), dtype=torch.float32),
+    ReferenceOptions.of(AttentionOptions("8b", rotate="off"), dtype=torch.float32),
     keys_per_step=BLOCK_TOKENS,
     last_keys_first=True,
     diagonal_early=True,

@@ -17,7 +17,7 @@ __device__ __forceinline__ bool hides(T additive) {
 class HiddenKeys {
  public:
   __device__ __forceinline__ HiddenKeys(const Mask& mask, int batch)
-      : mask_(mask), start_(batch * mask.batch_stride), some_(is_for_all(mask)) {}
+      : mask_(&mask), start_(batch * mask.batch_stride), some_(is_for_all(mask)) {}
 
   // Of a mask for all queries and heads.
   static __device__ __forceinline__ bool is_for_all(const Mask& mask) {
@@ -30,7 +30,7 @@ class HiddenKeys {
   __device__ __forceinline__ void all_but(int shown) { some_ = some_ && shown != 0; }
   __device__ __forceinline__ bool has(int key) const {
     return some_ &&
-           visit_mask(mask_, [&](const auto* elements) { return hides(elements[start_ + key * mask_.key_stride]); });
+           visit_mask(*mask_, [&](const auto* elements) { return hides(elements[start_ + key * mask_->key_stride]); });
   }
 
   // How many of the keys from `first` to `end` are left. For all threads of a block of kThreads together.
@@ -46,8 +46,8 @@ class HiddenKeys {
   }
 
  private:
-  const Mask& mask_;
-  const i64 start_;
+  const Mask* mask_;
+  i64 start_;
   bool some_;
 };
 

@@ -4,10 +4,11 @@
 namespace common {
 
 // Rotated values are nearly normal: in 4 bits a finer step then gains more than the few clamped values lose.
-template <int kBits_, bool kRotated_>
+// `kPadded_`: rows hold channels past head_dim, as rotated ones do, zeros where they are not rotated.
+template <int kBits_, bool kRotated_, bool kPadded_ = kRotated_>
 struct IntegerFormat {
   static constexpr int kBits = kBits_;
-  static constexpr bool kRotated = kRotated_;
+  static constexpr bool kRotated = kRotated_, kPadded = kPadded_;
   static constexpr bool kSmoothQuery = kBits == 4;
   static constexpr bool kClipped = kBits == 4 && kRotated;
   static constexpr bool kQueryPerToken = kClipped;  // each token of Q has its scale, in every family
@@ -15,5 +16,11 @@ struct IntegerFormat {
   static constexpr int kLowest = kClipped ? -8 : -kHighest;
   static constexpr float kMaximum = kClipped ? 8.5f : kHighest;  // what the largest magnitude of a group is scaled to
 };
+
+// Which heads a kernel rotates: of rotate="auto" those that gain by it (common/rotation_choice.cuh).
+enum class Rotates { never, always, by_head };
+// Of a head that is rotated, or not, by such a kernel.
+template <int kBits, Rotates kRotates, bool kRotated>
+using FormatOf = IntegerFormat<kBits, kRotated, kRotates != Rotates::never>;
 
 }  // namespace common

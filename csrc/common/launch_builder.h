@@ -49,6 +49,11 @@ inline const char* element_name(int element) {
   return element == kHalf ? "fp16" : element == kBfloat16 ? "bf16" : "fp32";
 }
 
+// In the names of kernels that rotate, or do not.
+inline const char* rotation_name(const CallSignature& call) {
+  return call.rotate_by_head ? "_auto_" : call.rotate ? "_rotated_" : "_";
+}
+
 // Whether a block of queries has a block of keys at its own place.
 inline bool has_diagonal(const CallSignature& call) { return call.causal || call.q_length == call.kv_length; }
 

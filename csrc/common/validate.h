@@ -104,6 +104,7 @@ inline void validate(const CallSignature& call) {
           "element must be 2 (fp16) or 3 (bf16) in mode 16 (precise), got ", std::to_string(call.element));
   require(call.mode != kPrecise || call.pv_accumulator == 32, "pv_accumulator must be 32 in mode 16 (precise), got ",
           std::to_string(call.pv_accumulator));
+  require(call.rotate || !call.rotate_by_head, "rotate_by_head must be False in a call without rotate");
   constexpr Choice kAccumulators[] = {{32, "fp32", "32"}, {16, "fp16", "16"}};
   require_choice("pv_accumulator", call.pv_accumulator, kAccumulators, kBuildInfo.pv_accumulators);
   if (call.has_block_mask()) {

@@ -62,6 +62,7 @@ class Builder final : public LaunchBuilder<Workspace> {
   void prepare() override {
     if (call_.has_block_mask()) prepare_lists(ListForm::linked);
     statistics();
+    if (call_.rotate_by_head) choose_rotation();
     quantize();
   }
 
@@ -98,6 +99,20 @@ class Builder final : public LaunchBuilder<Workspace> {
     launch(prepare_, "finish_statistics", {of_k_and_v.x, of_k_and_v.z}, head_dim_, 0, params, fields);
   }
 
+  void choose_rotation() {
+    RotationParams params{};
+    RunFields fields(params);
+    bind(params.q, fields, kQ, call_.q);
+    bind(params.k, fields, kK, call_.k);
+    fields.bind(params.k_mean, kWorkspace, workspace_.k_mean);
+    fields.bind(params.shown, kWorkspace, workspace_.shown);
+    fields.bind(params.rotated, kWorkspace, workspace_.rotated);
+    bind_mask(params.mask, fields);
+    params.sizes = all_sizes_;
+    params.score_bits = score_bits(call_.mode);
+    launch(prepare_, "choose_rotation_" + element_, grid(workspace_.kv_bh), kStatisticsThreads, 0, params, fields);
+  }
+
   void quantize() {
     QuantizeParams params{};
     RunFields fields(params);
@@ -110,8 +125,9 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.v_maximum = v_maximum_;
     bind_mask(params.mask, fields);
     fields.bind(params.shown, kWorkspace, workspace_.shown);
-    launch(prepare_, "quantize_" + mode_ + (call_.rotate ? "_rotated_" : "_") + element_, workspace_.quantize_grid,
-           kQuantizeThreads, 0, params, fields);
+    if (call_.rotate_by_head) fields.bind(params.rotated, kWorkspace, workspace_.rotated);
+    launch(prepare_, "quantize_" + mode_ + rotation_name(call_) + element_, workspace_.quantize_grid, kQuantizeThreads,
+           0, params, fields);
   }
 
   template <class Params>

@@ -31,6 +31,17 @@ struct StatisticsParams {
   int* shown;            // (slices)
 };
 
+// Which key heads gain by rotation, from a sample of each (common/rotation_choice.cuh).
+struct RotationParams {
+  Strided q, k;
+  const float* k_mean;
+  const int* shown;
+  int* rotated;  // (slices)
+  Mask mask;
+  Sizes sizes;
+  int score_bits, padding;
+};
+
 struct QuantizeParams {
   Strided q, k, v;
   const float *k_mean, *v_mean, *v_scale;
@@ -45,6 +56,7 @@ struct QuantizeParams {
   float v_maximum;  // as in StatisticsParams
   Mask mask;        // whose hidden keys are zeros
   const int* shown;
+  const int* rotated;  // (slices): of calls that choose by the head
 };
 
 // Rows of the key bias hold, in units of log2, what is added to the scores of each key: -inf past the last key. Keys

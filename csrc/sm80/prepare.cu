@@ -1,6 +1,7 @@
 // The kernels that run before the attention kernel, for one head_dim (definition HEAD_DIM).
 #include "sm80/key_bias.cuh"
 #include "sm80/quantize.cuh"
+#include "sm80/rotation_choice.cuh"
 #include "sm80/statistics.cuh"
 
 using namespace sm80;
@@ -19,25 +20,30 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) finish_statistics(const _
   finish_statistics<HEAD_DIM>(p);
 }
 
-#define QUANTIZE(name, type, product, bits, rotated)                                                              \
-  extern "C" __global__ void __launch_bounds__(kQuantizeThreads) name(const __grid_constant__ QuantizeParams p) { \
-    Quantize<HEAD_DIM, IntegerFormat<bits, rotated>, type, product>::run(p);                                      \
+#define CHOOSE_ROTATION(name, type)                                      \
+  extern "C" __global__ void __launch_bounds__(kStatisticsThreads)       \
+      choose_rotation_##name(const __grid_constant__ RotationParams p) { \
+    choose_rotation<HEAD_DIM, type>(p);                                  \
   }
-#define QUANTIZE_8B(name, type)                              \
-  QUANTIZE(quantize_8b_##name, type, ValueProduct, 8, false) \
-  QUANTIZE(quantize_8b_rotated_##name, type, ValueProduct, 8, true)
+FOR_EACH_ELEMENT(CHOOSE_ROTATION)
+
+#define QUANTIZE(name, type, product, bits, rotates)                                                              \
+  extern "C" __global__ void __launch_bounds__(kQuantizeThreads) name(const __grid_constant__ QuantizeParams p) { \
+    quantize<HEAD_DIM, bits, Rotates::rotates, type, product>(p);                                                 \
+  }
+#define QUANTIZE_MODE(mode, name, type, product, bits)                    \
+  QUANTIZE(quantize_##mode##_##name, type, product, bits, never)          \
+  QUANTIZE(quantize_##mode##_rotated_##name, type, product, bits, always) \
+  QUANTIZE(quantize_##mode##_auto_##name, type, product, bits, by_head)
+#define QUANTIZE_8B(name, type) QUANTIZE_MODE(8b, name, type, ValueProduct, 8)
 FOR_EACH_ELEMENT(QUANTIZE_8B)
-#define QUANTIZE_PRECISE(name, type)                               \
-  QUANTIZE(quantize_precise_##name, type, Precise<type>, 8, false) \
-  QUANTIZE(quantize_precise_rotated_##name, type, Precise<type>, 8, true)
+#define QUANTIZE_PRECISE(name, type) QUANTIZE_MODE(precise, name, type, Precise<type>, 8)
 FOR_EACH_ELEMENT_OF_16_BITS(QUANTIZE_PRECISE)
 
 extern "C" __global__ void mask_bias(const __grid_constant__ KeyBiasParams p) { sm80::mask_bias(p); }
 
 #if INT4_SCORES
-#define QUANTIZE_4B(name, type)                              \
-  QUANTIZE(quantize_4b_##name, type, ValueProduct, 4, false) \
-  QUANTIZE(quantize_4b_rotated_##name, type, ValueProduct, 4, true)
+#define QUANTIZE_4B(name, type) QUANTIZE_MODE(4b, name, type, ValueProduct, 4)
 FOR_EACH_ELEMENT(QUANTIZE_4B)
 
 #define DELTA_BIAS(name, type)                                   \

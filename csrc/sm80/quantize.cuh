@@ -57,27 +57,134 @@ struct KeyTile {
   }
 };
 
-// `Product`: of P V, for which V is stored.
-template <int kHeadDim, class Format, class T, class Product>
-class Quantize {
+// What does not depend on the format of Q and K. `Product`: of P V, for which V is stored.
+template <int kHeadDim, class T, class Product>
+class QuantizedTensors {
+ protected:
   using Pieces = RowPieces<kHeadDim, kQuantizeThreads>;
+  static constexpr int kQueryPasses = kQueryBlock / Pieces::kRowsAtOnce;
+  static constexpr int kVBytes = value_tile_bytes(kHeadDim, Product::kVBytes);
+
+  // scale * q . mean(K): what smoothing K takes from every score of a row.
+  static __device__ __forceinline__ void store_lse_shift(const QuantizeParams& p, const float (&x)[kQueryPasses][8],
+                                                         int bh, int first) {
+    const int batch = bh / p.sizes.q_heads, head = bh - batch * p.sizes.q_heads;
+    const int kv_bh = batch * p.sizes.kv_heads + head / (p.sizes.q_heads / p.sizes.kv_heads);
+    const float* k_mean = p.k_mean + i64(kv_bh) * kHeadDim + Pieces::channel();
+#pragma unroll
+    for (int pass = 0; pass < kQueryPasses; ++pass) {
+      float dot = 0.f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) dot = fmaf(x[pass][i], k_mean[i], dot);
+#pragma unroll
+      for (int distance = 1; distance < Pieces::kPieces; distance *= 2)
+        dot += __shfl_xor_sync(0xffffffffu, dot, distance);
+      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
+      if (Pieces::channel() == 0 && token < p.sizes.q_length)
+        p.lse_shift[i64(bh) * p.sizes.q_length + token] = dot * p.scale;
+    }
+  }
+
+  // Subtracts the mean of the block's tokens and stores it for the correction (paper equation 3).
+  static __device__ __forceinline__ void smooth_queries(const QuantizeParams& p, float (&x)[kQueryPasses][8], i64 tile,
+                                                        int first) {
+    __shared__ float sums[Pieces::kRowsAtOnce][kHeadDim];
+    __shared__ float means[kHeadDim];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float sum = 0.f;
+#pragma unroll
+      for (int pass = 0; pass < kQueryPasses; ++pass) sum += x[pass][i];
+      sums[Pieces::row()][Pieces::channel() + i] = sum;
+    }
+    __syncthreads();
+    const int tokens = min(kQueryBlock, p.sizes.q_length - first);
+    if (threadIdx.x < kHeadDim) {
+      float sum = 0.f;
+      for (int row = 0; row < Pieces::kRowsAtOnce; ++row) sum += sums[row][threadIdx.x];
+      means[threadIdx.x] = sum / tokens;
+      p.q_mean[tile * kHeadDim + threadIdx.x] = sum / tokens;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int pass = 0; pass < kQueryPasses; ++pass) {
+      if (Pieces::row() + pass * Pieces::kRowsAtOnce >= tokens) continue;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[pass][i] -= means[Pieces::channel() + i];
+    }
+  }
+
+  static __device__ __forceinline__ HiddenKeys hidden_keys(const QuantizeParams& p, int bh) {
+    HiddenKeys hidden(p.mask, bh / p.sizes.kv_heads);
+    if (hidden.any()) hidden.all_but(p.shown[bh]);
+    return hidden;
+  }
+
+ public:
+  // Transposes V through shared memory, at most 128 channels at a time. Words: (8 channels, 16 bytes, lane).
+  static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile) {
+    constexpr int kWidth = kHeadDim < 128 ? kHeadDim : 128;
+    using Part = RowPieces<kWidth, kQuantizeThreads>;
+    constexpr int kWords = kVBytes / 16 * kWidth / kHeadDim;
+    const int bh = static_cast<int>(tile / p.sizes.key_blocks);
+    const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
+    const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
+    const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
+    __shared__ __align__(16) T shared[kKeyBlock][kWidth + 8];
+    __shared__ bool shown[kKeyBlock];
+    const HiddenKeys hidden = hidden_keys(p, bh);
+    if (threadIdx.x < kKeyBlock)
+      shown[threadIdx.x] = static_cast<int>(threadIdx.x) < tokens && !hidden.has(first + threadIdx.x);
+    for (int base = 0; base < kHeadDim; base += kWidth) {
+      __syncthreads();
+      for (int row = Part::row(); row < tokens; row += Part::kRowsAtOnce) {
+        float x[8];
+        load_piece(x, start + (first + row) * p.v.token_stride, base + Part::channel(), p.sizes);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) store_pair(&shared[row][Part::channel() + i], x[i], x[i + 1]);
+      }
+      __syncthreads();
+      uint4* out = reinterpret_cast<uint4*>(p.v_tiles + tile * kVBytes) + base / kWidth * kWords;
+      for (int at = threadIdx.x; at < kWords; at += kQuantizeThreads) {
+        const int lane = at % 32, word = at / 32 % Product::kWords;
+        const int channel = at / (32 * Product::kWords) * 8 + lane / 4;
+        if constexpr (Product::kScaled) {
+          const i64 statistic = i64(bh) * kHeadDim + base + channel;
+          const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
+          const auto value = [&](int key) {
+            const float x = shown[key] ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
+            // What storable_amax cuts off. Comparisons keep a NaN.
+            return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
+          };
+          out[at] = Product::operand(value, word, lane % 4);
+        } else {
+          const auto value = [&](int key) { return shown[key] ? to_float(shared[key][channel]) : 0.f; };
+          out[at] = Product::operand(value, word, lane % 4);
+        }
+      }
+    }
+  }
+};
+
+template <int kHeadDim, class Format, class T, class Product>
+class Quantize : QuantizedTensors<kHeadDim, T, Product> {
+  using Tensors = QuantizedTensors<kHeadDim, T, Product>;
+  using Pieces = typename Tensors::Pieces;
   using Queries = QueryTile<kHeadDim, Format>;
   using Keys = KeyTile<kHeadDim, Format>;
   static constexpr int kBits = Format::kBits;
   template <class Tile>
   static constexpr int kPasses = Tile::kRows / Pieces::kRowsAtOnce;
   static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits), kKBytes = key_tile_bytes(kHeadDim, kBits);
-  static constexpr int kVBytes = value_tile_bytes(kHeadDim, Product::kVBytes);
 
  public:
+  // A block of the grid that takes Q or K.
   static __device__ __forceinline__ void run(const QuantizeParams& p) {
     const i64 block = blockIdx.x;
     if (block < p.query_tiles) {
       queries(p, block);
-    } else if (block < p.query_tiles + p.key_tiles) {
-      keys(p, block - p.query_tiles);
     } else {
-      values(p, block - p.query_tiles - p.key_tiles);
+      keys(p, block - p.query_tiles);
     }
   }
 
@@ -145,71 +252,16 @@ class Quantize {
         for (int i = 0; i < 8; ++i) x[pass][i] = 0.f;
       }
     }
-    if (p.lse_shift) store_lse_shift(p, x, bh, first);
-    if (p.q_mean) smooth_queries(p, x, tile, first);
+    if (p.lse_shift) Tensors::store_lse_shift(p, x, bh, first);
+    if (p.q_mean) Tensors::smooth_queries(p, x, tile, first);
     rotate<Queries>(x);
     const float multiplier = p.scale * kLog2E * (Format::kRotated ? Rotation<Pieces::kPieces>::kInverseSize : 1.f);
     store_tile<Queries>(x, p.q_tiles + tile * kQBytes, p.q_scale + tile * Queries::kScales, multiplier);
   }
 
-  // scale * q . mean(K): what smoothing K takes from every score of a row.
-  static __device__ __forceinline__ void store_lse_shift(const QuantizeParams& p, const float (&x)[kPasses<Queries>][8],
-                                                         int bh, int first) {
-    const int batch = bh / p.sizes.q_heads, head = bh - batch * p.sizes.q_heads;
-    const int kv_bh = batch * p.sizes.kv_heads + head / (p.sizes.q_heads / p.sizes.kv_heads);
-    const float* k_mean = p.k_mean + i64(kv_bh) * kHeadDim + Pieces::channel();
-#pragma unroll
-    for (int pass = 0; pass < kPasses<Queries>; ++pass) {
-      float dot = 0.f;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) dot = fmaf(x[pass][i], k_mean[i], dot);
-#pragma unroll
-      for (int distance = 1; distance < Pieces::kPieces; distance *= 2)
-        dot += __shfl_xor_sync(0xffffffffu, dot, distance);
-      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
-      if (Pieces::channel() == 0 && token < p.sizes.q_length)
-        p.lse_shift[i64(bh) * p.sizes.q_length + token] = dot * p.scale;
-    }
-  }
-
-  // Subtracts the mean of the block's tokens and stores it for the correction (paper equation 3).
-  static __device__ __forceinline__ void smooth_queries(const QuantizeParams& p, float (&x)[kPasses<Queries>][8],
-                                                        i64 tile, int first) {
-    __shared__ float sums[Pieces::kRowsAtOnce][kHeadDim];
-    __shared__ float means[kHeadDim];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float sum = 0.f;
-#pragma unroll
-      for (int pass = 0; pass < kPasses<Queries>; ++pass) sum += x[pass][i];
-      sums[Pieces::row()][Pieces::channel() + i] = sum;
-    }
-    __syncthreads();
-    const int tokens = min(kQueryBlock, p.sizes.q_length - first);
-    if (threadIdx.x < kHeadDim) {
-      float sum = 0.f;
-      for (int row = 0; row < Pieces::kRowsAtOnce; ++row) sum += sums[row][threadIdx.x];
-      means[threadIdx.x] = sum / tokens;
-      p.q_mean[tile * kHeadDim + threadIdx.x] = sum / tokens;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int pass = 0; pass < kPasses<Queries>; ++pass) {
-      if (Pieces::row() + pass * Pieces::kRowsAtOnce >= tokens) continue;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[pass][i] -= means[Pieces::channel() + i];
-    }
-  }
-
-  static __device__ __forceinline__ HiddenKeys hidden_keys(const QuantizeParams& p, int bh) {
-    HiddenKeys hidden(p.mask, bh / p.sizes.kv_heads);
-    if (hidden.any()) hidden.all_but(p.shown[bh]);
-    return hidden;
-  }
-
   static __device__ __forceinline__ void keys(const QuantizeParams& p, i64 tile) {
     const int bh = static_cast<int>(tile / p.sizes.key_blocks);
-    const HiddenKeys hidden = hidden_keys(p, bh);
+    const HiddenKeys hidden = Tensors::hidden_keys(p, bh);
     const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
     const T* start = head_start<T>(p.k, bh, p.sizes.kv_heads);
     const float* mean = p.k_mean + i64(bh) * kHeadDim + Pieces::channel();
@@ -229,50 +281,22 @@ class Quantize {
     rotate<Keys>(x);
     store_tile<Keys>(x, p.k_tiles + tile * kKBytes, p.k_scale + tile * Keys::kScales, 1.f);
   }
-
-  // Transposes V through shared memory, at most 128 channels at a time. Words: (8 channels, 16 bytes, lane).
-  static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile) {
-    constexpr int kWidth = kHeadDim < 128 ? kHeadDim : 128;
-    using Part = RowPieces<kWidth, kQuantizeThreads>;
-    constexpr int kWords = kVBytes / 16 * kWidth / kHeadDim;
-    const int bh = static_cast<int>(tile / p.sizes.key_blocks);
-    const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
-    const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
-    const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
-    __shared__ __align__(16) T shared[kKeyBlock][kWidth + 8];
-    __shared__ bool shown[kKeyBlock];
-    const HiddenKeys hidden = hidden_keys(p, bh);
-    if (threadIdx.x < kKeyBlock)
-      shown[threadIdx.x] = static_cast<int>(threadIdx.x) < tokens && !hidden.has(first + threadIdx.x);
-    for (int base = 0; base < kHeadDim; base += kWidth) {
-      __syncthreads();
-      for (int row = Part::row(); row < tokens; row += Part::kRowsAtOnce) {
-        float x[8];
-        load_piece(x, start + (first + row) * p.v.token_stride, base + Part::channel(), p.sizes);
-#pragma unroll
-        for (int i = 0; i < 8; i += 2) store_pair(&shared[row][Part::channel() + i], x[i], x[i + 1]);
-      }
-      __syncthreads();
-      uint4* out = reinterpret_cast<uint4*>(p.v_tiles + tile * kVBytes) + base / kWidth * kWords;
-      for (int at = threadIdx.x; at < kWords; at += kQuantizeThreads) {
-        const int lane = at % 32, word = at / 32 % Product::kWords;
-        const int channel = at / (32 * Product::kWords) * 8 + lane / 4;
-        if constexpr (Product::kScaled) {
-          const i64 statistic = i64(bh) * kHeadDim + base + channel;
-          const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
-          const auto value = [&](int key) {
-            const float x = shown[key] ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
-            // What storable_amax cuts off. Comparisons keep a NaN.
-            return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
-          };
-          out[at] = Product::operand(value, word, lane % 4);
-        } else {
-          const auto value = [&](int key) { return shown[key] ? to_float(shared[key][channel]) : 0.f; };
-          out[at] = Product::operand(value, word, lane % 4);
-        }
-      }
-    }
-  }
 };
+
+template <int kHeadDim, int kBits, Rotates kRotates, class T, class Product>
+__device__ __forceinline__ void quantize(const QuantizeParams& p) {
+  const i64 block = blockIdx.x, first_of_v = p.query_tiles + p.key_tiles;
+  if (block >= first_of_v) return QuantizedTensors<kHeadDim, T, Product>::values(p, block - first_of_v);
+  bool rotated = kRotates == Rotates::always;
+  if constexpr (kRotates == Rotates::by_head) {
+    const i64 head = block < p.query_tiles ? block / p.sizes.query_blocks / (p.sizes.q_heads / p.sizes.kv_heads)
+                                           : (block - p.query_tiles) / p.sizes.key_blocks;
+    rotated = p.rotated[head];
+  }
+  if constexpr (kRotates != Rotates::never) {
+    if (rotated) return Quantize<kHeadDim, FormatOf<kBits, kRotates, true>, T, Product>::run(p);
+  }
+  if constexpr (kRotates != Rotates::always) Quantize<kHeadDim, FormatOf<kBits, kRotates, false>, T, Product>::run(p);
+}
 
 }  // namespace sm80

@@ -17,7 +17,7 @@ struct Workspace {
   driver::Extent statistics_grid, quantize_grid;
   // Offsets in bytes.
   int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, q_mean, lse_shift, partials,
-      shown_of_chunks, shown, bias;
+      shown_of_chunks, shown, rotated, bias;
   ListSpace lists;
   int64_t bytes;
 
@@ -50,6 +50,7 @@ struct Workspace {
     partials = arena.add(tensors * kv_bh * chunks * kStatistics * channels * 4);
     shown_of_chunks = arena.add(kv_bh * chunks * 4);
     shown = arena.add(kv_bh * 4);
+    rotated = arena.add(call.rotate_by_head ? kv_bh * 4 : 0);
     bias = arena.add(bias_rows * row_bytes);
     lists = ListSpace(call, 0, arena);
     arena.add(key_tile_bytes(channels, 8));  // the attention kernel copies one key block too many

@@ -27,7 +27,7 @@ __device__ __forceinline__ void delta_kernel(const DeltaParams& params) {
                kv_head * params.k.head_stride + key * params.k.token_stride;
   float delta[kDeltaTiles] = {};
   HiddenKeys hidden(params.mask, batch);
-  if (hidden.any()) hidden.all_but(params.prepared[kv_index].shown);
+  if (hidden.any()) hidden.all_but(params.prepared[kv_index].choices.shown);
   const int channels = hidden.has(key) ? 0 : params.head_dim;  // a hidden key reads as the mean
   for (int channel = 0; channel < channels; channel += 8) {
     float values[8], mean[8];

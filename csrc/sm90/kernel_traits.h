@@ -62,7 +62,8 @@ struct KernelTraits {
   static constexpr bool kCausal = includes(kMask, MaskPolicy::causal);
   static constexpr bool kHasBias = includes(kMask, kAnyBias);
   static constexpr bool kBlockList = includes(kMask, MaskPolicy::block_list);
-  static constexpr bool kFusedPrologue = kVariant == Variant::fused_prologue;
+  static constexpr bool kRotatesQ = kVariant == Variant::rotating_prologue;
+  static constexpr bool kFusedPrologue = kVariant == Variant::fused_prologue || kRotatesQ;
   static constexpr bool kTracksMargins = kVariant == Variant::block_margins;
   // Where a padding mask ends the keys. The producer says it with each work tile, and those of which the mask leaves
   // all keys before as they are have steps without a mask; or whoever decodes a work tile reads it, because the head

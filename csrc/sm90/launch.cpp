@@ -86,7 +86,8 @@ class Builder final : public LaunchBuilder<Workspace> {
     StatisticsParams params{};
     RunFields fields(params);
     set_statistics(params, fields, statistics_cluster());
-    launch("statistics", (precise() ? "statistics_k_" : "statistics_") + element_,
+    const std::string kind = precise() ? "statistics_k" : "statistics";
+    launch("statistics", kind + (call_.rotate_by_head ? "_auto_" : "_") + element_,
            grid(params.cluster_blocks * workspace_.kv_bh), kStatisticsThreads, 0, params, fields,
            {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
   }
@@ -97,6 +98,9 @@ class Builder final : public LaunchBuilder<Workspace> {
     fields.bind(params.v_inverse, kWorkspace, workspace_.v_inverse);
     fields.bind(params.prepared, kWorkspace, workspace_.prepared);
     bind_mask(params.mask, fields);
+    bind(params.q, fields, kQ, call_.q);
+    set_query_sizes(params);
+    params.score_bits = score_bits(call_.mode);
     params.cluster_blocks = cluster_blocks;
   }
 
@@ -140,7 +144,7 @@ class Builder final : public LaunchBuilder<Workspace> {
 
   // The name of one that prepares tensors of this call.
   std::string kernel(const std::string& kind) const {
-    return kind + (call_.rotate ? "_rotated_" : "_") + element_ + "_d" + std::to_string(head_dim_);
+    return kind + rotation_name(call_) + element_ + "_d" + std::to_string(head_dim_);
   }
 
   void delta(const Chunk& chunk) {
@@ -187,8 +191,8 @@ class Builder final : public LaunchBuilder<Workspace> {
   // Whether the attention kernel quantizes Q: of whole calls alone, since others may have lost Q before it is launched.
   bool quantizes_q() const {
     return call_.mode == k8b && few_keys() && head_dim_ <= 128 && !in_phases_ && call_.element != kFloat &&
-           call_.mask.query_stride == 0 && !call_.causal && !call_.rotate && !call_.has_lse &&
-           !call_.has_block_mask() && !call_.has_block_margins;
+           call_.mask.query_stride == 0 && !call_.causal && !call_.has_lse && !call_.has_block_mask() &&
+           !call_.has_block_margins;
   }
 
   PvElement pv_element() const {
@@ -210,7 +214,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     if (call_.causal) return kernel_for(with_bias ? MaskPolicy::causal | kAnyBias : MaskPolicy::causal, standard);
     if (quantizes_q())
       return kernel_for(with_bias ? MaskPolicy::key_bias | MaskPolicy::padding : MaskPolicy::none,
-                        Variant::fused_prologue);
+                        call_.rotate ? Variant::rotating_prologue : Variant::fused_prologue);
     const bool narrow = !precise() && head_dim_ == 64 && !wide();
     return kernel_for(with_bias ? kAnyBias | MaskPolicy::padding : MaskPolicy::none,
                       narrow ? Variant::narrow : standard);

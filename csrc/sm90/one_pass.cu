@@ -4,6 +4,7 @@
 #include "sm90/held_tokens.cuh"
 #include "sm90/quantize_k.cuh"
 #include "sm90/quantize_v.cuh"
+#include "sm90/rotation_choice.cuh"
 
 namespace sm90 {
 
@@ -11,11 +12,11 @@ extern __shared__ uint4 held_vectors[];
 
 // The keys of a block of kScaleBlock that have one of its scales: 8j + 2t and 8j + 2t + 1 for scale t. A warp takes
 // them all, kVectors vectors a lane, so that no other has to be waited for.
-template <class T, int kLanes, bool kRotated>
+template <class T, int kLanes, class Format, bool kMayHide>
 class KeyGroup {
-  using Format = IntegerFormat<8, kRotated>;
   using Held = HeldTokens<T, kLanes>;
   static constexpr int kKeysAtOnce = 32 / kLanes, kVectors = kScaleBlock / kScalesPerBlock / kKeysAtOnce;
+  static constexpr bool kRotated = Format::kRotated;
   static constexpr int kUnrolled = kRotated ? 2 : kVectors;  // a rotation takes many instructions
 
  public:
@@ -27,18 +28,19 @@ class KeyGroup {
     key_ = held.first + local;
     from_ = held.address(local, lanes.channel);
     none_shown_ = !exists(0);
-    first_shown_ = hidden.any() ? -1 : 0;
-    if (!hidden.any()) return;
+    if constexpr (kMayHide) {
+      first_shown_ = -1;
 #pragma unroll
-    for (int vector = kVectors - 1; vector >= 0; --vector) {
-      if (!exists(vector)) continue;
-      if (hidden.has(key_ + key_offset(vector)))
-        hidden_ |= 1u << vector;
-      else
-        first_shown_ = key_offset(vector) * Held::kTokenBytes;
+      for (int vector = kVectors - 1; vector >= 0; --vector) {
+        if (!exists(vector)) continue;
+        if (hidden.has(key_ + key_offset(vector)))
+          hidden_ |= 1u << vector;
+        else
+          first_shown_ = key_offset(vector) * Held::kTokenBytes;
+      }
+      none_shown_ = first_shown_ < 0;
+      first_shown_ = max(first_shown_, 0);
     }
-    none_shown_ = first_shown_ < 0;
-    first_shown_ = max(first_shown_, 0);
   }
 
   __device__ __forceinline__ void quantize(const QuantizeParams& params, const BatchHead& bh,
@@ -57,8 +59,8 @@ class KeyGroup {
     for (int vector = 0; vector < kVectors; ++vector) {
       float values[8];
       get(kRotated ? read(vector) : raw[vector], rotation, mean, values);
-      if (hidden_ >> vector & 1u) clear(values);
-      if ((lanes.active || kRotated) && exists(vector))
+      if (is_hidden(vector)) clear(values);
+      if ((lanes.active || Format::kPadded) && exists(vector))
         store_int8<Format>(to + key_offset(vector) * params.row_bytes, values, inverses);
     }
   }
@@ -67,6 +69,7 @@ class KeyGroup {
   static __device__ __forceinline__ constexpr int key_offset(int vector) {
     return kKeysAtOnce == 1 ? vector / 2 * 8 + vector % 2 : vector * 4 * kKeysAtOnce;
   }
+  __device__ __forceinline__ bool is_hidden(int vector) const { return kMayHide && (hidden_ >> vector & 1u); }
   __device__ __forceinline__ bool exists(int vector) const { return key_ + key_offset(vector) < length_; }
 
   // Minus the mean, rotated if wanted.
@@ -82,7 +85,7 @@ class KeyGroup {
   // The lane's first shown key in place of one that does not exist or is hidden: it does not change the largest
   // magnitude.
   __device__ __forceinline__ Vec8<T> read(int vector) const {
-    const bool shown = exists(vector) && !(hidden_ >> vector & 1u);
+    const bool shown = exists(vector) && !is_hidden(vector);
     return Held::read(from_ + (shown ? key_offset(vector) * Held::kTokenBytes : first_shown_));
   }
 
@@ -142,11 +145,30 @@ class KeyGroup {
   int key_;              // the lane's first
   unsigned from_;        // its place
   unsigned hidden_ = 0;  // bits of vectors
-  int first_shown_;      // bytes from `from_`
+  int first_shown_ = 0;  // bytes from `from_`
   bool none_shown_;
 };
 
-template <class T, int kLanes, bool kRotated>
+// From the mean of K in `scratch` on.
+template <class T, int kLanes, class Format, bool kMayHide>
+__device__ __forceinline__ void quantize_held_keys(const QuantizeParams& params, const BatchHead& bh,
+                                                   const HeldTokens<T, kLanes>& held, const Scratch<T, kLanes>& scratch,
+                                                   const HiddenKeys& hidden, Prepared& prepared) {
+  const Lanes<kLanes> lanes(params.head_dim);
+  float mean[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) mean[i] = scratch.means[lanes.channel + i];
+  const Rotation<kLanes> rotation;
+  if constexpr (Format::kRotated) rotation.change_signs(mean);
+  for (int part = threadIdx.x / 32; part < held.count / kScaleBlock * kScalesPerBlock; part += scratch.kWarps) {
+    const int first = part / kScalesPerBlock * kScaleBlock;
+    if (held.first + first >= params.kv_length) break;
+    KeyGroup<T, kLanes, Format, kMayHide>(held, first, part % kScalesPerBlock, params.kv_length, lanes, hidden)
+        .quantize(params, bh, lanes, rotation, mean, prepared);
+  }
+}
+
+template <class T, int kLanes, Rotates kRotates>
 __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const BatchHead& bh, bool writes,
                                              const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
                                              HiddenKeys& hidden, Prepared& prepared) {
@@ -160,20 +182,27 @@ __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const 
     scratch.means[own] = exists ? total.sum / total.count : 0.f;
     if (writes && exists) statistics.k_mean[i64(bh.index) * statistics.head_dim + own] = scratch.means[own];
   }
+  bool rotated = kRotates == Rotates::always;
+  if constexpr (kRotates == Rotates::by_head) {
+    __shared__ ChoiceScratch choice;
+    __syncthreads();
+    hidden.all_but(scratch.shown);
+    rotated = choose_rotation<T, kLanes>(statistics, bh, scratch.means, hidden, choice);
+    if (writes && own == 0) tell_choices(prepared, scratch.shown, rotated);
+  }
   cluster_arrive();
   __syncthreads();
   hidden.all_but(scratch.shown);
-  float mean[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) mean[i] = scratch.means[lanes.channel + i];
-  const Rotation<kLanes> rotation;
-  if constexpr (kRotated) rotation.change_signs(mean);
-  for (int part = threadIdx.x / 32; part < held.count / kScaleBlock * kScalesPerBlock; part += scratch.kWarps) {
-    const int first = part / kScalesPerBlock * kScaleBlock;
-    if (held.first + first >= length) break;
-    KeyGroup<T, kLanes, kRotated>(held, first, part % kScalesPerBlock, length, lanes, hidden)
-        .quantize(params.quantize, bh, lanes, rotation, mean, prepared);
+  const auto quantize = [&](auto format) {
+    if (hidden.any())
+      quantize_held_keys<T, kLanes, decltype(format), true>(params.quantize, bh, held, scratch, hidden, prepared);
+    else
+      quantize_held_keys<T, kLanes, decltype(format), false>(params.quantize, bh, held, scratch, hidden, prepared);
+  };
+  if constexpr (kRotates != Rotates::never) {
+    if (rotated) return quantize(FormatOf<8, kRotates, true>());
   }
+  if constexpr (kRotates != Rotates::always) quantize(FormatOf<8, kRotates, false>());
 }
 
 template <class T, int kLanes>
@@ -220,15 +249,26 @@ __device__ __forceinline__ void prepare_values(const OnePassParams& params, cons
     if (position >= quantize.key_row_bytes) break;
     const int first = local + part / 2 * 16 + part % 2 * 4;
     const unsigned from = held.address(first, channel);
+    const auto token_of = [](int word, int i) {
+      return 2 * word + i / 2 * 8 + i % 2;
+    };  // does not change bit 2 of `first`
+    unsigned hidden_tokens = 0;
+    if (hidden.any()) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int key = held.first + first + token_of(i / 4, i % 4);
+        if (key < quantize.kv_length && hidden.has(key)) hidden_tokens |= 1u << i;
+      }
+    }
     unsigned words[2][8];
 #pragma unroll
     for (int word = 0; word < 2; ++word) {
       float values[4][8];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int token = 2 * word + i / 2 * 8 + i % 2;  // does not change bit 2 of `first`
-        const int key = held.first + first + token;
-        const bool valid = active && key < quantize.kv_length && !hidden.has(key);
+        const int token = token_of(word, i);
+        const bool valid =
+            active && held.first + first + token < quantize.kv_length && !(hidden_tokens >> (4 * word + i) & 1u);
         held.read(from + token * held.kTokenBytes).get(values[i]);
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[i][j] = valid ? values[i][j] - mean[j] : 0.f;
@@ -243,7 +283,7 @@ __device__ __forceinline__ void prepare_values(const OnePassParams& params, cons
   }
 }
 
-template <class T, int kLanes, bool kRotated>
+template <class T, int kLanes, Rotates kRotates>
 __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
   __shared__ Scratch<T, kLanes> scratch;
   const StatisticsParams& statistics = params.statistics;
@@ -264,6 +304,7 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
         prepared.blocks.v = 0;
       else
         prepared.blocks.k = prepared.keys.end = prepared.keys.unchanged = 0;
+      if (!is_v) prepared.choices.rotation = kRotates == Rotates::always ? kRotated : kUndecided;
       __threadfence();
     }
     griddepcontrol_launch_dependents();
@@ -274,7 +315,7 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
   if (is_v)
     prepare_values<T, kLanes>(params, bh, block == 0, held, scratch, hidden);
   else
-    prepare_keys<T, kLanes, kRotated>(params, bh, block == 0, held, scratch, hidden, prepared);
+    prepare_keys<T, kLanes, kRotates>(params, bh, block == 0, held, scratch, hidden, prepared);
   __syncthreads();
   if (threadIdx.x == 0) red_release_add(is_v ? &prepared.blocks.v : &prepared.blocks.k, 1);
   cluster_wait();  // no block leaves while its shared memory may be read
@@ -282,18 +323,20 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
 
 }  // namespace sm90
 
-#define ONE_PASS_KERNEL(name, T, lanes, rotated)                                            \
+#define ONE_PASS_KERNEL(name, T, lanes, rotates)                                            \
   extern "C" __global__ void __launch_bounds__(sm90::kQuantizeThreads, lanes == 32 ? 2 : 3) \
       name(const __grid_constant__ sm90::OnePassParams params) {                            \
-    sm90::one_pass_kernel<T, lanes, rotated>(params);                                       \
+    sm90::one_pass_kernel<T, lanes, sm90::Rotates::rotates>(params);                        \
   }
-#define ONE_PASS_KERNELS(prefix, suffix, T, rotated)        \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d64, T, 8, rotated)   \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d128, T, 16, rotated) \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d256, T, 32, rotated)
-ONE_PASS_KERNELS(one_pass, fp16, __half, false)
-ONE_PASS_KERNELS(one_pass, bf16, __nv_bfloat16, false)
-ONE_PASS_KERNELS(one_pass_rotated, fp16, __half, true)
-ONE_PASS_KERNELS(one_pass_rotated, bf16, __nv_bfloat16, true)
+#define ONE_PASS_KERNELS(prefix, suffix, T, rotates)        \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d64, T, 8, rotates)   \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d128, T, 16, rotates) \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d256, T, 32, rotates)
+ONE_PASS_KERNELS(one_pass, fp16, __half, never)
+ONE_PASS_KERNELS(one_pass, bf16, __nv_bfloat16, never)
+ONE_PASS_KERNELS(one_pass_rotated, fp16, __half, always)
+ONE_PASS_KERNELS(one_pass_rotated, bf16, __nv_bfloat16, always)
+ONE_PASS_KERNELS(one_pass_auto, fp16, __half, by_head)
+ONE_PASS_KERNELS(one_pass_auto, bf16, __nv_bfloat16, by_head)
 #undef ONE_PASS_KERNELS
 #undef ONE_PASS_KERNEL

@@ -51,12 +51,17 @@ struct alignas(8) KeysLeft {
   int end;        // behind the last one that it does not hide
   int unchanged;  // how many it leaves as they are
 };
+// What the statistics say of a head.
+struct alignas(8) HeadChoices {
+  int shown;  // keys that a mask for all queries and heads does not hide (common/hidden_keys.cuh); of such masks alone
+  int rotation;  // of RotationOfHead; in calls that choose by the head
+};
+enum RotationOfHead { kUndecided = 0, kNotRotated = 1, kRotated = 2 };
 // What attention kernels read of a head: of kernels that run beside the one pass each part at once.
 struct Prepared {
   BlocksOver blocks;
   KeysLeft keys;
-  int shown;  // keys that a mask for all queries and heads does not hide (common/hidden_keys.cuh); of such masks alone
-  int padding;
+  HeadChoices choices;
 };
 
 // `padding` is named and 0, so that a kernel's parameters are the same bytes on every platform.
@@ -91,10 +96,12 @@ struct StatisticsParams {
   Strided k, v;
   float *k_mean, *v_mean, *v_scale, *v_inverse;  // (batch * kv_heads, head_dim)
   Prepared* prepared;                            // (batch * kv_heads)
-  int kv_heads, kv_length, head_dim, padding;
+  int kv_heads, kv_length, head_dim, score_bits;
   int smooth_v;
   int cluster_blocks;  // that share a head
   Mask mask;           // whose hidden keys do not count
+  Strided q;           // of which a sample decides the rotation, where that is chosen by the head
+  int q_heads, q_length;
 };
 
 struct QuantizeParams {

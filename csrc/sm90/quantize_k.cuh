@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_key_scale(const QuantizeParams& params, co
 // When the statistics have been made.
 __device__ __forceinline__ HiddenKeys hidden_keys(const QuantizeParams& params, const BatchHead& bh) {
   HiddenKeys hidden(params.mask, bh.batch);
-  if (hidden.any()) hidden.all_but(params.prepared[bh.index].shown);
+  if (hidden.any()) hidden.all_but(params.prepared[bh.index].choices.shown);
   return hidden;
 }
 
@@ -68,7 +68,7 @@ __device__ __forceinline__ void quantize_keys(const QuantizeParams& params, cons
     raw[pass].get(values[pass]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[pass][i] -= mean[i];
-    if (hidden.has(token)) clear(values[pass]);
+    if (hidden.any() && token < params.kv_length && hidden.has(token)) clear(values[pass]);
     if constexpr (Format::kRotated) rotation.transform(values[pass]);
     const float amax = amax_of_token<kLanes>(amax_of_vec8(values[pass]));
     if (lanes.channel == 0)
@@ -88,7 +88,7 @@ __device__ __forceinline__ void quantize_keys(const QuantizeParams& params, cons
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
-    if ((lanes.active || Format::kRotated) && token < params.kv_length)
+    if ((lanes.active || Format::kPadded) && token < params.kv_length)
       store_int8<Format>(params.k_int8 + (i64(bh.index) * params.kv_length + token) * params.row_bytes + lanes.channel,
                          values[pass], inverses);
   }

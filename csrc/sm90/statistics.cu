@@ -1,15 +1,23 @@
 // Statistics of K and V, read once: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per
 // channel. A cluster of blocks shares a head and adds its partial results through distributed shared memory, always in
 // the same order, so that repeated runs are equal bit by bit.
-#include "common/hidden_keys.cuh"
-#include "sm90/statistics.cuh"
+#include "sm90/rotation_choice.cuh"
 
 namespace sm90 {
 
 constexpr int kMaxHeadDim = 256;
 
-// Without kWithV, K's mean alone: the precise mode does not quantize V.
-template <class T, bool kWithV>
+// Whether a head of so many channels, which the cluster holds, is to be rotated.
+template <class T>
+__device__ __forceinline__ bool choose_rotation(const StatisticsParams& params, const BatchHead& bh, const float* means,
+                                                const HiddenKeys& hidden, ChoiceScratch& scratch) {
+  if (params.head_dim <= 64) return choose_rotation<T, 8>(params, bh, means, hidden, scratch);
+  if (params.head_dim <= 128) return choose_rotation<T, 16>(params, bh, means, hidden, scratch);
+  return choose_rotation<T, 32>(params, bh, means, hidden, scratch);
+}
+
+// Without kWithV, K's mean alone: the precise mode does not quantize V. With kChooses, the rotation of the head, too.
+template <class T, bool kWithV, bool kChooses>
 __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params) {
   constexpr int kCount = kWithV ? kStatistics : kSumK + 1;
   __shared__ float partial[kCount][kStatisticsWarps][kMaxHeadDim];
@@ -17,6 +25,12 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
   __shared__ float shown_of_block;
   // In this order: the quantization of Q does not wait for this kernel, but for all before it.
   griddepcontrol_wait();
+  if constexpr (kChooses) {  // before the quantization of Q starts, which reads it
+    if (threadIdx.x == 0 && blockIdx.x % params.cluster_blocks == 0) {
+      params.prepared[blockIdx.x / params.cluster_blocks].choices = {};
+      __threadfence();
+    }
+  }
   griddepcontrol_launch_dependents();
 
   const int lanes = params.head_dim <= 64 ? 8 : params.head_dim <= 128 ? 16 : 32;  // threads that read one token
@@ -73,7 +87,13 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
       k_token += k_step;
       v_token += v_step;
     };
-    if (!may_hide && token + (kAtOnce - 1) * step < end) {
+    if (may_hide) {
+      for (; token < end; token += step) {
+        load(0);
+        if (!hidden.has(token)) add(k_raw[0], v_raw[0]);
+      }
+    }
+    if (token + (kAtOnce - 1) * step < end) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) load(i);
       token += kAtOnce * step;
@@ -92,7 +112,7 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
     }
     for (; token < end; token += step) {
       load(0);
-      if (!hidden.has(token)) add(k_raw[0], v_raw[0]);
+      add(k_raw[0], v_raw[0]);
     }
   }
 #pragma unroll
@@ -113,21 +133,33 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
       of_block[statistic][own] = combine_warps(statistic, partial[statistic], own);
   }
   cluster_sync();
+  float shown = 0.f;
+  if (may_hide)
+    for (int other = 0; other < blocks; ++other) shown += load_from_block(&shown_of_block, other);
+  const bool some_hidden = shown != 0.f;
+  const float count = some_hidden ? shown : params.kv_length;
+  const auto total_of = [&](int statistic) {
+    float total = initial(statistic);
+    for (int other = 0; other < blocks; ++other)
+      if (!some_hidden || load_from_block(&shown_of_block, other) != 0.f)
+        total = combine(statistic, total, load_from_block(&of_block[statistic][own], other));
+    return total;
+  };
+  if constexpr (kChooses) {
+    __shared__ float means[kMaxHeadDim];
+    __shared__ ChoiceScratch scratch;
+    means[own] = own < params.head_dim ? total_of(kSumK) / count : 0.f;
+    __syncthreads();
+    hidden = HiddenKeys(params.mask, batch);
+    hidden.all_but(static_cast<int>(shown));
+    const bool rotated = choose_rotation<T>(params, BatchHead(bh, params.kv_heads), means, hidden, scratch);
+    if (block == 0 && own == 0) tell_choices(params.prepared[bh], static_cast<int>(shown), rotated);
+  }
   if (block == 0 && own < params.head_dim) {
-    float shown = 0.f;
-    if (may_hide)
-      for (int other = 0; other < blocks; ++other) shown += load_from_block(&shown_of_block, other);
-    const bool some_hidden = shown != 0.f;
     float total[kCount];
 #pragma unroll
-    for (int statistic = 0; statistic < kCount; ++statistic) {
-      total[statistic] = initial(statistic);
-      for (int other = 0; other < blocks; ++other)
-        if (!some_hidden || load_from_block(&shown_of_block, other) != 0.f)
-          total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], other));
-    }
-    const float count = some_hidden ? shown : params.kv_length;
-    if (own == 0) params.prepared[bh].shown = static_cast<int>(shown);
+    for (int statistic = 0; statistic < kCount; ++statistic) total[statistic] = total_of(statistic);
+    if (!kChooses && own == 0) params.prepared[bh].choices.shown = static_cast<int>(shown);
     const i64 index = i64(bh) * params.head_dim + own;
     params.k_mean[index] = total[kSumK] / count;
     if constexpr (kWithV) {
@@ -140,14 +172,18 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 
 }  // namespace sm90
 
-#define STATISTICS_KERNEL(name, T, with_v)                                  \
+#define STATISTICS_KERNEL(name, T, with_v, chooses)                         \
   extern "C" __global__ void __launch_bounds__(sm90::kStatisticsThreads, 2) \
       name(const __grid_constant__ sm90::StatisticsParams params) {         \
-    sm90::statistics_kernel<T, with_v>(params);                             \
+    sm90::statistics_kernel<T, with_v, chooses>(params);                    \
   }
-STATISTICS_KERNEL(statistics_fp16, __half, true)
-STATISTICS_KERNEL(statistics_bf16, __nv_bfloat16, true)
-STATISTICS_KERNEL(statistics_fp32, float, true)
-STATISTICS_KERNEL(statistics_k_fp16, __half, false)
-STATISTICS_KERNEL(statistics_k_bf16, __nv_bfloat16, false)
+#define STATISTICS_KERNELS(prefix, suffix, T, with_v)    \
+  STATISTICS_KERNEL(prefix##_##suffix, T, with_v, false) \
+  STATISTICS_KERNEL(prefix##_auto_##suffix, T, with_v, true)
+STATISTICS_KERNELS(statistics, fp16, __half, true)
+STATISTICS_KERNELS(statistics, bf16, __nv_bfloat16, true)
+STATISTICS_KERNELS(statistics, fp32, float, true)
+STATISTICS_KERNELS(statistics_k, fp16, __half, false)
+STATISTICS_KERNELS(statistics_k, bf16, __nv_bfloat16, false)
+#undef STATISTICS_KERNELS
 #undef STATISTICS_KERNEL

@@ -27,6 +27,9 @@ from tools import kernel_table
 # Architectures whose attention kernels have other dynamic shared memory in csrc/ than in wheels/, on purpose: where V
 # has 16 bits (all of sm80, and precise of sm89 and sm120), K of two steps lies there. The next release empties it.
 OTHER_SHARED_MEMORY = frozenset({"sm80", "sm89", "sm120"})
+# Those whose kernels take other parameters in csrc/, or find them at other places of the workspace, on purpose: the
+# passes before the attention know of masks and of rotation by the head. Theirs are not compared until the next release.
+OTHER_PARAMETERS = frozenset({"sm80", "sm89", "sm90", "sm120"})
 RANDOM_CALLS = 300
 
 # In the interpreter under test, which has the module's folder, the architecture and a file of calls.
@@ -106,9 +109,17 @@ def run(architecture: kernel_table.Architecture, built: Path, tmp_path: Path) ->
 
 def without_changes(launches: list[str], architecture: str) -> list[str]:
     """The launches, without what csrc/ changes on purpose."""
-    if architecture not in OTHER_SHARED_MEMORY:
-        return launches
-    return [re.sub(r"(cuLaunchKernelEx attention_.*) shared \d+", r"\1", line) for line in launches]
+    if architecture in OTHER_PARAMETERS:
+        launches = [line.partition(" parameters ")[0] for line in launches]
+    if architecture in OTHER_SHARED_MEMORY:
+        launches = [re.sub(r"(cuLaunchKernelEx attention_.*) shared \d+", r"\1", line) for line in launches]
+    return launches
+
+
+def has_released_kernels(call: calls.Call) -> bool:
+    """Whether the release has the kernels that csrc/ takes: not where the attention kernel rotates Q of few keys."""
+    signature, _ = call
+    return not (signature["rotate"] and signature["mode"] == 8)
 
 
 def random_calls(count: int) -> list[calls.Call]:
@@ -137,12 +148,13 @@ def test_the_launches_are_those_of_the_release(
 ) -> None:
     random.seed(fresh_seed)
     path = tmp_path / "calls.json"
-    path.write_text(json.dumps(calls.all_descriptions() + random_calls(RANDOM_CALLS)))
+    compared = filter(has_released_kernels, calls.all_descriptions() + random_calls(RANDOM_CALLS))
+    path.write_text(json.dumps(list(compared)))
     wanted_outcomes, wanted = run(released, ENQUEUE, str(path))
     outcomes, launches = run(made, ENQUEUE, str(path))
     assert [outcome == "None" for outcome in outcomes] == [outcome == "None" for outcome in wanted_outcomes]
-    assert len(wanted) > 5000
-    assert (launches != wanted) == (architecture.name in OTHER_SHARED_MEMORY), "is OTHER_SHARED_MEMORY up to date?"
+    assert len(wanted) > 3000
+    assert (launches != wanted) == (architecture.name in OTHER_SHARED_MEMORY | OTHER_PARAMETERS), "is it up to date?"
     wanted, launches = (without_changes(lines, architecture.name) for lines in (wanted, launches))
     different = sum(a != b for a, b in zip(wanted, launches, strict=False)) + abs(len(wanted) - len(launches))
     first = next((pair for pair in zip(wanted, launches, strict=False) if pair[0] != pair[1]), None)
@@ -156,6 +168,8 @@ def addresses(turn):
 def others(operands, turn):
     return {name: address + 0x1000 * turn for name, address in operands.items()}
 for signature, operands in calls.all_descriptions()[::7]:
+    if signature["rotate"] and signature["mode"] == 8:  # the release lacks its kernels
+        continue
     try:
         plan = module.plan(**signature)
     except ValueError:
@@ -213,7 +227,7 @@ def flag():
 def kinds():
     yield "dense", OptionalTensors(), {{}}
     yield "flag, LSE", OptionalTensors(nonfinite=flag()), dict(return_lse=True)
-    yield "causal, rotated", OptionalTensors(), dict(is_causal=True, rotate=True, smooth_v=True, scale=0.3)
+    yield "causal, rotated", OptionalTensors(), dict(is_causal=True, rotate="on", smooth_v=True, scale=0.3)
     yield "mask", OptionalTensors(torch.zeros(300, 513)), dict(return_lse=True)
     yield "key mask", OptionalTensors(torch.ones(2, 1, 1, 513, dtype=torch.bool)), {{}}
     for heads in (1, 4):
@@ -227,7 +241,7 @@ for mode in {modes}:
                        for heads, tokens in ((4, 300), (2, 513), (2, 513)))
             if layout == "BNHD":
                 q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v))
-            signature = CallSignature.of(q, k, v, AttentionOptions(mode, layout=layout, **choices), optional)
+            signature = CallSignature.of(q, k, v, AttentionOptions(mode, **dict(dict(layout=layout, rotate="off"), **choices)), optional)
             call = kernel_call.KernelCall(module, signature, replace(AttentionRequest.of(signature), device_index=0))
             out, lse = {call}
             assert out.shape == q.shape and (lse is None) == (not choices.get("return_lse"))

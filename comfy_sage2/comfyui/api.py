@@ -1,6 +1,7 @@
 """All that the nodes call, in one place: they import this module or, when that fails, say why."""
 
 from ..capture.recorder import CaptureBounds
+from ..options import rotation_of
 from ..policy.document import to_text
 from ..policy.files import fingerprint, load_policy, save_policy
 from .hooks.prompt import running_prompt
@@ -33,6 +34,7 @@ __all__ = [
     "policy_text",
     "reason_against_steps",
     "report",
+    "rotation_of",
     "running_prompt",
     "save_capture",
     "save_policy",

@@ -21,6 +21,7 @@ POLICY = io.Custom("SAGEATTENTION2_POLICY")
 BACKENDS = ["auto", "reference", "auto or reference"]
 QUALITIES = ["lossless", "balanced", "fast"]
 SKIP = ["off", *QUALITIES]
+ROTATIONS = ["auto", "on", "off"]
 
 
 def advanced(node_input: io.Input) -> io.Input:

@@ -15,6 +15,10 @@ COMMANDS = {
     "guard": ("lab.measurements.guard", "measure what the guard and a calibration cost"),
     "needle": ("lab.evaluation.needle", "look for needles in long contexts with every attention"),
     "accumulators": ("lab.measurements.accumulators", "show what the accumulator of P V keeps on this machine"),
+    "exactness": (
+        "lab.measurements.exactness",
+        "show what rotation, masked keys and the order of sums do to the error",
+    ),
     "tiles": ("lab.measurements.skipped_blocks", "show how many key blocks can be skipped and what that costs"),
     "skip": ("lab.measurements.skipping", "sample whole videos with key blocks left out, by lists of earlier steps"),
     "memory": ("lab.measurements.memory", "measure the memory that one long call takes"),

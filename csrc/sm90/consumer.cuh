@@ -60,7 +60,7 @@ struct Consumer : PipelineReader<Traits> {
 
   // Kernels with a fused prologue have no other additive terms.
   __device__ __forceinline__ bool is_mask_for_all_queries() const {
-    return Traits::kFusedPrologue || (params.delta_s == nullptr && params.mask.query_stride == 0);
+    return Traits::kFewKeys || (params.delta_s == nullptr && params.mask.query_stride == 0);
   }
 
   __device__ __forceinline__ void softmax_last(const WorkTile& tile, int key_tile) {
@@ -75,7 +75,7 @@ struct Consumer : PipelineReader<Traits> {
       return softmax_padded_tile<kBlockN>(scores, state, q_scale, scale, tile.key_end - key_tile * kBlockN, lane);
     if constexpr (kHasMask) {
       if (is_mask_for_all_queries()) {
-        constexpr bool kEnds = Traits::kFusedPrologue;
+        constexpr bool kEnds = Traits::kFewKeys;
         if constexpr (kEnds) {
 #pragma unroll
           for (int i = 0; i < kScales; ++i)  // of keys that do not exist, it is what the memory held
@@ -286,9 +286,9 @@ struct Consumer : PipelineReader<Traits> {
     if constexpr (Traits::kBlockList)
       tile = this->block_list_tile(this->wait_for_work());  // read again, so that no register keeps it
     const int buffer = tiles++ % kQBuffers;
-    const Epilogue<Traits::kFusedPrologue && !kHasBias> epilogue(params, tile, row, lane, state.maximum,
-                                                                 last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
-                                                                 storage.v_scale(buffer), storage.v_mean(buffer));
+    const Epilogue<Traits::kFewKeys && !kHasBias> epilogue(params, tile, row, lane, state.maximum,
+                                                           last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
+                                                           storage.v_scale(buffer), storage.v_mean(buffer));
     if constexpr (kHalves) epilogue.store(first_half, 0);
     epilogue.store(last, kHalves ? 128 : 0);
     __syncwarp();

@@ -189,8 +189,9 @@ class Builder final : public LaunchBuilder<Workspace> {
            !few_keys();
   }
   // Whether the attention kernel quantizes Q: of whole calls alone, since others may have lost Q before it is launched.
-  bool quantizes_q() const {
-    return call_.mode == k8b && few_keys() && head_dim_ <= 128 && !in_phases_ && call_.element != kFloat &&
+  bool quantizes_q() const { return !in_phases_ && is_of_few_keys(); }
+  bool is_of_few_keys() const {
+    return call_.mode == k8b && few_keys() && head_dim_ <= 128 && call_.element != kFloat &&
            call_.mask.query_stride == 0 && !call_.causal && !call_.has_lse && !call_.has_block_mask() &&
            !call_.has_block_margins;
   }
@@ -215,6 +216,8 @@ class Builder final : public LaunchBuilder<Workspace> {
     if (quantizes_q())
       return kernel_for(with_bias ? MaskPolicy::key_bias | MaskPolicy::padding : MaskPolicy::none,
                         call_.rotate ? Variant::rotating_prologue : Variant::fused_prologue);
+    if (is_of_few_keys() && with_bias)  // the bits of the whole call
+      return kernel_for(MaskPolicy::key_bias | MaskPolicy::padding, Variant::after_prologue);
     const bool narrow = !precise() && head_dim_ == 64 && !wide();
     return kernel_for(with_bias ? kAnyBias | MaskPolicy::padding : MaskPolicy::none,
                       narrow ? Variant::narrow : standard);

@@ -321,6 +321,17 @@ for head_dim in (64, 128):
 """)
 
 
+def test_few_keys_and_a_padding_mask_in_two_phases_have_a_kernel_of_their_own(hopper: Binding) -> None:
+    """That gives the bits of the whole call's."""
+    hopper.run(f"""{LOGGED}{LAUNCHED}
+for head_dim in (64, 128):
+    mask = dict(mask_element=1, mask_key_stride=1)
+    assert launched(phase=2, head_dim=head_dim, **mask) == [f"attention_d{{head_dim}}_prequantized_biased"]
+    assert "prequantized" not in launched(phase=2, head_dim=head_dim)[0]
+    assert "prequantized" not in launched(phase=2, head_dim=head_dim, has_lse=True, **mask)[0]
+""")
+
+
 def test_a_step_at_head_dim_64_takes_the_keys_that_exist(hopper: Binding) -> None:
     """128 where steps of 192 would take more keys that do not exist, up to 2,048."""
     hopper.run(f"""{LOGGED}{LAUNCHED}

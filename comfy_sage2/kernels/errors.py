@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..text import one_line
+
 _MOST_LETTERS = 100
 
 
@@ -10,6 +12,6 @@ class KernelUnavailable(RuntimeError):
 
 
 def shortened(text: str) -> str:
-    """What was found in a file, for a message: cut where it is long."""
+    """What was found in a file, for a message: on one line, and cut where it is long."""
     more = len(text) - _MOST_LETTERS
-    return text if more <= 0 else f"{text[:_MOST_LETTERS]}… ({more:,} more characters)"
+    return one_line(text if more <= 0 else f"{text[:_MOST_LETTERS]}… ({more:,} more characters)")

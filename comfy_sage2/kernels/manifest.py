@@ -90,7 +90,7 @@ def read_manifest(folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
     for line in lines:
         entry = _LINE.fullmatch(line)
         if entry is None:
-            raise KernelUnavailable(f"[SA-106] {path} is damaged at {shortened(line)!r}: update or reinstall the pack")
+            raise KernelUnavailable(f"[SA-106] {path} is damaged at '{shortened(line)}': update or reinstall the pack")
         size = None if entry["size"] is None else int(entry["size"])
         wheels.append(BundledWheel(folder / entry["name"], entry["sha256"], size))
     return tuple(wheels)

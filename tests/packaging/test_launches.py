@@ -180,7 +180,7 @@ for mode in {list(architecture.modes)}:
         optional = OptionalTensors(mask, nonfinite=torch.zeros(1).int())
         signature = CallSignature.of(q, k, v, AttentionOptions(mode, return_lse=True), optional)
         request = replace(AttentionRequest.of(signature), device_index=0)
-        call = kernel_call.KernelCall(_C, signature, request)
+        call = kernel_call.KernelCall(kernels, signature, request)
         log.unlink(missing_ok=True)
         call.run(q, k, v, optional)
         whole = launched()

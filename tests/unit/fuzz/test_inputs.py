@@ -248,25 +248,34 @@ def wheels(folder: Path) -> Attempt:
     return attempt
 
 
-def numbers(source: random.Random, rows: list[Any]) -> None:
-    """Some sizes and times of `rows` become extreme."""
+def numbers(source: random.Random, given: dict[str, Any]) -> None:
+    """Some sizes, times and errors of the document become extreme."""
+    rows = given["candidates"]
     for _ in range(source.randint(1, 3)):
-        source.choice(rows)[source.choice((3, 4, 5, 6, 7))] = source.choice(
+        values = source.choice(
+            (source.choice(given["calls"]), source.choice(rows)["seconds"], source.choice(rows)["errors"]["128"])
+        )
+        values[source.randrange(min(4, len(values)))] = source.choice(
             (10**400, 10**200, 2**63, 2**31, 1, 5e-324, 1e-9, 1e4, 1e308, 0.5, float("inf"), float("nan"), True, -1)
         )
 
 
 def times_of_gpus(folder: Path) -> Attempt:
     """What was measured and remembered: it is used, or it is no entry; a fit has no error and an end."""
-    work = ((24, 512, 512), (24, 4096, 4096), (48, 4096, 512))
-    kinds = (("scaled_dot_product_attention", "exact", "fp32"), ("sm90", "8b", "fp32"), ("sm90", "4b", "fp16"))
-    rows = [[*kind, *sizes, 128, 1e-3] for kind in kinds for sizes in work]
+    calls = [[*sizes, 128, False, False, False] for sizes in ((24, 512, 512), (24, 4096, 4096), (48, 4096, 512))]
+    kinds = (
+        ["scaled_dot_product_attention", "exact", "fp32", False, False],
+        ["sm90", "8b", "fp32", True, False],
+        ["sm90", "4b", "fp16", False, False],
+        ["comfy-kitchen", "peer", "fp32", False, False],
+    )
+    rows = [{"candidate": kind, "seconds": [1e-3] * 3, "errors": {"128": [0.01, None]}} for kind in kinds]
     file = CacheFile(folder / "findings.json")
 
     def attempt(source: random.Random) -> bool:
-        given = {"noise": 0.01, "seconds": json.loads(json.dumps(rows))}
+        given = {"noise": 0.01, **json.loads(json.dumps({"calls": calls, "candidates": rows}))}
         if source.random() < 0.7:
-            numbers(source, given["seconds"])
+            numbers(source, given)
         else:
             given = document(source, given)
         if not isinstance(given, dict):

@@ -44,7 +44,8 @@ constexpr int min_blocks_per_sm(int head_dim) { return head_dim == 256 ? 1 : hea
   extern "C" __global__ void __launch_bounds__(attention_threads(head_dim), min_blocks_per_sm(head_dim)) \
       name(const __grid_constant__ AttentionParams params) {                                             \
     using Product = typename ProductOf<product>::Type;                                                   \
-    static_assert(Product::kVBytes == v_bytes(product, HALF_VALUES) && Product::kKeyStages == key_stages(product, HALF_VALUES));   \
+    static_assert(Product::kVBytes == v_bytes(product, HALF_VALUES) &&                                   \
+                  Product::kKeyStages == key_stages(product, HALF_VALUES));                              \
     Attention<head_dim, bits, Product, mask>::run(params);                                               \
   }
 #if BLOCK_SCALED

@@ -175,8 +175,11 @@ class AttentionCall:
     @property
     def needs_gradient(self) -> bool:
         """Whether ComfyUI trains: a gradient is asked for, and quantized attention has none."""
-        tensors = (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if not torch.is_grad_enabled():
+            return False
+        # A mask without values has no gradient, and with torch 2.6 it cannot be asked.
+        masks = () if self.mask is None or overrides_torch(self.mask) else (self.mask,)
+        return any(tensor.requires_grad for tensor in (self.q, self.k, self.v, *masks))
 
     @property
     def reason_against_quantizing(self) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import build_kernels, kernel_table
+from tools import kernel_table
 from tools.wheels import stage_package, verify_wheels
 
 
@@ -163,50 +163,6 @@ def test_what_launches_are_made_by_is_the_launch_interface(sources: Path, file: 
     path.write_text(path.read_text() + "int added;\n")
     found = {family for family, interface in before.items() if kernel_table.launch_interface(family) != interface}
     assert found == changed
-
-
-@pytest.fixture
-def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A wheel with an image under the name of each of sm90's, on a machine without nvcc."""
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    path = tmp_path / "images.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("comfy_sage2_sm90/__init__.py", "")
-        for cubin in kernel_table.read("sm90").cubins:
-            archive.writestr(f"comfy_sage2_sm90/{cubin.name}.cubin.xz", cubin.name)
-    return path
-
-
-def test_a_development_build_takes_the_images_of_a_wheel(images: Path, tmp_path: Path) -> None:
-    stale = tmp_path / "out" / "comfy_sage2_sm90" / "old.cubin"
-    stale.parent.mkdir(parents=True)
-    stale.touch()
-    package = build_kernels.build("sm90", None, tmp_path / "out", python=None, images=images, jobs=1)
-    assert {path.name: path.read_text() for path in package.glob("*.cubin*")} == {
-        f"{cubin.name}.cubin.xz": cubin.name for cubin in kernel_table.read("sm90").cubins
-    }
-    assert (package / "__init__.py").is_file()
-    said = json.loads((package / "build.json").read_text())  # images of a release before 5.0.0 say nothing
-    assert said["architecture"] == "sm90" and said["toolchain"] == "images of images.whl"
-
-
-def test_a_development_build_keeps_what_the_images_of_a_wheel_say(images: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(images, "a") as archive:
-        archive.writestr("comfy_sage2_sm90/build.json", '{"said": 1}')
-    package = build_kernels.build("sm90", None, tmp_path / "out", python=None, images=images, jobs=1)
-    assert json.loads((package / "build.json").read_text()) == {"said": 1}
-
-
-def test_the_images_of_another_architecture_are_refused(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        SystemExit, match=r"images.whl must hold .*prepare_d64.cubin.xz.*, it holds .*one_pass.cubin.xz"
-    ):
-        build_kernels.build("sm89", None, tmp_path / "out", python=None, images=images, jobs=1)
-
-
-def test_a_development_build_without_nvcc_says_what_helps(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"nvcc is not on the PATH: .* or give --images"):
-        build_kernels.build("sm90", None, tmp_path / "out", python=None, images=None, jobs=1)
 
 
 def test_an_architecture_without_kernels_is_not_staged(table: Path, tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""A development build of a kernel package from the images of a wheel, without nvcc."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools import kernel_table
+
+pytest.importorskip("pybind11", reason="the launch code is compiled with pybind11's headers")
+
+from tools import build_kernels  # noqa: E402
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel with an image under the name of each of sm90's, on a machine without nvcc."""
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    path = tmp_path / "images.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("comfy_sage2_sm90/__init__.py", "")
+        for cubin in kernel_table.read("sm90").cubins:
+            archive.writestr(f"comfy_sage2_sm90/{cubin.name}.cubin.xz", cubin.name)
+    return path
+
+
+def test_a_development_build_takes_the_images_of_a_wheel(images: Path, tmp_path: Path) -> None:
+    stale = tmp_path / "out" / "comfy_sage2_sm90" / "old.cubin"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    package = build_kernels.build("sm90", None, tmp_path / "out", python=None, images=images, jobs=1)
+    assert {path.name: path.read_text() for path in package.glob("*.cubin*")} == {
+        f"{cubin.name}.cubin.xz": cubin.name for cubin in kernel_table.read("sm90").cubins
+    }
+    assert (package / "__init__.py").is_file()
+    said = json.loads((package / "build.json").read_text())  # images of a release before 5.0.0 say nothing
+    assert said["architecture"] == "sm90" and said["toolchain"] == "images of images.whl"
+
+
+def test_a_development_build_keeps_what_the_images_of_a_wheel_say(images: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(images, "a") as archive:
+        archive.writestr("comfy_sage2_sm90/build.json", '{"said": 1}')
+    package = build_kernels.build("sm90", None, tmp_path / "out", python=None, images=images, jobs=1)
+    assert json.loads((package / "build.json").read_text()) == {"said": 1}
+
+
+def test_the_images_of_another_architecture_are_refused(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        SystemExit, match=r"images.whl must hold .*prepare_d64.cubin.xz.*, it holds .*one_pass.cubin.xz"
+    ):
+        build_kernels.build("sm89", None, tmp_path / "out", python=None, images=images, jobs=1)
+
+
+def test_a_development_build_without_nvcc_says_what_helps(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"nvcc is not on the PATH: .* or give --images"):
+        build_kernels.build("sm90", None, tmp_path / "out", python=None, images=None, jobs=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..text import one_line
-
 _MOST_LETTERS = 100
 
 
@@ -14,4 +12,5 @@ class KernelUnavailable(RuntimeError):
 def shortened(text: str) -> str:
     """What was found in a file, for a message: on one line, and cut where it is long."""
     more = len(text) - _MOST_LETTERS
-    return one_line(text if more <= 0 else f"{text[:_MOST_LETTERS]}… ({more:,} more characters)")
+    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:_MOST_LETTERS])
+    return shown if more <= 0 else f"{shown}… ({more:,} more characters)"

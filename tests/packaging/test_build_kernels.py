@@ -13,7 +13,7 @@ from tools import kernel_table
 
 pytest.importorskip("pybind11", reason="the launch code is compiled with pybind11's headers")
 
-from tools import build_kernels  # noqa: E402
+from tools import build_kernels
 
 
 @pytest.fixture

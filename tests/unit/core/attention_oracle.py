@@ -50,10 +50,16 @@ WORST = {"8b": (0.15, 0.2), "4b": (1.1, 0.45), "precise": (0.07, 0.04)}
 FEW_ROWS = 30  # whose channels have few numbers to average over
 
 
-def assert_near(out: torch.Tensor, expected: torch.Tensor, mode: str, total: float) -> None:
-    """The relative L1 error is at most `total`, and no row or channel hides a large one behind the others."""
+def assert_near(
+    out: torch.Tensor, expected: torch.Tensor, mode: str, total: float, most_in_row: float | None = None
+) -> None:
+    """The relative L1 error is at most `total`, and no row or channel hides a large one behind the others.
+
+    `most_in_row` replaces the bound of a row, where the attention is sharper or flatter than that of normal values.
+    """
     error, row, channel = relative_l1(out, expected), worst_row(out, expected), worst_channel(out, expected)
     most_row, most_channel = WORST[mode]
+    most_row = most_row if most_in_row is None else most_in_row
     assert error <= total, f"{error} in all"
     assert row <= most_row, f"{row} in a row"
     assert out.shape[2] < FEW_ROWS or channel <= most_channel, f"{channel} in a channel"

@@ -74,10 +74,12 @@ def test_dtypes_modes_and_smooth_v(dtype: torch.dtype, mode: str, smooth_v: bool
     assert_near(out, expected, mode, 0.05 if mode == "8b" else 0.25)
 
 
-@pytest.mark.parametrize("scale", [0.02, 0.25, 1.0])
-def test_scale(scale: float | None) -> None:
+# With scale 1.0 two keys can share a row between them, and a score that is rounded moves all of its weight: the worst
+# of 300 draws had 0.24.
+@pytest.mark.parametrize(("scale", "most_in_row"), [(0.02, 0.15), (0.25, 0.15), (1.0, 0.6)])
+def test_scale(scale: float, most_in_row: float) -> None:
     q, k, v = inputs()
-    assert_near(comfy_sage2.attention(q, k, v, scale=scale), oracle(q, k, v, scale=scale)[0], "8b", 0.08)
+    assert_near(comfy_sage2.attention(q, k, v, scale=scale), oracle(q, k, v, scale=scale)[0], "8b", 0.08, most_in_row)
 
 
 def test_bnhd_is_the_same_attention_with_contiguous_bnhd_output() -> None:

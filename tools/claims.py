@@ -256,7 +256,7 @@ CLAIMS = (
     Claim("Whole models gain: Mochi", "tab:e2e_speedup", _MODELS,
           _model("Mochi, 480p, 163 frames | 8 of 48 | 44,712", 2336, 1316, "L20")),
     Claim("4b is 3 times as fast as FlashAttention-2 on RTX 4090", "section 4.2", None,
-          ("2.93 times", "`python -m comfy_sage2 bench --share` on such a card", UNKNOWN)),
+          ("2.93 times", "`python -m lab bench` on such a card", UNKNOWN)),
     Claim("Smooth Q+K is the best smoothing for INT4: outliers", "tab:accuracy_compare1",
           Source("accuracy-tables.md", SMOOTHING, SYNTHETIC), _smoothing),
     Claim("Smooth Q+K is the best smoothing for INT4: the demo model", "tab:accuracy_compare1",

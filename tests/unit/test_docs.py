@@ -10,7 +10,7 @@ import pytest
 
 import comfy_sage2.__main__ as library_commands
 import lab.__main__ as lab_commands
-from comfy_sage2.benchmark.page import page as bench_page
+from lab.bench.page import page as bench_page
 from tools import charts, quotes
 from tools.figures import Source
 
@@ -225,7 +225,7 @@ def test_results_of_a_bench() -> None:
         "speed_failures": {},
         "kernel_times": "measured",
     }  # fmt: skip
-    page = bench_page(document, "python -m comfy_sage2 bench", "2026-11-22")
+    page = bench_page(document, "python -m lab bench", "2026-11-22")
     assert quotes.table_below(page, "Speed") == [
         ["shape", "8b kernel", "8b call", "FA-2 call"],
         ["d128-n1024", "790", "457", "320"],

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from comfy_sage2.benchmark.accuracy import INPUTS
-from comfy_sage2.benchmark.page import LABELS, page
-from comfy_sage2.benchmark.shapes import GROUPS
+from lab.bench.accuracy import INPUTS
+from lab.bench.page import LABELS, page
+from lab.bench.shapes import GROUPS
 from tools import claims, figures, modes, quotes
 
 CANDIDATES = [*LABELS, "sageattention 2 per thread", "sageattention 2 per warp"]
@@ -52,7 +52,7 @@ def test_claims_modes_and_quotes_can_be_made_from_it(
 ) -> None:
     folder = tmp_path / "docs" / "results"
     shutil.copytree(figures.RESULTS, folder)
-    text = page(document, "python -m comfy_sage2 bench --results docs/results", "2026-11-23")
+    text = page(document, "python -m lab bench --results docs/results", "2026-11-23")
     (folder / "attention-h200.md").write_text(text, encoding="utf-8")
     monkeypatch.setattr(figures, "RESULTS", folder)
     assert "0.0375 against 0.0375 gaussian, 0.0375 against 0.0375 outliers" in claims.page()
@@ -68,7 +68,7 @@ def test_claims_modes_and_quotes_can_be_made_from_it(
 def test_the_rounds_are_counted(document: dict[str, Any], others: int, said: str) -> None:
     for speed in document["speed"][1:]:
         speed["rounds"] = others
-    assert said in page(document, "python -m comfy_sage2 bench", "2026-11-23")
+    assert said in page(document, "python -m lab bench", "2026-11-23")
 
 
 def test_what_failed_stands_there(document: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def test_what_failed_stands_there(document: dict[str, Any]) -> None:
     document["speed_failures"] = {"hunyuan-720p": {"all candidates": "OutOfMemoryError: 9 GiB"}}
     document["kernel_times"] = "the profiler does not start"
     document["candidates"]["cuDNN fp8"]["note"] = "quantization not timed"
-    text = page(document, "python -m comfy_sage2 bench", "2026-11-23")
+    text = page(document, "python -m lab bench", "2026-11-23")
     assert text.endswith(
         "## Not measured\n\n- cuDNN fp8, accuracy: RuntimeError: no plan\n"
         "- all candidates, hunyuan-720p: OutOfMemoryError: 9 GiB\n- kernels: the profiler does not start\n"
@@ -86,4 +86,4 @@ def test_what_failed_stands_there(document: dict[str, Any]) -> None:
 
 def test_a_run_without_results_makes_a_page(document: dict[str, Any]) -> None:
     document["speed"] = []
-    assert "## Not measured" in page(document, "python -m comfy_sage2 bench", "2026-11-23")
+    assert "## Not measured" in page(document, "python -m lab bench", "2026-11-23")

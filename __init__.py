@@ -53,7 +53,6 @@ def import_library() -> None:
 def nodes_of_this_copy() -> list[type[io.ComfyNode]]:
     """The nodes, once the library can be imported."""
     from comfy_sage2.comfyui.nodes.auto_policy import SageAttention2AutoPolicy
-    from comfy_sage2.comfyui.nodes.capture import SageAttention2Capture, SageAttention2SaveCapture
     from comfy_sage2.comfyui.nodes.policy import (
         SageAttention2Calibrate,
         SageAttention2LoadPolicy,
@@ -69,12 +68,12 @@ def nodes_of_this_copy() -> list[type[io.ComfyNode]]:
         SageAttention2Calibrate,
         SageAttention2MakePolicy,
         SageAttention2LoadPolicy,
-        SageAttention2Capture,
-        SageAttention2SaveCapture,
     ]
     if (ROOT / "lab").is_dir():  # a clone has the laboratory, an installation from the registry does not
+        from .lab.capture.nodes import SageAttention2Capture, SageAttention2SaveCapture
         from .lab.nodes import SageAttention2DemoBaseline, SageAttention2DemoCaption
 
+        nodes += [SageAttention2Capture, SageAttention2SaveCapture]
         nodes += [SageAttention2DemoCaption, SageAttention2DemoBaseline]
     return nodes
 

@@ -16,7 +16,6 @@ from comfy_sage2.command_line import run
 
 COMMANDS = {
     "doctor": ("comfy_sage2.doctor", "say which attention backends can run on this machine, and why others cannot"),
-    "bench": ("comfy_sage2.benchmark.run", "measure the speed of the kernels on this machine"),
 }
 
 

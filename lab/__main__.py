@@ -8,6 +8,7 @@ from comfy_sage2.command_line import run
 
 COMMANDS = {
     "demo": ("lab.demo.run", "sample one video in full precision, 8b and 4b, and compare them"),
+    "bench": ("lab.bench.run", "measure the speed of the kernels on this machine"),
     "eval": ("lab.evaluation.run", "measure how close quantized attention is to full precision"),
     "steps": ("lab.measurements.sampling_steps", "measure seconds a sampling step of Wan 2.1 in ComfyUI"),
     "families": ("lab.measurements.families.run", "say what the node serves and saves in each model family"),

@@ -1,20 +1,18 @@
 """All that the nodes call, in one place: they import this module or, when that fails, say why."""
 
-from ..capture.recorder import CaptureBounds
 from ..policy.document import to_text
 from ..policy.files import fingerprint, load_policy, save_policy
 from .hooks.prompt import running_prompt, running_workflow
 from .hooks.sampling import sessions_of
 from .inputs import checked_input
 from .node_status import add_route, node_status, workflow_of
-from .patch import auto_model, calibrated_model, captured_model, patch_model, policy_of, policy_text, save_capture
+from .patch import auto_model, calibrated_model, patch_model, policy_of, policy_text
 from .report.chart import draw_card, draw_chart
 from .report.text import report, status
 from .session.auto_policy import calibrations
 from .settings import WHERE_FASTER, Settings
 
 __all__ = [
-    "CaptureBounds",
     "Settings",
     "WHERE_FASTER",
     "add_route",
@@ -22,7 +20,6 @@ __all__ = [
     "node_status",
     "calibrated_model",
     "calibrations",
-    "captured_model",
     "checked_input",
     "draw_card",
     "draw_chart",
@@ -34,7 +31,6 @@ __all__ = [
     "report",
     "running_prompt",
     "running_workflow",
-    "save_capture",
     "save_policy",
     "sessions_of",
     "status",

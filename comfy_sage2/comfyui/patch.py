@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
 
 from ..autotune.measure import prepare
 from ..autotune.store import choices_of
-from ..capture.recorder import CaptureBounds, CaptureError
 from ..options import check_choice
 from ..policy.calibrated import COMPUTE_ALL, SKIP, SPARSE, Policy
 from ..policy.document import from_text
@@ -36,7 +34,6 @@ from .hooks.sampling import (
 from .report.text import session_report
 from .session.auto_policy import AutoPolicy, NodeKey
 from .session.calibration import Calibration, Progress
-from .session.capture import Capture
 from .session.dispatcher import Dispatcher, probe, with_backend
 from .session.faster_peers import notes_on_peers
 from .session.handler import Handler
@@ -62,7 +59,7 @@ def patch_model(model: Any, settings: Settings) -> Any:
     selector = _selector(settings, expected.backend or "", model)
     previous = _options(model).get(OVERRIDE)
     handler = Dispatcher(settings, expected, selector, **_surroundings(model, previous))
-    return _with_handler(model, handler, previous)
+    return with_handler(model, handler, previous)
 
 
 def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotate: bool = False) -> Any:
@@ -72,8 +69,8 @@ def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotat
     rotate: measure with rotated Q and K.
     """
     prepare(model.load_device, BACKENDS)
-    previous = _without_ours(model)
-    return _with_handler(model, _calibration(model, previous, cost_limit, progress, rotate), previous)
+    previous = override_before_ours(model)
+    return with_handler(model, _calibration(model, previous, cost_limit, progress, rotate), previous)
 
 
 def auto_model(
@@ -96,7 +93,7 @@ def auto_model(
     prepare(model.load_device, BACKENDS)
     settings = _settled(model, settings)
     expected = probe(model.load_device, settings)
-    previous = _without_ours(model)
+    previous = override_before_ours(model)
     policy = from_text(kept) if kept.strip() else None
 
     def dispatch(policy: Policy | None) -> Dispatcher:
@@ -108,7 +105,7 @@ def auto_model(
 
     settled = (settings.rotate, cost_limit)
     handler = AutoPolicy(node, identity_of(model), quality, policy, dispatch, calibrate, settled)
-    return _with_handler(model, handler, previous)
+    return with_handler(model, handler, previous)
 
 
 def policy_text(model: Any) -> str:
@@ -117,11 +114,6 @@ def policy_text(model: Any) -> str:
         if isinstance(session.handler, AutoPolicy):
             return session.handler.policy_text()
     return ""
-
-
-def captured_model(model: Any, bounds: CaptureBounds) -> Any:
-    """A clone of `model` of whose next sampling some attention calls are kept, within `bounds`."""
-    return _with_handler(model, Capture(bounds), _without_ours(model))
 
 
 def policy_of(model: Any, quality: str, skip: str = COMPUTE_ALL, sparse: str = COMPUTE_ALL) -> tuple[Policy, str]:
@@ -137,19 +129,6 @@ def policy_of(model: Any, quality: str, skip: str = COMPUTE_ALL, sparse: str = C
             policy = replace(session.handler.policy(quality), skip=skip, sparse=sparse)
             return policy, f"{session_report(session)}\n{policy.description}"
     raise ValueError("[SA-403] this model was not calibrated: connect the model output of SageAttention2 Calibrate")
-
-
-def save_capture(model: Any, folder: Path, name: str) -> str:
-    """Write what the last sampling of `model` gave to the file `name` in `folder`; in words what and where.
-
-    Raises ValueError when `name` is not a plain file name, CaptureError when nothing was kept.
-    """
-    for session in reversed(sessions_of(model)):
-        if isinstance(session.handler, Capture):
-            return session.handler.save(folder, name)
-    raise CaptureError(
-        "[SA-403] this model did not go through SageAttention2 Capture. Connect its output to this node."
-    )
 
 
 def _calibration(
@@ -194,7 +173,7 @@ def _settled(model: Any, settings: Settings) -> Settings:
     return settings
 
 
-def _with_handler(model: Any, handler: Handler, previous: Override | None) -> Any:
+def with_handler(model: Any, handler: Handler, previous: Override | None) -> Any:
     """A clone of `model` in whose samplings `handler` decides, and `previous` serves what it does not."""
     patched = model.clone()
     session = Session(handler, len(sessions_of(patched)), previous)
@@ -212,7 +191,7 @@ def _options(model: Any) -> dict[str, Any]:
     return options
 
 
-def _without_ours(model: Any) -> Override | None:
+def override_before_ours(model: Any) -> Override | None:
     """The override on `model` under those of this pack: what is measured and kept must not be quantized already."""
     previous: Override | None = _options(model).get(OVERRIDE)
     while (session := getattr(previous, "session", None)) is not None:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from comfy_sage2.capture.recorder import CaptureBounds, Recorder
-from comfy_sage2.capture.samples import AttentionSample
-
+from ..capture.recorder import CaptureBounds, Recorder
+from ..capture.samples import AttentionSample
 from ..demo.captions import CaptionEncoder
 from ..demo.sampler import denoise, starting_noise
 from ..demo.wan_dit import WanDiT

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.metrics import Agreement, average, worst
 
 from ..baselines import exact_attention
+from ..capture.samples import AttentionSample
 from .methods import Table
 
 

@@ -10,7 +10,6 @@ import torch
 from comfy_sage2 import registry
 from comfy_sage2.attention import attention
 from comfy_sage2.backends.kernels import KernelBackend
-from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP22, ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import FP16, FP32
@@ -23,6 +22,7 @@ from comfy_sage2.request import AttentionRequest
 
 from ..baselines import flash_attention3_fp8, hadamard_attention, sage_attention1, smooth_attention
 from ..baselines.unsmoothed import UNSMOOTHED_4B
+from ..capture.samples import AttentionSample
 
 Method = Callable[[AttentionSample], torch.Tensor]
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from comfy_sage2 import machine, registry
-from comfy_sage2.capture.recorder import CaptureError, load_samples, save_samples
-from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.command_line import Parser, at_least_1, existing_file, output_file, output_folder, seed_number
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
 from tools.progress import ProgressBar
 
 from ..arguments import check_kernel, usable_device, usual_device
+from ..capture.recorder import CaptureError, load_samples, save_samples
+from ..capture.samples import AttentionSample
 from ..demo.captions import CaptionEncoder
 from ..demo.model import TRAINED_FOLDER, DemoModel
 from ..demo.wan_dit import WanDiT

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from comfy_sage2.capture.samples import AttentionSample
+from ..capture.samples import AttentionSample
 
 BLOCK = 128  # of smooth Q
 

@@ -31,10 +31,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from comfy_sage2 import machine
 from comfy_sage2.backends.kernel_call import KernelCall
-from comfy_sage2.benchmark.candidates import Call, PreparedCandidate
-from comfy_sage2.benchmark.settle import heat
-from comfy_sage2.benchmark.shapes import DTYPES
-from comfy_sage2.benchmark.timing import time_in_rounds
 from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.command_line import Parser, given_or_new_seed, seed_number
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
@@ -43,6 +39,10 @@ from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 from ..arguments import cuda_device
+from ..bench.candidates import Call, PreparedCandidate
+from ..bench.settle import heat
+from ..bench.shapes import DTYPES
+from ..bench.timing import time_in_rounds
 
 _HEAT_SECONDS = 10.0
 _SECONDS = 4.0  # for each row of the table

@@ -21,17 +21,17 @@ from statistics import median
 import torch
 
 from comfy_sage2 import attention, explain, machine, registry
-from comfy_sage2.benchmark.candidates import Call, PreparedCandidate
-from comfy_sage2.benchmark.kernel_times import KernelTimer
-from comfy_sage2.benchmark.ours import attention_kernels
-from comfy_sage2.benchmark.settle import heat
-from comfy_sage2.benchmark.timing import Timed, time_in_rounds
 from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 
 from ..arguments import cuda_device
+from ..bench.candidates import Call, PreparedCandidate
+from ..bench.kernel_times import KernelTimer
+from ..bench.ours import attention_kernels
+from ..bench.settle import heat
+from ..bench.timing import Timed, time_in_rounds
 
 MODES = ("8b", "precise")
 HEAD_DIMS = (64, 128, 256)

@@ -17,15 +17,15 @@ import torch
 
 from comfy_sage2 import machine
 from comfy_sage2.backends.parts import WORKSPACE_BOUND
-from comfy_sage2.benchmark import ours, peers
-from comfy_sage2.benchmark.candidates import BenchmarkCandidate, Inputs, PeerMissing
-from comfy_sage2.benchmark.memory import extra_bytes
 from comfy_sage2.command_line import Parser, at_least_1, output_folder
 from comfy_sage2.options import MODES, AttentionOptions
 from comfy_sage2.plan import Refusal, plan
 from comfy_sage2.signature import CallSignature
 
 from ..arguments import cuda_device
+from ..bench import ours, peers
+from ..bench.candidates import BenchmarkCandidate, Inputs, PeerMissing
+from ..bench.memory import extra_bytes
 
 HEADS, HEAD_DIM, TOKENS = 24, 128, 300_000
 SHORTER = 32_760  # tokens; 5 seconds of video at 480p

@@ -30,13 +30,6 @@ import torch
 
 from comfy_sage2 import machine
 from comfy_sage2.backends.kernel_call import KernelCall
-from comfy_sage2.benchmark import peers
-from comfy_sage2.benchmark.accuracy import INPUTS, make_inputs
-from comfy_sage2.benchmark.candidates import BenchmarkCandidate, Call, Inputs, PeerMissing, PreparedCandidate
-from comfy_sage2.benchmark.kernel_times import KernelTimer
-from comfy_sage2.benchmark.settle import heat
-from comfy_sage2.benchmark.shapes import Shape
-from comfy_sage2.benchmark.timing import RoundMedian, Timed, time_in_rounds
 from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
 from comfy_sage2.kernels import abi
 from comfy_sage2.options import FLOAT_PV, AttentionOptions
@@ -45,6 +38,13 @@ from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 
 from ..arguments import cuda_device
+from ..bench import peers
+from ..bench.accuracy import INPUTS, make_inputs
+from ..bench.candidates import BenchmarkCandidate, Call, Inputs, PeerMissing, PreparedCandidate
+from ..bench.kernel_times import KernelTimer
+from ..bench.settle import heat
+from ..bench.shapes import Shape
+from ..bench.timing import RoundMedian, Timed, time_in_rounds
 from .kernel_builds import load
 
 EMULATED = "FP8 mma.sync is emulated on Hopper"

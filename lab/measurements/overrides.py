@@ -11,9 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import comfy_sage2
-from comfy_sage2.benchmark.peers import flash_attention_3
 from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+
+from ..bench.peers import flash_attention_3
 
 # q, k, v (B, H, N, D) and a mask or None -> the output (B, H, N, D).
 Plain = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]

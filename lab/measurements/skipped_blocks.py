@@ -19,7 +19,6 @@ import torch
 
 from comfy_sage2 import machine
 from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
-from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.command_line import Parser, at_least_1, output_folder
 from comfy_sage2.metrics import compare
 from comfy_sage2.options import AttentionOptions
@@ -29,6 +28,7 @@ from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
 from tools.progress import ProgressBar
 
+from ..capture.samples import AttentionSample
 from ..demo.captions import CaptionEncoder
 from ..demo.model import TRAINED_FOLDER, DemoModel
 from ..demo.wan_dit import WanDiT

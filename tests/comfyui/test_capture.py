@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comfy_sage2.capture.recorder import load_samples
+from lab.capture.recorder import load_samples
 from tools.comfyui.server import ComfyServer, Prompt
 
 from .prompts import LATENT, sampling

@@ -24,16 +24,16 @@ from typing import Any, Protocol
 import torch
 
 from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.adapter import memory
 from comfy_sage2.comfyui.adapter.attention_call import Override
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session.calibration import Calibration
-from comfy_sage2.comfyui.session.capture import Capture
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
 from comfy_sage2.policy.signature import Signature
+from lab.capture.handler import Capture
+from lab.capture.recorder import CaptureBounds
 
 PACKAGE = "comfy_aimdo"
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from comfy_sage2.benchmark import run
+from lab.bench import run
 
 from .builds import backend
 

@@ -27,14 +27,12 @@ def test_every_offered_command_has_a_main() -> None:
         [sys.executable, "-m", "comfy_sage2", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert "doctor" in finished.stdout
-    assert "bench" in finished.stdout
 
 
 @pytest.mark.parametrize(
     ("program", "main", "command"),
     [
         ("comfy_sage2", command_line.main, "doctor"),
-        ("comfy_sage2", command_line.main, "bench"),
         *(("lab", laboratory.main, command) for command in laboratory.COMMANDS),
     ],
 )
@@ -71,15 +69,8 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["bench", "--shapes", "wan"], "--shapes: shape must be one of paper"),
-        (["bench", "--seconds", "0"], "--seconds: expected a number above 0, got '0'"),
-        (["bench", "--json", "no/such/folder/a.json"], "--json: expected a file in a folder that exists"),
-        (["bench", "--json", ""], "--json: expected a file in a folder that exists, got ''"),
-        (["bench", "--results", ""], "--results: expected a folder, got ''; the current folder is '.'"),
-        (["bench", "--seed", "-1"], "--seed: expected a whole number from 0 to 4294967295, got '-1'"),
         (["doctor", "--fast"], "unrecognized arguments: --fast"),
-        (["bench", "--fast"], "unrecognized arguments: --fast"),
-        (["bench", "--plot", "speed.txt"], "--plot: expected a file that ends in .png, .svg or .pdf, got 'speed.txt'"),
+        (["doctor", "more"], "unrecognized arguments: more"),
     ],
 )
 def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +81,14 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["bench", "--shapes", "wan"], "--shapes: shape must be one of paper"),
+        (["bench", "--seconds", "0"], "--seconds: expected a number above 0, got '0'"),
+        (["bench", "--json", "no/such/folder/a.json"], "--json: expected a file in a folder that exists"),
+        (["bench", "--json", ""], "--json: expected a file in a folder that exists, got ''"),
+        (["bench", "--results", ""], "--results: expected a folder, got ''; the current folder is '.'"),
+        (["bench", "--seed", "-1"], "--seed: expected a whole number from 0 to 4294967295, got '-1'"),
+        (["bench", "--fast"], "unrecognized arguments: --fast"),
+        (["bench", "--plot", "speed.txt"], "--plot: expected a file that ends in .png, .svg or .pdf, got 'speed.txt'"),
         (["demo", "--comfyui", "nowhere"], "--comfyui: expected a folder that holds ComfyUI's main.py, got 'nowhere'"),
         (["demo", "--comfyui-python", "nowhere"], "--comfyui-python: expected a Python, and there is no file nowhere"),
         (

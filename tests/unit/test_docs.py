@@ -10,9 +10,8 @@ import pytest
 
 import comfy_sage2.__main__ as library_commands
 import lab.__main__ as lab_commands
-from comfy_sage2.benchmark.page import page as bench_page
+from lab.bench.page import page as bench_page
 from tools import charts, quotes
-from tools.figures import Source
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = quotes.documents()
@@ -91,7 +90,9 @@ def test_chart_of_a_table() -> None:
 @pytest.mark.parametrize("row", ["`precise`", "`8b`", "`4b`", "`4b`, `rotate` off: the paper's"])
 def test_the_readme_begins_with_figures_of_the_results(row: str) -> None:
     (bullet,) = re.findall(r"^- \*\*Close.*", text(REPOSITORY / "README.md"), re.MULTILINE)
-    assert Source("modes.md", "Closeness and speed").cell(row, "videos: dB") in bullet
+    header, *rows = quotes.table_below(text(REPOSITORY / "docs" / "results" / "modes.md"), "Closeness and speed")
+    (cells,) = [cells for cells in rows if cells[0] == row]
+    assert cells[header.index("videos: dB")] in bullet
 
 
 def test_some_page_quotes_results() -> None:
@@ -225,7 +226,7 @@ def test_results_of_a_bench() -> None:
         "speed_failures": {},
         "kernel_times": "measured",
     }  # fmt: skip
-    page = bench_page(document, "python -m comfy_sage2 bench", "2026-11-22")
+    page = bench_page(document, "python -m lab bench", "2026-11-22")
     assert quotes.table_below(page, "Speed") == [
         ["shape", "8b kernel", "8b call", "FA-2 call"],
         ["d128-n1024", "790", "457", "320"],

@@ -29,6 +29,13 @@ def packed() -> list[str]:
     return [name for name in tracked if not ignored.match_file(name)]
 
 
+def nodes_of_the_laboratory() -> list[str]:
+    """The identifiers of the nodes that a clone has beside those of an installation from the registry."""
+    modules = ("lab/nodes.py", "lab/capture/nodes.py")
+    texts = [(REPOSITORY / module).read_text(encoding="utf-8") for module in modules]
+    return [name for text in texts for name in re.findall(r'node_id="(\w+)"', text)]
+
+
 def test_it_holds_the_pack_and_nothing_of_the_workshop(packed: list[str]) -> None:
     rooms = {name.partition("/")[0] for name in packed if "/" in name}
     assert rooms <= {"comfy_sage2", "docs", "locales", "web", "wheels", "workflows"}
@@ -55,8 +62,8 @@ def test_it_holds_no_model_and_no_picture_but_those_that_comfyui_shows(packed: l
 
 
 def test_no_workflow_needs_a_node_of_the_laboratory(packed: list[str]) -> None:
-    laboratory = re.findall(r'node_id="(\w+)"', (REPOSITORY / "lab" / "nodes.py").read_text(encoding="utf-8"))
-    assert laboratory
+    laboratory = nodes_of_the_laboratory()
+    assert {"SageAttention2DemoCaption", "SageAttention2Capture"} <= set(laboratory)
     workflows = [name for name in packed if name.startswith("workflows/") and name.endswith(".json")]
     assert workflows
     for name in workflows:
@@ -67,6 +74,6 @@ def test_no_workflow_needs_a_node_of_the_laboratory(packed: list[str]) -> None:
 
 
 def test_every_help_page_belongs_to_a_packed_node(packed: list[str]) -> None:
-    laboratory = re.findall(r'node_id="(\w+)"', (REPOSITORY / "lab" / "nodes.py").read_text(encoding="utf-8"))
+    laboratory = nodes_of_the_laboratory()
     pages = {Path(name).stem for name in packed if name.startswith("web/docs/") and name.endswith(".md")}
     assert pages and not pages & set(laboratory)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from comfy_sage2.capture.recorder import FORMAT, CaptureBounds, CaptureError, Recorder, load_samples
+from lab.capture.recorder import FORMAT, CaptureBounds, CaptureError, Recorder, load_samples
 
 
 def call(batch: int = 2, q_heads: int = 4, kv_heads: int = 2) -> tuple[torch.Tensor, ...]:
@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     def copied(*args: object) -> torch.Tensor:
         raise AssertionError("copied")
 
-    monkeypatch.setattr("comfy_sage2.capture.recorder._first", copied)
+    monkeypatch.setattr("lab.capture.recorder._first", copied)
     recorder = Recorder(CaptureBounds(most_bytes=1))
     assert not recorder.add(*call(), layer=0, step=0, mask=torch.zeros(1, 4, 5, 7))
 

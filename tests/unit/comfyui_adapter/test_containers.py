@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from comfy_sage2 import attention
-from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.hooks.override import make_override
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.calibration import Calibration
-from comfy_sage2.comfyui.session.capture import Capture
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.policy.signature import Signature
+from lab.capture.handler import Capture
+from lab.capture.recorder import CaptureBounds
 
 from .calls import Container, ones, qkv, serve_by, session_with
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.capture.recorder import CaptureBounds
 from comfy_sage2.comfyui.adapter.attention_call import OVERRIDE
 from comfy_sage2.comfyui.hooks.sampling import COMPILE_OPTIONS, OUTER_SAMPLE, WRAPPER_KEY, sessions_of
-from comfy_sage2.comfyui.patch import calibrated_model, captured_model, patch_model
+from comfy_sage2.comfyui.patch import calibrated_model, patch_model
 from comfy_sage2.comfyui.report.text import report, session_headline
 from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.settings import Settings
+from lab.capture.comfyui_model import captured_model
+from lab.capture.recorder import CaptureBounds
 
 
 class Patcher:

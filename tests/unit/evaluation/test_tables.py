@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from comfy_sage2.capture.recorder import save_samples
-from comfy_sage2.capture.samples import AttentionSample
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import MODES
+from lab.capture.recorder import save_samples
+from lab.capture.samples import AttentionSample
 from lab.evaluation import paper, plots
 from lab.evaluation.measurement import Measured, measure
 from lab.evaluation.methods import has_mode, tables

@@ -23,7 +23,6 @@ from safetensors.torch import save
 from comfy_sage2.autotune.cache_file import CacheFile
 from comfy_sage2.autotune.cost_model import TunedChoices
 from comfy_sage2.autotune.timings import Times
-from comfy_sage2.capture.recorder import FORMAT, CaptureError, load_samples
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.kernels import contents, manifest
 from comfy_sage2.kernels.errors import KernelUnavailable
@@ -31,6 +30,7 @@ from comfy_sage2.policy.document import from_text, to_text
 from comfy_sage2.policy.files import fingerprint, load_policy, policy_path
 from comfy_sage2.policy.signature import Signature
 from comfy_sage2.text import check_file_name, one_line
+from lab.capture.recorder import FORMAT, CaptureError, load_samples
 from lab.demo.captions import CaptionEncoder, CaptionError
 from tools.reliability import record
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from comfy_sage2.backends.base import BoundCall
-from comfy_sage2.benchmark.candidates import PreparedCandidate
-from comfy_sage2.benchmark.timing import Timed
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+from lab.bench.candidates import PreparedCandidate
+from lab.bench.timing import Timed
 from lab.measurements import kernel_builds
 from lab.measurements.kernel_builds import CUDNN, Kind, Sizes, agreement, load, row
 

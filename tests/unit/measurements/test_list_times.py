@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from comfy_sage2 import registry
-from comfy_sage2.benchmark.candidates import PreparedCandidate
-from comfy_sage2.benchmark.timing import Timed
 from comfy_sage2.kernels import loader
+from lab.bench.candidates import PreparedCandidate
+from lab.bench.timing import Timed
 from lab.measurements import list_times
 
 TIMES = {list_times.DENSE: 4.0, list_times.LISTED[0]: 4.0, list_times.LISTED[-1]: 2.0, list_times.NOTING: 5.0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from comfy_sage2.benchmark.timing import Timed
+from lab.bench.timing import Timed
 from lab.measurements.mma_family import SHAPES, Build, Errors, shown, speed_table
 
 

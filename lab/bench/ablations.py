@@ -13,9 +13,10 @@ from statistics import median
 
 import torch
 
-from .. import registry
-from ..options import AttentionOptions
-from ..request import AttentionRequest
+from comfy_sage2 import registry
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
+
 from .candidates import Turn
 from .kernel_times import KernelTimer
 from .ours import attention_kernels, candidate

@@ -1,4 +1,4 @@
-"""`python -m comfy_sage2 bench`: speed, memory and accuracy of the kernels beside the other attentions on this machine.
+"""`python -m lab bench`: speed, memory and accuracy of the kernels beside the other attentions on this machine.
 
 Speed is 4 B H Nq Nkv D operations (half of that when causal) / time, for the attention kernels alone and for the whole
 call with its quantization. All candidates run in this one process and take turns, in an order that is drawn anew in
@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from .. import registry
-from ..command_line import Parser, above_0, given_or_new_seed, output_file, output_folder, seed_number
-from ..options import MODES
-from . import ablations, accuracy, machine, ours, peers, plot, record, settle, shapes, speed, sustained, tables
+from comfy_sage2 import registry, shared_report
+from comfy_sage2.command_line import Parser, above_0, given_or_new_seed, output_file, output_folder, seed_number
+from comfy_sage2.options import MODES
+
+from . import ablations, accuracy, ours, peers, plot, record, settle, shapes, speed, sustained, tables
 from .candidates import BenchmarkCandidate, FoundCandidates
 from .kernel_times import KernelTimer
 
@@ -37,7 +38,7 @@ _NONE = "none"
 def _parse(arguments: list[str]) -> argparse.Namespace:
     accelerated = [backend.name for backend in registry.kernels()]
     parser = Parser(
-        prog="python -m comfy_sage2 bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m lab bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--shapes", nargs="+", metavar="NAME",
@@ -64,19 +65,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         nargs="*",
         metavar="NAME",
         help="also measure what each part of the method costs, on these shapes "
-        f"(default: {', '.join(ablations.SHAPES)}); --share does so without being asked",
+        f"(default: {', '.join(ablations.SHAPES)})",
     )
     parser.add_argument("--seconds", type=above_0, help=f"time for the speeds, about (default: {_SECONDS:.0f})")
     parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the result as JSON")
     parser.add_argument(
         "--plot", type=_picture, metavar="FILE", help="draw the speeds (.png, .svg, .pdf); needs matplotlib"
-    )
-    parser.add_argument(
-        "--share",
-        action="store_true",
-        help="write the result to comfy-sage2-bench-GPU.json, to be sent to us: GPU, driver, versions, kernel hashes "
-        "and figures, and nothing about you or your files",
     )
     parser.add_argument(
         "--results", type=output_folder, metavar="FOLDER",
@@ -102,7 +97,7 @@ def _ablation_names(options: argparse.Namespace) -> Sequence[str]:
     if options.ablations:
         named: list[str] = options.ablations
         return named
-    asked = options.ablations is not None or options.share
+    asked = options.ablations is not None
     return ablations.SHAPES[:1] if asked and options.quick else ablations.SHAPES if asked else ()
 
 
@@ -170,7 +165,7 @@ def _print_missing(found: FoundCandidates) -> None:
 
 
 def _measure(options: argparse.Namespace, found: FoundCandidates) -> dict[str, Any]:
-    about = machine.describe()
+    about = shared_report.describe(torch.cuda.current_device())
     driver = about["driver"].get("driver_version", "unknown")
     print(f"{about['gpu']}, driver {driver}, torch {about['torch']}")
     _print_missing(found)
@@ -270,15 +265,11 @@ def _ablations(
 def _write(document: dict[str, Any], options: argparse.Namespace, arguments: Sequence[str]) -> int:
     try:
         if options.json is not None:
-            record.write(document, options.json)
+            shared_report.write(document, options.json)
         if options.plot is not None:
             plot.draw(document, options.plot)
-        if options.share:
-            path = Path(record.share_name(document["machine"]))
-            record.write(document, path)
-            print(f"\nwrote {path.resolve()}: look at it, then attach it to an issue of the project")
         if options.results is not None:
-            command = " ".join(["python -m comfy_sage2 bench", *arguments])
+            command = " ".join(["python -m lab bench", *arguments])
             print(f"\nwrote {record.write_page(document, options.results, command)}")
     except OSError as error:
         return _fail(f"the result cannot be written: {error}")

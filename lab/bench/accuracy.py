@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..metrics import Agreement
-from ..reference.exact import exact_attention
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.reference.exact import exact_attention
+
 from .candidates import BenchmarkCandidate, Inputs, PeerMissing
 from .shapes import DTYPES, Shape
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..metrics import Agreement
+from comfy_sage2.metrics import Agreement
+
 from .ablations import Ablation
 from .accuracy import INPUTS
 from .speed import CandidateSpeed, ShapeResult

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sequence_parallel.launch import ENGINE_MISSING, start
 
-from comfy_sage2.benchmark.scaling import Division, ScalingRow, divisions, main, table
+from lab.bench.scaling import Division, ScalingRow, divisions, main, table
 
 
 def test_divisions_fit_processes_and_heads() -> None:
@@ -34,7 +34,7 @@ def test_needs_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_processes(tmp_path: Path) -> None:
     file = tmp_path / "scaling.json"
     arguments = ["--device=cpu", "--backend=reference", "--shape=wan-1.3b-480p", "--length=256", "--rounds=1"]
-    start(2, "comfy_sage2.benchmark.scaling", [*arguments, "--modes", "8b", f"--json={file}"])
+    start(2, "lab.bench.scaling", [*arguments, "--modes", "8b", f"--json={file}"])
     document = json.loads(file.read_text(encoding="utf-8"))
     assert document["gpus"] == 2
     one, ulysses, ring = document["modes"]["8b"]

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.benchmark import accuracy, machine, peers, run, settle, speed
-from comfy_sage2.benchmark.candidates import BenchmarkCandidate, Call, FoundCandidates, Inputs, PeerMissing
-from comfy_sage2.benchmark.fp8 import quantize_heads, quantize_tensor
-from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.speed import CandidateSpeed, ShapeResult
-from comfy_sage2.benchmark.timing import RoundMedian
+from comfy_sage2 import shared_report
+from lab.bench import accuracy, peers, run, settle, speed
+from lab.bench.candidates import BenchmarkCandidate, Call, FoundCandidates, Inputs, PeerMissing
+from lab.bench.fp8 import quantize_heads, quantize_tensor
+from lab.bench.shapes import Shape, select
+from lab.bench.speed import CandidateSpeed, ShapeResult
+from lab.bench.timing import RoundMedian
 
 SHAPE = Shape("small", batch=1, heads=2, length=100, head_dim=32, dtype="fp32")
 
@@ -233,7 +234,8 @@ def _benched(
     """What `bench` returns and writes of two shapes, with a stand-in for the GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(run, "_find", lambda *_: FoundCandidates([BenchmarkCandidate("good", "1", _sdpa)]))
-    monkeypatch.setattr(machine, "describe", lambda: {"gpu": "none", "torch": "2", "driver": {}})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(shared_report, "describe", lambda index: {"gpu": "none", "torch": "2", "driver": {}})
     monkeypatch.setattr(accuracy, "measure", lambda *_: ({}, {}))
     monkeypatch.setattr(speed, "measure", measure)
     monkeypatch.setattr(settle, "heat", lambda seconds: None)

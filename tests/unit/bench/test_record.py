@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from comfy_sage2.benchmark import plot, record, tables
-from comfy_sage2.benchmark.candidates import BenchmarkCandidate, Call
-from comfy_sage2.benchmark.page import speed_table
-from comfy_sage2.benchmark.shapes import select
-from comfy_sage2.benchmark.speed import CandidateSpeed, ShapeResult
-from comfy_sage2.benchmark.sustained import Sustained
-from comfy_sage2.benchmark.timing import RoundMedian
+from comfy_sage2 import shared_report
 from comfy_sage2.metrics import Agreement
+from lab.bench import plot, record, tables
+from lab.bench.candidates import BenchmarkCandidate, Call
+from lab.bench.page import speed_table
+from lab.bench.shapes import select
+from lab.bench.speed import CandidateSpeed, ShapeResult
+from lab.bench.sustained import Sustained
+from lab.bench.timing import RoundMedian
 
 PAPER, CAUSAL, WAN = select(["d128-n8192", "d128-n8192-causal", "wan-14b-720p"])
 CANDIDATES = [
@@ -58,7 +59,7 @@ def document() -> Any:
 
 
 def test_speeds_are_recorded(document: Any, tmp_path: Path) -> None:
-    record.write(document, tmp_path / "result.json")
+    shared_report.write(document, tmp_path / "result.json")
     read = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert read == document
     first = read["speed"][0]
@@ -79,53 +80,6 @@ def test_nothing_personal_is_recorded(document: Any) -> None:
     assert f"/{getpass.getuser()}/" not in text
     assert document["speed_failures"]["d128-n8192"]["cuDNN fp8"] == "OSError: libcudnn.so.9: undefined symbol"
     assert document["machine"]["kernels"]["sm89"]["unavailable"] == "a.whl is bad"
-
-
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("/home/me/a b/x.so: no", "x.so: no"),
-        (r"C:\Users\me\x.dll is missing", "x.dll is missing"),
-        ("cannot open '/home/me/.cache/k.so'", "cannot open 'k.so'"),
-        ("1,020 TFLOP/s and n/a", "1,020 TFLOP/s and n/a"),
-        ("see https://example.org/a/b", "see https://example.org/a/b"),
-        ("fp16/bf16/fp32 only", "fp16/bf16/fp32 only"),
-    ],
-)
-def test_folders_are_cut_off(text: str, kept: str) -> None:
-    assert record.without_folders({"a": [text]}) == {"a": [kept]}
-
-
-def test_a_home_folder_with_spaces_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/Ada Lovelace")
-    monkeypatch.setenv("USERPROFILE", "/home/Ada Lovelace")
-    assert record.without_folders("in /home/Ada Lovelace/.cache/k.so: no") == "in k.so: no"
-
-
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("[Errno 2] No such file: 'C:\\\\Users\\\\bob\\\\secret\\\\x.txt'", "[Errno 2] No such file: 'x.txt'"),
-        (r"Could not find module 'C:\Users\bob\secret\x.dll'", "Could not find module 'x.dll'"),
-        ("c:/users/BOB/models/a.whl is bad", "a.whl is bad"),
-        ("D:/Ada Lovelace/cache/k.pyd: no", "k.pyd: no"),
-        (r"\\server\Ada Lovelace\k.pyd: no", "k.pyd: no"),
-        (r"in C:\Users\bob", "in "),
-        ("3 / 4 / 5 of 1/2", "3 / 4 / 5 of 1/2"),
-    ],
-)
-def test_windows_folders_are_cut_off(monkeypatch: pytest.MonkeyPatch, text: str, kept: str) -> None:
-    monkeypatch.setattr(Path, "home", lambda: r"C:\Users\bob")
-    assert record.without_folders(text) == kept
-
-
-def test_a_home_that_is_the_root_folder_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "home", lambda: "/")
-    assert record.without_folders("1/2 or 3 / 4") == "1/2 or 3 / 4"
-
-
-def test_name_of_the_file_to_share() -> None:
-    assert record.share_name({"gpu": "NVIDIA GeForce RTX 4090"}) == "comfy-sage2-bench-nvidia-geforce-rtx-4090.json"
 
 
 def words(line: str) -> str:
@@ -153,13 +107,11 @@ def test_sustained_table() -> None:
 def test_results_are_written_as_page_and_json(document: Any, tmp_path: Path) -> None:
     document["machine"] |= {"torch": "2.11.0", "cudnn": 91900, "python": "3.12.3", "system": "Linux x86_64"}
     document["machine"]["driver"] = {"driver_version": "580.159.04", "power.limit": "700.00 W"}
-    page = record.write_page(
-        document, tmp_path / "results", f"python -m comfy_sage2 bench --json {Path.home()}/a/b.json"
-    )
+    page = record.write_page(document, tmp_path / "results", f"python -m lab bench --json {Path.home()}/a/b.json")
     assert page.name == "attention-geforce-rtx-4090.md"
     assert json.loads(page.with_suffix(".json").read_text(encoding="utf-8")) == document
     text = page.read_text(encoding="utf-8")
-    assert "- Command: `python -m comfy_sage2 bench --json b.json`, which wrote this page." in text
+    assert "- Command: `python -m lab bench --json b.json`, which wrote this page." in text
     assert "seed 7" in text and "power limit 700.00 W" in text and str(Path.home()) not in text
     assert "| d128-n8192 | 1257 | 1100 | 352* |" in text
     assert "| d128-n8192 | 1% | 2% | 10% |" in text

@@ -1,15 +1,15 @@
-"""The result as one JSON document: what `--json` and `--share` write. Nothing in it tells whose machine it was."""
+"""The result as one JSON document: what `--json` writes. Nothing in it tells whose machine it was."""
 
 from __future__ import annotations
 
 import datetime
-import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..metrics import Agreement
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.shared_report import gpu_name, without_folders, write
+
 from . import page
 from .ablations import Ablation
 from .candidates import BenchmarkCandidate
@@ -17,30 +17,6 @@ from .speed import CandidateSpeed, ShapeResult
 from .sustained import Sustained
 
 FORMAT = 3
-
-# A folder in an error message may hold a user's name: of an absolute path only the last part is kept. Separators may be
-# of either kind, and doubled where a message quotes a path; a name in between may hold blanks, but not at its ends.
-_FOLDERS = re.compile(
-    r"""(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\]+(?:[^\s'"/\\:*?<>|](?:[^'"/\\:*?<>|\r\n]*[^\s'"/\\:*?<>|])?[/\\]+)+"""
-)
-
-
-def _home() -> re.Pattern[str]:
-    """The user's own folder in every spelling: Windows knows no case, and takes either separator."""
-    parts = [re.escape(part) for part in re.split(r"[/\\]+", str(Path.home())) if part]
-    # A home of "/" has no name to hide.
-    return re.compile(r"[/\\]*" + r"[/\\]+".join(parts) + r"(?!\w)" if parts else r"(?!)", re.IGNORECASE)
-
-
-def without_folders(value: Any) -> Any:
-    """A JSON value in which the absolute paths of all texts are reduced to their last part."""
-    if isinstance(value, str):
-        return _FOLDERS.sub("", _home().sub("", value))
-    if isinstance(value, dict):
-        return {key: without_folders(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_folders(item) for item in value]
-    return value
 
 
 def build(
@@ -101,16 +77,6 @@ def _sustained(result: Sustained) -> dict[str, Any]:
     return asdict(result) | {"tflops": result.shape.teraflops(result.milliseconds)}
 
 
-def share_name(machine: dict[str, Any]) -> str:
-    """The name of a file to send."""
-    return f"comfy-sage2-bench-{gpu_name(machine)}.json"
-
-
-def gpu_name(machine: dict[str, Any]) -> str:
-    """The GPU's name for file names: letters, digits and hyphens, such as nvidia-h200."""
-    return re.sub(r"[^a-z0-9]+", "-", machine["gpu"].lower()).strip("-")
-
-
 def write_page(document: dict[str, Any], folder: Path, command: str) -> Path:
     """Write the document as attention-GPU.json and as the page attention-GPU.md; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,8 +86,3 @@ def write_page(document: dict[str, Any], folder: Path, command: str) -> Path:
     today = datetime.date.today().isoformat()
     path.write_text(page.page(document, without_folders(command), today), encoding="utf-8")
     return path
-
-
-def write(document: dict[str, Any], path: Path) -> None:
-    """Write the document. OSError when that is not possible."""
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import torch
 
-from .. import __version__, registry
-from ..attention import attention
-from ..backends.base import Backend
-from ..backends.kernels import KernelBackend
-from ..kernels import loader
-from ..options import AttentionOptions
-from ..request import AttentionRequest
-from ..signature import CallSignature
+from comfy_sage2 import __version__, registry
+from comfy_sage2.attention import attention
+from comfy_sage2.backends.base import Backend
+from comfy_sage2.backends.kernels import KernelBackend
+from comfy_sage2.kernels import loader
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+
 from .candidates import BenchmarkCandidate, Call, FoundCandidates, Inputs
 
 EMULATED = "emulated INT4, no speed claim"

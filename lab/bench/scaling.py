@@ -1,6 +1,6 @@
 """How one attention call scales over GPUs: Ulysses, ring attention and both, against the same call on one GPU.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 4 -m comfy_sage2.benchmark.scaling --json scaling.json
+    python -m torch.distributed.run --standalone --nproc-per-node 4 -m lab.bench.scaling --json scaling.json
 
 "Call" is the wall-clock time from the start in all processes to the end in the slowest, the median over rounds in which
 all divisions take turns. "Attention" is what a process computes in such a call, without the exchange. Needs yunchang.
@@ -22,10 +22,12 @@ from typing import Any
 import torch
 from torch import distributed
 
-from ..attention import attention
-from ..integrations.yunchang import SequenceParallelAttention
-from ..options import MODES
-from . import machine, record, shapes
+from comfy_sage2.attention import attention
+from comfy_sage2.integrations.yunchang import SequenceParallelAttention
+from comfy_sage2.options import MODES
+from comfy_sage2.shared_report import describe, without_folders, write
+
+from . import shapes
 from .shapes import Shape
 
 _ROUNDS = 7
@@ -161,7 +163,7 @@ def table(rows: list[ScalingRow]) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m torch.distributed.run … -m comfy_sage2.benchmark.scaling",
+        prog="python -m torch.distributed.run … -m lab.bench.scaling",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -198,7 +200,7 @@ def _run(options: argparse.Namespace, shape: Shape, device: torch.device) -> int
     if shape.is_causal or shape.length % processes:
         raise SystemExit(f"the shape must not be causal and its tokens divide by {processes}, got {shape}")
     document: dict[str, Any] = {
-        "machine": machine.describe() if device.type == "cuda" else {"gpu": "none"},
+        "machine": describe(torch.cuda.current_device()) if device.type == "cuda" else {"gpu": "none"},
         "gpus": processes,
         "shape": asdict(shape),
         "rounds": options.rounds,
@@ -212,7 +214,7 @@ def _run(options: argparse.Namespace, shape: Shape, device: torch.device) -> int
         if is_first:
             print(f"\n{mode}\n\n{table(rows)}", flush=True)
     if is_first and options.json is not None:
-        record.write(record.without_folders(document), options.json)
+        write(without_folders(document), options.json)
     return 0
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ...call_site import CallSite
-from ...capture.recorder import CaptureBounds, CaptureError, Recorder
-from ...text import check_file_name, error_text
-from ..adapter import memory
-from ..adapter.attention_call import AttentionCall
-from .handler import Handler
-from .measurement import checked_tensors
-from .record import Decision, Summary
+from comfy_sage2.call_site import CallSite
+from comfy_sage2.comfyui.adapter import memory
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+from comfy_sage2.comfyui.session.handler import Handler
+from comfy_sage2.comfyui.session.measurement import checked_tensors
+from comfy_sage2.comfyui.session.record import Decision, Summary
+from comfy_sage2.text import check_file_name, error_text
+
+from .recorder import CaptureBounds, CaptureError, Recorder
 
 log = logging.getLogger("comfy_sage2")
 

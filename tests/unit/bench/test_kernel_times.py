@@ -7,9 +7,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from comfy_sage2.benchmark import kernel_times
-from comfy_sage2.benchmark.candidates import Call, PreparedCandidate, Turn
-from comfy_sage2.benchmark.kernel_times import KernelRecord, KernelTimer, attention_milliseconds, split_at_markers
+from lab.bench import kernel_times
+from lab.bench.candidates import Call, PreparedCandidate, Turn
+from lab.bench.kernel_times import KernelRecord, KernelTimer, attention_milliseconds, split_at_markers
 
 
 def test_only_the_attention_counts() -> None:

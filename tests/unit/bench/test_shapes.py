@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from comfy_sage2.benchmark import shapes
-from comfy_sage2.benchmark.shapes import Shape
+from lab.bench import shapes
+from lab.bench.shapes import Shape
 
 
 def test_operations_are_those_of_two_matrix_products() -> None:

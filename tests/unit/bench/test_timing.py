@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from comfy_sage2.benchmark import speed, timing
-from comfy_sage2.benchmark.candidates import BenchmarkCandidate, Call, PreparedCandidate, Turn
-from comfy_sage2.benchmark.kernel_times import KernelTimer
-from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.timing import RoundMedian, Timed, time_in_rounds
+from lab.bench import speed, timing
+from lab.bench.candidates import BenchmarkCandidate, Call, PreparedCandidate, Turn
+from lab.bench.kernel_times import KernelTimer
+from lab.bench.shapes import Shape, select
+from lab.bench.timing import RoundMedian, Timed, time_in_rounds
 
 
 class Clock:

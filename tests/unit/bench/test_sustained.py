@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from comfy_sage2.benchmark.sustained import PowerSample, means, sample_of
+from lab.bench.sustained import PowerSample, means, sample_of
 
 
 @pytest.mark.parametrize(

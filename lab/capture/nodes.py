@@ -9,7 +9,7 @@ import folder_paths
 from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
 
-from .support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, advanced, checked, library, schema
+from comfy_sage2.comfyui.nodes.support import CATEGORY, IMPORT_ERROR, PASSED_THROUGH, advanced, checked, schema
 
 FOLDER = "comfy_sage2"  # within ComfyUI's output folder
 
@@ -76,9 +76,12 @@ class SageAttention2Capture(io.ComfyNode):
     def execute(cls, model: Any, every_layer: int, every_step: int, heads: int, most_megabytes: int) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
-        bounds = library.CaptureBounds(every_layer, every_step, heads, most_megabytes * 10**6)
+        from .comfyui_model import captured_model
+        from .recorder import CaptureBounds
+
+        bounds = CaptureBounds(every_layer, every_step, heads, most_megabytes * 10**6)
         text = "Some attention calls of the next sampling are kept. SageAttention2 Save Capture writes them."
-        return io.NodeOutput(library.captured_model(model, bounds), ui={"text": [text]})
+        return io.NodeOutput(captured_model(model, bounds), ui={"text": [text]})
 
 
 class SageAttention2SaveCapture(io.ComfyNode):
@@ -115,5 +118,7 @@ class SageAttention2SaveCapture(io.ComfyNode):
     def execute(cls, model: Any, samples: Any, file: str) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(ExecutionBlocker(None), ui={"text": [IMPORT_ERROR]})
-        text = library.save_capture(model, Path(folder_paths.get_output_directory()) / FOLDER, file)
+        from .comfyui_model import save_capture
+
+        text = save_capture(model, Path(folder_paths.get_output_directory()) / FOLDER, file)
         return io.NodeOutput(text, ui={"text": [text]})

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from comfy_sage2.attention import attention
-from comfy_sage2.benchmark import ablations, run, tables, timing
-from comfy_sage2.benchmark.ablations import VARIANTS, Ablation, cost_of
-from comfy_sage2.benchmark.candidates import Call, PreparedCandidate, Turn
-from comfy_sage2.benchmark.kernel_times import KernelRecord, KernelTimer
-from comfy_sage2.benchmark.page import ablation_table
-from comfy_sage2.benchmark.shapes import Shape, select
-from comfy_sage2.benchmark.timing import RoundMedian
+from lab.bench import ablations, run, tables, timing
+from lab.bench.ablations import VARIANTS, Ablation, cost_of
+from lab.bench.candidates import Call, PreparedCandidate, Turn
+from lab.bench.kernel_times import KernelRecord, KernelTimer
+from lab.bench.page import ablation_table
+from lab.bench.shapes import Shape, select
+from lab.bench.timing import RoundMedian
 
 (SHAPE,) = select(["d128-n8192"])
 MILLISECONDS = {variant.label: 4.0 + number for number, variant in enumerate(VARIANTS)}
@@ -136,8 +136,7 @@ def test_the_reference_computes_every_variant(variant: ablations.AblationVariant
         ([], []),
         (["--ablations"], list(ablations.SHAPES)),
         (["--ablations", "flux-1024"], ["flux-1024"]),
-        (["--share"], list(ablations.SHAPES)),
-        (["--share", "--quick"], list(ablations.SHAPES[:1])),
+        (["--ablations", "--quick"], list(ablations.SHAPES[:1])),
     ],
 )
 def test_which_shapes(arguments: list[str], names: list[str]) -> None:

@@ -18,10 +18,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..signature import TensorForm
-from ..tensors import mask_4d
-from ..text import error_text, one_line, quoted
-from ..validation import check_mask, check_tensors
+from comfy_sage2.signature import TensorForm
+from comfy_sage2.tensors import mask_4d
+from comfy_sage2.text import error_text, one_line, quoted
+from comfy_sage2.validation import check_mask, check_tensors
+
 from .samples import AttentionSample
 
 FORMAT = "comfy_sage2.capture.1"

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from comfy_sage2.capture.recorder import CaptureBounds, CaptureError, load_samples
 from comfy_sage2.comfyui.hooks.override import make_override
-from comfy_sage2.comfyui.patch import save_capture
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session import model_passes
-from comfy_sage2.comfyui.session.capture import CAPTURING, Capture
 from comfy_sage2.comfyui.session.session import Session
+from lab.capture.comfyui_model import save_capture
+from lab.capture.handler import CAPTURING, Capture
+from lab.capture.recorder import CaptureBounds, CaptureError, load_samples
 
 LAYERS, STEPS = 4, 3
 SIGMAS = [1.0 - step / STEPS for step in range(STEPS + 1)]
@@ -99,7 +99,7 @@ def test_a_copy_without_memory_does_not_end_the_sampling(monkeypatch: pytest.Mon
     def fail(*args: Any) -> torch.Tensor:
         raise RuntimeError("not enough memory")
 
-    monkeypatch.setattr("comfy_sage2.capture.recorder._first", fail)
+    monkeypatch.setattr("lab.capture.recorder._first", fail)
     capture = Capture(CaptureBounds())
     sampled(capture)
     with pytest.raises(

@@ -16,6 +16,7 @@ from .registry import UnsupportedError
 from .request import AttentionRequest
 from .signature import CallSignature
 from .sparsity.declared import Sparse
+from .sparsity.tail import add_pooled_tail_
 from .tensors import NO_TENSORS, OptionalTensors
 from .validation import check_call, check_flags
 
@@ -122,6 +123,8 @@ def attention(
     if sparse is not None:
         chosen = _options(options, choices) if choices or options is None else options
         found_mask = _block_mask(sparse, q, k, v, chosen, optional)
+        if found_mask is not None and sparse.tail:
+            return _with_tail(q, k, v, found_mask, backend, nonfinite, chosen)
         if found_mask is not None:
             optional = optional._replace(block_mask=found_mask.lists)
     if has_observer(q, k, v, attn_mask):
@@ -153,6 +156,34 @@ def _block_mask(
         raise UnsupportedError("[SA-215] calls under a compiler cannot be sparse: leave out `sparse`")
     check_call(CallSignature.of(q, k, v, options, optional))
     return sparse.block_mask(q, k, v, options, optional)
+
+
+def _with_tail(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_mask: BlockMask,
+    backend: str | None,
+    nonfinite: torch.Tensor | None,
+    options: AttentionOptions,
+) -> Output:
+    """A call with a block mask whose other key blocks take part by means of their tokens."""
+    out, lse = attention(
+        q,
+        k,
+        v,
+        block_mask=block_mask,
+        backend=backend,
+        nonfinite=nonfinite,
+        options=options,
+        return_lse=True,
+    )
+    scale = q.shape[3] ** -0.5 if options.scale is None else options.scale
+    with torch.no_grad():
+        add_pooled_tail_(q, k, v, out, lse, block_mask, scale=scale, layout=options.layout)
+        if nonfinite is not None:  # the call with the mask has not read the values of the other blocks
+            nonfinite.masked_fill_(~out.isfinite().all(), 1)
+    return (out, lse) if options.return_lse else out
 
 
 def _options(options: AttentionOptions | None, choices: dict[str, Any]) -> AttentionOptions:

@@ -103,6 +103,71 @@ def test_blocks_of_some_tokens_are_always_computed(fresh_seed: int, sparse: Spar
     assert not active.all() and not without.to_dense()[..., 0].all()
 
 
+def with_means(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in float64 in which each token of a block that is left out is its block's mean, and its LSE.
+
+    The scores of such a token are those of the mean of 16 queries, but for what all keys have in common.
+    """
+    k, v = (tensor.double().repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (k, v))
+    q, scale = q.double(), q.shape[3] ** -0.5
+    center = k[:, :, torch.arange(64) * TOKENS // 64].mean(dim=2, keepdim=True)
+
+    def means(x: torch.Tensor, tokens: int) -> torch.Tensor:
+        return torch.cat([part.mean(2, keepdim=True).expand_as(part) for part in x.split(tokens, dim=2)], dim=2)
+
+    tokens = active.repeat_interleave(128, 2)[:, :, :TOKENS].repeat_interleave(128, 3)[..., :TOKENS]
+    pooled = (means(q, 16) @ means(k - center, 128).mT + q @ center.mT) * scale
+    scores = (q @ k.mT * scale).where(tokens, pooled)
+    p = scores.softmax(dim=3)
+    return (p * tokens) @ v + (p * ~tokens) @ means(v, 128), scores.logsumexp(dim=3)
+
+
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+@pytest.mark.parametrize("mode", ["8b", "precise"])
+def test_the_other_blocks_take_part_by_their_means(fresh_seed: int, mode: str, layout: str) -> None:
+    q, k, v = local(fresh_seed)
+    v += 2 * torch.linspace(-1, 1, TOKENS)[:, None]  # what lies far away differs from what is near
+    sparse = Sparse(share=0.25, tail=True)
+    mask = sparse.block_mask(q, k, v, AttentionOptions(), OptionalTensors())
+    assert mask is not None and 0 < mask.to_dense().float().mean() < 0.3
+    expected, expected_lse = with_means(q, k, v, mask.to_dense())
+    inputs = [x.transpose(1, 2).contiguous() for x in (q, k, v)] if layout == "BNHD" else [q, k, v]
+    before = [x.clone() for x in inputs]
+    out, lse = attention(*inputs, mode=mode, layout=layout, sparse=sparse, return_lse=True, backend="reference")
+    alone = attention(*inputs, mode=mode, layout=layout, sparse=sparse, backend="reference")
+    assert torch.equal(alone, out) and out.shape == inputs[0].shape and out.is_contiguous()
+    assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))
+    out = out.transpose(1, 2) if layout == "BNHD" else out
+    # Scores of some hundreds are rounded by more than one in the sharp heads; the diffuse head has most of the tail.
+    assert relative(out, expected).max() < 0.15 and relative(out, expected)[0, 3] < 0.02
+    assert (lse - expected_lse)[:, 3].abs().max() < 0.05
+    without = attention(q, k, v, mode=mode, sparse=replace(sparse, tail=False), backend="reference")
+    truth = exact(q, k, v)
+    assert relative(out, truth)[0, 3] < 0.5 * relative(without, truth)[0, 3]  # the head that sees everything a little
+
+
+def test_a_tail_of_no_blocks_is_the_dense_call(fresh_seed: int) -> None:
+    q, k, v = local(fresh_seed)
+    dense = attention(q, k, v, backend="reference")
+    assert torch.equal(attention(q, k, v, sparse=Sparse(share=1.0, tail=True), backend="reference"), dense)
+
+
+def test_a_nan_of_the_tail_is_flagged(fresh_seed: int) -> None:
+    q, k, v = local(fresh_seed)
+    sparse = Sparse(share=0.25, tail=True)
+    flag = torch.zeros(1, dtype=torch.int32)
+    attention(q, k, v, sparse=sparse, nonfinite=flag, backend="reference")
+    assert not flag
+    mask = sparse.block_mask(q, k, v, AttentionOptions(), OptionalTensors())
+    assert mask is not None
+    block = int(mask.to_dense()[0, :2].float().mean(dim=(0, 1)).argmin())
+    v[0, 0, 128 * block] = torch.nan  # K is as it was: so are the lists
+    out = attention(q, k, v, sparse=sparse, nonfinite=flag, backend="reference")
+    assert flag == 1 and out[0, :2].isnan().any()
+
+
 def test_a_padding_mask_hides_keys_of_sparse_calls_too(fresh_seed: int) -> None:
     q, k, v = local(fresh_seed)
     hidden = torch.ones(1, 1, 1, TOKENS, dtype=torch.bool)
@@ -130,6 +195,12 @@ def test_calls_that_cannot_be_sparse_are_refused(keywords: dict[str, Any], reaso
         attention(*local(0), sparse=Sparse(share=0.5), **keywords)
 
 
+def test_a_tail_knows_nothing_of_masks() -> None:
+    mask = torch.ones(1, 1, 1, TOKENS, dtype=torch.bool)
+    with pytest.raises(UnsupportedError, match="attn_mask beside a tail cannot be sparse"):
+        attention(*local(0), attn_mask=mask, sparse=Sparse(share=0.5, tail=True))
+
+
 def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = local(1)
     for queries in (q[:, :, :900], q):
@@ -151,6 +222,8 @@ def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch)
         ({"bound": math.nan}, ValueError, "bound must be above 0"),
         ({"share": "0.1"}, TypeError, "share must be a number, got str"),
         ({"share": True}, TypeError, "share must be a number, got bool"),
+        ({"bound": 0.1, "tail": True}, ValueError, "a tail goes with a share"),
+        ({"share": 0.1, "tail": 1}, TypeError, "tail must be True or False, got int"),
         ({"share": 0.1, "always": ((5, 5),)}, ValueError, r"always\[0\] must go from"),
         ({"share": 0.1, "always": ((0, 1), (0.5, 2))}, TypeError, r"always\[1\] must be a pair"),
     ],

@@ -1,23 +1,21 @@
-"""Masks that hide the last keys from all queries and heads: Hopper leaves their blocks out, of many keys too."""
+"""Masks that hide the last keys from all queries and heads: Hopper leaves their blocks out, of many keys too.
+
+Results are held to the reference, by row and by channel: an end that is one key off is less than what 4b rounds, and
+only what rounds alike shows it.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from .builds import EXACT_BOUND, exact, random_qkv, relative_l1, run
+from .builds import check, random_qkv, relative_l1, run
 
 pytestmark = pytest.mark.gpu
 
 NAME = "sm90"
 MODES = ["8b", "4b", "precise"]
 each_mode = pytest.mark.parametrize("mode", MODES)
-
-
-def assert_near(out: torch.Tensor, wanted: torch.Tensor, mode: str) -> None:
-    """Each entry of the batch by itself: rows with few keys are so much larger that they would hide the others."""
-    for entry in range(len(out)):
-        assert relative_l1(out[entry], wanted[entry]) <= EXACT_BOUND[mode], entry
 
 
 @each_mode
@@ -37,12 +35,7 @@ def test_each_entry_of_the_batch_ends_elsewhere(
     for mask in (attends, torch.zeros_like(some, dtype=dtype), torch.zeros_like(some), some):
         if mask.dtype != torch.bool:
             mask.masked_fill_(~attends, -torch.inf)
-        out, lse = run(NAME, q, k, v, mode=mode, attn_mask=mask, return_lse=True)
-        wanted, wanted_lse = exact(q, k, v, attn_mask=mask)
-        assert_near(out[:-1], wanted[:-1], mode)
-        assert torch.equal(lse == -torch.inf, wanted_lse == -torch.inf)
-        assert (lse - wanted_lse)[:-1].abs().mean() < 0.2
-        assert not out[-1].any()
+        check(NAME, q, k, v, mode, attn_mask=mask)
 
 
 @each_mode
@@ -54,8 +47,8 @@ def test_the_lowest_number_hides(mode: str, dtype: torch.dtype, fresh_seed: int)
     q, k, v = random_qkv((4, 2, 300, 128), (4, 2, keys, 128), torch.float16)
     attends = torch.arange(keys, device="cuda") < ends.view(-1, 1, 1, 1)
     mask = torch.zeros(attends.shape, dtype=dtype, device="cuda").masked_fill(~attends, torch.finfo(dtype).min)
+    check(NAME, q[:3], k[:3], v[:3], mode, attn_mask=mask[:3])
     out, _ = run(NAME, q, k, v, mode=mode, attn_mask=mask)
-    assert_near(out[:3], exact(q[:3], k[:3], v[:3], attn_mask=mask[:3])[0], mode)
     mean = v[3:].mean(dim=2, keepdim=True).expand_as(out[3:])
     assert dtype == torch.float16 or relative_l1(out[3:], mean) < 0.15
 
@@ -70,11 +63,10 @@ def test_hidden_values_do_not_count(mode: str, lengths: tuple[int, int], fresh_s
     mask[0, ..., 1111:] = False
     mask[1, ..., 385:] = False
     other = torch.where(mask.transpose(2, 3), v, -v)
-    outs = [run(NAME, q, k, values, mode=mode, attn_mask=mask)[0] for values in (v, other)]
+    for values in (v, other):
+        check(NAME, q, k, values, mode, attn_mask=mask)
     if mode == "precise":
-        assert torch.equal(*outs)
-    for out in outs:
-        assert_near(out, exact(q, k, v, attn_mask=mask)[0], mode)
+        assert torch.equal(*(run(NAME, q, k, values, mode=mode, attn_mask=mask)[0] for values in (v, other)))
 
 
 @each_mode
@@ -85,7 +77,4 @@ def test_masks_for_each_head_or_query(mode: str, fresh_seed: int) -> None:
         mask = torch.ones(shape, dtype=torch.bool, device="cuda")
         mask[0, 0, :, 600:] = False
         mask[1, 0, 0, 900:] = False
-        out, lse = run(NAME, q, k, v, mode=mode, attn_mask=mask, return_lse=True)
-        wanted, wanted_lse = exact(q, k, v, attn_mask=mask)
-        assert_near(out, wanted, mode)
-        assert (lse - wanted_lse).abs().mean() < 0.2
+        check(NAME, q, k, v, mode, attn_mask=mask)

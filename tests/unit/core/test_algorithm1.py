@@ -89,7 +89,8 @@ def test_reference_is_algorithm_1(length: int, mode: str, groups: Any) -> None:
     )
     options = ReferenceOptions.of(AttentionOptions(mode), groups=groups)
     out, _ = reference_attention(q[None, None], k[None, None], v[None, None], options)
-    assert_same_but_for_rounding(out, expected)
+    # One value of a 4-bit K that moves is seen in every row: by 3e-4, once in a thousand draws.
+    assert_same_but_for_rounding(out, expected, most=2e-3 if mode == "4b" else 2e-4)
 
 
 @pytest.mark.parametrize("step", [128, 192])
@@ -108,9 +109,8 @@ def test_steps_of_the_hopper_kernels(step: int) -> None:
     assert np.abs(other_order[0, 0].double().numpy() - expected).mean() > 4e-3 * np.abs(expected).mean()
 
 
-def assert_same_but_for_rounding(out: torch.Tensor, expected: Numbers) -> None:
+def assert_same_but_for_rounding(out: torch.Tensor, expected: Numbers, most: float = 2e-4) -> None:
     difference = np.abs(out[0, 0].double().numpy() - expected)
-    # float32 against float64 moves a few values across a rounding boundary; a wrong step would move them all. One
-    # value of a 4-bit K that moves is seen in every row.
-    assert np.median(difference) < 2e-4
+    # float32 against float64 moves a few values across a rounding boundary; a wrong step would move them all.
+    assert np.median(difference) < most
     assert difference.mean() < 1e-2 * np.abs(expected).mean()

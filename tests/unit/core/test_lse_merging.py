@@ -59,7 +59,8 @@ def test_parts_put_together_are_as_close_as_the_undivided_call(mode: str, smooth
     out, lse = merged(parts)
     assert relative_l1(out, exact) < 1.15 * noise
     assert relative_l1(out, undivided) < 2 * noise
-    assert (lse - exact_lse).abs().mean() < 1.15 * (undivided_lse - exact_lse).abs().mean()
+    # Each part has a mean of K of its own: the errors are other ones, not the same ones once more.
+    assert (lse - exact_lse).abs().mean() < 1.3 * (undivided_lse - exact_lse).abs().mean()
 
     # What goes wrong when the LSE is that of the smoothed scores, or when there is none.
     means = [k[:, :, keys].mean(2, keepdim=True) for keys in cuts]

@@ -176,7 +176,10 @@ def test_a_padding_mask_hides_keys_of_sparse_calls_too(fresh_seed: int) -> None:
     changed = v.clone()
     changed[:, :, 900:] = 1e4
     again = attention(q, k, changed, attn_mask=hidden, sparse=Sparse(share=0.5), backend="reference")
-    torch.testing.assert_close(out, again, atol=0.05, rtol=0.05)
+    # They set the scales of V's channels, which rounds the others more: by 4 % in all, 6 % in the worst row. One hidden
+    # key that counted would add thousands.
+    assert relative(out, again).max() < 0.1
+    assert ((out - again).norm(dim=-1) / again.norm(dim=-1)).max() < 0.2
 
 
 @pytest.mark.parametrize(

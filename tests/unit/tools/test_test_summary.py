@@ -34,7 +34,8 @@ def test_the_largest_part_without_a_test_that_ran_is_named() -> None:
 
 def suite(passed: int, failed: int = 0, skipped: int = 0, whole: dict[str, Any] | None = None) -> dict[str, Any]:
     counts = {"passed": passed, "failed": failed, "error": 0, "skipped": skipped}
-    return {"counts": counts, "skipped": {"tests/gpu": {"no GPU": skipped}} if skipped else {}, "skipped_as_a_whole": whole or {}}
+    by_folder = {"tests/gpu": {"no GPU": skipped}} if skipped else {}
+    return {"counts": counts, "skipped": by_folder, "skipped_as_a_whole": whole or {}}
 
 
 def test_the_last_line_tells_that_tests_ran() -> None:

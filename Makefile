@@ -48,7 +48,9 @@ environment:
 
 check: style contracts quick-tests
 
-# The GPU's tests come first: without a GPU all are skipped, and that should not be the last that is read.
+# The GPU's tests come first: without a GPU all are skipped, and that should not be the last that is read. A ComfyUI is
+# cloned where there is none, as for the demo; the time for that is not in .ci/run's.
+test: CLONE := --clone
 test: new-records lint gpu-tests unit-tests modalities-tests comfyui-tests
 	@$(RUN) -m tools.test_summary
 
@@ -100,7 +102,7 @@ environments: environment modalities-environment host-environment
 
 # Without a ComfyUI, or without a GPU, every test of the suite is skipped, which the summary says.
 comfyui-tests: environment
-	@$(PYTHON) -m tools.comfyui.suite --venv $(VENV) --host-venv $(HOST_VENV) $(PACKS)
+	@$(PYTHON) -m tools.comfyui.suite --venv $(VENV) --host-venv $(HOST_VENV) $(PACKS) $(CLONE)
 
 # Both suites are also in `make test`; here they write their figures down.
 faults: environment host-environment

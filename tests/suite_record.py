@@ -43,8 +43,10 @@ def record(reporter: pytest.TerminalReporter) -> dict[str, Any]:
     counts = {kind: len(reporter.stats.get(kind, ())) for kind in ("passed", "failed", "error", "skipped")}
     skipped = {report.nodeid: _reason(report) for report in reporter.stats.get("skipped", ())}
     ran = [report.nodeid for kind in ("passed", "failed", "error") for report in reporter.stats.get(kind, ())]
-    whole = skipped_as_a_whole(ran, skipped)
-    return {"counts": counts, "skipped": Counter(skipped.values()), "skipped_as_a_whole": whole}
+    by_folder: dict[str, Counter[str]] = {}
+    for test, reason in skipped.items():
+        by_folder.setdefault(Path(file_of(test)).parent.as_posix(), Counter())[reason] += 1
+    return {"counts": counts, "skipped": by_folder, "skipped_as_a_whole": skipped_as_a_whole(ran, skipped)}
 
 
 def _reason(report: Any) -> str:

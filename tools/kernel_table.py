@@ -33,7 +33,10 @@ from typing import Any
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 TABLE = CSRC / "architectures.json"
-SHARED_SOURCES = ("binding.cpp", "block_selection.cpp", "driver.cpp", "families.cpp", "launch_list.cpp", "plan.cpp")
+SHARED_SOURCES = (
+    "binding.cpp", "block_selection.cpp", "block_selection_binding.cpp", "driver.cpp", "families.cpp",
+    "launch_list.cpp", "plan.cpp", "plan_binding.cpp",
+)  # fmt: skip
 _SHARED_LAUNCHES = ("block_selection.cpp",)  # of kernels that every family has
 # What images say of themselves lies beside them in this file.
 BUILD_FILE = "build.json"

@@ -9,44 +9,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from comfy_sage2.command_line import Parser, output_folder
 
+from .comfyui.clone import cloned
 from .comfyui.environment import make_environment
 from .comfyui.folders import comfyui_folders, reason_too_old_for_demo
 from .environment import interpreter
-from .progress import Activity, run_showing
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-RELEASE = "v0.33.0"
-CLONE = REPOSITORY / "build" / f"ComfyUI-{RELEASE}"
-SOURCE = "https://github.com/comfyanonymous/ComfyUI.git"
-
-
-def cloned() -> Path | None:
-    """The pinned release, cloned unless an earlier run did; None, after saying why, when it cannot be had."""
-    if (CLONE / "main.py").is_file():
-        return CLONE
-    shutil.rmtree(CLONE, ignore_errors=True)  # what an interrupted run may have left
-    command = ["git", "clone", "--progress", "--depth", "1", "--branch", RELEASE, SOURCE, str(CLONE)]
-    # Neither a question for a password nor a connection that stands still may hold the demo up.
-    environment = {
-        **os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_HTTP_LOW_SPEED_LIMIT": "1000", "GIT_HTTP_LOW_SPEED_TIME": "30",
-    }  # fmt: skip
-    try:
-        with Activity(f"cloning ComfyUI {RELEASE}") as activity:
-            status, lines = run_showing(command, activity, environment)
-            reason = lines[-1].strip() if lines else f"exit status {status}"
-            if status != 0:
-                raise OSError(reason)
-    except OSError as error:
-        print(f"No ComfyUI here, and it cannot be cloned ({error}). Have one? make demo COMFYUI_PATH=/path/to/ComfyUI")
-        return None
-    return CLONE
+from .fetching import Unavailable
 
 
 def host_python(folders: list[Path], environment: Path) -> Path | None:
@@ -65,8 +38,13 @@ def host_options(environment: Path) -> list[str]:
     """The options of the demo that name its host."""
     folders = comfyui_folders()
     usable = [folder for folder in folders if reason_too_old_for_demo(folder) is None]
-    if not usable and (clone := cloned()) is not None:
-        usable = folders = [clone]
+    if not usable:
+        try:
+            usable = folders = [cloned()]
+        except Unavailable as error:
+            print(
+                f"No ComfyUI here, and it cannot be cloned ({error}). Have one? make demo COMFYUI_PATH=/path/to/ComfyUI"
+            )
     python = host_python(folders, environment) if usable else None
     if python is None:
         print("The demo runs in its embedded host, diffusers, instead of ComfyUI.", flush=True)

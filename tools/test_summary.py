@@ -1,4 +1,4 @@
-"""Say what the suites of tests did, and in capitals what did not run at all.
+"""Say what the suites of tests did, in a line a folder what was skipped, and in capitals what did not run at all.
 
     python -m tools.test_summary
 
@@ -19,6 +19,7 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "test-suites"
 SUITE = "COMFY_SAGE2_TEST_SUITE"  # names the suite under which a run of pytest is recorded
+_MOST_REASONS = 4  # of a folder's in its line; pytest lists all of them above
 
 
 def summary(records: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
@@ -28,7 +29,7 @@ def summary(records: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
         counts = record["counts"]
         total.update(counts)
         lines.append(f"  {suite:<12} {_in_words(counts)}")
-        lines += [f"{'':<15}{count} skipped: {reason}" for reason, count in record["skipped"].items()]
+        lines += [f"{'':<15}{_skipped(folder, reasons)}" for folder, reasons in record["skipped"].items()]
     for record in records.values():
         for path, reasons in record["skipped_as_a_whole"].items():
             lines.append(_not_tested(path, "; ".join(reasons), sum(reasons.values())))
@@ -61,6 +62,15 @@ def not_tested(suite: str, reason: str) -> str:
 def _not_tested(what: str, reason: str, count: int) -> str:
     known = f" ({count} TESTS)" if count else ""
     return f"*** NOT TESTED: {what.upper()}{known}: {reason} ***"
+
+
+def _skipped(folder: str, reasons: Mapping[str, int]) -> str:
+    """What was skipped in a folder, in one line: the reasons given most often, each with its count."""
+    ordered = sorted(reasons.items(), key=lambda item: -item[1])
+    shown = [f"{reason} ({count})" if len(ordered) > 1 else reason for reason, count in ordered[:_MOST_REASONS]]
+    others = len(ordered) - len(shown)
+    more = [f"{others} other {'reason' if others == 1 else 'reasons'}, above"] if others else []
+    return f"{folder}: {sum(reasons.values())} skipped: {'; '.join(shown + more)}"
 
 
 def _in_words(counts: Mapping[str, int]) -> str:

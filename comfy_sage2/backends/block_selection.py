@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -27,6 +28,24 @@ def module_for(device: torch.device) -> ModuleType | None:
     return None
 
 
+def call_fields(q: torch.Tensor, k: torch.Tensor, scale: float) -> dict[str, Any]:
+    """The fields of a call by which a module plans scores or a tail; q and k are readable."""
+    (batch, q_heads, q_length, head_dim), (_, kv_heads, kv_length, _) = q.shape, k.shape
+    return {
+        "batch": batch,
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "head_dim": head_dim,
+        "element": ELEMENT_CODES[q.dtype],
+        "q_strides": q.stride()[:3],
+        "k_strides": k.stride()[:3],
+        "scale": scale,
+        "device": q.get_device(),
+    }
+
+
 def block_scores(q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False) -> torch.Tensor | None:
     """What `reference.block_scores.block_scores` gives, within rounding; None where no kernels can compute it."""
     module = module_for(q.device) if q.dtype in ELEMENT_CODES and q.shape[3] <= MOST_CHANNELS else None
@@ -45,22 +64,9 @@ def block_scores_by(
         RuntimeError: a failure of the driver.
     """
     q, k = readable(q), readable(k)
-    (batch, q_heads, q_length, head_dim), (_, kv_heads, kv_length, _) = q.shape, k.shape
-    plan = module.block_score_plan(
-        batch=batch,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        q_length=q_length,
-        kv_length=kv_length,
-        head_dim=head_dim,
-        element=ELEMENT_CODES[q.dtype],
-        q_strides=q.stride()[:3],
-        k_strides=k.stride()[:3],
-        scale=scale,
-        device=q.get_device(),
-        **({"block_means": True} if block_means else {}),  # which modules without a tail do not know
-    )
-    shape = (batch, q_heads, blocks_of(q_length), blocks_of(kv_length))
+    means = {"block_means": True} if block_means else {}  # which modules without a tail do not know
+    plan = module.block_score_plan(**call_fields(q, k, scale), **means)
+    shape = (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
     scores = torch.empty(shape, dtype=torch.float32, device=q.device)
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=q.device)
     stream = torch.cuda.current_stream(q.device).cuda_stream

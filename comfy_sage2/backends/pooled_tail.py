@@ -8,7 +8,7 @@ import torch
 
 from ..kernels import abi
 from ..signature import TensorForm
-from .block_selection import MOST_CHANNELS, module_for
+from .block_selection import MOST_CHANNELS, call_fields, module_for
 from .module_plan import ELEMENT_CODES
 from .readable import ALIGNMENT, is_readable, readable
 
@@ -50,23 +50,12 @@ def add_by(
         RuntimeError: a failure of the driver.
     """
     q, k, v = readable(q), readable(k), readable(v)
-    (batch, q_heads, q_length, head_dim), (_, kv_heads, kv_length, _) = q.shape, k.shape
     list_strides = tuple(0 if lists.shape[axis] == 1 else lists.stride(axis) for axis in range(2))
     plan = module.pooled_tail_plan(
-        batch=batch,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        q_length=q_length,
-        kv_length=kv_length,
-        head_dim=head_dim,
-        element=ELEMENT_CODES[q.dtype],
-        q_strides=q.stride()[:3],
-        k_strides=k.stride()[:3],
+        **call_fields(q, k, scale),
         v_strides=v.stride()[:3],
         out_strides=out.stride()[:3],
         list_strides=list_strides,
-        scale=scale,
-        device=q.get_device(),
     )
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=q.device)
     tensors = (q, k, v, out, lse, lists, workspace)

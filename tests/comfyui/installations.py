@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.comfyui.folders import OVERLAY, OVERLAY_RECORD, USUAL
+from tools.comfyui.folders import CLONE, OVERLAY, OVERLAY_RECORD, USUAL
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NEWEST = (0, 33, 0)  # the version that all workflows are made for; older ones lack the newer models
@@ -71,13 +71,16 @@ class Installation:
 
 def installations() -> list[Installation]:
     """The folders to test: those that COMFYUI_PATH lists, then the usual ones, unless a listed one has their version.
+    Where there is none, the clone that `make test` made.
 
     A listed folder that cannot be tested stays in the list, so that it is seen.
     """
     named = [Path(part) for part in os.environ.get("COMFYUI_PATH", "").split(os.pathsep) if part]
     found = [Installation(path, named=True) for path in dict.fromkeys(path.expanduser().absolute() for path in named)]
     taken = {entry.version for entry in found} - {None} | {entry.root for entry in found}
-    usual = (Installation(Path.home() / name) for name in USUAL)
+    usual = [Installation(Path.home() / name) for name in USUAL]
+    if not named and (CLONE / "main.py").is_file() and not any((one.root / "main.py").is_file() for one in usual):
+        usual[0] = Installation(CLONE)
     return found + [entry for entry in usual if entry.root not in taken and entry.version not in taken]
 
 

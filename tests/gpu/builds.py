@@ -69,25 +69,26 @@ def backend(name: str) -> KernelBackend:
     return KernelBackend(name, ((major, minor),))
 
 
-def module_with_lists(name: str) -> ModuleType:
-    """The kernel module of `backend(name)`; a skip where it is older than block masks.
+def module_with(name: str, has: Callable[[ModuleType], bool], what: str) -> ModuleType:
+    """The kernel module of `backend(name)`; a skip where it is older than `what`.
 
     Those of the bundled wheels may be: build csrc, as docs/dev/releasing.md says.
     """
     backend(name)
     module = loader.load(name)
-    if not abi.has_block_masks(module):
-        pytest.skip(f"block masks need newer kernels than these ({abi.describe(module)})")
+    if not has(module):
+        pytest.skip(f"{what} needs newer kernels than these ({abi.describe(module)})")
     return module
+
+
+def module_with_lists(name: str) -> ModuleType:
+    """One that takes block masks."""
+    return module_with(name, abi.has_block_masks, "a block mask")
 
 
 def module_with_margins(name: str) -> ModuleType:
-    """The kernel module of `backend(name)`; a skip where it cannot record block margins."""
-    backend(name)
-    module = loader.load(name)
-    if not abi.has_block_margins(module):
-        pytest.skip(f"margins need newer kernels than these ({abi.describe(module)})")
-    return module
+    """One that records block margins."""
+    return module_with(name, abi.has_block_margins, "recording margins")
 
 
 # What the modules are built for; nothing is loaded when the tests are collected.
@@ -97,6 +98,8 @@ DECLARED = tuple(kernel_table.read(kernels.name) for kernels in KERNELS)
 each_mode = pytest.mark.parametrize(
     ("name", "mode"), [(found.name, mode) for found in DECLARED for mode in found.modes]
 )
+# A module of each family, for what all modules of a family do alike.
+each_family = pytest.mark.parametrize("name", [found.name for found in DECLARED if found.name in ("sm90", "sm80")])
 each_product = pytest.mark.parametrize(
     ("name", "mode", "accumulator", "pv"),
     [

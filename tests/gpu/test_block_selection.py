@@ -12,23 +12,17 @@ import torch
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends.block_selection import block_lists_by, block_scores_by
 from comfy_sage2.block_mask import blocks_of
-from comfy_sage2.kernels import abi, loader
+from comfy_sage2.kernels import abi
 from comfy_sage2.reference import block_scores as reference
 
-from .builds import DECLARED, assert_equal_in_threads, backend
+from .builds import assert_equal_in_threads, each_family, module_with
 
 pytestmark = pytest.mark.gpu
-
-each_module = pytest.mark.parametrize("name", [found.name for found in DECLARED if found.name in ("sm90", "sm80")])
 
 
 @pytest.fixture
 def module(name: str) -> ModuleType:
-    backend(name)
-    module = loader.load(name)
-    if not abi.has_block_selection(module):
-        pytest.skip(f"block selection needs newer kernels than these ({abi.describe(module)})")
-    return module
+    return module_with(name, abi.has_block_selection, "block selection")
 
 
 def structured(
@@ -59,7 +53,7 @@ def assert_near_reference(
     assert (shares - wanted.exp2()).abs().sum(3).max() < 0.02
 
 
-@each_module
+@each_family
 @pytest.mark.parametrize("head_dim", [64, 128, 256, 40, 72, 200])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("lengths", [(1, 1), (128, 128), (333, 2100), (2049, 700), (1023, 4097)], ids=str)
@@ -73,7 +67,7 @@ def test_scores(
         assert_near_reference(module, q, k, head_dim**-0.5, block_means=True)
 
 
-@each_module
+@each_family
 @pytest.mark.parametrize("nats", [1.0, 60.0, 2000.0])
 def test_scores_that_grow_along_the_keys(module: ModuleType, nats: float, fresh_seed: int) -> None:
     """Each row's base has to be raised, again and again where scores are large."""
@@ -89,7 +83,7 @@ def test_scores_that_grow_along_the_keys(module: ModuleType, nats: float, fresh_
         assert (scores.double().exp2() - wanted.exp2()).abs().sum(3).max() < 0.02 + nats * 2e-2
 
 
-@each_module
+@each_family
 def test_strided_views(module: ModuleType, fresh_seed: int) -> None:
     packed = structured((2, 3 * 5, 1111, 64), torch.bfloat16).transpose(1, 2).contiguous().view(2, 1111, 3, 5, 64)
     q, k = (packed[:, :, i].transpose(1, 2) for i in range(2))
@@ -98,7 +92,7 @@ def test_strided_views(module: ModuleType, fresh_seed: int) -> None:
     assert_near_reference(module, q, k, 0.125)
 
 
-@each_module
+@each_family
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_query_that_is_not_finite_makes_its_block_nan(module: ModuleType, bad: float, fresh_seed: int) -> None:
     q, k = (structured((1, 2, 700, 64), torch.bfloat16) for _ in range(2))
@@ -107,7 +101,7 @@ def test_a_query_that_is_not_finite_makes_its_block_nan(module: ModuleType, bad:
     assert scores[0, 0, 2].isnan().all() and scores.isnan().sum() == scores.shape[3]
 
 
-@each_module
+@each_family
 def test_nan_of_a_key_makes_its_head_nan(module: ModuleType, fresh_seed: int) -> None:
     q, k = (structured((1, 2, 700, 64), torch.bfloat16) for _ in range(2))
     k[0, 1, 699, 0] = math.nan
@@ -115,7 +109,7 @@ def test_nan_of_a_key_makes_its_head_nan(module: ModuleType, fresh_seed: int) ->
     assert scores[0, 1].isnan().all() and not scores[0, 0].isnan().any()
 
 
-@each_module
+@each_family
 def test_inputs_stay_and_runs_are_equal_bit_by_bit(module: ModuleType, fresh_seed: int) -> None:
     q, k = (structured((1, 8, 9000, 128), torch.bfloat16) for _ in range(2))
     before = q.clone(), k.clone()
@@ -132,7 +126,7 @@ def random_scores(*shape: int) -> torch.Tensor:
     return torch.where(scores == 0, torch.where(torch.rand(shape, device="cuda") < 0.5, 0.0, -0.0), scores)
 
 
-@each_module
+@each_family
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 31), (1, 2, 40, 591), (3, 2, 7, 1030), (1, 1, 2, 32767)])
 @pytest.mark.parametrize("union", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
@@ -158,7 +152,7 @@ def test_lists(module: ModuleType, shape: tuple[int, int, int, int], union: bool
         assert torch.equal(mask.lists[..., 0], active.sum(3).short())
 
 
-@each_module
+@each_family
 def test_graphs_and_threads(module: ModuleType, fresh_seed: int) -> None:
     q, k = (structured((1, 4, 3000, 128), torch.bfloat16) for _ in range(2))
 
@@ -178,13 +172,13 @@ def test_graphs_and_threads(module: ModuleType, fresh_seed: int) -> None:
     assert_equal_in_threads(lambda index: block_scores_by(module, others[index], k, 128**-0.5))
 
 
-@each_module
+@each_family
 def test_300000_keys(module: ModuleType, fresh_seed: int) -> None:
     q, k = structured((1, 1, 2000, 128), torch.bfloat16), structured((1, 1, 300_000, 128), torch.bfloat16)
     assert_near_reference(module, q, k, 128**-0.5)
 
 
-@each_module
+@each_family
 @pytest.mark.sanitizer
 def test_small(module: ModuleType, fresh_seed: int) -> None:
     q, k = structured((1, 2, 200, 64), torch.bfloat16), structured((1, 1, 300, 64), torch.bfloat16)

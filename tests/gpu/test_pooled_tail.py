@@ -10,23 +10,17 @@ import torch
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends.pooled_tail import add_by
 from comfy_sage2.block_mask import blocks_of
-from comfy_sage2.kernels import abi, loader
+from comfy_sage2.kernels import abi
 from comfy_sage2.reference.pooled_tail import add_pooled_tail_ as reference_
 
-from .builds import DECLARED, assert_equal_in_threads, backend
+from .builds import assert_equal_in_threads, each_family, module_with
 
 pytestmark = pytest.mark.gpu
-
-each_module = pytest.mark.parametrize("name", [found.name for found in DECLARED if found.name in ("sm90", "sm80")])
 
 
 @pytest.fixture
 def module(name: str) -> ModuleType:
-    backend(name)
-    module = loader.load(name)
-    if not abi.has_pooled_tail(module):
-        pytest.skip(f"the tail needs newer kernels than these ({abi.describe(module)})")
-    return module
+    return module_with(name, abi.has_pooled_tail, "the tail")
 
 
 def random_call(
@@ -70,7 +64,7 @@ def assert_near_reference(
     assert all(torch.equal(*pair) for pair in zip(before, (q, k, v), strict=True))
 
 
-@each_module
+@each_family
 @pytest.mark.parametrize("head_dim", [64, 128, 256, 40, 72, 200])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("lengths", [(1, 1), (128, 128), (333, 2100), (2049, 700), (1023, 9000)], ids=str)
@@ -78,7 +72,7 @@ def test_tail(module: ModuleType, head_dim: int, dtype: torch.dtype, lengths: tu
     assert_near_reference(module, *random_call((4, 2), lengths, head_dim, dtype))
 
 
-@each_module
+@each_family
 @pytest.mark.parametrize("shared", [(1, 1), (1, 4), (2, 1)], ids=str)
 def test_lists_for_all(module: ModuleType, shared: tuple[int, int], fresh_seed: int) -> None:
     *tensors, active = random_call((4, 4), (700, 900), 64, torch.bfloat16)
@@ -86,7 +80,7 @@ def test_lists_for_all(module: ModuleType, shared: tuple[int, int], fresh_seed: 
     assert_near_reference(module, q, k, v, out, lse, active[-shared[0] :, -shared[1] :].contiguous())
 
 
-@each_module
+@each_family
 def test_empty_lists_and_strided_views(module: ModuleType, fresh_seed: int) -> None:
     q, k, v, out, lse, active = random_call((3, 3), (700, 900), 64, torch.bfloat16)
     active[1, 1] = False
@@ -97,7 +91,7 @@ def test_empty_lists_and_strided_views(module: ModuleType, fresh_seed: int) -> N
     assert_near_reference(module, q, k, v, out, lse, active)
 
 
-@each_module
+@each_family
 def test_graphs_and_threads(module: ModuleType, fresh_seed: int) -> None:
     q, k, v, out, lse, active = random_call((4, 4), (3000, 3000), 128, torch.bfloat16)
     lists = BlockMask.from_dense(active).lists
@@ -117,12 +111,12 @@ def test_graphs_and_threads(module: ModuleType, fresh_seed: int) -> None:
     assert_equal_in_threads(lambda index: corrected(others[index]))
 
 
-@each_module
+@each_family
 def test_300000_keys(module: ModuleType, fresh_seed: int) -> None:
     assert_near_reference(module, *random_call((1, 1), (500, 300_000), 128, torch.bfloat16, batch=1))
 
 
-@each_module
+@each_family
 @pytest.mark.sanitizer
 def test_small(module: ModuleType, fresh_seed: int) -> None:
     assert_near_reference(module, *random_call((2, 1), (200, 300), 64, torch.bfloat16, batch=1))

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BINDING = (ROOT / "csrc" / "binding.cpp").read_text()
+BINDING = "".join(path.read_text() for path in sorted((ROOT / "csrc").glob("*binding.cpp")))
 
 
 def _names(file: str) -> tuple[set[str], set[str], set[str]]:
@@ -37,8 +37,8 @@ def test_the_host_package_offers_what_the_module_defines() -> None:
 
 
 def test_the_package_of_images_offers_what_kernels_have() -> None:
-    kernels = BINDING[BINDING.index('(module, "Kernels"') : BINDING.index('(module, "BlockScorePlan"')]
-    defined = set(re.findall(r'\.def\w*\(\s*"(\w+)"', kernels))
+    statements = re.findall(r"^  kernels\s*\.def.*?;\n", BINDING, re.MULTILINE | re.DOTALL)
+    defined = {name for statement in statements for name in re.findall(r'\.def\w*\(\s*"(\w+)"', statement)}
     assert {"plan", "driver_version", "modes", "add_cubin"} <= defined
     imported, taken, listed = _names("images.py")
     classes = {"Plan", "BlockScorePlan", "PooledTailPlan"}

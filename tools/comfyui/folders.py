@@ -2,7 +2,8 @@
 
     python -m tools.comfyui.folders
 
-COMFYUI_PATH may list several, separated as in PATH. Nothing is printed when there is none.
+COMFYUI_PATH may list several, separated as in PATH. Where there is none, it is the clone in build/ that `make test` and
+`make demo` make; nothing is printed without one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 OVERLAY = "ComfyUI-overlay"  # the newest release with newer files over it: tools.comfyui.overlay makes it
 OVERLAY_RECORD = "overlay.json"  # by which an overlay is told from a release
 USUAL = ("ComfyUI", "ComfyUI-0.8.0", "ComfyUI-0.3.64", OVERLAY)
+RELEASE = "v0.33.0"
+CLONE = Path(__file__).resolve().parents[2] / "build" / f"ComfyUI-{RELEASE}"  # tools.comfyui.clone makes it
 OLDEST_FOR_DEMO = (0, 8)  # earlier versions load only VAEs of Wan's full width
 
 
@@ -25,7 +28,8 @@ def comfyui_folders() -> list[Path]:
         if not (path / "main.py").is_file():
             raise SystemExit(f"COMFYUI_PATH names {path}, but there is no main.py: name the folder that holds it")
     usual = [Path.home() / name for name in USUAL]
-    return list(dict.fromkeys([*named, *(path for path in usual if (path / "main.py").is_file())]))
+    found = list(dict.fromkeys([*named, *(path for path in usual if (path / "main.py").is_file())]))
+    return found or [path for path in (CLONE,) if (path / "main.py").is_file()]
 
 
 def comfyui_folder(text: str) -> Path:

@@ -1,4 +1,4 @@
-"""The automatic policy without ComfyUI: what counts as another model, and what it does when a sampling begins."""
+"""The automatic policy without ComfyUI: what it does when a sampling begins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from comfy_sage2.comfyui.session.calibration import Calibration
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher
 from comfy_sage2.comfyui.session.measurement import Budget
 from comfy_sage2.comfyui.session.session import Session
-from comfy_sage2.comfyui.session.subject import Subject
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Policy
@@ -31,141 +29,9 @@ from comfy_sage2.policy.selector import Choice, FixedSelector, ModeSelector
 from comfy_sage2.policy.signature import Signature
 
 from .calls import REFERENCE, ones, qkv
+from .lora_models import SETTINGS, SHAPE, SIGMAS, patcher, subject_of
 
-SIGMAS = [1.0, 0.75, 0.5, 0.25, 0.0]
-SHAPE = (1, 16, 3, 32, 32)
-SETTINGS = (True, 0.3)
 SIGNATURE = Signature.of("SimpleNamespace", {"num_layers": 2})
-
-
-class Adapter:
-    """As ComfyUI's adapters of LoRA: tensors in `weights`."""
-
-    def __init__(self, scale: float) -> None:
-        self.weights = (torch.full((4, 8), scale), torch.ones(8, 4), 1.0, None)
-
-
-class Manager:
-    """As ComfyUI's for LoRAs beside the weights: the functions that it makes refer to it."""
-
-    def __init__(self, scale: float, strength: float) -> None:
-        self.adapters = {"diffusion_model.0.weight": (Adapter(scale), strength)}
-
-    def injections(self) -> list[Any]:
-        def inject(model: Any) -> None:
-            assert self.adapters
-
-        return [SimpleNamespace(inject=inject, eject=inject)]
-
-
-def patcher(
-    seed: int = 0, scale: float | None = None, strength: float = 1.0, layers: int = 2, way: str = "in the weights"
-) -> Any:
-    """A stand-in for ComfyUI's ModelPatcher around a small model, with a LoRA where `scale` is given.
-
-    way: "in the weights", "beside" them, or "with the prompt".
-    """
-    torch.manual_seed(seed)
-    diffusion_model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
-    config = SimpleNamespace(unet_config={"num_layers": layers})
-    model = SimpleNamespace(diffusion_model=diffusion_model, model_config=config)
-    found = SimpleNamespace(model=model, patches={}, injections={}, hook_patches={}, backup={})
-    if scale is not None and way == "beside":
-        found.injections = {"bypass_lora": Manager(scale, strength).injections()}
-    elif scale is not None:
-        patches = {"diffusion_model.0.weight": [(strength, Adapter(scale), 1.0, None, None)]}
-        if way == "with the prompt":
-            found.hook_patches = {object(): patches}
-        else:
-            found.patches = patches
-    return found
-
-
-def of(model: Any, shape: tuple[int, ...] = SHAPE, sigmas: list[float] = SIGMAS) -> Subject:
-    return Subject.of(model, shape, sigmas, SETTINGS)
-
-
-def test_the_same_model_loaded_twice_is_the_same() -> None:
-    assert of(patcher(scale=0.5)) == of(patcher(scale=0.5))
-    assert of(patcher(), (4, *SHAPE[1:])) == of(patcher())  # a batch
-    assert of(patcher(), sigmas=[1.0 - step / 30 for step in range(31)]) == of(
-        patcher(), sigmas=[1.0 - step / 20 for step in range(21)]
-    )
-
-
-@pytest.mark.parametrize(
-    "other, words",
-    [
-        (of(patcher(seed=1, scale=0.5)), "the model's weights"),
-        (of(patcher(scale=0.5, layers=3)), "the kind of model"),
-        (of(patcher()), "its LoRAs"),
-        (of(patcher(scale=0.25)), "its LoRAs"),
-        (of(patcher(scale=0.5, strength=0.8)), "its LoRAs"),
-        (of(patcher(scale=0.5), (1, 16, 3, 32, 40)), "the size"),
-        (of(patcher(scale=0.5), sigmas=[0.5, 0.4, 0.3, 0.15, 0.0]), "the noise levels"),
-        (of(patcher(scale=0.5), sigmas=[1.0, 0.0]), "the number of steps"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_counts_as_another_sampling(other: Subject, words: str) -> None:
-    mine = of(patcher(scale=0.5))
-    assert mine != other and other.changes(mine) == words
-
-
-@pytest.mark.parametrize("way, words", [("beside", "its LoRAs"), ("with the prompt", "the prompts' LoRAs")])
-def test_loras_that_are_no_patches(way: str, words: str) -> None:
-    mine = of(patcher(scale=0.5, way=way))
-    assert mine == of(patcher(scale=0.5, way=way))
-    for other in (patcher(), patcher(scale=0.25, way=way), patcher(scale=0.5, strength=0.8, way=way)):
-        assert of(other).changes(mine) == words
-
-
-def test_an_injection_that_refers_to_nothing() -> None:
-    def inject() -> Any:
-        return later
-
-    model = patcher()
-    model.injections = {"other": [SimpleNamespace(inject=inject), SimpleNamespace(inject=print), object()]}
-    assert of(model).changes(of(patcher())) == "its LoRAs"
-    later = None
-
-
-def test_a_lora_that_was_patched_in_place_is_no_other_model() -> None:
-    """ComfyUI changes the weights of the model that all its clones share, and keeps what they were."""
-    plain, patched = patcher(), patcher()
-    layer = patched.model.diffusion_model[0]
-    patched.backup = {"diffusion_model.0.weight": SimpleNamespace(weight=layer.weight.detach().clone())}
-    with torch.no_grad():
-        layer.weight += 1.0
-    assert of(patched) == of(plain)
-
-
-def test_models_without_readable_weights_are_never_taken_for_each_other() -> None:
-    models = [patcher(), patcher()]
-    for model in models:
-        model.model.diffusion_model.to("meta")
-    assert of(models[0]) != of(models[1])
-    assert of(models[0]) == of(models[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.int8, torch.bool])
-def test_weights_of_every_type_are_read(dtype: torch.dtype) -> None:
-    parts = list(subject._tensor(torch.ones(3, 5).to(dtype)))
-    assert parts[1:] == [1.0] * 4
-
-
-class Packed(torch.Tensor):
-    """As ComfyUI-GGUF's tensors: `shape` is that of the weight, and the data are packed."""
-
-    @property
-    def shape(self) -> torch.Size:  # type: ignore[override]
-        return torch.Size((32, 64))
-
-
-def test_packed_weights_are_read_as_they_are() -> None:
-    """A Q4_K tensor has fewer bytes in a row than the weight has values."""
-    packed = [torch.full((32, 36), value, dtype=torch.uint8).as_subclass(Packed) for value in (1, 2)]
-    assert [list(subject._tensor(tensor))[1:] for tensor in packed] == [[1.0] * 4, [2.0] * 4]
 
 
 @pytest.fixture
@@ -294,7 +160,7 @@ def test_a_policy_that_did_not_fit_is_not_taken_again(known: Calibrations, carri
     first.sample(patcher(), calls=2)
     node = Node("8", kept=from_text(first.handler.policy_text())) if carried else first
     if carried:
-        known.forget(of(patcher()))
+        known.forget(subject_of(patcher()))
     assert "did not come to its end" in node.sample(patcher(), calls=3, completes=False)
     node.handler.before_sampling(patcher(), torch.empty(SHAPE), SIGMAS)
     assert node.handler.title == auto_policy.MEASURING
@@ -356,7 +222,7 @@ def test_two_gpus_find_at_once_that_a_policy_does_not_fit(known: Calibrations) -
 
 def test_only_so_many_calibrations_are_kept() -> None:
     known = Calibrations()
-    subjects = [of(patcher(), (1, 4, 8, number)) for number in range(auto_policy.MOST_KEPT + 1)]
+    subjects = [subject_of(patcher(), (1, 4, 8, number)) for number in range(auto_policy.MOST_KEPT + 1)]
     for found in subjects:
         known.add(("", "1"), found, Calibration(SIGNATURE, 1.0, lambda done, total: None))
     assert known.find(subjects[0]) is None and all(known.find(found) is not None for found in subjects[1:])
@@ -410,5 +276,5 @@ class TestWorkflows:
 
     def test_the_oldest_nodes_are_forgotten(self, known: Calibrations) -> None:
         for number in range(auto_policy.MOST_NODES + 1):
-            known.sampled(("", str(number)), of(patcher()))
+            known.sampled(("", str(number)), subject_of(patcher()))
         assert known.last_sampled(("", "0")) is None and known.last_sampled(("", "1")) is not None

@@ -25,7 +25,7 @@ LENGTH = 72  # of no other test in this process: the plan is made here
 # In place of the reference: the backend's part in Python, and what its module runs.
 OF_A_KERNEL = {
     "backends/kernel_call.py",
-    "csrc/binding.cpp",
+    "csrc/plan_binding.cpp",
     "csrc/plan.cpp",
     "csrc/launch_list.cpp",
     "csrc/driver.cpp",

@@ -14,7 +14,7 @@ from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 
 WORKSPACE = 1000
-# kKeywords of csrc/binding.cpp in ABI 3 and, with those of the second line, in ABI 4.
+# kKeywords of csrc/plan_binding.cpp in ABI 3 and, with those of the second line, in ABI 4.
 TENSORS = {f"{view}_{field}" for view in "qkv" for field in ("pointer", "batch_stride", "head_stride", "token_stride")}
 OUT = {"out_pointer", "out_batch_stride", "out_head_stride", "out_token_stride"}
 MASK = {"mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_stride", "mask_key_stride"}

@@ -13,7 +13,7 @@ import comfy_sage2
 from comfy_sage2.backends.module_plan import option_fields
 from comfy_sage2.options import CHOICES, NAMES, AttentionOptions, CallChoices, Choices, ModelChoices
 
-BINDING = Path(__file__).resolve().parents[3] / "csrc" / "binding.cpp"
+BINDING = Path(__file__).resolve().parents[3] / "csrc" / "plan_binding.cpp"
 
 
 def test_type_checkers_know_the_same_options() -> None:

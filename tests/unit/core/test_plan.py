@@ -3,68 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from unit.autotune.made_up_gpus import CUDNN, EIGHT, EIGHT_HALF, FLASH, OWN, WORKS, made_up_gpu
+from watched_backend import Watched, planned, refused, signature
 
 import comfy_sage2
-from comfy_sage2 import accumulators, registry
 from comfy_sage2 import plan as plan_module
-from comfy_sage2 import request as request_module
-from comfy_sage2.autotune import store
-from comfy_sage2.autotune.cost_model import TunedChoices
-from comfy_sage2.autotune.timings import PEER, Candidate, Times
-from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
+from comfy_sage2 import registry
+from comfy_sage2.backends.base import BoundCall, Constraint
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
-from comfy_sage2.plan import MOST_PLANS, CallPlan, Refusal, listed_plan, plan, recording_plan
+from comfy_sage2.plan import MOST_PLANS, listed_plan, plan, recording_plan
 from comfy_sage2.registry import UnsupportedError
 from comfy_sage2.request import AttentionRequest
-from comfy_sage2.signature import ANY, IGNORED, NAMED, NO_LESS_EXACT, CallSignature, TensorForm
-from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
-
-GPU = torch.device("cuda", 0)
-
-
-class Watched(Backend):
-    """A backend for some modes, which keeps what it binds; its calls give a tensor full of `value`."""
-
-    def __init__(
-        self, name: str, modes: tuple[str, ...] = MODES, *, accelerated: bool = True, value: float = 0.0
-    ) -> None:
-        self.name, self.accelerated, self._modes, self._value = name, accelerated, modes, value
-        self.constraints = (Constraint("head_dim", _at_most_128),)
-        self.bound: list[tuple[CallSignature, AttentionRequest]] = []
-
-    def is_for(self, mode: str) -> bool:
-        return mode in self._modes
-
-    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
-        self.bound.append((signature, request))
-        return WatchedCall(request, self._value)
-
-
-class Package(Watched):
-    """Another package's attention."""
-
-    is_peer = True
-
-
-class WatchedCall(BoundTensors):
-    def __init__(self, request: AttentionRequest, value: float) -> None:
-        super().__init__(request)
-        self._value = value
-
-    def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
-        return torch.full_like(q, self._value), None
-
-
-def _at_most_128(request: AttentionRequest) -> str | None:
-    return None if request.head_dim <= 128 else f"head_dim must be at most 128, got {request.head_dim}"
+from comfy_sage2.signature import NAMED, CallSignature, TensorForm
+from comfy_sage2.tensors import OptionalTensors
 
 
 @pytest.fixture
@@ -72,29 +28,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """The preferred backend; behind it stands one that is not accelerated and takes all that the kernel takes."""
     found = Watched("kernel", (*MODES, EXACT), value=1.0)
     monkeypatch.setattr(registry, "BACKENDS", (found, Watched("slow", (*MODES, EXACT), accelerated=False, value=2.0)))
-    return found
-
-
-def signature(**changes: Any) -> CallSignature:
-    """Of a call of the CPU with grouped heads, with other arguments of `CallSignature.of` in the place of its own."""
-    given: dict[str, Any] = {
-        "q": torch.empty(2, 4, 16, 64),
-        "k": torch.empty(2, 2, 24, 64),
-        "v": torch.empty(2, 2, 24, 64),
-        "options": AttentionOptions(),
-        "optional": NO_TENSORS,
-        **changes,
-    }
-    return CallSignature.of(**given)
-
-
-def planned(found: CallPlan | Refusal) -> CallPlan:
-    assert isinstance(found, CallPlan), found
-    return found
-
-
-def refused(found: CallPlan | Refusal) -> Refusal:
-    assert isinstance(found, Refusal)
     return found
 
 
@@ -395,182 +328,6 @@ class TestOnce:
         other = Watched("other")
         monkeypatch.setattr(registry, "BACKENDS", (other,))
         assert planned(plan(signature())).backend is other
-
-
-def on_gpu(options: AttentionOptions, **changes: Any) -> CallSignature:
-    """A call of a GPU that is not there, as large as those that are timed."""
-    form = TensorForm.contiguous(torch.Size((1, 32, 4096, 128)), torch.float16, GPU)
-    return CallSignature(options, None, False, False, form, form, form)._replace(**changes)
-
-
-@pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Keeps the times of `made_up_gpu`, some of them slower by factors; none are known before."""
-    monkeypatch.setattr(request_module, "_capability", lambda device: (8, 9))
-    monkeypatch.setattr(accumulators, "_of_device", lambda device: "fp16")
-    exact = [Watched(name, (EXACT,)) for name in ("torch-cudnn", "torch-flash")]
-    monkeypatch.setattr(
-        registry, "BACKENDS", (Watched("sm89"), *exact, Watched("reference", (*MODES, EXACT), accelerated=False))
-    )
-    store.forget()
-    monkeypatch.setattr(registry, "PEERS", (Package("kitchen"), Package("sage")))
-
-    def keep(slower: dict[Candidate, float], peers: dict[str, float] | None = None, error: float = 0.01) -> None:
-        """peers: factors of 8b's times, whose error is 0.04; error: theirs."""
-        times, errors = made_up_gpu(slower), {(EIGHT_HALF, 128): (0.04,), (EIGHT, 128): (0.04,)}
-        for name, factor in (peers or {}).items():
-            one = Candidate(name, PEER)
-            times |= {(one, work): factor * made_up_gpu()[EIGHT_HALF, work] for work in WORKS}
-            errors[one, 128] = (error,)
-        store.keep(0, TunedChoices(Times(times, 0.0, errors)))
-
-    yield keep
-    store.forget()
-
-
-def accumulator(mode: str = "8b") -> str:
-    return planned(plan(on_gpu(AttentionOptions(mode, pv_accumulator="auto")))).options.pv_accumulator
-
-
-def server(options: AttentionOptions, **changes: Any) -> str:
-    """The name of the backend that serves a call where an exact attention may be faster."""
-    return planned(plan(on_gpu(options, where_faster=True, **changes))).backend.name
-
-
-HALF = AttentionOptions(pv_accumulator="fp16")
-
-
-class TestTimes:
-    """Plans hold for what was timed on their device by then."""
-
-    def test_accumulators(self, timed: Callable[..., None]) -> None:
-        assert accumulator() == "fp16"  # as shipped
-        timed({EIGHT_HALF: 2.0})
-        assert accumulator() == "fp32" and accumulator("4b") == "fp16"
-        timed({})
-        assert accumulator() == "fp16"
-        store.forget()
-        assert accumulator() == "fp16"
-
-    def test_accumulators_that_the_caller_chose(self, timed: Callable[..., None]) -> None:
-        chosen = on_gpu(AttentionOptions(pv_accumulator="fp16"))
-        assert planned(plan(chosen)).options.pv_accumulator == "fp16"
-        timed({EIGHT_HALF: 2.0})
-        assert planned(plan(chosen)).options.pv_accumulator == "fp16"
-
-    def test_an_exact_attention_in_the_place_of_a_mode(self, timed: Callable[..., None]) -> None:
-        options = AttentionOptions(smooth_v=True, is_causal=True, layout="BHND", pv_accumulator="auto")
-        assert server(options) == "sm89"  # nothing is known
-        timed({CUDNN: 0.2})
-        found = planned(plan(on_gpu(options, where_faster=True)))
-        assert found.backend.name == "torch-cudnn" and found.reason == plan_module.EXACT_IS_FASTER
-        assert found.options == AttentionOptions(EXACT, is_causal=True)
-        assert found.signature.options.mode == EXACT
-        plain = planned(plan(on_gpu(options)))
-        assert plain.backend.name == "sm89" and plain.reason is None  # nobody asked for the fastest
-        timed({FLASH: 0.2})
-        assert server(options) == "torch-flash"
-        timed({})
-        assert server(options) == "sm89"
-        timed({EIGHT: 9.0, EIGHT_HALF: 9.0})
-        assert server(options) == "torch-cudnn"
-
-    def test_calls_that_were_not_timed(self, timed: Callable[..., None]) -> None:
-        timed({CUDNN: 0.2})
-        mask = TensorForm(torch.Size((1, 1, 1, 4096)), (4096, 4096, 4096, 1), torch.bool, GPU)
-        lists = TensorForm.contiguous(torch.Size((1, 32, 32, 33)), torch.int16, GPU)
-        assert server(AttentionOptions(), attn_mask=mask) == server(AttentionOptions(), block_mask=lists) == "sm89"
-
-    def test_comfyuis_own_attention_in_the_place_of_a_mode(self, timed: Callable[..., None]) -> None:
-        asked = on_gpu(HALF, where_faster=True, own_is_torchs=True)
-        timed({})
-        assert planned(plan(asked)).backend.name == "sm89"
-        timed({OWN: 0.2})
-        found = plan(asked)
-        assert isinstance(found, Refusal) and found.reason == plan_module.TORCHS_IS_FASTER
-        for other in (asked._replace(own_is_torchs=False), asked._replace(where_faster=False)):
-            assert planned(plan(other)).backend.name == "sm89"
-        timed({OWN: 0.2, CUDNN: 0.2})  # not by more than the noise
-        assert planned(plan(asked)).backend.name == "torch-cudnn"
-
-    @pytest.mark.parametrize(
-        ("rule", "error", "where_faster", "served", "code"),
-        [
-            (IGNORED, 0.01, True, "sm89", None),
-            (NAMED, 0.01, True, "sm89", "[SA-320] kitchen, no less exact, "),
-            (NO_LESS_EXACT, 0.01, True, "kitchen", "[SA-319] kitchen, no less exact than 8b with FP16"),
-            (NO_LESS_EXACT, 0.01, False, "kitchen", "[SA-319] kitchen, no less exact than 8b with FP16"),
-            (NO_LESS_EXACT, 0.05, True, "sm89", "[SA-320] kitchen, less exact, "),
-            (ANY, 0.05, True, "kitchen", "[SA-319] kitchen, less exact than 8b with FP16"),
-        ],
-    )
-    def test_another_packages_attention(
-        self, timed: Callable[..., None], rule: str, error: float, where_faster: bool, served: str, code: str | None
-    ) -> None:
-        asked = on_gpu(HALF, where_faster=where_faster, peers=rule)
-        timed({}, {"kitchen": 0.8, "sage": 0.9}, error)
-        found = planned(plan(asked))
-        assert found.backend.name == served
-        assert found.reason is None if code is None else (found.reason or "").startswith(code)
-        timed({}, {"kitchen": 0.99, "sage": 1.1}, error)  # no faster than the noise
-        assert planned(plan(asked)).reason is None and planned(plan(asked)).backend.name == "sm89"
-
-    def test_the_fastest_package_that_can(self, timed: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-        asked = on_gpu(HALF, peers=NO_LESS_EXACT)
-        timed({}, {"kitchen": 0.8, "sage": 0.7})
-        assert planned(plan(asked)).backend.name == "sage"
-        monkeypatch.setattr(Watched, "reason_against", lambda self, request: "no" if self.name == "sage" else None)
-        store.changed()
-        assert planned(plan(asked)).backend.name == "kitchen"
-
-    def test_packages_beside_exact_attention(self, timed: Callable[..., None]) -> None:
-        """What is to be beaten is what serves without them."""
-        asked = on_gpu(HALF, where_faster=True, peers=NO_LESS_EXACT)
-        timed({CUDNN: 0.2}, {"kitchen": 0.8})
-        found = planned(plan(asked))
-        assert found.backend.name == "torch-cudnn" and found.reason == plan_module.EXACT_IS_FASTER
-        timed({CUDNN: 0.2}, {"kitchen": 0.01})
-        assert planned(plan(asked)).backend.name == "kitchen"
-        timed({CUDNN: 0.2}, {"kitchen": 0.01}, error=0.1)
-        found = planned(plan(asked))
-        assert found.backend.name == "torch-cudnn" and found.reason is not None
-        assert found.reason.startswith(f"{plan_module.EXACT_IS_FASTER}; [SA-320] kitchen, less exact")
-
-    def test_no_package_takes_exact_calls(self, timed: Callable[..., None]) -> None:
-        timed({}, {"kitchen": 0.01})
-        assert planned(plan(on_gpu(AttentionOptions(EXACT), peers=ANY))).backend.name == "torch-cudnn"
-
-    def test_calls_with_block_masks_stay_with_the_kernels(self, timed: Callable[..., None]) -> None:
-        timed({}, {"kitchen": 0.01})
-        dense = planned(plan(on_gpu(HALF, peers=NAMED)))
-        assert dense.reason is not None
-        listed = planned(listed_plan(dense))
-        assert listed.backend.name == "sm89" and listed.reason is None
-
-    def test_the_fastest_exact_attention(self, timed: Callable[..., None]) -> None:
-        exact = on_gpu(AttentionOptions(EXACT))
-        assert planned(plan(exact)).backend.name == "torch-cudnn"
-        timed({CUDNN: 2.0})
-        assert planned(plan(exact)).backend.name == "torch-flash"
-        timed({FLASH: 2.0})
-        assert planned(plan(exact)).backend.name == "torch-cudnn"
-
-    def test_an_exact_attention_in_the_place_of_comfyuis(self, timed: Callable[..., None]) -> None:
-        exact = on_gpu(AttentionOptions(EXACT), where_faster=True)
-        assert refused(plan(exact)).reason == plan_module.OWN_IS_FASTER
-        timed({OWN: 2.0})
-        found = planned(plan(exact))
-        assert found.backend.name == "torch-cudnn" and found.reason is None
-        timed({OWN: 0.5})
-        refusal = refused(plan(exact))
-        assert (refusal.error, refusal.text) == (UnsupportedError, plan_module.OWN_IS_FASTER)
-
-    def test_another_gpu_has_its_own(self, timed: Callable[..., None]) -> None:
-        other = torch.device("cuda", 1)
-        form = TensorForm.contiguous(torch.Size((1, 32, 4096, 128)), torch.float16, other)
-        there = on_gpu(AttentionOptions(pv_accumulator="auto"))._replace(q=form, k=form, v=form)
-        timed({EIGHT_HALF: 2.0})
-        assert accumulator() == "fp32" and planned(plan(there)).options.pv_accumulator == "fp16"
 
 
 class TestPlansOfADenseOne:

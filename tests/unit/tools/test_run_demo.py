@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from tools import run_demo
+from tools.comfyui import clone
 
 
 def test_a_failed_clone_is_one_friendly_line_and_the_embedded_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run_demo, "comfyui_folders", lambda: [])
-    monkeypatch.setattr(run_demo, "SOURCE", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(run_demo, "CLONE", tmp_path / "clone")
+    monkeypatch.setattr(clone, "SOURCE", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(clone, "CLONE", tmp_path / "clone")
     assert run_demo.host_options(tmp_path / "environment") == []
     shown = capfd.readouterr()
     assert shown.err == ""
@@ -28,16 +29,16 @@ def test_a_failed_clone_is_one_friendly_line_and_the_embedded_host(
 
 def test_an_old_comfyui_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo takes a clone then."""
-    old, clone = tmp_path / "old", tmp_path / "clone"
-    for folder, version in ((old, "0.3.64"), (clone, "0.33.0")):
+    old, new = tmp_path / "old", tmp_path / "clone"
+    for folder, version in ((old, "0.3.64"), (new, "0.33.0")):
         folder.mkdir()
         (folder / "main.py").touch()
         (folder / "comfyui_version.py").write_text(f'__version__ = "{version}"\n')
     monkeypatch.setattr(run_demo, "comfyui_folders", lambda: [old])
-    monkeypatch.setattr(run_demo, "CLONE", clone)
+    monkeypatch.setattr(clone, "CLONE", new)
     monkeypatch.setenv("COMFY_SAGE2_HOST_PYTHON", "python-of-the-host")
     assert run_demo.host_options(tmp_path / "environment") == [
-        "--comfyui", str(clone), "--comfyui-python", "python-of-the-host"
+        "--comfyui", str(new), "--comfyui-python", "python-of-the-host"
     ]  # fmt: skip
 
 

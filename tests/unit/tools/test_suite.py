@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tools import suite, test_summary
+from tools.comfyui import clone, folders
 from tools.comfyui import suite as comfyui_suite
 from tools.environment import Environment
 from tools.fetching import Unavailable
@@ -66,3 +69,43 @@ def test_comfyuis_environment_that_cannot_be_made(
         comfyui_suite.main()
     monkeypatch.setenv(comfyui_suite.HOST_PYTHON, "python-of-the-host")
     assert comfyui_suite.main() == 1 and ran == ["comfyui"]
+
+
+@pytest.fixture
+def without_comfyui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without a ComfyUI; where the clone goes."""
+    monkeypatch.delenv("COMFYUI_PATH", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    for module in (clone, folders):
+        monkeypatch.setattr(module, "CLONE", tmp_path / "clone")
+    monkeypatch.setattr(sys, "argv", ["suite", "--venv", "venv", "--host-venv", "host", "--clone"])
+    return tmp_path / "clone"
+
+
+def test_a_comfyui_that_cannot_be_cloned_is_told_in_one_line(
+    ran: list[str], without_comfyui: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(clone, "SOURCE", str(without_comfyui.parent / "nowhere"))
+    assert comfyui_suite.main() == 0 and not ran and folders.comfyui_folders() == []
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("*** NOT TESTED: COMFYUI: no ComfyUI here, and it cannot be cloned (fatal: ")
+    assert line.endswith("): name one that you have in COMFYUI_PATH ***")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_a_machine_without_comfyui_gets_the_pinned_release(
+    ran: list[str], without_comfyui: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = without_comfyui.parent / "source"
+    source.mkdir()
+    (source / "main.py").touch()
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(source)]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"], ["tag", folders.RELEASE]):
+        subprocess.run([*git, *command], check=True)
+    made: list[list[Path]] = []
+    monkeypatch.delenv(comfyui_suite.HOST_PYTHON, raising=False)
+    monkeypatch.setattr(comfyui_suite, "make_environment", lambda venv, roots, packs: made.append(roots))
+    monkeypatch.setattr(clone, "SOURCE", str(source))
+    assert comfyui_suite.main() == 1 and ran == ["comfyui"] and made == [[without_comfyui]]
+    shutil.rmtree(source)  # another run takes the clone
+    assert clone.cloned() == without_comfyui and folders.comfyui_folders() == [without_comfyui]

@@ -34,7 +34,8 @@ def test_the_largest_part_without_a_test_that_ran_is_named() -> None:
 
 def suite(passed: int, failed: int = 0, skipped: int = 0, whole: dict[str, Any] | None = None) -> dict[str, Any]:
     counts = {"passed": passed, "failed": failed, "error": 0, "skipped": skipped}
-    return {"counts": counts, "skipped": {"no GPU": skipped} if skipped else {}, "skipped_as_a_whole": whole or {}}
+    by_folder = {"tests/gpu": {"no GPU": skipped}} if skipped else {}
+    return {"counts": counts, "skipped": by_folder, "skipped_as_a_whole": whole or {}}
 
 
 def test_the_last_line_tells_that_tests_ran() -> None:
@@ -42,6 +43,17 @@ def test_the_last_line_tells_that_tests_ran() -> None:
     assert good
     assert "*** NOT TESTED: TESTS/GPU (3 TESTS): no GPU ***" in text
     assert text.splitlines()[-1] == "tests: 12 passed, 0 failed, 3 skipped"
+
+
+def test_what_was_skipped_has_one_line_a_folder() -> None:
+    record = suite(7)
+    reasons = {"no browser": 261, "no host": 3, "an older version": 70, "no pack": 96, "no files": 2, "no node": 1}
+    record["skipped"] = {"tests/comfyui": reasons, "tests/comfyui/stacks": {"no pack": 8}}
+    assert [line.strip() for line in summary({"comfyui": record})[0].splitlines()[3:5]] == [
+        "tests/comfyui: 433 skipped: no browser (261); no pack (96); an older version (70); no host (3); "
+        "2 other reasons, above",
+        "tests/comfyui/stacks: 8 skipped: no pack",
+    ]
 
 
 def test_failures_and_nothing_at_all_are_no_success() -> None:
@@ -129,4 +141,4 @@ def test_a_session_is_recorded(tmp_path: Path) -> None:
     assert "NOT TESTED: TESTS/TEST_OTHER.PY (1 TESTS): no host" in done.stdout.splitlines()[-2]
     written = json.loads((records / "small.json").read_text(encoding="utf-8"))
     assert written["counts"] == {"passed": 1, "failed": 0, "error": 0, "skipped": 2}
-    assert written["skipped"] == {"no luck": 1, "no host": 1}
+    assert written["skipped"] == {"tests/some": {"no luck": 1}, "tests": {"no host": 1}}

@@ -1,0 +1,74 @@
+"""A backend that keeps what it is asked to bind, and signatures of calls to ask it with: for tests of plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors, Constraint
+from comfy_sage2.options import MODES, AttentionOptions
+from comfy_sage2.plan import CallPlan, Refusal
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+
+
+class Watched(Backend):
+    """A backend for some modes, which keeps what it binds; its calls give a tensor full of `value`."""
+
+    def __init__(
+        self, name: str, modes: tuple[str, ...] = MODES, *, accelerated: bool = True, value: float = 0.0
+    ) -> None:
+        self.name, self.accelerated, self._modes, self._value = name, accelerated, modes, value
+        self.constraints = (Constraint("head_dim", _at_most_128),)
+        self.bound: list[tuple[CallSignature, AttentionRequest]] = []
+
+    def is_for(self, mode: str) -> bool:
+        return mode in self._modes
+
+    def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
+        self.bound.append((signature, request))
+        return WatchedCall(request, self._value)
+
+
+class Package(Watched):
+    """Another package's attention."""
+
+    is_peer = True
+
+
+class WatchedCall(BoundTensors):
+    def __init__(self, request: AttentionRequest, value: float) -> None:
+        super().__init__(request)
+        self._value = value
+
+    def compute(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: OptionalTensors) -> Any:
+        return torch.full_like(q, self._value), None
+
+
+def _at_most_128(request: AttentionRequest) -> str | None:
+    return None if request.head_dim <= 128 else f"head_dim must be at most 128, got {request.head_dim}"
+
+
+def signature(**changes: Any) -> CallSignature:
+    """Of a call of the CPU with grouped heads, with other arguments of `CallSignature.of` in the place of its own."""
+    given: dict[str, Any] = {
+        "q": torch.empty(2, 4, 16, 64),
+        "k": torch.empty(2, 2, 24, 64),
+        "v": torch.empty(2, 2, 24, 64),
+        "options": AttentionOptions(),
+        "optional": NO_TENSORS,
+        **changes,
+    }
+    return CallSignature.of(**given)
+
+
+def planned(found: CallPlan | Refusal) -> CallPlan:
+    assert isinstance(found, CallPlan), found
+    return found
+
+
+def refused(found: CallPlan | Refusal) -> Refusal:
+    assert isinstance(found, Refusal)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -51,6 +52,7 @@ class SparsityController:
         """block_tokens: of a block of the scores; only emulations have others than the kernels'."""
         self._level = level
         self._block_tokens = block_tokens
+        self._errors = partial(errors, norm=level.norm, block_tokens=block_tokens)
         self._kept = BlockMaskCache()
         self._step = self._begun_at = 0
         self.figures: defaultdict[int, Figures] = defaultdict(Figures)
@@ -121,9 +123,10 @@ class SparsityController:
         if previous is not None and previous.is_for(now):
             as_scores = previous.active().float().expand(q.shape[0], -1, -1, -1)
             half = as_scores.new_full((*q.shape[:2], 1), 0.5)
-            figures.later.append((now.moment, self._errors(q, k, v, as_scores, rows, scale, half)[..., 0].amax(dim=0)))
+            later = self._errors(q, k, v, as_scores, rows, scale=scale, thresholds=half)
+            figures.later.append((now.moment, later[..., 0].amax(dim=0)))
         thresholds = candidates(scores, rows, self._level, block_tokens=tokens)
-        measured = self._errors(q, k, v, scores, rows, scale, thresholds)
+        measured = self._errors(q, k, v, scores, rows, scale=scale, thresholds=thresholds)
         place = loosest(measured, self._level.bound)[..., None]
         figures.found.append((now.moment, measured.gather(2, place)[..., 0].amax(dim=0)))
         skipped = scores <= thresholds.gather(2, place)[..., None]  # which NaN is not
@@ -146,19 +149,6 @@ class SparsityController:
         figures.computed.append((now.moment, found.shares))
         figures.selected.append(figures.found[-1])
         return _block_mask(found.active())
-
-    def _errors(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scores: torch.Tensor,
-        rows: torch.Tensor,
-        scale: float,
-        thresholds: torch.Tensor,
-    ) -> torch.Tensor:
-        norm, tokens = self._level.norm, self._block_tokens
-        return errors(q, k, v, scores, rows, scale=scale, thresholds=thresholds, norm=norm, block_tokens=tokens)
 
     @property
     def all_figures(self) -> Figures:

@@ -7,7 +7,7 @@
 namespace sm90 {
 
 // `kLean`: no row is without keys, and values that are not finite are looked for once a row. Elsewhere ptxas's order of
-// the loop is worse for either (csrc/NOTES.md).
+// the loop is worse for either (E039, E040).
 template <bool kLean>
 class Epilogue {
  public:

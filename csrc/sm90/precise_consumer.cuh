@@ -32,7 +32,7 @@ struct PreciseConsumer : PipelineReader<Traits> {
   using T = typename PvTypeOf<Traits::kPv>::Type;
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr int kScoreSteps = Traits::kHeadDim / 32;  // of the reduction, in bytes of int8
-  // The faster orders of a step by ptxas (csrc/NOTES.md): K's scales are read before the products are issued; the
+  // The faster orders of a step by ptxas (E053, E055): K's scales are read before the products are issued; the
   // exponentials come before the wait for the values, and row by row.
   static constexpr bool kScaleFirst = Traits::kBlockList || Traits::kHeadDim > 64;
   static constexpr bool kExponentialsFirst = !Traits::kBlockList || Traits::kHeadDim != 128;

@@ -1,5 +1,5 @@
 // The order of a step's parts. ptxas's order of instructions follows it. The fastest order differs from kernel to
-// kernel; each was found by timing (csrc/NOTES.md).
+// kernel; each was found by timing (E035, E053, E106).
 #pragma once
 
 #include "sm90/tiles.h"

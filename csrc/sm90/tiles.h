@@ -15,7 +15,7 @@ constexpr int kBlockM = 128;       // query rows of a work tile, with two consum
 constexpr int kPreciseRows = 384;  // a multiple of the rows of every precise work tile: Q's scales are padded to it
 constexpr int kTileN = 128;        // keys of a tile: causal kernels want as many as queries
 constexpr int kWideTileN = 192;    // keys of a tile at head_dim 64, where that is faster
-constexpr int kMaxShortKv = 2048;  // keys of a short KV at most: such calls have kernels of their own (csrc/NOTES.md)
+constexpr int kMaxShortKv = 2048;  // keys of a short KV at most: such calls have kernels of their own (E074)
 constexpr int kScaleBlock = 64;    // keys that share a set of four K scales (b_k of the paper)
 constexpr int kScalesPerBlock = 4;
 

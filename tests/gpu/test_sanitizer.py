@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
 @pytest.mark.parametrize("rotate", [False, True], ids=["unrotated", "rotated"])
 def test_small_call(name: str, mode: str, accumulator: str, pv: str, head_dim: int, kind: str, rotate: bool) -> None:
     # Ragged in both lengths, and more than two key blocks, at head_dim 64 of 192 keys where 8b has such; so few that
-    # Hopper writes over no stage's K scales, of which racecheck misses the order (csrc/NOTES.md).
+    # Hopper writes over no stage's K scales, of which racecheck misses the order (csrc/DESIGN.md).
     wide = head_dim < 64 and mode == "8b" and kind in ("plain", "mask", "padding")
     few = kind.startswith("few keys")
     keys = 250 if few else 570 if wide else 403
@@ -67,7 +67,7 @@ def test_small_call(name: str, mode: str, accumulator: str, pv: str, head_dim: i
 def test_lists_of_many_heads(name: str, mode: str, head_dim: int) -> None:
     """Hopper's blocks take several work blocks, so that Q's scales and what says which blocks they are is written over.
 
-    Of other calls that write over scales, racecheck misses the order (csrc/NOTES.md).
+    Of other calls that write over scales, racecheck misses the order (csrc/DESIGN.md).
     """
     module_with_lists(name)
     heads, length = 420, 100

@@ -124,7 +124,6 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
             ["needle", "--output", "a", "--device", "cpu", "--kernel", "sm90"],
             "--kernel: sm90 cannot run here: [SA-103]",
         ),
-        (["accumulators", "--device", "toaster"], "--device: torch cannot use 'toaster' here"),
         (["guard", "--only", "sora"], "no shape has 'sora' in its name: Flux"),
         (
             ["train-modalities", "--output", "a", "--device", "cpu", "--kernel", "sm90"],

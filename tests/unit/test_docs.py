@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = quotes.documents()
 RESULTS = sorted((REPOSITORY / "docs" / "results").glob("*.md"))
 HELP = sorted((REPOSITORY / "web" / "docs").glob("*.md"))
-EVERY_PAGE = [*PAGES, *RESULTS, *HELP, REPOSITORY / "CONTRIBUTING.md"]
+EVERY_PAGE = [*PAGES, *RESULTS, *HELP, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "csrc" / "DESIGN.md"]
 
 # A cell that is a figure and nothing else. In backticks it is a value to type, such as a default.
 FIGURE = re.compile(r"\**[-−~<>≤≥]?\d[\d.,]*(?:e-?\d+)?\s?(?:%|ms|µs|s|dB|×|x|GiB|GB|MB|W|MHz|TFLOP/s|TOPS)?\**")

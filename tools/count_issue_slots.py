@@ -3,17 +3,16 @@
     python -m tools.count_issue_slots build/kernels/comfy_sage2_sm89/attention_d128.cubin --head-dim 128
 
 Reads the machine code with nvdisasm (CUDA toolkit, or the package nvidia-cuda-nvdisasm). Counted is the steady state:
-the shortest way through the loop, on which no row maximum grows and no key is masked. The rates are those of the data
-sheet: nothing here was measured on a GPU.
+the shortest way through the loop and its scores' products, on which no row maximum grows and no key is masked. The
+rates are those of the data sheet: nothing here was measured on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import re
 import subprocess
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,9 +89,32 @@ def parse(listing: str) -> dict[str, tuple[list[Instruction], dict[str, int]]]:
     return kernels
 
 
-def steady_state(code: list[Instruction], labels: dict[str, int]) -> list[Instruction]:
-    """The shortest way round the first loop with tensor instructions."""
+def shortest(code: list[Instruction], labels: dict[str, int], start: int, end: int) -> list[int]:
+    """Indices of the fewest instructions from one to another; empty if there is no way."""
+    previous, queue = {start: start}, deque([start])
+    while queue and end not in previous:
+        at = queue.popleft()
+        instruction = code[at]
+        followers = [at + 1] if instruction.falls_through and at + 1 < len(code) else []
+        if instruction.target:
+            followers.append(labels[instruction.target])
+        for follower in followers:
+            if follower not in previous:
+                previous[follower] = at
+                queue.append(follower)
+    if end not in previous:
+        return []
+    path = [end]
+    while path[-1] != start:
+        path.append(previous[path[-1]])
+    return path[::-1]
 
+
+def steady_state(code: list[Instruction], labels: dict[str, int]) -> list[Instruction]:
+    """Of the ways round the first loop with tensor instructions the shortest of those with most of them.
+
+    The shortest of all may lead past a product, by a branch that is never taken so: a flag decides it.
+    """
     loops = [
         (labels[instruction.target], index)
         for index, instruction in enumerate(code)
@@ -102,24 +124,17 @@ def steady_state(code: list[Instruction], labels: dict[str, int]) -> list[Instru
     head, last = min(
         loop for loop in loops if any(instruction.kind == "tensor" for instruction in code[loop[0] : loop[1] + 1])
     )
-    distance, previous = {head: 0}, {}
-    queue = [(0, head)]
-    while queue:
-        steps, at = heapq.heappop(queue)
-        if at == last or steps > distance[at]:
+    paths, seen = [shortest(code, labels, head, last)], set[int]()
+    for index, instruction in enumerate(code):
+        if not instruction.opcode.startswith("IMMA") or index in seen:
             continue
-        instruction = code[at]
-        successors = [at + 1] if instruction.falls_through else []
-        if instruction.target:
-            successors.append(labels[instruction.target])
-        for successor in successors:
-            if steps + 1 < distance.get(successor, len(code) + 1):
-                distance[successor], previous[successor] = steps + 1, at
-                heapq.heappush(queue, (steps + 1, successor))
-    path = [last]
-    while path[-1] != head:
-        path.append(previous[path[-1]])
-    return [code[index] for index in reversed(path)]
+        before, after = shortest(code, labels, head, index), shortest(code, labels, index, last)
+        path = before + after[1:]
+        if before and after and len(set(path)) == len(path):
+            paths.append(path)
+            seen.update(path)
+    best = min(paths, key=lambda path: (-sum(code[index].kind == "tensor" for index in path), len(path)))
+    return [code[index] for index in best]
 
 
 @dataclass(frozen=True)

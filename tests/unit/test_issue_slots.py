@@ -43,3 +43,12 @@ def test_report_counts_per_score_and_names_the_limits() -> None:
     assert found.ceilings["MUFU"] == pytest.approx(4 * 128 * 64 * 16 / 32 * 128 * 2.52e-3)
     seconds = 2 * 128 * (64 / 1321.2 + 32 / 330.3) * 1e-12
     assert found.ceilings["tensor"] == pytest.approx(4 * 128 * 64 / seconds * 1e-12)
+
+
+def test_steady_state_goes_through_the_products_of_the_scores() -> None:
+    skipping = LISTING.replace(
+        "        /*0010*/ ", "        /*0008*/               @P2 BRA `(.L_x_2) ;\n        /*0010*/ "
+    )
+    code, labels = count_issue_slots.parse(skipping)["kernel"]
+    opcodes = [instruction.opcode for instruction in count_issue_slots.steady_state(code, labels)]
+    assert opcodes[:2] == ["BRA", "IMMA.16864.S4.S4"]

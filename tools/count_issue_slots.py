@@ -1,28 +1,50 @@
-"""Count the instructions of an attention kernel's inner loop per score element, and the ceilings on an RTX 4090.
+"""Count the instructions of an attention kernel's inner loop per score element, and the ceilings on a card.
 
     python -m tools.count_issue_slots build/kernels/comfy_sage2_sm89/attention_d128.cubin --head-dim 128
 
 Reads the machine code with nvdisasm (CUDA toolkit, or the package nvidia-cuda-nvdisasm). Counted is the steady state:
-the shortest way through the loop, on which no row maximum grows and no key is masked. The rates are those of the data
-sheet: nothing here was measured on a GPU.
+the shortest way through the loop and its scores' products, on which no row maximum grows and no key is masked. The
+rates are those of the data sheet: nothing here was measured on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import re
 import subprocess
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
 WARP = 32
 SCORES_OF_A_PRODUCT = 16 * 8  # of one mma.sync
 
-# RTX 4090 (AD102 architecture white paper): 128 SMs, 2.52 GHz boost, dense tensor rates in TOPS.
-SMS, CLOCK_GHZ = 128, 2.52
-INT4_TOPS, INT8_TOPS, FP8_FP32_TOPS, FP8_FP16_TOPS = 1321.2, 660.6, 330.3, 660.6
+SUB_PARTITIONS = 4  # of an SM, each with a tensor core
+
+
+@dataclass(frozen=True)
+class Card:
+    """Data sheet: SMs, boost clock, and clocks of a sub-partition for one dense mma.sync.
+
+    tensor_clocks: beginning of the opcode -> clocks; the first that fits.
+    """
+
+    sms: int
+    clock_ghz: float
+    tensor_clocks: tuple[tuple[str, int], ...]
+
+
+_SIXTEEN_BITS = (("HMMA.16816.F32", 32), ("HMMA.16816.F16", 16))  # GeForce: FP32 sums at half rate
+_FP8 = (("QMMA.SF.16832.F32", 16), ("QMMA.16832.F32", 32), ("QMMA.16832.F16", 16))
+_INT8 = (("IMMA.16832", 16),)
+_INT4 = (("IMMA.16864", 16),)
+# White papers of GA102, AD102 and GB202; the rate of QMMA.SF is known from measurements of others alone
+# (flashinfer issue 3628, mmapeak). Blackwell's INT4 is emulated there and has no kernels.
+CARDS = {
+    "RTX 3090": Card(82, 1.695, _SIXTEEN_BITS + _INT8 + _INT4),
+    "RTX 4090": Card(128, 2.52, _SIXTEEN_BITS + _FP8 + _INT8 + _INT4),
+    "RTX 5090": Card(170, 2.407, _SIXTEEN_BITS + _FP8 + _INT8),
+}
 ISSUE_PER_CLOCK = 4  # warp instructions of an SM
 LANES_PER_CLOCK = {"MUFU": 16, "ALU": 64, "FMA": 128}
 SHARED_BYTES_PER_CLOCK = 128
@@ -36,7 +58,7 @@ CLASSES = (
         ("FMNMX", "FSETP", "FSEL", "F2FP", "I2FP", "I2F", "ISETP", "LOP3", "SEL", "SHF", "PRMT", "IMNMX", "VIMNMX"),
     ),
     ("FMA", ("FFMA", "FADD", "FMUL", "IMAD", "HADD2", "HFMA2")),
-    ("memory", ("LDS", "STS", "LDG", "STG", "LDL", "STL", "LDGSTS", "LDGDEPBAR", "DEPBAR")),
+    ("memory", ("LDS", "LDSM", "STS", "LDG", "STG", "LDL", "STL", "LDGSTS", "LDGDEPBAR", "DEPBAR")),
 )
 
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);")
@@ -90,9 +112,32 @@ def parse(listing: str) -> dict[str, tuple[list[Instruction], dict[str, int]]]:
     return kernels
 
 
-def steady_state(code: list[Instruction], labels: dict[str, int]) -> list[Instruction]:
-    """The shortest way round the first loop with tensor instructions."""
+def shortest(code: list[Instruction], labels: dict[str, int], start: int, end: int) -> list[int]:
+    """Indices of the fewest instructions from one to another; empty if there is no way."""
+    previous, queue = {start: start}, deque([start])
+    while queue and end not in previous:
+        at = queue.popleft()
+        instruction = code[at]
+        followers = [at + 1] if instruction.falls_through and at + 1 < len(code) else []
+        if instruction.target:
+            followers.append(labels[instruction.target])
+        for follower in followers:
+            if follower not in previous:
+                previous[follower] = at
+                queue.append(follower)
+    if end not in previous:
+        return []
+    path = [end]
+    while path[-1] != start:
+        path.append(previous[path[-1]])
+    return path[::-1]
 
+
+def steady_state(code: list[Instruction], labels: dict[str, int]) -> list[Instruction]:
+    """Of the ways round the first loop with tensor instructions the shortest of those with most of them.
+
+    The shortest of all may lead past a product, by a branch that is never taken so: a flag decides it.
+    """
     loops = [
         (labels[instruction.target], index)
         for index, instruction in enumerate(code)
@@ -102,80 +147,90 @@ def steady_state(code: list[Instruction], labels: dict[str, int]) -> list[Instru
     head, last = min(
         loop for loop in loops if any(instruction.kind == "tensor" for instruction in code[loop[0] : loop[1] + 1])
     )
-    distance, previous = {head: 0}, {}
-    queue = [(0, head)]
-    while queue:
-        steps, at = heapq.heappop(queue)
-        if at == last or steps > distance[at]:
+    paths, seen = [shortest(code, labels, head, last)], set[int]()
+    for index, instruction in enumerate(code):
+        if not instruction.opcode.startswith("IMMA") or index in seen:
             continue
-        instruction = code[at]
-        successors = [at + 1] if instruction.falls_through else []
-        if instruction.target:
-            successors.append(labels[instruction.target])
-        for successor in successors:
-            if steps + 1 < distance.get(successor, len(code) + 1):
-                distance[successor], previous[successor] = steps + 1, at
-                heapq.heappush(queue, (steps + 1, successor))
-    path = [last]
-    while path[-1] != head:
-        path.append(previous[path[-1]])
-    return [code[index] for index in reversed(path)]
+        before, after = shortest(code, labels, head, index), shortest(code, labels, index, last)
+        path = before + after[1:]
+        if before and after and len(set(path)) == len(path):
+            paths.append(path)
+            seen.update(path)
+    best = min(paths, key=lambda path: (-sum(code[index].kind == "tensor" for index in path), len(path)))
+    return [code[index] for index in best]
 
 
 @dataclass(frozen=True)
 class Report:
+    instructions: int  # of a round of one warp
+    scores: int  # of a round of one warp
     per_score: dict[str, float]
     ceilings: dict[str, float]  # resource -> TOPS if it alone were the limit
 
 
-def report(path: list[Instruction], head_dim: int) -> Report:
+def shared_bytes(opcode: str) -> int:
+    """What a load from shared memory brings to a lane, on average."""
+    if opcode.startswith("LDSM"):
+        return 4 * int(opcode[-1]) if opcode[-1].isdigit() else 4
+    if not opcode.startswith("LDS"):
+        return 0
+    return 16 if opcode.endswith(".128") else 8 if opcode.endswith(".64") else 4
+
+
+def tensor_clocks(opcode: str, card: Card) -> int:
+    """Clocks of a sub-partition. ValueError where the card has no such instruction."""
+    for beginning, clocks in card.tensor_clocks:
+        if opcode.startswith(beginning):
+            return clocks
+    raise ValueError(f"no rate of {opcode} is known for this card; it has {[name for name, _ in card.tensor_clocks]}")
+
+
+def report(path: list[Instruction], head_dim: int, card: Card) -> Report:
     """Instructions per score element of one warp's round, and the rates that each unit of the SM would allow."""
     opcodes = Counter(instruction.opcode for instruction in path)
     kinds = Counter(instruction.kind for instruction in path)
     int4 = sum(count for opcode, count in opcodes.items() if opcode.startswith("IMMA.16864"))
-    int8 = sum(count for opcode, count in opcodes.items() if opcode.startswith("IMMA.16832"))
+    int8 = sum(count for opcode, count in opcodes.items() if opcode.startswith("IMMA.16832.S8.S8"))
     scores = SCORES_OF_A_PRODUCT * (int4 // (head_dim // 64) if int4 else int8 // (head_dim // 32))
     operations = 4 * scores * head_dim
-    fp8_fp16 = sum(count for opcode, count in opcodes.items() if opcode.startswith("QMMA") and ".F16." in opcode)
-    fp8_fp32 = sum(count for opcode, count in opcodes.items() if opcode.startswith("QMMA")) - fp8_fp16
-    rates = (
-        (int4 * 64, INT4_TOPS),
-        (int8 * 32, INT8_TOPS),
-        (fp8_fp32 * 32, FP8_FP32_TOPS),
-        (fp8_fp16 * 32, FP8_FP16_TOPS),
-    )
-    tensor_seconds = 1e-12 * sum(2 * SCORES_OF_A_PRODUCT * depth / tops for depth, tops in rates)
-    wide_loads = sum(count for opcode, count in opcodes.items() if opcode.startswith("LDS") and opcode.endswith(".128"))
+    loaded = sum(WARP * shared_bytes(instruction.opcode) for instruction in path if instruction.predicate != "@!PT")
     clocks = {
+        "tensor": sum(tensor_clocks(instruction.opcode, card) for instruction in path if instruction.kind == "tensor")
+        / SUB_PARTITIONS,
         "issue": len(path) / ISSUE_PER_CLOCK,
-        "shared memory": wide_loads * WARP * 16 / SHARED_BYTES_PER_CLOCK,
+        "shared memory": loaded / SHARED_BYTES_PER_CLOCK,
         **{kind: kinds[kind] * WARP / lanes for kind, lanes in LANES_PER_CLOCK.items()},
     }
-    ceilings = {"tensor": operations / tensor_seconds * 1e-12}
-    for resource, needed in clocks.items():
-        ceilings[resource] = operations / needed * SMS * CLOCK_GHZ * 1e-3
+    ceilings = {resource: operations / needed * card.sms * card.clock_ghz * 1e-3 for resource, needed in clocks.items()}
     lanes = scores / WARP
     per_score = {kind: kinds[kind] / lanes for kind in (*(name for name, _ in CLASSES), "other")}
-    return Report(per_score, ceilings)
+    return Report(len(path), scores, per_score, ceilings)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cubin", type=Path)
     parser.add_argument("--head-dim", type=int, required=True, choices=(64, 128, 256))
+    parser.add_argument("--card", choices=list(CARDS), default="RTX 4090", help="whose rates (default: %(default)s)")
+    parser.add_argument("--kernels", default="", metavar="REGEX", help="only those whose name this fits")
     parser.add_argument("--nvdisasm", default="nvdisasm")
     arguments = parser.parse_args()
     kinds = (*(name for name, _ in CLASSES), "other")
-    print("instructions per score element; TOPS on an RTX 4090 if the unit named were the only limit")
-    print(f"{'kernel':26}" + "".join(f"{kind:>8}" for kind in kinds) + "  no tensor   limits")
+    print(
+        "instructions of a warp for 2,048 scores, and per score element; "
+        f"TOPS on an {arguments.card} if the unit named were the only limit"
+    )
+    print(f"{'kernel':26}{'2,048':>8}" + "".join(f"{kind:>8}" for kind in kinds) + "  no tensor   limits")
     for name, (code, labels) in sorted(parse(disassemble(arguments.cubin, arguments.nvdisasm)).items()):
-        found = report(steady_state(code, labels), arguments.head_dim)
+        if not re.search(arguments.kernels, name):
+            continue
+        found = report(steady_state(code, labels), arguments.head_dim, CARDS[arguments.card])
         counts = "".join(f"{found.per_score[kind]:8.2f}" for kind in kinds)
         others = sum(count for kind, count in found.per_score.items() if kind != "tensor")
         limits = ", ".join(
             f"{unit} {tops:.0f}" for unit, tops in sorted(found.ceilings.items(), key=lambda item: item[1])
         )
-        print(f"{name:26}{counts}{others:11.2f}   {limits}")
+        print(f"{name[:25]:26}{found.instructions * 2048 / found.scores:8.0f}{counts}{others:11.2f}   {limits}")
 
 
 if __name__ == "__main__":

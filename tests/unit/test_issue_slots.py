@@ -37,9 +37,53 @@ def test_steady_state_leaves_out_the_cold_path() -> None:
 
 def test_report_counts_per_score_and_names_the_limits() -> None:
     code, labels = count_issue_slots.parse(LISTING)["kernel"]
-    found = count_issue_slots.report(count_issue_slots.steady_state(code, labels), head_dim=64)
+    path = count_issue_slots.steady_state(code, labels)
+    found = count_issue_slots.report(path, head_dim=64, card=count_issue_slots.CARDS["RTX 4090"])
     # One product with 64 channels: 128 scores, 4 for each of the 32 lanes.
+    assert (found.instructions, found.scores) == (9, 128)
     assert found.per_score == {"tensor": 0.5, "MUFU": 0.25, "ALU": 0.25, "FMA": 0.25, "memory": 0.5, "other": 0.5}
     assert found.ceilings["MUFU"] == pytest.approx(4 * 128 * 64 * 16 / 32 * 128 * 2.52e-3)
+    # INT4 at 1321.2 TOPS and E4M3 with FP32 sums at 330.3, as the data sheet has them.
     seconds = 2 * 128 * (64 / 1321.2 + 32 / 330.3) * 1e-12
-    assert found.ceilings["tensor"] == pytest.approx(4 * 128 * 64 / seconds * 1e-12)
+    assert found.ceilings["tensor"] == pytest.approx(4 * 128 * 64 / seconds * 1e-12, rel=1e-3)
+    # LDS.128 of 32 lanes takes four clocks of 128 bytes; the LDS is padding.
+    assert found.ceilings["shared memory"] == pytest.approx(4 * 128 * 64 / 4 * 128 * 2.52e-3)
+
+
+@pytest.mark.parametrize(
+    ("card", "opcode", "clocks"),
+    [
+        ("RTX 3090", "HMMA.16816.F32.BF16", 32),
+        ("RTX 3090", "HMMA.16816.F16", 16),
+        ("RTX 4090", "QMMA.16832.F16.E4M3.E4M3", 16),
+        ("RTX 5090", "QMMA.SF.16832.F32.E4M3.E4M3.E8", 16),
+        ("RTX 5090", "IMMA.16832.U8.U8", 16),
+    ],
+)
+def test_rates_of_products(card: str, opcode: str, clocks: int) -> None:
+    assert count_issue_slots.tensor_clocks(opcode, count_issue_slots.CARDS[card]) == clocks
+
+
+@pytest.mark.parametrize(
+    ("card", "opcode"), [("RTX 3090", "QMMA.16832.F32.E4M3.E4M3"), ("RTX 5090", "IMMA.16864.S4.S4")]
+)
+def test_a_product_that_a_card_lacks_is_an_error(card: str, opcode: str) -> None:
+    with pytest.raises(ValueError, match=opcode):
+        count_issue_slots.tensor_clocks(opcode, count_issue_slots.CARDS[card])
+
+
+@pytest.mark.parametrize(
+    ("opcode", "size"),
+    [("LDS", 4), ("LDS.64", 8), ("LDS.128", 16), ("LDSM.16.M88.4", 16), ("LDSM.16.MT88.2", 8), ("STS", 0)],
+)
+def test_bytes_of_a_load_from_shared_memory(opcode: str, size: int) -> None:
+    assert count_issue_slots.shared_bytes(opcode) == size
+
+
+def test_steady_state_goes_through_the_products_of_the_scores() -> None:
+    skipping = LISTING.replace(
+        "        /*0010*/ ", "        /*0008*/               @P2 BRA `(.L_x_2) ;\n        /*0010*/ "
+    )
+    code, labels = count_issue_slots.parse(skipping)["kernel"]
+    opcodes = [instruction.opcode for instruction in count_issue_slots.steady_state(code, labels)]
+    assert opcodes[:2] == ["BRA", "IMMA.16864.S4.S4"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -344,6 +345,21 @@ class TestFlexAttention:
             BlockMask.from_flex_attention(mask, q_length=512, kv_length=512)
         whole = BlockMask.from_flex_attention(mask, q_length=512, kv_length=512, partial_blocks="whole").to_dense()
         assert torch.equal(whole[0, 0], place[:, None] >= place)
+
+    def test_a_mask_mod_without_a_name_decides_too(self) -> None:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def within(tokens: int, b: Any, h: Any, q: Any, k: Any) -> Any:
+            return (q - k).abs() < tokens
+
+        class Causal:
+            def __call__(self, b: Any, h: Any, q: Any, k: Any) -> Any:
+                return q >= k
+
+        for mask_mod in (functools.partial(within, 200), Causal()):
+            mask = create_block_mask(mask_mod, None, None, 512, 512, device="cpu")
+            with pytest.raises(ValueError, match="mask_mod decides about each query and key"):
+                BlockMask.from_flex_attention(mask, q_length=512, kv_length=512)
 
     def test_what_is_no_mask_is_refused(self) -> None:
         with pytest.raises(TypeError, match="must be a BlockMask of FlexAttention, got Tensor"):

@@ -160,7 +160,9 @@ class BlockMask:
             of_full = mask.full_kv_num_blocks, mask.full_kv_indices
         except AttributeError as error:
             raise TypeError(f"[SA-211] mask must be a BlockMask of FlexAttention, got {type(mask).__name__}") from error
-        decides = getattr(getattr(mask, "mask_mod", None), "__name__", "noop_mask") != "noop_mask"
+        mask_mod = getattr(mask, "mask_mod", None)
+        # Objects and partial functions, which decide too, have no name.
+        decides = mask_mod is not None and getattr(mask_mod, "__name__", "") != "noop_mask"
         if partial_blocks == "refuse" and decides and bool((counts > 0).any()):
             raise ValueError(
                 "[SA-211] mask has blocks within which its mask_mod decides about each query and key, and lists of "

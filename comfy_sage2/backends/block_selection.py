@@ -9,6 +9,7 @@ import torch
 
 from ..block_mask import blocks_of
 from ..kernels import abi, loader
+from . import self_test
 from .kernels import KERNELS
 from .module_plan import ELEMENT_CODES
 from .readable import readable
@@ -17,15 +18,18 @@ MOST_CHANNELS = 256
 
 
 def module_for(device: torch.device) -> ModuleType | None:
-    """The kernel module for a device, if there is one that can score and list blocks."""
+    """The kernel module for a device, if there is one that can score and list blocks, and that passed its self-test."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     capability = torch.cuda.get_device_capability(device)
-    for kernels in KERNELS:
-        if capability in kernels.capabilities and loader.reason_unavailable(kernels.name) is None:
-            module = loader.load(kernels.name)
-            return module if abi.has_block_selection(module) else None
-    return None
+    kernels = next((kernels for kernels in KERNELS if capability in kernels.capabilities), None)
+    if kernels is None or loader.reason_unavailable(kernels.name) is not None:
+        return None
+    module = loader.load(kernels.name)
+    if not abi.has_block_selection(module):
+        return None
+    reason = self_test.reason_against(kernels.name, device.index, kernels.variants)
+    return None if reason is not None or self_test.is_postponed(kernels.name, device.index) else module
 
 
 def call_fields(q: torch.Tensor, k: torch.Tensor, scale: float) -> dict[str, Any]:

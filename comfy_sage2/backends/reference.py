@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from ..accumulators import pv_has_accumulator
 from ..block_mask import BlockMask
-from ..options import EXACT
+from ..options import AUTO, EXACT
 from ..reference.attention import reference_attention
 from ..reference.block_margins import block_margins
 from ..reference.exact import exact_attention
@@ -14,7 +17,17 @@ from ..request import AttentionRequest
 from ..signature import CallSignature
 from ..tensors import OptionalTensors, mask_4d
 from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_output, flag_nonfinite
-from .constraints import MARGINS
+from .constraints import MARGINS, option_is
+
+
+def _product(request: AttentionRequest) -> str | None:
+    """No kernel has other products: with FP16 sums of whole numbers the result would be far off."""
+    options = request.options
+    if options.mode == "precise":
+        return option_is("pv", AUTO, "fp16").check(request)
+    if request.accumulator_is_open or pv_has_accumulator(options.pv, options.pv_accumulator):
+        return None
+    return f"[SA-206] pv_accumulator must be fp32 with pv {options.pv}, got {options.pv_accumulator}"
 
 
 class ReferenceBackend(Backend):
@@ -22,7 +35,13 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     accelerated = False
-    constraints: tuple[Constraint, ...] = (MARGINS,)
+    constraints: tuple[Constraint, ...] = (MARGINS, Constraint("pv", _product))
+
+    def settled(self, request: AttentionRequest) -> AttentionRequest:
+        """See `Backend.settled`: the accumulators of the GPU, where its kernels would have them for the format."""
+        if pv_has_accumulator(request.options.pv, request.options.pv_accumulator):
+            return request
+        return replace(request, options=replace(request.options, pv_accumulator="fp32"))
 
     def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
         """See `Backend.bind`."""

@@ -9,8 +9,9 @@ import torch
 from ..block_mask import BlockMask, blocks_of
 from ..options import EXACT, AttentionOptions
 from ..registry import UnsupportedError
-from ..tensors import OptionalTensors
+from ..tensors import OptionalTensors, mask_4d
 from .always_computed import TokenRange, blocks_with, raise_always_computed_
+from .key_bias import add_to_scores, key_bias, without_hidden_keys
 from .levels import Level
 from .selection import block_lists, block_scores
 from .thresholds import candidates, errors, loosest, sampled_rows
@@ -59,6 +60,11 @@ class Sparse:
         if self.tail and self.share is None:
             # With a tail a head loses less by its own measure and so leaves out more, and whole videos are worse.
             raise ValueError("[SA-215] sparse: a tail goes with a share, not with a bound: leave out one of them")
+        if not isinstance(self.always, tuple):
+            raise TypeError(
+                "[SA-215] sparse: always must be a tuple of pairs of integers, such as ((0, 512),), got "
+                f"{type(self.always).__name__}"
+            )
         for number, tokens in enumerate(self.always):
             if not isinstance(tokens, tuple) or len(tokens) != 2 or not all(type(token) is int for token in tokens):
                 raise TypeError(f"[SA-215] sparse: always[{number}] must be a pair of integers, got {tokens!r}")
@@ -72,7 +78,7 @@ class Sparse:
     ) -> str | None:
         """Why a call cannot be sparse in this way, in words for the user, or None.
 
-        A mask that is the same for all queries is none of these: what it hides is hidden.
+        A mask that is the same for all queries is none of these: blocks are chosen among the keys that it shows.
         """
         mask = optional.attn_mask
         found = {
@@ -112,12 +118,18 @@ class Sparse:
             return None
         scale = q.shape[3] ** -0.5 if options.scale is None else options.scale
         always = blocks_with(self.always, length)
+        mask = mask_4d(optional.attn_mask)
         with torch.no_grad():
+            bias = None if mask is None else key_bias(mask, length)
+            if bias is not None:
+                k, v = without_hidden_keys(k, v, bias, q_heads=q.shape[1])
             scores = block_scores(q, k, scale=scale, block_means=self.tail)
+            if bias is not None:
+                scores = add_to_scores(scores, bias)
             if self.share is not None:
                 blocks = always.to(q.device, non_blocking=True) if self.always else None
                 return block_lists(scores, share=self.share, always=blocks, dense=blocks)
-            return block_lists(scores, threshold=self._thresholds(q, k, v, scores, always, scale))
+            return block_lists(scores, threshold=self._thresholds(q, k, v, scores, always, scale, bias))
 
     def _thresholds(
         self,
@@ -127,6 +139,7 @@ class Sparse:
         scores: torch.Tensor,
         always: torch.Tensor,
         scale: float,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """The threshold of each head that is within the bound, (B, Hq); scores of `always` become +inf."""
         assert self.bound is not None
@@ -136,5 +149,5 @@ class Sparse:
         rows = sampled_rows(q.shape[2], 0, q.device, always)
         raise_always_computed_(scores, always, always)
         chosen = candidates(scores, rows, level)
-        found = errors(q, k, v, scores, rows, scale=scale, thresholds=chosen)
+        found = errors(q, k, v, scores, rows, scale=scale, thresholds=chosen, bias=bias)
         return chosen.gather(2, loosest(found, level.bound)[..., None])[..., 0]

@@ -76,17 +76,19 @@ def errors(
     thresholds: torch.Tensor,
     norm: int = 2,
     block_tokens: int = BLOCK_TOKENS,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What leaving out the skipped blocks costs each head at each of its thresholds, against exact attention.
 
     Args:
-        q: (B, Hq, Nq, D); k, v: (B, Hkv, Nkv, D), any float dtype. Not causal, without a mask.
+        q: (B, Hq, Nq, D); k, v: (B, Hkv, Nkv, D), any float dtype. Not causal.
         scores: (B, Hq, Tq, Tk): a block is skipped where its score is at most the threshold.
         rows: the query tokens to compare, (R,) int64.
         scale: softmax scale.
         thresholds: (B, Hq, L), ascending.
         norm: 1 for relative L1, 2 for relative L2.
         block_tokens: queries or keys of a block.
+        bias: float32 (B | 1, Hq | 1, 1, Nkv), added to the scaled scores of all queries; None without a mask.
 
     Returns:
         Relative error of each head over its rows, (B, Hq, L) float32 on the device; nobody waits for it.
@@ -95,10 +97,20 @@ def errors(
     bytes_of_head = 4 * rows.shape[0] * (k.shape[2] + scores.shape[3] * k.shape[3])
     heads = max(_SCORE_BYTES // max(bytes_of_head, 1) // group, 1) * group  # of q, with all of k's that they share
     # Under autocast the products would be rounded to 16 bits.
+    biases = None if bias is None else bias.expand(*q.shape[:2], -1, -1)
     with torch.autocast(q.device.type, enabled=False):
         found = [
             _errors(
-                q[b, part], k[b, kv], v[b, kv], scores[b, part], rows, scale, thresholds[b, part], norm, block_tokens
+                q[b, part],
+                k[b, kv],
+                v[b, kv],
+                scores[b, part],
+                rows,
+                scale,
+                thresholds[b, part],
+                norm,
+                block_tokens,
+                None if biases is None else biases[b, part],
             )
             for b in range(q.shape[0])
             for part, kv in _parts(q.shape[1], heads, group)
@@ -121,6 +133,7 @@ def _errors(
     thresholds: torch.Tensor,
     norm: int,
     block_tokens: int,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """The errors of some heads of one batch entry: (heads, L).
 
@@ -128,7 +141,8 @@ def _errors(
     """
     group, behind = q.shape[0] // k.shape[0], -k.shape[1] % block_tokens
     k, v = (tensor.float().repeat_interleave(group, dim=0) for tensor in (k, v))
-    p = (q[:, rows].float() @ k.transpose(1, 2)).mul_(scale).softmax(dim=2)
+    of_keys = (q[:, rows].float() @ k.transpose(1, 2)).mul_(scale)
+    p = (of_keys if bias is None else of_keys.add_(bias)).softmax(dim=2)
     p, v = (torch.nn.functional.pad(tensor, pad) for tensor, pad in ((p, (0, behind)), (v, (0, 0, 0, behind))))
     p = p.unflatten(2, (-1, block_tokens)).permute(2, 0, 1, 3)  # (Tk, heads, R, block_tokens)
     outs = p @ v.unflatten(1, (-1, block_tokens)).transpose(0, 1)  # (Tk, heads, R, D)

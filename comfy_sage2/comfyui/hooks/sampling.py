@@ -33,37 +33,54 @@ _compiled_with: weakref.WeakKeyDictionary[torch.nn.Module, tuple[object, ...]] =
 
 
 def sampling_wrapper(session: Session) -> Callable[..., Any]:
-    """A wrapper of ComfyUI's outermost sampling function; carries `session`, to be found on the model again."""
+    """A wrapper of ComfyUI's outermost sampling function; carries `session`, to be found on the model again.
+
+    A sampling that begins within another one of the same model interrupts it: what is left of the outer one counts as
+    a sampling of its own.
+    """
+    begun: list[Callable[[], None]] = []  # what begins each of the samplings that run, the outer one first
 
     def wrapper(
         executor: Any, noise: Any, latent_image: Any, sampler: Any, sigmas: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         guider = executor.class_obj
-        _drop_stale_compilation(guider.model_patcher, guider.model_options)
-        session.handler.before_sampling(guider.model_patcher, noise, sigmas.tolist())
-        diffusion_model = getattr(guider.model_patcher.model, DIFFUSION_MODEL, None)
-        session.model, session.prompt = type(guider.model_patcher.model).__name__, running_prompt()
-        session.begin_sampling(
-            sigmas.tolist(),
-            can_repeat=_model_keeps_nothing(guider.model_patcher, guider.model_options),
-            cross_attends=not isinstance(diffusion_model, torch.nn.Module) or has_cross_attention(diffusion_model),
-            times_calls=reads_times(),
-        )
-        session.compiled = COMPILE_OPTIONS in guider.model_options
-        completed = False
-        try:
-            out = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
-            session.handler.complete_sampling()
-            completed = True
-            return out
-        finally:
-            session.end_sampling(completed=completed)
-            found = session_headline(session)
-            log.info("SageAttention2: %s", found)
-            session.publish_status(
-                status(session) if session.handler.idle_reason else f"{status(session)}\nLast sampling: {found}",
-                session.handler.policy_text(),
+
+        def begin() -> None:
+            session.handler.before_sampling(guider.model_patcher, noise, sigmas.tolist())
+            diffusion_model = getattr(guider.model_patcher.model, DIFFUSION_MODEL, None)
+            session.model, session.prompt = type(guider.model_patcher.model).__name__, running_prompt()
+            session.begin_sampling(
+                sigmas.tolist(),
+                can_repeat=_model_keeps_nothing(guider.model_patcher, guider.model_options),
+                cross_attends=not isinstance(diffusion_model, torch.nn.Module) or has_cross_attention(diffusion_model),
+                times_calls=reads_times(),
             )
+            session.compiled = COMPILE_OPTIONS in guider.model_options
+
+        _drop_stale_compilation(guider.model_patcher, guider.model_options)
+        if begun:
+            session.end_sampling(completed=False)
+        begun.append(begin)
+        try:
+            begin()
+            completed = False
+            try:
+                out = executor(noise, latent_image, sampler, sigmas, *args, **kwargs)
+                session.handler.complete_sampling()
+                completed = True
+                return out
+            finally:
+                session.end_sampling(completed=completed)
+                found = session_headline(session)
+                log.info("SageAttention2: %s", found)
+                session.publish_status(
+                    status(session) if session.handler.idle_reason else f"{status(session)}\nLast sampling: {found}",
+                    session.handler.policy_text(),
+                )
+        finally:
+            begun.remove(begin)
+            if begun:
+                begun[-1]()
 
     wrapper.session = session  # type: ignore[attr-defined]
     return wrapper

@@ -212,7 +212,7 @@ class Record:
     times_calls: bool = True
     layer_numbers: LayerNumbers = field(default_factory=LayerNumbers, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)
-    _samplings: int = 0  # that run now: one may begin within another
+    _runs: bool = False  # a sampling does
     _sampling: Sampling = Sampling.NONE
     _entries: list[_Entry] = field(default_factory=list)
     # Calls by their signature, and whether ComfyUI's attention served them.
@@ -229,7 +229,7 @@ class Record:
         with self._lock:
             self.steps = steps
             self.times_calls = times_calls
-            self._samplings += 1
+            self._runs = True
             self._sampling = Sampling.RUNNING
             self._entries.clear()
             self._timed.clear()
@@ -248,7 +248,7 @@ class Record:
     def begin_pass(self, timer: Timer, device: Hashable = None) -> None:
         """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""
         with self._lock:
-            if not self._samplings:
+            if not self._runs:
                 return
             self._devices.add(device)
             if self._whole is None:
@@ -257,13 +257,13 @@ class Record:
     def end_pass(self, calls: int, blocks_by: str | None = None) -> None:
         """A pass with so many attention calls is through. blocks_by: whose patch was in the place of blocks."""
         with self._lock:
-            if self._samplings:
+            if self._runs:
                 self._passes.append((calls, blocks_by))
 
     def end_sampling(self, *, completed: bool = True) -> None:
         """Stop the measurement of the whole sampling; not `completed`: it failed or was interrupted."""
         with self._lock:
-            self._samplings -= 1
+            self._runs = False
             self._sampling = Sampling.COMPLETE if completed else Sampling.STOPPED
             if self._whole is not None:
                 self._whole.stop()
@@ -275,7 +275,7 @@ class Record:
 
         signature: equal for calls that are equal work; None for a call whose time cannot be compared.
         """
-        if not self._samplings:
+        if not self._runs:
             return
         self._entries.append(_Entry(layer, step, decision, timer, signature))
         if signature is not None:
@@ -285,7 +285,7 @@ class Record:
     def add_agreement(self, layer: int, step: int, agreement: torch.Tensor) -> None:
         """Add the agreement with full precision, as `metrics.compare` gives it, of a call's output."""
         with self._lock:
-            if self._samplings:
+            if self._runs:
                 self._agreement.setdefault((layer, step), []).append(agreement)
 
     def lacks_comparison(self, signature: Hashable) -> bool:
@@ -296,7 +296,7 @@ class Record:
     def add_comparison(self, signature: Hashable, timer: Timer) -> None:
         """`timer` measured ComfyUI's attention on a call of this signature that a backend served."""
         with self._lock:
-            if self._samplings:
+            if self._runs:
                 self._comparisons.append((signature, timer))
 
     def summary(self) -> Summary:

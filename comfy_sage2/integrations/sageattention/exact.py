@@ -56,6 +56,15 @@ def plain_attention(
         if tensor is not None and is_special(tensor):
             kind = f"{type(tensor).__name__} of layout {tensor.layout}"
             raise TypeError(f"[SA-201] with return_lse {name} must be a plain dense tensor with values, got a {kind}")
+    # Under autocast the products would be rounded to 16 bits.
+    with torch.autocast(inputs.q.device.type, enabled=False):
+        out, lse = _computed(inputs, options, scale, dropout_p)
+    return out.contiguous(), lse.float()
+
+
+def _computed(
+    inputs: CallTensors, options: AttentionOptions, scale: float | None, dropout_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     q, k, v, mask = _in_torchs_layout(inputs, options)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -81,7 +90,7 @@ def plain_attention(
         lses.append(lse)
     out, lse = torch.cat(outs, dim=-2).to(q.dtype), torch.cat(lses, dim=-1)
     out = out.transpose(1, 2) if options.layout == "BNHD" else out
-    return out.contiguous(), lse.float()
+    return out, lse
 
 
 def _group_size(q: torch.Tensor, k: torch.Tensor) -> int:

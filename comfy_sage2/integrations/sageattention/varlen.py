@@ -5,12 +5,19 @@ from __future__ import annotations
 import torch
 
 from ...autotune.measure import prepare
+from ...autotune.store import choices_of
+from ...autotune.timings import PLAIN, Candidate, Work
 from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents
 from ...options import AttentionOptions
 from ...signature import require_tensors
 from ...tuning_candidates import BACKENDS
 from ..torch_attention import CallTensors, autocast, reason_for_torch
+from .exact import torchs_attention
 from .serving import UNUSUAL_SCALE, count_torchs, exact, served
+
+IS_SHORT = "[SA-314] torch's attention ends such short sequences before another one would be enqueued"
+# What a call by a plan takes of the CPU's time beyond one of torch's function: docs/results/hosts.md.
+_ENQUEUED_SECONDS = 1e-4
 
 
 def attend_segments(
@@ -57,10 +64,24 @@ def _run(
     out = q.new_zeros(q.shape)
     for part, rows, keys in _segments(q, k, starts_q, starts_k):
         qkv = CallTensors(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
-        # A kernel costs more than it saves on short sequences.
-        found, _ = served(qkv, options, where_faster=True)
+        if _is_short(qkv, options):
+            count_torchs(IS_SHORT)
+            found = torchs_attention(qkv, options, options.scale)
+        else:  # a kernel costs more than it saves on some of the others, too
+            found, _ = served(qkv, options, where_faster=True)
         out[rows] = found.flatten(0, 1)
     return out
+
+
+def _is_short(inputs: CallTensors, options: AttentionOptions) -> bool:
+    """Whether the GPU would wait for the CPU, which torch's function takes the least time of."""
+    (batch, q_length, heads, head_dim), (_, kv_length, _, _) = inputs.q.shape, inputs.k.shape
+    choices = choices_of(inputs.q.device)
+    if choices is None or inputs.q.dtype == torch.float32:  # which is not timed
+        return False
+    work = Work(batch * heads, q_length, kv_length, head_dim, options.is_causal)
+    seconds = choices.seconds(Candidate(PLAIN), work)
+    return seconds is not None and seconds < _ENQUEUED_SECONDS
 
 
 def _batch(tensor: torch.Tensor, tokens: slice, sequences: int) -> torch.Tensor:

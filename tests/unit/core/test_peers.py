@@ -171,6 +171,24 @@ def test_a_call_that_raises(error: Exception, in_two_steps: bool, caplog: pytest
     assert peer.availability() is not None and store.generation > before
 
 
+def test_the_first_call_in_two_steps_shows_whether_the_second_step_works() -> None:
+    """It is made while its inputs are there, so that another attention can serve where it fails."""
+    tensors, ended = inputs("BHND"), []
+
+    def second_step() -> torch.Tensor:
+        ended.append(1)
+        return tensors[0]
+
+    bound = call(peer_of(prequantize=lambda *arguments: second_step), tensors)
+    for number in (1, 2, 3):
+        attend = bound.prequantize(*tensors)
+        assert len(ended) == max(number - 1, 1)
+        assert torch.equal(attend()[0], tensors[0]) and len(ended) == number
+    broken = call(peer_of(prequantize=lambda *arguments: raising(TypeError("argument"))), tensors)
+    with pytest.raises(RuntimeError, match=r"^\[SA-115\] other 1.5 failed.*argument"):
+        broken.prequantize(*tensors)
+
+
 def test_lacking_memory_is_no_failure_of_the_package() -> None:
     peer, tensors = peer_of(raising(torch.cuda.OutOfMemoryError("full"))), inputs("BHND")
     bound = call(peer, tensors)

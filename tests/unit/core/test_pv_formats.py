@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from declared_modules import declared_module
 
+from comfy_sage2 import UnsupportedError, attention, registry
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.call_site import label
 from comfy_sage2.kernels import loader
-from comfy_sage2.options import AttentionOptions
+from comfy_sage2.options import CHOICES, AttentionOptions
 from comfy_sage2.request import AttentionRequest
 
 SM90, SM89, SM120, SM80 = KERNELS
 GEFORCE = "fp16"  # the accumulators of such a GPU
+ACCUMULATORS = CHOICES["pv_accumulator"]
 
 
 def request(capability: tuple[int, int], *, of_gpu: str | None = None, **choices: Any) -> AttentionRequest:
@@ -104,6 +107,32 @@ def test_what_a_module_lacks_is_refused(version: dict[str, int]) -> None:
         (SM80, {"pv": "int8", "pv_accumulator": "fp16"}, "pv_accumulator must be fp32 here, got fp16"),
     ):
         assert backend.reason_against(request(backend.capabilities[0], **choices)) == f"[SA-206] {reason}"
+
+
+def test_the_reference_computes_no_product_that_no_kernel_has(fresh_seed: int) -> None:
+    """Every other one is near attention in float64, and FP16 sums of whole numbers would be far off."""
+    generator = torch.Generator().manual_seed(fresh_seed)
+    q, k, v = (torch.randn(1, 2, 385, 64, generator=generator).half() for _ in "qkv")
+    exact = (q.double() @ k.double().mT / 8).softmax(3) @ v.double()
+    refused = set()
+    for mode, pv, accumulator in product(("8b", "precise"), CHOICES["pv"], ACCUMULATORS):
+        try:
+            out = attention(q, k, v, mode=mode, pv=pv, pv_accumulator=accumulator, backend="reference")
+        except UnsupportedError as error:
+            assert "[SA-206] pv" in str(error)
+            refused.add((mode, pv, accumulator))
+        else:
+            assert (out - exact).norm() < 0.08 * exact.norm()
+    of_precise = {("precise", pv, accumulator) for pv in ("fp8", "int8", "mxfp8") for accumulator in ACCUMULATORS}
+    assert refused == {("8b", "int8", "fp16"), ("8b", "mxfp8", "fp16"), *of_precise}
+
+
+def test_the_references_sums_of_an_open_accumulator_suit_the_format() -> None:
+    reference = registry.get("reference")
+    call = request((8, 9), of_gpu=GEFORCE, pv="int8")
+    assert reference.reason_against(call) is None and reference.settled(call).options.pv_accumulator == "fp32"
+    call = request((8, 9), of_gpu=GEFORCE)
+    assert reference.settled(call) == call
 
 
 def test_another_format_serves_where_one_fails_its_test(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -182,6 +183,74 @@ def test_a_padding_mask_hides_keys_of_sparse_calls_too(fresh_seed: int) -> None:
     assert ((out - again).norm(dim=-1) / again.norm(dim=-1)).max() < 0.2
 
 
+def padded(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `local`, for two prompts of 900 and 333 tokens, with a mask; behind them lie the loudest keys of all."""
+    (q, k, v), others = local(seed), local(seed + 1)
+    q, k, v = (torch.cat(both) for both in zip((q, k, v), others, strict=True))
+    shown = torch.arange(TOKENS) < torch.tensor([900, 333])[:, None, None, None]
+    of_kv = shown.mT
+    k = torch.where(of_kv, k, 50 * q.mean(dim=(1, 2), keepdim=True))
+    v = torch.where(of_kv, v, 1e4)
+    if kind == "bool":
+        return q, k, v, shown
+    bias = torch.zeros(2, HEADS if kind == "of heads" else 1, 1, TOKENS)
+    bias += torch.linspace(7.0, 9.0, bias.shape[1])[:, None, None]  # alike for all keys: without effect
+    bias[..., 100:200] += math.log(0.25)
+    return q, k, v, bias.masked_fill(~shown, -math.inf)
+
+
+def exact_with(mask: torch.Tensor, *qkv: torch.Tensor) -> torch.Tensor:
+    q, k, v = (tensor.double() for tensor in qkv)
+    k, v = (tensor.repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (k, v))
+    bias = torch.zeros(mask.shape).masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask
+    out: torch.Tensor = (q @ k.mT / math.sqrt(q.shape[3]) + bias).softmax(dim=3) @ v
+    return out
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive", "of heads"])
+@pytest.mark.parametrize("bound", [0.02, 0.1])
+def test_heads_with_a_padding_mask_stay_within_the_bound(fresh_seed: int, bound: float, kind: str) -> None:
+    q, k, v, mask = padded(fresh_seed, kind)
+    found = Sparse(bound=bound).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
+    assert found is not None
+    active = found.to_dense()
+    assert active.float().mean() < 0.8
+    tokens = active.repeat_interleave(128, 2)[:, :, :TOKENS].repeat_interleave(128, 3)[..., :TOKENS]
+    left = mask & tokens if mask.dtype == torch.bool else mask.expand(tokens.shape).masked_fill(~tokens, -math.inf)
+    error = relative(exact_with(left, q, k, v), exact_with(mask, q, k, v))
+    assert error.mean() <= bound and error.max() <= 3 * bound
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive", "of heads"])
+def test_blocks_of_hidden_keys_are_no_part_of_a_share(fresh_seed: int, kind: str) -> None:
+    q, k, v, mask = padded(fresh_seed, kind)
+    found = Sparse(share=0.25).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
+    assert found is not None
+    active = found.to_dense()
+    assert (active.sum(dim=3) == 2).all()
+    assert active[0, ..., :8].sum() == active[0].sum() and not active[1, ..., 3:].any()
+
+
+@pytest.mark.parametrize("sparse", [Sparse(share=0.25), Sparse(bound=0.1)], ids=["share", "bound"])
+def test_what_lies_in_hidden_keys_changes_no_blocks(fresh_seed: int, sparse: Sparse) -> None:
+    q, k, v, mask = padded(fresh_seed, "bool")
+    blocks = []
+    for lost in (0.0, math.nan, math.inf, 1e30):
+        k, v = k.masked_fill(~mask.mT, lost), v.masked_fill(~mask.mT, lost)
+        found = sparse.block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
+        assert found is not None
+        blocks.append(found.lists)
+    assert all(torch.equal(lists, blocks[0]) for lists in blocks)
+
+
+def test_a_call_whose_keys_are_all_hidden_gives_zeros(fresh_seed: int) -> None:
+    q, k, v, mask = padded(fresh_seed, "bool")
+    mask[1] = False
+    for sparse in (Sparse(share=0.25), Sparse(bound=0.1)):
+        out = attention(q, k, v, attn_mask=mask, sparse=sparse, backend="reference")
+        assert not out[1].any() and out[0].any(dim=-1).all()
+
+
 @pytest.mark.parametrize(
     ("keywords", "reason"),
     [
@@ -229,6 +298,8 @@ def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch)
         ({"share": 0.1, "tail": 1}, TypeError, "tail must be True or False, got int"),
         ({"share": 0.1, "always": ((5, 5),)}, ValueError, r"always\[0\] must go from"),
         ({"share": 0.1, "always": ((0, 1), (0.5, 2))}, TypeError, r"always\[1\] must be a pair"),
+        ({"share": 0.1, "always": [(0, 1)]}, TypeError, "always must be a tuple of pairs of integers.*got list"),
+        ({"share": 0.1, "always": None}, TypeError, "always must be a tuple of pairs of integers.*got NoneType"),
     ],
 )
 def test_wrong_values_are_named(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -274,6 +345,21 @@ class TestFlexAttention:
             BlockMask.from_flex_attention(mask, q_length=512, kv_length=512)
         whole = BlockMask.from_flex_attention(mask, q_length=512, kv_length=512, partial_blocks="whole").to_dense()
         assert torch.equal(whole[0, 0], place[:, None] >= place)
+
+    def test_a_mask_mod_without_a_name_decides_too(self) -> None:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def within(tokens: int, b: Any, h: Any, q: Any, k: Any) -> Any:
+            return (q - k).abs() < tokens
+
+        class Causal:
+            def __call__(self, b: Any, h: Any, q: Any, k: Any) -> Any:
+                return q >= k
+
+        for mask_mod in (functools.partial(within, 200), Causal()):
+            mask = create_block_mask(mask_mod, None, None, 512, 512, device="cpu")
+            with pytest.raises(ValueError, match="mask_mod decides about each query and key"):
+                BlockMask.from_flex_attention(mask, q_length=512, kv_length=512)
 
     def test_what_is_no_mask_is_refused(self) -> None:
         with pytest.raises(TypeError, match="must be a BlockMask of FlexAttention, got Tensor"):

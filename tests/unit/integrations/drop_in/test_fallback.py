@@ -62,6 +62,21 @@ def test_with_the_lse() -> None:
     torch.testing.assert_close(lse, (q @ k.mT / 32**0.5).logsumexp(-1), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("scale", [None, -0.2])
+def test_the_lse_is_computed_in_float32_under_autocast(scale: float | None) -> None:
+    q, k, v = (3 * tensor.bfloat16().float() for tensor in qkv(1, 2, 24, 64))
+    scores = (q.double() @ k.double().mT) * (64**-0.5 if scale is None else scale)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, lse = functions.sageattn(q, k, v, sm_scale=scale, return_lse=True)
+    assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
+    # q and k are rounded to 16 bits before, as torch does.
+    rounded = (q.bfloat16().double() @ k.bfloat16().double().mT) * (64**-0.5 if scale is None else scale)
+    assert (lse - rounded.logsumexp(-1)).abs().max() < 1e-4
+    expected = scores.softmax(-1) @ v.double()
+    assert (out - expected).norm() < 0.03 * expected.norm()
+
+
 @pytest.mark.usefixtures("reference")
 def test_what_the_attention_api_refuses_is_torchs() -> None:
     q, k, v = qkv(1, 2, 8, 288)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from comfy_sage2.autotune.timings import PLAIN, Candidate, Work
 from comfy_sage2.integrations.sageattention import functions as typed
 from comfy_sage2.integrations.sageattention import serving, varlen
 from comfy_sage2.tuning_candidates import BACKENDS
@@ -151,3 +153,23 @@ def test_the_gpu_is_measured_before_its_first_call(monkeypatch: pytest.MonkeyPat
     q, starts = packed(6, 9)
     functions.sageattn_varlen(q, q, q, starts, starts, 9, 9)
     assert measured == [(q.device, BACKENDS)]
+
+
+def test_short_sequences_are_torchs_where_the_gpu_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time of torch's attention: of as many heads as the neighbors have together."""
+    asked: list[tuple[Candidate, Work]] = []
+
+    def seconds(candidate: Candidate, work: Work) -> float | None:
+        asked.append((candidate, work))
+        return {6: 9e-5, 9: 2e-4, 11: None}[work.q_length]
+
+    monkeypatch.setattr(varlen, "choices_of", lambda device: SimpleNamespace(seconds=seconds))
+    q, starts = packed(6, 6, 9, 11)
+    out = functions.sageattn_varlen(q, q, q, starts, starts, is_causal=True)
+    assert is_close(out, wanted(q, q, q, starts.tolist(), starts.tolist(), is_causal=True))
+    sizes = ((2, 6), (1, 9), (1, 11))
+    assert asked == [(Candidate(PLAIN), Work(4 * count, n, n, 32, is_causal=True)) for count, n in sizes]
+    assert serving.calls.lines()[0].endswith("2 by reference, precise, 1 by torch's attention")
+    assert serving.calls.lines()[1:] == [f"  1 left to torch's attention: {varlen.IS_SHORT}"]
+    functions.sageattn_varlen(q.float(), q.float(), q.float(), starts, starts)
+    assert len(asked) == 3

@@ -1,0 +1,65 @@
+"""A mask that is the same for all queries, as a bias of each key: what it does to the choice of key blocks."""
+
+from __future__ import annotations
+
+import torch
+
+from ..reference.block_scores import LOWEST_BLOCK_SCORE, POOL_TOKENS, POOLS_OF_BLOCK
+
+
+def key_bias(mask: torch.Tensor, length: int) -> torch.Tensor:
+    """What is added to the scores of each key, but for a constant, which changes nothing: at most 0.
+
+    mask: (B | 1, Hq | 1, 1, Nkv | 1), bool (True = attend) or additive. Returns float32 (B | 1, Hq | 1, 1, Nkv), -inf
+    where a key is hidden; NaN stays.
+    """
+    if mask.dtype == torch.bool:
+        bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+    else:
+        bias = mask.float()
+    largest = bias.amax(dim=3, keepdim=True)
+    # Where all keys are hidden, -inf - -inf would be NaN.
+    return (bias - largest.masked_fill(largest == -torch.inf, 0.0)).expand(-1, -1, -1, length)
+
+
+def without_hidden_keys(
+    k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, *, q_heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """k and v (B, Hkv, Nkv, D) in which hidden keys say nothing, whatever lies there, and their values are zero.
+
+    Each key is the mean of those that its sub-pool of `block_scores` shows, or that all show where it shows none: so
+    the means of sub-pools are those of their other keys. With a mask for each head of q these have a k each.
+    """
+    if bias.shape[1] != 1:
+        k, v = (tensor.repeat_interleave(q_heads // tensor.shape[1], dim=1) for tensor in (k, v))
+    hidden = (bias == -torch.inf).mT  # (B | 1, Hq | 1, Nkv, 1)
+    shown = k.masked_fill(hidden, 0.0)
+    sums = _pools(shown, 2).sum(dim=3, dtype=torch.float32)  # (B, H, pools, D)
+    counts = _pools((~hidden).float(), 2).sum(dim=3)
+    mean = sums.sum(dim=2, keepdim=True) / counts.sum(dim=2, keepdim=True).clamp_min(1.0)
+    means = torch.where(counts > 0.0, sums / counts.clamp_min(1.0), mean).to(k.dtype)
+    means = means.repeat_interleave(POOL_TOKENS, dim=2)[:, :, : k.shape[2]]
+    return torch.where(hidden, means, shown), v.masked_fill(hidden, 0.0)
+
+
+def add_to_scores(scores: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Scores (B, Hq, Tq, Tk), as `block_scores` gives them of keys without those that are hidden, with the bias.
+
+    A block's share has the factor of its sub-pool with the largest one, relative to that of all keys, so that none is
+    estimated too low; at least LOWEST_BLOCK_SCORE, which blocks of hidden keys have.
+    """
+    factors = bias.exp()
+    tokens = _pools(torch.ones_like(factors[:1, :1]), 3).sum(dim=4)
+    of_pools = _pools(factors, 3).sum(dim=4) / tokens
+    padded = torch.nn.functional.pad(of_pools, (0, -of_pools.shape[3] % POOLS_OF_BLOCK))
+    of_blocks = padded.unflatten(3, (-1, POOLS_OF_BLOCK)).amax(dim=4)
+    of_all = factors.mean(dim=3, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    found: torch.Tensor = (scores + (of_blocks / of_all).log2()).clamp_min(LOWEST_BLOCK_SCORE)
+    return found
+
+
+def _pools(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """`x` with `axis`, of tokens, as sub-pools and the tokens of each; what lies behind the end is zero."""
+    behind = [0, 0] * (x.dim() - 1 - axis) + [0, -x.shape[axis] % POOL_TOKENS]
+    pools: torch.Tensor = torch.nn.functional.pad(x, behind).unflatten(axis, (-1, POOL_TOKENS))
+    return pools

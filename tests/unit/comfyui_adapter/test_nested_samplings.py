@@ -1,0 +1,118 @@
+"""A sampling that begins within another one of the same model, as packs that refine parts of a picture make them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.hooks.sampling import pass_wrapper, sampling_wrapper
+from comfy_sage2.comfyui.session.record import Sampling
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.comfyui.settings import Settings
+
+from .calls import node_session
+
+OUTER, INNER = [1.0, 0.75, 0.5, 0.25, 0.0], [0.6, 0.3, 0.0]
+
+
+class Executor:
+    """As ComfyUI's: a function and the object that it belongs to."""
+
+    def __init__(self, function: Any) -> None:
+        patcher = SimpleNamespace(model=SimpleNamespace(diffusion_model=None), object_patches={})
+        self.class_obj = SimpleNamespace(model_patcher=patcher, model_options={})
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Samplings:
+    """Samplings of one session; `steps` are those that its handler saw, each as (step, steps)."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.wrapper = sampling_wrapper(session)
+        self.override = make_override(session)
+        self.steps: list[tuple[int, int]] = []
+        choose = session.handler.choose
+
+        def seen(call: Any, site: Any) -> Any:
+            self.steps.append((site.step, site.steps))
+            return choose(call, site)
+
+        session.handler.choose = seen  # type: ignore[method-assign]
+
+    def run(self, sigmas: list[float], between: Any = lambda number: None) -> None:
+        def sample(*args: Any) -> None:
+            for number, sigma in enumerate(sigmas[:-1]):
+                self.one_pass(sigma)
+                between(number)
+
+        self.wrapper(Executor(sample), torch.zeros(1, 4, 8, 8), None, None, torch.tensor(sigmas))
+
+    def one_pass(self, sigma: float) -> None:
+        def model(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            self.override(lambda q, *others, **keywords: q, *torch.randn(3, 1, 8, 32).unbind(0), 2)
+            return x
+
+        pass_wrapper(self.session)(Executor(model), torch.zeros(1), torch.tensor([sigma]))
+
+
+@pytest.fixture
+def samplings() -> Samplings:
+    return Samplings(node_session(Settings(backend="reference", start_percent=0.5)))
+
+
+def test_the_outer_sampling_goes_on_with_its_own_steps(samplings: Samplings) -> None:
+    samplings.run(OUTER, lambda number: samplings.run(INNER) if number == 1 else None)
+    assert samplings.steps == [(0, 4), (1, 4), (0, 2), (1, 2), (2, 4), (3, 4)]
+    summary = samplings.session.record.summary()
+    assert summary.sampling is Sampling.COMPLETE and summary.steps == 4 and summary.passes == 2
+    assert {cell: found.backend for cell, found in summary.cells.items()} == {(0, 2): "reference", (0, 3): "reference"}
+
+
+def test_one_that_fails_leaves_the_outer_one_as_it_was(samplings: Samplings) -> None:
+    def failing(number: int) -> None:
+        raise InterruptedError
+
+    def between(number: int) -> None:
+        if number == 0:
+            with pytest.raises(InterruptedError):
+                samplings.run(INNER, failing)
+
+    samplings.run(OUTER, between)
+    assert samplings.steps == [(0, 4), (0, 2), (1, 4), (2, 4), (3, 4)]
+    assert samplings.session.record.summary().sampling is Sampling.COMPLETE
+
+
+def test_one_that_cannot_begin(samplings: Samplings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def between(number: int) -> None:
+        if number == 0:
+            with monkeypatch.context() as patched, pytest.raises(OSError, match="no such model"):
+                patched.setattr(samplings.session.handler, "before_sampling", refuse)
+                samplings.run(INNER)
+
+    def refuse(*args: Any) -> None:
+        if samplings.steps == [(0, 4)]:
+            samplings.steps.append((-1, 0))
+            raise OSError("no such model")
+
+    samplings.run(OUTER, between)
+    assert samplings.steps == [(0, 4), (-1, 0), (1, 4), (2, 4), (3, 4)]
+    # What comes behind belongs to no sampling.
+    samplings.one_pass(0.5)
+    assert samplings.session.record.summary().passes == 3
+
+
+def test_three_deep(samplings: Samplings) -> None:
+    def deepest(number: int) -> None:
+        if number == 0:
+            samplings.run([0.1, 0.0])
+
+    samplings.run(OUTER, lambda number: samplings.run(INNER, deepest) if number == 2 else None)
+    assert samplings.steps == [(0, 4), (1, 4), (2, 4), (0, 2), (0, 1), (1, 2), (3, 4)]

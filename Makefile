@@ -23,7 +23,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help environment environments modalities-environment host-environment wheel-environment hooks check test style contracts types lint format \
-	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo demo-baselines \
+	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo demo-plan demo-baselines \
 	doctor wheels wheels-verify windows-tests arm-tests clean
 
 help:
@@ -121,10 +121,13 @@ torch-tests:
 torch-tests-%:
 	@$(PYTHON) -m tools.torch_tests --minutes $(TORCH_MINUTES) $*
 
-demo: environment
+demo-plan:
+	@$(PYTHON) -m tools.demo_plan --venv $(VENV) --host-venv $(HOST_VENV)
+
+demo: demo-plan environment
 	@$(PYTHON) -m tools.run_demo --venv $(VENV) --host-venv $(HOST_VENV)
 
-demo-baselines: environment
+demo-baselines: demo-plan environment
 	@$(PYTHON) -m tools.run_demo --venv $(VENV) --host-venv $(HOST_VENV) --baselines
 
 doctor: environment

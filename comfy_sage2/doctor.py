@@ -1,6 +1,6 @@
-"""`python -m comfy_sage2 doctor`: what this machine has, which backend each mode would use, and why others cannot run.
+"""`python -m comfy_sage2 doctor`: what this machine has, which kernels would run each mode, and why others cannot.
 
-The last line is the verdict.
+The last line is the verdict: what works, or the cause why nothing does and what to do about it.
 
 Needs nothing beyond the standard library and torch. Exit status 0 when an accelerated backend can run, else 1.
 """
@@ -25,7 +25,10 @@ from .kernels import abi, loader
 from .options import MODES
 from .tuning_candidates import BACKENDS
 
-_LABEL_WIDTH = 18
+_LABEL_WIDTH = 25
+_WITHOUT_DRIVER = "[SA-101]"
+_OTHER_GPU = "[SA-103]"
+_WRONG_CHOICE = "[SA-601]"
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,11 @@ def _kernel(architecture: str) -> str:
     except loader.KernelUnavailable:
         return f"cannot be used: {reason}"
     about = f"{abi.describe(module)}, for {module.target}"
-    return f"ready: {about}" if reason is None else f"cannot be used: {reason} ({about})"
+    if reason is None:
+        return f"ready: {about}"
+    if reason.startswith(_WITHOUT_DRIVER):  # the driver's own line says why, once for all kernels
+        return f"needs an NVIDIA driver ({about})"
+    return f"cannot be used: {reason} ({about})"
 
 
 def _self_test(backend: KernelBackend, index: int) -> str:
@@ -130,34 +137,48 @@ def _machine_lines() -> Iterator[str]:
         yield _line("GPU", "none that this torch can use")
 
 
-def _verdict_lines(verdict: Verdict) -> Iterator[str]:
-    chosen = verdict.chosen
-    where = f"{verdict.device}, {verdict.mode}"
-    yield _line(
-        where, chosen or "no accelerated backend: the nodes pass the model through, `attention` uses the reference"
-    )
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in verdict.reasons.items():
-        if reason is not None:
-            by_reason.setdefault(reason, []).append(name)
-    for reason, names in by_reason.items():
-        yield _line("", f"{', '.join(names)} cannot: {reason}")
+def _verdict_lines(found: list[Verdict]) -> Iterator[str]:
+    """What runs the modes of one device; modes of which the same is said stand together."""
+    alike: dict[tuple[tuple[str, str | None], ...], list[Verdict]] = {}
+    for verdict in found:
+        alike.setdefault(tuple(verdict.reasons.items()), []).append(verdict)
+    for verdicts in alike.values():
+        first = verdicts[0]
+        modes = ", ".join(verdict.mode for verdict in verdicts)
+        yield _line(f"{first.device}, {modes}", first.chosen or "no kernel: the nodes leave the model as it is")
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in first.reasons.items():
+            if reason is not None:
+                by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            yield _line("", f"{', '.join(names)} cannot: {reason}")
+
+
+def _cause(device: str, found: list[Verdict]) -> str:
+    """Why no kernel runs on a device: the machine's reason, else that of the kernels which are for this GPU."""
+    if device == "cpu":
+        return _guarded(machine.reason_without_gpu)
+    reasons = [reason for verdict in found for reason in verdict.reasons.values() if reason is not None]
+    # Kernels for other GPUs always have a reason, and it says nothing of this one.
+    reasons.sort(key=lambda reason: reason.startswith(_OTHER_GPU))
+    return reasons[0] if reasons else "this installation has no kernels: update or reinstall the pack"
 
 
 def conclusion(found: list[Verdict]) -> str:
-    """All in one line: who serves which modes on each device, or why nobody does."""
+    """All in one line: which kernels run which modes on each device, or why none does and what to do."""
     parts = []
     for device in dict.fromkeys(verdict.device for verdict in found):
         own = [verdict for verdict in found if verdict.device == device]
-        served: dict[str, list[str]] = {}
+        modes_by_kernel: dict[str, list[str]] = {}
         for verdict in own:
             if verdict.chosen is not None:
-                served.setdefault(verdict.chosen, []).append(verdict.mode)
-        parts += [f"{backend} serves {', '.join(modes)} on {device}" for backend, modes in served.items()]
-        if not served:
-            reasons = (reason for verdict in own for reason in verdict.reasons.values() if reason is not None)
-            why = next(reasons, "this installation has no kernels")
-            parts.append(f"no kernel can run on {device}, and models pass through unchanged: {why}")
+                modes_by_kernel.setdefault(verdict.chosen, []).append(verdict.mode)
+        parts += [f"{kernel} runs {', '.join(modes)} on {device}" for kernel, modes in modes_by_kernel.items()]
+        if not modes_by_kernel:
+            where = "this machine" if device == "cpu" else device
+            parts.append(
+                f"no kernel runs on {where}, so models on it keep ComfyUI's own attention. Cause: {_cause(device, own)}"
+            )
     return f"verdict: {'; '.join(parts)}"
 
 
@@ -185,7 +206,8 @@ def _other_packs() -> str:
         return f"the {offer.NAME} that is installed in this Python serves them"
     backend, reason = offer.serving()
     if backend is None:
-        return f"no {offer.NAME} is installed, and this pack cannot take its place: {reason}"
+        why = reason if reason is not None and reason.startswith(_WRONG_CHOICE) else "no kernel runs here"
+        return f"nobody: no {offer.NAME} is installed, and this pack cannot take its place: {why}"
     return f"{backend}, when ComfyUI is started with --use-sage-attention or the pack's setting is on"
 
 
@@ -203,8 +225,8 @@ def report(found: list[Verdict], measure: Callable[[int], TunedChoices | None]) 
     lines += ["measured speed", *(list(_measured_lines(measure)) or [_line("none", "no GPU here")])]
     lines += [f"packs that import {offer.NAME}", _line("served by", _guarded(_other_packs))]
     lines.append("backend for each mode (float16, head_dim 128)")
-    for verdict in found:
-        lines += _verdict_lines(verdict)
+    for device in dict.fromkeys(verdict.device for verdict in found):
+        lines += _verdict_lines([verdict for verdict in found if verdict.device == device])
     lines.append(conclusion(found))
     return "\n".join(lines)
 

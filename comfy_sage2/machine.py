@@ -85,5 +85,45 @@ def driver_cuda() -> str:
     library = _driver_library("nvcuda.dll", "libcuda.so.1")
     version = ctypes.c_int()
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
-        raise RuntimeError("[SA-101] the CUDA driver is installed but does not answer")
+        raise RuntimeError(
+            "[SA-101] the NVIDIA driver is installed and does not answer: restart the computer, then read its log"
+        )
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def reason_without_gpu() -> str:
+    """Why this torch uses no GPU, and what to do; for machines on which `torch.cuda.is_available()` is False."""
+    if torch.version.hip is not None:
+        return (
+            f"[SA-103] this torch is built for AMD GPUs (ROCm {torch.version.hip}), and the kernels are for NVIDIA GPUs"
+        )
+    if torch.version.cuda is None:
+        names = " and ".join(dict.fromkeys(row["name"] for row in nvidia_smi(["name"])))
+        found = f", so it cannot use the {names}" if names else ""
+        where = "" if names else "on a machine with an NVIDIA GPU "
+        return (
+            f"[SA-103] torch {torch.__version__} is built without CUDA{found}: {where}install a torch with CUDA "
+            "into this Python (https://pytorch.org/get-started)"
+        )
+    try:
+        supported = driver_cuda()
+    except OSError:
+        return (
+            "[SA-101] no NVIDIA driver was found: install it; a container has to be started with access to the GPU "
+            "(docker run --gpus all)"
+        )
+    except RuntimeError as error:
+        return str(error)
+    if _major(supported) < _major(torch.version.cuda):
+        return (
+            f"[SA-102] the NVIDIA driver is too old for this torch: it supports CUDA up to {supported}, and torch "
+            f"{torch.__version__} is built for CUDA {torch.version.cuda}; update the driver"
+        )
+    return (
+        "[SA-103] the NVIDIA driver works and torch finds no GPU: see whether nvidia-smi lists one, and whether the "
+        "environment variable CUDA_VISIBLE_DEVICES hides it"
+    )
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw
 
-from .contact_sheet import GAP, LABEL_HEIGHT, SheetRow
+from .contact_sheet import GAP, LABEL_HEIGHT, SheetRow, draw_label
 
 # Four clips of 33 frames of 256 x 256 take 0.4 MB.
 _QUALITY, _EFFORT = 60, 6
@@ -34,6 +34,6 @@ def _moment(labels: Sequence[str], pictures: Sequence[torch.Tensor]) -> Image.Im
     draw = ImageDraw.Draw(sheet)
     for column, (label, picture) in enumerate(zip(labels, pictures, strict=True)):
         left = column * (width + GAP)
-        draw.text((left + 2, 2), label, fill="black")
+        draw_label(draw, left, 0, label)
         sheet.paste(Image.fromarray(picture.cpu().numpy()), (left, LABEL_HEIGHT))
     return sheet

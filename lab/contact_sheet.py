@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
-LABEL_HEIGHT, GAP = 16, 2
+LABEL_HEIGHT, GAP = 22, 2
+_LETTERS = 15  # pixels
 _MOST_FRAMES = 6
 
 
@@ -26,6 +27,11 @@ def spread(frames: torch.Tensor) -> list[torch.Tensor]:
     return list(frames[chosen])
 
 
+def draw_label(draw: ImageDraw.ImageDraw, left: int, top: int, label: str) -> None:
+    """Write a label into a row of LABEL_HEIGHT pixels that begins at this corner."""
+    draw.text((left + 2, top + 2), label, "black", ImageFont.load_default(_LETTERS))
+
+
 def contact_sheet(rows: Sequence[SheetRow]) -> Image.Image:
     """All rows below each other, each under its label."""
     height, width, _ = rows[0].pictures[0].shape
@@ -34,7 +40,7 @@ def contact_sheet(rows: Sequence[SheetRow]) -> Image.Image:
     draw = ImageDraw.Draw(sheet)
     for index, row in enumerate(rows):
         top = index * row_height
-        draw.text((2, top + 2), row.label, fill="black")
+        draw_label(draw, 0, top, row.label)
         for column, picture in enumerate(row.pictures):
             sheet.paste(Image.fromarray(picture.cpu().numpy()), (column * (width + GAP), top + LABEL_HEIGHT))
     return sheet

@@ -1,4 +1,4 @@
-"""Videos of earlier runs, kept beside the demo's results and used again as long as nothing changed that made them."""
+"""Clips and results of earlier runs, used again as long as nothing changed that made them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -58,6 +58,36 @@ class FinishedClips:
         return self._folder / f"{file_name(variant)}.safetensors"
 
 
+class FinishedResults:
+    """The files that a run wrote into a folder, so that a later run with the same clips need not write them again."""
+
+    def __init__(self, folder: Path, made_from: str, variants: Sequence[str]) -> None:
+        """made_from: the clips' fingerprint. variants: those of the clips, in the order of the results."""
+        self._record = folder / "finished" / "results.json"
+        self._folder = folder
+        self._made_from = {"made_from": made_from, "variants": list(variants)}
+
+    def are_there(self) -> bool:
+        """Whether all files still lie there as they were written for these clips."""
+        try:
+            record = json.loads(self._record.read_text(encoding="utf-8"))
+            files = record["files"]
+            same = record["clips"] == self._made_from
+            return same and all(_sha256(self._folder / name) == found for name, found in files.items())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or not written by this class
+            return False
+
+    def put(self, paths: Iterable[Path]) -> None:
+        """Remember these files of the folder."""
+        files = {path.name: _sha256(path) for path in paths}
+        self._record.parent.mkdir(parents=True, exist_ok=True)
+        self._record.write_text(json.dumps({"clips": self._made_from, "files": files}, indent=1), encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def file_name(variant: str) -> str:
     """The stem of a variant's files."""
     return variant.replace(" ", "_")
@@ -74,7 +104,7 @@ def fingerprint(job: Job, model: DemoModel, host: str, python: Path, sources: It
     stated = {"job": asdict(job), "host": host, "device": machine.summary(device), "processor": platform.processor()}
     hashed = hashlib.sha256(json.dumps([stated, installed], sort_keys=True).encode())
     for path in [*_pack_files(), *model.files, *_python_files(sources)]:
-        hashed.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+        hashed.update(path.name.encode() + _sha256(path).encode())
     return hashed.hexdigest()
 
 

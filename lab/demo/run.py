@@ -7,27 +7,24 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from comfy_sage2.doctor import verdicts
-from comfy_sage2.metrics import Agreement
+from tools.comfyui.folders import comfyui_version
 from tools.comfyui.server import NotStarted
 from tools.progress import Activity, ProgressBar
 
-from ..animation import write_animation
 from ..baselines import BASELINES
-from ..contact_sheet import SheetRow, contact_sheet, spread
 from .arguments import parse
 from .comfyui_host import ComfyHost, shipped_job
-from .finished import FinishedClips, file_name, fingerprint
-from .job import FPS, FULL_PRECISION, MODES, PURPOSES, Clip, Host, Job
-from .metrics import psnr, ssim
+from .finished import FinishedClips, FinishedResults, fingerprint
+from .job import FULL_PRECISION, MODES, Clip, Host, Job
 from .model import DemoModel, demo_model
-from .videos import write_mp4
+from .results import PAGE, about, write_results
 
 # Random weights draw noise whatever the size, so they get the smallest job that exercises everything.
 _RANDOM_MODEL_SIZE: dict[str, Any] = {"width": 128, "height": 128, "frames": 9, "steps": 4}
@@ -36,10 +33,8 @@ _RANDOM_MODEL_SIZE: dict[str, Any] = {"width": 128, "height": 128, "frames": 9, 
 # about a size, and there a few frames do.
 _WARM_UP_STEPS, _WARM_UP_FRAMES = 4, 5
 
-_BASELINES_NOTE = (
-    "On a model this small the baselines need not come in the paper's order: `python -m lab eval` compares them call "
-    "by call, on this model's and on other inputs."
-)
+# A clip and its comparison on two free CPU cores; a GPU needs a few seconds.
+_SECONDS_ON_A_CPU = 60
 
 
 def _without_kernel() -> list[str]:
@@ -70,41 +65,6 @@ def sample(host: Host, job: Job, variants: Sequence[str], without_kernel: Collec
         yield clip
 
 
-def table(clips: Sequence[Clip]) -> str:
-    """Each clip against the first one, as a Markdown table."""
-    lines = [
-        "| attention | PSNR (dB) | SSIM | cosine of latents | time (s) | what it is |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    reference = clips[0]
-    with ProgressBar("comparing") as progress:
-        for number, clip in enumerate(clips):
-            progress(number / len(clips))
-            distances = f"{psnr(clip.frames, reference.frames):.2f} | {ssim(clip.frames, reference.frames):.4f}"
-            likeness = f"{Agreement.of(clip.latent, reference.latent).cosine:.5f} | {clip.seconds:.2f}"
-            lines.append(f"| {clip.variant} | {distances} | {likeness} | {PURPOSES[clip.variant]} |")
-    return "\n".join(lines)
-
-
-def write_results(folder: Path, clips: Sequence[Clip], heading: Sequence[str]) -> str:
-    """Write everything and return the text of the table."""
-    with ProgressBar("writing videos") as progress:
-        for number, clip in enumerate(clips):
-            progress(number / len(clips))
-            write_mp4(folder / f"{file_name(clip.variant)}.mp4", clip.frames)
-        contact_sheet([SheetRow(clip.variant, spread(clip.frames)) for clip in clips]).save(
-            folder / "contact_sheet.png"
-        )
-        modes = [SheetRow(clip.variant, list(clip.frames)) for clip in clips if clip.variant not in BASELINES]
-        write_animation(folder / "comparison.webp", modes, FPS)
-    notes = [f"{clip.variant}:\n{clip.note}" for clip in clips]
-    if any(clip.variant in BASELINES for clip in clips):
-        notes.insert(0, _BASELINES_NOTE)
-    text = "\n\n".join(["\n".join(heading), table(clips), *notes])
-    (folder / "results.md").write_text(text + "\n", encoding="utf-8")
-    return text
-
-
 @contextmanager
 def _host(options: argparse.Namespace, model: DemoModel) -> Iterator[Host]:
     if options.comfyui is None:
@@ -118,36 +78,68 @@ def _host(options: argparse.Namespace, model: DemoModel) -> Iterator[Host]:
         yield comfyui
 
 
-def _run(options: argparse.Namespace, scratch: Path) -> tuple[list[Clip], list[str]]:
-    """The clips, sampled where that is needed, and what the results are headed by."""
+@dataclass(frozen=True)
+class _Demo:
+    """What a run has to do: the job, the clips that are wanted, and what earlier runs left of them."""
+
+    model: DemoModel
+    job: Job
+    without_kernel: list[str]
+    variants: list[str]
+    clips: FinishedClips
+    results: FinishedResults
+    heading: list[str]
+
+
+def _prepare(options: argparse.Namespace, scratch: Path) -> _Demo:
     with Activity("looking at this machine"):
         model = demo_model(scratch)
         without_kernel = _without_kernel()
         job = _job(model, without_kernel)
         name, sources = "diffusers (embedded host)", []
         if options.comfyui is not None:
-            name, sources = f"ComfyUI at {options.comfyui}", [options.comfyui / "comfy"]
-        finished = FinishedClips(
-            options.output / "finished", fingerprint(job, model, name, options.comfyui_python, sources)
-        )
-    weights = "the trained demo model" if model.trained else "random weights: the pictures are noise"
-    backend = "the fastest kernel of this GPU" if job.backend is None else f"{job.backend}, as no kernel can run here"
-    if job.backend is None and without_kernel:
-        backend += f"; the reference for {' and '.join(without_kernel)}, which it lacks"
-    heading = [f"host: {name}", f"model: {weights}", f"attention backend: {backend}"]
-    print("\n".join(heading), flush=True)
-
+            version = ".".join(map(str, comfyui_version(options.comfyui)))
+            name, sources = f"ComfyUI {version}", [options.comfyui / "comfy"]
+        made_from = fingerprint(job, model, name, options.comfyui_python, sources)
     variants = [FULL_PRECISION, *MODES, *(BASELINES if options.baselines else ())]
-    missing = [variant for variant in variants if options.again or finished.get(variant) is None]
+    weights = "the trained demo model" if model.trained else "random weights, so the pictures are noise"
+    return _Demo(
+        model,
+        job,
+        without_kernel,
+        variants,
+        FinishedClips(options.output / "finished", made_from),
+        FinishedResults(options.output, made_from, variants),
+        about(job, name, weights),
+    )
+
+
+def _plan(demo: _Demo, missing: Sequence[str]) -> str:
+    """What is going to be done and how long that takes, for the terminal."""
+    done = [variant for variant in demo.variants if variant not in missing]
+    lines = [*demo.heading]
+    if demo.without_kernel:
+        lines.append(
+            f"No kernel runs {', '.join(demo.without_kernel)} here; the slow reference computes the same numbers. "
+            "The demo then shows how close the modes are, and nothing about their speed."
+        )
+    if done:
+        lines.append(f"used again from an earlier run: {', '.join(done)}")
+    minutes = max(1, round(len(missing) * _SECONDS_ON_A_CPU / 60))
+    takes = "a few seconds each" if torch.cuda.is_available() else f"about {minutes} min on two free CPU cores"
     if missing:
-        with _host(options, model) as host:
-            for clip in sample(host, job, missing, without_kernel):
-                finished.put(clip)
-    if len(missing) < len(variants):
-        heading.append(f"used again from an earlier run: {', '.join(v for v in variants if v not in missing)}")
-        print(heading[-1], flush=True)
-    found = [finished.get(variant) for variant in variants]
-    return [clip for clip in found if clip is not None], heading
+        lines.append(f"to sample: {', '.join(missing)} ({takes})")
+    return "\n".join(lines)
+
+
+def _sampled(options: argparse.Namespace, demo: _Demo, missing: Sequence[str]) -> list[Clip]:
+    """The wanted clips; those that are missing are sampled and kept."""
+    if missing:
+        with _host(options, demo.model) as host:
+            for clip in sample(host, demo.job, missing, demo.without_kernel):
+                demo.clips.put(clip)
+    found = [demo.clips.get(variant) for variant in demo.variants]
+    return [clip for clip in found if clip is not None]
 
 
 def main(arguments: list[str]) -> int:
@@ -156,10 +148,19 @@ def main(arguments: list[str]) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            clips, heading = _run(options, Path(scratch))
+            demo = _prepare(options, Path(scratch))
+            if not options.again and demo.results.are_there():
+                text = (options.output / PAGE).read_text(encoding="utf-8")
+                print(f"\n{text}\nNothing has changed since these were made, so nothing was sampled or written again.")
+            else:
+                missing = [variant for variant in demo.variants if options.again or demo.clips.get(variant) is None]
+                print(_plan(demo, missing), flush=True)
+                clips = _sampled(options, demo, missing)
+                text, paths = write_results(options.output, clips, demo.heading, demo.without_kernel)
+                demo.results.put(paths)
+                print(f"\n{text}")
     except NotStarted as error:
         print(error, file=sys.stderr)
         return 1
-    print("\n" + write_results(options.output, clips, heading))
-    print(f"\nvideos, comparison.webp, contact_sheet.png and results.md are in {options.output}")
+    print(f"\nvideos, comparison.webp, contact_sheet.png and {PAGE} are in {options.output}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def test_the_newest_version_accepts_the_workflow(server: ComfyServer, installati
     kinds = object_info["CLIPLoader"]["input"]["required"]["type"][0]
     needed = {node["inputs"]["type"] for node in prompt.values() if node["class_type"] == "CLIPLoader"} - set(kinds)
     if needed:
-        needs = next(workflow for workflow in WORKFLOWS if workflow.name == path.stem).needs
+        needs = next(workflow for workflow in WORKFLOWS if workflow.title == path.stem).needs
         assert installation.version is not None and needs > installation.version
         pytest.skip(f"this ComfyUI knows no text encoder of the kind {', '.join(needed)}")
     queue(server, prompt)
@@ -132,15 +133,15 @@ def test_the_files_are_what_their_source_makes(
         pytest.skip(f"the files were made with ComfyUI {MADE_WITH}")
     object_info = server.get("/object_info")
     graph = workflow.graph(object_info)
-    stale = f"run python -m tools.workflows.make_workflows: {workflow.name}.json is not what its function makes"
-    assert read(REPOSITORY / "workflows" / f"{workflow.name}.json") == graph.workflow(), stale
+    stale = f"run python -m tools.workflows.make_workflows: {workflow.title}.json is not what its function makes"
+    assert read(REPOSITORY / "workflows" / f"{workflow.title}.json") == graph.workflow(), stale
     assert read(REPOSITORY / "workflows" / "api" / f"{workflow.name}.json") == graph.prompt(), stale
     assert graph.prompt() == to_prompt(graph.workflow(), object_info)
 
 
 def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A workflow as an earlier version saved it, and the inputs that its node has to get."""
-    workflow = read(REPOSITORY / "workflows" / "sage2_paper_wan21_text_to_video.json")
+    workflow = read(REPOSITORY / "workflows" / "Wan 2.1 text to video - SageAttention2.json")
     node = next(node for node in workflow["nodes"] if node["type"] == "SageAttention2")
     names = [entry["name"] for entry in node["inputs"] if "widget" in entry and entry["name"] not in missing]
     node["widgets_values"] = values
@@ -209,7 +210,7 @@ def test_the_node_stands_between_loader_and_sampler(path: Path) -> None:
     samplers = [node for node in nodes.values() if node["type"].startswith(("KSampler", "SamplerCustom"))]
     chains = [model_nodes(node) for node in samplers if node["type"] != "KSamplerSelect"]
     ours = [any(kind.startswith("SageAttention2") for kind in chain) for chain in chains]
-    assert ours.count(False) == (1 if path.stem == "sage2_compare_with_full_precision" else 0), chains
+    assert ours.count(False) == (1 if path.stem.startswith("Compare ") else 0), chains
     assert all(chain[-1] in ("UNETLoader", "CheckpointLoaderSimple") for chain in chains)
 
 
@@ -230,5 +231,5 @@ def test_api_prompt_fits(server: ComfyServer, installation: Installation, path: 
 def test_workflows_are_listed_as_templates(server: ComfyServer) -> None:
     listed = server.get("/workflow_templates")["comfy_sage2"]
     assert set(listed) == {path.stem for path in UI_WORKFLOWS}
-    for name in listed:
+    for name in map(urllib.parse.quote, listed):
         assert server.get_bytes(f"/api/workflow_templates/comfy_sage2/{name}.jpg")[:2] == b"\xff\xd8"

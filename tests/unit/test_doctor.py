@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from comfy_sage2 import doctor, registry
+from comfy_sage2 import doctor, machine, registry
 from comfy_sage2.backends import self_test
 from comfy_sage2.backends.base import Backend, BoundCall
 from comfy_sage2.backends.constraints import option_is
 from comfy_sage2.backends.peers import Peer, PeerFunctions
+from comfy_sage2.integrations.sageattention import offer
 from comfy_sage2.kernels import loader
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
@@ -48,16 +49,18 @@ def test_status_0_when_one_backend_works(monkeypatch: pytest.MonkeyPatch, capsys
     assert any("8b" in line and line.endswith(" good") for line in lines)
     assert any("broken cannot: its wheel is missing" in line for line in lines)
     assert any("good cannot: [SA-206] mode must be 8b here" in line for line in lines)
-    assert lines[-1] == "verdict: good serves 8b on cpu"
+    assert lines[-1] == "verdict: good runs 8b on cpu"
 
 
 def test_status_1_when_none_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     install(monkeypatch, Accelerated("broken", works=False), Accelerated("also", works=False))
+    monkeypatch.setattr(machine, "reason_without_gpu", lambda: "no GPU")
     assert doctor.main([]) == 1
     shown = capsys.readouterr().out
-    assert "no accelerated backend" in shown and "broken, also cannot: its wheel is missing" in shown
+    assert "no kernel: the nodes leave the model as it is" in shown
+    assert shown.count("broken, also cannot: its wheel is missing") == 1
     assert shown.splitlines()[-1] == (
-        "verdict: no kernel can run on cpu, and models pass through unchanged: its wheel is missing"
+        "verdict: no kernel runs on this machine, so models on it keep ComfyUI's own attention. Cause: no GPU"
     )
 
 
@@ -69,15 +72,85 @@ def test_the_verdict_names_every_device() -> None:
         doctor.Verdict("cuda:1", "8b", {"a": "too old", "b": "no"}),
     ]
     assert doctor.conclusion(found) == (
-        "verdict: a serves 8b, precise on cuda:0; b serves 4b on cuda:0; "
-        "no kernel can run on cuda:1, and models pass through unchanged: too old"
+        "verdict: a runs 8b, precise on cuda:0; b runs 4b on cuda:0; "
+        "no kernel runs on cuda:1, so models on it keep ComfyUI's own attention. Cause: too old"
     )
+
+
+def test_the_verdict_names_the_reason_of_the_gpus_own_kernels() -> None:
+    """Kernels for other GPUs come first in the order of preference, and their reason helps nobody."""
+    other, own = "[SA-103] these kernels need compute capability 9.0, got 8.9", "[SA-102] the driver is too old"
+    found = [doctor.Verdict("cuda:0", mode, {"sm90": other, "sm89": own}) for mode in ("8b", "4b")]
+    assert doctor.conclusion(found).endswith(f"Cause: {own}")
+
+
+def test_a_machine_without_a_driver_is_told_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, Accelerated("one", works=False), Accelerated("two", works=False))
+    module = SimpleNamespace(version="1.2.3", abi_version=1, target="sm_90a")
+    monkeypatch.setattr(loader, "load", lambda name: module)
+    monkeypatch.setattr(loader, "reason_unavailable", lambda name: f"[SA-101] no driver for {name}")
+    monkeypatch.setattr(machine, "reason_without_gpu", lambda: "[SA-101] no NVIDIA driver was found")
+    doctor.main([])
+    shown = capsys.readouterr().out
+    assert shown.count("needs an NVIDIA driver (version 1.2.3, ABI 1, for sm_90a)") == 2
+    assert shown.count("[SA-101]") == 1
 
 
 def test_the_reference_does_not_count(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     install(monkeypatch)
     assert doctor.main([]) == 1
     assert torch.__version__ in capsys.readouterr().out
+
+
+DRIVER = OSError("libcuda.so.1: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("hip", "cuda", "gpus", "driver", "expected"),
+    [
+        ("6.4", None, [], DRIVER, ("[SA-103]", "AMD GPUs (ROCm 6.4)")),
+        (None, None, [], DRIVER, ("[SA-103]", "built without CUDA: on a machine with an NVIDIA GPU install a torch")),
+        (
+            None,
+            None,
+            ["RTX 4090"] * 2,
+            DRIVER,
+            ("[SA-103]", "so it cannot use the RTX 4090: install a torch with CUDA"),
+        ),
+        (None, "13.0", [], DRIVER, ("[SA-101]", "no NVIDIA driver was found: install it; a container")),
+        (None, "13.0", [], RuntimeError("[SA-101] no answer"), ("[SA-101]", "no answer")),
+        (
+            None,
+            "13.0",
+            [],
+            "12.4",
+            ("[SA-102]", "it supports CUDA up to 12.4", "built for CUDA 13.0; update the driver"),
+        ),
+        (None, "12.8", [], "12.4", ("[SA-103]", "torch finds no GPU", "CUDA_VISIBLE_DEVICES")),
+    ],
+    ids=["AMD", "no CUDA", "no CUDA beside a GPU", "no driver", "driver fails", "old driver", "hidden GPU"],
+)
+def test_why_torch_has_no_gpu(
+    hip: str | None,
+    cuda: str | None,
+    gpus: list[str],
+    driver: str | Exception,
+    expected: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def driver_cuda() -> str:
+        if isinstance(driver, Exception):
+            raise driver
+        return driver
+
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(machine, "nvidia_smi", lambda fields: [{"name": name} for name in gpus])
+    monkeypatch.setattr(machine, "driver_cuda", driver_cuda)
+    reason = machine.reason_without_gpu()
+    assert reason.startswith(expected[0]) and all(words in reason for words in expected[1:]), reason
 
 
 def line_about_other_packs(capsys: pytest.CaptureFixture[str]) -> str:
@@ -90,7 +163,10 @@ def test_it_says_who_serves_packs_that_import_sageattention(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     install(monkeypatch, Accelerated("broken", works=False))
-    assert "this pack cannot take its place: its wheel is missing" in line_about_other_packs(capsys)
+    assert line_about_other_packs(capsys).endswith("this pack cannot take its place: no kernel runs here")
+    monkeypatch.setenv(offer.BACKEND_VARIABLE, "sm90")
+    assert "this pack cannot take its place: [SA-601] the environment variable" in line_about_other_packs(capsys)
+    monkeypatch.delenv(offer.BACKEND_VARIABLE)
     install(monkeypatch, Accelerated("good", works=True))
     assert "good, when ComfyUI is started with --use-sage-attention" in line_about_other_packs(capsys)
     monkeypatch.setattr(
@@ -177,9 +253,9 @@ def test_each_module_is_tested_on_its_gpu(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
     monkeypatch.setattr(loader, "reason_unavailable", lambda name: None)
     monkeypatch.setattr(loader, "load", lambda name: SimpleNamespace(architecture=name, abi_version=4))
-    assert [line.strip() for line in doctor._self_test_lines()] == [
-        "sm90 on cuda:0    passed: 12 calls within their bounds in 40 ms",
-        "sm90 on cuda:1    unknown: RuntimeError: the GPU's memory does not suffice for the self-test",
-        "sm89 on cuda:2    failed: wrong",
+    assert [" ".join(line.split()) for line in doctor._self_test_lines()] == [
+        "sm90 on cuda:0 passed: 12 calls within their bounds in 40 ms",
+        "sm90 on cuda:1 unknown: RuntimeError: the GPU's memory does not suffice for the self-test",
+        "sm89 on cuda:2 failed: wrong",
     ]
     assert asked == [("sm90", 0), ("sm90", 1), ("sm89", 2)]

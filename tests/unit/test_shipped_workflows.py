@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,28 +12,36 @@ import pytest
 from PIL import Image, ImageChops, ImageStat
 
 from comfy_sage2 import __version__
-from tools.workflows.draw_thumbnails import thumbnail
+from tools.workflows.draw_thumbnails import SIDE, thumbnail
 from tools.workflows.graph import CORE, FOLDERS, MADE_WITH, PACK
 from tools.workflows.shipped import WORKFLOWS, Workflow
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 MOST_BYTES = 60_000
 # What the template browser shows of a thumbnail; fewer of 255 levels apart are the same to the eye.
-SHOWN, APART = (160, 90), 4.0
+SHOWN, APART = (130, 130), 4.0
 
 
 def nodes(workflow: Workflow) -> list[dict[str, Any]]:
-    document = json.loads((FOLDER / f"{workflow.name}.json").read_text(encoding="utf-8"))
+    document = json.loads((FOLDER / f"{workflow.title}.json").read_text(encoding="utf-8"))
     return [node for node in document["nodes"] if node["type"] != "MarkdownNote"]
 
 
 def test_the_folder_holds_these_workflows_and_no_others() -> None:
     """The template browser finds a pack's files by name, and in one folder only."""
+    titles = {workflow.title for workflow in WORKFLOWS}
+    assert len(titles) == len(WORKFLOWS)
+    assert {path.stem for path in FOLDER.glob("*.json")} == titles
+    assert {path.stem for path in FOLDER.glob("*.jpg")} == titles
     names = {workflow.name for workflow in WORKFLOWS}
-    assert len(names) == len(WORKFLOWS) and all(name.startswith("sage2_") for name in names)
-    assert {path.stem for path in FOLDER.glob("*.json")} == names
-    assert {path.stem for path in FOLDER.glob("*.jpg")} == names
     assert {path.stem for path in (FOLDER / "api").glob("sage2_*.json")} == names
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
+def test_titles_are_read_and_found(workflow: Workflow) -> None:
+    """A title is the name of a file, on every system; the template browser cuts it off after about 35 letters."""
+    assert re.fullmatch(r"[A-Z][\w.,-]*( [\w.,-]+)+ - SageAttention2", workflow.title, re.ASCII), workflow.title
+    assert len(f"{workflow.family} {workflow.task}") <= 36, workflow.title
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
@@ -46,7 +55,7 @@ def test_every_node_names_its_pack_and_version(workflow: Workflow) -> None:
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
 def test_notes_can_be_read_in_both_designs(workflow: Workflow) -> None:
     """ComfyUI's newer design writes code in blue on a note's brown."""
-    document = json.loads((FOLDER / f"{workflow.name}.json").read_text(encoding="utf-8"))
+    document = json.loads((FOLDER / f"{workflow.title}.json").read_text(encoding="utf-8"))
     notes = [node["widgets_values"][0] for node in document["nodes"] if node["type"] == "MarkdownNote"]
     assert notes and not any("`" in note for note in notes)
 
@@ -71,11 +80,11 @@ def test_every_file_of_a_loader_can_be_downloaded(workflow: Workflow) -> None:
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
 def test_thumbnail_is_small_and_says_what_it_is(workflow: Workflow) -> None:
-    data = (FOLDER / f"{workflow.name}.jpg").read_bytes()
+    data = (FOLDER / f"{workflow.title}.jpg").read_bytes()
     assert len(data) < MOST_BYTES
     picture = Image.open(BytesIO(data))
     expected = thumbnail(workflow)
-    assert picture.size == expected.size
+    assert picture.size == expected.size == (SIDE, SIDE)
     # JPEG and another Pillow change a picture a little.
     difference = ImageStat.Stat(ImageChops.difference(picture.convert("RGB"), expected)).mean
     assert max(difference) < APART, "run python -m tools.workflows.draw_thumbnails"

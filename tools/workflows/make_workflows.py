@@ -29,7 +29,7 @@ def main() -> None:
     object_info = _answer(options.server, "object_info")
     for workflow in WORKFLOWS:
         graph = workflow.graph(object_info)
-        _write(options.folder / f"{workflow.name}.json", graph.workflow())
+        _write(options.folder / f"{workflow.title}.json", graph.workflow())
         _write(options.folder / "api" / f"{workflow.name}.json", graph.prompt())
 
 

@@ -16,8 +16,7 @@ class Workflow:
     """A shipped workflow.
 
     Attributes:
-        name: of its files, without ending. ComfyUI's template browser shows and searches nothing else of a pack's
-            templates, and finds them in one folder only: so names begin alike, and those of the paper's models too.
+        name: of its API prompt's file, without ending.
         family: the model, as people write it.
         task: what it does.
         make: adds its nodes to a graph.
@@ -32,11 +31,16 @@ class Workflow:
 
     @property
     def title(self) -> str:
-        return f"{self.family}, {self.task}"
+        """The name of the template's files, without ending.
+
+        ComfyUI's template browser shows and searches nothing else of a pack's templates. It cuts long titles off, so
+        the model comes first.
+        """
+        return f"{self.family} {self.task} - SageAttention2"
 
     def graph(self, object_info: dict[str, Any]) -> Graph:
         """The graph from a server's answer to GET /object_info."""
-        graph = Graph(with_newer_nodes(object_info), self.title)
+        graph = Graph(with_newer_nodes(object_info), f"{self.family} {self.task}")
         self.make(graph)
         return graph
 
@@ -52,7 +56,7 @@ _PAPER = "sage2_paper"
 WORKFLOWS = (
     _workflow("MiniMax H3", _T2V, videos.minimax_h3_text_to_video),
     _workflow("MiniMax H3", _I2V, videos.minimax_h3_image_to_video),
-    _workflow("MiniMax H3", "pictures to refer to", videos.minimax_h3_reference_to_video),
+    _workflow("MiniMax H3", "references to video", videos.minimax_h3_reference_to_video),
     _workflow("FastH3", _T2V, videos.fasth3_text_to_video, needs=(0, 43)),
     _workflow("LTX-2.5", _T2V, videos.ltx25_text_to_video),
     _workflow("LTX-2.5", _I2V, videos.ltx25_image_to_video),
@@ -60,24 +64,24 @@ WORKFLOWS = (
     _workflow("LTX-2.3", _I2V, videos.ltx23_image_to_video),
     _workflow("Wan 2.2", _T2V, videos.wan22_text_to_video),
     _workflow("Wan 2.2", _I2V, videos.wan22_image_to_video),
-    _workflow("Wan Animate 2", "the motion of a video", videos.wan_animate2),
+    _workflow("Wan Animate 2", "motion transfer", videos.wan_animate2),
     _workflow("HunyuanVideo 1.5", _T2V, videos.hunyuanvideo15_text_to_video),
     _workflow("Z-Image Turbo", _T2I, images.z_image_turbo_text_to_image),
     _workflow("Qwen-Image 2.1", _T2I, images.qwen_image21_text_to_image, needs=(0, 39)),
-    _workflow("Qwen-Image 2.1", "change an image", images.qwen_image21_edit, needs=(0, 39)),
+    _workflow("Qwen-Image 2.1", "image edit", images.qwen_image21_edit, needs=(0, 39)),
     _workflow("Qwen-Image", _T2I, images.qwen_image_text_to_image),
-    _workflow("Qwen-Image-Edit", "change an image", images.qwen_image_edit),
+    _workflow("Qwen-Image-Edit", "image edit", images.qwen_image_edit),
     _workflow("Krea 2", _T2I, images.krea2_text_to_image),
     _workflow("Flux.2", _T2I, images.flux2_text_to_image),
     _workflow("Flux.2 Klein", _T2I, images.flux2_klein_text_to_image),
     _workflow("FLUX.3 Image", _T2I, images.flux3_text_to_image, needs=(0, 41)),
-    _workflow("Calibration", "measure Wan 2.1, then render", showcases.calibrate_then_render),
-    _workflow("Comparison", "Wan 2.1 with full precision", showcases.compare_with_full_precision),
-    _workflow("Demo model", _T2V, showcases.demo_model),
+    _workflow("Calibrate", "Wan 2.1, then sample", showcases.calibrate_then_render),
+    _workflow("Compare", "Wan 2.1 with full precision", showcases.compare_with_full_precision),
+    _workflow("Demo model", "video without a GPU", showcases.demo_model),
     _workflow("Wan 2.1", _T2V, paper.wan21_text_to_video, _PAPER),
     _workflow("LTX-Video", _T2V, paper.ltx_video_text_to_video, _PAPER),
     _workflow("Mochi", _T2V, paper.mochi_text_to_video, _PAPER),
-    _workflow("CogVideoX", "video without an object", paper.cogvideox_object_removal, _PAPER),
+    _workflow("CogVideoX", "object removal", paper.cogvideox_object_removal, _PAPER),
     _workflow("Flux.1", _T2I, paper.flux1_text_to_image, _PAPER),
     _workflow("Stable Diffusion 3.5", _T2I, paper.sd35_text_to_image, _PAPER),
 )

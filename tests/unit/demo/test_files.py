@@ -15,10 +15,10 @@ from PIL import Image, ImageSequence
 
 from lab.animation import write_animation
 from lab.contact_sheet import LABEL_HEIGHT, SheetRow, contact_sheet, spread
-from lab.demo.finished import FinishedClips, fingerprint
-from lab.demo.job import PURPOSES, Clip, Job
+from lab.demo.finished import FinishedClips, FinishedResults, fingerprint
+from lab.demo.job import MODES, PURPOSES, Clip, Job
 from lab.demo.model import TRAINED_FOLDER, DemoModel
-from lab.demo.run import table, write_results
+from lab.demo.results import Distances, about, table, write_results
 from lab.demo.videos import write_mp4
 from tools.progress import Activity, ProgressBar, run_showing
 
@@ -68,23 +68,48 @@ def test_an_animation_shows_each_clip_in_its_column_at_its_moment(tmp_path: Path
                 assert found == pytest.approx(left + 40 * moment, abs=6)
 
 
-@pytest.mark.slow
-def test_table(clips: list[Clip]) -> None:
-    lines = table(clips).splitlines()
-    assert lines[2] == f"| full precision | inf | 1.0000 | 1.00000 | 1.50 | {PURPOSES['full precision']} |"
-    assert lines[3].startswith("| precise | 28.13 |")
-    assert len(lines) == 2 + len(PURPOSES)
+def distances(clips: list[Clip]) -> list[Distances]:
+    return [Distances(30.0 - number, 0.9, 0.99) for number in range(len(clips))]
+
+
+@pytest.mark.parametrize(
+    ("without_kernel", "times"), [([], ["1.50"] * 4), (["4b"], ["1.50", "1.50", "1.50", "–"]), (MODES, None)]
+)
+def test_only_times_of_kernels_stand_in_the_table(
+    clips: list[Clip], without_kernel: list[str], times: list[str] | None
+) -> None:
+    """The reference is slow, and says nothing of the speed of the kernels."""
+    header, _, *rows = [
+        line.strip("| ").split(" | ") for line in table(clips, distances(clips), without_kernel).split("\n")
+    ]
+    assert ("time (s)" in header) == (times is not None) and len(rows) == len(PURPOSES)
+    assert rows[0][1:4] == ["–", "–", "–"] and rows[1][1:4] == ["29.00", "0.9000", "0.99000"]
+    if times is not None:
+        assert [row[4] for row in rows] == times + ["–"] * (len(rows) - 4)
+
+
+def test_the_page_says_what_was_sampled_and_on_what() -> None:
+    job = Job("a red ball", 64, 32, 5, 2, 4.0, 3.0, 7, "reference")
+    text = "\n".join(about(job, "ComfyUI 0.33.0", "a model"))
+    for words in (
+        '"a red ball", 64 × 32 pixels, 5 frames, 2 steps',
+        "seed 7",
+        "ComfyUI 0.33.0",
+        f"torch {torch.__version__[:4]}",
+    ):
+        assert words in text, words
 
 
 @pytest.mark.slow
 def test_all_results_are_written(clips: list[Clip], tmp_path: Path) -> None:
-    text = write_results(tmp_path, clips, ["host: none"])
+    text, paths = write_results(tmp_path, clips, ["host: none"], MODES)
     names = {path.name for path in tmp_path.iterdir()}
     videos = {"full_precision.mp4", "precise.mp4", "8b.mp4", "4b.mp4", "SageAttention1.mp4"}
     assert names >= videos | {"comparison.webp", "contact_sheet.png", "results.md"}
-    assert len(names) == len(PURPOSES) + 3
-    assert text.startswith("host: none\n")
-    assert "note of 4b" in text
+    assert len(names) == len(PURPOSES) + 3 and {path.name for path in paths} == names
+    for words in ("host: none\n", "note of 4b", "| precise | 28.13 |", "PSNR compares the pixels", "No kernel ran"):
+        assert words in text, words
+    assert "inf" not in text.partition("## What")[0].split()
 
 
 class Terminal(io.StringIO):
@@ -147,6 +172,24 @@ def test_finished_clips_are_used_again_only_for_the_same(tmp_path: Path) -> None
     assert FinishedClips(tmp_path, "a").get("8b") is None
     (tmp_path / "8b.safetensors").write_bytes(b"not a file of tensors")
     assert FinishedClips(tmp_path, "a").get("8b") is None
+
+
+def test_results_are_used_again_only_as_they_were_written(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text("a")
+    results = FinishedResults(tmp_path, "made from", ["8b"])
+    assert not results.are_there()
+    results.put([page])
+    assert results.are_there() and FinishedResults(tmp_path, "made from", ["8b"]).are_there()
+    assert not FinishedResults(tmp_path, "other", ["8b"]).are_there()
+    assert not FinishedResults(tmp_path, "made from", ["8b", "4b"]).are_there()
+    page.write_text("b")
+    assert not results.are_there()
+    page.unlink()
+    assert not results.are_there()
+    for record in ("{", "[]", "{}"):
+        (tmp_path / "finished" / "results.json").write_text(record)
+        assert not results.are_there(), record
 
 
 @pytest.mark.slow

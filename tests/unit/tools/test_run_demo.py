@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import run_demo
+from tools import demo_plan, run_demo
 from tools.comfyui import clone
 
 
@@ -80,3 +80,20 @@ def test_wrong_arguments_are_one_line(
         run_demo.main()
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and line.startswith("python -m tools.run_demo: ") and words in line, line
+
+
+def test_the_plan_names_what_is_missing_and_how_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_plan, "comfyui_folders", lambda: [])
+    monkeypatch.setattr(demo_plan, "CLONE", tmp_path / "clone")
+    text = "\n".join(demo_plan.plan(tmp_path / ".venv", tmp_path / ".venv-host"))
+    for words in (
+        "PyTorch and other packages into",
+        "ComfyUI v0.33.0",
+        "GB on disk",
+        "4 minutes",
+        "MB in demo-output/",
+    ):
+        assert words in text, words
+    monkeypatch.setattr(demo_plan, "comfyui_folders", lambda: [tmp_path])
+    text = "\n".join(demo_plan.plan(Path(sys.prefix), Path(sys.prefix)))
+    assert "download" not in text.replace("after the downloads", "") and "4 minutes" in text

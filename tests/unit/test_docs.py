@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -177,6 +178,18 @@ def test_paths_exist(page: Path) -> None:
     named = set(re.findall(rf"`((?:{ROOTS})/[\w./-]*)`", text(page)))
     made = {"comfy_sage2/kernels/_unpacked/"}
     assert [path for path in named - made if not (REPOSITORY / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=name)
+def test_code_imports_what_there_is(page: Path) -> None:
+    """Of this project: what else an example needs may not be installed here."""
+    for block in re.findall(r"^```python\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL):
+        for module, names in re.findall(r"^from ((?:comfy_sage2|lab|tools)[\w.]*) import (.+)$", block, re.MULTILINE):
+            there = importlib.import_module(module)
+            for found in names.split(","):
+                member = found.split()[0]
+                if not hasattr(there, member):  # a module, else an error
+                    importlib.import_module(f"{module}.{member}")
 
 
 def test_no_torch_older_than_the_oldest_served_is_named() -> None:

@@ -30,7 +30,6 @@ def calibrate_then_render(g: Graph) -> None:
         "with full precision; switch **measure_quality** off afterwards.\n"
         "3. *Keep in this workflow* writes the policy into the node. Save the workflow: it renders by it at once.\n\n"
         "With another model, LoRA or size the node measures anew.",
-        260,
     )  # fmt: skip
     weights_note(g, 1)
 
@@ -78,5 +77,4 @@ def demo_model(g: Graph) -> None:
         "It runs without a GPU too: with **backend** *auto or reference* the reference computes what no kernel can, "
         "slower than ComfyUI.\n\n"
         "It knows a few words only; change the colors and shapes in the caption.",
-        280,
     )  # fmt: skip

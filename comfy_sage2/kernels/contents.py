@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from .errors import KernelUnavailable, shortened
+from .errors import REINSTALL, KernelUnavailable, shortened
 
 _PACKED, _PLAIN, _BUILD = ".cubin.xz", ".cubin", "build.json"
 _MODULES = (".so", ".pyd")
@@ -46,7 +46,7 @@ class _Package:
         if len(members) > _MOST_MEMBERS:
             raise KernelUnavailable(
                 f"[SA-106] {wheel_name} is refused: it holds {len(members):,} files, at most {_MOST_MEMBERS:,} are "
-                "expected"
+                f"expected; {REINSTALL}"
             )
         paths = ((PurePosixPath(member.filename), member) for member in members)
         self.members = {path.name: member for path, member in paths if str(path.parent) == package}
@@ -56,7 +56,7 @@ class _Package:
         if self._left < 0:
             raise KernelUnavailable(
                 f"[SA-106] {self._wheel_name} is refused: it holds more than {_MOST_BYTES:,} bytes, with "
-                f"{shortened(name)}"
+                f"{shortened(name)}; {REINSTALL}"
             )
 
     def read(self, name: str) -> bytes:
@@ -82,10 +82,12 @@ class _Package:
         try:
             image = unpacking.decompress(content, max_length=self._left + 1)
         except (lzma.LZMAError, EOFError) as error:
-            raise KernelUnavailable(f"[SA-106] {shortened(name)} is damaged: {error}") from error
+            raise KernelUnavailable(f"[SA-106] {shortened(name)} is damaged: {error}; {REINSTALL}") from error
         self._take(len(image), name)
         if not unpacking.eof:
-            raise KernelUnavailable(f"[SA-106] {shortened(name)} is damaged: it ends before its image does")
+            raise KernelUnavailable(
+                f"[SA-106] {shortened(name)} is damaged: it ends before its image does; {REINSTALL}"
+            )
         return image
 
     def build(self) -> Mapping[str, Any] | None:
@@ -94,9 +96,13 @@ class _Package:
         try:
             found = json.loads(self.read(_BUILD))
         except (ValueError, RecursionError) as error:
-            raise KernelUnavailable(f"[SA-106] {_BUILD} of {self._wheel_name} is damaged: {error}") from error
+            raise KernelUnavailable(
+                f"[SA-106] {_BUILD} of {self._wheel_name} is damaged: {error}; {REINSTALL}"
+            ) from error
         if not isinstance(found, dict):
-            raise KernelUnavailable(f"[SA-106] {_BUILD} of {self._wheel_name} is damaged: it is no JSON object")
+            raise KernelUnavailable(
+                f"[SA-106] {_BUILD} of {self._wheel_name} is damaged: it is no JSON object; {REINSTALL}"
+            )
         return found
 
     def extension(self) -> str | None:
@@ -129,7 +135,8 @@ def read(wheel: bytes, wheel_name: str, part: str) -> KernelFiles:
             if part == "host":
                 if extension is None:
                     raise KernelUnavailable(
-                        f"[SA-106] {wheel_name} is not a wheel of host modules: {package_name}/ has no module"
+                        f"[SA-106] {wheel_name} is not a wheel of host modules: {package_name}/ has no module; "
+                        f"{REINSTALL}"
                     )
                 return KernelFiles(extension, package.read(extension))
             build = package.build()
@@ -137,7 +144,8 @@ def read(wheel: bytes, wheel_name: str, part: str) -> KernelFiles:
                 raise KernelUnavailable(
                     f"[SA-106] {wheel_name} is not a wheel of {part} kernels: expected at least one cubin and {_BUILD} "
                     f"or an extension module in {package_name}/, got {len(images)} cubins, "
-                    f"{'no ' if build is None else ''}{_BUILD} and {'no' if extension is None else 'a'} module"
+                    f"{'no ' if build is None else ''}{_BUILD} and {'no' if extension is None else 'a'} module; "
+                    f"{REINSTALL}"
                 )
             cubins = {name.partition(".cubin")[0]: package.image(name) for name in images}
             return KernelFiles(extension or "", package.read(extension) if extension else None, cubins, build)
@@ -145,4 +153,4 @@ def read(wheel: bytes, wheel_name: str, part: str) -> KernelFiles:
         raise
     # What zipfile raises for a damaged file, by the place of the damage.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
-        raise KernelUnavailable(f"[SA-106] {wheel_name} is not a readable wheel: {error}") from error
+        raise KernelUnavailable(f"[SA-106] {wheel_name} is not a readable wheel: {error}; {REINSTALL}") from error

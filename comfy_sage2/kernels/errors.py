@@ -1,8 +1,9 @@
-"""The one error of this package."""
+"""The one error of this package, and what its texts share."""
 
 from __future__ import annotations
 
 _MOST_LETTERS = 100
+REINSTALL = "update or reinstall the pack"  # what helps against files that are not as they were released
 
 
 class KernelUnavailable(RuntimeError):

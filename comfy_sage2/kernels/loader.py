@@ -115,7 +115,10 @@ def _execute(name: str, placed: PlacedModule) -> ModuleType:
         loader.exec_module(module)
     except Exception as error:
         placed.close()
-        raise KernelUnavailable(f"[SA-109] the kernel module {placed.path} cannot be imported: {error}") from error
+        raise KernelUnavailable(
+            f"[SA-109] the kernel module {placed.path} cannot be imported: {error}. Often its folder is mounted "
+            "noexec, or the system's C library is too old"
+        ) from error
     module.__file__ = str(placed.path)
     # On Linux the descriptor stays open: the dynamic linker would take its number, given to another file, for this one.
     if sys.platform == "win32":

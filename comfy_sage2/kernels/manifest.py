@@ -138,6 +138,7 @@ def find_all(part: str, folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
     if not candidates:
         raise KernelUnavailable(
             f"[SA-104] the pack has no {part} kernels; it has kernels for {', '.join(architectures(folder)) or 'none'}"
+            ": update or reinstall the pack"
         )
     rank = {tag: position for position, tag in enumerate(sys_tags())}
     fitting = []
@@ -155,7 +156,7 @@ def find_all(part: str, folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
         raise KernelUnavailable(
             f"[SA-104] no bundled {part} kernel wheel fits {sys.implementation.name} "
             f"{sys.version_info.major}.{sys.version_info.minor} on {sysconfig.get_platform()}; there are wheels for "
-            f"{_listed(candidates, -3)} on {_listed(candidates, -1)}"
+            f"{_listed(candidates, -3)} on {_listed(candidates, -1)}: run ComfyUI with one of these"
         )
     fitting.sort(key=lambda entry: entry[1])
     fitting.sort(key=lambda entry: entry[0].version, reverse=True)

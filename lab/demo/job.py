@@ -14,7 +14,7 @@ FULL_PRECISION = "full precision"
 MODES = ("precise", "8b", "4b")  # the closest one first
 BASELINE_NOTE = "a baseline of the paper, by reference numerics"
 PURPOSES = {
-    FULL_PRECISION: "the host's own attention: what the others are compared with",
+    FULL_PRECISION: "nothing is quantized: what the others are compared with",
     "precise": "Q and K in INT8, P and V in 16 bits: closest to full precision",
     "8b": "Q and K in INT8, P and V in FP8: close to full precision",
     "4b": "Q and K in INT4, P and V in FP8: fewer bits, for GPUs with INT4 tensor cores",

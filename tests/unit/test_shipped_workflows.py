@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from io import BytesIO
@@ -18,6 +19,7 @@ from tools.workflows.shipped import WORKFLOWS, Workflow
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 MOST_BYTES = 60_000
+TWO_STAGES = 30  # nodes, as those of LTX have
 # What the template browser shows of a thumbnail; fewer of 255 levels apart are the same to the eye.
 SHOWN, APART = (130, 130), 4.0
 
@@ -58,6 +60,21 @@ def test_notes_can_be_read_in_both_designs(workflow: Workflow) -> None:
     document = json.loads((FOLDER / f"{workflow.title}.json").read_text(encoding="utf-8"))
     notes = [node["widgets_values"][0] for node in document["nodes"] if node["type"] == "MarkdownNote"]
     assert notes and not any("`" in note for note in notes)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
+def test_nodes_do_not_overlap_and_open_at_a_size_that_is_read(workflow: Workflow) -> None:
+    """The frontend fits the nodes into three quarters of the window; its classic design has no text much below 0.6."""
+    document = json.loads((FOLDER / f"{workflow.title}.json").read_text(encoding="utf-8"))
+    boxes = [
+        (*node["pos"], node["pos"][0] + node["size"][0], node["pos"][1] + node["size"][1]) for node in document["nodes"]
+    ]
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
+    width = max(box[2] for box in boxes) - min(box[0] for box in boxes)
+    height = max(box[3] for box in boxes) - min(box[1] for box in boxes)
+    zoom = 0.75 * min(1920 / width, 937 / height)
+    assert zoom >= (0.5 if len(boxes) > TWO_STAGES else 0.58), zoom
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +11,12 @@ from comfy_sage2 import __version__
 
 MADE_WITH = "0.33.0"  # the ComfyUI whose node definitions the shipped files were made from
 PACK, CORE = "comfy-sage2", "comfy-core"  # as the registry names them: it finds the pack of a missing node by this
-COLUMN_WIDTH = 480
-NODE_WIDTH = 430
-GAP = 50
-TITLE_HEIGHT, SOCKET_HEIGHT, WIDGET_HEIGHT, TEXT_HEIGHT, PICTURE_HEIGHT = 34, 22, 28, 120, 240
+COLUMN_WIDTH = 390
+NODE_WIDTH = 350
+GAP = 40
+TITLE_HEIGHT, SOCKET_HEIGHT, WIDGET_HEIGHT, TEXT_HEIGHT, PICTURE_HEIGHT = 34, 22, 26, 110, 240
+NOTE_LINE, NOTE_EDGE, NOTE_LETTERS = 17, 30, 52  # pixels; letters that fit into a line
+WINDOW, STEP = (1440, 680), 10  # pixels: where the frontend fits a graph in on a screen of 1920 x 1080; heights tried
 AUTOGROW = "COMFY_AUTOGROW_V3"
 WIDGET_TYPES = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3"}
 # The folder in ComfyUI's `models` of the file that a loader's input names.
@@ -31,7 +35,7 @@ FOLDERS = {
 # Room for what our nodes show after a run.
 SHOWN = {
     "SageAttention2": 70,
-    "SageAttention2Report": 640,
+    "SageAttention2Report": 440,
     "SageAttention2AutoPolicy": 110,
     "SageAttention2Calibrate": 70,
     "SageAttention2MakePolicy": 240,
@@ -95,7 +99,7 @@ class Graph:
         self._object_info = object_info
         self.title = title
         self.nodes: list[Node] = []
-        self._notes: list[tuple[int, str, str, int]] = []
+        self._notes: list[tuple[int, str, str]] = []
 
     def node(self, kind: str, column: int, title: str | None = None, **values: Any) -> Node:
         """Add a node. `values` are widget values and `Output`s by input name; other widgets take their defaults."""
@@ -117,9 +121,9 @@ class Graph:
         ]
         return node
 
-    def note(self, column: int, title: str, text: str, height: int = 260) -> None:
+    def note(self, column: int, title: str, text: str) -> None:
         """Add a note in Markdown."""
-        self._notes.append((column, title, text, height))
+        self._notes.append((column, title, text))
 
     def prompt(self) -> dict[str, Any]:
         """The graph as the server takes it: every input that is a widget or connected."""
@@ -227,13 +231,13 @@ def _widget_values(name: str, spec: list[Any], value: Any) -> list[Any]:
     return [value, AFTER_UPLOAD] if options.get("image_upload") or options.get("video_upload") else [value]
 
 
-def _note_entry(number: int, note: tuple[int, str, str, int]) -> dict[str, Any]:
-    column, title, text, height = note
+def _note_entry(number: int, note: tuple[int, str, str]) -> dict[str, Any]:
+    column, title, text = note
     return {
         "id": number,
         "type": "MarkdownNote",
         "pos": [column * COLUMN_WIDTH, 0],
-        "size": [NODE_WIDTH, height],
+        "size": [NODE_WIDTH, _note_height(text)],
         "flags": {},
         "order": 0,
         "mode": 0,
@@ -245,10 +249,43 @@ def _note_entry(number: int, note: tuple[int, str, str, int]) -> dict[str, Any]:
     }
 
 
+def _note_height(text: str) -> int:
+    """That of a note whose Markdown is shown in full."""
+    shown = re.sub(r"\[([^]]*)\]\([^)]*\)|\*\*", r"\1", text)
+    lines = sum(max(math.ceil(len(line) / NOTE_LETTERS), 1) for line in shown.splitlines())
+    return TITLE_HEIGHT + NOTE_EDGE + NOTE_LINE * lines
+
+
 def _lay_out(entries: list[dict[str, Any]]) -> None:
-    """Put the nodes of each column below each other."""
-    top: dict[int, int] = {}
-    for entry in entries:
-        left = entry["pos"][0]
-        entry["pos"] = [left, top.get(left, 0)]
-        top[left] = entry["pos"][1] + entry["size"][1] + GAP
+    """Put the nodes into as many columns as let a window show them largest, in the order of their own columns.
+
+    Wires then mostly lead to the right, or down.
+    """
+    ordered = sorted(entries, key=lambda entry: entry["pos"][0])
+    heights: list[int] = [entry["size"][1] + GAP for entry in ordered]
+    choices = (_columns(heights, limit) for limit in range(max(heights), sum(heights) + STEP, STEP))
+
+    def share_of_window(columns: list[list[int]]) -> float:
+        """The larger of the shares of a window's width and height that the nodes take at full size."""
+        tallest = max(sum(heights[place] for place in column) for column in columns)
+        return max(len(columns) * COLUMN_WIDTH / WINDOW[0], tallest / WINDOW[1])
+
+    chosen = min(choices, key=share_of_window)
+    for number, column in enumerate(chosen):
+        top = 0
+        for place in column:
+            ordered[place]["pos"] = [number * COLUMN_WIDTH, top]
+            top += heights[place]
+
+
+def _columns(heights: list[int], limit: int) -> list[list[int]]:
+    """Places of nodes of these heights, in columns of at most `limit`."""
+    columns: list[list[int]] = [[]]
+    left = limit
+    for place, height in enumerate(heights):
+        if height > left:
+            columns.append([])
+            left = limit
+        columns[-1].append(place)
+        left -= height
+    return columns

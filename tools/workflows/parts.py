@@ -59,7 +59,7 @@ def weights_note(g: Graph, column: int, *more: str) -> None:
     for model in {model["url"]: model for model in files}.values():
         source = "/".join(model["url"].split("/")[3:5])
         lines.append(f"- **{model['directory']}/{model['name']}** from [{source}]({model['url']})")
-    g.note(column, f"{g.title}: weights", "\n".join([*lines, "", *more]), 90 + 50 * len(files) + 60 * len(more))
+    g.note(column, f"{g.title}: weights", "\n".join([*lines, "", *more]))
 
 
 def texts_of(g: Graph, column: int, clip: Output, positive: str, negative: str) -> tuple[Node, Node]:

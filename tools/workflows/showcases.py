@@ -30,7 +30,6 @@ def calibrate_then_render(g: Graph) -> None:
         "with full precision; switch **measure_quality** off afterwards.\n"
         "3. *Keep in this workflow* writes the policy into the node. Save the workflow: it renders by it at once.\n\n"
         "With another model, LoRA or size the node measures anew.",
-        260,
     )  # fmt: skip
     weights_note(g, 1)
 
@@ -75,8 +74,9 @@ def demo_model(g: Graph) -> None:
         1, "About this model",
         "The model comes with the pack, in **lab/models/demo**: there is nothing to download and nothing to copy. It "
         "needs ComfyUI 0.8 or newer.\n\n"
-        "It runs without a GPU too: with **backend** *auto or reference* the reference computes what no kernel can, "
-        "slower than ComfyUI.\n\n"
-        "It knows a few words only; change the colors and shapes in the caption.",
-        280,
+        "It runs without a GPU too: with **backend** *auto or reference* the slow reference computes what no kernel "
+        "can.\n\n"
+        "It knows a few words only; change the colors and shapes in the caption.\n\n"
+        "**To measure your GPU**, run it and read the lines *measured on this GPU* in the report: speed and error of "
+        "each mode and of other attentions.",
     )  # fmt: skip

@@ -54,7 +54,7 @@ def test_quotes_can_be_made_from_it(document: dict[str, Any], tmp_path: Path, mo
     written = [page.read_text(encoding="utf-8") for page in quotes.documents()]
     monkeypatch.setattr(quotes, "REPOSITORY", tmp_path)
     quoted = [quotes.renewed(text) for text in written if "<!-- quote docs/results/attention-h200.md" in text]
-    assert len(quoted) >= 2
+    assert quoted, "no page quotes the bench"
     assert all(re.search(r"^\| d128-n8192 \| 900 \| 800 \|", text, re.MULTILINE) for text in quoted)
 
 

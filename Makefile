@@ -23,13 +23,14 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help environment environments modalities-environment host-environment wheel-environment hooks check test style contracts types lint format \
-	new-records quick-tests faults unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo demo-plan demo-baselines \
+	new-records quick-tests faults mutations unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo demo-plan demo-baselines \
 	doctor wheels wheels-verify windows-tests arm-tests clean
 
 help:
 	@echo "make check          before every commit, a minute: style, import contracts and the quick unit tests"
 	@echo "make test           everything: lint; unit, packaging, modalities, ComfyUI and GPU tests"
 	@echo "make faults         a fuzz of every input, and failures put into ComfyUI; results in docs/results/reliability.md"
+	@echo "make mutations      mistakes put into the code one at a time: does a test notice? Hours; in the same page"
 	@echo "make torch-tests    core, compiler and ComfyUI's calls with the oldest torch and two others, as far as pip gets them"
 	@echo "make demo           sample a video in full precision, precise, 8b and 4b; results in demo-output/"
 	@echo "make demo-baselines the same with the attentions that the paper compares with"
@@ -109,6 +110,11 @@ faults: environment host-environment
 	@rm -rf build/reliability
 	$(PYTEST) -n 2 --dist loadfile tests/unit/fuzz tests/comfyui/test_faults.py
 	$(RUN) -m tools.reliability
+
+# For a night: all tests once with their lines counted, then MOST mistakes of each part, others every day.
+MOST ?= 40
+mutations: environment
+	OMP_NUM_THREADS=1 $(RUN) -m tools.mutation --most $(MOST)
 
 gpu-tests: environment
 	$(PYTEST) tests/gpu

@@ -50,10 +50,11 @@ class RecordedPage:
         return self.head.format(machine=machine) + "\n".join(rows) + "\n"
 
     def command(self, description: str | None) -> int:
-        """The command that writes the page; its exit status."""
+        """The command that writes the page; its exit status. Sections with a heading of their own stay."""
         formatter = argparse.RawDescriptionHelpFormatter
         argparse.ArgumentParser(description=description, formatter_class=formatter).parse_args()
         page = ROOT / "docs" / "results" / f"{self.name}.md"
-        page.write_text(self.text(), encoding="utf-8")
+        others = page.read_text(encoding="utf-8").partition("\n## ")[1:] if page.exists() else ()
+        page.write_text(self.text() + "".join(others), encoding="utf-8")
         print(f"written: {page.relative_to(ROOT)}")
         return 0

@@ -118,3 +118,4 @@ def test_integer_scores_are_exact_at_the_largest_magnitudes() -> None:
     assert scores.dtype == torch.int32
     assert torch.equal(scores.long(), q.long() @ k.long().transpose(2, 3))
     assert scores.min() == -127 * 127 * 256
+    assert torch.equal(integer_scores(q[0], k[0]), scores[0])

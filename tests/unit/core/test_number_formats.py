@@ -10,6 +10,7 @@ import torch
 
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, ACCUMULATE_FP32, truncate_to_fp22_
 from comfy_sage2.quantize.fp8 import E4M3, E5M2
+from comfy_sage2.quantize.integer import UINT8
 
 FORMATS = [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)]
 
@@ -33,6 +34,11 @@ def test_nan_stays_and_infinity_saturates(number_format: Any, dtype: torch.dtype
     rounded = number_format.round(torch.tensor([math.nan, math.inf, -math.inf]))
     assert rounded[0].isnan()
     assert rounded[1:].tolist() == [number_format.maximum, -number_format.maximum]
+
+
+def test_eight_bits_without_a_sign_have_zero() -> None:
+    """P that is next to nothing is nothing."""
+    assert UINT8.round(torch.tensor([0.0, 0.4, 0.6, 254.6, 256.0])).tolist() == [0.0, 0.0, 1.0, 255.0, 255.0]
 
 
 def test_rounding_leaves_its_input_alone() -> None:

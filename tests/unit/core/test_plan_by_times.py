@@ -104,6 +104,15 @@ class TestTimes:
         timed({EIGHT: 9.0, EIGHT_HALF: 9.0})
         assert server(options) == "torch-cudnn"
 
+    def test_an_exact_attention_in_the_place_of_a_rotated_mode(
+        self, timed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Rotation, on in new nodes, is an option of the mode and none of exact attention."""
+        timed({})
+        monkeypatch.setattr(TunedChoices, "is_faster", lambda *arguments: True)
+        found = planned(plan(on_gpu(AttentionOptions(rotate=True, pv_accumulator="auto"), where_faster=True)))
+        assert found.reason == plan_module.EXACT_IS_FASTER and found.options == AttentionOptions(EXACT)
+
     def test_calls_that_were_not_timed(self, timed: Callable[..., None]) -> None:
         timed({CUDNN: 0.2})
         mask = TensorForm(torch.Size((1, 1, 1, 4096)), (4096, 4096, 4096, 1), torch.bool, GPU)

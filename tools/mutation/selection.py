@@ -1,0 +1,81 @@
+"""Which tests execute the place of a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .mutants import Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "build" / "mutation" / "executed.json"
+# What .ci/run runs on any machine without an environment of its own.
+TESTS = ("tests/unit", "tests/packaging")
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A test that passed.
+
+    Attributes:
+        name: its node id.
+        seconds: what it took, with the lines counted.
+        in_check: `make check` runs it.
+        lines: path -> the lines it executes, as the bits of a number.
+    """
+
+    name: str
+    seconds: float
+    in_check: bool
+    lines: dict[str, int]
+
+    def runs(self, mutant: Mutant) -> bool:
+        """It executes the place of the mistake, or, of a place that is executed at import, anything of its file."""
+        place = (2 << mutant.last_line) - (1 << mutant.line)
+        return bool(self.lines.get(mutant.path, 0) & place)
+
+    def uses(self, path: str) -> bool:
+        """It executes something of a file."""
+        return path in self.lines
+
+
+def write_down(tests: Iterable[str] = TESTS) -> None:
+    """Run the tests once and write down what each of them executes; this takes twice as long as the tests alone."""
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.mutation.executed", *tests]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "COMFY_SAGE2_EXECUTED": str(FILE)})
+
+
+def read() -> list[Executed]:
+    """What was written down, the quickest test first."""
+    documents: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    tests = [
+        Executed(
+            name,
+            found["seconds"],
+            not found["slow"] and name.startswith("tests/unit/"),
+            {path: int(lines, 16) for path, lines in found["lines"].items()},
+        )
+        for name, found in documents.items()
+    ]
+    return sorted(tests, key=lambda test: (test.seconds, test.name))
+
+
+def tests_of(mutant: Mutant, tests: Iterable[Executed], seconds: float) -> list[Executed]:
+    """The tests that execute the place, or else its file, as many as take `seconds` together."""
+    tests = list(tests)
+    found = [test for test in tests if test.runs(mutant)] or [test for test in tests if test.uses(mutant.path)]
+    chosen: list[Executed] = []
+    total = 0.0
+    for test in found:
+        total += test.seconds
+        if total > seconds and chosen:
+            break
+        chosen.append(test)
+    return chosen

@@ -30,12 +30,21 @@ _CHOICES = {
 
 def reason_against_steps(start_percent: float, end_percent: float) -> str | None:
     """Why the node cannot be active from one share of the steps to the other, or None when it can."""
-    if 0.0 <= start_percent <= end_percent <= 1.0:
-        return None
+    reason = _reason_against_share("start_percent", start_percent) or _reason_against_share("end_percent", end_percent)
+    if reason is not None or start_percent <= end_percent:
+        return reason
     return (
-        "[SA-402] start_percent must not be above end_percent, and both must be from 0 to 1; got "
-        f"{start_percent:g} and {end_percent:g}"
+        f"[SA-402] start_percent must not be above end_percent, got {start_percent:g} and {end_percent:g}: lower the "
+        "first or raise the second"
     )
+
+
+def _reason_against_share(name: str, value: float) -> str | None:
+    """Why `value` of the input `name` is no share of the steps, or None when it is."""
+    if 0.0 <= value <= 1.0:
+        return None
+    where = "above 1" if value > 1.0 else "below 0" if value < 0.0 else "not a number"
+    return f"[SA-402] {name} must be from 0 to 1, and {value:g} is {where}"
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,7 @@ class Settings:
             if value not in allowed:
                 values[name] = defaults[name]
                 notes.append(
-                    f"[SA-401] {name} {quoted(value)} of this workflow is unknown; {defaults[name]} is used. Choose "
+                    f"[SA-401] {name} {quoted(value)} of this workflow is unknown, so {defaults[name]} is used. Choose "
                     f"one of {', '.join(allowed)}"
                 )
         return cls(**values, notes=tuple(notes))
@@ -135,11 +144,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
-        reason = reason_against_steps(self.start_percent, self.end_percent)
+        reason = reason_against_steps(self.start_percent, self.end_percent) or _reason_against_share(
+            "dense_percent", self.dense_percent
+        )
         if reason is not None:
             raise ValueError(reason)
-        if not 0.0 <= self.dense_percent <= 1.0:
-            raise ValueError(f"[SA-402] dense_percent must be from 0 to 1, got {self.dense_percent:g}")
 
     @property
     def options(self) -> AttentionOptions:
@@ -190,7 +199,7 @@ class Settings:
         if self.when != ALWAYS and self.options.mode != EXACT:
             parts.append(self.when)
         if self.guard:
-            parts.append("guarded" if self.guard_level == VALUES else f"guarded ({self.guard_level})")
+            parts.append("guard on" if self.guard_level == VALUES else f"guard on ({self.guard_level})")
         if self.respect_model_attention:
             parts.append("the model's own attention where its file asks for one")
         if self.backend != AUTO:

@@ -183,8 +183,8 @@ def test_report_is_shown_in_the_graph(server: ComfyServer, page: Chromium) -> No
     frontend.load(page, g.workflow())
     frontend.run(page, f"{STATUS.format(type='SageAttention2Report')}?.includes('served')")
     text = shown(page, "SageAttention2Report")
-    assert "reference · 8b" in text and "Forecast" in text and "outside start_percent" in text, text
-    assert "reference serves the attention" in shown(page, "SageAttention2")
+    assert "reference · 8b" in text and "Most that can be gained" in text and "outside start_percent" in text, text
+    assert "reference version computes the attention" in shown(page, "SageAttention2")
     images = "app.graph.nodes.find(n => n.type === 'SageAttention2Report').imgs"
     page.wait_for(f"{images}?.length === 1 && {images}[0].naturalWidth === 800")
     opened = page.evaluate(
@@ -211,13 +211,13 @@ def test_the_node_tells_what_the_sampling_did_and_after_a_reload_too(server: Com
     g.node("SageAttention2Report", 4, model=model[0], samples=sampler[0])
     workflow = {**g.workflow(), "id": "0d0c5b1e-0000-4000-8000-000000004711"}
     frontend.load(page, workflow)
-    told = f"{STATUS.format(type='SageAttention2')}?.includes('0 of 20 attention calls served')"
+    told = f"{STATUS.format(type='SageAttention2')}?.includes('0 of 20 attention calls computed by SageAttention2')"
     frontend.run(page, told)
     assert "test_support took 20" in shown(page, "SageAttention2")
     frontend.open_frontend(page, f"http://127.0.0.1:{server.port}/")
     frontend.load(page, workflow)
     page.wait_for(told, 30)
-    assert "Not faster: test_support served every call" in shown(page, "SageAttention2Report")
+    assert "No speed-up: test_support computed every call" in shown(page, "SageAttention2Report")
     frontend.load(page, {**workflow, "id": "0d0c5b1e-0000-4000-8000-000000004712"})
     assert shown(page, "SageAttention2") == "", "another workflow's node of the same number has said nothing"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -48,13 +49,14 @@ def test_report_text_and_chart_arrive(server: ComfyServer) -> None:
     run = server.run(with_report(sampling("wan", {"sage": sage("loader", measure_quality=True)}, seed=7)))
     text = run.outputs[REPORT]["text"][0]
     assert "reference · 8b" in text and "cosine 0.99" in text, text
-    assert text.splitlines()[0].endswith("as close"), text
+    assert text.splitlines()[0].startswith("No speed-up: the slow reference ran, not a GPU kernel"), text
+    assert re.search(r" full precision \(0\.\d{4}; 1 is identical\)$", text.splitlines()[0]), text
     for name, width in (("images", 800), ("chart", 1200)):
         (shown,) = run.outputs[REPORT][name]
         image = picture(server, shown)
         assert image.width == width
         assert len(image.convert("RGB").getcolors(maxcolors=1 << 20) or ()) > 20
-    assert "reference serves the attention" in run.outputs["sage"]["text"][0]
+    assert "reference version computes the attention" in run.outputs["sage"]["text"][0]
 
 
 def test_report_passes_samples_and_images_through(server: ComfyServer) -> None:
@@ -133,7 +135,7 @@ def test_an_unknown_choice_gives_way_to_the_default(
     report = run.outputs[REPORT]["text"][0]
     for text in (run.outputs["sage"]["text"][0], report, server.log.read_text(errors="replace")):
         line = [line for line in text.splitlines() if "SA-401" in line][-1]
-        assert f"[SA-401] {shown}" in line and f"is unknown; {default} is used" in line and len(line) < 250, line
+        assert f"[SA-401] {shown}" in line and f"is unknown, so {default} is used" in line and len(line) < 250, line
     assert f"mode {DEFAULTS['mode']}" in report
 
 
@@ -164,7 +166,7 @@ def test_a_share_of_the_steps_that_another_node_gives_is_accepted(server: ComfyS
 def test_the_reference_serves_where_no_kernel_can_if_asked_for(server: ComfyServer) -> None:
     run = server.run(with_report(sampling("wan", {"sage": sage("loader", backend="auto or reference")}, steps=1)))
     shown = run.outputs["sage"]["text"][0].splitlines()
-    assert shown[0].startswith("reference serves the attention")
+    assert shown[0].startswith("The slow reference version computes the attention")
     assert "SA-10" in shown[1] and "the reference serves in a kernel's place" in shown[1]
     assert "reference · 8b" in run.outputs[REPORT]["text"][0]
 

@@ -66,7 +66,7 @@ def counts(run: Run) -> list[str]:
     words = ("call", "served", "replaced", "another", "left to")
     text = run.outputs[REPORT]["text"][0].partition("Calls of sageattention")[0]
     found = [line.strip() for line in text.splitlines() if any(word in line.lower() for word in words)]
-    return [TIMES.sub("", line) for line in found if line != "Served by" and "Time" not in line]
+    return [TIMES.sub("", line) for line in found if line != "Computed by" and "Time" not in line]
 
 
 def compared(found: torch.Tensor, wanted: torch.Tensor, plain: torch.Tensor) -> str:

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("short_calls_skip")
 @pytest.mark.parametrize(
     ("tensors", "keywords", "reason"),
     [
-        (focused(8), {"mask": torch.ones(1, 1, TOKENS, dtype=torch.bool)}, "the call has a mask"),
+        (focused(8), {"mask": torch.ones(1, 1, TOKENS, dtype=torch.bool)}, "this call has a mask"),
         (focused(8, tokens=TOKENS - 128), {}, "fewer than 8 blocks"),
         ([focused(8)[0], *focused(8, tokens=1500)[1:]], {}, None),
     ],
@@ -94,7 +94,7 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
     session, tensors = skipped(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
     assert listed(session) == [False] * 3
-    given_up = f"[SA-318] skipping key blocks failed, and was given up for this sampling: {error}"
+    given_up = f"[SA-318] skipping key blocks failed and stays off for this sampling: {error}"
     assert report([session]).count(given_up) == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
@@ -112,7 +112,7 @@ def test_a_backend_that_cannot_bind_lists_is_dense(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ReferenceBackend, "bind", fails)
     session, tensors = skipped(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
-    assert report([session]).count("given up for this sampling: no image for this device") == 1
+    assert report([session]).count("stays off for this sampling: no image for this device") == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
 

@@ -16,6 +16,7 @@ from tools.comfyui.server import ComfyServer, PromptRefused
 from .installations import REPOSITORY
 from .prompts import DEFAULTS, LATENT, REPORT, sage, sampling, with_report
 
+BASIC = ["model", "mode", "sparse", "policy", "guard"]  # the others are advanced
 NODES = (
     "SageAttention2",
     "SageAttention2Report",
@@ -100,7 +101,7 @@ def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     choices = {name: spec[1].get("options", spec[0]) for name, spec in inputs(server, "SageAttention2").items()}
     assert choices["mode"] == ["8b", "4b", "precise", "auto", "exact", "off"]
     assert choices["when"] == ["where it is faster", "always", "whatever is fastest"]
-    assert choices["guard_level"] == ["values", "values and fidelity"]
+    assert choices["guard"] == ["off", "values", "values and fidelity"]
     assert choices["skip"] == ["off", "lossless", "balanced", "fast"]
     assert choices["sparse"] == ["off", "lossless", "light", "medium", "strong"]
     assert choices["apply_to"] == ["self and cross", "self only"]
@@ -179,13 +180,24 @@ def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) ->
 
 def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
     advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
-    later = {"rotate", "when", "guard_level", "skip", "respect_model_attention", "dense_percent"}
-    assert advanced == {"backend", "measure_quality", "guard"} | later
+    assert set(inputs(server, "SageAttention2")) - advanced == {*BASIC, "guard_level"}
+
+
+def test_inputs_for_everybody_come_first_and_the_older_forms_last(server: ComfyServer) -> None:
+    assert list(inputs(server, "SageAttention2"))[: len(BASIC)] == BASIC
+    assert list(inputs(server, "SageAttention2"))[-2:] == ["skip", "guard_level"]
+    assert [name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("hidden")] == ["guard_level"]
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_inputs_have_names_in_words(server: ComfyServer, node: str) -> None:
+    """What an input is called, unless it has a name for the user."""
+    shown = {name: spec[1].get("display_name", name) for name, spec in inputs(server, node).items()}
+    assert [name for name, words in shown.items() if "_" in words and name != "guard_level"] == []
 
 
 def test_a_new_node_is_guarded(server: ComfyServer) -> None:
-    assert inputs(server, "SageAttention2")["guard"][1]["default"] is True
-    assert inputs(server, "SageAttention2")["guard_level"][1]["default"] == "values"
+    assert inputs(server, "SageAttention2")["guard"][1]["default"] == "values"
 
 
 def test_a_new_node_computes_all_tiles(server: ComfyServer) -> None:
@@ -198,13 +210,35 @@ def test_a_new_node_rotates(server: ComfyServer, node: str) -> None:
     assert inputs(server, node)["rotate"][1]["default"] is True
 
 
-def test_inputs_that_came_later_are_the_last_ones(server: ComfyServer) -> None:
-    """Workflow files store values by position."""
-    later = ["guard", "policy", "rotate", "when", "guard_level", "skip"]
-    later += ["respect_model_attention", "sparse", "dense_percent"]
-    assert list(inputs(server, "SageAttention2"))[-len(later) :] == later
-    assert list(inputs(server, "SageAttention2Calibrate"))[-1] == "rotate"
+def test_a_new_node_quantizes_where_it_is_faster(server: ComfyServer) -> None:
     assert inputs(server, "SageAttention2")["when"][1]["default"] == "where it is faster"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({}, None),
+        ({"guard": False, "guard_level": "values and fidelity"}, None),
+        ({"guard": True}, "guard (values)"),
+        ({"guard": True, "guard_level": "values and fidelity"}, "guard (values and fidelity)"),
+        ({"guard": "off", "guard_level": "values and fidelity"}, None),
+        ({"guard": "values", "guard_level": "values and fidelity"}, "guard (values)"),
+        ({"guard": "values and fidelity"}, "guard (values and fidelity)"),
+    ],
+    ids=str,
+)
+def test_the_guard_of_prompts_of_every_version(server: ComfyServer, given: dict[str, Any], shown: str | None) -> None:
+    """Earlier ones had a switch, and beside it what is checked."""
+    text = server.run(sampling("wan", {"sage": sage("loader", **given)}, steps=1)).outputs["sage"]["text"][0]
+    assert (shown in text) if shown is not None else ("guard" not in text)
+
+
+@pytest.mark.parametrize("value", ["on", "True", None, 2, ["values"]], ids=str)
+def test_an_unknown_guard_is_one_error(server: ComfyServer, value: Any) -> None:
+    with pytest.raises((PromptRefused, RuntimeError), match="guard") as refused:
+        server.run(sampling("wan", {"sage": sage("loader", guard=value)}, steps=1))
+    text = str(refused.value)
+    assert "guard must be one of 'off', 'values', 'values and fidelity'" in text or text.count('"input_name"') == 1
 
 
 @pytest.mark.parametrize("node", NODES)

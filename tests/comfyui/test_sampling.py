@@ -171,7 +171,7 @@ def test_guard_changes_nothing_where_all_is_finite(server: ComfyServer) -> None:
     prompt = sampling("wan", {"sage": sage("loader", guard=True)})
     assert torch.equal(latent(server, prompt), latent(server, sampling("wan", {"sage": sage("loader")})))
     text = report(server, prompt)
-    assert "guard on" in text and "Layers that the guard" not in text, text
+    assert "guard (values)" in text and "Layers that the guard" not in text, text
 
 
 def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:

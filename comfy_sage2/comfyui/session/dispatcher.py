@@ -18,7 +18,7 @@ from ...request import AttentionRequest
 from ...signature import ANY, IGNORED, NAMED, NO_LESS_EXACT
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall
-from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, FIDELITY, REFERENCE, Settings
+from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, FIDELITY, REFERENCE, UNGUARDED, Settings
 from .fidelity import Fidelity
 from .guard import MORE_EXACT, PRECISE, Guard
 from .handler import Handler
@@ -60,7 +60,7 @@ class Dispatcher(Handler):
         self.title = settings.describe()
         self.notes = settings.notes
         self.idle_reason = expected.reason
-        self.guard = Guard(Fidelity() if settings.guard_level == FIDELITY else None) if settings.guard else None
+        self.guard = None if settings.guard == UNGUARDED else Guard(Fidelity() if settings.guard == FIDELITY else None)
         self.sparsity = None if settings.sparsity is None else BlockSparsity(settings.sparsity)
         self.measure_quality = settings.measure_quality
         self.traced_as = settings

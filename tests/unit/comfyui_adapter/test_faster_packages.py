@@ -149,7 +149,7 @@ def test_the_guard_goes_on_to_a_more_exact_mode(monkeypatch: pytest.MonkeyPatch,
     """The package's broken output is computed again in mode precise, which it cannot stand for."""
     on_card(monkeypatch)
     package._value = math.nan
-    session = session_of(when=WHERE_FASTER, guard=True)
+    session = session_of(when=WHERE_FASTER, guard="values")
     call(session, *half(), 2)
     guard = session.handler.guard
     assert guard is not None and len(guard.downgrades) == 1 and NAME in guard.downgrades[0].text

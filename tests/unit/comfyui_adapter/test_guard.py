@@ -76,7 +76,7 @@ def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: boo
     previous: Any = make_override(first)
     if other:
         previous = lambda func, *args, **kwargs: nothing_finite(*args)  # noqa: E731
-    second = node_session(Settings(backend="reference", guard=True), 1, previous)
+    second = node_session(Settings(backend="reference", guard="values"), 1, previous)
     override = make_override(second)
     for session in (first, second):
         session.begin_sampling(SIGMAS)
@@ -89,7 +89,7 @@ def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: boo
 
 
 def test_a_broken_output_is_not_compared_with_full_precision() -> None:
-    settings = Settings(backend="reference", guard=True, measure_quality=True)
+    settings = Settings(backend="reference", guard="values", measure_quality=True)
     session = node_session(settings)
     override = make_override(session)
     session.begin_sampling(SIGMAS)

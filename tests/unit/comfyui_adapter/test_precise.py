@@ -53,7 +53,7 @@ def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
 def sampled(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Session, list[float]]:
     """One guarded call in each of two steps; the mean of each output."""
     serve_by(monkeypatch, kernel)
-    session = session_with(guard=True, **options)
+    session = session_with(guard="values", **options)
     return session, [float(call(session, *qkv(), 2, sigma=sigma).mean()) for sigma in (1.0, 0.5)]
 
 

@@ -175,6 +175,7 @@ def test_the_reference_serves_where_no_kernel_can_if_asked_for(server: ComfyServ
 @pytest.mark.parametrize("node", NODES)
 def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) -> None:
     assert all(spec[1].get("tooltip") for spec in inputs(server, node).values())
+    assert [name for name, spec in inputs(server, node).items() if ";" in spec[1]["tooltip"]] == [], "whole sentences"
     assert all(info(server, node)["output_tooltips"])
 
 

@@ -66,7 +66,7 @@ class SageAttention2Calibrate(io.ComfyNode):
             outputs=[
                 io.Model.Output(
                     display_name="model",
-                    tooltip="The model to sample; connect it to SageAttention2 Make Policy too.",
+                    tooltip="The model to sample. Connect it to SageAttention2 Make Policy too.",
                 )
             ],
         )

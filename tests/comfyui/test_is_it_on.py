@@ -51,7 +51,7 @@ def test_a_model_that_never_asks_is_named(server: ComfyServer) -> None:
     taken = {"class_type": "TestTakenOver", "inputs": {"model": ["sage", 0], "hidden": True}}
     text, log = reported(server, sampling("wan", {"sage": sage("loader"), "taken": taken}))
     assert "[SA-317] WAN21 ran 3 times, and none of its attention calls reached the node" in text, text
-    assert "[SA-317] WAN21 was run 3 times" in log
+    assert "[SA-317] WAN21 ran 3 times" in log
 
 
 def test_a_pass_through_is_one_line_of_the_log(server: ComfyServer) -> None:

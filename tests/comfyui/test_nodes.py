@@ -168,7 +168,7 @@ def test_the_reference_serves_where_no_kernel_can_if_asked_for(server: ComfyServ
     run = server.run(with_report(sampling("wan", {"sage": sage("loader", backend="auto or reference")}, steps=1)))
     shown = run.outputs["sage"]["text"][0].splitlines()
     assert shown[0].startswith("The slow reference version computes the attention")
-    assert "SA-10" in shown[1] and "the reference serves in a kernel's place" in shown[1]
+    assert "SA-10" in shown[1] and "The slow reference version runs in place of a kernel" in shown[1]
     assert "reference · 8b" in run.outputs[REPORT]["text"][0]
 
 

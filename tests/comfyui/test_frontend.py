@@ -218,7 +218,7 @@ def test_report_is_shown_in_the_graph(server: ComfyServer, page: Chromium) -> No
     model, sampler = tiny(g, sage, 2)
     g.node("SageAttention2Report", 3, model=model[0], samples=sampler[0])
     frontend.load(page, g.workflow())
-    frontend.run(page, f"{STATUS.format(type='SageAttention2Report')}?.includes('served')")
+    frontend.run(page, f"{STATUS.format(type='SageAttention2Report')}?.includes('computed by')")
     text = shown(page, "SageAttention2Report")
     assert "reference · 8b" in text and "Most that can be gained" in text and "outside start_percent" in text, text
     assert "reference version computes the attention" in shown(page, "SageAttention2")

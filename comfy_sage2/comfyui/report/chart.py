@@ -115,8 +115,8 @@ class _Drawing:
         """Speed and closeness in large letters; below the calls that the node computed, and its settings."""
         style = self.style
         self.sheet.paragraph(first_line(self.session, self.summary), style.headline, lines=lines)
-        self.sheet.paragraph(headline(self.summary), style.text)
-        self.sheet.paragraph(self.session.handler.title, style.small, FAINT)
+        self.sheet.paragraph(headline(self.summary), style.text, lines=2)
+        self.sheet.paragraph(self.session.handler.title, style.small, FAINT, lines=2)
 
     def shares(self, heading: str) -> None:
         """The shares of the calls, and what each color means."""

@@ -25,7 +25,7 @@ def long(chain: dict[str, dict[str, Any]], steps: int = 3, **options: Any) -> Pr
 
 def calls_of(text: str) -> int:
     """How many calls found blocks or left them out, by a report."""
-    (calls,) = re.findall(r"of those of (\d+) calls computed", text)
+    (calls,) = re.findall(r"of the blocks of (\d+) calls were computed", text)
     return int(calls)
 
 

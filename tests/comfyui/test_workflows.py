@@ -21,6 +21,7 @@ from .installations import REPOSITORY, Installation
 UI_WORKFLOWS = sorted((REPOSITORY / "workflows").glob("*.json"))
 API_PROMPTS = sorted((REPOSITORY / "workflows" / "api").glob("*.json"))
 SPARSE = ("sparse", "dense_percent")
+WAN_21 = REPOSITORY / "workflows" / "Wan 2.1 text to video - SageAttention2.json"
 # The node's widgets as earlier versions had them, in their order.
 EARLIER_WIDGETS = (
     "mode", "smooth_v", "start_percent", "end_percent", "apply_to", "backend", "measure_quality", "guard", "rotate",
@@ -166,7 +167,7 @@ def test_the_files_are_what_their_source_makes(
 
 def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A workflow as an earlier version saved it, and the inputs that its node has to get."""
-    workflow = read(REPOSITORY / "workflows" / "Wan 2.1 text to video - SageAttention2.json")
+    workflow = read(WAN_21)
     node = next(node for node in workflow["nodes"] if node["type"] == "SageAttention2")
     names = [name for name in EARLIER_WIDGETS if name not in missing]
     entries = {entry["name"]: entry for entry in node["inputs"]}
@@ -195,9 +196,7 @@ def test_a_workflow_of_an_earlier_version_still_loads(
     server: ComfyServer, values: list[Any], missing: tuple[str, ...]
 ) -> None:
     """As a prompt: test_frontend opens the files. Inputs that came later may be missing."""
-    prompt = to_prompt(
-        read(REPOSITORY / "workflows" / "sage2_paper_wan21_text_to_video.json"), server.get("/object_info")
-    )
+    prompt = to_prompt(read(WAN_21), server.get("/object_info"))
     inputs = next(node["inputs"] for node in prompt.values() if node["class_type"] == "SageAttention2")
     model = inputs["model"]
     inputs.clear()

@@ -98,10 +98,13 @@ class SageAttention2Extension(ComfyExtension):
     async def on_load(self) -> None:
         """Called by ComfyUI before it asks for the nodes."""
         if OTHER is None:
+            from comfy.model_management import get_torch_device
+
             from comfy_sage2.comfyui.nodes.support import library
 
             if library is not None:
                 library.add_route()
+                logging.getLogger("comfy_sage2").info("SageAttention2: %s", library.ready_line(get_torch_device()))
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

@@ -18,11 +18,13 @@ from comfy_sage2.comfyui.nodes.support import (
     advanced,
     backend_input,
     checked,
+    dense_percent_input,
+    hidden_widget,
     library,
     measure_quality_input,
     schema,
     skip_input,
-    sparse_inputs,
+    sparse_input,
     status_of,
 )
 
@@ -30,7 +32,7 @@ from comfy_sage2.comfyui.nodes.support import (
 MODES = ["8b", "4b", "precise", "auto", "exact", "off"]
 TARGETS = ["self and cross", "self only"]
 WHEN = ["where it is faster", "always", "whatever is fastest"]
-GUARD_LEVELS = ["values", "values and fidelity"]
+GUARDS = ["off", "values", "values and fidelity"]
 
 
 class SageAttention2(io.ComfyNode):
@@ -42,8 +44,8 @@ class SageAttention2(io.ComfyNode):
             node_id="SageAttention2",
             display_name="SageAttention2",
             category=CATEGORY,
-            description="Speeds up a model's attention: queries and keys in 8 or 4 bits, values in 8 or 16 bits, "
-            "smoothed to keep the result close to full precision.",
+            description="Makes a model's attention faster: it computes queries and keys in 8 or 4 bits and values in 8 "
+            "or 16 bits, and smooths them so that the result stays close to full precision.",
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
             search_aliases=[
                 "patch sage",
@@ -57,128 +59,150 @@ class SageAttention2(io.ComfyNode):
                 "faster attention",
                 "speed up",
             ],
+            # Files store widget values by position: earlier_inputs.js knows the order that earlier versions had. All
+            # but model and mode are optional, so that prompts of earlier versions, which lack some, still run.
             inputs=[
                 io.Model.Input(
                     "model",
-                    tooltip="The diffusion model. It stays as it is; the output is a copy with quantized attention.",
+                    tooltip="The diffusion model. It is not changed. The output is a copy with quantized attention.",
                 ),
                 io.Combo.Input(
                     "mode",
                     options=MODES,
                     default="8b",
-                    tooltip="Bits of queries and keys. 8b: close to full precision. 4b: less exact, faster on GPUs "
-                    "with INT4 tensor cores. precise: closest and slower; 8 bits, with values in 16. auto: on a GPU "
-                    "with INT4 4b in the middle steps and layers, 8b elsewhere; the report gives the reasons. "
-                    "exact: quantizes nothing, takes the fastest exact attention. off: leaves the model as it is.",
+                    tooltip="Bits of queries and keys. 8b: close to full precision, the usual choice. 4b: less exact, "
+                    "and faster only on GPUs with INT4 tensor cores. precise: 8 bits with values in 16 bits, the "
+                    "closest and slower. auto: on a GPU with INT4 it takes 4b in the middle steps and layers and 8b "
+                    "elsewhere. exact: quantizes nothing and takes the fastest exact attention. off: leaves "
+                    "the model as it is.",
                 ),
-                io.Boolean.Input(
-                    "smooth_v",
-                    default=False,
-                    tooltip="Subtract the mean of each value channel before quantization, and add it back to the "
-                    "output. Helps models whose values lie far from zero. Costs little time.",
-                ),
-                io.Float.Input(
-                    "start_percent",
-                    default=0.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="Share of this sampler's steps before the node becomes active. 0.1 of 20 steps keeps the "
-                    "first 2 in full precision. Where several samplers share one schedule, each counts its own steps.",
-                ),
-                io.Float.Input(
-                    "end_percent",
-                    default=1.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="Share of this sampler's steps after which the node is no longer active. 0.9 of 20 steps "
-                    "keeps the last 2 in full precision.",
-                ),
-                io.Combo.Input(
-                    "apply_to",
-                    options=TARGETS,
-                    default="self and cross",
-                    tooltip="'self only' keeps cross-attention (to the text or an image) in full precision. "
-                    "Joint attention over text and image counts as self-attention.",
-                ),
-                backend_input(),
-                measure_quality_input(),
-                # Inputs that came later are optional, so that workflows saved before them still load.
-                advanced(
-                    io.Boolean.Input(
-                        "guard",
-                        default=True,
-                        optional=True,
-                        tooltip="Detect NaN/Inf in the attention output. If one appears, the step is rerun and the "
-                        "affected layers use precise or full precision until sampling ends; the report names them. "
-                        "Overhead is below 1 %, higher with ControlNet or other model patches. API prompts without "
-                        "it keep it off.",
-                    )
-                ),
+                sparse_input(),
                 POLICY.Input(
                     "policy",
                     optional=True,
-                    tooltip="A calibrated policy. It decides mode and smooth_v for each layer and step, in place of "
-                    "the inputs above. A policy for another kind of model is refused.",
+                    tooltip="A calibrated policy. It decides mode and smooth values for each layer and step, in place "
+                    "of those inputs. A policy for another kind of model is refused.",
                 ),
-                # Last, so that the values of older workflow files, which are stored by position, stay where they are.
-                advanced(
-                    io.Boolean.Input(
-                        "rotate",
-                        default=True,
-                        optional=True,
-                        tooltip="Rotate queries and keys after smoothing: closer to full precision in 4b, little or "
-                        "not at all in 8b and precise, for up to about 3 % more attention time. ComfyUI turns it on in "
-                        "workflow files saved before it existed; API prompts without it keep it off.",
-                    )
+                io.Combo.Input(
+                    "guard",
+                    options=GUARDS,
+                    default="values",
+                    optional=True,
+                    tooltip="Checks the attention's output while sampling. values: looks for NaN and infinity. The "
+                    "step is then run again, and the layers that gave them use precise or full precision until "
+                    "sampling ends. values and fidelity: also compares a sample of one layer with exact attention in "
+                    "each pass. A layer that is too far off in two passes takes a more exact mode. off: checks "
+                    "nothing. API prompts without this input mean off.",
                 ),
                 advanced(
                     io.Combo.Input(
                         "when",
+                        display_name="when to quantize",
                         options=WHEN,
                         default="where it is faster",
                         optional=True,
-                        tooltip="where it is faster: calls for which exact attention was measured to be the fastest on "
-                        "this GPU take it, also those in full precision; so they do comfy-kitchen's INT8 attention or "
-                        "SageAttention, where installed, if it is faster than this node's mode and no less exact. The "
-                        "report names both. always: quantize every call that can be, as API prompts without this input "
-                        "do. whatever is fastest: as the first, and those packages serve also where they are less "
-                        "exact.",
+                        tooltip="where it is faster: quantizes only where that is faster on this GPU. Other calls take "
+                        "the fastest exact attention, or comfy-kitchen's INT8 attention or SageAttention where one of "
+                        "them is installed, faster than the mode and no less exact. always: quantizes every call that "
+                        "can be, as API prompts without this input do. whatever is fastest: also takes those packages "
+                        "where they are less exact.",
+                    )
+                ),
+                advanced(
+                    io.Boolean.Input(
+                        "rotate",
+                        display_name="rotate queries and keys",
+                        default=True,
+                        optional=True,
+                        tooltip="Rotates queries and keys before quantization. The result is closer to full precision "
+                        "in 4b, and little or not at all in 8b and precise. It takes up to about 3 % more attention "
+                        "time. API prompts without this input keep it off.",
+                    )
+                ),
+                advanced(
+                    io.Boolean.Input(
+                        "smooth_v",
+                        display_name="smooth values",
+                        default=False,
+                        optional=True,
+                        tooltip="Subtracts the mean of each value channel before quantization and adds it to the "
+                        "output. It helps models whose values lie far from zero, and takes little time.",
+                    )
+                ),
+                advanced(
+                    io.Float.Input(
+                        "start_percent",
+                        display_name="active from (share of steps)",
+                        default=0.0,
+                        min=0.0,
+                        max=1.0,
+                        step=0.01,
+                        optional=True,
+                        tooltip="Share of this sampler's steps before the node becomes active. 0.1 of 20 steps keeps "
+                        "the first 2 in full precision. Where several samplers share one schedule, each counts its "
+                        "own steps.",
+                    )
+                ),
+                advanced(
+                    io.Float.Input(
+                        "end_percent",
+                        display_name="active until (share of steps)",
+                        default=1.0,
+                        min=0.0,
+                        max=1.0,
+                        step=0.01,
+                        optional=True,
+                        tooltip="Share of this sampler's steps after which the node is no longer active. 0.9 of 20 "
+                        "steps keeps the last 2 in full precision.",
                     )
                 ),
                 advanced(
                     io.Combo.Input(
-                        "guard_level",
-                        options=GUARD_LEVELS,
-                        default="values",
+                        "apply_to",
+                        display_name="apply to",
+                        options=TARGETS,
+                        default="self and cross",
                         optional=True,
-                        tooltip="What the guard checks. values: NaN and Inf. values and fidelity: in each pass of the "
-                        "model also a sample of one layer, against exact attention; a layer that is too far off in "
-                        "two passes goes to the next more exact mode until sampling ends, and the report names it.",
+                        tooltip="self and cross: quantizes every kind of attention. self only: keeps cross-attention "
+                        "(to the text or an image) in full precision. Joint attention over text and image counts as "
+                        "self-attention.",
                     )
                 ),
-                skip_input(),
+                dense_percent_input(),
                 advanced(
                     io.Boolean.Input(
                         "respect_model_attention",
+                        display_name="respect the model's own attention",
                         default=False,
                         optional=True,
-                        tooltip="Some model files and LoRAs ask for an attention of their own in each layer, INT8 or "
-                        "sparse. Off: this node serves those layers too, and leaves to that attention what it does not "
-                        "serve. On: those layers keep it. The report names it.",
+                        tooltip="Some model files and LoRAs ask for an attention of their own in some layers, INT8 or "
+                        "sparse. Off: this node computes those layers too, as far as it can. On: those layers keep "
+                        "their own attention. The report names it.",
                     )
                 ),
-                *sparse_inputs(),
+                measure_quality_input(optional=True),
+                backend_input(optional=True),
+                skip_input(),
+                # What earlier versions had beside a guard that was on or off. Prompts of theirs still mean it.
+                hidden_widget(
+                    io.Combo.Input(
+                        "guard_level",
+                        options=GUARDS[1:],
+                        default="values",
+                        optional=True,
+                        tooltip="What the guard checks where guard is true, as in API prompts of earlier versions.",
+                    )
+                ),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model with SageAttention2's attention.")],
         )
 
     @classmethod
-    def validate_inputs(cls, mode: Any = None, backend: Any = None) -> bool:
+    def validate_inputs(cls, mode: Any = None, backend: Any = None, guard: Any = None) -> bool:
         """Before the run; ComfyUI checks no value of the inputs named here, and would tell an error once for each.
 
-        An unknown mode or backend is no reason to refuse: the node takes its default and says so.
+        An unknown mode or backend is no reason to refuse: the node takes its default and says so. In prompts of earlier
+        versions guard is true or false.
         """
         return True
 
@@ -188,41 +212,41 @@ class SageAttention2(io.ComfyNode):
         cls,
         model: Any,
         mode: str,
-        smooth_v: bool,
-        start_percent: float,
-        end_percent: float,
-        apply_to: str,
-        backend: str,
-        measure_quality: bool,
-        guard: bool = False,  # what an API prompt that was saved without it means, here and below
+        sparse: str = "off",  # what an API prompt that was saved without it means, here and below
         policy: Any = None,
-        rotate: bool = False,
+        guard: str | bool = False,
         when: str = "always",
-        guard_level: str = "values",
-        skip: str = "off",
-        respect_model_attention: bool = False,
-        sparse: str = "off",
+        rotate: bool = False,
+        smooth_v: bool = False,
+        start_percent: float = 0.0,
+        end_percent: float = 1.0,
+        apply_to: str = "self and cross",
         dense_percent: float = 0.2,
+        respect_model_attention: bool = False,
+        measure_quality: bool = False,
+        backend: str = "auto",
+        skip: str = "off",
+        guard_level: str = "values",
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
         settings = library.Settings.of_workflow(
             mode=mode,
+            sparse=sparse,
+            policy=policy,
+            guard=guard,
+            guard_level=guard_level,
+            when=when,
+            rotate=rotate,
             smooth_v=smooth_v,
             start_percent=start_percent,
             end_percent=end_percent,
             apply_to=apply_to,
-            backend=backend,
-            measure_quality=measure_quality,
-            guard=guard,
-            policy=policy,
-            rotate=rotate,
-            when=when,
-            guard_level=guard_level,
-            skip=skip,
-            respect_model_attention=bool(respect_model_attention),
-            sparse=sparse,
             dense_percent=dense_percent,
+            respect_model_attention=bool(respect_model_attention),
+            measure_quality=measure_quality,
+            backend=backend,
+            skip=skip,
         )
         patched = library.patch_model(model, settings)
         return io.NodeOutput(patched, ui={"text": [status_of(patched, "SageAttention2", cls.hidden)]})
@@ -237,8 +261,8 @@ class SageAttention2Report(io.ComfyNode):
             node_id="SageAttention2Report",
             display_name="SageAttention2 Report",
             category=CATEGORY,
-            description="After sampling: which attention ran, how often and how long, which calls were left to "
-            "ComfyUI's attention and why, and how close the result was to full precision.",
+            description="Shows after sampling how much faster it was and how close to full precision, which attention "
+            "computed how many calls, and why some were left to ComfyUI's attention.",
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
             search_aliases=["sage report", "attention statistics", "is sage attention on"],
             is_output_node=True,
@@ -249,12 +273,13 @@ class SageAttention2Report(io.ComfyNode):
                 io.Latent.Input(
                     "samples",
                     optional=True,
-                    tooltip="The sampler's output, passed through. Connect it so that the report runs after sampling.",
+                    tooltip="The sampler's output. It passes through. Connect it so that the report runs after "
+                    "sampling.",
                 ),
                 io.Image.Input(
                     "images",
                     optional=True,
-                    tooltip="The decoded images, passed through. They may be connected in place of samples.",
+                    tooltip="The decoded images. They pass through. They may be connected in place of samples.",
                 ),
             ],
             outputs=[

@@ -187,10 +187,12 @@ def _beside_peers(
         is_no_less_exact = choices.is_no_less_exact(Candidate(name, PEER), mine, work.head_dim)
         how = "no less exact" if is_no_less_exact else "less exact"
         if signature.peers == NAMED or (signature.peers != ANY and not is_no_less_exact):
-            reasons.append(f"[SA-320] {name}, {how}, was measured to be faster here and is not taken")
+            reasons.append(
+                f"[SA-320] {name}, {how}, was measured to be faster, and your settings do not let it compute this call"
+            )
             continue
         named = signature._replace(backend=name, where_faster=False, peers=IGNORED)
-        reason = f"[SA-319] {name}, {how} than {mine.words}, was measured to be faster here"
+        reason = f"[SA-319] {name}, {how} than {mine.words}, was measured to be faster, and computes this call"
         return CallPlan(named, registry.get(name), request, reason)
     return CallPlan(found.signature, found.backend, found.request, "; ".join(reasons)) if reasons else found
 

@@ -31,7 +31,8 @@ class SageAttention2DemoCaption(io.ComfyNode):
             display_name="SageAttention2 Demo Caption",
             category=LABORATORY,
             is_dev_only=True,
-            description="Text encoder of the tiny demo model that comes with the pack; of no use for other models.",
+            description="Text encoder of the tiny demo model that comes with the pack. It is of no use for other "
+            "models.",
             inputs=[
                 io.Combo.Input(
                     "codes",

@@ -24,7 +24,10 @@ def _on_cuda(request: AttentionRequest) -> str | None:
         return f"[SA-103] the kernels are for NVIDIA GPUs, and {found}: {_OWN_OR_KITCHEN}"
     if request.device_type == "cuda":
         return None
-    return f"[SA-103] the tensors must be on a CUDA device, got {request.device_type}: elsewhere {_OWN}"
+    if torch.version.cuda is None and torch.version.hip is None:
+        found = f"this torch ({torch.__version__}) is built without CUDA"
+        return f"[SA-103] the kernels need an NVIDIA GPU, and {found}: install a torch with CUDA, or {_OWN}"
+    return f"[SA-103] the kernels need an NVIDIA GPU, and the tensors are on {request.device_type}: {_OWN}"
 
 
 def _length(request: AttentionRequest) -> str | None:

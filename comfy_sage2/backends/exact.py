@@ -164,23 +164,25 @@ def _square_if_causal(request: AttentionRequest) -> str | None:
     if not request.options.is_causal or request.q_length == request.kv_length:
         return None
     lengths = f"{request.q_length} and {request.kv_length}"
-    return f"[SA-206] is_causal needs as many keys as queries here, got {lengths}"
+    return f"[SA-206] this attention takes is_causal only with as many keys as queries, got {lengths}"
 
 
 def _in_16_bits(request: AttentionRequest) -> str | None:
     if request.dtype in (torch.float16, torch.bfloat16):
         return None
-    return f"[SA-206] the dtype must be float16 or bfloat16 here, got {request.dtype}"
+    return f"[SA-206] this attention takes float16 or bfloat16, got {request.dtype}"
 
 
 def _equal_heads(request: AttentionRequest) -> str | None:
     if request.q_heads == request.kv_heads:
         return None
-    return f"[SA-206] q and k must have equally many heads here, got {request.q_heads} and {request.kv_heads}"
+    return f"[SA-206] this attention takes q and k of equally many heads, got {request.q_heads} and {request.kv_heads}"
 
 
 def _at_most_128_channels(request: AttentionRequest) -> str | None:
-    return None if request.head_dim <= 128 else f"[SA-206] head_dim must be at most 128 here, got {request.head_dim}"
+    if request.head_dim <= 128:
+        return None
+    return f"[SA-206] this attention takes a head_dim of at most 128, got {request.head_dim}"
 
 
 def _several_tokens(request: AttentionRequest) -> str | None:

@@ -174,7 +174,7 @@ class PeerCall(BoundCall):
 def _kitchen() -> PeerFunctions:
     kitchen = importlib.import_module("comfy_kitchen")
     if not kitchen.int8_attention_is_available():
-        raise RuntimeError("[SA-103] it has no INT8 attention for this GPU")
+        raise RuntimeError("[SA-103] comfy-kitchen has no INT8 attention for this GPU")
 
     def attend(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, request: AttentionRequest
@@ -195,7 +195,7 @@ def _kitchen() -> PeerFunctions:
 def _sage_attention() -> PeerFunctions:
     sage = importlib.import_module("sageattention")
     if _OURS in Path(str(sage.__file__)).resolve().parents:
-        raise RuntimeError("[SA-115] what Python finds is the module of this pack")
+        raise RuntimeError("[SA-115] Python finds this pack's module of that name, not the package")
     writes_to_k = _sage_is_version_1()  # it subtracts the mean of k where k lies
 
     def attend(
@@ -220,17 +220,22 @@ def _whole_blocks(request: AttentionRequest) -> str | None:
     """Version 1 counts keys that are not there, with a score of 0, where the last block of 64 is not full."""
     if request.kv_length % 64 == 0 or not _sage_is_version_1():
         return None
-    return f"[SA-206] SageAttention 1 needs keys in whole blocks of 64, got {request.kv_length}"
+    return f"[SA-206] SageAttention 1 takes a number of keys that is a multiple of 64, got {request.kv_length}"
 
 
 def _one_mask_for_all(request: AttentionRequest) -> str | None:
     if request.mask_shape is None or request.mask_shape[1:3] == (1, 1):
         return None
-    return "[SA-206] masks that differ between heads or queries were not timed here"
+    return (
+        "[SA-206] comfy-kitchen was not timed with masks that differ between heads or queries, so it does not compute "
+        "this call"
+    )
 
 
 def _head_dim_64_or_128(request: AttentionRequest) -> str | None:
-    return None if request.head_dim in (64, 128) else f"[SA-206] head_dim must be 64 or 128, got {request.head_dim}"
+    if request.head_dim in (64, 128):
+        return None
+    return f"[SA-206] SageAttention takes head_dim 64 or 128, got {request.head_dim}"
 
 
 PEERS = (

@@ -7,6 +7,7 @@ from .hooks.sampling import sessions_of
 from .inputs import checked_input
 from .node_status import add_route, node_status, workflow_of
 from .patch import auto_model, calibrated_model, patch_model, policy_of, policy_text
+from .ready import ready_line
 from .report.chart import draw_card, draw_chart
 from .report.text import report, status
 from .session.auto_policy import calibrations
@@ -28,6 +29,7 @@ __all__ = [
     "patch_model",
     "policy_of",
     "policy_text",
+    "ready_line",
     "report",
     "running_prompt",
     "running_workflow",

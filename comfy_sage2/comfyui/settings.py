@@ -14,7 +14,7 @@ from ..text import quoted
 MODES = (*QUANTIZED, "auto", EXACT, "off")
 TARGETS = ("self and cross", "self only")
 AUTO, REFERENCE, AUTO_OR_REFERENCE = BACKENDS = ("auto", "reference", "auto or reference")
-VALUES, FIDELITY = GUARD_LEVELS = ("values", "values and fidelity")
+UNGUARDED, VALUES, FIDELITY = GUARDS = ("off", "values", "values and fidelity")
 WHERE_FASTER, ALWAYS, FASTEST = WHEN = ("where it is faster", "always", "whatever is fastest")
 
 _CHOICES = {
@@ -22,7 +22,7 @@ _CHOICES = {
     "apply_to": TARGETS,
     "backend": BACKENDS,
     "when": WHEN,
-    "guard_level": GUARD_LEVELS,
+    "guard": GUARDS,
     "sparse": SPARSE,
     "skip": SKIP,
 }
@@ -30,12 +30,21 @@ _CHOICES = {
 
 def reason_against_steps(start_percent: float, end_percent: float) -> str | None:
     """Why the node cannot be active from one share of the steps to the other, or None when it can."""
-    if 0.0 <= start_percent <= end_percent <= 1.0:
-        return None
+    reason = _reason_against_share("start_percent", start_percent) or _reason_against_share("end_percent", end_percent)
+    if reason is not None or start_percent <= end_percent:
+        return reason
     return (
-        "[SA-402] start_percent must not be above end_percent, and both must be from 0 to 1; got "
-        f"{start_percent:g} and {end_percent:g}"
+        f"[SA-402] start_percent must not be above end_percent, got {start_percent:g} and {end_percent:g}: lower the "
+        "first or raise the second"
     )
+
+
+def _reason_against_share(name: str, value: float) -> str | None:
+    """Why `value` of the input `name` is no share of the steps, or None when it is."""
+    if 0.0 <= value <= 1.0:
+        return None
+    where = "above 1" if value > 1.0 else "below 0" if value < 0.0 else "not a number"
+    return f"[SA-402] {name} must be from 0 to 1, and {value:g} is {where}"
 
 
 @dataclass(frozen=True)
@@ -79,15 +88,14 @@ class Settings:
         backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch; "auto or
             reference" the latter only where no accelerated backend can run.
         measure_quality: compare a sample of every call with full precision.
-        guard: check the outputs, and compute layers that fail more exactly.
+        guard: check the outputs, and compute layers that fail more exactly: "values" for NaN and infinity; "values and
+            fidelity" also compares a sample of each pass with exact attention; "off" checks nothing.
         policy: decides the options of each call in place of `mode` and `smooth_v`; "off" stays off.
         rotate: rotate Q and K after smoothing, in every mode and whatever a policy decides.
         when: "always", or "where it is faster": then calls for which an exact attention was measured to be the fastest
             are served by it, also those that the other settings leave in full precision, and the others by another
             package's attention that is faster than the mode and no less exact. "whatever is fastest": also by one that
             is less exact.
-        guard_level: what the guard checks: "values" for NaN and infinity; "values and fidelity" also compares a sample
-            of each pass with exact attention.
         respect_model_attention: calls for which the model's file asks for an attention are left to that.
         sparse: how much may be lost by key blocks that are left out: of `sparsity.levels.LEVELS`; "off" for what `skip`
             says, or else the policy.
@@ -103,11 +111,10 @@ class Settings:
     apply_to: str = "self and cross"
     backend: str = "auto"
     measure_quality: bool = False
-    guard: bool = False
+    guard: str = UNGUARDED
     policy: Policy | None = None
     rotate: bool = False
     when: str = ALWAYS
-    guard_level: str = VALUES
     respect_model_attention: bool = False
     sparse: str = COMPUTE_ALL
     dense_percent: float = 0.2
@@ -118,8 +125,13 @@ class Settings:
     def of_workflow(cls, **values: Any) -> Settings:
         """Settings of these values; for a mode or backend that is unknown the default, and a note that names it.
 
-        A workflow may have been saved by another version of the pack. Raises ValueError for other values.
+        A workflow may have been saved by another version of the pack. In those of earlier ones `guard` is true or
+        false, and `guard_level` says what it checks. Raises ValueError for other values.
         """
+        level = values.pop("guard_level", VALUES)
+        guard = values.get("guard")
+        if isinstance(guard, int) and guard in (0, 1):
+            values["guard"] = level if guard else UNGUARDED
         notes = []
         defaults = {field.name: field.default for field in fields(cls)}
         for name in ("mode", "backend"):
@@ -127,7 +139,7 @@ class Settings:
             if value not in allowed:
                 values[name] = defaults[name]
                 notes.append(
-                    f"[SA-401] {name} {quoted(value)} of this workflow is unknown; {defaults[name]} is used. Choose "
+                    f"[SA-401] {name} {quoted(value)} of this workflow is unknown, so {defaults[name]} is used. Choose "
                     f"one of {', '.join(allowed)}"
                 )
         return cls(**values, notes=tuple(notes))
@@ -135,11 +147,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
-        reason = reason_against_steps(self.start_percent, self.end_percent)
+        reason = reason_against_steps(self.start_percent, self.end_percent) or _reason_against_share(
+            "dense_percent", self.dense_percent
+        )
         if reason is not None:
             raise ValueError(reason)
-        if not 0.0 <= self.dense_percent <= 1.0:
-            raise ValueError(f"[SA-402] dense_percent must be from 0 to 1, got {self.dense_percent:g}")
 
     @property
     def options(self) -> AttentionOptions:
@@ -189,8 +201,8 @@ class Settings:
             parts.append(self.sparsity.title)
         if self.when != ALWAYS and self.options.mode != EXACT:
             parts.append(self.when)
-        if self.guard:
-            parts.append("guarded" if self.guard_level == VALUES else f"guarded ({self.guard_level})")
+        if self.guard != UNGUARDED:
+            parts.append(f"guard ({self.guard})")
         if self.respect_model_attention:
             parts.append("the model's own attention where its file asks for one")
         if self.backend != AUTO:

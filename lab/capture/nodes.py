@@ -28,9 +28,10 @@ class SageAttention2Capture(io.ComfyNode):
             search_aliases=["record attention", "save qkv"],
             is_dev_only=True,
             inputs=[
-                io.Model.Input("model", tooltip="The diffusion model. It stays as it is; the output is a copy."),
+                io.Model.Input("model", tooltip="The diffusion model. It is not changed. The output is a copy."),
                 io.Int.Input(
                     "every_layer",
+                    display_name="every n-th layer",
                     default=4,
                     min=1,
                     max=1000,
@@ -39,6 +40,7 @@ class SageAttention2Capture(io.ComfyNode):
                 ),
                 io.Int.Input(
                     "every_step",
+                    display_name="every n-th step",
                     default=5,
                     min=1,
                     max=1000,
@@ -56,6 +58,7 @@ class SageAttention2Capture(io.ComfyNode):
                 advanced(
                     io.Int.Input(
                         "most_megabytes",
+                        display_name="most megabytes",
                         default=1000,
                         min=1,
                         max=100000,
@@ -66,7 +69,7 @@ class SageAttention2Capture(io.ComfyNode):
             outputs=[
                 io.Model.Output(
                     display_name="model",
-                    tooltip="The model to sample; connect it to SageAttention2 Save Capture too.",
+                    tooltip="The model to sample. Connect it to SageAttention2 Save Capture too.",
                 )
             ],
         )

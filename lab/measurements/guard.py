@@ -54,9 +54,9 @@ class Level:
 
 LEVELS = {
     OFF: Level({}),
-    VALUES: Level({"guard": True}),
-    FIDELITY: Level({"guard": True, "guard_level": FIDELITY}),
-    f"{VALUES}, at each call": Level({"guard": True}, at_end=False, rounds=0.25),
+    VALUES: Level({"guard": "values"}),
+    FIDELITY: Level({"guard": FIDELITY}),
+    f"{VALUES}, at each call": Level({"guard": "values"}, at_end=False, rounds=0.25),
 }
 
 

@@ -71,7 +71,7 @@ class NodeSetting:
     """A setting of our node."""
 
     mode: str
-    guard: bool = False
+    guard: str = "off"
     skip: str = "off"
 
     def on(self, device: torch.device) -> Settings:
@@ -85,7 +85,7 @@ NODES = {
     "4b": NodeSetting("4b"),
     "precise": NodeSetting("precise"),
     "exact": NodeSetting("exact"),
-    "8b guarded": NodeSetting("8b", guard=True),
+    "8b guarded": NodeSetting("8b", guard="values"),
     "8b skip lossless": NodeSetting("8b", skip="lossless"),
 }
 

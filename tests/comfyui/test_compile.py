@@ -45,5 +45,5 @@ def test_mode_switch_under_torch_compile(compiling_host: ComfyServer) -> None:
         distances = {other: float((latent - eager[other]).norm()) for other in MODES}
         others = min(distance for other, distance in distances.items() if other != mode)
         assert distances[mode] < 0.1 * others, (number, mode, distances)
-        counted = "8 of 8 attention calls served" in run.outputs[REPORT]["text"][0]
+        counted = "8 of 8 attention calls computed by SageAttention2" in run.outputs[REPORT]["text"][0]
         assert counted == (mode != "off"), run.outputs[REPORT]["text"]

@@ -111,7 +111,7 @@ def test_the_template_runs_as_it_is(comfyui: ComfyHost, calls: int) -> None:
     prompt[nodes["CreateVideo"]]["inputs"].pop("bit_depth", None)  # ComfyUI 0.8 has no such input
     run = comfyui.run(prompt)
     shown, note = run.outputs[nodes["SageAttention2"]]["text"][0].splitlines()
-    assert shown.startswith("reference serves the attention")
-    assert note.startswith("[SA-1") and "the reference serves in a kernel's place" in note
+    assert shown.startswith("The slow reference version computes the attention")
+    assert note.startswith("[SA-1") and "The slow reference version runs in place of a kernel" in note
     assert f"{calls * 2} of {calls * 2}" in run.outputs[nodes["SageAttention2Report"]]["text"][0]
     assert run.outputs[nodes["SaveVideo"]]["images"][0]["filename"].endswith(".mp4")

@@ -80,7 +80,7 @@ def test_fault_and_what_comes_after_it(newest: ComfyServer, kind: str, place: st
         assert finite == (survives or (guard and place != "model"))
         text = run.outputs[REPORT]["text"][0]
         assert ("the model was run again in step" in text) == (guard and place != "model" and not survives)
-        assert ("the model's own values are broken" in text) == (guard and place == "model")
+        assert ("the input of this layer was broken already" in text) == (guard and place == "model")
     elif kind == "interrupt":
         with pytest.raises((RuntimeError, KeyError)):  # an interrupted prompt has no outputs
             newest.latent(newest.run(prompt(guard, kind, place)), LATENT)

@@ -30,6 +30,24 @@ FREQUENCIES = STORE.format(name="nodeFrequency") + "?.isLoaded === true"
 LANGUAGES = STORE.format(name="setting") + ".settingsById['Comfy.Locale'].options.map(o => o.value)"
 SET_LANGUAGE = "app.extensionManager.setting.set('Comfy.Locale', {language!r}).then(() => true)"
 TITLE = "LiteGraph.registered_node_types.SageAttention2Report.title"
+# Of the help panel, in pixels, and of a page in it at most: a page grew far too long as a table once.
+PANEL_WIDTH = 270
+HELP_HEIGHTS = {
+    "SageAttention2": 4600,
+    "SageAttention2Report": 2600,
+    "SageAttention2AutoPolicy": 2400,
+    "SageAttention2Calibrate": 1600,
+    "SageAttention2MakePolicy": 1900,
+    "SageAttention2LoadPolicy": 1000,
+    "SageAttention2Capture": 1300,
+    "SageAttention2SaveCapture": 1100,
+    "SageAttention2DemoBaseline": 900,
+    "SageAttention2DemoCaption": 700,
+}
+TITLES = {
+    node: (REPOSITORY / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    for node in HELP_HEIGHTS
+}
 # Set to a folder to keep the pictures that the tests take: web/docs/images has those of the nodes.
 PICTURES = os.environ.get("COMFY_SAGE2_PICTURES")
 
@@ -145,6 +163,25 @@ def test_help_page_shows_its_picture(server: ComfyServer, page: Chromium, node: 
     assert natural_width(page, address) > 300
 
 
+@pytest.mark.parametrize("node, most", HELP_HEIGHTS.items())
+def test_help_page_reads_well_in_the_narrow_panel(server: ComfyServer, page: Chromium, node: str, most: int) -> None:
+    """No table, whose columns would have a word or two a line, and nothing that has to be scrolled sideways."""
+    g = Graph(server.get("/object_info"))
+    g.node(node, 0)
+    frontend.load(page, g.workflow())
+    page.evaluate("(() => { app.canvas.selectNode(app.graph.nodes[0]); return true; })()")
+    page.evaluate(f"({STORE.format(name='rightSidePanel')}.openPanel('info'), true)")
+    shown_page = "document.querySelector('.node-help-content')"
+    page.wait_for(f"{shown_page}?.querySelector('h1')?.textContent === {TITLES[node]!r}", 30)
+    page.wait_for(f"[...{shown_page}.querySelectorAll('img')].every(image => image.complete)", 30)
+    page.evaluate(f"({shown_page}.style.width = '{PANEL_WIDTH}px', true)")
+    height, width, tables = page.evaluate(
+        f"[{shown_page}.scrollHeight, {shown_page}.scrollWidth, {shown_page}.querySelectorAll('table').length]"
+    )
+    page.evaluate(f"({STORE.format(name='rightSidePanel')}.closePanel(), true)")
+    assert tables == 0 and width <= PANEL_WIDTH and height <= most, (height, width, tables)
+
+
 @pytest.mark.parametrize("query", ["sage", "sageattention", "sage attention", "patch sage attention"])
 def test_the_search_finds_the_node_first_and_no_nodes_for_developers(page: Chromium, query: str) -> None:
     found = search(page, query)
@@ -181,10 +218,10 @@ def test_report_is_shown_in_the_graph(server: ComfyServer, page: Chromium) -> No
     model, sampler = tiny(g, sage, 2)
     g.node("SageAttention2Report", 3, model=model[0], samples=sampler[0])
     frontend.load(page, g.workflow())
-    frontend.run(page, f"{STATUS.format(type='SageAttention2Report')}?.includes('served')")
+    frontend.run(page, f"{STATUS.format(type='SageAttention2Report')}?.includes('computed by')")
     text = shown(page, "SageAttention2Report")
-    assert "reference · 8b" in text and "Forecast" in text and "outside start_percent" in text, text
-    assert "reference serves the attention" in shown(page, "SageAttention2")
+    assert "reference · 8b" in text and "Most that can be gained" in text and "outside start_percent" in text, text
+    assert "reference version computes the attention" in shown(page, "SageAttention2")
     images = "app.graph.nodes.find(n => n.type === 'SageAttention2Report').imgs"
     page.wait_for(f"{images}?.length === 1 && {images}[0].naturalWidth === 800")
     opened = page.evaluate(
@@ -211,13 +248,13 @@ def test_the_node_tells_what_the_sampling_did_and_after_a_reload_too(server: Com
     g.node("SageAttention2Report", 4, model=model[0], samples=sampler[0])
     workflow = {**g.workflow(), "id": "0d0c5b1e-0000-4000-8000-000000004711"}
     frontend.load(page, workflow)
-    told = f"{STATUS.format(type='SageAttention2')}?.includes('0 of 20 attention calls served')"
+    told = f"{STATUS.format(type='SageAttention2')}?.includes('0 of 20 attention calls computed by SageAttention2')"
     frontend.run(page, told)
     assert "test_support took 20" in shown(page, "SageAttention2")
     frontend.open_frontend(page, f"http://127.0.0.1:{server.port}/")
     frontend.load(page, workflow)
     page.wait_for(told, 30)
-    assert "Not faster: test_support served every call" in shown(page, "SageAttention2Report")
+    assert "No speed-up: test_support computed every call" in shown(page, "SageAttention2Report")
     frontend.load(page, {**workflow, "id": "0d0c5b1e-0000-4000-8000-000000004712"})
     assert shown(page, "SageAttention2") == "", "another workflow's node of the same number has said nothing"
 

@@ -61,7 +61,7 @@ def test_no_policy_is_none(server: ComfyServer, node: str, name: str) -> None:
     [
         ("SageAttention2", "model", None, "model must be a model"),
         ("SageAttention2", "policy", "a text", "policy must be a policy of SageAttention2 Make Policy"),
-        ("SageAttention2", "guard", None, "guard must be true or false, got None"),
+        ("SageAttention2", "guard", None, "guard must be one of 'off'"),
         ("SageAttention2", "start_percent", None, "start_percent must be a finite number, got None"),
         ("SageAttention2", "when", None, "when must be one of"),
         ("SageAttention2AutoPolicy", "model", 7, "model must be a model.*, got 7"),

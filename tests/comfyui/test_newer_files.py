@@ -81,7 +81,7 @@ def test_who_serves_where_the_file_declares_an_attention(
     assert declared_calls(newer) == declared
     text = run.outputs[REPORT]["text"][0]
     if served:
-        assert f"{served} of {CALLS} attention calls served" in text, text
+        assert f"{served} of {CALLS} attention calls computed by SageAttention2" in text, text
     if options is not None:
         assert re.search(
             r"The model's file asks for comfy_kitchen_(int8|sol \(tau 1\.0\), else comfy_kitchen_int8)", text
@@ -114,7 +114,8 @@ def test_blocks_with_an_attention_of_their_own_are_named(newer: ComfyServer, ord
     chain[first]["inputs"]["model"], chain[second]["inputs"]["model"] = ["loader", 0], [first, 0]
     text = newer.run(h3(chain)).outputs[REPORT]["text"][0]
     found = re.search(
-        r"(\d+) of \1 attention calls served .*; test_support took the place of blocks in (\d) of 4 passes, with (\d)",
+        r"(\d+) of \1 attention calls computed by SageAttention2 .*; "
+        r"test_support took the place of blocks in (\d) of 4 passes, with (\d)",
         text,
     )
     assert found is not None, text
@@ -139,7 +140,9 @@ def test_dense_calls_of_model_sparse_attention_are_served(
     chain = {name: chain[name] for name in (first, second)}
     chain[first]["inputs"]["model"], chain[second]["inputs"]["model"] = ["loader", 0], [first, 0]
     text = newer.run(h3(chain)).outputs[REPORT]["text"][0]
-    assert f"{CALLS} of {CALLS} attention calls served" in text and "took the place" not in text, text
+    assert f"{CALLS} of {CALLS} attention calls computed by SageAttention2" in text and "took the place" not in text, (
+        text
+    )
 
 
 def test_a_file_says_what_its_layers_ask_for(newer: ComfyServer) -> None:
@@ -153,7 +156,7 @@ def test_a_file_says_what_its_layers_ask_for(newer: ComfyServer) -> None:
     run = newer.run(prompt)
     for text in (run.outputs["sage"]["text"][0], run.outputs[REPORT]["text"][0]):
         assert "asks for comfy_kitchen_int8 in 1 attention layers, which this device does not have" in text, text
-    assert f"{CALLS} of {CALLS} attention calls served" in run.outputs[REPORT]["text"][0]
+    assert f"{CALLS} of {CALLS} attention calls computed by SageAttention2" in run.outputs[REPORT]["text"][0]
 
 
 def test_the_newer_attention_serves_the_node_as_the_older_one(newer: ComfyServer) -> None:

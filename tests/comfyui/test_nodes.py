@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tools.comfyui.server import ComfyServer, PromptRefused
 from .installations import REPOSITORY
 from .prompts import DEFAULTS, LATENT, REPORT, sage, sampling, with_report
 
+BASIC = ["model", "mode", "sparse", "policy", "guard"]  # the others are advanced
 NODES = (
     "SageAttention2",
     "SageAttention2Report",
@@ -48,13 +50,14 @@ def test_report_text_and_chart_arrive(server: ComfyServer) -> None:
     run = server.run(with_report(sampling("wan", {"sage": sage("loader", measure_quality=True)}, seed=7)))
     text = run.outputs[REPORT]["text"][0]
     assert "reference · 8b" in text and "cosine 0.99" in text, text
-    assert text.splitlines()[0].endswith("as close"), text
+    assert text.splitlines()[0].startswith("No speed-up: the slow reference ran, not a GPU kernel"), text
+    assert re.search(r" full precision \(0\.\d{4}; 1 is identical\)$", text.splitlines()[0]), text
     for name, width in (("images", 800), ("chart", 1200)):
         (shown,) = run.outputs[REPORT][name]
         image = picture(server, shown)
         assert image.width == width
         assert len(image.convert("RGB").getcolors(maxcolors=1 << 20) or ()) > 20
-    assert "reference serves the attention" in run.outputs["sage"]["text"][0]
+    assert "reference version computes the attention" in run.outputs["sage"]["text"][0]
 
 
 def test_report_passes_samples_and_images_through(server: ComfyServer) -> None:
@@ -98,7 +101,7 @@ def test_choices_are_the_same_on_every_machine(server: ComfyServer) -> None:
     choices = {name: spec[1].get("options", spec[0]) for name, spec in inputs(server, "SageAttention2").items()}
     assert choices["mode"] == ["8b", "4b", "precise", "auto", "exact", "off"]
     assert choices["when"] == ["where it is faster", "always", "whatever is fastest"]
-    assert choices["guard_level"] == ["values", "values and fidelity"]
+    assert choices["guard"] == ["off", "values", "values and fidelity"]
     assert choices["skip"] == ["off", "lossless", "balanced", "fast"]
     assert choices["sparse"] == ["off", "lossless", "light", "medium", "strong"]
     assert choices["apply_to"] == ["self and cross", "self only"]
@@ -133,7 +136,7 @@ def test_an_unknown_choice_gives_way_to_the_default(
     report = run.outputs[REPORT]["text"][0]
     for text in (run.outputs["sage"]["text"][0], report, server.log.read_text(errors="replace")):
         line = [line for line in text.splitlines() if "SA-401" in line][-1]
-        assert f"[SA-401] {shown}" in line and f"is unknown; {default} is used" in line and len(line) < 250, line
+        assert f"[SA-401] {shown}" in line and f"is unknown, so {default} is used" in line and len(line) < 250, line
     assert f"mode {DEFAULTS['mode']}" in report
 
 
@@ -164,26 +167,38 @@ def test_a_share_of_the_steps_that_another_node_gives_is_accepted(server: ComfyS
 def test_the_reference_serves_where_no_kernel_can_if_asked_for(server: ComfyServer) -> None:
     run = server.run(with_report(sampling("wan", {"sage": sage("loader", backend="auto or reference")}, steps=1)))
     shown = run.outputs["sage"]["text"][0].splitlines()
-    assert shown[0].startswith("reference serves the attention")
-    assert "SA-10" in shown[1] and "the reference serves in a kernel's place" in shown[1]
+    assert shown[0].startswith("The slow reference version computes the attention")
+    assert "SA-10" in shown[1] and "The slow reference version runs in place of a kernel" in shown[1]
     assert "reference · 8b" in run.outputs[REPORT]["text"][0]
 
 
 @pytest.mark.parametrize("node", NODES)
 def test_every_input_and_output_has_a_tooltip(server: ComfyServer, node: str) -> None:
     assert all(spec[1].get("tooltip") for spec in inputs(server, node).values())
+    assert [name for name, spec in inputs(server, node).items() if ";" in spec[1]["tooltip"]] == [], "whole sentences"
     assert all(info(server, node)["output_tooltips"])
 
 
 def test_expert_inputs_are_advanced(server: ComfyServer) -> None:
     advanced = {name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("advanced")}
-    later = {"rotate", "when", "guard_level", "skip", "respect_model_attention", "dense_percent"}
-    assert advanced == {"backend", "measure_quality", "guard"} | later
+    assert set(inputs(server, "SageAttention2")) - advanced == {*BASIC, "guard_level"}
+
+
+def test_inputs_for_everybody_come_first_and_the_older_forms_last(server: ComfyServer) -> None:
+    assert list(inputs(server, "SageAttention2"))[: len(BASIC)] == BASIC
+    assert list(inputs(server, "SageAttention2"))[-2:] == ["skip", "guard_level"]
+    assert [name for name, spec in inputs(server, "SageAttention2").items() if spec[1].get("hidden")] == ["guard_level"]
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_inputs_have_names_in_words(server: ComfyServer, node: str) -> None:
+    """What an input is called, unless it has a name for the user."""
+    shown = {name: spec[1].get("display_name", name) for name, spec in inputs(server, node).items()}
+    assert [name for name, words in shown.items() if "_" in words and name != "guard_level"] == []
 
 
 def test_a_new_node_is_guarded(server: ComfyServer) -> None:
-    assert inputs(server, "SageAttention2")["guard"][1]["default"] is True
-    assert inputs(server, "SageAttention2")["guard_level"][1]["default"] == "values"
+    assert inputs(server, "SageAttention2")["guard"][1]["default"] == "values"
 
 
 def test_a_new_node_computes_all_tiles(server: ComfyServer) -> None:
@@ -196,13 +211,35 @@ def test_a_new_node_rotates(server: ComfyServer, node: str) -> None:
     assert inputs(server, node)["rotate"][1]["default"] is True
 
 
-def test_inputs_that_came_later_are_the_last_ones(server: ComfyServer) -> None:
-    """Workflow files store values by position."""
-    later = ["guard", "policy", "rotate", "when", "guard_level", "skip"]
-    later += ["respect_model_attention", "sparse", "dense_percent"]
-    assert list(inputs(server, "SageAttention2"))[-len(later) :] == later
-    assert list(inputs(server, "SageAttention2Calibrate"))[-1] == "rotate"
+def test_a_new_node_quantizes_where_it_is_faster(server: ComfyServer) -> None:
     assert inputs(server, "SageAttention2")["when"][1]["default"] == "where it is faster"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({}, None),
+        ({"guard": False, "guard_level": "values and fidelity"}, None),
+        ({"guard": True}, "guard (values)"),
+        ({"guard": True, "guard_level": "values and fidelity"}, "guard (values and fidelity)"),
+        ({"guard": "off", "guard_level": "values and fidelity"}, None),
+        ({"guard": "values", "guard_level": "values and fidelity"}, "guard (values)"),
+        ({"guard": "values and fidelity"}, "guard (values and fidelity)"),
+    ],
+    ids=str,
+)
+def test_the_guard_of_prompts_of_every_version(server: ComfyServer, given: dict[str, Any], shown: str | None) -> None:
+    """Earlier ones had a switch, and beside it what is checked."""
+    text = server.run(sampling("wan", {"sage": sage("loader", **given)}, steps=1)).outputs["sage"]["text"][0]
+    assert (shown in text) if shown is not None else ("guard" not in text)
+
+
+@pytest.mark.parametrize("value", ["on", "True", None, 2, ["values"]], ids=str)
+def test_an_unknown_guard_is_one_error(server: ComfyServer, value: Any) -> None:
+    with pytest.raises((PromptRefused, RuntimeError), match="guard") as refused:
+        server.run(sampling("wan", {"sage": sage("loader", guard=value)}, steps=1))
+    text = str(refused.value)
+    assert "guard must be one of 'off', 'values', 'values and fidelity'" in text or text.count('"input_name"') == 1
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -129,8 +129,8 @@ def test_two_nodes_in_a_row(server: ComfyServer) -> None:
     chain = {"first": sage("loader", mode="4b"), "last": sage("first", mode="8b", end_percent=0.5)}
     text = report(server, sampling("wan", chain, steps=4))
     last, first = text.split("\n\n")
-    assert "8 of 16 attention calls served" in last, text
-    assert "8 of 8 attention calls served" in first, text
+    assert "8 of 16 attention calls computed by SageAttention2" in last, text
+    assert "8 of 8 attention calls computed by SageAttention2" in first, text
 
 
 def test_an_earlier_override_serves_what_the_node_leaves_out(server: ComfyServer) -> None:
@@ -150,10 +150,10 @@ def test_the_guard_takes_layers_that_are_off_to_a_more_exact_mode(server: ComfyS
         latent(server, sampling("wan", healthy)), latent(server, sampling("wan", {"sage": sage("loader")}))
     )
     text = report(server, sampling("wan", healthy))
-    assert "compared with exact attention, lowest cosine 0.9" in text and "Taken out of use" not in text, text
+    assert "compared with exact attention, lowest cosine 0.9" in text and "Layers that the guard" not in text, text
     broken = {"class_type": "TestBrokenCrossAttention", "inputs": {"model": ["loader", 0], "kind": "negated"}}
     text = report(server, sampling("wan", {"broken": broken, "sage": sage("broken", **level)}, steps=10))
-    assert text.count("(reference · 8b); reference · precise serves this layer from there on") == 2, text
+    assert text.count("(reference · 8b); reference · precise computes this layer until the sampling ends") == 2, text
     assert "had cosine -0.9" in text and "reference · precise:" in text, text
     assert "to exact attention in steps" in server.log.read_text(errors="replace")
 
@@ -171,7 +171,7 @@ def test_guard_changes_nothing_where_all_is_finite(server: ComfyServer) -> None:
     prompt = sampling("wan", {"sage": sage("loader", guard=True)})
     assert torch.equal(latent(server, prompt), latent(server, sampling("wan", {"sage": sage("loader")})))
     text = report(server, prompt)
-    assert "guarded" in text and "Taken out of use" not in text, text
+    assert "guard (values)" in text and "Layers that the guard" not in text, text
 
 
 def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:
@@ -181,7 +181,9 @@ def test_guard_runs_a_broken_pass_again(server: ComfyServer) -> None:
     whole = latent(server, sampling("wan", {"sage": sage("loader", apply_to="self only")}))
     assert torch.equal(latent(server, prompt), whole)
     text = report(server, prompt)
-    assert "Taken out of use by the guard" in text and "the model was run again in step 0;" in text, text
+    assert (
+        "Layers that the guard changed to a more exact mode" in text and "the model was run again in step 0;" in text
+    ), text
     unguarded = latent(server, sampling("wan", {"broken": broken, "sage": sage("broken")}))
     assert not unguarded.isfinite().any()
 
@@ -195,7 +197,7 @@ def test_guard_beside_a_caching_pack(server: ComfyServer) -> None:
         latent(server, prompt), latent(server, sampling("wan", {"sage": sage("loader", apply_to="self only")}))
     )
     text = report(server, prompt)
-    assert "Taken out of use by the guard" in text and "run again" not in text, text
+    assert "Layers that the guard changed to a more exact mode" in text and "run again" not in text, text
 
 
 def test_a_hostile_policy_leaves_the_worker_alive(server: ComfyServer) -> None:

@@ -25,7 +25,7 @@ def long(chain: dict[str, dict[str, Any]], steps: int = 3, **options: Any) -> Pr
 
 def calls_of(text: str) -> int:
     """How many calls found blocks or left them out, by a report."""
-    (calls,) = re.findall(r"of those of (\d+) calls computed", text)
+    (calls,) = re.findall(r"of the blocks of (\d+) calls were computed", text)
     return int(calls)
 
 
@@ -35,8 +35,8 @@ def test_a_sampling_leaves_blocks_out_between_the_steps_that_find_them(server: C
     assert cosine(latent(server, plain), latent(server, skipped)) > BOUNDS["8b"]
     text = report(server, skipped)
     # Two layers; steps 2 and 3 leave blocks out, step 1 finds them.
-    assert f"Key blocks skipped (skip {level}): " in text and " calls computed" in text, text
-    assert "computed in 2 calls with lists" in text or "computed in 4 calls with lists" in text, text
+    assert f"Key blocks skipped (skip {level}): " in text and " calls were computed" in text, text
+    assert "computed in 2 sparse calls" in text or "computed in 4 sparse calls" in text, text
 
 
 @pytest.mark.parametrize("sampler", EVALUATIONS)
@@ -47,7 +47,7 @@ def test_two_evaluations_of_a_sampling_of_five_steps_find_blocks(server: ComfySe
     evaluations, calls = EVALUATIONS[sampler], calls_of(text)
     passes = calls // 2 // evaluations  # of an evaluation, for both prompts together or one each, through two layers
     assert calls == 2 * evaluations * passes and passes in (1, 2), text
-    assert text.count(f"computed in {(evaluations - 2) * passes} calls with lists") == 2, text
+    assert text.count(f"computed in {(evaluations - 2) * passes} sparse calls") == 2, text
 
 
 def hooked(prompt: Prompt, *strengths: tuple[float, float]) -> Prompt:
@@ -78,7 +78,7 @@ def test_blocks_are_found_anew_where_a_loras_strength_changes(server: ComfyServe
     prompt = hooked(long({"sage": sage("loader", skip="fast")}, steps=4), (1.0, 0.0), (later, 0.2))
     text = report(server, prompt)
     passes = calls_of(text) // 2 // 3  # of an evaluation, through two layers, in the steps but for the last one
-    assert text.count(f"computed in {listed * passes} calls with lists") == 2, text
+    assert text.count(f"computed in {listed * passes} sparse calls") == 2, text
 
 
 def test_a_single_step_is_bit_identical(server: ComfyServer) -> None:
@@ -92,7 +92,9 @@ def test_a_single_step_is_bit_identical(server: ComfyServer) -> None:
 def test_short_clips_are_dense_and_the_report_says_why(server: ComfyServer) -> None:
     text = report(server, sampling("wan", {"sage": sage("loader", skip="balanced")}))
     assert "Key blocks skipped (skip balanced): none" in text
-    assert text.count("[SA-318] the call has fewer than 16 blocks of 128 keys") == 1, text
+    assert text.count("[SA-318] this call is too short to save time: it has fewer than 16 blocks of 128 keys") == 1, (
+        text
+    )
 
 
 def test_other_samplings_take_nothing_over(server: ComfyServer) -> None:
@@ -122,10 +124,10 @@ def test_blocks_serve_the_context_windows_they_were_found_in(server: ComfyServer
     prompt = long({"sage": sage("loader", skip="fast"), "windows": windows})
     prompt["empty"]["inputs"]["length"] = 45  # two windows
     text = report(server, prompt)
-    (served,) = re.findall(r"^\d+ of (\d+) attention calls served", text, flags=re.MULTILINE)
+    (served,) = re.findall(r"^\d+ of (\d+) attention calls computed by SageAttention2", text, flags=re.MULTILINE)
     passes = int(served) // 4 // 3  # of a step, through two layers of self-attention and cross-attention
     if schedule == "standard_static":
-        assert text.count(f"computed in {2 * passes} calls with lists") == 2, text
+        assert text.count(f"computed in {2 * passes} sparse calls") == 2, text
     else:  # in the last step it does not pay to find them
         assert text.count(f"all computed; {2 * passes} calls looked for blocks to skip") == 2, text
 
@@ -138,7 +140,7 @@ def test_a_guidance_that_skips_a_layer_has_blocks_of_its_own(server: ComfyServer
     }  # fmt: skip
     guidance = {"class_type": "SkipLayerGuidanceDiT", "inputs": inputs}
     text = report(server, long({"sage": sage("loader", skip="fast"), "guidance": guidance}))
-    listed = tuple(map(int, re.findall(r"(?:block|call) \d.*: .* computed in (\d+) calls with lists", text)))
+    listed = tuple(map(int, re.findall(r"(?:block|call) \d.*: .* computed in (\d+) sparse calls", text)))
     of_guidance = 1 if "block 0 self" in text else 0  # in ComfyUI 0.3 the model does not name its blocks
     assert listed in [(2 * passes + of_guidance, 2 * passes) for passes in (1, 2)], text
 
@@ -150,12 +152,14 @@ def test_sparse_leaves_short_calls_dense_and_says_so(server: ComfyServer, level:
     assert (latent(server, plain) == latent(server, sparse)).all()
     text = report(server, sparse)
     assert f"Key blocks skipped (sparse {level}): none" in text
-    assert text.count("[SA-318] the call has fewer than 64 blocks of 128 keys") == 1, text
+    assert text.count("[SA-318] this call is too short to save time: it has fewer than 64 blocks of 128 keys") == 1, (
+        text
+    )
 
 
 def test_sparse_leaves_blocks_out_of_long_calls_behind_the_dense_steps(server: ComfyServer) -> None:
     prompt = long({"sage": sage("loader", sparse="strong", dense_percent=0.5)}, steps=3)
     prompt["empty"]["inputs"].update({"width": 512, "height": 512})  # 8,192 tokens
     text = report(server, prompt)
-    assert "computed in 1 calls with lists" in text or "computed in 2 calls with lists" in text, text
-    assert "[SA-318] the first 50% of the steps are dense" in text, text
+    assert "computed in 1 sparse calls" in text or "computed in 2 sparse calls" in text, text
+    assert "[SA-318] nothing is skipped in the first 50% of the steps" in text, text

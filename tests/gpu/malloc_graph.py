@@ -84,9 +84,9 @@ CASES: dict[str, tuple[Callable[..., Session], dict[str, Any], bool]] = {
     "8b": (_node_session, {}, True),
     "rotated": (_node_session, {"rotate": True}, True),
     "precise": (_node_session, {"mode": "precise"}, True),
-    "guarded": (_node_session, {"guard": True}, True),
-    "guarded at each call": (_node_session, {"guard": True}, False),
-    "fidelity": (_node_session, {"guard": True, "guard_level": FIDELITY}, True),
+    "guarded": (_node_session, {"guard": "values"}, True),
+    "guarded at each call": (_node_session, {"guard": "values"}, False),
+    "fidelity": (_node_session, {"guard": FIDELITY}, True),
     "skipping": (_node_session, {"skip": "balanced"}, True),
     "listing": (_listing, {"skip": "balanced"}, True),
     "measured": (_node_session, {"measure_quality": True}, True),
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Callable[..., Session], dict[str, Any], bool]] = {
     "captured": (_capture, {}, True),
     "exact": (_node_session, {"mode": "exact"}, True),
     "8b in containers": (_node_session, {}, True),
-    "fidelity in containers": (_node_session, {"guard": True, "guard_level": FIDELITY}, True),
+    "fidelity in containers": (_node_session, {"guard": FIDELITY}, True),
     CONTROL: (_node_session, {}, True),
 }
 

@@ -37,7 +37,7 @@ def without_waiting() -> Iterator[None]:
 
 
 def watched(**options: Any) -> Session:
-    settings = Settings(guard=True, guard_level=FIDELITY, **options)
+    settings = Settings(guard=FIDELITY, **options)
     expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
     if expected.reason is not None:
         pytest.skip(expected.reason)

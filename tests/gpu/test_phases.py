@@ -95,7 +95,7 @@ def call_in_containers(session: Session, tensors: list[torch.Tensor]) -> tuple[t
 
 @pytest.mark.parametrize("mode", MODES)
 def test_containers_save_the_memory_of_the_output(mode: str, fresh_seed: int) -> None:
-    settings = Settings(mode=mode, guard=True)
+    settings = Settings(mode=mode, guard="values")
     expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
     if expected.backend is None:
         pytest.skip(str(expected.reason))

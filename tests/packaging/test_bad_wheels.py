@@ -197,7 +197,7 @@ def test_doctor_and_report_say_why(pack: Plugin, spoil: Callable[[Wheels], None]
     assert status == 1 and f"{ARCHITECTURE} " in doctor
     (line,) = (line for line in doctor.splitlines() if line.split()[:2] == [ARCHITECTURE, "cannot"])
     assert "cannot be used: [SA-1" in line and expected in line
-    assert report.startswith("Not at work\n") and expected in report
+    assert report.startswith("Not active\n") and expected in report
     assert "The model passes through unchanged" in report
 
 

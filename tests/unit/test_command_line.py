@@ -115,7 +115,7 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
         (["eval", "--backend", "sm42"], "--backend: invalid choice: 'sm42'"),
         (
             ["eval", "--backend", "sm90", "--device", "cpu"],
-            "--backend: sm90 cannot run here: [SA-103] the tensors must be on a CUDA device",
+            "--backend: sm90 cannot run here: [SA-103] the kernels need an NVIDIA GPU",
         ),
         (["steps", "--comfyui", "nowhere"], "--comfyui: expected a folder"),
         (["needle", "--output", "a", "--device", "toaster"], "--device: torch cannot use 'toaster' here"),

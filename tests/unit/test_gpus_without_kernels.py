@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from comfy_sage2 import doctor, explain, registry
 from comfy_sage2 import request as request_module
 from comfy_sage2.backends import self_test
+from comfy_sage2.comfyui.ready import ready_line
 from comfy_sage2.comfyui.session.dispatcher import probe
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.kernels import loader
@@ -63,6 +64,7 @@ def test_a_gpu_without_kernels(gpu: tuple[int, int], capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
     assert f"{', '.join(KERNELS)} cannot: {reason}\n" in printed
     assert probe(GPU, Settings()).reason == reason
+    assert ready_line(GPU).endswith(f": no kernel can run here, so models pass through unchanged: {reason}")
 
 
 @pytest.mark.parametrize("gpu", [(12, 1)], indirect=True, ids=["12.1"])
@@ -75,6 +77,21 @@ def test_12_1_runs_the_code_of_12_0(gpu: tuple[int, int], capsys: pytest.Capture
     assert probe(GPU, Settings()).backend == "sm120"
 
 
+@pytest.mark.parametrize("gpu", [(8, 6), (8, 9), (9, 0), (12, 0)], indirect=True, ids="{0[0]}.{0[1]}".format)
+def test_the_start_names_gpu_kernels_and_modes(gpu: tuple[int, int]) -> None:
+    kernels = {(8, 6): "sm80", (8, 9): "sm89", (9, 0): "sm90", (12, 0): "sm120"}[gpu]
+    said = ready_line(GPU)
+    assert f" is ready on GPU of the test {gpu} with the kernels {kernels} in modes " in said
+    modes = said.partition(" in modes ")[2].split(", ")
+    assert modes[-1] == "exact" and "8b" in modes
+
+
+@pytest.mark.parametrize("gpu", [(8, 9)], indirect=True, ids=["8.9"])
+def test_the_start_says_why_kernels_cannot_be_loaded(gpu: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: f"[SA-109] no {architecture}")
+    assert ready_line(GPU).endswith("cannot be loaded, so models pass through unchanged: [SA-109] no sm89")
+
+
 @pytest.mark.parametrize("gpu", [(12, 0), (9, 0)], indirect=True, ids=["as 12.0", "as 9.0"])
 def test_an_amd_gpu(gpu: tuple[int, int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """ROCm's torch calls its devices "cuda", with capabilities that NVIDIA's GPUs have too."""
@@ -85,8 +102,16 @@ def test_an_amd_gpu(gpu: tuple[int, int], monkeypatch: pytest.MonkeyPatch, capsy
     assert probe(GPU, Settings()).reason == reason
 
 
+def test_a_torch_without_cuda_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    reason = probe(torch.device("cpu"), Settings()).reason
+    found = f"this torch ({torch.__version__}) is built without CUDA"
+    assert reason == f"[SA-103] the kernels need an NVIDIA GPU, and {found}: install a torch with CUDA, or {OWN}"
+
+
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("cpu")])
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     reason = probe(torch.device("cpu"), Settings()).reason
-    assert reason == f"[SA-103] the tensors must be on a CUDA device, got cpu: elsewhere {OWN}"
+    assert reason == f"[SA-103] the kernels need an NVIDIA GPU, and the tensors are on cpu: {OWN}"
     assert doctor.main([]) == 1 and f"{', '.join(KERNELS)} cannot: {reason}\n" in capsys.readouterr().out

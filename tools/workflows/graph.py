@@ -184,7 +184,8 @@ class Graph:
                 entry["widget"] = {"name": name}
                 widgets += _widget_values(name, spec, None if link else value)
                 options = spec[1] if len(spec) > 1 else {}
-                height += TEXT_HEIGHT if options.get("multiline") else WIDGET_HEIGHT
+                if not options.get("hidden"):
+                    height += TEXT_HEIGHT if options.get("multiline") else WIDGET_HEIGHT
                 height += WIDGET_HEIGHT if options.get("control_after_generate") else 0
             else:
                 sockets += 1

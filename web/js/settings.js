@@ -7,10 +7,10 @@ app.registerExtension({
     {
       id: "comfy_sage2.sageattention",
       category: ["SageAttention2", "Other packs", "sageattention"],
-      name: "Serve packs that import sageattention",
+      name: "Let packs that import sageattention use SageAttention2 (restart needed)",
       tooltip:
-        "For packs that never ask a node, such as WanVideoWrapper. From ComfyUI's next start on; an installed " +
-        "sageattention that works stays in its place.",
+        "For packs that call sageattention themselves, such as WanVideoWrapper and KJNodes. It takes effect when " +
+        "ComfyUI starts again. Where a sageattention that works is installed, they go on to use that one.",
       type: "boolean",
       defaultValue: false,
     },

@@ -14,13 +14,14 @@ from .support import (
     backend_input,
     checked,
     cost_limit_input,
+    dense_percent_input,
     library,
     measure_quality_input,
     quality_input,
     schema,
     shown_progress,
     skip_input,
-    sparse_inputs,
+    sparse_input,
     status_of,
 )
 
@@ -41,24 +42,26 @@ class SageAttention2AutoPolicy(io.ComfyNode):
             inputs=[
                 io.Model.Input(
                     "model",
-                    tooltip="The diffusion model. It stays as it is; the output is a copy that calibrates itself.",
+                    tooltip="The diffusion model. It is not changed. The output is a copy that calibrates itself.",
                 ),
                 quality_input("measure"),
                 io.String.Input(
                     "policy",
                     default="",
                     multiline=True,
-                    tooltip="Empty: the node measures by itself. 'Keep in this workflow' writes the policy here: it is "
-                    "stored in the workflow and taken while the kind of model fits. Empty it to measure anew.",
+                    tooltip="Empty: the node measures by itself. 'Keep in this workflow' writes the policy here. The "
+                    "workflow then stores it, and the node uses it while the kind of model fits. Empty it to measure "
+                    "again.",
                 ),
                 cost_limit_input(30.0, "the first run's sampling time"),
                 advanced(
                     io.Boolean.Input(
                         "rotate",
+                        display_name="rotate queries and keys",
                         default=True,
-                        tooltip="Rotate queries and keys after smoothing, while measuring and rendering: closer to "
-                        "full precision in 4b, little or not at all in 8b and precise, for up to about 3 % more "
-                        "attention time.",
+                        tooltip="Rotates queries and keys before quantization, while measuring and rendering. The "
+                        "result is closer to full precision in 4b, and little or not at all in 8b and precise. It "
+                        "takes up to about 3 % more attention time.",
                     )
                 ),
                 backend_input(),
@@ -67,11 +70,13 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                     io.Boolean.Input(
                         "guard",
                         default=True,
-                        tooltip="Detect NaN/Inf in the attention output while rendering, and compute such calls again.",
+                        tooltip="Looks for NaN and infinity in the attention's output while rendering, and computes "
+                        "such calls again.",
                     )
                 ),
                 skip_input(),
-                *sparse_inputs(),
+                sparse_input(),
+                dense_percent_input(),
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model to sample.")],
         )

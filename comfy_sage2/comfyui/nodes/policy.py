@@ -55,9 +55,10 @@ class SageAttention2Calibrate(io.ComfyNode):
                 advanced(
                     io.Boolean.Input(
                         "rotate",
+                        display_name="rotate queries and keys",
                         default=True,
                         optional=True,
-                        tooltip="Measure with rotated queries and keys. Choose the same as on the SageAttention2 node "
+                        tooltip="Measures with rotated queries and keys. Choose the same as on the SageAttention2 node "
                         "that will use the policy.",
                     )
                 ),
@@ -65,7 +66,7 @@ class SageAttention2Calibrate(io.ComfyNode):
             outputs=[
                 io.Model.Output(
                     display_name="model",
-                    tooltip="The model to sample; connect it to SageAttention2 Make Policy too.",
+                    tooltip="The model to sample. Connect it to SageAttention2 Make Policy too.",
                 )
             ],
         )
@@ -111,7 +112,7 @@ class SageAttention2MakePolicy(io.ComfyNode):
                     default="",
                     tooltip="Name under which to save the policy, " + FILE_TOOLTIP + " Empty: not saved.",
                 ),
-                skip_input("Of earlier versions, for the policy; counts where sparse is off."),
+                skip_input("What earlier versions wrote into the policy for sparse. It counts where sparse is off."),
                 sparse_input_of_policy(),
             ],
             outputs=[

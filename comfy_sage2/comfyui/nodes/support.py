@@ -30,6 +30,12 @@ def advanced(node_input: io.Input) -> io.Input:
     return node_input
 
 
+def hidden_widget(node_input: io.Input) -> io.Input:
+    """Keep an input for prompts and files of earlier versions, without showing it."""
+    node_input.extra_dict = {**node_input.extra_dict, "hidden": True}
+    return node_input
+
+
 # Inputs that several nodes have.
 
 
@@ -50,6 +56,7 @@ def cost_limit_input(percent: float, of: str) -> io.Input:
     return advanced(
         io.Float.Input(
             "cost_limit",
+            display_name="cost limit (percent)",
             default=percent,
             min=1.0,
             max=500.0,
@@ -60,70 +67,78 @@ def cost_limit_input(percent: float, of: str) -> io.Input:
     )
 
 
-def backend_input() -> io.Input:
+def backend_input(*, optional: bool = False) -> io.Input:
     """Who computes the attention."""
     return advanced(
         io.Combo.Input(
             "backend",
             options=BACKENDS,
             default="auto",
-            tooltip="auto: the fastest kernel for this GPU; without one the model passes through unchanged. "
-            "reference: the same numerics in plain PyTorch on any device, for comparisons; slower than ComfyUI's "
-            "attention. auto or reference: the reference where no kernel can run.",
+            optional=optional,
+            tooltip="auto: the fastest kernel for this GPU. Without one the model passes through unchanged. reference: "
+            "the same computation in plain PyTorch on any device, for comparisons. It is slower than ComfyUI's "
+            "attention. auto or reference: the reference only where no kernel can run.",
         )
     )
 
 
-def measure_quality_input(when: str = "") -> io.Input:
+def measure_quality_input(when: str = "", *, optional: bool = False) -> io.Input:
     """Whether to compare with full precision, and at what time, where that is not always."""
     return advanced(
         io.Boolean.Input(
             "measure_quality",
+            display_name="measure quality",
             default=False,
-            tooltip=f"Compare a sample of every attention call with full precision{when}, for the report. Slows "
-            "sampling down.",
+            optional=optional,
+            tooltip=f"Compares a sample of every attention call with full precision{when}, for the report. Sampling "
+            "is slower meanwhile.",
         )
     )
 
 
-def sparse_inputs() -> list[io.Input]:
-    """How much key blocks that are left out may cost, and from which step on."""
-    return [
-        io.Combo.Input(
-            "sparse",
-            options=SPARSE,
-            default="off",
+def sparse_input() -> io.Input:
+    """How much key blocks that are left out may cost."""
+    return io.Combo.Input(
+        "sparse",
+        options=SPARSE,
+        default="off",
+        optional=True,
+        tooltip="Skips the key blocks that matter least in long self-attention, from 8192 tokens on. The level limits "
+        "the relative L2 error of each head on sampled rows. lossless: only weights that 8b rounds to zero. light: "
+        "0.02. medium: 0.05. strong: 0.1, which gives another video of the same prompt. The blocks are chosen in the "
+        "last dense step and again in steps 4, 9, 16 and so on. Steps in between can exceed the limit. The report "
+        "gives shares and errors.",
+    )
+
+
+def dense_percent_input() -> io.Input:
+    """From which step on key blocks are left out."""
+    return advanced(
+        io.Float.Input(
+            "dense_percent",
+            display_name="dense at first (share of steps)",
+            default=0.2,
+            min=0.0,
+            max=1.0,
+            step=0.01,
             optional=True,
-            tooltip="Leave out the parts of long self-attention (from 8192 tokens) that matter least. What each head "
-            "may lose, as relative L2 on a sample of its rows: lossless, only what 8b rounds to zero; light, 0.02; "
-            "medium, 0.05; strong, 0.1: another video of the same prompt. Found in the last dense step, and anew in "
-            "steps 4, 9, 16 and so on; those in between can lose more. The report gives shares and errors.",
-        ),
-        advanced(
-            io.Float.Input(
-                "dense_percent",
-                default=0.2,
-                min=0.0,
-                max=1.0,
-                step=0.01,
-                optional=True,
-                tooltip="Share of the sampling steps that are dense before sparse leaves anything out. The first "
-                "steps decide what the video shows.",
-            )
-        ),
-    ]
+            tooltip="Share of the sampling steps in which sparse skips nothing yet. The first steps decide what the "
+            "video shows.",
+        )
+    )
 
 
-def skip_input(when: str = "Of earlier versions; counts where sparse is off.") -> io.Input:
+def skip_input(when: str = "What earlier versions had for sparse. It counts where sparse is off.") -> io.Input:
     """The input in whose place `sparse` came. when: it counts."""
     return advanced(
         io.Combo.Input(
             "skip",
+            display_name="skip (older form of sparse)",
             options=SKIP,
             default="off",
             optional=True,
-            tooltip=f"{when} Leaves key blocks out between steps 1, 4, 9 and so on. What a head may lose, as relative "
-            "L1: lossless, only what 8b rounds to zero; balanced, 1 %; fast, 3 %.",
+            tooltip=f"{when} It skips key blocks between steps 1, 4, 9 and so on. The level limits the relative L1 "
+            "error of each head. lossless: only weights that 8b rounds to zero. balanced: 1 %. fast: 3 %.",
         )
     )
 
@@ -136,8 +151,8 @@ def sparse_input_of_policy() -> io.Input:
             options=SPARSE,
             default="off",
             optional=True,
-            tooltip="Written into the policy: what SageAttention2 leaves out where its own sparse and skip are off. It "
-            "is not part of what was measured.",
+            tooltip="This level is written into the policy. SageAttention2 uses it where its own sparse and skip are "
+            "off. It is not part of what was measured.",
         )
     )
 

@@ -43,7 +43,7 @@ class Style:
     row_height: int
 
 
-CARD = Style(800, 24, 42, 28, 26, 52, 4, 260, 40)
+CARD = Style(800, 24, 36, 28, 26, 52, 4, 260, 40)
 CHART = Style(1200, 36, 44, 20, 16, 34, 7, 600, 36)
 
 
@@ -61,7 +61,7 @@ def _drawn(sessions: list[Session], style: Style, draw: Callable[[_Drawing], Non
     """What `draw` makes of the last session at work, or a message where there is nothing to draw."""
     at_work = [session for session in sessions if session.handler.idle_reason is None]
     if not at_work:
-        return _message("Not at work", status(sessions[-1]) if sessions else NOT_PATCHED)
+        return _message("Not active", status(sessions[-1]) if sessions else NOT_PATCHED)
     session = at_work[-1]
     summary = session.record.summary()
     if session.handler.own_headline(summary) is not None or not summary.calls:
@@ -73,7 +73,7 @@ def _drawn(sessions: list[Session], style: Style, draw: Callable[[_Drawing], Non
 
 def _card(drawing: _Drawing) -> None:
     summary = drawing.summary
-    drawing.head(2)
+    drawing.head(4)
     drawing.shares("")
     if summary.agreement:
         drawing.errors()
@@ -85,7 +85,7 @@ def _card(drawing: _Drawing) -> None:
 
 def _chart(drawing: _Drawing) -> None:
     summary = drawing.summary
-    drawing.head(1)
+    drawing.head(3)
     drawing.shares("Attention calls")
     if summary.timed:
         drawing.times()
@@ -112,11 +112,11 @@ class _Drawing:
         self.colors = _colors(summary.shares)
 
     def head(self, lines: int) -> None:
-        """Speed and closeness in large letters; below how much was served, and by what settings."""
+        """Speed and closeness in large letters; below the calls that the node computed, and its settings."""
         style = self.style
         self.sheet.paragraph(first_line(self.session, self.summary), style.headline, lines=lines)
-        self.sheet.paragraph(headline(self.summary), style.text)
-        self.sheet.paragraph(self.session.handler.title, style.small, FAINT)
+        self.sheet.paragraph(headline(self.summary), style.text, lines=2)
+        self.sheet.paragraph(self.session.handler.title, style.small, FAINT, lines=2)
 
     def shares(self, heading: str) -> None:
         """The shares of the calls, and what each color means."""
@@ -155,12 +155,12 @@ class _Drawing:
             yield self.colors[rest[0].decision], f"{calls} calls: {len(rest)} rarer reasons, named in the text"
 
     def served(self) -> None:
-        """A map of what served each layer and step."""
+        """A map of what computed each layer and step."""
 
         def draw(width: int, height: int) -> Image.Image:
             return heatmap.served_map(self.summary, self.colors, width, height)
 
-        self._map("What served each layer (down) and step (across)", draw, None)
+        self._map("What computed each layer (down) and step (across)", draw, None)
 
     def errors(self) -> None:
         """A map of the errors with its color bar; the largest error is framed and named."""
@@ -177,7 +177,7 @@ class _Drawing:
         sheet.captions("0: full precision", f"{heatmap.error_scale(self.summary):.2g} relative L1", style.small)
         if heatmap.has_broken(self.summary):
             sheet.legend([(BROKEN, "NaN or infinity")], style.small)
-        worst = f"{self.summary.layer_name(cell[0])}, step {cell[1]}"
+        worst = f"{self.summary.layer_name(cell[0])} (row {cell[0]}), step {cell[1]}"
         values = f"cosine {found.cosine:.4f}, relative L1 {found.relative_l1:.3f}"
         sheet.paragraph(f"Framed, the worst: {worst}: {values}", style.small, lines=2)
 

@@ -20,26 +20,28 @@ NOT_PATCHED = (
     "from it."
 )
 EARLIER = (
-    "From an earlier run: in this one the sampler did not sample with this model (its result was cached, or it takes "
+    "From an earlier run: in this one the sampler did not sample with this model (its result was cached, or it uses "
     "another model)."
 )
 NOT_TIMED = (
-    "Attention calls were not timed, because no report was connected when this was sampled: sample again, with another "
-    "seed, to see their times."
+    "Attention calls were not timed, because no report was connected during the sampling. Sample again with another "
+    "seed to see their times."
 )
 WORST_LAYERS = 3
 
 
 def headline(summary: Summary) -> str:
-    """How much was served, in one line."""
+    """How many of the calls this node computed, in one line."""
     served = sum(share.calls for share in summary.shares if share.decision.backend is not None)
     if summary.calls == 0:
         return NO_CALL
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
     taken = "".join(f"; {line}" for line in taken_blocks(summary))
-    silent = f"; {summary.silent_passes} of {summary.passes} passes asked for none" if summary.silent_passes else ""
+    silent = (
+        f"; {summary.silent_passes} of {summary.passes} passes of the model made none" if summary.silent_passes else ""
+    )
     stopped = ", stopped before its end" if summary.sampling is Sampling.STOPPED else ""
-    share = f"{served} of {summary.calls} attention calls served ({served / summary.calls:.0%})"
+    share = f"{served} of {summary.calls} attention calls computed by SageAttention2 ({served / summary.calls:.0%})"
     return f"{share}, {steps}{stopped}{silent}{taken}"
 
 
@@ -53,7 +55,7 @@ def taken_blocks(summary: Summary) -> list[str]:
 
 
 def status(session: Session) -> str:
-    """What the node itself shows: what will serve the attention, or why nothing of ours does."""
+    """What the node itself shows: what will compute the attention, or why nothing of ours does."""
     return "\n".join((_status(session.handler), *session.handler.notes, *_declared(session)))
 
 
@@ -66,10 +68,10 @@ def _status(handler: Handler) -> str:
 
 
 def _declared(session: Session) -> list[str]:
-    """Which attention the model's file asks for, and who serves in its place."""
+    """Which attention the model's file asks for, and what computes those layers."""
     lines = [
-        f"The model's file asks for {label} in {layers} attention layers, which this device does not have: ComfyUI's "
-        "own attention serves what this node leaves."
+        f"The model's file asks for {label} in {layers} attention layers, which this device does not have. ComfyUI's "
+        "own attention computes the calls that this node does not."
         for label, layers in session.declared.missing.items()
     ]
     for label, layers in session.declared.served.items():
@@ -80,19 +82,20 @@ def _declared(session: Session) -> list[str]:
 def _in_its_place(session: Session) -> str:
     handler = session.handler
     if handler.idle_reason is not None and session.previous is None:
-        return "It serves them."
+        return "That attention computes them."
     if session.previous is not None:
-        return "An attention node before this one takes its place."
+        return "An attention node before this one replaces it."
     if not handler.leaves_to_declared:
         return (
-            "While this node measures, ComfyUI's attention takes its place: errors are those against exact attention."
+            "While this node measures, ComfyUI's attention replaces it, so that errors are those against exact "
+            "attention."
         )
     if session.compiled:
         return (
-            "This node takes its place. The model is compiled, which hides what the file asks for: ComfyUI's attention "
-            "serves what this node leaves."
+            "This node replaces it. The model is compiled, which hides what the file asks for, so ComfyUI's attention "
+            "computes the calls that this node does not."
         )
-    return "This node takes its place, and leaves to it what it does not serve itself."
+    return "This node replaces it, except for the calls that this node does not compute itself."
 
 
 def first_line(session: Session, summary: Summary) -> str:
@@ -122,13 +125,13 @@ def _why_nothing(session: Session, summary: Summary) -> str | None:
     if not summary.passes:
         return f"[SA-404] {NO_PASS[summary.sampling]}"
     if summary.was_passed_over:
-        return "[SA-316] another node of this pack, behind this one, served every attention call"
+        return "[SA-316] another SageAttention2 node, behind this one, computed every attention call"
     taken = taken_blocks(summary)
     if taken:
         return f"[SA-316] {'; '.join(taken)}"
     return (
-        f"[SA-317] {session.model} was run {summary.passes} times and never asked the node: its code calls attention "
-        "without ComfyUI's hook, or another pack has put functions of its own into the model"
+        f"[SA-317] {session.model} ran {summary.passes} times, and none of its attention calls reached the node: its "
+        "code calls attention without ComfyUI's hook, or another pack has put functions of its own into the model"
     )
 
 
@@ -146,7 +149,7 @@ def session_report(session: Session, prompt: str | None = None) -> str:
         return "\n".join((*lines, own, *_declared(session)))
     title = f"SageAttention2: {session.handler.title}"
     if session.handler.idle_reason is not None:
-        return "\n".join(("Not at work", title, status(session)))
+        return "\n".join(("Not active", title, status(session)))
     lines += [first_line(session, summary), title, *session.handler.notes, *_declared(session)]
     nothing = _why_nothing(session, summary)
     if nothing is not None:
@@ -171,7 +174,7 @@ def report(sessions: list[Session], prompt: str | None = None) -> str:
 
 
 def _steps(summary: Summary) -> list[str]:
-    """Which of the sampler's steps were served, where it was not all of them."""
+    """In which of the sampler's steps this node computed calls, where it was not all of them."""
     served = sorted({step + 1 for (_, step), decision in summary.cells.items() if decision.backend is not None})
     if not served or len(served) == summary.steps:
         return []
@@ -182,13 +185,14 @@ def _steps(summary: Summary) -> list[str]:
         else:
             runs.append([step])
     named = (str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
-    return [f"Steps served: {', '.join(named)} of this sampler's {summary.steps}."]
+    steps = "step" if len(served) == 1 else "steps"
+    return [f"Active in {steps} {', '.join(named)} of this sampler's {summary.steps}."]
 
 
 def _served(summary: Summary) -> list[str]:
     served = [share for share in summary.shares if share.decision.backend is not None]
     rows = [f"  {share.decision.label}: {share.calls} calls{_seconds(share, summary)}" for share in served]
-    return ["Served by"] + rows if rows else []
+    return ["Computed by"] + rows if rows else []
 
 
 def _fallbacks(summary: Summary) -> list[str]:
@@ -213,13 +217,13 @@ def _guarded(guard: Guard | None) -> list[str]:
         rows += [f"  {finding.text}" for finding in guard.fidelity.findings]
     if guard.repeated:
         rerun = f"the model was run again in step {_counted(guard.repeated)}; the calls of both runs are counted"
-        rows.append(f"  to find them, {rerun}" if rows else f"  none: {rerun}")
+        rows.append(f"  To find them, {rerun}" if rows else f"  None: {rerun}")
     if guard.still_broken:
         rows.append(
-            f"  the second run in step {_counted(guard.still_broken)} gave no finite result either; from there on each "
-            "call was checked instead, since another part of the model seems to keep results from run to run"
+            f"  The second run in step {_counted(guard.still_broken)} gave NaN or infinity too. From then on each call "
+            "was checked instead, since another part of the model seems to keep results from run to run"
         )
-    lines = ["Taken out of use by the guard", *rows] if rows else []
+    lines = ["Layers that the guard changed to a more exact mode", *rows] if rows else []
     return lines if guard.fidelity is None else lines + guard.fidelity.summary
 
 
@@ -229,7 +233,7 @@ def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
     layers = sparsity.layers()
     calls = sum(found.finding + found.listed for found in layers.values())
     share = sum(found.share * (found.finding + found.listed) for found in layers.values()) / max(calls, 1)
-    computed = f"{share:.1%} of those of {calls} calls computed" if calls else "none"
+    computed = f"{share:.1%} of the blocks of {calls} calls were computed" if calls else "none"
     title, norm = sparsity.choice.title, sparsity.choice.level.norm
     lines = [f"Key blocks skipped ({title}): {computed}"]
     for layer, found in layers.items():
@@ -238,13 +242,13 @@ def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
             lines.append(f"  {summary.layer_name(layer)}: all computed; {looked}")
             continue
         speed = summary.skip_speeds.get(layer)
-        faster = "" if speed is None else f" ({compared_speed(speed.ratio)}, beside those that found the blocks)"
-        later = "" if found.later is None else f", {found.later:.4f} when they gave way to newer ones"
+        faster = "" if speed is None else f" ({compared_speed(speed.ratio)} than the calls that found the blocks)"
+        later = "" if found.later is None else f", {found.later:.4f} just before they were chosen anew"
         made = found.finding + found.selecting
         lines.append(
-            f"  {summary.layer_name(layer)}: {found.computed:.1%} computed in {found.listed} calls with lists{faster}"
-            f"{_of_heads(found)}; relative L{norm} of the worst head {found.error:.4f} in the {made} calls "
-            f"that made them, {sum(found.head_errors) / len(found.head_errors):.4f} on average{later}"
+            f"  {summary.layer_name(layer)}: {found.computed:.1%} of the blocks computed in {found.listed} sparse calls"
+            f"{faster}{_of_heads(found)}; relative L{norm} error of the worst head {found.error:.4f} in the {made} "
+            f"calls that chose the blocks, {sum(found.head_errors) / len(found.head_errors):.4f} on average{later}"
         )
     return lines + [f"  {calls} calls computed all key blocks: {reason}" for reason, calls in sparsity.reasons.items()]
 
@@ -280,15 +284,15 @@ def time_lines(summary: Summary, base: str = FULL_PRECISION) -> list[str]:
     if summary.speed is not None:
         saved, basis = summary.speed.saved, f"with {base}"
         lines.append(
-            f"Time {'saved' if saved >= 0.0 else 'lost'}: {abs(saved):.2f} s, over {summary.speed.calls} calls whose "
-            f"time with {base} is known too (attention {compared_speed(summary.speed.ratio)}, sampling "
+            f"Time {'saved' if saved >= 0.0 else 'lost'}: {abs(saved):.2f} s in {summary.speed.calls} calls whose time "
+            f"with {base} is known too (attention {compared_speed(summary.speed.ratio)}, sampling "
             f"{compared_speed(sampling_ratio(summary) or 1.0)})."
         )
     share = (attention + saved) / (whole + saved)
     if share < 0.995:
         lines.append(
-            f"Forecast: {basis}, attention is {share:.0%} of a step; no attention, however fast, makes the sampling "
-            f"more than {times(1.0 / (1.0 - share))} faster."
+            f"Most that can be gained: {basis}, attention is {share:.0%} of a step, so no attention, however fast, "
+            f"makes the sampling more than {times(1.0 / (1.0 - share))} faster."
         )
     return lines
 
@@ -301,8 +305,8 @@ def _agreement(summary: Summary, declared: str = "") -> list[str]:
     whole = average(means.values())
     worst = sorted(means, key=lambda layer: (not math.isnan(means[layer].cosine), means[layer].cosine))[:WORST_LAYERS]
     return [
-        f"Against full precision (sampled{beside}): cosine {whole.cosine:.5f}, relative L1 {whole.relative_l1:.4f} "
-        "on average",
+        f"Compared with full precision{beside}, on samples: cosine similarity {whole.cosine:.5f} (1 is identical), "
+        f"relative L1 error {whole.relative_l1:.4f} (0 is identical) on average. The worst layers:",
         *(
             f"  {summary.layer_name(n)}: cosine {means[n].cosine:.5f}, relative L1 {means[n].relative_l1:.4f}"
             for n in worst

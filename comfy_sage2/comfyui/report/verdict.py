@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import math
 
+from ...backends.reference import ReferenceBackend
 from ...metrics import Agreement, average
+from ...policy.targets import TARGETS
 from ..session.guard import FULL_PRECISION
 from ..session.record import LayerStep, Summary
 
 NO_CALL = "no attention call reached the node"
 LITTLE = 0.005  # of the sampling's time: less is told as "as fast"
+# By the cosine similarity that a quality target demands, the most demanding first.
+_CLOSENESS = (("lossless", "very close to"), ("balanced", "close to"), ("fast", "less close to"))
 
 
 def verdict(summary: Summary) -> str:
-    """Speed and closeness, such as "1.9x faster sampling, 0.9998 as close"; what was not measured is named."""
-    served = any(share.decision.backend is not None for share in summary.shares)
-    if not served:
+    """Speed with its reason, and closeness; what was not measured is named.
+
+    Such as "1.9x faster sampling; very close to full precision (0.9998; 1 is identical)".
+    """
+    backends = {share.decision.backend for share in summary.shares} - {None}
+    if not backends:
         others = dict.fromkeys(share.decision.by or FULL_PRECISION for share in summary.shares)
-        return f"not faster: {' and '.join(others)} served every call" if others else NO_CALL
+        return f"no speed-up: {' and '.join(others)} computed every call" if others else NO_CALL
     ratio = sampling_ratio(summary)
-    speed = "speed not compared" if ratio is None else f"{compared_speed(ratio)} sampling"
-    return f"{speed}, {_closeness(summary)}"
+    compared = "" if ratio is None else f"{compared_speed(ratio)} sampling"
+    if backends == {ReferenceBackend.name}:
+        speed = f"no speed-up: the slow reference ran, not a GPU kernel{compared and f' ({compared})'}"
+    elif ratio is not None and ratio <= 1.0 - LITTLE:
+        speed = f"{compared}: ComfyUI's own attention is faster here"
+    else:
+        speed = compared or "speed not measured"
+    return f"{speed}; {_closeness(summary)}"
 
 
 def sampling_ratio(summary: Summary) -> float | None:
@@ -65,6 +78,7 @@ def _closeness(summary: Summary) -> str:
         return "closeness not measured"
     found = average(layer_means(summary).values())
     if not math.isfinite(found.cosine):
-        return "with NaN or infinity in the result"
+        return "the result has NaN or infinity"
+    words = next((words for name, words in _CLOSENESS if found.cosine >= TARGETS[name].cosine), "far from")
     # Rounded down: 1 would say that nothing differs.
-    return f"{math.floor(found.cosine * 1e4) / 1e4:.4f} as close"
+    return f"{words} full precision ({math.floor(found.cosine * 1e4) / 1e4:.4f}; 1 is identical)"

@@ -190,8 +190,8 @@ class Calibration(Handler):
             )
         if not self.head_dims and summary.was_passed_over:
             return (
-                "SageAttention2: [SA-404] nothing was measured: another node of this pack, behind this one, took every "
-                "call (SA-316). Take that node away while measuring."
+                "SageAttention2: [SA-404] nothing was measured: another SageAttention2 node, behind this one, computed "
+                "every call (SA-316). Take that node away while measuring."
             )
         if not self.head_dims and summary.sampling is not Sampling.NONE and not summary.passes:
             return f"SageAttention2: [SA-404] nothing was measured: {NO_PASS[summary.sampling]}."

@@ -18,7 +18,7 @@ from ...request import AttentionRequest
 from ...signature import ANY, IGNORED, NAMED, NO_LESS_EXACT
 from ...text import error_text
 from ..adapter.attention_call import AttentionCall
-from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, FIDELITY, REFERENCE, Settings
+from ..settings import ALWAYS, AUTO, AUTO_OR_REFERENCE, FASTEST, FIDELITY, REFERENCE, UNGUARDED, Settings
 from .fidelity import Fidelity
 from .guard import MORE_EXACT, PRECISE, Guard
 from .handler import Handler
@@ -60,7 +60,7 @@ class Dispatcher(Handler):
         self.title = settings.describe()
         self.notes = settings.notes
         self.idle_reason = expected.reason
-        self.guard = Guard(Fidelity() if settings.guard_level == FIDELITY else None) if settings.guard else None
+        self.guard = None if settings.guard == UNGUARDED else Guard(Fidelity() if settings.guard == FIDELITY else None)
         self.sparsity = None if settings.sparsity is None else BlockSparsity(settings.sparsity)
         self.measure_quality = settings.measure_quality
         self.traced_as = settings
@@ -187,7 +187,7 @@ class Dispatcher(Handler):
             reason = f"[SA-310] planning the call failed: {error_text(error)}"
             if reason not in self._failures:
                 self._failures.add(reason)
-                log.warning("SageAttention2: %s; ComfyUI's attention serves this call", reason)
+                log.warning("SageAttention2: %s; ComfyUI's attention computes this call", reason)
             return Decision(reason=reason)
 
     def end_pass(self, calls: Sequence[Layer], first: bool) -> None:
@@ -200,7 +200,9 @@ class Dispatcher(Handler):
 
     def status(self) -> str:
         """See `Handler.status`."""
-        return f"{self.expected.backend} serves the attention: {self.title}"
+        if self.expected.backend == REFERENCE:
+            return f"The slow reference version computes the attention, not a GPU kernel: {self.title}"
+        return f"{self.expected.backend} computes the attention: {self.title}"
 
     def reasoning(self, summary: Summary) -> Sequence[str]:
         """See `Handler.reasoning`."""
@@ -210,14 +212,14 @@ class Dispatcher(Handler):
             lines = (
                 *lines,
                 f"{self._shorter} of the passes made fewer attention calls than the first, and the model does not say "
-                "which blocks it left out: the policy's choices may have gone to other layers there",
+                "which blocks it left out, so the policy's choices may have gone to other layers there",
             )
         if policy is None or policy.rotate == rotate:
             return lines
         measured = f"the policy was measured {'with' if policy.rotate else 'without'} rotation"
         return (
             *lines,
-            f"{measured}, and rotate is {'on' if rotate else 'off'} here: its errors are not those measured",
+            f"{measured}, and rotate is {'on' if rotate else 'off'} here, so its errors are not those measured",
         )
 
     def _measured(self) -> list[str]:
@@ -237,7 +239,7 @@ def with_backend(device: torch.device, settings: Settings) -> Settings:
     reason = probe(device, automatic).reason
     if settings.mode == "off" or reason is None:
         return automatic
-    note = f"{reason}; here the reference serves in a kernel's place, with the same numerics and slower than ComfyUI"
+    note = f"{reason}. The slow reference version runs in place of a kernel: the same result, and no speed-up"
     return replace(settings, backend=REFERENCE, notes=(*settings.notes, note))
 
 

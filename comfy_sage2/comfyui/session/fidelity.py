@@ -126,7 +126,8 @@ class Finding:
         steps = " and ".join(map(str, self.steps))
         return (
             f"{self.name} had cosine {self.found.cosine:.5f} and relative L1 {self.found.relative_l1:.4f} to "
-            f"exact attention in steps {steps} ({self.served_by}); {self.next_by} serves this layer from there on"
+            f"exact attention in steps {steps} ({self.served_by}); {self.next_by} computes this layer until the "
+            "sampling ends"
         )
 
 

@@ -23,8 +23,8 @@ log = logging.getLogger("comfy_sage2")
 
 MORE_EXACT = ("4b", "8b", "precise")  # from left to right
 PRECISE = MORE_EXACT[-1]
-RECOMPUTED = "[SA-311] guard: the result was not finite, so this call was computed again"
-DOWNGRADED = "[SA-312] guard: this layer gave a result that was not finite earlier in this sampling"
+RECOMPUTED = "[SA-311] guard: the result had NaN or infinity, so this call was computed again"
+DOWNGRADED = "[SA-312] guard: this layer gave NaN or infinity earlier in this sampling"
 FULL_PRECISION = "ComfyUI's attention"
 
 
@@ -59,11 +59,13 @@ class Downgrade:
     @property
     def text(self) -> str:
         """In words for the user."""
-        text = f"{self.name} gave a result that was not finite in step {self.step} ({self.served_by})"
+        text = f"{self.name} gave NaN or infinity in step {self.step} ({self.served_by})"
         if self.is_finite:
-            return f"{text}; {self.recomputed_by} computed it again and serves this layer from there on"
-        text = f"[SA-313] {text}; {self.recomputed_by} gave no finite values either"
-        return f"{text}, so the model's own values are broken" if self.recomputed_by == FULL_PRECISION else text
+            return f"{text}; {self.recomputed_by} computed it again, and computes this layer until the sampling ends"
+        text = f"[SA-313] {text}; {self.recomputed_by} gave NaN or infinity too"
+        return (
+            f"{text}, so the input of this layer was broken already" if self.recomputed_by == FULL_PRECISION else text
+        )
 
 
 class Guard:
@@ -99,7 +101,8 @@ class Guard:
         """The pass that was made again in `step` has a result that is not finite."""
         if not self._still_broken:
             log.warning(
-                "SageAttention2: guard: the model was run again in step %d, and its result is still not finite", step
+                "SageAttention2: guard: the model was run again in step %d, and its result still has NaN or infinity",
+                step,
             )
         self._still_broken.append(step)
         self.trusts_repeats = False

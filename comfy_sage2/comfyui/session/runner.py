@@ -62,7 +62,7 @@ class Runner:
                 if call.is_released:  # nobody could compute it again
                     raise
                 decision = Decision(reason=f"[SA-310] {decision.backend} failed: {error_text(error)}")
-                self.warn_once(f"{decision.reason}; ComfyUI's attention serves this call")
+                self.warn_once(f"{decision.reason}; ComfyUI's attention computes this call")
             else:
                 return out, decision, broken
         call.release()

@@ -25,7 +25,7 @@ from .timer import NO_TIMER, Timer, start_timer
 log = logging.getLogger("comfy_sage2")
 
 T = TypeVar("T")
-TAKEN = "[SA-316] an attention node behind this one, or a pack that took over for this step, took the call"
+TAKEN = "[SA-316] another attention node or pack computed this call"
 OUTSIDE = Schedule((1.0, 0.0))  # a pass outside of a sampling: its only step
 _MANY_LAYERS = 512  # attention calls of a pass, before the first one has shown how many there are
 

@@ -186,7 +186,7 @@ class BlockSparsity:
         """Nothing more is left out in this sampling."""
         self._at_work = False
         self._controller.clear()
-        reason = f"[SA-318] skipping key blocks failed, and was given up for this sampling: {error_text(error)}"
+        reason = f"[SA-318] skipping key blocks failed and stays off for this sampling: {error_text(error)}"
         self._dense[reason] += 1
         log.warning("SageAttention2: %s", reason)
 
@@ -197,9 +197,11 @@ class BlockSparsity:
         """
         starts = self.choice.is_dense(site.step, site.steps)
         if starts and (not records or self.choice.is_dense(site.step + 1, site.steps)):
-            return f"[SA-318] the first {self.choice.dense_share:.0%} of the steps are dense"
+            return (
+                f"[SA-318] nothing is skipped in the first {self.choice.dense_share:.0%} of the steps (dense_percent)"
+            )
         if records and site.step + 1 == site.steps:
-            return "[SA-318] the last step is dense where it would find blocks to skip"
+            return "[SA-318] no step follows the last one, so it does not look for blocks to skip"
         return None
 
     def _recording_plan(
@@ -210,17 +212,20 @@ class BlockSparsity:
             pass_options.replaces_blocks(model_pass.transformer_options) or model_pass.changes in self._without_blocks
         )
         if leaves_out and is_indexed(site.name):
-            return "[SA-318] passes skip transformer blocks, and the model does not say of which one this call is"
+            return (
+                "[SA-318] some passes leave out transformer blocks, and the model does not say which block this "
+                "call is of"
+            )
         if call.mask is not None:
-            return "[SA-318] the call has a mask"
+            return "[SA-318] this call has a mask, and blocks are skipped only without one"
         q_length, kv_length = call.lengths
         if q_length != kv_length:
-            return "[SA-318] the call's queries and keys are not of the same tokens"
+            return "[SA-318] this is not self-attention: its queries and keys differ in number"
         least = self.choice.level.least_blocks
         if blocks_of(kv_length) < least:
-            return f"[SA-318] the call has fewer than {least} blocks of 128 keys"
+            return f"[SA-318] this call is too short to save time: it has fewer than {least} blocks of 128 keys"
         if blocks_with(model_pass.token_kinds.others(kv_length), kv_length).all():
-            return "[SA-318] the call's tokens may all be text or conditions, whose blocks are always computed"
+            return "[SA-318] all tokens of this call may be text or conditions, and their blocks are always computed"
         listed, recording = listed_plan(dense), recording_plan(dense)
         if isinstance(listed, Refusal):
             return listed.reason

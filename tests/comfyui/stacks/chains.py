@@ -63,10 +63,10 @@ def wan(chain: Chain) -> Prompt:
 
 def counts(run: Run) -> list[str]:
     """The report's lines that count calls or name another attention, without times and what the process did before."""
-    words = ("call", "served", "replaced", "another", "left to")
+    words = ("call", "computed", "replaced", "another", "left to")
     text = run.outputs[REPORT]["text"][0].partition("Calls of sageattention")[0]
     found = [line.strip() for line in text.splitlines() if any(word in line.lower() for word in words)]
-    return [TIMES.sub("", line) for line in found if line != "Served by" and "Time" not in line]
+    return [TIMES.sub("", line) for line in found if line != "Computed by" and "Time" not in line]
 
 
 def compared(found: torch.Tensor, wanted: torch.Tensor, plain: torch.Tensor) -> str:

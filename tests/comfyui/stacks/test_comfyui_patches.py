@@ -91,7 +91,7 @@ def test_sparse_attention_hands_its_dense_calls_back(host: ComfyServer, newest: 
     plain = latents(host, wan({"sparse": node("TestSparseAttention", "loader", start_percent=0.5)}))
     assert not torch.equal(found, plain) and close(found, plain)
     said = "\n".join(counts(run))  # two of four steps are sparse in their two self-attentions
-    assert "12 of 16 attention calls served" in said, said
+    assert "12 of 16 attention calls computed by SageAttention2" in said, said
     record(
         "the node, then sparse attention (a stand-in for Model Sparse Attention)", newest.name,
         "close to full precision with it", counts(run),

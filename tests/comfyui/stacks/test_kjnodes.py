@@ -48,7 +48,7 @@ def test_kjnodes_behind_the_node(host: ComfyServer, newest: Installation) -> Non
     wanted = latents(host, wan({"half": half("loader"), "sage": ours("half")}))
     assert torch.equal(found, wanted)
     said = "\n".join(counts(run))
-    assert "0 of 16 attention calls served" in said and "Left to ComfyUI-KJNodes" in said, said
+    assert "0 of 16 attention calls computed by SageAttention2" in said and "Left to ComfyUI-KJNodes" in said, said
     plain = latents(host, wan({"half": half("loader")}))
     record("the node in 4b, then KJNodes'", hosts(newest, packs.KJNODES), compared(found, wanted, plain), counts(run))
 

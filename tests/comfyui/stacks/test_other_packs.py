@@ -90,7 +90,7 @@ def test_bleh_for_half_of_the_steps(host: ComfyServer, newest: Installation) -> 
     plain = latents(host, custom({}, end_percent=None))
     assert close(found, plain)
     said = "\n".join(counts(run))  # half of the noise lies in three of the four steps
-    assert "4 of 16 attention calls served" in said and "Left to ComfyUI-bleh" in said, said
+    assert "4 of 16 attention calls computed by SageAttention2" in said and "Left to ComfyUI-bleh" in said, said
     record(
         "the node, bleh's sampler for half of the steps",
         hosts(newest, packs.BLEH),

@@ -42,7 +42,7 @@ def sampled(
 ) -> tuple[Session, list[float]]:
     """One sampling of two steps and three layers; the mean of each call's output."""
     serve_by(monkeypatch, kernel)
-    session = node_session(Settings(backend="reference", guard=guarded))
+    session = node_session(Settings(backend="reference", guard="values" if guarded else "off"))
     override = make_override(session)
     session.begin_sampling(SIGMAS)
 

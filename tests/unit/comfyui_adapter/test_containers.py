@@ -103,7 +103,7 @@ def test_tensors_are_freed_while_comfyui_serves(
     make = handlers.get(next(iter(left)))
     first = session_with(start_percent=1.0) if previous else None
     before = make_override(first) if first else None
-    session = session_with(before, 1, guard=True) if make is None else Session(make(), 1, before)
+    session = session_with(before, 1, guard="values") if make is None else Session(make(), 1, before)
     session.begin_sampling([1.0, 0.0])
     options = {name: value for name, value in left.items() if name == "low_precision_attention"}
     with ExitStack() as stack:
@@ -115,9 +115,7 @@ def test_tensors_are_freed_while_comfyui_serves(
     assert torch.equal(out, torch.ones(1, 64, 128))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"guard": True, "guard_level": "values and fidelity"}, {"measure_quality": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"guard": "values and fidelity"}, {"measure_quality": True}], ids=str)
 def test_tensors_are_freed_when_a_backend_has_served(comfyui_module: Any, options: dict[str, Any]) -> None:
     """Before the model goes on; a pass that still runs keeps none of them."""
     session = session_with(**options)
@@ -132,7 +130,7 @@ def test_tensors_are_freed_when_a_backend_has_served(comfyui_module: Any, option
 
 def test_containers_are_measured_and_timed(comfyui_module: Any) -> None:
     """Timing ComfyUI's attention takes the containers' tensors, which nobody needs any more by then."""
-    session = session_with(measure_quality=True, guard=True)
+    session = session_with(measure_quality=True, guard="values")
     override: Any = make_override(session)
     for _ in range(3):
         held = [Container(tensor) for tensor in qkv()]
@@ -225,7 +223,7 @@ def test_guard_works_in_a_compiled_graph(comfyui_module: Any, monkeypatch: pytes
     def broken(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full_like(q, float("nan"))
 
-    session = session_with(guard=True)
+    session = session_with(guard="values")
     compiled = torch.compile(Block(make_override(session)), fullgraph=True, backend="aot_eager")
     tensors = qkv()
     with torch.no_grad():
@@ -240,7 +238,7 @@ def test_guard_works_in_a_compiled_graph(comfyui_module: Any, monkeypatch: pytes
 
 @pytest.mark.parametrize("form", ["containers", "compiled"])
 def test_samples_of_healthy_calls_are_near_exact_attention(comfyui_module: Any, form: str) -> None:
-    session = session_with(guard=True, guard_level="values and fidelity", rotate=True)
+    session = session_with(guard="values and fidelity", rotate=True)
     override: Any = make_override(session)
     model_pass = session.begin_pass(1.0, torch.device("cpu"), {})
     with torch.no_grad(), model_passes.running(0, model_pass):

@@ -144,7 +144,7 @@ def test_an_earlier_node_keeps_its_place(host: Any) -> None:
     session = session_with(twos, start_percent=0.5)
     out = attend(host, session, child)
     assert torch.equal(out, torch.full_like(out, 2.0)) and not child.calls
-    assert "An attention node before this one takes its place." in status(session)
+    assert "An attention node before this one replaces it." in status(session)
 
 
 def test_the_models_own_attention_is_respected(host: Any) -> None:
@@ -172,10 +172,10 @@ def test_the_report_names_it_and_what_is_compared(host: Any) -> None:
     attend(host, session, child := Child(INT8), sigma=1.0)
     session.end_sampling()
     text = session_report(session)
-    assert "The model's file asks for comfy_kitchen_int8 in 1 attention layers. This node takes its place" in text
+    assert "The model's file asks for comfy_kitchen_int8 in 1 attention layers. This node replaces it" in text
     assert "Left to comfy_kitchen_int8\n  1 calls" in text
     assert "whose time with the model's own attention (comfy_kitchen_int8) is known too" in text
-    assert "Against full precision (sampled, not comfy_kitchen_int8):" in text
+    assert "Compared with full precision, not comfy_kitchen_int8, on samples:" in text
     assert len(child.calls) == 1
 
 

@@ -195,7 +195,7 @@ def test_mode_exact_takes_the_fastest_one(monkeypatch: pytest.MonkeyPatch) -> No
 def test_exact_attention_is_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its NaN would be the model's own; nothing could compute the call better."""
     on_card(monkeypatch, EXACT_WINS)
-    session = session_of(when=WHERE_FASTER, guard=True)
+    session = session_of(when=WHERE_FASTER, guard="values")
     assert who(session) == "torch-cudnn"
     assert session.handler.guard is not None and session.handler.guard.downgrades == ()
 

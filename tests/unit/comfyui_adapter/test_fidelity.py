@@ -93,7 +93,7 @@ def test_one_sample_outside_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("options", [{"mode": "4b", "rotate": True}, {"mode": "8b"}, {"mode": "precise"}], ids=str)
 def test_healthy_layers_come_out_bit_identical(options: dict[str, Any]) -> None:
-    plain, checked = node_session(Settings(backend="reference", guard=True, **options)), watched(**options)
+    plain, checked = node_session(Settings(backend="reference", guard="values", **options)), watched(**options)
     for without, with_level in zip(sampled(plain, 3), sampled(checked, 3), strict=True):
         assert torch.equal(without, with_level)
     assert plain.record.summary().cells == checked.record.summary().cells
@@ -115,9 +115,7 @@ def test_an_earlier_node_is_named_and_serves_the_layer(monkeypatch: pytest.Monke
     kernel.slot = 1
     serve_by(monkeypatch, kernel)
     first = node_session(Settings(backend="reference"))
-    second = node_session(
-        Settings(backend="reference", mode="precise", guard=True, guard_level=FIDELITY), 1, make_override(first)
-    )
+    second = node_session(Settings(backend="reference", mode="precise", guard=FIDELITY), 1, make_override(first))
     first.begin_sampling([1.0, 0.0])
     outer = first.begin_pass(1.0, CPU, {})
     with model_passes.running(0, outer):

@@ -45,8 +45,8 @@ def test_broken_call_is_computed_again_and_its_layer_stays_downgraded(
     reasons = {share.decision.reason: share.calls for share in session.record.summary().shares}
     assert reasons == {None: 2, guard.RECOMPUTED: 2, guard.DOWNGRADED: 2}
     text = report([session])
-    assert "call 0 gave a result that was not finite in step 0 (reference · 8b)" in text
-    assert text.count("serves this layer from there on") == 2
+    assert "call 0 gave NaN or infinity in step 0 (reference · 8b)" in text
+    assert text.count("computes this layer until the sampling ends") == 2
     assert len(caplog.records) == 1 and "call 0 gave" in caplog.text
 
 
@@ -60,7 +60,7 @@ def test_a_new_sampling_trusts_every_layer_again(monkeypatch: pytest.MonkeyPatch
 def test_values_that_were_broken_before_are_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
     session, means = sampled(monkeypatch, Breaking(2), nothing_finite)
     assert means[:2] == [2.0, 2.0] and means[2] != means[2]
-    assert "the model's own values are broken" in report([session])
+    assert "the input of this layer was broken already" in report([session])
 
 
 def test_without_the_guard_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: boo
     previous: Any = make_override(first)
     if other:
         previous = lambda func, *args, **kwargs: nothing_finite(*args)  # noqa: E731
-    second = node_session(Settings(backend="reference", guard=True), 1, previous)
+    second = node_session(Settings(backend="reference", guard="values"), 1, previous)
     override = make_override(second)
     for session in (first, second):
         session.begin_sampling(SIGMAS)
@@ -85,11 +85,11 @@ def test_who_computed_again_is_named(monkeypatch: pytest.MonkeyPatch, other: boo
         override(ones, *torch.randn(3, 1, 8, 32).unbind(0), 2)
     text = report([second])
     name = "comfyui_adapter" if other else "the SageAttention2 node before this one"
-    assert f"; {name} gave no finite values either" in text and "the model's own values" not in text
+    assert f"; {name} gave NaN or infinity too" in text and "broken already" not in text
 
 
 def test_a_broken_output_is_not_compared_with_full_precision() -> None:
-    settings = Settings(backend="reference", guard=True, measure_quality=True)
+    settings = Settings(backend="reference", guard="values", measure_quality=True)
     session = node_session(settings)
     override = make_override(session)
     session.begin_sampling(SIGMAS)

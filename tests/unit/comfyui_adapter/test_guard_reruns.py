@@ -71,7 +71,7 @@ def test_the_flag_is_copied_behind_the_call_that_was_the_last_one_before(
     copies = Copies(monkeypatch)
     last = LAYERS + second - 1
     serve_by(monkeypatch, Breaking(*([last] if broken else [])))
-    session = node_session(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard="values"))
     override = make_override(session)
     session.begin_sampling(SIGMAS)
     for sigma, count in zip(SIGMAS, (LAYERS, second), strict=False):
@@ -106,7 +106,7 @@ def test_a_second_run_counts_anew_for_every_node(monkeypatch: pytest.MonkeyPatch
     """Two nodes in a row, the outer wrapper's first: its calls are those of one pass, not of two."""
     serve_by(monkeypatch, Breaking(0, LAYERS))
     first = node_session(Settings(backend="reference", start_percent=1.0))
-    second = node_session(Settings(backend="reference", guard=True), 1, make_override(first))
+    second = node_session(Settings(backend="reference", guard="values"), 1, make_override(first))
     override = make_override(second)
 
     def model() -> list[float]:
@@ -141,7 +141,7 @@ def test_passes_that_others_take_part_in_are_not_made_again(
     control: Any, options: dict[str, Any], at_end: bool
 ) -> None:
     """A ControlNet's outputs are consumed, and a cache would answer with the broken result."""
-    session = node_session(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard="values"))
     seen = []
 
     def model(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -214,7 +214,7 @@ AROUND = {
 @pytest.mark.parametrize("found", AROUND.values(), ids=AROUND.keys())
 def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
     serve_by(monkeypatch, Breaking(1))
-    session = node_session(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard="values"))
     diffusion = Diffusion(make_override(session))
     # Of the first pass the second layer is ComfyUI's, and stays so.
     assert sampled_by_comfyui(session, Cache(diffusion), diffusion, **found) == [5.0, 5.0]
@@ -224,7 +224,7 @@ def test_beside_a_caching_pack_no_pass_is_made_again(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("hooked", ["forward", "forward_orig", "hook", "pre-hook", "block"])
 def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, hooked: str) -> None:
     serve_by(monkeypatch, Breaking(1))
-    session = node_session(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard="values"))
     diffusion = Diffusion(make_override(session))
     cache = Cache(diffusion)
     if hooked == "forward":
@@ -243,7 +243,7 @@ def test_a_function_put_on_the_model_is_seen(monkeypatch: pytest.MonkeyPatch, ho
 
 def test_plain_values_put_on_the_model_are_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     serve_by(monkeypatch, Breaking(1))
-    session = node_session(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard="values"))
     diffusion = Diffusion(make_override(session))
     patches = {"diffusion_model.default_ref_method": "index", "model_sampling": lambda: None}
     assert sampled_by_comfyui(session, diffusion, diffusion, object_patches=patches) == [6.0, 6.0]
@@ -255,13 +255,13 @@ def test_a_repeated_pass_that_is_still_broken_is_named_and_the_last_one(
 ) -> None:
     """A cache that gives no sign of itself."""
     serve_by(monkeypatch, Breaking(1, LAYERS))
-    session = node_session(Settings(backend="reference", guard=True))
+    session = node_session(Settings(backend="reference", guard="values"))
     diffusion = Diffusion(make_override(session))
     first, second = sampled_by_comfyui(session, Cache(diffusion), diffusion)
     assert first != first and second == 5.0
     assert guard_of(session).repeated == guard_of(session).still_broken == (0,)
-    assert "its result is still not finite" in caplog.text
+    assert "its result still has NaN or infinity" in caplog.text
     text = report([session])
-    assert "the second run in step 0 gave no finite result either" in text
+    assert "The second run in step 0 gave NaN or infinity too" in text
     session.begin_sampling(SIGMAS)
     assert guard_of(session).trusts_repeats and guard_of(session).still_broken == ()

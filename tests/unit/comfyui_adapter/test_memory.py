@@ -62,7 +62,7 @@ def block(session: Session, calls: int = 1) -> Allocations:
 
 @pytest.mark.parametrize("check_at_end", [False, True])
 def test_nothing_of_a_guarded_call_outlives_its_block(check_at_end: bool) -> None:
-    session = session_with(guard=True)
+    session = session_with(guard="values")
     model_pass = session.begin_pass(1.0, CPU, {})
     model_pass.check_at_end = check_at_end
     assert model_pass.nonfinite is not None and model_pass.nonfinite.tolist() == [0]
@@ -78,7 +78,7 @@ def test_the_flag_of_the_pass_is_the_one_that_calls_set(monkeypatch: pytest.Monk
         return torch.zeros_like(q)
 
     serve_by(monkeypatch, recording)
-    session = session_with(guard=True)
+    session = session_with(guard="values")
     model_pass = session.begin_pass(1.0, CPU, {})
     model_pass.check_at_end = True
     with model_passes.running(0, model_pass):
@@ -161,9 +161,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return found
 
 
-@pytest.mark.parametrize(
-    "settings", [{"guard": True}, {"guard": True, "guard_level": FIDELITY}, {"measure_quality": True}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"guard": "values"}, {"guard": FIDELITY}, {"measure_quality": True}], ids=str)
 def test_what_is_made_for_a_pass_is_not_recorded(recorder: Recorder, settings: dict[str, Any]) -> None:
     session = session_with(**settings)
 

@@ -65,7 +65,7 @@ def test_a_node_of_this_pack_behind_this_one(measures: bool) -> None:
 
     first.run_pass(first.begin_pass(1.0, CPU, {}), inner)
     text = report([first])
-    assert "SA-316" in text and "another node of this pack" in text and "SA-317" not in text
+    assert "SA-316" in text and "another SageAttention2 node" in text and "SA-317" not in text
     assert second.record.summary().calls == 1
 
 
@@ -143,10 +143,13 @@ def test_a_node_behind_is_named_and_its_calls_count() -> None:
     found = summary_of(session)
     assert (found.calls, found.passes, found.layers) == (6, 2, 3) and found.layer_name(2) == "block 2 self"
     text = report([session])
-    assert "0 of 6 attention calls served (0%), 4 steps, 3 attention layers." in text
+    assert "0 of 6 attention calls computed by SageAttention2 (0%), 4 steps, 3 attention layers." in text
     assert "Left to ComfyUI-Other\n  6 calls" in text and "[SA-316]" in text
-    assert verdict(found) == "not faster: ComfyUI-Other served every call"
-    assert session_headline(session) == "0 of 6 attention calls served (0%), 4 steps; ComfyUI-Other took 6"
+    assert verdict(found) == "no speed-up: ComfyUI-Other computed every call"
+    assert (
+        session_headline(session)
+        == "0 of 6 attention calls computed by SageAttention2 (0%), 4 steps; ComfyUI-Other took 6"
+    )
 
 
 def test_a_pack_that_takes_over_for_some_steps() -> None:
@@ -155,7 +158,10 @@ def test_a_pack_that_takes_over_for_some_steps() -> None:
     sampled(session, halved, passes=2, calls=4)
     summary_of(session)
     text = report([session])
-    assert "4 of 12 attention calls served (33%)" in text and "Left to ComfyUI-Other\n  8 calls" in text
+    assert (
+        "4 of 12 attention calls computed by SageAttention2 (33%)" in text
+        and "Left to ComfyUI-Other\n  8 calls" in text
+    )
 
 
 def test_what_comes_back_counts_once() -> None:
@@ -236,7 +242,7 @@ def test_a_model_that_never_asks_is_named() -> None:
     sampled(session, make_override(session), passes=4, calls=0)
     assert summary_of(session).silent_passes == 4
     text = report([session])
-    assert "[SA-317] ErnieImage was run 4 times and never asked the node" in text
+    assert "[SA-317] ErnieImage ran 4 times, and none of its attention calls reached the node" in text
     assert "[SA-317]" in session_headline(session)
 
 
@@ -245,7 +251,10 @@ def test_passes_that_ask_for_nothing_are_told() -> None:
     for calls in (3, 0, 0):
         sampled(session, make_override(session), calls=calls)
     summary_of(session)
-    assert "3 of 3 attention calls served (100%), 4 steps; 2 of 3 passes asked for none" in report([session])
+    assert (
+        "3 of 3 attention calls computed by SageAttention2 (100%), 4 steps; 2 of 3 passes of the model made none"
+        in report([session])
+    )
 
 
 def test_an_earlier_run_is_told_as_that() -> None:

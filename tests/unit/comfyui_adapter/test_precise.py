@@ -53,7 +53,7 @@ def without_precise(monkeypatch: pytest.MonkeyPatch) -> None:
 def sampled(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Session, list[float]]:
     """One guarded call in each of two steps; the mean of each output."""
     serve_by(monkeypatch, kernel)
-    session = session_with(guard=True, **options)
+    session = session_with(guard="values", **options)
     return session, [float(call(session, *qkv(), 2, sigma=sigma).mean()) for sigma in (1.0, 0.5)]
 
 
@@ -63,7 +63,7 @@ def test_the_guard_takes_precise_next(mode: str, monkeypatch: pytest.MonkeyPatch
     session, means = sampled(kernel, monkeypatch, mode=mode)
     assert means == [30.0, 30.0] and kernel.asked == [mode, "precise", "precise"]
     text = report([session])
-    assert f"in step 0 (reference · {mode}); reference · precise computed it again and serves this layer" in text
+    assert f"in step 0 (reference · {mode}); reference · precise computed it again, and computes this layer" in text
     shares = {share.decision.label: share.calls for share in session.record.summary().shares}
     assert shares == {"reference · precise": 2}
     session.begin_sampling(SIGMAS)

@@ -101,7 +101,7 @@ def call(session: Session, phased: Phased, model_pass: ModelPass, **options: Any
 
 
 @pytest.mark.parametrize("kept", ["", "k", "v"])
-@pytest.mark.parametrize("options", [{}, {"guard": True}], ids=["unguarded", "guarded"])
+@pytest.mark.parametrize("options", [{}, {"guard": "values"}], ids=["unguarded", "guarded"])
 def test_the_attention_phase_finds_only_what_the_backend_keeps(
     phased: Phased, options: dict[str, Any], kept: str
 ) -> None:
@@ -129,7 +129,7 @@ def test_the_output_is_that_of_the_whole_call(phased: Phased) -> None:
 
 @pytest.mark.parametrize(
     ("options", "check_at_end"),
-    [({"measure_quality": True}, True), ({"guard": True}, False)],
+    [({"measure_quality": True}, True), ({"guard": "values"}, False)],
     ids=["measured", "each call is checked"],
 )
 def test_inputs_that_are_needed_later_stay(phased: Phased, options: dict[str, Any], check_at_end: bool) -> None:
@@ -140,7 +140,7 @@ def test_inputs_that_are_needed_later_stay(phased: Phased, options: dict[str, An
 
 
 def test_only_the_layer_of_the_sample_keeps_its_inputs(phased: Phased) -> None:
-    session = session_with(guard=True, guard_level="values and fidelity")
+    session = session_with(guard="values and fidelity")
     events = []
     for _ in range(3):
         model_pass = begin(session)
@@ -157,7 +157,7 @@ def test_only_the_layer_of_the_sample_keeps_its_inputs(phased: Phased) -> None:
 
 def test_the_guard_finds_what_the_attention_phase_spoils(phased: Phased) -> None:
     phased.spoil = True
-    session = session_with(guard=True)
+    session = session_with(guard="values")
     model_pass = begin(session)
     call(session, phased, model_pass)
     assert phased.events[0][0] == "prepare"

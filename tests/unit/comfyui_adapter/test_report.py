@@ -93,7 +93,7 @@ def test_settings_name_what_is_wrong(options: dict[str, Any]) -> None:
 
 def test_report_counts_and_names_the_worst_layers() -> None:
     text = report([recorded()])
-    assert "25 of 30 attention calls served (83%), 5 steps, 6 attention layers." in text
+    assert "25 of 30 attention calls computed by SageAttention2 (83%), 5 steps, 6 attention layers." in text
     assert "sm90 · 8b: 25 calls" in text and "5 calls" in text and "reason 5" in text
     assert text.index("call 4: cosine 0.99500") < text.index("call 3: cosine 0.99600")
 
@@ -134,7 +134,7 @@ def test_time_saved_is_what_comfyui_takes_for_the_same_calls(session: Session) -
     speed = session.record.summary().speed
     assert speed is not None and (speed.calls, speed.other_seconds, speed.seconds) == (4, 8.0, 4.0)
     text = report([session])
-    assert "Time saved: 4.00 s, over 4 calls" in text
+    assert "Time saved: 4.00 s in 4 calls" in text
     assert "attention 2.0x faster, sampling 1.4x faster" in text
 
 
@@ -287,12 +287,12 @@ def test_broken_values_are_reported_and_drawn(value: float) -> None:
     session.record.add(1, 2, BY_KERNEL, watch)
     session.record.add_agreement(1, 2, torch.tensor([float("nan"), value, value]))
     lines = report([session]).splitlines()
-    average = next(index for index, line in enumerate(lines) if line.startswith("Against full precision"))
+    average = next(index for index, line in enumerate(lines) if line.startswith("Compared with full precision"))
     assert lines[average + 1].startswith("  call 1: cosine nan")
     colors = {color for _, color in colors_of(draw_chart([session]))}
     assert BROKEN in colors
     assert BROKEN not in {color for _, color in colors_of(draw_chart([recorded()]))}
-    assert lines[0].endswith("with NaN or infinity in the result")
+    assert lines[0].endswith("the result has NaN or infinity")
 
 
 def test_summary_asks_for_one_median_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,8 +372,8 @@ def test_events_count_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     ("start", "end", "line"),
     [
         (0.0, 1.0, None),
-        (0.5, 1.0, "Steps served: 3 to 4 of this sampler's 4."),
-        (0.0, 0.25, "Steps served: 1 of this sampler's 4."),
+        (0.5, 1.0, "Active in steps 3 to 4 of this sampler's 4."),
+        (0.0, 0.25, "Active in step 1 of this sampler's 4."),
     ],
 )
 def test_the_report_says_which_steps_were_served(start: float, end: float, line: str | None) -> None:
@@ -382,4 +382,4 @@ def test_the_report_says_which_steps_were_served(start: float, end: float, line:
         call(session, *qkv(), 2, sigma=sigma)
     session.end_sampling()
     lines = session_report(session).split("\n")
-    assert (line in lines) if line else not any(found.startswith("Steps served") for found in lines)
+    assert (line in lines) if line else not any(found.startswith("Active in step") for found in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,12 +70,15 @@ def summary_of(
     speed: SpeedComparison | None = None,
     agreement: dict[tuple[int, int], Agreement] | None = None,
     served: bool = True,
+    backend: str | None = BY_KERNEL.backend,
 ) -> Summary:
     """Ten seconds of sampling."""
     session = session_of()
     session.begin_sampling([1.0, 0.0])
     session.record.begin_pass(Watch(10.0))
-    session.record.add(0, 0, BY_KERNEL if served else Decision(reason="no kernel"), Watch(5.0))
+    session.record.add(
+        0, 0, replace(BY_KERNEL, backend=backend) if served else Decision(reason="no kernel"), Watch(5.0)
+    )
     found = session.record.summary()
     return Summary(
         found.steps, found.layers, found.seconds, found.shares, found.cells, agreement or {}, speed, found.devices
@@ -90,14 +94,31 @@ def close(cosine: float) -> dict[tuple[int, int], Agreement]:
     [
         (
             summary_of(speed=SpeedComparison(1, 14.0, 5.0), agreement=close(0.99989)),
-            "1.9x faster sampling, 0.9998 as close",
+            "1.9x faster sampling; very close to full precision (0.9998; 1 is identical)",
         ),
-        (summary_of(speed=SpeedComparison(1, 5.3, 5.0)), "1.03x faster sampling, closeness not measured"),
-        (summary_of(speed=SpeedComparison(1, 5.01, 5.0)), "equally fast sampling, closeness not measured"),
-        (summary_of(speed=SpeedComparison(1, 1.0, 8.0), agreement=close(1.0)), "3.3x slower sampling, 1.0000 as close"),
-        (summary_of(agreement=close(0.5)), "speed not compared, 0.5000 as close"),
-        (summary_of(agreement=close(float("nan"))), "speed not compared, with NaN or infinity in the result"),
-        (summary_of(served=False), "not faster: ComfyUI's attention served every call"),
+        (summary_of(speed=SpeedComparison(1, 5.3, 5.0)), "1.03x faster sampling; closeness not measured"),
+        (summary_of(speed=SpeedComparison(1, 5.01, 5.0)), "equally fast sampling; closeness not measured"),
+        (
+            summary_of(speed=SpeedComparison(1, 1.0, 8.0), agreement=close(1.0)),
+            "3.3x slower sampling: ComfyUI's own attention is faster here; very close to full precision (1.0000; 1 is "
+            "identical)",
+        ),
+        (summary_of(agreement=close(0.995)), "speed not measured; close to full precision (0.9950; 1 is identical)"),
+        (
+            summary_of(agreement=close(0.97)),
+            "speed not measured; less close to full precision (0.9700; 1 is identical)",
+        ),
+        (summary_of(agreement=close(0.5)), "speed not measured; far from full precision (0.5000; 1 is identical)"),
+        (summary_of(agreement=close(float("nan"))), "speed not measured; the result has NaN or infinity"),
+        (
+            summary_of(speed=SpeedComparison(1, 1.0, 8.0), backend="reference"),
+            "no speed-up: the slow reference ran, not a GPU kernel (3.3x slower sampling); closeness not measured",
+        ),
+        (
+            summary_of(backend="reference"),
+            "no speed-up: the slow reference ran, not a GPU kernel; closeness not measured",
+        ),
+        (summary_of(served=False), "no speed-up: ComfyUI's attention computed every call"),
         (session_of().record.summary(), "no attention call reached the node"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -114,9 +135,11 @@ def test_speeds_in_words(ratio: float, words: str) -> None:
 
 
 def test_the_report_begins_with_it() -> None:
-    assert report([recorded()]).splitlines()[0] == "Speed not compared, 0.9970 as close"
+    assert (
+        report([recorded()]).splitlines()[0] == "Speed not measured; close to full precision (0.9970; 1 is identical)"
+    )
     idle = session_of(expected=Decision(reason="no kernel for this GPU"))
-    assert report([idle]).splitlines()[0] == "Not at work"
+    assert report([idle]).splitlines()[0] == "Not active"
 
 
 @pytest.mark.parametrize("layers, steps", [(1, 1), (7, 3), (60, 20), (1000, 100), (3, 1000)])

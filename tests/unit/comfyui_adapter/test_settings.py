@@ -51,10 +51,19 @@ def test_an_unknown_level_of_skip_is_an_error(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "end"), [(0.6, 0.4), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 1.0), (0.0, float("nan"))]
+    ("start", "end", "reason"),
+    [
+        (0.6, 0.4, "start_percent must not be above end_percent, got 0.6 and 0.4: lower the first or raise the second"),
+        (-0.1, 0.5, "start_percent must be from 0 to 1, and -0.1 is below 0"),
+        (1.7, 1.0, "start_percent must be from 0 to 1, and 1.7 is above 1"),
+        (0.5, 1.1, "end_percent must be from 0 to 1, and 1.1 is above 1"),
+        (float("nan"), 1.0, "start_percent must be from 0 to 1, and nan is not a number"),
+        (0.0, float("nan"), "end_percent must be from 0 to 1, and nan is not a number"),
+    ],
 )
-def test_steps_that_cannot_be(start: float, end: float) -> None:
-    assert str(reason_against_steps(start, end)).startswith("[SA-402] start_percent must not be above end_percent")
+def test_steps_that_cannot_be(start: float, end: float, reason: str) -> None:
+    """The reason names the cause: a start above 1 is also above the end."""
+    assert reason_against_steps(start, end) == f"[SA-402] {reason}"
     with pytest.raises(ValueError, match="SA-402"):
         Settings(start_percent=start, end_percent=end)
 
@@ -70,8 +79,8 @@ def test_reference_serves_where_no_kernel_can(mode: str, caplog: pytest.LogCaptu
     (session,) = sessions_of(model)
     assert session.handler.idle_reason is None
     first, note = status(session).splitlines()
-    assert first.startswith("reference serves the attention")
-    assert note.startswith("[SA-1") and "; here the reference serves in a kernel's place" in note
+    assert first.startswith("The slow reference version computes the attention")
+    assert note.startswith("[SA-1") and ". The slow reference version runs in place of a kernel" in note
     assert [record.getMessage() for record in caplog.records] == [f"SageAttention2: {note}"]
 
 

@@ -124,7 +124,7 @@ def test_in_the_last_step_nothing_is_found() -> None:
         with model_passes.running(0, model_pass):
             out = override(ones, *tensors, HEADS, _inside_attn_wrapper=True, transformer_options={})
     assert torch.equal(out, dense(tensors)) and listed(session) == [False, True, True, False]
-    assert figures(session)[0].finding == 1 and "the last step is dense" in report([session])
+    assert figures(session)[0].finding == 1 and "no step follows the last one" in report([session])
 
 
 def test_a_layer_whose_first_step_comes_late_finds_its_blocks_then() -> None:
@@ -168,12 +168,14 @@ def test_the_report_says_what_was_computed() -> None:
     sampled(session, focused(15))
     (found,) = figures(session).values()
     text = report([session])
-    assert f"Key blocks skipped (skip fast): {found.share:.1%} of those of 5 calls computed\n" in text
+    assert f"Key blocks skipped (skip fast): {found.share:.1%} of the blocks of 5 calls were computed\n" in text
     speed = compared_speed(session.record.summary().skip_speeds[0].ratio)
-    listed_calls = f"{found.computed:.1%} computed in 3 calls with lists ({speed}, beside those that found the blocks)"
+    listed_calls = (
+        f"{found.computed:.1%} of the blocks computed in 3 sparse calls ({speed} than the calls that found the blocks)"
+    )
     of_heads = f"{found.head_shares[0]:.0%} (head 0) to {found.head_shares[0]:.0%} (head 0)"
-    assert f"  call 0: {listed_calls}, {of_heads}; relative L1 of the worst head " in text
-    assert "when they gave way to newer ones" in text and "skip fast" in text
+    assert f"  call 0: {listed_calls}, {of_heads}; relative L1 error of the worst head " in text
+    assert "just before they were chosen anew" in text and "skip fast" in text
     assert "  reference · 8b · key blocks skipped: 3 calls" in text
     assert found.share == pytest.approx((2 + 3 * found.computed) / 5)
     assert "Key blocks skipped" not in report([node_session(Settings(backend="reference"))])

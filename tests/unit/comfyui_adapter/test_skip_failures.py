@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("short_calls_skip")
 @pytest.mark.parametrize(
     ("tensors", "keywords", "reason"),
     [
-        (focused(8), {"mask": torch.ones(1, 1, TOKENS, dtype=torch.bool)}, "the call has a mask"),
+        (focused(8), {"mask": torch.ones(1, 1, TOKENS, dtype=torch.bool)}, "this call has a mask"),
         (focused(8, tokens=TOKENS - 128), {}, "fewer than 8 blocks"),
         ([focused(8)[0], *focused(8, tokens=1500)[1:]], {}, None),
     ],
@@ -94,7 +94,7 @@ def test_what_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch, brok
     session, tensors = skipped(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
     assert listed(session) == [False] * 3
-    given_up = f"[SA-318] skipping key blocks failed, and was given up for this sampling: {error}"
+    given_up = f"[SA-318] skipping key blocks failed and stays off for this sampling: {error}"
     assert report([session]).count(given_up) == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
@@ -112,7 +112,7 @@ def test_a_backend_that_cannot_bind_lists_is_dense(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ReferenceBackend, "bind", fails)
     session, tensors = skipped(), focused(11)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
-    assert report([session]).count("given up for this sampling: no image for this device") == 1
+    assert report([session]).count("stays off for this sampling: no image for this device") == 1
     assert all(share.decision.backend == "reference" for share in session.record.summary().shares)
 
 
@@ -138,7 +138,7 @@ def test_a_broken_output_takes_the_layer_to_precise_with_all_blocks(
         return out
 
     serve_by(monkeypatch, broken_lists)
-    session, tensors = skipped(guard=True), focused(12)
+    session, tensors = skipped(guard="values"), focused(12)
     begin(session)
     outs = [run(session, step, tensors, at_end=at_end)[0] for step in range(4)]
     session.end_sampling()
@@ -153,7 +153,7 @@ def test_a_layer_that_is_too_far_off_has_all_blocks_before_a_more_exact_mode(mon
         return out if block_mask is None else out.roll(128, dims=1)
 
     serve_by(monkeypatch, wrong_lists)
-    session, tensors = skipped(guard=True, guard_level=FIDELITY), focused(13)
+    session, tensors = skipped(guard=FIDELITY), focused(13)
     outs = sampled(session, tensors)
     assert session.handler.guard is not None and session.handler.guard.fidelity is not None
     (finding,) = session.handler.guard.fidelity.findings
@@ -176,7 +176,7 @@ def test_what_a_broken_pass_found_is_thrown_away(monkeypatch: pytest.MonkeyPatch
         return out
 
     serve_by(monkeypatch, first_breaks)
-    session, tensors = skipped("lossless", guard=True), focused(27)
+    session, tensors = skipped("lossless", guard="values"), focused(27)
     begin(session)
     run(session, 0, tensors)
     out = run(session, 1, tensors)[0]

@@ -95,7 +95,7 @@ def test_layers_without_names_keep_their_blocks_to_themselves() -> None:
     run(session, 0, first, second)
     run(session, 1, second)  # nothing says so: it is noticed at the pass's end
     assert torch.equal(run(session, 2, second)[0], dense(second))
-    assert report([session]).count("passes skip transformer blocks, and the model does not say of which one") == 1
+    assert report([session]).count("some passes leave out transformer blocks, and the model does not say which") == 1
 
 
 def test_layers_without_names_have_no_blocks_where_blocks_are_replaced() -> None:
@@ -108,7 +108,7 @@ def test_layers_without_names_have_no_blocks_where_blocks_are_replaced() -> None
         outs = run(session, step, first, second)
         assert torch.equal(run(session, step, second, of_pass=patched)[0], dense(second))
     assert torch.equal(outs[0], by_mask(first, lossless_mask(first)))
-    assert report([session]).count("passes skip transformer blocks, and the model does not say of which one") == 1
+    assert report([session]).count("some passes leave out transformer blocks, and the model does not say which") == 1
 
 
 GUIDANCE = {

@@ -68,7 +68,7 @@ def test_heads_stay_within_the_bound(level: str) -> None:
     (found,) = figures(session).values()
     assert found.error <= max(bound, 1e-4) and found.computed < 0.7
     text = report([session])
-    assert f"Key blocks skipped (sparse {level}): " in text and "; relative L2 of the worst head " in text
+    assert f"Key blocks skipped (sparse {level}): " in text and "; relative L2 error of the worst head " in text
 
 
 def test_looser_bounds_compute_fewer_blocks() -> None:
@@ -101,7 +101,7 @@ def test_the_first_steps_are_dense_and_the_last_of_them_finds_blocks(
     for out, leaves_out in zip(outs, expected, strict=True):
         assert torch.equal(out, dense(tensors)) or leaves_out
     first = max(math.ceil(dense_percent * 5) - 1, 0)  # the last one finds blocks
-    assert ("of the steps are dense" in report([session])) == (first > 0)
+    assert ("nothing is skipped in the first" in report([session])) == (first > 0)
 
 
 def test_behind_the_dense_steps_blocks_are_found_without_a_dense_call() -> None:
@@ -123,7 +123,7 @@ def test_a_selection_that_fails_gives_the_dense_output(monkeypatch: pytest.Monke
     monkeypatch.setattr("comfy_sage2.sparsity.controller.block_scores", fails)
     session, tensors = sparse(dense_percent=0.0), focused(7)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
-    assert report([session]).count("given up for this sampling: no memory for the means") == 1
+    assert report([session]).count("stays off for this sampling: no memory for the means") == 1
 
 
 def test_a_further_evaluation_of_the_last_dense_step_is_dense() -> None:
@@ -162,7 +162,9 @@ def test_a_call_that_may_be_all_text_is_dense(monkeypatch: pytest.MonkeyPatch) -
     with_others(monkeypatch, TokenKinds(beside=TOKENS // 2))
     session, tensors = sparse(), focused(4)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
-    assert report([session]).count("  3 calls computed all key blocks: [SA-318] the call's tokens may all be text") == 1
+    assert (
+        report([session]).count("  3 calls computed all key blocks: [SA-318] all tokens of this call may be text") == 1
+    )
 
 
 def test_what_inputs_say_of_tokens() -> None:
@@ -197,7 +199,7 @@ def test_sparse_goes_before_skip_and_the_node_before_the_policy() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_a_share_of_dense_steps_out_of_range_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match=r"\[SA-402\] dense_percent must be from 0 to 1, got"):
+    with pytest.raises(ValueError, match=r"\[SA-402\] dense_percent must be from 0 to 1, and"):
         Settings(dense_percent=value)
 
 
@@ -205,9 +207,10 @@ def test_short_calls_are_dense_with_their_reason(monkeypatch: pytest.MonkeyPatch
     monkeypatch.undo()  # the levels as they are
     session = sparse()
     sampled(session, focused(5), 2)
-    assert "2 calls computed all key blocks: [SA-318] the call has fewer than 64 blocks of 128 keys" in report(
-        [session]
-    )
+    assert (
+        "2 calls computed all key blocks: [SA-318] this call is too short to save time: it has fewer than 64 blocks "
+        "of 128 keys"
+    ) in report([session])
 
 
 def selected(level: str, *calls: list[torch.Tensor]) -> torch.Tensor:

@@ -86,7 +86,7 @@ def sampled(session: Session, passes: int, func: Any = ones, at_end: bool = True
 
 
 def watched(**options: Any) -> Session:
-    return node_session(Settings(**{"backend": "reference", "guard": True, "guard_level": FIDELITY, **options}))
+    return node_session(Settings(**{"backend": "reference", "guard": FIDELITY, **options}))
 
 
 def found_by(session: Session) -> Fidelity:

@@ -60,13 +60,13 @@ def test_an_ordinary_call_is_refused_by_none() -> None:
 @pytest.mark.parametrize(
     ("changes", "names", "words"),
     [
-        ({"device_type": "cpu", "capability": None}, NAMES, "must be on a CUDA device, got cpu"),
+        ({"device_type": "cpu", "capability": None}, NAMES, "the kernels need an NVIDIA GPU"),
         ({"capability": (7, 5)}, NAMES, "compute capability 8.0 or higher is needed here, got 7.5"),
-        ({"dtype": torch.float32}, NAMES[:2], "must be float16 or bfloat16 here, got torch.float32"),
-        ({"head_dim": 160}, NAMES[:1], "head_dim must be at most 128 here, got 160"),
+        ({"dtype": torch.float32}, NAMES[:2], "takes float16 or bfloat16, got torch.float32"),
+        ({"head_dim": 160}, NAMES[:1], "takes a head_dim of at most 128, got 160"),
         ({"lengths": (1, 64)}, NAMES[:1], "more than one query and key"),
-        ({"lengths": (64, 80), "is_causal": True}, NAMES[:2], "as many keys as queries here, got 64 and 80"),
-        ({"kv_heads": 2}, (NAMES[0], NAMES[2]), "equally many heads here, got 4 and 2"),
+        ({"lengths": (64, 80), "is_causal": True}, NAMES[:2], "as many keys as queries, got 64 and 80"),
+        ({"kv_heads": 2}, (NAMES[0], NAMES[2]), "equally many heads, got 4 and 2"),
         ({"mask_shape": (1, 1, 1, 64), "mask_dtype": torch.bool}, NAMES[1:2], "takes no mask"),
         ({"mask_shape": (1, 1, 1, 64), "mask_dtype": torch.bool, "is_causal": True}, NAMES, "got both"),
         ({"mask_shape": (1, 1, 1, 64), "mask_dtype": torch.float32}, NAMES, "a mask of bool or torch.float16, got"),

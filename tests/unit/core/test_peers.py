@@ -227,7 +227,7 @@ def test_comfy_kitchen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [((2, 3, 20, 16), 0.5, mask)] * 2
     found.int8_attention_is_available = lambda: False  # type: ignore[attr-defined]
     reason = Peer("peer", "other", peers._kitchen).availability()
-    assert reason is not None and reason.endswith("it has no INT8 attention for this GPU")
+    assert reason is not None and reason.endswith("comfy-kitchen has no INT8 attention for this GPU")
 
 
 @pytest.mark.parametrize("version", ["1.0.6", "2.2.0"])
@@ -257,7 +257,7 @@ def test_this_packs_own_module_is_no_peer(installed: dict[str, str], monkeypatch
     own = module(monkeypatch, "sageattention")
     own.__file__ = str(Path(peers.__file__).parents[1] / "integrations" / "sageattention" / "path" / "x.py")
     reason = Peer("peer", "other", peers._sage_attention).availability()
-    assert reason is not None and reason.endswith("the module of this pack")
+    assert reason is not None and reason.endswith("Python finds this pack's module of that name, not the package")
 
 
 def on_gpu(**changes: Any) -> AttentionRequest:

@@ -25,7 +25,7 @@ FUNCTION = "sageattn"  # without it, what is installed is no `sageattention`
 PATH = Path(__file__).resolve().parent
 LIBRARY = PATH.parents[2]
 FORMER = LIBRARY / "drop_in" / "path"  # where this folder was in 0.2.0; PYTHONPATH may name it
-SETTING = 'the setting "Serve packs that import sageattention"'
+SETTING = 'the setting "Let packs that import sageattention use SageAttention2 (restart needed)"'
 
 log = logging.getLogger("comfy_sage2")
 

@@ -275,7 +275,7 @@ def test_a_broken_package_where_nothing_serves_is_an_import_error(tmp_path: Path
     assert "refused: ImportError" in printed and "wrong DLL" in printed
     assert "is broken" in printed and "deleting that folder" in printed
     assert ("cannot serve in its place" in printed) == flag
-    assert ("Serve packs that import sageattention" in printed) != flag
+    assert ("Let packs that import sageattention use SageAttention2 (restart needed)" in printed) != flag
 
 
 def test_an_empty_folder_of_the_name_does_not_stand_in_the_way(tmp_path: Path) -> None:
@@ -428,6 +428,10 @@ def test_one_line_for_each_pack_that_imports_it_while_the_setting_is_off(tmp_pat
         + "    run = types.FunctionType(attempt, {'__name__': name, '__builtins__': __builtins__})\n    run()\n"
     )
     printed = run(tmp_path, steps, flag=False)
-    lines = [line for line in printed.splitlines() if "Serve packs that import sageattention" in line]
+    lines = [
+        line
+        for line in printed.splitlines()
+        if "Let packs that import sageattention use SageAttention2 (restart needed)" in line
+    ]
     assert [line.split()[2] for line in lines] == ["ComfyUI-KJNodes", "plain"], printed
     assert printed.count("No module named 'sageattention'") == 6

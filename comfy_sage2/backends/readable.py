@@ -35,6 +35,7 @@ def readable_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where the kernels can read it in place, else a copy."""
-    if is_readable(TensorForm.of(tensor)) and tensor.data_ptr() % ALIGNMENT == 0:
+    is_plain = not tensor.is_neg()  # else its memory holds the negative values
+    if is_plain and is_readable(TensorForm.of(tensor)) and tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     return readable_copy(tensor)

@@ -32,7 +32,10 @@ def _is_switch(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float is as large as
+        return False
 
 
 def _is_whole(value: object) -> bool:

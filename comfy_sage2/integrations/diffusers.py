@@ -14,7 +14,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -57,13 +57,19 @@ class Patch:
         self._options = options
         self._backend = backend
         self._number = next(_numbers)
+        self._is_at_work = True
         _patches[self._number] = self
         self._forwards: list[tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any] | None]] = []
         for module in model.modules():
             if hasattr(module, "processor"):
                 # Another library's wrapper lies in the instance too; the class's own forward does not.
                 earlier = module.__dict__.get("forward")
-                forward = self._answering(module.forward)
+                # A method, so that in a copy of the model it is the copy's own.
+                forward = (
+                    MethodType(self._answering(type(module).forward), module)
+                    if earlier is None
+                    else self._answering(earlier)
+                )
                 self._forwards.append((module, forward, earlier))
                 module.forward = forward
         if not self._forwards:
@@ -73,7 +79,7 @@ class Patch:
             )
 
     def undo(self) -> None:
-        """Give the model its own attention back; a second call does nothing.
+        """Give the model, and copies that were made of it, its own attention back; a second call does nothing.
 
         RuntimeError when another library has wrapped an attention module's forward since: undo that first.
         """
@@ -89,6 +95,7 @@ class Patch:
             else:
                 module.forward = earlier
         self._forwards = []
+        self._is_at_work = False
 
     def __enter__(self) -> Patch:
         return self
@@ -107,6 +114,8 @@ class Patch:
     def _answering(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def answering(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_at_work:  # in a copy of the model
+                return forward(*args, **kwargs)
             if torch.compiler.is_compiling():
                 return _traced(self._number, forward, args, kwargs)
             interceptor = _Interceptor(self)

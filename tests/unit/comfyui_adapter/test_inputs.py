@@ -26,7 +26,10 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "SAGEATTENTION2_POLICY": ([None, POLICY], ["", "fast", {}, MODEL]),
     "STRING": (["", "a text"], [0, ["a text"], b"a text", POLICY]),
     "BOOLEAN": ([True, False, 1, 0, np.bool_(True), np.int64(0)], [None, "true", 2, 1.0, torch.tensor(True)]),
-    "FLOAT": ([0, -1, 0.5, np.float32(0.5), Fraction(1, 3)], [None, "0.5", True, math.nan, -math.inf, 1j, [0.5]]),
+    "FLOAT": (
+        [0, -1, 0.5, np.float32(0.5), Fraction(1, 3)],
+        [None, "0.5", True, math.nan, -math.inf, 10**400, 1j, [0.5]],
+    ),
     "INT": ([0, -1, 10**30, np.int32(7)], [None, 1.0, "1", True, math.inf, [1]]),
 }
 

@@ -11,8 +11,13 @@ from comfy_sage2 import registry
 from comfy_sage2.backends.base import BoundCall, Constraint
 from comfy_sage2.backends.constraints import DENSE, WITHOUT_MARGINS
 from comfy_sage2.backends.reference import ReferenceBackend
+from comfy_sage2.call_site import CallSite
+from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
 from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.session.record import Decision, decision_of
 from comfy_sage2.comfyui.settings import FIDELITY, Settings
+from comfy_sage2.options import EXACT, AttentionOptions
+from comfy_sage2.plan import EXACT_IS_FASTER, CallPlan, plan
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 
@@ -70,6 +75,28 @@ def test_exact_attention_stays_exact() -> None:
     session = skipped(mode="exact")
     sampled(session, focused(10), 2)
     assert not figures(session)
+
+
+def test_an_exact_attention_in_the_modes_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it was measured to be faster than the mode with all blocks."""
+    session, tensors = skipped(), focused(10)
+    choose = session.handler.choose
+
+    def faster(call: AttentionCall, site: CallSite) -> Decision:
+        decision = choose(call, site)
+        assert decision.plan is not None
+        found = plan(decision.plan.signature._replace(options=AttentionOptions(EXACT, layout=call.layout)))
+        assert isinstance(found, CallPlan)
+        return decision_of(CallPlan(found.signature, found.backend, found.request, EXACT_IS_FASTER))
+
+    monkeypatch.setattr(session.handler, "choose", faster)
+    sampled(session, tensors, 2)
+    text = report([session])
+    assert "Key blocks skipped (skip balanced): none" in text
+    assert (
+        f"  2 calls computed all key blocks: [SA-318] it serves, and leaves out no key blocks: {EXACT_IS_FASTER}"
+        in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from recorder import BYTES_A_HEAD, STREAM, Recorder, kernel_call, misaligned
 
 from comfy_sage2.backends import kernel_call as kernel_call_module
 from comfy_sage2.backends import parts
-from comfy_sage2.backends.readable import is_readable
+from comfy_sage2.backends.readable import is_readable, readable
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.signature import TensorForm
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
@@ -79,6 +79,13 @@ def test_an_aligned_call_after_a_misaligned_one_is_not_copied() -> None:
     assert torch.equal(second["read"]["k"], k)
     assert first["q"] == second["q"] == q.data_ptr()
     assert len(module.plans) == 2  # one for each way to lie in memory
+
+
+def test_a_view_of_negative_values_is_copied() -> None:
+    """torch keeps the sign as a bit of the tensor, which kernels that get an address do not see."""
+    x = torch.randn(1, 2, 16, 64).half()
+    found = readable(torch._neg_view(x))
+    assert readable(x) is x and not found.is_neg() and torch.equal(found, -x) and found.data_ptr() != x.data_ptr()
 
 
 def test_views_with_readable_strides_are_not_copied() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -74,6 +75,18 @@ def test_patches_are_undone_last_first(transformer: Any) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="an accelerated backend may serve the calls here")
+def test_a_copy_of_a_patched_model_computes_with_its_own_weights(transformer: Any) -> None:
+    full = run(transformer)
+    with patch(transformer, backend="reference") as patched:
+        copied = copy.deepcopy(transformer)
+        assert torch.equal(run(copied), run(transformer)) and patched.calls == {"reference": 4 * LAYERS}
+        for parameter in transformer.parameters():
+            parameter.mul_(2.0)
+        assert F.cosine_similarity(run(copied).flatten(), full.flatten(), dim=0) > 0.999
+    assert torch.equal(run(copied), full)  # its own attention, too
+    assert not torch.equal(run(transformer), full) and patched.calls == {"reference": 6 * LAYERS}
+
+
 def test_without_an_accelerated_backend_torch_computes(transformer: Any) -> None:
     full = run(transformer)
     with patch(transformer) as patched:

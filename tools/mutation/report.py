@@ -99,7 +99,9 @@ def section() -> str:
     rows = [_row(part, record) for part, record in (*found.items(), ("all", total))]
     machine = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, without a GPU"
     most = max(record["tried"] for part, record in found.items())
-    return HEAD.format(title=TITLE, machine=machine, most=most) + "\n".join(rows) + "\n"
+    survivors = [f"- `{survivor}`" for record in found.values() for survivor in record["survivors"]]
+    lines = [*rows, *(["", "Not noticed:", "", *survivors] if survivors else [])]
+    return HEAD.format(title=TITLE, machine=machine, most=most) + "\n".join(lines) + "\n"
 
 
 def _row(part: str, record: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.attention.bias
 
-from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
+from comfy_sage2.comfyui.adapter import packs
+from comfy_sage2.comfyui.adapter.attention_call import INSIDE, AttentionCall
 
 
 def test_eight_arguments_by_position() -> None:
@@ -16,6 +17,34 @@ def test_eight_arguments_by_position() -> None:
     assert found.unknown == () and found.attn_precision == torch.float32
     assert found.skip_reshape and found.skip_output_reshape
     assert AttentionCall.of((q, k, v, 2, None, None, True, False, 0.5), {}).unknown == ("argument 9",)
+
+
+def test_what_other_parts_read_is_no_unknown_argument() -> None:
+    """A call with one would go to ComfyUI's attention: every call of a model whose file prefers an attention."""
+    others = {"transformer_options": {}, INSIDE: True, "preferred_attention": "sage"}
+    assert AttentionCall.of((*torch.randn(3, 1, 16, 64).unbind(), 2), others).unknown == ()
+
+
+def test_a_fallback_has_all_that_was_given() -> None:
+    tensors, given = (
+        torch.randn(3, 1, 2, 16, 64).unbind(),
+        {"mask": torch.ones(16, 16), "attn_precision": torch.float32},
+    )
+    given |= {"skip_reshape": True, "skip_output_reshape": True, "scale": 0.3, "enable_gqa": True}
+    given |= {"low_precision_attention": False}
+    assert AttentionCall.of((*tensors, 2), given).keywords() == given
+    few = AttentionCall.of((*tensors, 2), {}).keywords()
+    assert few.keys() == {"mask", "attn_precision", "skip_reshape", "skip_output_reshape"}, (
+        "older versions know no more"
+    )
+
+
+def test_without_comfyui_its_attention_is_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> object:
+        raise ImportError("no module named comfy")
+
+    monkeypatch.setattr(packs, "comfyui_attention", absent)
+    assert packs.own_is_torchs() is False
 
 
 @pytest.mark.parametrize(("value", "quantized"), [(None, True), (True, True), (False, False)])

@@ -151,7 +151,10 @@ def test_the_section_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     report.write()
     page = report.PAGE.read_text(encoding="utf-8")
     assert page.startswith(f"# Faults\n\n| a |\n\n{report.TITLE}\n\n- Machine: ") and "old" not in page
-    assert page.endswith("| plan | 1,200 | 10 | 3 | 2 | 1 | 66.7% |\n| all | 1,200 | 10 | 3 | 2 | 1 | 66.7% |\n")
+    assert page.endswith(
+        "| plan | 1,200 | 10 | 3 | 2 | 1 | 66.7% |\n| all | 1,200 | 10 | 3 | 2 | 1 | 66.7% |\n"
+        "\nNot noticed:\n\n- `a.py:3: another number: 1 -> 2`\n"
+    )
     kept: dict[str, Any] = json.loads((tmp_path / "build" / "part-plan.json").read_text(encoding="utf-8"))
     assert kept["survivors"] == ["a.py:3: another number: 1 -> 2"]
 

@@ -129,7 +129,10 @@ class Sparse:
             if self.share is not None:
                 blocks = always.to(q.device, non_blocking=True) if self.always else None
                 return block_lists(scores, share=self.share, always=blocks, dense=blocks)
-            return block_lists(scores, threshold=self._thresholds(q, k, v, scores, always, scale, bias))
+            threshold = self._thresholds(q, k, v, scores, always, scale, bias)
+            # The threshold is of a whole head: without its highest block a block of queries might have no key left.
+            highest = (scores == scores.amax(dim=3, keepdim=True)) & (scores > -torch.inf)
+            return block_lists(scores.masked_fill(highest, torch.inf), threshold=threshold)
 
     def _thresholds(
         self,

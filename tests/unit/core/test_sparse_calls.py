@@ -221,6 +221,14 @@ def test_heads_with_a_padding_mask_stay_within_the_bound(fresh_seed: int, bound:
     assert error.mean() <= bound and error.max() <= 3 * bound
 
 
+@pytest.mark.parametrize(("kind", "seed"), [("bool", 2), ("additive", 6)])
+def test_each_block_of_queries_keeps_keys_within_a_bound(kind: str, seed: int) -> None:
+    """Inputs of which one block had none: its rows were zeros, and the head's mean error still within the bound."""
+    q, k, v, mask = padded(seed, kind)
+    found = Sparse(bound=0.1).block_mask(q, k, v, AttentionOptions(), OptionalTensors(mask))
+    assert found is not None and found.to_dense()[1].any(dim=2).all()
+
+
 @pytest.mark.parametrize("kind", ["bool", "additive", "of heads"])
 def test_blocks_of_hidden_keys_are_no_part_of_a_share(fresh_seed: int, kind: str) -> None:
     q, k, v, mask = padded(fresh_seed, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -129,7 +130,9 @@ class SparsityController:
         measured = self._errors(q, k, v, scores, rows, scale=scale, thresholds=thresholds)
         place = loosest(measured, self._level.bound)[..., None]
         figures.found.append((now.moment, measured.gather(2, place)[..., 0].amax(dim=0)))
-        skipped = scores <= thresholds.gather(2, place)[..., None]  # which NaN is not
+        # The threshold is of a whole head: without its highest block a block of queries might have no key left.
+        highest = scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).amax(dim=3, keepdim=True)
+        skipped = (scores <= thresholds.gather(2, place)[..., None]) & (scores < highest)  # which NaN is not
         return self._kept.keep(call, now, ~skipped)
 
     def select(

@@ -10,7 +10,7 @@ import torch
 from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.reference.block_margins import LOSSLESS
 from comfy_sage2.sparsity.controller import SparsityController, values
-from comfy_sage2.sparsity.levels import SKIP_LEVELS
+from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS
 from comfy_sage2.sparsity.mask_cache import PassKey
 from comfy_sage2.sparsity.thresholds import loosest
 
@@ -56,6 +56,24 @@ def test_a_block_with_nan_stays() -> None:
     lists = controller.lists(0, PassKey(1), q, k)
     expected = margins.isnan() | (margins == 0.0)
     assert isinstance(lists, BlockMask) and torch.equal(lists.to_dense(), expected)
+
+
+def test_each_block_of_queries_keeps_its_highest_key_block() -> None:
+    """Whose scores are all below a threshold that is right for its head: its rows would be zeros.
+
+    They are small, so that the head's error does not show them.
+    """
+    sharp, diffuse = 3, 2
+    q, k, v = torch.zeros(1, 1, 128 * BLOCKS, 16), torch.zeros(1, 1, 128 * BLOCKS, 16), call(3)[2] / 100
+    blocks = [x.unflatten(2, (BLOCKS, 128)) for x in (q, k, v)]
+    blocks[0][..., 0], blocks[0][:, :, diffuse, :, 0] = 30.0, -30.0
+    blocks[1][:, :, sharp, :, 0], blocks[2][:, :, sharp] = 30.0, 100.0
+    scores = torch.full((1, 1, BLOCKS, BLOCKS), -100.0)
+    scores[..., sharp], scores[0, 0, diffuse], scores[0, 0, diffuse, 1] = -0.1, -5.0, -4.9
+    found = SparsityController(LEVELS["strong"]).find(0, PassKey(0), q, k, v, scores, 0.25)
+    expected = torch.zeros(BLOCKS, BLOCKS, dtype=torch.bool)
+    expected[:, sharp], expected[diffuse] = True, torch.arange(BLOCKS) == 1
+    assert torch.equal(found.active()[0, 0], expected)
 
 
 def test_figures_of_lists_and_of_those_that_replace_them() -> None:

@@ -173,7 +173,7 @@ def test_messages_are_found_in_the_code() -> None:
     texts = " ".join(text for _, _, text in TEXTS)
     for words in (
         "must be contiguous in its last dimension",
-        "apply_to is",
+        "'apply to' is",
         "mode is off",
         "these kernels need compute capability",
         "the policy does not fit this model: it is for",

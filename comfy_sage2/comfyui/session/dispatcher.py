@@ -153,7 +153,7 @@ class Dispatcher(Handler):
         if refused is not None:
             return refused
         if self.settings.apply_to == "self only" and not site.is_self:
-            return "[SA-303] cross-attention, and apply_to is 'self only'"
+            return "[SA-303] cross-attention, and 'apply to' is 'self only'"
         if self.settings.respect_model_attention and call.declared is not None:
             return f"[SA-321] the model's file asks for {call.declared}, and respect_model_attention is on"
         if self.guard is None or site.layer not in self.guard.restricted:

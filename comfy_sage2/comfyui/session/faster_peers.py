@@ -40,15 +40,18 @@ def _note(choices: TunedChoices, mine: Candidate, peer: Candidate, settings: Set
         f"{len(faster)} of {len(works)} calls{shown}."
     )
     if settings.when == ALWAYS:
-        return f"[SA-320] {text} Choose 'where it is faster' under `when` to let it compute them where it is as exact"
+        return (
+            f"[SA-320] {text} Choose 'where it is faster' under 'when to quantize' to let it compute them where it is "
+            "as exact"
+        )
     if settings.sparsity is not None:
         return f"[SA-320] {text} It skips no key blocks, so it computes nothing while `sparse` is on"
     is_no_less_exact = all(choices.is_no_less_exact(peer, mine, work.head_dim) for work in faster)
     if settings.when == FASTEST or is_no_less_exact:
         return f"[SA-319] {text} It computes the calls for which it is faster"
     return (
-        f"[SA-320] {text} It is less exact on some inputs: choose 'whatever is fastest' under `when` to let it compute "
-        "them all"
+        f"[SA-320] {text} It is less exact on some inputs: choose 'whatever is fastest' under 'when to quantize' to "
+        "let it compute them all"
     )
 
 

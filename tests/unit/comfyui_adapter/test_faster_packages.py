@@ -204,7 +204,11 @@ TEXT = "comfy-kitchen was measured to be up to 1.25 times as fast as 8b on this 
         ),
         ({"when": FASTEST}, 0.05, f"[SA-319] {TEXT} error 0.050 beside 0.040. It computes the calls for which"),
         ({"when": WHERE_FASTER}, 0.05, f"[SA-320] {TEXT} error 0.050 beside 0.040. It is less exact on some inputs: "),
-        ({"when": ALWAYS}, 0.01, f"[SA-320] {TEXT} error 0.010 beside 0.040. Choose 'where it is faster' under `when`"),
+        (
+            {"when": ALWAYS},
+            0.01,
+            f"[SA-320] {TEXT} error 0.010 beside 0.040. Choose 'where it is faster' under",
+        ),
         (
             {"when": WHERE_FASTER, "sparse": "lossless"},
             0.01,

@@ -258,4 +258,4 @@ def test_self_only_serves_parts_of_the_queries() -> None:
     with model_passes.running(0, session.begin_pass(1.0, CPU, {})):
         for q in (part, torch.randn(1, 16, 128)):
             override(ones, q, k, v, 4, _inside_attn_wrapper=True, transformer_options={})
-    assert reasons(session.record.summary()) == ["[SA-303] cross-attention, and apply_to is 'self only'"]
+    assert reasons(session.record.summary()) == ["[SA-303] cross-attention, and 'apply to' is 'self only'"]

@@ -71,10 +71,10 @@ class SageAttention2(io.ComfyNode):
                     options=MODES,
                     default="8b",
                     tooltip="Bits of queries and keys. 8b: close to full precision, the usual choice. 4b: less exact, "
-                    "and faster only on GPUs with INT4 tensor cores. precise: 8 bits with values in 16 bits, the "
-                    "closest and slower. auto: on a GPU with INT4 it takes 4b in the middle steps and layers and 8b "
-                    "elsewhere. exact: quantizes nothing and takes the fastest exact attention. off: leaves "
-                    "the model as it is.",
+                    "and faster only on RTX 40 cards. precise: 8 bits with values in 16 bits, closer to full precision "
+                    "than 8b and a little slower. auto: where 4b is faster than 8b it takes 4b in the middle steps and "
+                    "layers, and 8b elsewhere. exact: quantizes nothing and takes the fastest exact attention. off: "
+                    "leaves the model as it is.",
                 ),
                 sparse_input(),
                 POLICY.Input(
@@ -102,10 +102,10 @@ class SageAttention2(io.ComfyNode):
                         default="where it is faster",
                         optional=True,
                         tooltip="where it is faster: quantizes only where that is faster on this GPU. Other calls take "
-                        "the fastest exact attention, or comfy-kitchen's INT8 attention or SageAttention where one of "
-                        "them is installed, faster than the mode and no less exact. always: quantizes every call that "
-                        "can be, as API prompts without this input do. whatever is fastest: also takes those packages "
-                        "where they are less exact.",
+                        "the fastest exact attention. Where comfy-kitchen or SageAttention is installed, it computes "
+                        "the calls in which it is faster than the mode and no less exact. always: quantizes every call "
+                        "that can be, as API prompts without this input do. whatever is fastest: those packages also "
+                        "compute calls in which they are less exact.",
                     )
                 ),
                 advanced(
@@ -114,9 +114,10 @@ class SageAttention2(io.ComfyNode):
                         display_name="rotate queries and keys",
                         default=True,
                         optional=True,
-                        tooltip="Rotates queries and keys before quantization. The result is closer to full precision "
-                        "in 4b, and little or not at all in 8b and precise. It takes up to about 3 % more attention "
-                        "time. API prompts without this input keep it off.",
+                        tooltip="Mixes the channels of queries and keys before quantization. 4b gets closer to full "
+                        "precision. 8b and precise get closer in models with a few large channels, such as MiniMax H3, "
+                        "and can be a little less exact in others. Attention takes up to about 3 % longer. API prompts "
+                        "without this input keep it off.",
                     )
                 ),
                 advanced(

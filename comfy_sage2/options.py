@@ -49,9 +49,9 @@ class AttentionOptions:
         return_lse: also return the log-sum-exp.
         pv_accumulator: "fp32", or "fp16" for the half-precision accumulation of P V where a backend has it, which runs
             at twice the rate on GeForce GPUs; "auto" takes the one that suits the GPU.
-        rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`), which makes "4b" more
-            exact, the others little or not at all; in "4b" every token of Q then has its own scale. False: the paper's
-            numerics.
+        rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`). "4b" is closer to exact
+            attention, the others where a few channels of K are large, and they can be a little further from it
+            elsewhere; in "4b" every token of Q then has its own scale. False: the paper's numerics.
         pv: what P and V are rounded to in "8b" and "4b": "fp8" (E4M3), "fp16", "int8" (P relative to its largest in
             each block of 64 keys, whole sums), "mxfp8" (fp8 by block-scaled products, whose FP32 sums have the full
             rate on RTX 50), where a backend has it; "auto" takes the one that suits the GPU.

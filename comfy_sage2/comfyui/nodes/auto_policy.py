@@ -59,9 +59,10 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                         "rotate",
                         display_name="rotate queries and keys",
                         default=True,
-                        tooltip="Rotates queries and keys before quantization, while measuring and rendering. The "
-                        "result is closer to full precision in 4b, and little or not at all in 8b and precise. It "
-                        "takes up to about 3 % more attention time.",
+                        tooltip="Mixes the channels of queries and keys before quantization, while measuring and "
+                        "rendering. 4b gets closer to full precision. 8b and precise get closer in models with a few "
+                        "large channels, such as MiniMax H3, and can be a little less exact in others. Attention takes "
+                        "up to about 3 % longer.",
                     )
                 ),
                 backend_input(),

@@ -47,7 +47,7 @@ def quality_input(repeats: str) -> io.Input:
         default="balanced",
         tooltip="How close each layer must be to full precision. lossless: as close as 8b on ordinary layers. "
         "balanced: as close as an average layer in 4 bits. fast: 4 bits unless they are clearly too coarse. "
-        f"Changing this does not {repeats} again.",
+        f"After a change the node does not {repeats} again.",
     )
 
 
@@ -61,7 +61,7 @@ def cost_limit_input(percent: float, of: str) -> io.Input:
             min=1.0,
             max=500.0,
             step=1.0,
-            tooltip=f"Time that measuring may take, in percent of {of}. Layers that were not measured take the most "
+            tooltip=f"Time that measuring may take, in percent of {of}. Parts that were not measured take the most "
             "cautious mode.",
         )
     )
@@ -128,7 +128,7 @@ def dense_percent_input() -> io.Input:
     )
 
 
-def skip_input(when: str = "What earlier versions had for sparse. It counts where sparse is off.") -> io.Input:
+def skip_input(when: str = "What earlier versions had in place of sparse. It is used where sparse is off.") -> io.Input:
     """The input in whose place `sparse` came. when: it counts."""
     return advanced(
         io.Combo.Input(
@@ -137,8 +137,8 @@ def skip_input(when: str = "What earlier versions had for sparse. It counts wher
             options=SKIP,
             default="off",
             optional=True,
-            tooltip=f"{when} It skips key blocks between steps 1, 4, 9 and so on. The level limits the relative L1 "
-            "error of each head. lossless: only weights that 8b rounds to zero. balanced: 1 %. fast: 3 %.",
+            tooltip=f"{when} It skips key blocks that it finds in steps 1, 4, 9 and so on. The level limits the "
+            "relative L1 error of each head. lossless: only weights that 8b rounds to zero. balanced: 1 %. fast: 3 %.",
         )
     )
 

@@ -15,6 +15,7 @@ from comfy_sage2.comfyui.nodes.support import (
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
+    ROTATIONS,
     advanced,
     backend_input,
     checked,
@@ -124,13 +125,14 @@ class SageAttention2(io.ComfyNode):
                 ),
                 # Last, so that the values of older workflow files, which are stored by position, stay where they are.
                 advanced(
-                    io.Boolean.Input(
+                    io.Combo.Input(
                         "rotate",
-                        default=True,
+                        options=ROTATIONS,
+                        default="auto",
                         optional=True,
-                        tooltip="Rotate queries and keys after smoothing: closer to full precision in 4b, little or "
-                        "not at all in 8b and precise, for up to about 3 % more attention time. ComfyUI turns it on in "
-                        "workflow files saved before it existed; API prompts without it keep it off.",
+                        tooltip="Rotate queries and keys after smoothing. auto: in the attention heads that get closer "
+                        "to full precision by it, found while rendering. on: in all heads. off: in none, the paper's "
+                        "numerics. API prompts without it keep it off.",
                     )
                 ),
                 advanced(
@@ -175,10 +177,11 @@ class SageAttention2(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, mode: Any = None, backend: Any = None) -> bool:
+    def validate_inputs(cls, mode: Any = None, backend: Any = None, rotate: Any = None) -> bool:
         """Before the run; ComfyUI checks no value of the inputs named here, and would tell an error once for each.
 
-        An unknown mode or backend is no reason to refuse: the node takes its default and says so.
+        An unknown mode, backend or rotation is no reason to refuse: the node takes its default and says so. rotate was
+        true or false before, which older workflows have.
         """
         return True
 
@@ -196,7 +199,7 @@ class SageAttention2(io.ComfyNode):
         measure_quality: bool,
         guard: bool = False,  # what an API prompt that was saved without it means, here and below
         policy: Any = None,
-        rotate: bool = False,
+        rotate: str | bool = "off",
         when: str = "always",
         guard_level: str = "values",
         skip: str = "off",

@@ -10,6 +10,7 @@ from .support import (
     CATEGORY,
     IMPORT_ERROR,
     PASSED_THROUGH,
+    ROTATIONS,
     advanced,
     backend_input,
     checked,
@@ -53,12 +54,12 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                 ),
                 cost_limit_input(30.0, "the first run's sampling time"),
                 advanced(
-                    io.Boolean.Input(
+                    io.Combo.Input(
                         "rotate",
-                        default=True,
-                        tooltip="Rotate queries and keys after smoothing, while measuring and rendering: closer to "
-                        "full precision in 4b, little or not at all in 8b and precise, for up to about 3 % more "
-                        "attention time.",
+                        options=ROTATIONS,
+                        default="auto",
+                        tooltip="Rotate queries and keys after smoothing, while measuring and rendering. auto: in the "
+                        "attention heads that get closer to full precision by it. on: in all heads. off: in none.",
                     )
                 ),
                 backend_input(),
@@ -75,6 +76,11 @@ class SageAttention2AutoPolicy(io.ComfyNode):
             ],
             outputs=[io.Model.Output(display_name="model", tooltip="The model to sample.")],
         )
+
+    @classmethod
+    def validate_inputs(cls, rotate: Any = None) -> bool:
+        """ComfyUI does not check rotate, which was true or false before: older workflows have that."""
+        return True
 
     @classmethod
     def fingerprint_inputs(cls, **inputs: Any) -> str:
@@ -94,7 +100,7 @@ class SageAttention2AutoPolicy(io.ComfyNode):
         quality: str,
         policy: str,
         cost_limit: float,
-        rotate: bool,
+        rotate: str | bool,
         backend: str,
         measure_quality: bool,
         guard: bool,

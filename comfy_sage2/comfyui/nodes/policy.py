@@ -14,6 +14,7 @@ from .support import (
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
+    ROTATIONS,
     advanced,
     checked,
     cost_limit_input,
@@ -53,12 +54,13 @@ class SageAttention2Calibrate(io.ComfyNode):
                 ),
                 cost_limit_input(15.0, "the sampling time"),
                 advanced(
-                    io.Boolean.Input(
+                    io.Combo.Input(
                         "rotate",
-                        default=True,
+                        options=ROTATIONS,
+                        default="auto",
                         optional=True,
-                        tooltip="Measure with rotated queries and keys. Choose the same as on the SageAttention2 node "
-                        "that will use the policy.",
+                        tooltip="Measure with queries and keys rotated in the heads that gain (auto), in all or in "
+                        "none. Choose the same as on the SageAttention2 node that will use the policy.",
                     )
                 ),
             ],
@@ -71,12 +73,17 @@ class SageAttention2Calibrate(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, rotate: Any = None) -> bool:
+        """ComfyUI does not check rotate, which was true or false before: older workflows have that."""
+        return True
+
+    @classmethod
     @checked
-    def execute(cls, model: Any, cost_limit: float, rotate: bool = False) -> io.NodeOutput:
+    def execute(cls, model: Any, cost_limit: float, rotate: str | bool = "off") -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
         progress = shown_progress(cls.hidden.unique_id)
-        patched = library.calibrated_model(model, cost_limit / 100.0, progress, rotate=rotate)
+        patched = library.calibrated_model(model, cost_limit / 100.0, progress, rotate=library.rotation_of(rotate))
         return io.NodeOutput(patched, ui={"text": [library.status(library.sessions_of(patched)[-1])]})
 
 

@@ -149,7 +149,7 @@ def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[
     given = dict(zip(names, values, strict=True))
     defaults = {
         "guard": True,
-        "rotate": True,
+        "rotate": "auto",
         "when": "where it is faster",
         "guard_level": "values",
         "skip": "off",

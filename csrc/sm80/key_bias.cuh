@@ -43,8 +43,8 @@ __device__ __forceinline__ unsigned finite_magnitude(float x) {
 
 // Delta S of the paper's equation 3 for 64 query blocks and 64 keys: mean(Q_i) . (K_j - mean(K)). Smoothed K is rounded
 // to fp16; the means are split into two fp16 numbers, because an error of theirs would be common to a whole row of
-// scores. Numbers beyond fp16's range are scaled and read again. Grid: (q heads of this launch x key blocks, groups of
-// 64 query blocks).
+// scores. Numbers beyond fp16's range are scaled and read again. K is read once for all groups of 64 query blocks that
+// a block of threads computes, one after the other. Grid: (q heads of this launch x key blocks, groups at a time).
 template <int kHeadDim, class T>
 __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
   using Pieces = RowPieces<kHeadDim, kDeltaThreads>;
@@ -52,10 +52,7 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
   const int bh_of_launch = blockIdx.x / sizes.key_blocks;
   const int bh = p.first_slice + bh_of_launch;
   const int first_key = (blockIdx.x - bh_of_launch * sizes.key_blocks) * kKeyBlock;
-  const int first_row = blockIdx.y * kDeltaBlock;
   const i64 first_work_of_bh = i64(bh) * sizes.query_blocks;  // of its first query block
-  const i64 end_of_group = first_work_of_bh + min(first_row + kDeltaBlock, sizes.query_blocks);
-  if (first_work_of_bh + first_row >= p.first_work + p.works || end_of_group <= p.first_work) return;
   const int batch = bh / sizes.q_heads, head = bh - batch * sizes.q_heads;
   const int kv_bh = batch * sizes.kv_heads + head / (sizes.q_heads / sizes.kv_heads);
 
@@ -90,63 +87,68 @@ __device__ __forceinline__ void delta_bias(const DeltaParams& p) {
   }
 
   const int lane = threadIdx.x % 32;
-  const int row = first_row + threadIdx.x / 32 * 16 + lane / 4;  // this thread's first row; the second is row + 8
-  float sums[8][4];
-  float mean_factor = 1.f;
 #pragma unroll 1
-  for (bool again = true; again;) {
-    unsigned amax = 0u;
+  for (int first_row = blockIdx.y * kDeltaBlock; first_row < sizes.query_blocks; first_row += gridDim.y * kDeltaBlock) {
+    const i64 end_of_group = first_work_of_bh + min(first_row + kDeltaBlock, sizes.query_blocks);
+    if (first_work_of_bh + first_row >= p.first_work + p.works || end_of_group <= p.first_work) continue;
+    const int row = first_row + threadIdx.x / 32 * 16 + lane / 4;  // this thread's first row; the second is row + 8
+    float sums[8][4];
+    float mean_factor = 1.f;
+#pragma unroll 1
+    for (bool again = true; again;) {
+      unsigned amax = 0u;
 #pragma unroll
-    for (float (&sum)[4] : sums) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
+      for (float (&sum)[4] : sums) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
 #pragma unroll 2
-    for (int step = 0; step < kHeadDim / 16; ++step) {
-      unsigned high[4], low[4];
+      for (int step = 0; step < kHeadDim / 16; ++step) {
+        unsigned high[4], low[4];
 #pragma unroll
-      for (int slot = 0; slot < 4; ++slot) {
-        const int block = min(row + slot % 2 * 8, sizes.query_blocks - 1);
-        const int channel = step * 16 + slot / 2 * 8 + lane % 4 * 2;
-        float2 mean = *reinterpret_cast<const float2*>(p.q_mean + (first_work_of_bh + block) * kHeadDim + channel);
-        mean.x *= mean_factor;
-        mean.y *= mean_factor;
-        amax = max(amax, max(finite_magnitude(mean.x), finite_magnitude(mean.y)));
-        high[slot] = pack_half(mean.x, mean.y);
-        const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&high[slot]));
-        low[slot] = pack_half(mean.x - rounded.x, mean.y - rounded.y);
-      }
+        for (int slot = 0; slot < 4; ++slot) {
+          const int block = min(row + slot % 2 * 8, sizes.query_blocks - 1);
+          const int channel = step * 16 + slot / 2 * 8 + lane % 4 * 2;
+          float2 mean = *reinterpret_cast<const float2*>(p.q_mean + (first_work_of_bh + block) * kHeadDim + channel);
+          mean.x *= mean_factor;
+          mean.y *= mean_factor;
+          amax = max(amax, max(finite_magnitude(mean.x), finite_magnitude(mean.y)));
+          high[slot] = pack_half(mean.x, mean.y);
+          const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&high[slot]));
+          low[slot] = pack_half(mean.x - rounded.x, mean.y - rounded.y);
+        }
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const __half* key = &keys[j * 8 + lane / 4][step * 16 + lane % 4 * 2];
-        const unsigned b0 = *reinterpret_cast<const unsigned*>(key), b1 = *reinterpret_cast<const unsigned*>(key + 8);
-        mma_half(sums[j], low, b0, b1);
-        mma_half(sums[j], high, b0, b1);
+        for (int j = 0; j < 8; ++j) {
+          const __half* key = &keys[j * 8 + lane / 4][step * 16 + lane % 4 * 2];
+          const unsigned b0 = *reinterpret_cast<const unsigned*>(key), b1 = *reinterpret_cast<const unsigned*>(key + 8);
+          mma_half(sums[j], low, b0, b1);
+          mma_half(sums[j], high, b0, b1);
+        }
       }
+      if (mean_factor != 1.f) break;
+      mean_factor = half_range_factor(__reduce_max_sync(0xffffffffu, amax));
+      again = mean_factor != 1.f;
     }
-    if (mean_factor != 1.f) break;
-    mean_factor = half_range_factor(__reduce_max_sync(0xffffffffu, amax));
-    again = mean_factor != 1.f;
-  }
-  const float scale = p.scale / mean_factor / key_factor;
+    const float scale = p.scale / mean_factor / key_factor;
 
-  const i64 mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
-  const i64 padded_keys = i64(sizes.key_blocks) * kKeyBlock;
+    const i64 mask_offset = batch * p.mask.batch_stride + head * p.mask.head_stride;
+    const i64 padded_keys = i64(sizes.key_blocks) * kKeyBlock;
 #pragma unroll
-  for (int pair = 0; pair < 4; ++pair) {
-    float terms[4];
+    for (int pair = 0; pair < 4; ++pair) {
+      float terms[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      terms[i] = key_mask_term(p.mask, mask_offset, first_key + key_at_position(pair * 16 + lane % 4 * 4 + i),
-                               sizes.kv_length);
-    }
+      for (int i = 0; i < 4; ++i) {
+        terms[i] = key_mask_term(p.mask, mask_offset, first_key + key_at_position(pair * 16 + lane % 4 * 4 + i),
+                                 sizes.kv_length);
+      }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const i64 work = first_work_of_bh + row + 8 * half;
-      if (row + 8 * half >= sizes.query_blocks || work < p.first_work || work >= p.first_work + p.works) continue;
-      const float (&even)[4] = sums[2 * pair];
-      const float (&odd)[4] = sums[2 * pair + 1];
-      float* to = p.bias + (work - p.first_work) * padded_keys + first_key + pair * 16 + lane % 4 * 4;
-      *reinterpret_cast<float4*>(to) =
-          make_float4(fmaf(even[2 * half], scale, terms[0]), fmaf(even[2 * half + 1], scale, terms[1]),
-                      fmaf(odd[2 * half], scale, terms[2]), fmaf(odd[2 * half + 1], scale, terms[3]));
+      for (int half = 0; half < 2; ++half) {
+        const i64 work = first_work_of_bh + row + 8 * half;
+        if (row + 8 * half >= sizes.query_blocks || work < p.first_work || work >= p.first_work + p.works) continue;
+        const float (&even)[4] = sums[2 * pair];
+        const float (&odd)[4] = sums[2 * pair + 1];
+        float* to = p.bias + (work - p.first_work) * padded_keys + first_key + pair * 16 + lane % 4 * 4;
+        *reinterpret_cast<float4*>(to) =
+            make_float4(fmaf(even[2 * half], scale, terms[0]), fmaf(even[2 * half + 1], scale, terms[1]),
+                        fmaf(odd[2 * half], scale, terms[2]), fmaf(odd[2 * half + 1], scale, terms[3]));
+      }
     }
   }
 }

@@ -42,6 +42,8 @@ bool mask_is_bias(const CallSignature& call) { return call.has_mask() && call.ma
 int64_t mask_bias_heads(const CallSignature& call) { return call.mask.head_stride == 0 ? 1 : call.q_heads; }
 int64_t padded_keys(const Workspace& workspace) { return workspace.key_blocks * kKeyBlock; }
 
+constexpr int64_t kDeltaBlocksOfSm = 16;
+
 // Grids that may be too large for a launch, which the workspace does not know of: made with the plan, so that such a
 // call is refused then.
 struct Grids {
@@ -76,8 +78,12 @@ class Builder final : public LaunchBuilder<Workspace> {
  private:
   void prepare() override {
     if (call_.has_block_mask()) prepare_lists(ListForm::linked);
-    statistics();
-    quantize();
+    const int64_t part = workspace_.prepared_heads;
+    for (int64_t first = 0; first < workspace_.kv_bh; first += part) {
+      const int64_t heads = std::min(part, workspace_.kv_bh - first);
+      statistics(first, heads);
+      quantize(first, heads);
+    }
   }
 
   void attend() override {
@@ -96,7 +102,8 @@ class Builder final : public LaunchBuilder<Workspace> {
                                  : MaskPolicy::none);
   }
 
-  void statistics() {
+  // Of so many heads of K and V from `first` on.
+  void statistics(int64_t first, int64_t heads) {
     StatisticsParams params{};
     RunFields fields(params);
     bind_statistics(params, fields);
@@ -104,29 +111,35 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.sizes = all_sizes_;
     params.slices = static_cast<int>(workspace_.kv_bh);
     params.chunks = static_cast<int>(workspace_.chunks);
+    params.first_slice = static_cast<int>(first);
     params.v_maximum = v_maximum(call_);
     if (call_.mode == kPrecise && has_v_scale(product_)) {  // V keeps its bits
       params.powers_of_two = 1;
       params.smooth_v = 0;
     }
-    const driver::Extent& of_k_and_v = workspace_.statistics_grid;
+    driver::Extent of_k_and_v = workspace_.statistics_grid;
+    of_k_and_v.x = static_cast<unsigned>(heads);
     launch(prepare_, "partial_statistics_" + element_, of_k_and_v, kStatisticsThreads, 0, params, fields);
     launch(prepare_, "finish_statistics", {of_k_and_v.x, of_k_and_v.z}, head_dim_, 0, params, fields);
   }
 
-  void quantize() {
+  // Of so many heads of K and V from `first` on, and of the heads of Q that attend to them.
+  void quantize(int64_t first, int64_t heads) {
     QuantizeParams params{};
     RunFields fields(params);
     bind_quantization(params, fields);
     fields.bind(params.v_scale, kWorkspace, workspace_.v_scale);
     bind_tiles(params, fields);
     params.sizes = all_sizes_;
-    params.query_tiles = workspace_.works;
-    params.key_tiles = workspace_.kv_bh * workspace_.key_blocks;
+    const int64_t queries_of_head = workspace_.works / workspace_.kv_bh;
+    params.query_tiles = heads * queries_of_head;
+    params.key_tiles = heads * workspace_.key_blocks;
+    params.first_query_tile = first * queries_of_head;
+    params.first_key_tile = first * workspace_.key_blocks;
     params.v_maximum = v_maximum(call_);
     params.other_product = call_.mode == kPrecise ? has_v_scale(product_) : product_ == PvProduct::int8;
-    launch(prepare_, "quantize_" + mode_ + (call_.rotate ? "_rotated_" : "_") + element_, workspace_.quantize_grid,
-           kQuantizeThreads, 0, params, fields);
+    launch(prepare_, "quantize_" + mode_ + (call_.rotate ? "_rotated_" : "_") + element_,
+           grid(params.query_tiles + 2 * params.key_tiles), kQuantizeThreads, 0, params, fields);
   }
 
   template <class Params>
@@ -175,9 +188,11 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.works = works;
     params.first_slice = static_cast<int>(first / workspace_.query_blocks);
     const int64_t last_bh = (first + works - 1) / workspace_.query_blocks;
-    launch(prepare_, "delta_bias_" + element_,
-           grid((last_bh - params.first_slice + 1) * workspace_.key_blocks, grids_.delta_groups), kDeltaThreads, 0,
-           params, fields);
+    const int64_t key_blocks = (last_bh - params.first_slice + 1) * workspace_.key_blocks;
+    // K is read again for each group only where there are too few blocks of keys to occupy the GPU.
+    const int64_t wanted = ceil_div(kDeltaBlocksOfSm * driver::multiprocessor_count(call_.device), key_blocks);
+    launch(prepare_, "delta_bias_" + element_, grid(key_blocks, std::min(grids_.delta_groups, wanted)), kDeltaThreads,
+           0, params, fields);
   }
 
   void set_attention(AttentionParams& params, RunFields& fields, int64_t first, int64_t works) const {

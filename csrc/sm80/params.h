@@ -24,9 +24,11 @@ struct StatisticsParams {
   float *v_mean, *v_scale;
   Sizes sizes;
   int slices, chunks;
+  int first_slice;  // of this launch
   int smooth_v;
   float v_maximum;    // what the largest element of a channel of V is scaled to
   int powers_of_two;  // V's scales are such: the largest element is scaled to v_maximum or less
+  int padding;
 };
 
 struct QuantizeParams {
@@ -38,7 +40,8 @@ struct QuantizeParams {
   float* q_mean;     // (q slices, query blocks, channels) when Q is smoothed
   float* lse_shift;  // (q slices, q_length): scale * q . mean(K), or null
   Sizes sizes;
-  i64 query_tiles, key_tiles;  // of all slices: blocks of the grid for Q, K and again key_tiles for V, in this order
+  i64 query_tiles, key_tiles;  // of this launch: blocks of the grid for Q, K and again key_tiles for V, in this order
+  i64 first_query_tile, first_key_tile;
   float scale;
   float v_maximum;    // as in StatisticsParams
   int other_product;  // V is for the kernel's other product

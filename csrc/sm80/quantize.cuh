@@ -84,12 +84,12 @@ class Quantize {
   static __device__ __forceinline__ void run(const QuantizeParams& p) {
     const i64 block = blockIdx.x;
     if (block < p.query_tiles) {
-      queries(p, block);
+      queries(p, p.first_query_tile + block);
     } else if (block < p.query_tiles + p.key_tiles) {
-      keys(p, block - p.query_tiles);
+      keys(p, p.first_key_tile + block - p.query_tiles);
     } else {
       __shared__ __align__(16) T shared[kKeyBlock][kWidth + 8];
-      const i64 tile = block - p.query_tiles - p.key_tiles;
+      const i64 tile = p.first_key_tile + block - p.query_tiles - p.key_tiles;
       if (p.other_product) {
         values<OtherProduct>(p, tile, shared);
       } else {

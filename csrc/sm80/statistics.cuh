@@ -12,11 +12,12 @@ __device__ __forceinline__ float merge(int statistic, float x, float y) {
   return statistic == 0 ? x + y : max_nan(x, y);
 }
 
-// Grid: (kv heads, chunks, K or V). Where V is stored as it is there is none of V.
+// Grid: (kv heads of this launch, chunks, K or V). Where V is stored as it is there is none of V.
 template <int kHeadDim, class T>
 __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
   using Pieces = RowPieces<kHeadDim, kStatisticsThreads>;
-  const T* start = head_start<T>(blockIdx.z == 0 ? p.k : p.v, blockIdx.x, p.sizes.kv_heads);
+  const int slice = p.first_slice + blockIdx.x;
+  const T* start = head_start<T>(blockIdx.z == 0 ? p.k : p.v, slice, p.sizes.kv_heads);
   const i64 stride = blockIdx.z == 0 ? p.k.token_stride : p.v.token_stride;
   const int first = blockIdx.y * kStatisticsTokens;
   const int last = min(first + kStatisticsTokens, p.sizes.kv_length);
@@ -37,8 +38,7 @@ __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
     }
   }
   __shared__ float shared[Pieces::kRowsAtOnce][kHeadDim];
-  float* out =
-      p.partials + ((i64(blockIdx.z) * p.slices + blockIdx.x) * p.chunks + blockIdx.y) * kStatistics * kHeadDim;
+  float* out = p.partials + ((i64(blockIdx.z) * p.slices + slice) * p.chunks + blockIdx.y) * kStatistics * kHeadDim;
 #pragma unroll
   for (int statistic = 0; statistic < kStatistics; ++statistic) {
     __syncthreads();
@@ -58,11 +58,11 @@ __device__ __forceinline__ float next_power_of_two(float x) {
   return x < 0x1p127f ? __int_as_float((__float_as_int(x) + 0x7fffff) & 0x7f800000) : x;
 }
 
-// Grid: (kv heads, K or V), a thread for each channel.
+// Grid: (kv heads of this launch, K or V), a thread for each channel.
 template <int kHeadDim>
 __device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
-  const float* in =
-      p.partials + (i64(blockIdx.y) * p.slices + blockIdx.x) * p.chunks * kStatistics * kHeadDim + threadIdx.x;
+  const i64 slice = p.first_slice + blockIdx.x;
+  const float* in = p.partials + (i64(blockIdx.y) * p.slices + slice) * p.chunks * kStatistics * kHeadDim + threadIdx.x;
   float found[kStatistics];
 #pragma unroll
   for (int statistic = 0; statistic < kStatistics; ++statistic) found[statistic] = in[statistic * kHeadDim];
@@ -72,7 +72,7 @@ __device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
       found[statistic] = merge(statistic, found[statistic], in[(i64(chunk) * kStatistics + statistic) * kHeadDim]);
     }
   }
-  const i64 at = i64(blockIdx.x) * kHeadDim + threadIdx.x;
+  const i64 at = slice * kHeadDim + threadIdx.x;
   const float mean = found[0] / p.sizes.kv_length;
   if (blockIdx.y == 0) {
     p.k_mean[at] = mean;

@@ -11,10 +11,18 @@
 
 namespace sm80 {
 
+// Bytes of K and V that are quantized right after their statistics, so that the second reading is from L2; 0: all.
+// About half of the L2 of an H100, of whose two halves each SM reads one.
+#ifndef PREPARED_BYTES
+#define PREPARED_BYTES (24 << 20)
+#endif
+constexpr int64_t kPreparedBytes = PREPARED_BYTES;
+
 struct Workspace {
   int64_t q_bh, kv_bh;  // batch * q_heads, batch * kv_heads
   int64_t query_blocks, key_blocks, chunks, works;
-  int64_t bias_rows;  // of the key bias: work items of a launch (4-bit), or batch * q_heads (8-bit with a mask)
+  int64_t bias_rows;       // of the key bias: work items of a launch (4-bit), or batch * q_heads (8-bit with a mask)
+  int64_t prepared_heads;  // of K and V, at a time
   driver::Extent statistics_grid, quantize_grid;
   // Offsets in bytes.
   int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, q_mean, lse_shift, partials, bias;
@@ -31,6 +39,9 @@ struct Workspace {
     chunks = ceil_div(call.kv_length, kStatisticsTokens);
     works = q_bh * query_blocks;
     const int tensors = has_v_scale(product) ? 2 : 1;  // with statistics: K, and V where it is scaled
+    const int64_t element_bytes = call.element == kFloat ? 4 : 2;
+    prepared_heads = kPreparedBytes / (tensors * call.kv_length * call.head_dim * element_bytes);
+    if (prepared_heads == 0 || prepared_heads > kv_bh) prepared_heads = kv_bh;  // one head alone exceeds them, or none
     statistics_grid = grid(kv_bh, chunks, tensors);
     quantize_grid = grid(works + 2 * kv_bh * key_blocks);
     const int64_t row_bytes = key_blocks * kKeyBlock * 4;

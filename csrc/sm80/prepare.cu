@@ -19,9 +19,15 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) finish_statistics(const _
   finish_statistics<HEAD_DIM>(p);
 }
 
-#define QUANTIZE(name, type, product, other, bits, rotated)                                                       \
-  extern "C" __global__ void __launch_bounds__(kQuantizeThreads) name(const __grid_constant__ QuantizeParams p) { \
-    Quantize<HEAD_DIM, IntegerFormat<bits, rotated>, type, product, other>::run(p);                               \
+// Blocks of the quantization that an SM holds, at least; three limit a thread to 80 registers.
+#ifndef QUANTIZE_BLOCKS
+#define QUANTIZE_BLOCKS 1
+#endif
+
+#define QUANTIZE(name, type, product, other, bits, rotated)                         \
+  extern "C" __global__ void __launch_bounds__(kQuantizeThreads, QUANTIZE_BLOCKS)   \
+      name(const __grid_constant__ QuantizeParams p) {                              \
+    Quantize<HEAD_DIM, IntegerFormat<bits, rotated>, type, product, other>::run(p); \
   }
 #define QUANTIZE_8B(name, type)                                              \
   QUANTIZE(quantize_8b_##name, type, FloatProduct, IntegerProduct, 8, false) \

@@ -180,7 +180,8 @@ class Settings:
         share = (step + 1e-6) / steps  # a share that was computed, as 0.1 + 0.2, may lie just beside its step
         if share < self.start_percent or (share >= self.end_percent and self.end_percent < 1.0):
             return (
-                f"[SA-302] the step is outside active from {self.start_percent:g} to active until {self.end_percent:g}"
+                f"[SA-302] the step is outside 'active from' {self.start_percent:g} to 'active until' "
+                f"{self.end_percent:g}"
             )
         return None
 

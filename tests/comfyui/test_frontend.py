@@ -220,7 +220,7 @@ def test_report_is_shown_in_the_graph(server: ComfyServer, page: Chromium) -> No
     frontend.load(page, g.workflow())
     frontend.run(page, f"{STATUS.format(type='SageAttention2Report')}?.includes('computed by')")
     text = shown(page, "SageAttention2Report")
-    assert "reference · 8b" in text and "Most that can be gained" in text and "outside active from" in text, text
+    assert "reference · 8b" in text and "Most that can be gained" in text and "outside 'active from'" in text, text
     assert "reference version computes the attention" in shown(page, "SageAttention2")
     images = "app.graph.nodes.find(n => n.type === 'SageAttention2Report').imgs"
     page.wait_for(f"{images}?.length === 1 && {images}[0].naturalWidth === 800")
@@ -234,7 +234,7 @@ def test_report_is_shown_in_the_graph(server: ComfyServer, page: Chromium) -> No
     keep_picture(page, "SageAttention2", ("SageAttention2",))
     # What is shown belongs neither to the workflow nor to the prompt.
     saved = page.evaluate("JSON.stringify(app.graph.serialize())")
-    assert "outside active from" not in saved
+    assert "outside 'active from'" not in saved
     assert all("status" not in node["inputs"] for node in frontend.prompt(page).values())
 
 

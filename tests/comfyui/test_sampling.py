@@ -163,7 +163,7 @@ def test_step_range_and_attention_kind(server: ComfyServer) -> None:
     text = report(server, sampling("wan", {"sage": sage("loader", **options)}, steps=4))
     # Two layers of self- and two of cross-attention; two texts in one pass or in two passes each step.
     assert "4 attention layers" in text, text
-    assert "(25%)" in text and "the step is outside active from 0.25 to active until 0.75" in text, text
+    assert "(25%)" in text and "the step is outside 'active from' 0.25 to 'active until' 0.75" in text, text
     assert "cross-attention, and 'apply to' is 'self only'" in text, text
 
 

@@ -162,4 +162,4 @@ def test_sparse_leaves_blocks_out_of_long_calls_behind_the_dense_steps(server: C
     prompt["empty"]["inputs"].update({"width": 512, "height": 512})  # 8,192 tokens
     text = report(server, prompt)
     assert "computed in 1 sparse calls" in text or "computed in 2 sparse calls" in text, text
-    assert "[SA-318] nothing is skipped in the first 50% of the steps" in text, text
+    assert "[SA-318] the node skips nothing in the first 50% of the steps" in text, text

@@ -123,8 +123,9 @@ class BlockSparsity:
         if guard is not None and guard.keeps_all_blocks(site.layer):
             return None
         if dense.options.mode == EXACT:
-            if dense.reason is not None:  # it serves in the place of the node's mode
-                self._dense[f"[SA-318] it serves, and leaves out no key blocks: {dense.reason}"] += 1
+            if dense.reason is not None:  # it is not the mode that the node was given
+                why = f"[SA-318] an exact attention computes them and leaves out no key blocks: {dense.reason}"
+                self._dense[why] += 1
             return None
         now, controller = _pass_key(model_pass), self._controller
         try:
@@ -197,7 +198,8 @@ class BlockSparsity:
         starts = self.choice.is_dense(site.step, site.steps)
         if starts and (not records or self.choice.is_dense(site.step + 1, site.steps)):
             return (
-                f"[SA-318] nothing is skipped in the first {self.choice.dense_share:.0%} of the steps (dense_percent)"
+                f"[SA-318] the node skips nothing in the first {self.choice.dense_share:.0%} of the steps ('dense at "
+                "first')"
             )
         if records and site.step + 1 == site.steps:
             return "[SA-318] no step follows the last one, so it does not look for blocks to skip"

@@ -24,7 +24,7 @@ FALLBACKS = [
     ("low_precision_attention=False", qkv(), {"low_precision_attention": False}, {}),
     ("does not know: is_causal", qkv(), {"is_causal": True}, {}),
     ("cross-attention", qkv(keys=32), {}, {"apply_to": "self only"}),
-    ("outside active from 0.5", qkv(), {}, {"start_percent": 0.5}),
+    ("outside 'active from' 0.5", qkv(), {}, {"start_percent": 0.5}),
     ("multiple of heads", (torch.randn(1, 8, 130), *qkv()[1:]), {}, {}),
     ("accelerated", qkv(), {}, {"backend": "auto"}),
     ("float64", (qkv()[0].double(), *qkv()[1:]), {}, {}),

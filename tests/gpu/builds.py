@@ -50,9 +50,11 @@ REFERENCE_BOUND = 2e-3
 REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 8e-3, 64
 # P and the output in bf16.
 REFERENCE_BOUND_OF_BF16 = 5e-3
-# Of one row and of one channel, which a sum over the whole tensor hides: another row's values differ by 1.4. The
-# reference itself differs by up to 0.17 and 0.006 for inputs that differ by 1e-5, where numbers round the other way.
-WORST_ROW, WORST_CHANNEL, FEW_CHANNELS = 0.3, 0.03, 16
+# Of one row and of one channel, which a sum over the whole tensor hides: values of another one differ by 1.4. The
+# reference itself differs by up to 0.17 in a row for inputs that differ by 1e-5, where numbers round the other way.
+# Where V of an early key rounds to the next E4M3 number, all rows of a causal call that see few keys differ with it: up
+# to 0.051 in one of 250,000 channels of 100 rows.
+WORST_ROW, WORST_CHANNEL, FEW_CHANNELS = 0.3, 0.1, 16
 # The LSE of a row with few keys moves this much when one P rounds to the next E4M3 number.
 LSE_BOUND = 0.06
 

@@ -80,10 +80,7 @@ class Peer(Backend):
     @property
     def version(self) -> str | None:
         """Of the package that is installed, as its metadata have it; None where none is."""
-        try:
-            found = importlib.metadata.version(self._distribution)
-        except importlib.metadata.PackageNotFoundError:
-            return None
+        found = _installed_version(self._distribution)
         return None if found is None or found.endswith(_OUR_VERSION) else found
 
     def availability(self) -> str | None:
@@ -212,8 +209,15 @@ def _sage_attention() -> PeerFunctions:
     return PeerFunctions(attend, ("BHND", "BNHD"))
 
 
+def _installed_version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _sage_is_version_1() -> bool:
-    return importlib.metadata.version("sageattention").startswith("1.")
+    return (_installed_version("sageattention") or "").startswith("1.")
 
 
 def _whole_blocks(request: AttentionRequest) -> str | None:

@@ -176,7 +176,7 @@ FAULTS: dict[str, Callable[[Fields], None]] = {
     "length": changed("kv_length", lambda fields: fields["kv_length"] - 40),
     "unwritten_rows": changed("q_length", lambda fields: fields["q_length"] - 1),
     "no_flag": with_values(nonfinite=0),
-    "other_mode": with_values(mode=4),
+    "other_mode": changed("mode", lambda fields: 4 if fields["mode"] == 8 else fields["mode"]),  # of 8b alone
 }
 
 
@@ -266,7 +266,8 @@ if hasattr(module, "__path__"):
     images |= {path.name.removesuffix(".cubin.xz"): lzma.decompress(path.read_bytes()) for path in packed}
 else:
     images = loader._unpack_bundled(name)[1].cubins
-add = getattr(module, "add_cubin", None) or module._C.add_cubin
+# What an installed module took it from: of a development build or a wheel, or of a wheel before 5.0.0.
+add = (getattr(module, "_kernels", None) or getattr(module, "_C", module)).add_cubin
 changed = 0
 for cubin, image in images.items():
     if cubin.startswith(kind):

@@ -89,7 +89,7 @@ def hidden_keys_table(attend: Attend, shape: Shape, device: torch.device) -> Ite
                 mask = (torch.arange(_KEYS, device=device) < _SHOWN).view(1, 1, 1, _KEYS)
                 rows = mask.expand(1, 1, _KEYS, _KEYS).contiguous()
                 cut = (q, k[:, :, :_SHOWN].contiguous(), v[:, :, :_SHOWN].contiguous())
-                options = AttentionOptions(mode)
+                options = AttentionOptions(mode, rotate="auto")
                 outs = attend(q, k, v, options, rows), attend(q, k, v, options, mask), attend(*cut, options, None)
                 found.append([error(out, cut) for out in outs])
             cells += [f"{_mean(list(column)):.4f}" for column in zip(*found, strict=True)]
@@ -213,8 +213,8 @@ def page(command: str, backend: str, device: torch.device) -> str:
         "",
         "## One mean of Q a head",
         "",
-        "A trial, which no mode has: the mean is subtracted from Q before the call, and its product with each key is an "
-        "additive mask of float32.",
+        "A trial, which no mode has: the mean is subtracted from Q before the call, and its product with each key is "
+        "an additive mask of float32.",
         "",
         *mean_of_q_table(attend, SHAPE, device),
         "",

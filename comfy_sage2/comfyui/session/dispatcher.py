@@ -209,7 +209,7 @@ class Dispatcher(Handler):
         lines = (*self.selector.reasoning(summary.layers, summary.steps), *self._measured())
         policy, rotate = self.settings.policy, self.settings.rotate
         expected = self.expected.options
-        if rotate == AUTO and expected is not None and expected.mode != EXACT and expected.rotate != AUTO:
+        if rotate == AUTO and expected is not None and expected.rotate == "on":
             lines = (
                 *lines,
                 f"rotate is auto, but these {self.expected.backend} kernels can only rotate all heads or none",

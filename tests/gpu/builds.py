@@ -48,6 +48,9 @@ EXACT_BOUND = {"8b": 0.06, "4b": 0.25, "precise": 0.03}
 REFERENCE_BOUND = 2e-3
 # One P that rounds to the other E4M3 number shows in few rows of output.
 REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 8e-3, 128
+# Of self-attention with a padding mask on Hopper, whose kernels begin with the last key that is shown and not with the
+# last one: the first two steps of 9 round P by other maxima, 0.0038 in the reference where it takes that order.
+REFERENCE_BOUND_OF_PADDING = 8e-3
 # P and the output in bf16.
 REFERENCE_BOUND_OF_BF16 = 5e-3
 # Of one row and of one channel, which a sum over the whole tensor hides: values of another one differ by 1.4. The
@@ -308,6 +311,9 @@ def check(
     bound = REFERENCE_BOUND if q.shape[2] >= FEW_ROWS else REFERENCE_BOUND_OF_FEW_ROWS
     if mode == "precise" and q.dtype == torch.bfloat16:
         bound = max(bound, REFERENCE_BOUND_OF_BF16)
+    mask = call.get("attn_mask")
+    if name == "sm90" and mask is not None and mask.shape[2] == 1 and q.shape[2] == k.shape[2]:
+        bound = max(bound, REFERENCE_BOUND_OF_PADDING)
     assert disagreement <= bound, f"{disagreement} from the reference: {mode}, {q.shape}, {k.shape}, {q.dtype}, {call}"
     if q.shape[2] >= LEAST_ROWS and q.shape[3] >= LEAST_CHANNELS:
         for kind, axis, most in (("row", 3, WORST_ROW), ("channel", 2, WORST_CHANNEL)):

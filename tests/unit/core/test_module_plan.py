@@ -232,7 +232,7 @@ def test_the_fields_of_a_plan() -> None:
     """Of ABI 5: all that is no address, by the names of csrc/attention_call.h."""
     module = Recorder()
     q, k, v = tensors()
-    kernel_call(module, q, k, v, NO_TENSORS).run(q, k, v)
+    kernel_call(module, q, k, v, NO_TENSORS, rotate="auto").run(q, k, v)
     assert module.plans[0].fields.keys() == PLANNED | {"pv", "rotate_by_head", "has_lse", "has_block_margins"}
     lists = BlockMask.full(300, 513, batch=2, heads=4).lists
     optional = OptionalTensors(torch.zeros(300, 513), lists, block_margins=torch.zeros(2, 4, 3, 5))

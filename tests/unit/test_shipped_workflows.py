@@ -19,7 +19,7 @@ from tools.workflows.shipped import WORKFLOWS, Workflow
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 MOST_BYTES = 60_000
-TWO_MODELS = "Wan 2.2"  # with a SageAttention2, a sampler and a report each
+TWO_MODELS = "Wan2.2"  # with a SageAttention2, a sampler and a report each
 TITLE = 30  # pixels, of a node
 # What the template browser shows of a thumbnail; fewer of 255 levels apart are the same to the eye.
 SHOWN, APART = (130, 130), 4.0
@@ -43,7 +43,7 @@ def test_the_folder_holds_these_workflows_and_no_others() -> None:
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
 def test_titles_are_read_and_found(workflow: Workflow) -> None:
     """A title is the name of a file, on every system; the template browser cuts it off after about 35 letters."""
-    assert re.fullmatch(r"[A-Z][\w.,-]*( [\w.,-]+)+ - SageAttention2", workflow.title, re.ASCII), workflow.title
+    assert re.fullmatch(r"[A-Z][\w.,-]*( [\w.,-]+)+ - SageAttention", workflow.title, re.ASCII), workflow.title
     assert len(f"{workflow.family} {workflow.task}") <= 36, workflow.title
 
 

@@ -7,18 +7,16 @@ first frame of a clip to 1 at its last. Pixel values are in [-1, 1], as a VAE ta
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...demo.scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES, Scene, Thing
+from lab.demo.scenes import COLORS, MOTIONS, PATTERNS, SHAPES, SIZES, SURFACES, Scene, Thing
 
 CANVAS = 256
 FRAMES = 33
-AT_ONCE = 8  # how many clips are drawn together
 
 _RADIUS = (0.28, 0.38, 0.50)  # by size
 _RGB = (
@@ -88,52 +86,6 @@ def draw(batch: SceneBatch, times: Tensor, x: Tensor, y: Tensor) -> Tensor:
     for column in reversed(range(batch.things.shape[1])):  # the first thing is in front
         image = _over(image, batch.things[:, column], batch.thing_chance[:, column], times, grid_x, grid_y, pixel)
     return image.clamp(0, 1) * 2 - 1
-
-
-def whole_clips(batch: SceneBatch) -> Tensor:
-    """Draw every frame of the whole canvas: (batch, 3, FRAMES, CANVAS, CANVAS), channels innermost in memory."""
-    count, device = len(batch.things), batch.things.device
-    times = torch.linspace(0, 1, FRAMES, device=device).repeat(count, 1)
-    pixels = ((torch.arange(CANVAS, device=device) + 0.5) * (2 / CANVAS) - 1).repeat(count, 1)
-    return draw(batch, times, pixels, pixels).contiguous(memory_format=torch.channels_last_3d)
-
-
-def windows(batch: SceneBatch, frames: int, side: int, rng: random.Random) -> Tensor:
-    """Draw of each clip only a window, at a random time: (batch, 3, frames, side, side).
-
-    Three in four windows hold the middle of one of the clip's things half way through: a backdrop is soon learnt.
-    """
-    first = _starts(batch, FRAMES, frames, rng)
-    times = (first + torch.arange(frames, device=first.device)) / (FRAMES - 1)
-    starts = []
-    count = len(batch.things)
-    for place in _window_middles(batch, times[:, frames // 2], rng):
-        near = torch.tensor([[rng.random() - 0.5] for _ in range(count)], device=place.device)
-        on_thing = ((place + 1) * (CANVAS / 2) + (near - 0.5) * side).round().clamp(0, CANVAS - side)
-        anywhere = _starts(batch, CANVAS, side, rng)
-        starts.append(torch.where(place.isfinite(), on_thing, anywhere))
-    x, y = ((start + torch.arange(side, device=start.device) + 0.5) * (2 / CANVAS) - 1 for start in starts)
-    return draw(batch, times, x, y).contiguous(memory_format=torch.channels_last_3d)
-
-
-def _starts(batch: SceneBatch, whole: int, part: int, rng: random.Random) -> Tensor:
-    """Where a part begins within a whole: (batch, 1) integers."""
-    return torch.tensor([[rng.randint(0, whole - part)] for _ in range(len(batch.things))], device=batch.things.device)
-
-
-def _window_middles(batch: SceneBatch, times: Tensor, rng: random.Random) -> tuple[Tensor, Tensor]:
-    """Center x and y, (batch, 1), of one thing of each clip at ``times`` (batch,); not finite where none is chosen."""
-    (count, most, _), device = batch.things.shape, batch.things.device
-    rows = torch.arange(count, device=device)
-    columns = torch.tensor([rng.randrange(most) for _ in range(count)], device=device)
-    columns = torch.where(batch.things[rows, columns, 0] == _ABSENT, 0, columns)
-    thing = batch.things[rows, columns]
-    size, *_, motion = (value[:, None, None, None] for value in thing.unbind(1))
-    radius = torch.tensor(_RADIUS, device=device)[size]
-    chance = batch.thing_chance[rows, columns][:, :, None, None, None]
-    x, y, _, _ = _placement(motion, radius, chance, times[:, None, None, None])
-    chosen = torch.tensor([[rng.random() < _ON_THINGS] for _ in range(count)], device=device)
-    return torch.where(chosen, x.flatten(1), math.nan), torch.where(chosen, y.flatten(1), math.nan)
 
 
 def _coverage(distance: Tensor, pixel: Tensor) -> Tensor:

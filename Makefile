@@ -8,7 +8,6 @@ VENV := .venv
 HOST_VENV := .venv-host
 WHEEL_VENV := .venv-wheels
 PLATFORMS_VENV := .venv-platforms
-MODALITIES_VENV := .venv-modalities
 # Of requirements/torch-*.txt, the oldest one that is served first.
 TORCH_VERSIONS := 2.6 2.8 newest
 RUN := $(VENV)/bin/python
@@ -22,13 +21,13 @@ PYTEST = COMFY_SAGE2_TEST_SUITE=$(subst -tests,,$@) $(RUN) -m pytest -q
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment environments modalities-environment host-environment wheel-environment hooks check test style contracts types lint format \
-	new-records quick-tests faults mutations unit-tests modalities-tests comfyui-tests gpu-tests torch-tests demo demo-plan demo-baselines \
+.PHONY: help environment environments host-environment wheel-environment hooks check test style contracts types lint format \
+	new-records quick-tests faults mutations unit-tests comfyui-tests gpu-tests torch-tests demo demo-plan demo-baselines \
 	doctor wheels wheels-verify windows-tests arm-tests clean
 
 help:
 	@echo "make check          before every commit, a minute: style, import contracts and the quick unit tests"
-	@echo "make test           everything: lint; unit, packaging, modalities, ComfyUI and GPU tests"
+	@echo "make test           everything: lint; unit, packaging, ComfyUI and GPU tests"
 	@echo "make faults         a fuzz of every input, and failures put into ComfyUI; results in docs/results/reliability.md"
 	@echo "make mutations      mistakes put into the code one at a time: does a test notice? Hours; in the same page"
 	@echo "make torch-tests    core, compiler and ComfyUI's calls with the oldest torch and two others, as far as pip gets them"
@@ -52,7 +51,7 @@ check: style contracts quick-tests
 # The GPU's tests come first: without a GPU all are skipped, and that should not be the last that is read. A ComfyUI is
 # cloned where there is none, as for the demo; the time for that is not in .ci/run's.
 test: CLONE := --clone
-test: new-records lint gpu-tests unit-tests modalities-tests comfyui-tests
+test: new-records lint gpu-tests unit-tests comfyui-tests
 	@$(RUN) -m tools.test_summary
 
 lint: style contracts types
@@ -85,21 +84,13 @@ quick-tests: environment
 unit-tests: environment
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/packaging
 
-modalities-environment:
-	@$(PYTHON) -m tools.environment --venv $(MODALITIES_VENV) --requirements requirements/modalities.txt
-
-# An environment that cannot be made here is told. The requirements are those of modalities-environment.
-modalities-tests:
-	@$(PYTHON) -m tools.suite modalities --venv $(MODALITIES_VENV) --requirements requirements/modalities.txt \
-	  tests/modalities
-
 # What starts the ComfyUIs that are here, and the packs of COMFY_SAGE2_PACKS in them.
 PACKS = $(if $(COMFY_SAGE2_PACKS),--packs $(COMFY_SAGE2_PACKS))
 host-environment:
 	@folders="$$($(PYTHON) -m tools.comfyui.folders)" && \
 	if [ -n "$$folders" ]; then $(PYTHON) -m tools.comfyui.environment --venv $(HOST_VENV) --comfyui $$folders $(PACKS); fi
 
-environments: environment modalities-environment host-environment
+environments: environment host-environment
 
 # Without a ComfyUI, or without a GPU, every test of the suite is skipped, which the summary says.
 comfyui-tests: environment
@@ -161,4 +152,4 @@ arm-tests:
 	@$(PYTHON) -m tools.platforms.suite arm --venv $(PLATFORMS_VENV)
 
 clean:
-	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(PLATFORMS_VENV) $(MODALITIES_VENV) .venv-torch-* build demo-output
+	rm -rf $(VENV) $(HOST_VENV) $(WHEEL_VENV) $(PLATFORMS_VENV) .venv-torch-* build demo-output

@@ -13,21 +13,16 @@ COMMANDS = {
     "steps": ("lab.measurements.sampling_steps", "measure seconds a sampling step of Wan 2.1 in ComfyUI"),
     "families": ("lab.measurements.families.run", "say what the node serves and saves in each model family"),
     "end-to-end": ("lab.measurements.end_to_end", "measure seconds a step of the paper's models in ComfyUI"),
-    "guard": ("lab.measurements.guard", "measure what the guard and a calibration cost"),
-    "needle": ("lab.evaluation.needle", "look for needles in long contexts with every attention"),
     "exactness": (
         "lab.measurements.exactness",
         "show what rotation, masked keys and the order of sums do to the error",
     ),
     "sparse": ("lab.measurements.sparse", "sample whole videos with sparse attention, by bounds and by shares"),
-    "memory": ("lab.measurements.memory", "measure the memory that one long call takes"),
     "lists": ("lab.measurements.list_times", "measure how much faster calls with block masks are than dense ones"),
     "builds": ("lab.measurements.kernel_builds", "compare whole calls of several builds of the kernels"),
     "host-times": ("lab.measurements.host_times", "measure the CPU time of a call, without a GPU"),
     "mma-family": ("lab.measurements.mma_family", "compare the mma.sync kernels with their peers' on a Hopper GPU"),
     "choices": ("lab.measurements.choices", "compare what the node chooses by its measurement with what is fastest"),
-    "train-demo-model": ("lab.training.demo_model.train", "train the demo model"),
-    "train-modalities": ("lab.training.modalities.train", "train models of text, pictures and sound, and compare"),
 }
 
 

@@ -28,11 +28,6 @@ def usual_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def kernel_names() -> list[str]:
-    """What --kernel may name; `check_kernel` judges it once the device is known."""
-    return [backend.name for backend in registry.kernels()]
-
-
 def check_kernel(name: str | None, option: str, device: torch.device, parser: Parser) -> None:
     """End with one line where the backend that `option` names cannot run on `device`."""
     if name is None:

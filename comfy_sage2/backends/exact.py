@@ -20,6 +20,7 @@ from .base import Backend, BoundCall, BoundTensors, Constraint, Result, empty_ou
 from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_MARGINS, capability_from, option_is
 from .readable import readable
 
+_CUDNN, _FLASH, _EFFICIENT = "cuDNN's attention", "torch's flash attention", "torch's memory-efficient attention"
 _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
 
 # q, k, v padded to what the operator reads, the mask as an additive bias or None, and the call's description -> the
@@ -156,40 +157,60 @@ def _one_kind_of_mask(request: AttentionRequest) -> str | None:
     return None
 
 
-def _no_mask(request: AttentionRequest) -> str | None:
-    return None if request.mask_shape is None else "[SA-206] this attention takes no mask"
+def no_mask(who: str) -> Constraint:
+    """`who`, the attention's name for the user, takes no mask."""
+
+    def check(request: AttentionRequest) -> str | None:
+        return None if request.mask_shape is None else f"[SA-206] {who} takes no mask"
+
+    return Constraint("no mask", check)
 
 
-def _square_if_causal(request: AttentionRequest) -> str | None:
-    if not request.options.is_causal or request.q_length == request.kv_length:
-        return None
-    lengths = f"{request.q_length} and {request.kv_length}"
-    return f"[SA-206] this attention takes is_causal only with as many keys as queries, got {lengths}"
+def square_if_causal(who: str) -> Constraint:
+    """`who` takes is_causal with as many keys as queries alone."""
+
+    def check(request: AttentionRequest) -> str | None:
+        if not request.options.is_causal or request.q_length == request.kv_length:
+            return None
+        lengths = f"{request.q_length} and {request.kv_length}"
+        return f"[SA-206] {who} takes is_causal only with as many keys as queries, got {lengths}"
+
+    return Constraint("causal", check)
 
 
-def _in_16_bits(request: AttentionRequest) -> str | None:
-    if request.dtype in (torch.float16, torch.bfloat16):
-        return None
-    return f"[SA-206] this attention takes float16 or bfloat16, got {request.dtype}"
+def in_16_bits(who: str) -> Constraint:
+    """`who` takes float16 and bfloat16."""
+
+    def check(request: AttentionRequest) -> str | None:
+        if request.dtype in (torch.float16, torch.bfloat16):
+            return None
+        return f"[SA-206] {who} takes float16 or bfloat16, got {request.dtype}"
+
+    return Constraint("dtype", check)
 
 
-def _equal_heads(request: AttentionRequest) -> str | None:
-    if request.q_heads == request.kv_heads:
-        return None
-    return f"[SA-206] this attention takes q and k of equally many heads, got {request.q_heads} and {request.kv_heads}"
+def equal_heads(who: str) -> Constraint:
+    """`who` takes q and k of equally many heads."""
+
+    def check(request: AttentionRequest) -> str | None:
+        if request.q_heads == request.kv_heads:
+            return None
+        return f"[SA-206] {who} takes q and k of equally many heads, got {request.q_heads} and {request.kv_heads}"
+
+    return Constraint("heads", check)
 
 
 def _at_most_128_channels(request: AttentionRequest) -> str | None:
     if request.head_dim <= 128:
         return None
-    return f"[SA-206] this attention takes a head_dim of at most 128, got {request.head_dim}"
+    return f"[SA-206] {_CUDNN} takes a head_dim of at most 128, got {request.head_dim}"
 
 
 def _several_tokens(request: AttentionRequest) -> str | None:
     """cuDNN has no graph for a single query or key."""
     if min(request.q_length, request.kv_length) > 1:
         return None
-    return "[SA-206] cuDNN's attention needs more than one query and key"
+    return f"[SA-206] {_CUDNN} needs more than one query and key"
 
 
 @lru_cache
@@ -203,7 +224,7 @@ def _flash_availability() -> str | None:
 def _cudnn_availability() -> str | None:
     operator = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", None)
     if operator is None or not any(found.name == "attn_bias" for found in operator.default._schema.arguments):
-        return f"[SA-112] cuDNN's attention needs torch 2.5 or newer, got {torch.__version__}"
+        return f"[SA-112] {_CUDNN} needs torch 2.5 or newer, got {torch.__version__}"
     try:
         version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     except RuntimeError as error:
@@ -218,10 +239,6 @@ def _always() -> str | None:
 
 
 _ONE_KIND_OF_MASK = Constraint("mask", _one_kind_of_mask)
-SQUARE_IF_CAUSAL = Constraint("causal", _square_if_causal)
-NO_MASK = Constraint("no mask", _no_mask)
-IN_16_BITS = Constraint("dtype", _in_16_bits)
-EQUAL_HEADS = Constraint("heads", _equal_heads)
 _AMPERE = capability_from(8, 0)
 
 # In the order that suits most GPUs before anything is measured.
@@ -231,20 +248,20 @@ EXACT_ATTENTIONS = (
         _cudnn,
         _cudnn_availability,
         _AMPERE,
-        IN_16_BITS,
+        in_16_bits(_CUDNN),
         Constraint("head_dim", _at_most_128_channels),
         Constraint("tokens", _several_tokens),
-        EQUAL_HEADS,
-        SQUARE_IF_CAUSAL,
+        equal_heads(_CUDNN),
+        square_if_causal(_CUDNN),
     ),
     ExactAttention(
         "torch-flash",
         _flash,
         _flash_availability,
         _AMPERE,
-        IN_16_BITS,
-        NO_MASK,
-        SQUARE_IF_CAUSAL,
+        in_16_bits(_FLASH),
+        no_mask(_FLASH),
+        square_if_causal(_FLASH),
     ),
-    ExactAttention("torch-efficient", _efficient, _always, _AMPERE, EQUAL_HEADS),
+    ExactAttention("torch-efficient", _efficient, _always, _AMPERE, equal_heads(_EFFICIENT)),
 )

@@ -26,11 +26,12 @@ from ..tensors import NO_TENSORS, OptionalTensors, mask_4d
 from ..text import error_text
 from .base import Attend, Backend, BoundCall, Constraint, Result, flag_nonfinite
 from .constraints import DENSE, LENGTH, ON_CUDA, WITHOUT_MARGINS, capability_from, option_is
-from .exact import EQUAL_HEADS, IN_16_BITS, NO_MASK, SQUARE_IF_CAUSAL, closed_rows
+from .exact import closed_rows, equal_heads, in_16_bits, no_mask, square_if_causal
 
 log = logging.getLogger("comfy_sage2")
 
 _OURS = Path(__file__).resolve().parents[1]  # holds a module that is called `sageattention` too
+_KITCHEN, _SAGE = "comfy-kitchen's INT8 attention", "SageAttention"
 _OUR_VERSION = "+comfy.sage2"  # ends the version of that module
 
 Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, AttentionRequest], torch.Tensor]
@@ -67,7 +68,7 @@ class Peer(Backend):
         """load: imports the package; whatever it raises is why it cannot be used."""
         self.name = name
         self.constraints = (
-            ON_CUDA, option_is("mode", *MODES), option_is("return_lse", False), IN_16_BITS, LENGTH, DENSE,
+            ON_CUDA, option_is("mode", *MODES), option_is("return_lse", False), LENGTH, DENSE,
             WITHOUT_MARGINS, *constraints,
         )  # fmt: skip
         self._distribution = distribution
@@ -239,7 +240,7 @@ def _one_mask_for_all(request: AttentionRequest) -> str | None:
 def _head_dim_64_or_128(request: AttentionRequest) -> str | None:
     if request.head_dim in (64, 128):
         return None
-    return f"[SA-206] SageAttention takes head_dim 64 or 128, got {request.head_dim}"
+    return f"[SA-206] {_SAGE} takes head_dim 64 or 128, got {request.head_dim}"
 
 
 PEERS = (
@@ -248,6 +249,7 @@ PEERS = (
         "comfy-kitchen",
         _kitchen,
         capability_from(7, 5),
+        in_16_bits(_KITCHEN),
         option_is("is_causal", False),
         Constraint("mask", _one_mask_for_all),
     ),
@@ -256,10 +258,11 @@ PEERS = (
         "sageattention",
         _sage_attention,
         capability_from(8, 0),
+        in_16_bits(_SAGE),
         Constraint("head_dim", _head_dim_64_or_128),
         Constraint("tokens", _whole_blocks),
-        NO_MASK,
-        EQUAL_HEADS,
-        SQUARE_IF_CAUSAL,
+        no_mask(_SAGE),
+        equal_heads(_SAGE),
+        square_if_causal(_SAGE),
     ),
 )

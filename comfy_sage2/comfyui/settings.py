@@ -17,6 +17,10 @@ AUTO, REFERENCE, AUTO_OR_REFERENCE = BACKENDS = ("auto", "reference", "auto or r
 UNGUARDED, VALUES, FIDELITY = GUARDS = ("off", "values", "values and fidelity")
 WHERE_FASTER, ALWAYS, FASTEST = WHEN = ("where it is faster", "always", "whatever is fastest")
 
+# Inputs as the node shows them, and as prompts name them.
+_FROM, _UNTIL = "'active from' (start_percent)", "'active until' (end_percent)"
+_DENSE_AT_FIRST = "'dense at first' (dense_percent)"
+
 _CHOICES = {
     "mode": MODES,
     "apply_to": TARGETS,
@@ -31,17 +35,17 @@ _CHOICES = {
 
 def reason_against_steps(start_percent: float, end_percent: float) -> str | None:
     """Why the node cannot be active from one share of the steps to the other, or None when it can."""
-    reason = _reason_against_share("start_percent", start_percent) or _reason_against_share("end_percent", end_percent)
+    reason = _reason_against_share(_FROM, start_percent) or _reason_against_share(_UNTIL, end_percent)
     if reason is not None or start_percent <= end_percent:
         return reason
     return (
-        f"[SA-402] start_percent must not be above end_percent, got {start_percent:g} and {end_percent:g}: lower the "
-        "first or raise the second"
+        f"[SA-402] {_FROM} must not be above {_UNTIL}, got {start_percent:g} and {end_percent:g}: lower the first or "
+        "raise the second"
     )
 
 
 def _reason_against_share(name: str, value: float) -> str | None:
-    """Why `value` of the input `name` is no share of the steps, or None when it is."""
+    """Why `value` of the input, `name` for the user, is no share of the steps, or None when it is."""
     if 0.0 <= value <= 1.0:
         return None
     where = "above 1" if value > 1.0 else "below 0" if value < 0.0 else "not a number"
@@ -152,7 +156,7 @@ class Settings:
         for name, allowed in _CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
         reason = reason_against_steps(self.start_percent, self.end_percent) or _reason_against_share(
-            "dense_percent", self.dense_percent
+            _DENSE_AT_FIRST, self.dense_percent
         )
         if reason is not None:
             raise ValueError(reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import paper
@@ -39,25 +39,4 @@ def draw(path: Path, measured: Sequence[Measured], source: str) -> None:
         panel.set_title(one.table.key.replace("_", " "))
         if one is measured[0]:  # it has all the series; one legend serves every panel
             figure.legend(loc="outside lower center", ncols=len(series))
-    figure.savefig(path, dpi=100)
-
-
-def draw_heat_maps(path: Path, found: Mapping[str, Mapping[int, Sequence[float]]]) -> None:
-    """One panel for each attention: the share of right answers by length (left to right) and depth (downwards)."""
-    from matplotlib.figure import Figure  # optional: see above
-
-    columns = min(len(found), 3)
-    rows = -(-len(found) // columns)
-    figure = Figure(figsize=(4 * columns + 1, 2.4 * rows + 0.6), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flat
-    for panel, (name, by_length) in zip(panels, found.items(), strict=False):
-        lengths = list(by_length)
-        shares = [[by_length[length][depth] for length in lengths] for depth in range(len(by_length[lengths[0]]))]
-        picture = panel.imshow(shares, vmin=0.0, vmax=1.0, cmap="cividis", aspect="auto")
-        panel.set_xticks(range(len(lengths)), [f"{length // 1024}k" for length in lengths])
-        panel.set_yticks([0, len(shares) - 1], ["begin", "end"])
-        panel.set_title(name, fontsize=9)
-    for panel in list(figure.axes)[len(found) :]:
-        panel.set_axis_off()
-    figure.colorbar(picture, ax=list(figure.axes), label="right answers")
     figure.savefig(path, dpi=100)

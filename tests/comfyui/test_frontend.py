@@ -210,6 +210,28 @@ def test_the_search_finds_the_node_by_what_the_users_of_another_pack_type(page: 
     assert "SageAttention2" in found[:5], found
 
 
+# Types into the search field of the template browser.
+TYPE = (
+    "(query => {{ const field = [...document.querySelectorAll('input')]"
+    ".find(i => /search/i.test(i.placeholder) && i.offsetParent);"
+    " Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(field, query);"
+    " field.dispatchEvent(new Event('input', {{ bubbles: true }})); return true; }})({query!r})"
+)
+CARDS = "[...document.querySelectorAll('[data-testid^=template-workflow-]')].map(c => c.dataset.testid.slice(18))"
+WAN = [f"Wan2.2 {task} - SageAttention" for task in ("text to video", "image to video")]
+
+
+@pytest.mark.parametrize("query", ["wan 2.2", "wan2.2", "sage wan 2.2"])
+def test_the_template_search_finds_ours_on_its_first_screen(server: ComfyServer, page: Chromium, query: str) -> None:
+    page.evaluate("(app.extensionManager.command.execute('Comfy.BrowseTemplates'), true)")
+    page.wait_for(f"{CARDS}.length > 8", 60)
+    page.evaluate(TYPE.format(query=query))
+    page.wait_for(f"{WAN}.every(title => {CARDS}.slice(0, 8).includes(title))", 60)
+    if PICTURES is not None:
+        (Path(PICTURES) / f"templates {query}.png").write_bytes(page.screenshot())
+    frontend.open_frontend(page, f"http://127.0.0.1:{server.port}/")  # without the browser
+
+
 def test_every_translation_is_in_a_language_of_the_frontend(page: Chromium) -> None:
     languages = {path.name for path in (REPOSITORY / "locales").iterdir()}
     assert languages < set(page.evaluate(LANGUAGES))

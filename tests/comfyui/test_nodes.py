@@ -148,7 +148,10 @@ def test_steps_that_cannot_be_are_refused(server: ComfyServer, first: float, las
         server.run(sampling("wan", chain))
     text = str(refused.value)
     if isinstance(refused.value, RuntimeError):
-        assert "[SA-402] start_percent must not be above end_percent" in text or "[SA-401] start_percent must" in text
+        assert (
+            "[SA-402] 'active from' (start_percent) must not be above 'active until'" in text
+            or "[SA-401] start_percent must" in text
+        )
     else:
         assert text.count('"input_name"') == 1, text
 

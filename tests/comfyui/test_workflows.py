@@ -21,7 +21,7 @@ from .installations import REPOSITORY, Installation
 UI_WORKFLOWS = sorted((REPOSITORY / "workflows").glob("*.json"))
 API_PROMPTS = sorted((REPOSITORY / "workflows" / "api").glob("*.json"))
 SPARSE = ("sparse", "dense_percent")
-WAN_21 = REPOSITORY / "workflows" / "Wan 2.1 text to video - SageAttention2.json"
+WAN_21 = REPOSITORY / "workflows" / "Wan2.1 text to video - SageAttention.json"
 # The node's widgets as earlier versions had them, in their order.
 EARLIER_WIDGETS = (
     "mode", "smooth_v", "start_percent", "end_percent", "apply_to", "backend", "measure_quality", "guard", "rotate",

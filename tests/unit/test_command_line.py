@@ -118,31 +118,6 @@ def test_wrong_arguments_of_the_library(arguments: list[str], words: str, capsys
             "--backend: sm90 cannot run here: [SA-103] the kernels need an NVIDIA GPU",
         ),
         (["steps", "--comfyui", "nowhere"], "--comfyui: expected a folder"),
-        (["needle", "--output", "a", "--device", "toaster"], "--device: torch cannot use 'toaster' here"),
-        (["needle", "--output", "a", "--kernel", "sm42"], "--kernel: invalid choice: 'sm42'"),
-        (
-            ["needle", "--output", "a", "--device", "cpu", "--kernel", "sm90"],
-            "--kernel: sm90 cannot run here: [SA-103]",
-        ),
-        (["guard", "--only", "sora"], "no shape has 'sora' in its name: Flux"),
-        (
-            ["train-modalities", "--output", "a", "--device", "cpu", "--kernel", "sm90"],
-            "--kernel: sm90 cannot run here: [SA-103]",
-        ),
-        (
-            ["train-demo-model", "--output", "a", "--work", "b", "--device", "toaster"],
-            "--device: torch cannot use 'toaster' here",
-        ),
-        (
-            ["train-demo-model", "--output", "a", "--work", "b", "--device", "cpu", "--dit-dim", "100"],
-            "--dit-dim: expected a multiple of 128, got 100",
-        ),
-        (["train-modalities"], "the following arguments are required: --output"),
-        (["train-demo-model", "--output", "a", "--work", "b", "--dit-layers", "0"], "--dit-layers: expected a whole"),
-        (
-            ["train-demo-model", "--output", "a", "--work", "b", "--device", "cpu", "--stop-after", "200"],
-            "--stop-after: expected at least the 220 of --latent-seconds",
-        ),
     ],
 )
 def test_wrong_arguments_of_the_laboratory(
@@ -203,7 +178,7 @@ def test_the_default_folder_is_checked_too(
     assert "a file is in the way" in refused(laboratory.main, [command], capsys)
 
 
-@pytest.mark.parametrize("command", ["guard", "choices"])
+@pytest.mark.parametrize("command", ["choices", "lists"])
 def test_what_only_a_gpu_can_do_says_so_in_one_line(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match=f"^{command} needs a CUDA device, and torch finds none$"):

@@ -29,19 +29,6 @@ def test_torch_is_never_required() -> None:
     assert names == {name.strip(' "') for name in required[1].split(",")}
 
 
-def test_environments_share_their_pins() -> None:
-    def pins(name: str) -> dict[str, str]:
-        lines = text(f"requirements/{name}.txt").splitlines()
-        return dict(line.split("==") for line in lines if line and not line.startswith("#"))
-
-    first, modalities = pins("test"), pins("modalities")
-    shared = first.keys() & modalities.keys()
-    assert {"torch", "numpy", "pytest"} <= shared
-    assert {name: modalities[name] for name in shared} == {name: first[name] for name in shared}
-    # They are why there are two environments: requirements/modalities.txt says more.
-    assert {"timm", "torchvision"} <= modalities.keys() - first.keys()
-
-
 def test_every_node_that_reports_a_text_shows_it() -> None:
     """The frontend shows no text of its own accord: web/js/node_text.js names the nodes for which it does."""
     reporting = set()

@@ -14,12 +14,13 @@ from PIL import Image, ImageChops, ImageStat
 
 from comfy_sage2 import __version__
 from tools.workflows.draw_thumbnails import SIDE, thumbnail
-from tools.workflows.graph import CORE, FOLDERS, MADE_WITH, PACK
+from tools.workflows.graph import CORE, FOLDERS, MADE_WITH, PACK, READABLE
 from tools.workflows.shipped import WORKFLOWS, Workflow
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 MOST_BYTES = 60_000
-TWO_STAGES = 30  # nodes, as those of LTX have
+TWO_MODELS = "Wan2.2"  # with a SageAttention2, a sampler and a report each
+TITLE = 30  # pixels, of a node
 # What the template browser shows of a thumbnail; fewer of 255 levels apart are the same to the eye.
 SHOWN, APART = (130, 130), 4.0
 
@@ -42,7 +43,7 @@ def test_the_folder_holds_these_workflows_and_no_others() -> None:
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
 def test_titles_are_read_and_found(workflow: Workflow) -> None:
     """A title is the name of a file, on every system; the template browser cuts it off after about 35 letters."""
-    assert re.fullmatch(r"[A-Z][\w.,-]*( [\w.,-]+)+ - SageAttention2", workflow.title, re.ASCII), workflow.title
+    assert re.fullmatch(r"[A-Z][\w.,-]*( [\w.,-]+)+ - SageAttention", workflow.title, re.ASCII), workflow.title
     assert len(f"{workflow.family} {workflow.task}") <= 36, workflow.title
 
 
@@ -64,7 +65,7 @@ def test_notes_can_be_read_in_both_designs(workflow: Workflow) -> None:
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
 def test_nodes_do_not_overlap_and_open_at_a_size_that_is_read(workflow: Workflow) -> None:
-    """The frontend fits the nodes into three quarters of the window; its classic design has no text much below 0.6."""
+    """The frontend fits the nodes with their titles into three quarters of the window."""
     document = json.loads((FOLDER / f"{workflow.title}.json").read_text(encoding="utf-8"))
     boxes = [
         (*node["pos"], node["pos"][0] + node["size"][0], node["pos"][1] + node["size"][1]) for node in document["nodes"]
@@ -73,8 +74,8 @@ def test_nodes_do_not_overlap_and_open_at_a_size_that_is_read(workflow: Workflow
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
     width = max(box[2] for box in boxes) - min(box[0] for box in boxes)
     height = max(box[3] for box in boxes) - min(box[1] for box in boxes)
-    zoom = 0.75 * min(1920 / width, 937 / height)
-    assert zoom >= (0.5 if len(boxes) > TWO_STAGES else 0.58), zoom
+    zoom = 0.75 * min(1920 / width, 937 / (height + TITLE))
+    assert zoom >= (0.65 if workflow.family == TWO_MODELS else READABLE), zoom
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)

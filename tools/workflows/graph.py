@@ -11,12 +11,15 @@ from comfy_sage2 import __version__
 
 MADE_WITH = "0.33.0"  # the ComfyUI whose node definitions the shipped files were made from
 PACK, CORE = "comfy-sage2", "comfy-core"  # as the registry names them: it finds the pack of a missing node by this
-COLUMN_WIDTH = 390
-NODE_WIDTH = 350
+NODE_WIDTH = 350  # pixels
+# Widths of nodes, and how far they may move to the left: the first pair with which a window shows a graph readably.
+LAYOUTS = ((NODE_WIDTH, 0), (300, 0), (300, 1))
 GAP = 40
-TITLE_HEIGHT, SOCKET_HEIGHT, WIDGET_HEIGHT, TEXT_HEIGHT, PICTURE_HEIGHT = 34, 22, 26, 110, 240
-NOTE_LINE, NOTE_EDGE, NOTE_LETTERS = 17, 30, 52  # pixels; letters that fit into a line
+EDGES, SOCKET_HEIGHT, WIDGET_HEIGHT, TEXT_HEIGHT, PICTURE_HEIGHT = 20, 22, 26, 110, 260  # pixels
+FOOTER = 20  # pixels: Nodes 2.0 says below a node that its file is missing, or that it is in beta
+NOTE_LINE, NOTE_EDGE, LETTER = 17, 64, 6.7  # pixels
 WINDOW, STEP = (1440, 680), 10  # pixels: where the frontend fits a graph in on a screen of 1920 x 1080; heights tried
+READABLE = 0.7  # the zoom below which texts are hard to read
 AUTOGROW = "COMFY_AUTOGROW_V3"
 WIDGET_TYPES = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3"}
 # The folder in ComfyUI's `models` of the file that a loader's input names.
@@ -64,6 +67,7 @@ class Node:
     values: dict[str, Any]
     title: str | None = None
     models: list[dict[str, str]] = field(default_factory=list)
+    collapsed: bool = False
 
     def __getitem__(self, slot: int) -> Output:
         return Output(self.id, slot)
@@ -169,7 +173,7 @@ class Graph:
     def _entry(self, node: Node, links: list[list[Any]], outgoing: dict[Output, list[int]]) -> dict[str, Any]:
         inputs: list[dict[str, Any]] = []
         widgets: list[Any] = []
-        height = TITLE_HEIGHT
+        height = EDGES + (FOOTER if node.models or node.definition.get("experimental") else 0)
         sockets = 0
         for name, spec in node.inputs().items():
             kind = "COMBO" if isinstance(spec[0], list) else spec[0]
@@ -207,9 +211,9 @@ class Graph:
         entry = {
             "id": node.id,
             "type": node.type,
-            "pos": [node.column * COLUMN_WIDTH, 0],
-            "size": [NODE_WIDTH, height],
-            "flags": {},
+            "pos": [node.column, 0],
+            "size": [NODE_WIDTH, 0 if node.collapsed else height],
+            "flags": {"collapsed": True} if node.collapsed else {},
             "order": 0,
             "mode": 0,
             "inputs": inputs,
@@ -237,8 +241,8 @@ def _note_entry(number: int, note: tuple[int, str, str]) -> dict[str, Any]:
     return {
         "id": number,
         "type": "MarkdownNote",
-        "pos": [column * COLUMN_WIDTH, 0],
-        "size": [NODE_WIDTH, _note_height(text)],
+        "pos": [column, 0],
+        "size": [NODE_WIDTH, 0],
         "flags": {},
         "order": 0,
         "mode": 0,
@@ -250,11 +254,17 @@ def _note_entry(number: int, note: tuple[int, str, str]) -> dict[str, Any]:
     }
 
 
-def _note_height(text: str) -> int:
+def _note_height(text: str, width: int) -> int:
     """That of a note whose Markdown is shown in full."""
     shown = re.sub(r"\[([^]]*)\]\([^)]*\)|\*\*", r"\1", text)
-    lines = sum(max(math.ceil(len(line) / NOTE_LETTERS), 1) for line in shown.splitlines())
-    return TITLE_HEIGHT + NOTE_EDGE + NOTE_LINE * lines
+    lines = sum(max(math.ceil(len(line) / (width // LETTER)), 1) for line in shown.splitlines())
+    return NOTE_EDGE + NOTE_LINE * lines
+
+
+def collapse(*nodes: Node) -> None:
+    """Show no more of these nodes than their titles: they have nothing that people set."""
+    for node in nodes:
+        node.collapsed = True
 
 
 def _lay_out(entries: list[dict[str, Any]]) -> None:
@@ -263,30 +273,65 @@ def _lay_out(entries: list[dict[str, Any]]) -> None:
     Wires then mostly lead to the right, or down.
     """
     ordered = sorted(entries, key=lambda entry: entry["pos"][0])
-    heights: list[int] = [entry["size"][1] + GAP for entry in ordered]
-    choices = (_columns(heights, limit) for limit in range(max(heights), sum(heights) + STEP, STEP))
-
-    def share_of_window(columns: list[list[int]]) -> float:
-        """The larger of the shares of a window's width and height that the nodes take at full size."""
-        tallest = max(sum(heights[place] for place in column) for column in columns)
-        return max(len(columns) * COLUMN_WIDTH / WINDOW[0], tallest / WINDOW[1])
-
-    chosen = min(choices, key=share_of_window)
+    groups = [entry["pos"][0] for entry in ordered]
+    found = []
+    for width, ahead in LAYOUTS:
+        share, chosen = _best_columns(_heights(ordered, width), groups, width, ahead)
+        found.append((share, width, chosen))
+        if share <= 1 / READABLE:
+            break
+    _, width, chosen = min(found)
+    heights = _heights(ordered, width)
     for number, column in enumerate(chosen):
         top = 0
         for place in column:
-            ordered[place]["pos"] = [number * COLUMN_WIDTH, top]
+            entry = ordered[place]
+            entry["pos"] = [number * (width + GAP), top]
+            entry["size"] = [width, heights[place] - GAP]
             top += heights[place]
 
 
-def _columns(heights: list[int], limit: int) -> list[list[int]]:
-    """Places of nodes of these heights, in columns of at most `limit`."""
+def _heights(entries: list[dict[str, Any]], width: int) -> list[int]:
+    """What nodes of a width take of a column, with the gap below each, which holds the next one's title."""
+    return [
+        GAP + (_note_height(entry["widgets_values"][0], width) if _is_note(entry) else int(entry["size"][1]))
+        for entry in entries
+    ]
+
+
+def _is_note(entry: dict[str, Any]) -> bool:
+    return bool(entry["type"] == "MarkdownNote")
+
+
+def _best_columns(heights: list[int], groups: list[int], width: int, ahead: int) -> tuple[float, list[list[int]]]:
+    """The larger of the shares of a window's width and height that the nodes take at full size, and the columns."""
+
+    def share_of_window(columns: list[list[int]]) -> float:
+        tallest = max(sum(heights[place] for place in column) for column in columns)
+        return max(len(columns) * (width + GAP) / WINDOW[0], tallest / WINDOW[1])
+
+    choices = (_columns(heights, groups, ahead, limit) for limit in range(max(heights), sum(heights) + STEP, STEP))
+    chosen = min(choices, key=share_of_window)
+    return share_of_window(chosen), chosen
+
+
+def _columns(heights: list[int], groups: list[int], ahead: int, limit: int) -> list[list[int]]:
+    """Places of nodes of these heights, in columns of at most `limit`.
+
+    groups: the columns that they are meant for. Where a node no longer fits, others of its group stand before it, and
+        of as many groups behind it as `ahead` says.
+    """
+    left = list(range(len(heights)))
     columns: list[list[int]] = [[]]
-    left = limit
-    for place, height in enumerate(heights):
-        if height > left:
+    room = limit
+    while left:
+        fitting = (place for place in left if groups[place] <= groups[left[0]] + ahead and heights[place] <= room)
+        place = next(fitting, None)
+        if place is None:
             columns.append([])
-            left = limit
+            room = limit
+            continue
         columns[-1].append(place)
-        left -= height
+        left.remove(place)
+        room -= heights[place]
     return columns

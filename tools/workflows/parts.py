@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .graph import Graph, Node, Output
+from .graph import Graph, Node, Output, collapse
 
 HUB = "https://huggingface.co"
 WAN21 = f"{HUB}/Comfy-Org/Wan_2.1_ComfyUI_repackaged/resolve/main/split_files"
@@ -90,6 +90,8 @@ def save_video(
 ) -> Node:
     """Decode, join and save. tiled: decode in parts, which long videos need."""
     frames = g.node("VAEDecodeTiled" if tiled else "VAEDecode", column, samples=samples, vae=vae)
+    if tiled:
+        collapse(frames)
     sound: dict[str, Any] = {} if audio is None else {"audio": audio}
     video = g.node("CreateVideo", column, images=frames[0], fps=fps, **sound)
     return g.node("SaveVideo", column, video=video[0], filename_prefix=f"sageattention2/{name}")
@@ -137,6 +139,12 @@ def guided_sampler_node(
         "SamplerCustomAdvanced", column, title,
         noise=noise[0], guider=guider[0], sampler=chosen[0], sigmas=sigmas[0], latent_image=latent,
     )  # fmt: skip
+
+
+def another_sampler_node(g: Graph, column: int, first: Node, sigmas: Node, latent: Output, title: str) -> Node:
+    """One with the noise, guider and solver of `first`."""
+    shared = {name: first.values[name] for name in ("noise", "guider", "sampler")}
+    return g.node("SamplerCustomAdvanced", column, title, **shared, sigmas=sigmas[0], latent_image=latent)
 
 
 WAN21_FILES = Files(f"{WAN21}/diffusion_models/wan2.1_t2v_1.3B_fp16.safetensors", (UMT5,), "wan", WAN_VAE)

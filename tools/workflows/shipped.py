@@ -34,9 +34,10 @@ class Workflow:
         """The name of the template's files, without ending.
 
         ComfyUI's template browser shows and searches nothing else of a pack's templates. It cuts long titles off, so
-        the model comes first.
+        the model comes first. A title of few words ranks higher, and a digit behind a name counts as a word: so it is
+        "SageAttention", and "Wan2.2", which is found as "wan 2.2" too.
         """
-        return f"{self.family} {self.task} - SageAttention2"
+        return f"{self.family} {self.task} - SageAttention"
 
     def graph(self, object_info: dict[str, Any]) -> Graph:
         """The graph from a server's answer to GET /object_info."""
@@ -62,8 +63,8 @@ WORKFLOWS = (
     _workflow("LTX-2.5", _I2V, videos.ltx25_image_to_video),
     _workflow("LTX-2.3", _T2V, videos.ltx23_text_to_video),
     _workflow("LTX-2.3", _I2V, videos.ltx23_image_to_video),
-    _workflow("Wan 2.2", _T2V, videos.wan22_text_to_video),
-    _workflow("Wan 2.2", _I2V, videos.wan22_image_to_video),
+    _workflow("Wan2.2", _T2V, videos.wan22_text_to_video),
+    _workflow("Wan2.2", _I2V, videos.wan22_image_to_video),
     _workflow("Wan Animate 2", "motion transfer", videos.wan_animate2),
     _workflow("HunyuanVideo 1.5", _T2V, videos.hunyuanvideo15_text_to_video),
     _workflow("Z-Image Turbo", _T2I, images.z_image_turbo_text_to_image),
@@ -75,10 +76,10 @@ WORKFLOWS = (
     _workflow("Flux.2", _T2I, images.flux2_text_to_image),
     _workflow("Flux.2 Klein", _T2I, images.flux2_klein_text_to_image),
     _workflow("FLUX.3 Image", _T2I, images.flux3_text_to_image, needs=(0, 41)),
-    _workflow("Calibrate", "Wan 2.1, then sample", showcases.calibrate_then_render),
-    _workflow("Compare", "Wan 2.1 with full precision", showcases.compare_with_full_precision),
+    _workflow("Calibrate", "Wan2.1, then sample", showcases.calibrate_then_render),
+    _workflow("Compare", "Wan2.1 with full precision", showcases.compare_with_full_precision),
     _workflow("Demo model", "video without a GPU", showcases.demo_model),
-    _workflow("Wan 2.1", _T2V, paper.wan21_text_to_video, _PAPER),
+    _workflow("Wan2.1", _T2V, paper.wan21_text_to_video, _PAPER),
     _workflow("LTX-Video", _T2V, paper.ltx_video_text_to_video, _PAPER),
     _workflow("Mochi", _T2V, paper.mochi_text_to_video, _PAPER),
     _workflow("CogVideoX", "object removal", paper.cogvideox_object_removal, _PAPER),

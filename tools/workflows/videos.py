@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .graph import Graph, Node, Output
+from .graph import Graph, Node, Output, collapse
 from .parts import (
     BAD_VIDEO,
     FOX,
@@ -15,6 +15,7 @@ from .parts import (
     WAN22,
     WAN_VAE,
     Files,
+    another_sampler_node,
     guided_sampler_node,
     report_node,
     sage_node,
@@ -116,13 +117,13 @@ def _ltx2(
     models: tuple[Output, Output, Output, Output],
     upscaler: str,
     solver: str,
-    guide: Callable[[int, Output, Output, Output], Node],
+    guide: Callable[[Output, Output, Output], Node],
     *notes: str,
     pictured: bool = False,
 ) -> None:
-    """A small video with sound, then the same enlarged.
+    """A small video with sound, then the same enlarged, by the same guider.
 
-    models: diffusion model, text encoder, both VAEs. guide: adds a guider to a column. pictured: begins with a picture.
+    models: diffusion model, text encoder, both VAEs. guide: adds a guider to column 3. pictured: begins with a picture.
     """
     picture = _first_frame(g) if pictured else None
     model, clip, vae, audio_vae = models
@@ -134,28 +135,28 @@ def _ltx2(
     begun = empty if picture is None else _begun_with(g, 1, vae, picture, empty[0], 0.7)
     start = g.node("LTXVConcatAVLatent", 1, video_latent=begun[0], audio_latent=silence[0])
     sage = sage_node(g, 2, model)
-    guider = guide(3, sage[0], rate[0], rate[1])
+    guider = guide(sage[0], rate[0], rate[1])
     sigmas = g.node("ManualSigmas", 3, sigmas=LTX_SIGMAS)
     small = guided_sampler_node(g, 3, guider, solver, sigmas, start[0], "Small video")
     parts = g.node("LTXVSeparateAVLatent", 4, av_latent=small[0])
     large = g.node("LTXVLatentUpsampler", 4, samples=parts[0], upscale_model=enlarge[0], vae=vae)
-    large = large if picture is None else _begun_with(g, 4, vae, picture, large[0], 1.0)
-    joined = g.node("LTXVConcatAVLatent", 4, video_latent=large[0], audio_latent=parts[1])
-    second = sage_node(g, 4, model)
-    guider = guide(4, second[0], rate[0], rate[1])
+    begun = large if picture is None else _begun_with(g, 4, vae, picture, large[0], 1.0)
+    joined = g.node("LTXVConcatAVLatent", 4, video_latent=begun[0], audio_latent=parts[1])
     sigmas = g.node("ManualSigmas", 4, sigmas=LTX_LAST_SIGMAS)
-    sampler = guided_sampler_node(g, 4, guider, solver, sigmas, joined[0], "Enlarged video")
-    report_node(g, 5, sage[0], small[0], "Report: small video")
-    report_node(g, 5, second[0], sampler[0], "Report: enlarged video")
+    sampler = another_sampler_node(g, 4, small, sigmas, joined[0], "Enlarged video")
+    report_node(g, 5, sage[0], sampler[0], "Report: enlarged video")
     done = g.node("LTXVSeparateAVLatent", 6, av_latent=sampler[0])
     sound = g.node("LTXVAudioVAEDecode", 6, samples=done[1], audio_vae=audio_vae)
     save_video(g, 6, done[0], vae, LTX_RATE, name, audio=sound[0], tiled=True)
-    weights_note(g, 2, "Both samplings have a *SageAttention2* node and a report of their own.", *notes)
+    collapse(start, parts, large, joined, done, sound)
+    weights_note(g, 2, "One *SageAttention2* node is in both samplings. The report is of the second.", *notes)
 
 
 def _first_frame(g: Graph) -> Output:
     image = g.node("LoadImage", 0, "First frame", image="example.png")
-    return g.node("LTXVPreprocess", 0, image=image[0], img_compression=18)[0]
+    compressed = g.node("LTXVPreprocess", 0, image=image[0], img_compression=18)
+    collapse(compressed)
+    return compressed[0]
 
 
 def _begun_with(g: Graph, column: int, vae: Output, picture: Output, latent: Output, strength: float) -> Node:
@@ -180,9 +181,9 @@ def _ltx25(g: Graph, name: str, *, pictured: bool) -> None:
     ).load(g)  # fmt: skip
     audio_vae = g.loader("VAELoader", 0, {"vae_name": f"{LTX25}/vae/ltx-2.5-audio-vae-bf16.safetensors"})
 
-    def guide(column: int, model: Output, positive: Output, negative: Output) -> Node:
+    def guide(model: Output, positive: Output, negative: Output) -> Node:
         return g.node(
-            "LTXVDualCFGGuider", column, model=model, positive=positive, negative=negative, video_cfg=1.0, audio_cfg=1.0
+            "LTXVDualCFGGuider", 3, model=model, positive=positive, negative=negative, video_cfg=1.0, audio_cfg=1.0
         )
 
     _ltx2(
@@ -220,8 +221,8 @@ def _ltx23(g: Graph, name: str, *, pictured: bool) -> None:
     )  # fmt: skip
     audio_vae = g.loader("LTXVAudioVAELoader", 0, {"ckpt_name": LTX23})
 
-    def guide(column: int, model: Output, positive: Output, negative: Output) -> Node:
-        return g.node("CFGGuider", column, model=model, positive=positive, negative=negative, cfg=1.0)
+    def guide(model: Output, positive: Output, negative: Output) -> Node:
+        return g.node("CFGGuider", 3, model=model, positive=positive, negative=negative, cfg=1.0)
 
     _ltx2(
         g, name, (fast[0], clip[0], checkpoint[2], audio_vae[0]),

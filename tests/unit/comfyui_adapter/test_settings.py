@@ -50,15 +50,18 @@ def test_an_unknown_level_of_skip_is_an_error(value: Any) -> None:
     assert len(str(refused.value)) < 250 and str(refused.value).isprintable()
 
 
+FROM, UNTIL = "'active from' (start_percent)", "'active until' (end_percent)"
+
+
 @pytest.mark.parametrize(
     ("start", "end", "reason"),
     [
-        (0.6, 0.4, "start_percent must not be above end_percent, got 0.6 and 0.4: lower the first or raise the second"),
-        (-0.1, 0.5, "start_percent must be from 0 to 1, and -0.1 is below 0"),
-        (1.7, 1.0, "start_percent must be from 0 to 1, and 1.7 is above 1"),
-        (0.5, 1.1, "end_percent must be from 0 to 1, and 1.1 is above 1"),
-        (float("nan"), 1.0, "start_percent must be from 0 to 1, and nan is not a number"),
-        (0.0, float("nan"), "end_percent must be from 0 to 1, and nan is not a number"),
+        (0.6, 0.4, f"{FROM} must not be above {UNTIL}, got 0.6 and 0.4: lower the first or raise the second"),
+        (-0.1, 0.5, f"{FROM} must be from 0 to 1, and -0.1 is below 0"),
+        (1.7, 1.0, f"{FROM} must be from 0 to 1, and 1.7 is above 1"),
+        (0.5, 1.1, f"{UNTIL} must be from 0 to 1, and 1.1 is above 1"),
+        (float("nan"), 1.0, f"{FROM} must be from 0 to 1, and nan is not a number"),
+        (0.0, float("nan"), f"{UNTIL} must be from 0 to 1, and nan is not a number"),
     ],
 )
 def test_steps_that_cannot_be(start: float, end: float, reason: str) -> None:

@@ -199,7 +199,7 @@ def test_sparse_goes_before_skip_and_the_node_before_the_policy() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_a_share_of_dense_steps_out_of_range_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match=r"\[SA-402\] dense_percent must be from 0 to 1, and"):
+    with pytest.raises(ValueError, match=r"\[SA-402\] 'dense at first' \(dense_percent\) must be from 0 to 1, and"):
         Settings(dense_percent=value)
 
 

@@ -62,7 +62,7 @@ def test_an_ordinary_call_is_refused_by_none() -> None:
     [
         ({"device_type": "cpu", "capability": None}, NAMES, "the kernels need an NVIDIA GPU"),
         ({"capability": (7, 5)}, NAMES, "compute capability 8.0 or higher is needed here, got 7.5"),
-        ({"dtype": torch.float32}, NAMES[:2], "takes float16 or bfloat16, got torch.float32"),
+        ({"dtype": torch.float32}, NAMES[:2], "attention takes float16 or bfloat16, got torch.float32"),
         ({"head_dim": 160}, NAMES[:1], "takes a head_dim of at most 128, got 160"),
         ({"lengths": (1, 64)}, NAMES[:1], "more than one query and key"),
         ({"lengths": (64, 80), "is_causal": True}, NAMES[:2], "as many keys as queries, got 64 and 80"),
@@ -77,6 +77,15 @@ def test_what_is_refused(changes: dict[str, Any], names: tuple[str, ...], words:
     found = refusing(on_gpu(**changes))
     assert tuple(found) == names
     assert all(words in reason for reason in found.values())
+
+
+def test_a_reason_names_the_attention() -> None:
+    found = refusing(on_gpu(kv_heads=2))
+    heads = "takes q and k of equally many heads, got 4 and 2"
+    assert found == {
+        "torch-cudnn": f"[SA-206] cuDNN's attention {heads}",
+        "torch-efficient": f"[SA-206] torch's memory-efficient attention {heads}",
+    }
 
 
 @pytest.mark.parametrize("mode", MODES)

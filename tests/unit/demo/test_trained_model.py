@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import drawn_clips as clips
 import pytest
 import torch
 
@@ -17,7 +18,6 @@ from lab.demo.wan_dit import WanDiT
 from lab.demo.wan_statistics import normalised
 from lab.demo.wan_vae import WanVAE
 from lab.evaluation.caption_classifier import CLASSIFIER_FILE, FRAMES, SIDE, CaptionClassifier, word_accuracy
-from lab.training.demo_model import clips
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,8 @@ def drawn(scene: Scene, frames: int = 9, side: int = 128) -> torch.Tensor:
     batch = clips.SceneBatch.of([scene], torch.Generator().manual_seed(0), "cpu")
     times = torch.arange(frames)[None] / (clips.FRAMES - 1)
     places = ((torch.arange(side) + 0.5) * (2 / side) - 1)[None]
-    return clips.draw(batch, times, places, places)
+    video: torch.Tensor = clips.draw(batch, times, places, places)
+    return video
 
 
 @pytest.fixture(scope="module")

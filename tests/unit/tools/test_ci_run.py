@@ -77,4 +77,4 @@ def test_every_suite_is_asked_for_and_the_skipped_one_first() -> None:
     assert set(goals) == {"lint", *suites}
     assert goals[:2] == ["lint", "gpu-tests"]
     fetching = [goals.index(f"{name}-tests") for name in ("windows", "arm", "torch")]
-    assert max(fetching) < min(goals.index(f"{name}-tests") for name in ("unit", "modalities", "comfyui"))
+    assert max(fetching) < min(goals.index(f"{name}-tests") for name in ("unit", "comfyui"))

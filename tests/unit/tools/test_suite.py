@@ -12,7 +12,6 @@ import pytest
 from tools import suite, test_summary
 from tools.comfyui import clone, folders
 from tools.comfyui import suite as comfyui_suite
-from tools.environment import Environment
 from tools.fetching import Unavailable
 
 
@@ -37,18 +36,6 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def offline(*args: object, **options: object) -> None:
     raise Unavailable("no network")
-
-
-@pytest.mark.parametrize("is_offline", [False, True])
-def test_only_a_failing_test_fails(
-    is_offline: bool, ran: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Environment, "make", offline if is_offline else lambda *args, **options: None)
-    command = ["suite", "modalities", "--venv", "venv", "--requirements", str(suite.ROOT / "requirements" / "test.txt")]
-    monkeypatch.setattr(sys, "argv", [*command, "tests/modalities"])
-    assert suite.main() == (0 if is_offline else 1)
-    assert ran == ([] if is_offline else ["modalities"])
-    assert ("*** NOT TESTED: MODALITIES: no network ***" in capsys.readouterr().out) == is_offline
 
 
 def test_comfyuis_environment_that_cannot_be_made(

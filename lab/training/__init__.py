@@ -1,1 +1,0 @@
-"""Trainings of the small models that the demo and the evaluation use."""

@@ -1,1 +1,0 @@
-"""Trains the demo model: VAE, diffusion model, and the classifier that judges its captions."""

@@ -14,7 +14,7 @@ from datetime import date
 
 import torch
 
-from comfy_sage2 import machine
+from comfy_sage2 import machine, registry
 from comfy_sage2.attention import attention
 from comfy_sage2.command_line import Parser, output_folder
 from comfy_sage2.metrics import Agreement
@@ -25,7 +25,7 @@ from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
-from ..arguments import check_kernel, kernel_names, usable_device, usual_device
+from ..arguments import check_kernel, usable_device, usual_device
 from ..evaluation.kinds import KINDS, Shape, Tensors, inputs
 
 SEEDS = (0, 1)
@@ -241,7 +241,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--device", type=usable_device, default=usual_device(), help="cuda where there is one, else cpu"
     )
-    parser.add_argument("--backend", choices=["reference", *kernel_names()], default="reference")
+    parser.add_argument(
+        "--backend", choices=["reference", *(kernels.name for kernels in registry.kernels())], default="reference"
+    )
     parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write exactness.md there")
     options = parser.parse_args(arguments)
     device: torch.device = options.device

@@ -83,7 +83,8 @@ constexpr Keyword field(const char* name, bool required) {
           [](CallSignature& call, PyObject* value) { return read((call.*View).*Field, value); }};
 }
 
-// Absent, the mask, the block mask, the LSE and the block margins are not a part of the call, and pv is 0.
+// Absent, the mask, the block mask, the LSE, the block margins and the choice of heads are not a part of the call, and
+// pv is 0.
 constexpr bool kRequired = true, kOptional = false;
 #define TENSOR_KEYWORDS(view)                                                             \
   field<&CallSignature::view, &TensorStrides::batch>(#view "_batch_stride", kRequired),   \
@@ -117,6 +118,7 @@ constexpr Keyword kKeywords[] = {
     field<&CallSignature::block_mask, &BlockMaskLayout::key_blocks>("block_mask_key_blocks", kOptional),
     field<&CallSignature::block_mask, &BlockMaskLayout::batch_stride>("block_mask_batch_stride", kOptional),
     field<&CallSignature::block_mask, &BlockMaskLayout::head_stride>("block_mask_head_stride", kOptional),
+    field<&CallSignature::rotate_by_head>("rotate_by_head", kOptional),
     field<&CallSignature::has_lse>("has_lse", kOptional),
     field<&CallSignature::has_block_margins>("has_block_margins", kOptional),
 };

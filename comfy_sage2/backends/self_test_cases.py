@@ -77,7 +77,7 @@ CASES = (
     ),
     Case(
         "head_dim 72, float32, rotated", 2, 2, 130, 190, 72, torch.float32,
-        AttentionOptions(scale=0.15, rotate=True),
+        AttentionOptions(scale=0.15, rotate="on"),
     ),
     Case(
         "head_dim 64, block masks with invalid entries", 2, 1, 150, 440, 64, torch.float16, _WITH_LSE,
@@ -94,6 +94,14 @@ CASES = (
     Case("head_dim 64, few keys", 2, 1, 150, 250, 64, torch.bfloat16, AttentionOptions()),
     Case("head_dim 128, few keys", 2, 1, 140, 300, 128, torch.float16, AttentionOptions(layout="BNHD")),
     Case("head_dim 64, key mask", 2, 1, 140, 570, 64, torch.float16, _WITH_LSE, mask="keys"),
+    Case(
+        "head_dim 128, few keys, rotated by head", 2, 1, 140, 300, 128, torch.bfloat16,
+        AttentionOptions(rotate="auto"),
+    ),
+    Case(
+        "head_dim 64, key mask, rotated by head", 2, 1, 140, 1090, 64, torch.float16,
+        AttentionOptions(return_lse=True, rotate="auto"), mask="keys",
+    ),
     Case("infinite value", 1, 1, 64, 64, 64, torch.float16, AttentionOptions(), broken=True),
 )  # fmt: skip
 
@@ -279,7 +287,8 @@ class Result:
 def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Result:
     """Run every case in each of `variants` on `device` and compare; waits for the device once.
 
-    Cases with block masks are left out where the module takes none, and those with block margins where it records none.
+    Cases with block masks are left out where the module takes none, those with block margins where it records none, and
+    those rotated by head where it cannot choose heads.
 
     Raises what the module raises: ValueError for a call that it refuses, RuntimeError for a failure of the driver.
     """
@@ -289,6 +298,8 @@ def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -
             found = [one for one in found if one.block_mask is None]
         if not abi.has_block_margins(module):
             found = [one for one in found if one.block_margins is None]
+        if not abi.rotates_by_head(module):
+            found = [one for one in found if one.case.options.rotate != "auto"]
         calls, size = _layout_of_results(found, variants, device)
         on_device = buffer.to(device)
         results = torch.full((size,), _UNTOUCHED, dtype=torch.uint8, device=device)

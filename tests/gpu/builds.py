@@ -48,6 +48,9 @@ EXACT_BOUND = {"8b": 0.06, "4b": 0.25, "precise": 0.03}
 REFERENCE_BOUND = 2e-3
 # One P that rounds to the other E4M3 number shows in few rows of output.
 REFERENCE_BOUND_OF_FEW_ROWS, FEW_ROWS = 8e-3, 128
+# Of self-attention with a padding mask on Hopper, whose kernels begin with the last key that is shown and not with the
+# last one: the first two steps of 9 round P by other maxima, 0.0038 in the reference where it takes that order.
+REFERENCE_BOUND_OF_PADDING = 8e-3
 # P and the output in bf16.
 REFERENCE_BOUND_OF_BF16 = 5e-3
 # Of one row and of one channel, which a sum over the whole tensor hides: values of another one differ by 1.4. The
@@ -223,8 +226,7 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: i
     options = ReferenceOptions.of(call, groups=groups_of(name, call.mode), dtype=q.dtype)
     if call.mode == "precise" and name != "sm90":
         options = replace(options, p_maximum=448.0)
-    # P of 16 bits is added before it is rounded.
-    options = replace(options, diagonal_early=True, sum_quantized_p=call.pv != "fp16")
+    options = replace(options, diagonal_early=True)
     if name == "sm90":
         options = replace(options, keys_per_step=_hopper_tile(q.shape[3], kv_length, plain), last_keys_first=True)
     elif call.pv_accumulator == "fp32" and torch.cuda.get_device_capability() == (9, 0):
@@ -295,7 +297,7 @@ def check(
     mode: str,
     *,
     smooth_v: bool = False,
-    rotate: bool = False,
+    rotate: str | bool = False,
     **call: Any,
 ) -> None:
     """Output and LSE of a call (`scale`, `is_causal`, `attn_mask`, `block_mask`) against float64 and the reference."""
@@ -309,6 +311,9 @@ def check(
     bound = REFERENCE_BOUND if q.shape[2] >= FEW_ROWS else REFERENCE_BOUND_OF_FEW_ROWS
     if mode == "precise" and q.dtype == torch.bfloat16:
         bound = max(bound, REFERENCE_BOUND_OF_BF16)
+    mask = call.get("attn_mask")
+    if name == "sm90" and mask is not None and mask.shape[2] == 1 and q.shape[2] == k.shape[2]:
+        bound = max(bound, REFERENCE_BOUND_OF_PADDING)
     assert disagreement <= bound, f"{disagreement} from the reference: {mode}, {q.shape}, {k.shape}, {q.dtype}, {call}"
     if q.shape[2] >= LEAST_ROWS and q.shape[3] >= LEAST_CHANNELS:
         for kind, axis, most in (("row", 3, WORST_ROW), ("channel", 2, WORST_CHANNEL)):

@@ -40,6 +40,11 @@ def test_the_lists_of_a_module_are_tuples(without_driver: Binding) -> None:
     assert output == f"{SM99.modes} {SM99.pv_accumulators} {SM99.capabilities}"
 
 
+def test_a_module_says_that_heads_are_rotated_each_by_itself(without_driver: Binding) -> None:
+    """A library that finds no such attribute does not give the field `rotate_by_head`."""
+    assert without_driver.run("print(kernels.rotates_by_head)") == "True"
+
+
 @pytest.mark.skipif(Path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists(), reason="this machine has a driver")
 def test_without_a_driver_the_first_run_says_so_and_a_plan_is_made(without_driver: Binding) -> None:
     output = without_driver.run("""
@@ -53,10 +58,11 @@ attempt(plan.run, **ADDRESSES)
 
 
 OPTIONAL = (
-    "pv", "mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_stride", "mask_key_stride",
-    "block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride", "has_lse", "has_block_margins",
+    "pv", "rotate_by_head", "mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_stride",
+    "mask_key_stride", "block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride", "has_lse",
+    "has_block_margins",
 )  # fmt: skip
-FLAGS = ("rotate", "smooth_v", "causal", "has_lse", "has_block_margins")
+FLAGS = ("rotate", "rotate_by_head", "smooth_v", "causal", "has_lse", "has_block_margins")
 INTEGERS = ("head_dim", "element", "mode", "pv", "pv_accumulator", "device", "mask_element")  # of 32 bits
 
 

@@ -130,9 +130,11 @@ def differences(wanted: list[str], found: list[str]) -> list[str]:
 
 
 def is_new(call: calls.Call) -> bool:
-    """Whether the release refuses a call that csrc/ takes: *precise* with FP16 sums."""
+    """Whether the release lacks kernels that csrc/ takes: *precise* with FP16 sums, masks for all queries."""
     signature, _ = call
-    return bool(signature["mode"] == 16 and signature["pv_accumulator"] == 16)
+    has_fp16_sums = signature["mode"] == 16 and signature["pv_accumulator"] == 16
+    is_for_all_queries = signature.get("mask_element", 0) != 0 and signature["mask_query_stride"] == 0
+    return bool(has_fp16_sums or is_for_all_queries)
 
 
 def random_calls(count: int) -> list[calls.Call]:
@@ -171,7 +173,7 @@ def test_the_launches_are_those_of_the_release(
     path.write_text(json.dumps([call for call in found if not is_new(call)]))
     wanted_outcomes, wanted = run(released.folder, ENQUEUE, str(path))
     outcomes, launches = run(made, ENQUEUE, str(path))
-    assert len(wanted) > 5000
+    assert len(wanted) > 3000
     different = differences(wanted, launches)
     if released.version == kernel_table.version():
         assert outcomes == wanted_outcomes
@@ -200,8 +202,9 @@ def addresses(turn):
 def others(operands, turn):
     return {name: address + 0x1000 * turn for name, address in operands.items()}
 for signature, operands in calls.all_descriptions()[::7]:
-    if signature["mode"] == 16 and signature["pv_accumulator"] == 16:
-        continue  # the released images lack the kernel
+    is_new = signature["mode"] == 16 and signature["pv_accumulator"] == 16
+    if is_new or (signature.get("mask_element") and signature["mask_query_stride"] == 0):
+        continue  # the released images lack the kernels
     try:
         plan = module.plan(**signature)
     except ValueError:
@@ -259,9 +262,8 @@ def flag():
 def kinds():
     yield "dense", OptionalTensors(), {{}}
     yield "flag, LSE", OptionalTensors(nonfinite=flag()), dict(return_lse=True)
-    yield "causal, rotated", OptionalTensors(), dict(is_causal=True, rotate=True, smooth_v=True, scale=0.3)
+    yield "causal, rotated", OptionalTensors(), dict(is_causal=True, rotate="on", smooth_v=True, scale=0.3)
     yield "mask", OptionalTensors(torch.zeros(300, 513)), dict(return_lse=True)
-    yield "key mask", OptionalTensors(torch.ones(2, 1, 1, 513, dtype=torch.bool)), {{}}
     for heads in (1, 4):
         lists = BlockMask.full(300, 513, batch=2, heads=heads).lists
         yield f"{{heads}} lists", OptionalTensors(block_mask=lists, invalid_blocks=flag()), {{}}
@@ -273,7 +275,8 @@ for mode in {modes}:
                        for heads, tokens in ((4, 300), (2, 513), (2, 513)))
             if layout == "BNHD":
                 q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v))
-            signature = CallSignature.of(q, k, v, AttentionOptions(mode, layout=layout, **choices), optional)
+            options = AttentionOptions(mode, layout=layout, **{{"rotate": "off", **choices}})
+            signature = CallSignature.of(q, k, v, options, optional)
             call = kernel_call.KernelCall(module, signature, replace(AttentionRequest.of(signature), device_index=0))
             out, lse = {call}
             assert out.shape == q.shape and (lse is None) == (not choices.get("return_lse"))
@@ -292,7 +295,7 @@ def test_the_library_launches_the_same_by_either_module(
         return [re.sub(r" shared \d+", "", line).partition(" parameters ")[0] for line in run(folder, code)[1]]
 
     wanted = shapes(released.folder, "call.run(q, k, v, optional)")
-    assert len(wanted) >= 2 * 3 * 8 * len(architecture.modes)
+    assert len(wanted) >= 2 * 3 * 7 * len(architecture.modes)
     assert shapes(made, "call.run(q, k, v, optional)") == wanted
     in_phases = shapes(released.folder, IN_PHASES)
     assert len(in_phases) >= len(wanted)  # few keys have a kernel that does both at once

@@ -208,6 +208,12 @@ class Dispatcher(Handler):
         """See `Handler.reasoning`."""
         lines = (*self.selector.reasoning(summary.layers, summary.steps), *self._measured())
         policy, rotate = self.settings.policy, self.settings.rotate
+        expected = self.expected.options
+        if rotate == AUTO and expected is not None and expected.rotate == "on":
+            lines = (
+                *lines,
+                f"rotate is auto, but these {self.expected.backend} kernels can only rotate all heads or none",
+            )
         if policy is not None and self._shorter:
             lines = (
                 *lines,
@@ -216,10 +222,10 @@ class Dispatcher(Handler):
             )
         if policy is None or policy.rotate == rotate:
             return lines
-        measured = f"the policy was measured {'with' if policy.rotate else 'without'} rotation"
         return (
             *lines,
-            f"{measured}, and rotate is {'on' if rotate else 'off'} here, so its errors are not those measured",
+            f"the policy was measured with rotate {policy.rotate}, and rotate is {rotate} here, so its errors "
+            "are not those measured",
         )
 
     def _measured(self) -> list[str]:
@@ -251,11 +257,13 @@ def probe(device: torch.device, settings: Settings) -> Decision:
     request = AttentionRequest.minimal(device, options)
     backend = None if settings.backend == AUTO else settings.backend
     found = choose(request, backend, accelerated_only=True)
-    return Decision(reason=found.reason) if isinstance(found, Refusal) else Decision(found.name, request.options)
+    if isinstance(found, Refusal):
+        return Decision(reason=found.reason)
+    return Decision(found.name, found.settled(request).options)
 
 
 @lru_cache(maxsize=256)
-def _completed(options: AttentionOptions, rotate: bool, scale: float | None, layout: str) -> AttentionOptions:
+def _completed(options: AttentionOptions, rotate: str, scale: float | None, layout: str) -> AttentionOptions:
     """A selector's options with what no selector decides, and without a smoothing that has no effect."""
     if options.mode == EXACT:
         return replace(options, scale=scale, layout=layout)

@@ -73,6 +73,7 @@ class ReferenceModule:
 
     target = "cpu"
     abi_version = 5
+    rotates_by_head = True
     attention_reads: tuple[str, ...] = ()
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ class ReferenceModule:
             _MODES[fields["mode"]],
             smooth_v=fields["smooth_v"],
             pv_accumulator=f"fp{fields['pv_accumulator']}",
-            rotate=fields["rotate"],
+            rotate="auto" if fields.get("rotate_by_head") else "on" if fields["rotate"] else "off",
         )
         given = lists_of(fields)
         flag = tensor_at(fields["invalid_blocks"], (1,), (1,), torch.int32) if fields["invalid_blocks"] else None
@@ -152,6 +153,7 @@ class OldReferenceModule(ReferenceModule):
     """A module of ABI 4, which takes each call as keywords."""
 
     abi_version = 4
+    rotates_by_head = False
 
     def workspace_bytes(self, **fields: Any) -> int:
         return 64

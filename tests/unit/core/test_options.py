@@ -17,7 +17,7 @@ BINDING = Path(__file__).resolve().parents[3] / "csrc" / "plan_binding.cpp"
 
 
 def test_type_checkers_know_the_same_options() -> None:
-    hints = get_type_hints(AttentionOptions)
+    hints = get_type_hints(AttentionOptions) | {"rotate": str | bool}  # calls take flags too
     assert get_type_hints(Choices) == hints
     assert get_type_hints(CallChoices) == {name: hint for name, hint in hints.items() if name != "return_lse"}
     per_call = {option.name for option in fields(AttentionOptions) if option.metadata["per_call"]}
@@ -34,7 +34,7 @@ def test_the_kernels_know_what_they_are_told() -> None:
     binding = BINDING.read_text()
     for argument in option_fields(AttentionOptions()):
         assert f'"{argument}"' in binding
-    told = option_fields(AttentionOptions("4b", smooth_v=True, is_causal=True, pv_accumulator="fp16", rotate=True))
+    told = option_fields(AttentionOptions("4b", smooth_v=True, is_causal=True, pv_accumulator="fp16", rotate="on"))
     assert told == {"mode": 4, "smooth_v": True, "causal": True, "pv_accumulator": 16, "rotate": True, "pv": 0}
 
 

@@ -19,6 +19,7 @@ from .. import registry
 from ..attention import attention
 from ..options import CHOICES, AttentionOptions, ModelChoices, check_choice
 from ..signature import TensorForm
+from ..sparsity.declared import Sparse
 from ..validation import DTYPES, check_tensors
 
 if TYPE_CHECKING:
@@ -30,12 +31,17 @@ Processor = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def attention_processor(
-    *, backend: str | None = None, options: AttentionOptions | None = None, **choices: Unpack[ModelChoices]
+    *,
+    backend: str | None = None,
+    options: AttentionOptions | None = None,
+    sparse: Sparse | None = None,
+    **choices: Unpack[ModelChoices],
 ) -> Processor:
     """The `attn_processor` for a yunchang.LongContextAttention of your own, made with `attn_type=None`.
 
     It takes the part of q, k, v that a step works on, (B, N, H, D), and returns the output and its LSE (B, H, N) in
-    float32. `backend`, `options` and `choices` as in `comfy_sage2.attention`, but for what each call decides.
+    float32. `backend`, `options`, `sparse` and `choices` as in `comfy_sage2.attention`, but for what each call decides.
+    `sparse` needs a ring_degree of 1: a step of a ring sees a part of the keys, and would measure that part alone.
 
     Raises:
         TypeError: an unknown option.
@@ -74,6 +80,7 @@ def attention_processor(
             v,
             backend=backend,
             options=chosen,
+            sparse=sparse,
             is_causal=causal,
             scale=softmax_scale,
             layout="BNHD",
@@ -94,6 +101,7 @@ class SequenceParallelAttention:
         ring_degree: processes that pass keys and values round. Groups of ulysses_degree x ring_degree processes work
             together; the number of processes is a multiple of that.
         backend, options, choices: as in `comfy_sage2.attention`, but for what each call decides.
+        sparse: likewise, with `always` in tokens of all processes together; needs a ring_degree of 1.
         check_ranks: compare shapes and dtypes of the processes at every call, so that a difference is an error and not
             a deadlock or a wrong result. It costs two all-reduces of a few bytes, and a wait for the GPU.
 
@@ -101,7 +109,7 @@ class SequenceParallelAttention:
         ModuleNotFoundError: yunchang is not installed.
         RuntimeError: torch.distributed is not initialised.
         TypeError: an unknown option.
-        ValueError: the degrees do not fit the number of processes, or an unknown choice.
+        ValueError: the degrees do not fit the number of processes, an unknown choice, or `sparse` beside a ring.
     """
 
     def __init__(
@@ -112,9 +120,15 @@ class SequenceParallelAttention:
         check_ranks: bool = True,
         backend: str | None = None,
         options: AttentionOptions | None = None,
+        sparse: Sparse | None = None,
         **choices: Unpack[ModelChoices],
     ) -> None:
-        processor = attention_processor(backend=backend, options=options, **choices)
+        processor = attention_processor(backend=backend, options=options, sparse=sparse, **choices)
+        if sparse is not None and ring_degree > 1:
+            raise ValueError(
+                f"sparse needs a ring_degree of 1, got {ring_degree}: a step of a ring sees a part of the keys; raise "
+                "ulysses_degree in its place, or leave out sparse"
+            )
         yunchang = _import_yunchang()
         if not (distributed.is_available() and distributed.is_initialized()):
             raise RuntimeError(

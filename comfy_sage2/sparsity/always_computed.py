@@ -1,4 +1,4 @@
-"""Tokens whose part of the attention is never left out, such as those of text and sound beside a video's."""
+"""What is never left out: tokens such as those of text and sound beside a video's, and each query's best block."""
 
 from __future__ import annotations
 
@@ -28,6 +28,16 @@ def raise_always_computed_(scores: torch.Tensor, keys: torch.Tensor, queries: to
     if queries.any():
         scores[:, :, _numbers(queries, scores.device)] = torch.inf
     return scores
+
+
+def raise_highest_(scores: torch.Tensor) -> torch.Tensor:
+    """Set the highest score of each block of queries, (B, Hq, Tq, Tk), to +inf, and those that equal it.
+
+    The threshold is of a whole head, so that without it some of its queries might have no key left. Blocks of queries
+    with NaN keep that, which no threshold leaves out, and those with -inf alone have no key to keep.
+    """
+    highest = scores.amax(dim=3, keepdim=True)  # NaN where there is one
+    return scores.masked_fill_((scores == highest) & (scores > -torch.inf), torch.inf)
 
 
 def _numbers(blocks: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from functools import partial
 import torch
 
 from ..block_mask import BLOCK_TOKENS, BlockMask
-from .always_computed import TokenRange, blocks_with, raise_always_computed_
+from .always_computed import TokenRange, blocks_with, raise_always_computed_, raise_highest_
 from .levels import Level
 from .mask_cache import BlockMaskCache, CachedMask, CacheKey, Moment, PassKey
 from .selection import block_lists, block_scores
@@ -119,7 +118,7 @@ class SparsityController:
         tokens = self._block_tokens
         keys, queries = blocks_with(always, k.shape[2], tokens), blocks_with(always, q.shape[2], tokens)
         rows = sampled_rows(q.shape[2], now.step, q.device, queries if always else None, block_tokens=tokens)
-        raise_always_computed_(scores, keys, queries)
+        raise_highest_(raise_always_computed_(scores, keys, queries))
         previous = self._kept.replaced(call, now)
         if previous is not None and previous.is_for(now):
             as_scores = previous.active().float().expand(q.shape[0], -1, -1, -1)
@@ -130,10 +129,7 @@ class SparsityController:
         measured = self._errors(q, k, v, scores, rows, scale=scale, thresholds=thresholds)
         place = loosest(measured, self._level.bound)[..., None]
         figures.found.append((now.moment, measured.gather(2, place)[..., 0].amax(dim=0)))
-        # The threshold is of a whole head: without its highest block a block of queries might have no key left.
-        highest = scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).amax(dim=3, keepdim=True)
-        skipped = (scores <= thresholds.gather(2, place)[..., None]) & (scores < highest)  # which NaN is not
-        return self._kept.keep(call, now, ~skipped)
+        return self._kept.keep(call, now, ~(scores <= thresholds.gather(2, place)[..., None]))  # NaN is active
 
     def select(
         self,

@@ -10,7 +10,7 @@ from ..block_mask import BlockMask, blocks_of
 from ..options import EXACT, AttentionOptions
 from ..registry import UnsupportedError
 from ..tensors import OptionalTensors, mask_4d
-from .always_computed import TokenRange, blocks_with, raise_always_computed_
+from .always_computed import TokenRange, blocks_with, raise_always_computed_, raise_highest_
 from .key_bias import add_to_scores, key_bias, without_hidden_keys
 from .levels import Level
 from .selection import block_lists, block_scores
@@ -129,10 +129,7 @@ class Sparse:
             if self.share is not None:
                 blocks = always.to(q.device, non_blocking=True) if self.always else None
                 return block_lists(scores, share=self.share, always=blocks, dense=blocks)
-            threshold = self._thresholds(q, k, v, scores, always, scale, bias)
-            # The threshold is of a whole head: without its highest block a block of queries might have no key left.
-            highest = (scores == scores.amax(dim=3, keepdim=True)) & (scores > -torch.inf)
-            return block_lists(scores.masked_fill(highest, torch.inf), threshold=threshold)
+            return block_lists(scores, threshold=self._thresholds(q, k, v, scores, always, scale, bias))
 
     def _thresholds(
         self,
@@ -144,13 +141,13 @@ class Sparse:
         scale: float,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The threshold of each head that is within the bound, (B, Hq); scores of `always` become +inf."""
+        """The threshold of each head within the bound, (B, Hq); scores of what is never left out become +inf."""
         assert self.bound is not None
         if always.all():
             return scores.new_full(scores.shape[:2], -torch.inf)
         level = Level("declared", self.bound, norm=2, ladder=None, least_blocks=LEAST_BLOCKS)
         rows = sampled_rows(q.shape[2], 0, q.device, always)
-        raise_always_computed_(scores, always, always)
+        raise_highest_(raise_always_computed_(scores, always, always))
         chosen = candidates(scores, rows, level)
         found = errors(q, k, v, scores, rows, scale=scale, thresholds=chosen, bias=bias)
         return chosen.gather(2, loosest(found, level.bound)[..., None])[..., 0]

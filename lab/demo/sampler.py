@@ -46,16 +46,17 @@ def denoise(
     guidance: float = 4.0,
     shift: float = 3.0,
     before_step: Callable[[int], None] = lambda step: None,
+    in_float32: bool = False,
 ) -> torch.Tensor:
     """Turn noise (captions, 16, frames, height, width) into latents of the captions, on the model's device.
 
-    ``before_step`` is called with the number of each step.
+    ``before_step`` is called with the number of each step. ``in_float32``: on a GPU too.
     """
     device = next(dit.parameters()).device
     x = noise.to(device)
     text = torch.cat([encoder.encode(caption) for caption in captions]).to(device)
     text = torch.cat([text, torch.zeros_like(text)])
-    with half_precision(device):
+    with contextlib.nullcontext() if in_float32 else half_precision(device):
         for step, (sigma, following) in enumerate(noise_levels(steps, shift)):
             before_step(step)
             timestep = torch.full((len(text),), sigma * TIMESTEPS, device=device)

@@ -5,7 +5,8 @@
 The demo model samples each caption in full precision, dense in 8b, and with key blocks left out: by bounds, as the node
 does (`comfy_sage2.sparsity`); by one share for all heads; by the rules of Sol-Attn (arXiv 2607.24027), which give the
 blocks that are left out one pooled key each. The first steps are dense. Blocks of 128 tokens are computed in 8b, by
-kernels where there are some, blocks of 64 by exact attention with a mask.
+kernels where there are some, blocks of 64 by exact attention with a mask. All else is float32 in every design: in
+bfloat16 the rest of the model alone would put the videos 36 dB apart.
 """
 
 from __future__ import annotations
@@ -87,27 +88,30 @@ DESIGNS = (
 
 
 class SparseAttention:
-    """The self-attention of one sampling. `step` is set from outside.
+    """The self-attention of one sampling of some captions, each with blocks of its own. `step` is set from outside.
 
     Attributes:
-        computed: for each call that left blocks out, the share that it computed.
+        computed: for each call that left blocks out, the share that it computed of each caption, (captions,).
         dense_calls: all others.
-        errors: for each call that left blocks out, the relative L2 of each head on rows that are not those by which
-            blocks were chosen.
+        errors: for each call that left blocks out, the relative L2 of each caption and head on rows that are not those
+            by which blocks were chosen, (captions, H).
     """
 
-    def __init__(self, design: Design, steps: int) -> None:
+    def __init__(self, design: Design, steps: int, captions: int = 1) -> None:
         self._design = design
         self._dense_steps = math.ceil(_DENSE_SHARE * steps)
-        tokens = design.block_tokens
-        self._controller = None if design.level is None else SparsityController(design.level, block_tokens=tokens)
+        self._captions = captions
+        level, tokens = design.level, design.block_tokens
+        self._controllers = (
+            [] if level is None else [SparsityController(level, block_tokens=tokens) for _ in range(captions)]
+        )
         self.step = 0
-        self.computed: list[float] = []
+        self.computed: list[torch.Tensor] = []
         self.dense_calls = 0
         self.errors: list[torch.Tensor] = []
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """The output of a layer in `step`: q, k, v (B, H, N, D)."""
+        """The output of a layer in `step`: q, k, v (B, H, N, D), first of all captions, then of the empty ones."""
         active = None
         if not self._design.is_dense and self.step >= self._dense_steps - 1:
             found = self._found(layer, q, k, v)
@@ -116,28 +120,44 @@ class SparseAttention:
             self.dense_calls += 1
             return _dense(self._design, q, k, v)
         out = self._without_others(q, k, v, active)
-        self.computed.append(float(active.float().mean()))
+        self.computed.append(self._of_captions(active.float().mean(dim=(1, 2, 3))).mean(dim=0))
         rows = sampled_rows(q.shape[2], self.step + _UNSAMPLED, q.device)
         exact = _exact(q[:, :, rows].float(), k, v)
         lost = (out[:, :, rows].float() - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
-        self.errors.append(lost.amax(dim=0).cpu())
+        self.errors.append(self._of_captions(lost).amax(dim=0))
         return out
 
+    def _of_captions(self, of_batch: torch.Tensor) -> torch.Tensor:
+        """(B, ...) as (B / captions, captions, ...)."""
+        return of_batch.unflatten(0, (-1, self._captions))
+
     def _found(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
-        """The active blocks of this call, bool (B or 1, H, Tq, Tk); None where it is dense."""
-        design, controller = self._design, self._controller
-        if controller is None:
+        """The active blocks of this call, bool (B, H, Tq, Tk); None where it is dense."""
+        design, controllers = self._design, self._controllers
+        if not controllers:
             return _by_rule(design, q, k)
         now = PassKey(self.step)
-        if controller.finds(layer, now, q, k):
+        if controllers[0].finds(layer, now, q, k):
             selects = design.selects and self.step >= self._dense_steps
             scale = q.shape[3] ** -0.5
             scores = block_scores(q, k, scale=scale) if selects else _margins(design, q, k, v)
-            controller.find(layer, now, q, k, v, scores, scale)
+            for controller, (of_q, of_k, of_v, of_scores) in zip(
+                controllers, zip(*map(self._by_caption, (q, k, v, scores)), strict=True), strict=True
+            ):
+                controller.find(layer, now, of_q, of_k, of_v, of_scores, scale)
             if not selects:
                 return None
-        lists = controller.lists(layer, PassKey(self.step, 1), q, k)
-        return lists.to_dense() if isinstance(lists, BlockMask) else None
+        found = []
+        for controller in controllers:
+            lists = controller.lists(layer, PassKey(self.step, 1), q, k)
+            if not isinstance(lists, BlockMask):
+                return None
+            found.append(lists.to_dense())
+        return torch.cat(found).repeat(q.shape[0] // self._captions, 1, 1, 1)
+
+    def _by_caption(self, of_batch: torch.Tensor) -> list[torch.Tensor]:
+        """Views of what belongs to each caption."""
+        return [of_batch[caption :: self._captions] for caption in range(self._captions)]
 
     def _without_others(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
         design = self._design
@@ -246,41 +266,51 @@ class Studio:
 
     def __init__(self, model: DemoModel, device: torch.device, steps: int) -> None:
         self._dit, self._vae = WanDiT.load(model.dit).to(device), WanVAE.load(model.vae).to(device)
-        self._encoder, self._device, self._steps = CaptionEncoder.load(model.captions), device, steps
+        self._encoder, self._steps = CaptionEncoder.load(model.captions), steps
 
-    def video(self, caption: str, seed: int, attend: Attend, before_step: Callable[[int], None]) -> torch.Tensor:
-        """Pixels (frames, height, width, 3) uint8."""
+    def videos(
+        self, captions: Sequence[str], seeds: Sequence[int], attend: Attend, before_step: Callable[[int], None]
+    ) -> list[torch.Tensor]:
+        """Of each caption pixels (frames, height, width, 3) uint8; they are sampled in one batch."""
         for layer, (self_attention, _) in enumerate(self._dit.attentions()):
 
             def of_layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int = layer) -> torch.Tensor:
                 return attend(layer, q, k, v)
 
             self_attention.attend = of_layer
-        noise = starting_noise(seed, width=_SIDE, height=_SIDE, frames=_FRAMES)
-        latents = denoise(self._dit, self._encoder, [caption], noise, steps=self._steps, before_step=before_step)
-        return pixels(decode(self._vae, latents)[0])
+        noise = torch.cat([starting_noise(seed, width=_SIDE, height=_SIDE, frames=_FRAMES) for seed in seeds])
+        latents = denoise(
+            self._dit, self._encoder, captions, noise, steps=self._steps, before_step=before_step, in_float32=True
+        )
+        return [pixels(video) for video in decode(self._vae, latents)]
 
-    def full(self, caption: str, seed: int) -> torch.Tensor:
-        """The video in full precision."""
-        return self.video(caption, seed, lambda _, q, k, v: _exact(q, k, v), lambda step: None)
+    def full(self, captions: Sequence[str], seeds: Sequence[int]) -> list[torch.Tensor]:
+        """The videos in full precision."""
+        return self.videos(captions, seeds, lambda _, q, k, v: _exact(q, k, v), lambda step: None)
 
-    def clip(self, design: Design, caption: str, seed: int, full: torch.Tensor) -> Clip:
-        """One video with `design`."""
-        sparse = SparseAttention(design, self._steps)
+    def clips(
+        self, design: Design, captions: Sequence[str], seeds: Sequence[int], full: Sequence[torch.Tensor]
+    ) -> list[Clip]:
+        """Of each caption what its video with `design` is beside that of `full`."""
+        sparse = SparseAttention(design, self._steps, len(captions))
 
         def before_step(step: int) -> None:
             sparse.step = step
 
-        video = self.video(caption, seed, sparse.attend, before_step)
-        calls = len(sparse.computed) + sparse.dense_calls
-        errors = torch.stack(sparse.errors) if sparse.errors else torch.zeros(1, 1)
-        return Clip(
-            mean(sparse.computed) if sparse.computed else 1.0,
-            (sum(sparse.computed) + sparse.dense_calls) / calls,
-            psnr(video, full),
-            float(errors.mean()),
-            float(errors.mean(dim=0).max()),
-        )
+        videos = self.videos(captions, seeds, sparse.attend, before_step)
+        calls = len(sparse.computed)
+        computed = torch.stack(sparse.computed).sum(dim=0).tolist() if calls else [0.0] * len(captions)
+        errors = torch.stack(sparse.errors) if calls else torch.zeros(1, len(captions), 1)
+        return [
+            Clip(
+                computed[number] / calls if calls else 1.0,
+                (computed[number] + sparse.dense_calls) / (calls + sparse.dense_calls),
+                psnr(video, full[number]),
+                float(errors[:, number].mean()),
+                float(errors[:, number].mean(dim=0).max()),
+            )
+            for number, video in enumerate(videos)
+        ]
 
 
 def rows(found: dict[str, list[Clip]]) -> Iterator[str]:
@@ -306,7 +336,8 @@ def page(command: str, device: torch.device, steps: int, lines: Sequence[str]) -
             f"- Date: {date.today().isoformat()}.",
             "",
             f"{steps} steps, the first {_DENSE_SHARE:.0%} of them dense, {tokens:,} tokens; PSNR against the video in "
-            "full precision. *error*: relative L2 of heads on 64 rows that are not those by which blocks were chosen.",
+            "full precision; all but the attention is float32. *error*: relative L2 of heads on 64 rows that are not "
+            "those by which blocks were chosen.",
             "",
             *lines,
         ]
@@ -323,7 +354,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--captions", type=at_least_1, default=4)
     parser.add_argument("--seed", type=seed_number, default=0)
     parser.add_argument("--steps", type=at_least_1, default=20)
-    parser.add_argument("--seconds", type=at_least_1, default=100_000, help="begin no caption after this time")
+    parser.add_argument("--batch", type=at_least_1, default=4, help="captions that are sampled at once")
+    parser.add_argument("--seconds", type=at_least_1, default=100_000, help="begin no batch after this time")
     parser.add_argument("--designs", nargs="+", metavar="TEXT", help="only designs whose name has one of these texts")
     parser.add_argument(
         "--results", type=output_folder, metavar="FOLDER", help="write sparse-videos.md and .json there"
@@ -338,14 +370,15 @@ def main(arguments: list[str]) -> int:
     found: dict[str, list[Clip]] = {design.name: [] for design in designs}
     with torch.no_grad():
         studio = Studio(model, device, options.steps)
-        for number in range(options.captions):
+        for first in range(0, options.captions, options.batch):
             if time.monotonic() - started > options.seconds:
                 break
-            caption, seed = random_scene(rng).caption(), options.seed + number
-            full = studio.full(caption, seed)
+            numbers = range(first, min(first + options.batch, options.captions))
+            captions, seeds = [random_scene(rng).caption() for _ in numbers], [options.seed + n for n in numbers]
+            full = studio.full(captions, seeds)
             for design in designs:
-                found[design.name].append(studio.clip(design, caption, seed, full))
-            print(f"{number + 1} of {options.captions} captions, {time.monotonic() - started:.0f} s", flush=True)
+                found[design.name] += studio.clips(design, captions, seeds, full)
+            print(f"{numbers.stop} of {options.captions} captions, {time.monotonic() - started:.0f} s", flush=True)
     command = " ".join(["python -m lab sparse", *arguments])
     text = page(command, device, options.steps, list(rows(found))) + "\n"
     print(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,14 @@ def test_divided_is_as_close_as_undivided(case: Case, backend: str, request: pyt
     else:
         assert relative_l1(out, case.exact(qkv)) < 1.2 * noise
         assert relative_l1(out, undivided) < 2 * noise
+
+
+@pytest.mark.parametrize("case", [case for case in ALL_CASES if case.sparse is not None], ids=lambda case: case.name)
+def test_sparse_cases_leave_blocks_out(case: Case, backend: str) -> None:
+    """Else the test above would compare dense calls."""
+    qkv = case.inputs("cuda", torch.bfloat16, TOKENS, HEAD_DIM)
+    dense, exact = replace(case, sparse=None).undivided(qkv, backend), case.exact(qkv)
+    assert relative_l1(case.undivided(qkv, backend), exact) > 3 * relative_l1(dense, exact)
 
 
 @needs_engine

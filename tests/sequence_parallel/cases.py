@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from comfy_sage2 import attention
+from comfy_sage2 import Sparse, attention
 
 EIGHT_BIT: dict[str, Any] = {"mode": "8b"}
 FOUR_BIT: dict[str, Any] = {"mode": "4b", "smooth_v": True}
 SCALE = 0.11
+BOUND, SHARE = Sparse(bound=0.5, always=((0, 200),)), Sparse(share=0.3)
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Case:
     kv_heads: int = 4
     is_causal: bool = False
     layout: str = "BHND"
+    sparse: Sparse | None = None  # in calls of 64 blocks of keys and more
 
     @property
     def groups(self) -> int:
@@ -50,7 +52,7 @@ class Case:
     def undivided(self, qkv: list[torch.Tensor], backend: str) -> torch.Tensor:
         """The same attention in one process, BHND."""
         parts = [
-            attention(*part, **self.options, is_causal=self.is_causal, scale=SCALE, backend=backend)
+            attention(*part, **self.options, is_causal=self.is_causal, scale=SCALE, backend=backend, sparse=self.sparse)
             for part in self._of_each_group(qkv)
         ]
         return torch.cat(parts, 2)
@@ -88,4 +90,6 @@ def cases(processes: int) -> list[Case]:
         listed.append(Case("Ulysses, grouped heads", 2, 2, 1, EIGHT_BIT, kv_heads=2))
         listed.append(Case("ring, one head of keys", 2, 1, 2, EIGHT_BIT, kv_heads=1))
         listed.append(Case("Ulysses, BNHD", 2, 2, 1, EIGHT_BIT, layout="BNHD"))
+        listed.append(Case("Ulysses, sparse by a bound", 2, 2, 1, EIGHT_BIT, kv_heads=2, sparse=BOUND))
+        listed.append(Case("Ulysses, sparse by a share", 2, 2, 1, EIGHT_BIT, sparse=SHARE))
     return listed

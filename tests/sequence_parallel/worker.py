@@ -31,7 +31,11 @@ def main() -> None:
 def output_of(case: Case, rank: int, processes: int, arguments: argparse.Namespace) -> torch.Tensor:
     """This process's part of a case's output: BHND, on the CPU."""
     parallel = SequenceParallelAttention(
-        ulysses_degree=case.ulysses, ring_degree=case.ring, backend=arguments.backend, **case.options
+        ulysses_degree=case.ulysses,
+        ring_degree=case.ring,
+        backend=arguments.backend,
+        sparse=case.sparse,
+        **case.options,
     )
     whole = case.inputs(arguments.device, getattr(torch, arguments.dtype), arguments.tokens, arguments.head_dim)
     parts = [tensor.chunk(processes, 2)[rank] for tensor in whole]

@@ -11,6 +11,7 @@ import torch
 from sequence_parallel.cases import Case, cases
 from sequence_parallel.launch import ENGINE_MISSING, Results, Setup, run, start_one
 
+from comfy_sage2 import Sparse, attention
 from comfy_sage2.integrations.yunchang import SequenceParallelAttention, attention_processor
 
 pytestmark = pytest.mark.slow
@@ -89,7 +90,12 @@ def test_without_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"mode": "2b"}, "mode must be"), ({"backend": "none"}, "backend must be"), ({"pv_accumulator": "x"}, "pv_accu")],
+    [
+        ({"mode": "2b"}, "mode must be"),
+        ({"backend": "none"}, "backend must be"),
+        ({"pv_accumulator": "x"}, "pv_accu"),
+        ({"sparse": Sparse(share=0.5), "ring_degree": 2}, "sparse needs a ring_degree of 1, got 2"),
+    ],
 )
 def test_unknown_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -105,6 +111,15 @@ def test_what_the_attention_lacks_is_refused(option: dict[str, object]) -> None:
     q = torch.randn(1, 16, 4, 64)
     with pytest.raises(ValueError, match=next(iter(option))):
         attention_processor(backend="reference")(q, q, q, **option)
+
+
+def test_a_process_leaves_blocks_out_of_its_heads(fresh_seed: int) -> None:
+    generator = torch.Generator().manual_seed(fresh_seed)
+    q, k, v = (torch.randn(1, 64 * 128 - 5, 1, 64, generator=generator) for _ in range(3))
+    chosen = Sparse(share=0.1)
+    out, _ = attention_processor(backend="reference", sparse=chosen)(q, k, v)
+    assert torch.equal(out, attention(q, k, v, layout="BNHD", backend="reference", sparse=chosen))
+    assert relative_l1(out, attention(q, k, v, layout="BNHD", backend="reference")) > 0.5
 
 
 def test_processes_that_fail_or_hang_are_told() -> None:

@@ -51,10 +51,10 @@ def test_a_block_with_nan_stays() -> None:
     q, k, v = call(1)
     margins = torch.full((1, 1, BLOCKS, BLOCKS), -100.0)
     margins[..., 2], margins[0, 0, 3, 4] = 0.0, math.nan
+    expected = margins.isnan() | (margins == 0.0)
     controller = SparsityController(SKIP_LEVELS["lossless"])
     controller.find(0, PassKey(0), q, k, v, margins, 0.25)
     lists = controller.lists(0, PassKey(1), q, k)
-    expected = margins.isnan() | (margins == 0.0)
     assert isinstance(lists, BlockMask) and torch.equal(lists.to_dense(), expected)
 
 

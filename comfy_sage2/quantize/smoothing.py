@@ -5,11 +5,23 @@ from __future__ import annotations
 import torch
 
 
-def smooth_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smooth K or V: (B, H, N, D) -> the centred tensor and the mean over all tokens (B, H, 1, D), float32."""
+def smooth_tokens(x: torch.Tensor, hidden: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smooth K or V: (B, H, N, D) -> the centred tensor and the mean over its tokens (B, H, 1, D), float32.
+
+    hidden: None, or bool (B | 1, N): tokens that are left out of the mean, and become zeros. Some token is not hidden.
+    """
     x = x.float()
-    mean = x.mean(dim=2, keepdim=True)
-    return x - mean, mean
+    if hidden is None:
+        mean = x.mean(dim=2, keepdim=True)
+        return x - mean, mean
+    shown = (~hidden).sum(dim=1).view(-1, 1, 1, 1)
+    mean = without_hidden(x, hidden).sum(dim=2, keepdim=True) / shown
+    return without_hidden(x - mean, hidden), mean
+
+
+def without_hidden(x: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:
+    """K or V (B, H, N, D) with zeros in the place of hidden tokens, whatever they hold."""
+    return x if hidden is None else x.masked_fill(hidden[:, None, :, None], 0.0)
 
 
 def smooth_blocks(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:

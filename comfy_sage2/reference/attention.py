@@ -7,6 +7,7 @@ import math
 import torch
 
 from .active_blocks import mask_skipped_blocks_, overlapping
+from .hidden_keys import hidden_keys
 from .options import ReferenceOptions
 from .preparation import Prepared, prepare
 from .scores import grouped_product, mask_scores_, tile_scores
@@ -32,7 +33,8 @@ def reference_attention(
         options: None is SageAttn2-8b with the paper's groups.
         scale: softmax scale, None is 1/sqrt(D).
         is_causal: query i attends to keys 0..i.
-        attn_mask: None or 4-D, broadcasting to (B, Hq, Nq, Nkv): bool (True = attend) or additive.
+        attn_mask: None or 4-D, broadcasting to (B, Hq, Nq, Nkv): bool (True = attend) or additive. Keys that it hides
+            from all queries and heads leave no trace, whatever their K and V hold (`hidden_keys`).
         active_blocks: None, or bool (B | 1, Hq | 1, Tq, Tk): which blocks of 128 keys each block of 128 queries attends
             to. Steps keep the order of `options`. On a CPU those that no head and no query of a row block needs are not
             computed; elsewhere all are, so that nobody waits for the device.
@@ -44,7 +46,7 @@ def reference_attention(
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     # Products of whole numbers in float32 are exact; under autocast they would be rounded to 16 bits.
     with torch.autocast(q.device.type, enabled=False):
-        prepared = prepare(q, k, v, options)
+        prepared = prepare(q, k, v, options, hidden_keys(attn_mask))
         outs, lses = [], []
         for rows in row_tiles(q, options):
             softmax = OnlineSoftmax(q.shape[0], q.shape[1], rows.stop - rows.start, prepared.v, options)

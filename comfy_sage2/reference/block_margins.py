@@ -7,6 +7,7 @@ import math
 import torch
 
 from ..block_mask import BLOCK_TOKENS, blocks_of
+from .hidden_keys import hidden_keys
 from .options import ReferenceOptions
 from .preparation import prepare
 from .scores import mask_scores_, tile_scores
@@ -48,7 +49,7 @@ def block_margins(
     shape = (q.shape[0], q.shape[1], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
     margins = q.new_full(shape, -math.inf, dtype=torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        prepared = prepare(q, k, k[..., :1], options)  # V plays no part in the scores
+        prepared = prepare(q, k, k[..., :1], options, hidden_keys(attn_mask))  # V plays no part in the scores
         for rows in row_tiles(q, options):
             maximum = margins.new_full((*shape[:2], rows.stop - rows.start), -math.inf)
             peaks = []  # (block, the rows' largest scores in a step's part of it, the maximum that P is rounded with)

@@ -9,7 +9,7 @@ import torch
 from ..quantize.groups import key_groups, query_groups
 from ..quantize.quantizers import Quantized, quantize_channels, quantize_groups
 from ..quantize.rotation import rotate, rotation_size
-from ..quantize.smoothing import smooth_blocks, smooth_tokens
+from ..quantize.smoothing import smooth_blocks, smooth_tokens, without_hidden
 from .options import ReferenceOptions
 
 
@@ -32,16 +32,26 @@ class Prepared:
     v_mean: torch.Tensor | None
 
 
-def prepare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: ReferenceOptions) -> Prepared:
-    """Smooth and quantise q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D) of any float dtype."""
+def prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: ReferenceOptions,
+    hidden: torch.Tensor | None = None,
+) -> Prepared:
+    """Smooth and quantise q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D) of any float dtype.
+
+    hidden: None, or bool (B | 1, Nkv) of `hidden_keys`: keys whose K and V become zeros behind smoothing.
+    """
     q, k, v = q.float(), k.float(), v.float()
     q_block_means = k_mean = v_mean = None
     if options.smooth_q:
         q, q_block_means = smooth_blocks(q, options.groups.block_q)
     if options.smooth_k:
-        k, k_mean = smooth_tokens(k)
+        k, k_mean = smooth_tokens(k, hidden)
     if options.smooth_v:
-        v, v_mean = smooth_tokens(v)
+        v, v_mean = smooth_tokens(v, hidden)
+    k, v = without_hidden(k, hidden), without_hidden(v, hidden)
     k_smooth = k
     if options.rotate:
         q, k = rotate(q), rotate(k)

@@ -1,0 +1,95 @@
+"""Keys that a padding mask hides from all queries and heads leave no trace: as if they had been cut off."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from attention_oracle import oracle, relative_l1
+
+import comfy_sage2
+from comfy_sage2.reference.hidden_keys import hidden_keys
+
+SHOWN, KEYS = 200, 330
+MODES = ["8b", "4b", "precise"]
+each_mode = pytest.mark.parametrize("mode", MODES)
+
+
+def padding(dtype: torch.dtype, lowest: bool = False) -> torch.Tensor:
+    attends = torch.arange(KEYS) < SHOWN
+    attends[::7] = False  # and some among the shown ones
+    if dtype == torch.bool:
+        return attends.view(1, 1, 1, -1)
+    hiding = torch.finfo(dtype).min if lowest else -math.inf
+    return torch.zeros(KEYS, dtype=dtype).masked_fill(~attends, hiding).view(1, 1, 1, -1)
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = torch.randn(2, 4, 150, 64), torch.randn(2, 2, KEYS, 64) + 1.0, torch.randn(2, 2, KEYS, 64) + 2.0
+    return q, k, v
+
+
+@each_mode
+@pytest.mark.parametrize("smooth_v", [False, True])
+@pytest.mark.parametrize("content", [0.0, 10.0, math.inf, math.nan])
+def test_what_lies_in_hidden_keys_changes_nothing(mode: str, smooth_v: bool, content: float) -> None:
+    q, k, v = inputs()
+    mask = padding(torch.bool)
+    hidden = ~mask.view(1, 1, -1, 1)
+    choices = {"mode": mode, "smooth_v": smooth_v, "attn_mask": mask, "return_lse": True}
+    wanted = comfy_sage2.attention(q, k, v, **choices)
+    noise = torch.randn_like(k) * content
+    found = comfy_sage2.attention(q, torch.where(hidden, noise, k), torch.where(hidden, noise, v), **choices)
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
+
+
+@each_mode
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lowest", [False, True])
+def test_the_error_is_that_of_a_call_without_them(mode: str, dtype: torch.dtype, lowest: bool) -> None:
+    q, k, v = inputs()
+    mask = padding(dtype, lowest)
+    attends = padding(torch.bool).flatten()
+    k[:, :, ~attends] *= 10.0
+    v[:, :, ~attends] *= 10.0
+    cut = (k[:, :, attends], v[:, :, attends])
+    expected, expected_lse = oracle(q, *cut)
+    error = relative_l1(comfy_sage2.attention(q, k, v, mode=mode, attn_mask=mask), expected)
+    alone, lse = comfy_sage2.attention(q, *cut, mode=mode, return_lse=True)
+    assert error == pytest.approx(relative_l1(alone, expected), rel=0.25)  # groups of keys differ
+    assert (lse - expected_lse).abs().max() < 0.5
+
+
+@each_mode
+def test_a_mask_that_hides_all_hides_none(mode: str) -> None:
+    """A row of the lowest number alone is uniform; one of False alone is empty."""
+    q, k, v = inputs()
+    lowest = torch.full((1, 1, 1, KEYS), torch.finfo(torch.float32).min)
+    mean = v.mean(dim=2, keepdim=True).repeat_interleave(2, 1).expand(q.shape)
+    assert relative_l1(comfy_sage2.attention(q, k, v, mode=mode, attn_mask=lowest), mean) < 0.05
+    nothing = torch.zeros(2, 1, 1, KEYS, dtype=torch.bool)
+    nothing[1] = True
+    out = comfy_sage2.attention(q, k, v, mode=mode, attn_mask=nothing)
+    assert not out[0].any()
+    assert torch.equal(out[1], comfy_sage2.attention(q, k, v, mode=mode)[1])
+
+
+def test_masks_of_a_head_or_query_hide_no_key() -> None:
+    mask = torch.zeros(2, 3, 5, 7, dtype=torch.bool)
+    mask[..., 0] = True
+    assert hidden_keys(None) is None
+    assert hidden_keys(mask[:, :, :1]) is None
+    assert hidden_keys(mask[:, :1]) is None
+    shown = hidden_keys(mask[:, :1, :1])
+    assert shown is not None
+    assert shown.tolist() == [[False] + [True] * 6] * 2
+    assert torch.equal(shown, hidden_keys(mask[:, :1, :1].expand(2, 3, 5, 7)))
+
+
+def test_constant_keys_stay_numbers() -> None:
+    q, k, v = inputs()
+    for mode in MODES:
+        out = comfy_sage2.attention(q, torch.ones_like(k), v, mode=mode, attn_mask=padding(torch.bool))
+        assert out.isfinite().all()

@@ -69,11 +69,12 @@ class ReferenceOptions:
         """The numerics of a public call with tensors of `dtype`.
 
         Scores are INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b". P and V are as `pv` says, with
-        "auto" in E4M3. "precise" has the scores of "8b", keeps V as it is and rounds P to `dtype`, or with FP16 sums
-        both to fp16; its row sum adds P before that. Rotated INT4 is clipped, and has one scale for each token of Q
-        whatever `groups` says of Q.
+        "auto" in E4M3. The row sum adds P after its rounding, as the kernels' does; the paper's adds it before, as the
+        defaults have it. "precise" has the scores of "8b", keeps V as it is and rounds P to `dtype`, or with FP16 sums
+        both to fp16; with P of 16 bits the row sum adds P before its rounding. Rotated INT4 is clipped, and has one
+        scale for each token of Q whatever `groups` says of Q.
         """
-        numerics = cls(groups=groups, smooth_v=options.smooth_v, rotate=options.rotate)
+        numerics = cls(groups=groups, smooth_v=options.smooth_v, rotate=options.rotate, sum_quantized_p=True)
         if options.mode == "precise":
             numerics = replace(
                 numerics,
@@ -82,6 +83,7 @@ class ReferenceOptions:
                 v_format=FP32,
                 p_maximum=PRECISE_P_MAXIMUM,
                 accumulator=ACCUMULATE_FP32,
+                sum_quantized_p=False,
             )
         if options.mode == "4b":
             numerics = replace(numerics, qk_format=INT4, smooth_q=True)
@@ -93,7 +95,6 @@ class ReferenceOptions:
                 p_format=UINT8,
                 v_format=INT8,
                 p_of_step=True,
-                sum_quantized_p=True,
                 accumulator=ACCUMULATE_FP32,
             )
         if options.pv == "mxfp8":
@@ -119,4 +120,5 @@ def _in_halves(numerics: ReferenceOptions, options: AttentionOptions) -> Referen
         p_maximum=P_MAXIMUM_IN_HALVES,
         v_powers_of_two=options.mode == "precise",
         accumulator=accumulator,
+        sum_quantized_p=False,
     )

@@ -223,8 +223,7 @@ def numerics(name: str, q: torch.Tensor, call: AttentionOptions, *, kv_length: i
     options = ReferenceOptions.of(call, groups=groups_of(name, call.mode), dtype=q.dtype)
     if call.mode == "precise" and name != "sm90":
         options = replace(options, p_maximum=448.0)
-    # P of 16 bits is added before it is rounded.
-    options = replace(options, diagonal_early=True, sum_quantized_p=call.pv != "fp16")
+    options = replace(options, diagonal_early=True)
     if name == "sm90":
         options = replace(options, keys_per_step=_hopper_tile(q.shape[3], kv_length, plain), last_keys_first=True)
     elif call.pv_accumulator == "fp32" and torch.cuda.get_device_capability() == (9, 0):

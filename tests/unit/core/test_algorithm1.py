@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.quantize.groups import ADA, HOPPER_8B
+from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.reference.attention import reference_attention
 from comfy_sage2.reference.options import ReferenceOptions
 
@@ -87,7 +87,7 @@ def test_reference_is_algorithm_1(length: int, mode: str, groups: Any) -> None:
         block_k=groups.block_k,
         thread_q=groups is ADA,
     )
-    options = ReferenceOptions.of(AttentionOptions(mode), groups=groups)
+    options = as_the_paper(AttentionOptions(mode), groups)
     out, _ = reference_attention(q[None, None], k[None, None], v[None, None], options)
     # One value of a 4-bit K that moves is seen in every row: by 3e-4, once in a thousand draws.
     assert_same_but_for_rounding(out, expected, most=2e-3 if mode == "4b" else 2e-4)
@@ -100,13 +100,18 @@ def test_steps_of_the_hopper_kernels(step: int) -> None:
         q.double().numpy(), k.double().numpy(), v.double().numpy(),
         limit=127, smooth_q=False, block_k=64, thread_q=False, step=step, last_first=True,
     )  # fmt: skip
-    options = replace(ReferenceOptions.of(AttentionOptions(), groups=HOPPER_8B), keys_per_step=step)
+    options = replace(as_the_paper(AttentionOptions(), HOPPER_8B), keys_per_step=step)
     tensors = q[None, None], k[None, None], v[None, None]
     out, _ = reference_attention(*tensors, replace(options, last_keys_first=True))
     assert_same_but_for_rounding(out, expected)
     # P is rounded relative to the row maximum so far, so the order of the steps shows.
     other_order, _ = reference_attention(*tensors, options)
     assert np.abs(other_order[0, 0].double().numpy() - expected).mean() > 4e-3 * np.abs(expected).mean()
+
+
+def as_the_paper(options: AttentionOptions, groups: GroupScheme) -> ReferenceOptions:
+    """The paper adds P to the row sum before it is rounded."""
+    return replace(ReferenceOptions.of(options, groups=groups), sum_quantized_p=False)
 
 
 def assert_same_but_for_rounding(out: torch.Tensor, expected: Numbers, most: float = 2e-4) -> None:

@@ -54,7 +54,7 @@ def label(options: AttentionOptions | None) -> str:
     parts = [options.mode]
     if options.smooth_v:
         parts.append("smooth V")
-    if options.rotate:
+    if options.rotate == "on":
         parts.append("rotation")
     if options.pv in ("int8", "mxfp8"):
         parts.append(f"{options.pv.upper()} P·V")

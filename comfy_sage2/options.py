@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from .text import quoted
 
+ROTATIONS = ("auto", "on", "off")
 _LARGEST_SCALE = 3.4028234663852886e38  # of float32, in which the kernels get it
 
 
@@ -15,6 +16,11 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise ValueError unless `value` is one of `choices`, which are texts."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"[SA-208] {name} must be one of {', '.join(map(repr, choices))}, got {quoted(value)}")
+
+
+def rotation_of(rotate: str | bool) -> str:
+    """The value of `AttentionOptions.rotate` that a flag, as older callers have it, stands for."""
+    return ("on" if rotate else "off") if isinstance(rotate, bool) else rotate
 
 
 def is_valid_scale(scale: float | None) -> bool:
@@ -49,9 +55,10 @@ class AttentionOptions:
         return_lse: also return the log-sum-exp.
         pv_accumulator: "fp32", or "fp16" for the half-precision accumulation of P V where a backend has it, which runs
             at twice the rate on GeForce GPUs; "auto" takes the one that suits the GPU.
-        rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`). "4b" is closer to exact
-            attention, the others where a few channels of K are large, and they can be a little further from it
-            elsewhere; in "4b" every token of Q then has its own scale. False: the paper's numerics.
+        rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`): "auto" in the heads that gain
+            by it (`quantize.rotation_choice`), "on" or True in all, "off" or False in none: the paper's numerics. It
+            halves the error where a few channels are loud, and that of "4b" nearly everywhere, where every token of Q
+            then has its own scale; smooth channels lose by it. Kernels before version 5 rotate all heads in "auto".
         pv: what P and V are rounded to in "8b" and "4b": "fp8" (E4M3), "fp16", "int8" (P relative to its largest in
             each block of 64 keys, whole sums), "mxfp8" (fp8 by block-scaled products, whose FP32 sums have the full
             rate on RTX 50), where a backend has it; "auto" takes the one that suits the GPU.
@@ -70,10 +77,11 @@ class AttentionOptions:
     layout: str = _option("BHND", choices=("BHND", "BNHD"), per_call=True)
     return_lse: bool = _option(False, per_call=True)
     pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16, "auto": None}, argument="pv_accumulator")
-    rotate: bool = _option(False, argument="rotate")
+    rotate: str = _option("auto", choices={"off": False, "on": True, "auto": True}, argument="rotate")
     pv: str = _option("auto", choices={"auto": 0, "fp8": 1, "fp16": 2, "int8": 3, "mxfp8": 4}, argument="pv")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rotate", rotation_of(self.rotate))
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         for name in _FLAGS:
@@ -93,7 +101,7 @@ class AttentionOptions:
     def _check_exact(self) -> None:
         for name, expected in (
             ("smooth_v", (False,)),
-            ("rotate", (False,)),
+            ("rotate", ("auto", "off")),
             ("pv_accumulator", ("fp32", "auto")),
             ("pv", ("auto",)),
         ):
@@ -152,7 +160,7 @@ class ModelChoices(TypedDict, total=False):
     mode: str
     smooth_v: bool
     pv_accumulator: str
-    rotate: bool
+    rotate: str | bool
     pv: str
 
 

@@ -155,7 +155,7 @@ def _faster_exact(
     rival = Candidate(PLAIN)
     if options.mode != EXACT:
         rival = Candidate.of(chosen.name, request.options)
-        options = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
+        options = replace(options, mode=EXACT, smooth_v=False, rotate="auto", pv_accumulator="auto")
     exact = signature._replace(options=options, where_faster=False, peers=IGNORED, accelerated_only=True)
     found = plan(exact)
     if isinstance(found, Refusal) or found.request.work is None:

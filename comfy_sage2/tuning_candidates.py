@@ -29,7 +29,7 @@ from .tensors import NO_TENSORS, OptionalTensors
 _LAYOUT = "BNHD"  # in which most models want the output
 _OPTIONS = (
     *(
-        AttentionOptions(mode, smooth_v, layout=_LAYOUT, pv_accumulator=sums, rotate=rotate)
+        AttentionOptions(mode, smooth_v, layout=_LAYOUT, pv_accumulator=sums, rotate="on" if rotate else "off")
         for mode, sums, rotate, smooth_v in product(MODES, ("fp32", "fp16"), ROTATIONS, (False, True))
         if not (mode == "precise" and smooth_v)  # there is nothing to smooth
     ),

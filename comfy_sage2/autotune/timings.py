@@ -14,7 +14,7 @@ from ..options import EXACT, AttentionOptions
 PLAIN = "scaled_dot_product_attention"
 PEER = "peer"  # in the place of a mode: another package's attention, which quantizes in its own way
 ORDINARY = (False, False)  # `Work.kind` of calls without a mask, the heads of a token together in memory
-ROTATIONS = (False, True)  # of `AttentionOptions.rotate`, those that are timed
+ROTATIONS = (False, True)  # of a candidate's `rotate`, those that are timed
 FEWEST_ROUNDS = 3
 # Of a GPU that nobody else uses. One at its power limit varies by up to 0.05 from visit to visit.
 _MOST_NOISE = 0.1
@@ -29,7 +29,10 @@ _NORMAL = 1.4826  # standard deviation / median absolute deviation of normal dat
 
 @dataclass(frozen=True)
 class Candidate:
-    """A backend, or PLAIN, with the options of `AttentionOptions` that its time depends on; the mode may be PEER."""
+    """A backend, or PLAIN, with the options of `AttentionOptions` that its time depends on; the mode may be PEER.
+
+    rotate: "on", and "auto" too, which rotates at most all heads.
+    """
 
     backend: str
     mode: str = EXACT
@@ -41,7 +44,8 @@ class Candidate:
     def of(cls, backend: str, options: AttentionOptions) -> Candidate:
         """What a call by `backend` is timed as; the accumulators of `options` are decided."""
         smooth_v = options.smooth_v and options.mode != "precise"  # where nothing is smoothed
-        return cls(backend, options.mode, options.pv_accumulator, options.rotate, smooth_v)
+        rotate = options.mode != EXACT and options.rotate != "off"
+        return cls(backend, options.mode, options.pv_accumulator, rotate, smooth_v)
 
     @property
     def is_quantized(self) -> bool:
@@ -212,8 +216,11 @@ def _candidate(values: object) -> Candidate | None:
     if mode == PEER:
         one = Candidate(backend, PEER)
         return one if values == list(astuple(one)) else None
+    if not isinstance(rotate, bool):
+        return None
     try:
-        options = AttentionOptions(mode, smooth_v=smooth_v, pv_accumulator=accumulator, rotate=rotate)
+        rotation = "on" if rotate else "off"
+        options = AttentionOptions(mode, smooth_v=smooth_v, pv_accumulator=accumulator, rotate=rotation)
     except (TypeError, ValueError):
         return None
     return None if accumulator == "auto" else Candidate.of(backend, options)

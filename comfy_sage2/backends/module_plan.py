@@ -101,6 +101,8 @@ def option_fields(options: AttentionOptions) -> dict[str, int]:
 def plan_fields(request: AttentionRequest, views: Views) -> Fields:
     """A call as modules of ABI 5 take it."""
     found = _common_fields(request, views)
+    if request.options.rotate == "auto":  # modules before that rotate all heads
+        found["rotate_by_head"] = True
     found["has_lse"], found["has_block_margins"] = request.options.return_lse, request.has_block_margins
     if views.block_mask is not None:
         found["block_mask_key_blocks"] = blocks_of(request.kv_length)

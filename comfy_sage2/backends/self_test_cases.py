@@ -77,7 +77,7 @@ CASES = (
     ),
     Case(
         "head_dim 72, float32, rotated", 2, 2, 130, 190, 72, torch.float32,
-        AttentionOptions(scale=0.15, rotate=True),
+        AttentionOptions(scale=0.15, rotate="on"),
     ),
     Case(
         "head_dim 64, block masks with invalid entries", 2, 1, 150, 440, 64, torch.float16, _WITH_LSE,

@@ -19,6 +19,7 @@ FP16_ACCUMULATOR_V_MAXIMUM = 2.25
 P_MAXIMUM_IN_HALVES = 448.0
 # What P is scaled to in the precise mode's FP16: below 65504 by more than the maximum of a row grows at a time.
 PRECISE_P_MAXIMUM = 64.0
+_ROTATIONS = {"off": False, "on": True, "auto": None}
 _PRECISE_P_FORMATS = {torch.float16: FP16, torch.bfloat16: BF16, torch.float32: FP32}
 
 
@@ -29,7 +30,9 @@ class ReferenceOptions:
     qk_format: INT8, INT4, or for ablations a float format.
     groups: the tokens of Q and K that share a scale, and the block sizes.
     smooth_q, smooth_k, smooth_v: sections 3.1 and 3.4.
-    rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`).
+    rotate: multiply Q and K by a Hadamard matrix after smoothing (`quantize.rotation`); None: the heads that gain
+        (`quantize.rotation_choice`). In INT4 rotated heads are INT4_CLIPPED, with a scale for each token of Q whatever
+        `groups` says of Q, if `clip_rotated`.
     p_format, v_format: E4M3, E5M2, INT8, FP16, BF16 or FP32.
     p_maximum, v_maximum: what P = 1 and V's channel maximum are scaled to; None is the largest of the format.
     v_powers_of_two: V's scales are rounded up to powers of two.
@@ -48,7 +51,8 @@ class ReferenceOptions:
     smooth_q: bool = False
     smooth_k: bool = True
     smooth_v: bool = False
-    rotate: bool = False
+    rotate: bool | None = False
+    clip_rotated: bool = False
     p_format: NumberFormat = E4M3
     v_format: NumberFormat = E4M3
     p_maximum: float | None = None
@@ -71,10 +75,14 @@ class ReferenceOptions:
         Scores are INT8 with smooth K in mode "8b", INT4 with smooth Q and K in "4b". P and V are as `pv` says, with
         "auto" in E4M3. The row sum adds P after its rounding, as the kernels' does; the paper's adds it before, as the
         defaults have it. "precise" has the scores of "8b", keeps V as it is and rounds P to `dtype`, or with FP16 sums
-        both to fp16; with P of 16 bits the row sum adds P before its rounding. Rotated INT4 is clipped, and has one
-        scale for each token of Q whatever `groups` says of Q.
+        both to fp16; with P of 16 bits the row sum adds P before its rounding. Rotated INT4 is clipped.
         """
-        numerics = cls(groups=groups, smooth_v=options.smooth_v, rotate=options.rotate, sum_quantized_p=True)
+        numerics = cls(
+            groups=groups,
+            smooth_v=options.smooth_v,
+            rotate=_ROTATIONS[options.rotate],
+            sum_quantized_p=True,
+        )
         if options.mode == "precise":
             numerics = replace(
                 numerics,
@@ -86,9 +94,7 @@ class ReferenceOptions:
                 sum_quantized_p=False,
             )
         if options.mode == "4b":
-            numerics = replace(numerics, qk_format=INT4, smooth_q=True)
-        if options.mode == "4b" and options.rotate:
-            numerics = replace(numerics, qk_format=INT4_CLIPPED, groups=replace(groups, q="token"))
+            numerics = replace(numerics, qk_format=INT4, smooth_q=True, clip_rotated=True)
         if options.pv == "int8":
             numerics = replace(
                 numerics,
@@ -104,6 +110,12 @@ class ReferenceOptions:
         if options.pv == "fp16" or (options.mode == "precise" and options.pv_accumulator == "fp16"):
             numerics = _in_halves(numerics, options)
         return numerics
+
+    def of_heads(self, *, rotated: bool) -> ReferenceOptions:
+        """Those of the heads that are rotated, or of the others."""
+        if not (rotated and self.clip_rotated):
+            return replace(self, rotate=rotated)
+        return replace(self, rotate=True, qk_format=INT4_CLIPPED, groups=replace(self.groups, q="token"))
 
 
 def _in_halves(numerics: ReferenceOptions, options: AttentionOptions) -> ReferenceOptions:

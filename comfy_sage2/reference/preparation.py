@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn.functional import pad
 
 from ..quantize.groups import key_groups, query_groups
 from ..quantize.quantizers import Quantized, quantize_channels, quantize_groups
 from ..quantize.rotation import rotate, rotation_size
+from ..quantize.rotation_choice import rotation_gains
 from ..quantize.smoothing import smooth_blocks, smooth_tokens, without_hidden
 from .options import ReferenceOptions
 
@@ -44,6 +46,7 @@ def prepare(
     hidden: None, or bool (B | 1, Nkv) of `hidden_keys`: keys whose K and V become zeros behind smoothing.
     """
     q, k, v = q.float(), k.float(), v.float()
+    whole_q = q
     q_block_means = k_mean = v_mean = None
     if options.smooth_q:
         q, q_block_means = smooth_blocks(q, options.groups.block_q)
@@ -52,18 +55,45 @@ def prepare(
     if options.smooth_v:
         v, v_mean = smooth_tokens(v, hidden)
     k, v = without_hidden(k, hidden), without_hidden(v, hidden)
-    k_smooth = k
-    if options.rotate:
-        q, k = rotate(q), rotate(k)
-    q_quantized = quantize_groups(q, query_groups(q.shape[2], options.groups, q.device), options.qk_format)
-    if options.rotate:
-        q_quantized = replace(q_quantized, scale=q_quantized.scale / rotation_size(k_smooth.shape[3]))
+    plain, rotated = options.of_heads(rotated=False), options.of_heads(rotated=True)
+    if options.rotate is None:
+        gains = rotation_gains(
+            whole_q,
+            k,
+            (plain.qk_format, rotated.qk_format),
+            (plain.groups, rotated.groups),
+            smooth_q=options.smooth_q,
+            hidden=hidden,
+        )
+        as_they_are, turned = _quantized(q, k, plain), _quantized(q, k, rotated)
+        q_quantized = _chosen(gains.repeat_interleave(q.shape[1] // k.shape[1], dim=1), turned[0], as_they_are[0])
+        k_quantized = _chosen(gains, turned[1], as_they_are[1])
+    else:
+        q_quantized, k_quantized = _quantized(q, k, rotated if options.rotate else plain)
     return Prepared(
         q=q_quantized,
-        k=quantize_groups(k, key_groups(k.shape[2], options.groups, k.device), options.qk_format),
+        k=k_quantized,
         v=quantize_channels(v, options.v_format, options.v_maximum, powers_of_two=options.v_powers_of_two),
-        k_smooth=k_smooth,
+        k_smooth=k,
         q_block_means=q_block_means,
         k_mean=k_mean,
         v_mean=v_mean,
     )
+
+
+def _quantized(q: torch.Tensor, k: torch.Tensor, options: ReferenceOptions) -> tuple[Quantized, Quantized]:
+    """Smoothed Q and K, rotated as `options` say."""
+    size = rotation_size(q.shape[3])
+    if options.rotate:
+        q, k = rotate(q), rotate(k)
+    q_quantized = quantize_groups(q, query_groups(q.shape[2], options.groups, q.device), options.qk_format)
+    if options.rotate:
+        q_quantized = replace(q_quantized, scale=q_quantized.scale / size)
+    return q_quantized, quantize_groups(k, key_groups(k.shape[2], options.groups, k.device), options.qk_format)
+
+
+def _chosen(heads: torch.Tensor, rotated: Quantized, others: Quantized) -> Quantized:
+    """`rotated` in the `heads` (B, H), else `others`, whose values are filled up with zeros."""
+    heads = heads[:, :, None, None]
+    values = pad(others.values, (0, rotated.values.shape[3] - others.values.shape[3]))
+    return Quantized(torch.where(heads, rotated.values, values), torch.where(heads, rotated.scale, others.scale))

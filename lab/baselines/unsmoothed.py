@@ -5,4 +5,4 @@ from dataclasses import replace
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.options import ReferenceOptions
 
-UNSMOOTHED_4B = replace(ReferenceOptions.of(AttentionOptions("4b")), smooth_q=False, smooth_k=False)
+UNSMOOTHED_4B = replace(ReferenceOptions.of(AttentionOptions("4b", rotate="off")), smooth_q=False, smooth_k=False)

@@ -38,16 +38,16 @@ class AblationVariant:
 
 
 VARIANTS = (
-    AblationVariant("8b", AttentionOptions("8b")),
-    AblationVariant("8b, rotation", AttentionOptions("8b", rotate=True), "8b"),
-    AblationVariant("8b, smooth V", AttentionOptions("8b", smooth_v=True), "8b"),
-    AblationVariant("8b, FP16 accumulators", AttentionOptions("8b", pv_accumulator="fp16"), "8b"),
-    AblationVariant("4b", AttentionOptions("4b"), "8b"),
-    AblationVariant("4b, rotation, Q scales per token", AttentionOptions("4b", rotate=True), "4b"),
-    AblationVariant("4b, smooth V", AttentionOptions("4b", smooth_v=True), "4b"),
-    AblationVariant("4b, FP16 accumulators", AttentionOptions("4b", pv_accumulator="fp16"), "4b"),
-    AblationVariant("precise", AttentionOptions("precise"), "8b"),
-    AblationVariant("precise, rotation", AttentionOptions("precise", rotate=True), "precise"),
+    AblationVariant("8b", AttentionOptions("8b", rotate="off")),
+    AblationVariant("8b, rotation", AttentionOptions("8b", rotate="on"), "8b"),
+    AblationVariant("8b, smooth V", AttentionOptions("8b", smooth_v=True, rotate="off"), "8b"),
+    AblationVariant("8b, FP16 accumulators", AttentionOptions("8b", pv_accumulator="fp16", rotate="off"), "8b"),
+    AblationVariant("4b", AttentionOptions("4b", rotate="off"), "8b"),
+    AblationVariant("4b, rotation, Q scales per token", AttentionOptions("4b", rotate="on"), "4b"),
+    AblationVariant("4b, smooth V", AttentionOptions("4b", smooth_v=True, rotate="off"), "4b"),
+    AblationVariant("4b, FP16 accumulators", AttentionOptions("4b", pv_accumulator="fp16", rotate="off"), "4b"),
+    AblationVariant("precise", AttentionOptions("precise", rotate="off"), "8b"),
+    AblationVariant("precise, rotation", AttentionOptions("precise", rotate="on"), "precise"),
 )
 
 

@@ -44,7 +44,7 @@ def find(names: Iterable[str] | None, modes: Iterable[str]) -> FoundCandidates:
 
 def _signature(inputs: Inputs, mode: str) -> CallSignature:
     """As the node has it: with the accumulators that suit the GPU."""
-    options = AttentionOptions(mode, is_causal=inputs.is_causal, pv_accumulator="auto")
+    options = AttentionOptions(mode, is_causal=inputs.is_causal, pv_accumulator="auto", rotate="off")
     return CallSignature.of(inputs.q, inputs.k, inputs.v, options)
 
 
@@ -54,7 +54,7 @@ def _native(sample: AttentionRequest, name: str, smooth_v: bool) -> BenchmarkCan
     if (name, mode) == ("sm90", "4b"):
         notes.append("no speed claim: Hopper has no INT4 tensor cores")
     label = f"{name} {mode}" + (" smooth_v" if smooth_v else "")
-    options = AttentionOptions(mode, smooth_v, pv_accumulator="auto")
+    options = AttentionOptions(mode, smooth_v, pv_accumulator="auto", rotate="off")
     return replace(candidate(label, name, options), is_measured=not smooth_v, note="; ".join(notes))
 
 

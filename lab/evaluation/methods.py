@@ -26,7 +26,7 @@ from ..capture.samples import AttentionSample
 
 Method = Callable[[AttentionSample], torch.Tensor]
 
-_4B = ReferenceOptions.of(AttentionOptions("4b"))
+_4B = ReferenceOptions.of(AttentionOptions("4b", rotate="off"))
 _4B_FP16 = replace(_4B, p_format=FP16, v_format=FP16, accumulator=ACCUMULATE_FP32)
 _PV_ONLY = replace(ReferenceOptions(), qk_format=FP32)
 
@@ -143,16 +143,18 @@ ACCUMULATOR = Table(
     },
 )
 _ATTENTIONS = {
-    "SageAttn2-8b": reference(ReferenceOptions.of(AttentionOptions("8b"), groups=ADA)),
-    "8b + rotation": reference(ReferenceOptions.of(AttentionOptions("8b", rotate=True), groups=ADA)),
-    "SageAttn2-8b, Hopper's groups": reference(ReferenceOptions.of(AttentionOptions("8b"), groups=HOPPER_8B)),
+    "SageAttn2-8b": reference(ReferenceOptions.of(AttentionOptions("8b", rotate="off"), groups=ADA)),
+    "8b + rotation": reference(ReferenceOptions.of(AttentionOptions("8b", rotate="on"), groups=ADA)),
+    "SageAttn2-8b, Hopper's groups": reference(
+        ReferenceOptions.of(AttentionOptions("8b", rotate="off"), groups=HOPPER_8B)
+    ),
     "8b + rotation, Hopper's groups": reference(
-        ReferenceOptions.of(AttentionOptions("8b", rotate=True), groups=HOPPER_8B)
+        ReferenceOptions.of(AttentionOptions("8b", rotate="on"), groups=HOPPER_8B)
     ),
     "SageAttn2-4b": reference(_4B),
-    "4b + rotation": reference(ReferenceOptions.of(AttentionOptions("4b", rotate=True))),
-    "precise": in_mode(AttentionOptions("precise")),
-    "precise + rotation": in_mode(AttentionOptions("precise", rotate=True)),
+    "4b + rotation": reference(ReferenceOptions.of(AttentionOptions("4b", rotate="on"))),
+    "precise": in_mode(AttentionOptions("precise", rotate="off")),
+    "precise + rotation": in_mode(AttentionOptions("precise", rotate="on")),
     "SageAttention1": baseline(sage_attention1),
     "FlashAttn3-fp8 (emulated)": baseline(flash_attention3_fp8),
 }
@@ -162,7 +164,7 @@ def tables(backend_name: str | None) -> tuple[Table, ...]:
     """All tables; the last one, of whole attentions, also measures the kernels of a backend if one is named."""
     kernels = {
         f"{mode}{' + rotation' * rotate} ({backend_name} kernel)": backend(
-            backend_name, AttentionOptions(mode, rotate=rotate)
+            backend_name, AttentionOptions(mode, rotate="on" if rotate else "off")
         )
         for mode in MODES
         for rotate in (False, True)

@@ -18,16 +18,16 @@ FULL_PRECISION = "Full precision"
 
 # A row's name -> its attention: the paper's, and with rotated Q and K.
 _MODES = {
-    "SageAttn2-8b": AttentionOptions("8b"),
-    "SageAttn2-4b": AttentionOptions("4b"),
-    "8b + rotation": AttentionOptions("8b", rotate=True),
-    "4b + rotation": AttentionOptions("4b", rotate=True),
-    "precise": AttentionOptions("precise"),
-    "precise + rotation": AttentionOptions("precise", rotate=True),
+    "SageAttn2-8b": AttentionOptions("8b", rotate="off"),
+    "SageAttn2-4b": AttentionOptions("4b", rotate="off"),
+    "8b + rotation": AttentionOptions("8b", rotate="on"),
+    "4b + rotation": AttentionOptions("4b", rotate="on"),
+    "precise": AttentionOptions("precise", rotate="off"),
+    "precise + rotation": AttentionOptions("precise", rotate="on"),
 }
 _SMOOTH_V_MODES = {
-    "SageAttn2-8b, smooth V": AttentionOptions("8b", smooth_v=True),
-    "SageAttn2-4b, smooth V": AttentionOptions("4b", smooth_v=True),
+    "SageAttn2-8b, smooth V": AttentionOptions("8b", smooth_v=True, rotate="off"),
+    "SageAttn2-4b, smooth V": AttentionOptions("4b", smooth_v=True, rotate="off"),
 }
 
 

@@ -33,7 +33,7 @@ from comfy_sage2 import machine
 from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.block_mask import BlockMask, blocks_of
 from comfy_sage2.command_line import Parser, given_or_new_seed, seed_number
-from comfy_sage2.options import EXACT, MODES, AttentionOptions
+from comfy_sage2.options import EXACT, MODES, ROTATIONS, AttentionOptions
 from comfy_sage2.request import AttentionRequest
 from comfy_sage2.signature import CallSignature
 from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
@@ -244,7 +244,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--mode", choices=[mode for mode in MODES if mode != EXACT], default="8b")
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--rotate", action="store_true")
+    parser.add_argument("--rotate", choices=ROTATIONS, default="off")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--hidden", type=int, default=0, metavar="KEYS", help="the last ones, by a mask (default: 0)")
     kinds.add_argument("--skipped", type=_share, metavar="SHARE", help="of blocks that lists leave out, at random")

@@ -54,7 +54,7 @@ class BlockMaskCase:
 
     @property
     def options(self) -> AttentionOptions:
-        return AttentionOptions(self.mode, is_causal=self.is_causal)
+        return AttentionOptions(self.mode, is_causal=self.is_causal, rotate="off")
 
     def row(self, times: Mapping[str, float]) -> str:
         """A row of a table: milliseconds by name, and behind each how many times as fast as the dense call it is."""

@@ -53,7 +53,7 @@ def rows_in_phases(device: torch.device) -> Iterator[str]:
     yield "| mode | held, MB | released, MB |"
     yield "| --- | --- | --- |"
     for mode in MODES:
-        options = AttentionOptions(mode, pv_accumulator="auto")
+        options = AttentionOptions(mode, pv_accumulator="auto", rotate="off")
         try:
             _peak_in_phases(device, options, held=True)  # what is made once stays out of it
             held, released = (_peak_in_phases(device, options, held=held) for held in (True, False))

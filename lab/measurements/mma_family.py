@@ -117,7 +117,7 @@ def of_build(name: str, module: ModuleType) -> list[BenchmarkCandidate]:
             BenchmarkCandidate(
                 f"{name}: {mode} {'int8' if pv == 'int8' else accumulator}",
                 f"{module.architecture} {module.version} for {module.target}",
-                partial(prepare, AttentionOptions(mode, pv_accumulator=accumulator, pv=pv)),
+                partial(prepare, AttentionOptions(mode, pv_accumulator=accumulator, pv=pv, rotate="off")),
                 kernel_name="attention_",
                 note=EMULATED if pv == "fp8" else "",
             )

@@ -193,7 +193,7 @@ def served(
     calls.count(TORCH, reason)
     if not options.return_lse:
         return torchs_attention(inputs, options, options.scale), None
-    exact = replace(options, mode=EXACT, smooth_v=False, rotate=False, pv_accumulator="auto")
+    exact = replace(options, mode=EXACT, smooth_v=False, rotate="auto", pv_accumulator="auto")
     fused = plan(CallSignature.of(q, k, v, exact, optional, accelerated_only=True))
     if isinstance(fused, Refusal):
         return plain_attention(inputs, options, options.scale)

@@ -105,7 +105,7 @@ class ReferenceModule:
             _MODES[fields["mode"]],
             smooth_v=fields["smooth_v"],
             pv_accumulator=f"fp{fields['pv_accumulator']}",
-            rotate=fields["rotate"],
+            rotate="auto" if fields.get("rotate_by_head") else "on" if fields["rotate"] else "off",
         )
         given = lists_of(fields)
         flag = tensor_at(fields["invalid_blocks"], (1,), (1,), torch.int32) if fields["invalid_blocks"] else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_what_lies_in_hidden_keys_changes_nothing(mode: str, smooth_v: bool, con
     q, k, v = inputs()
     mask = padding(torch.bool)
     hidden = ~mask.view(1, 1, -1, 1)
-    choices = {"mode": mode, "smooth_v": smooth_v, "attn_mask": mask, "return_lse": True}
+    choices: dict[str, Any] = {"mode": mode, "smooth_v": smooth_v, "attn_mask": mask, "return_lse": True}
     wanted = comfy_sage2.attention(q, k, v, **choices)
     noise = torch.randn_like(k) * content
     found = comfy_sage2.attention(q, torch.where(hidden, noise, k), torch.where(hidden, noise, v), **choices)
@@ -85,7 +86,9 @@ def test_masks_of_a_head_or_query_hide_no_key() -> None:
     shown = hidden_keys(mask[:, :1, :1])
     assert shown is not None
     assert shown.tolist() == [[False] + [True] * 6] * 2
-    assert torch.equal(shown, hidden_keys(mask[:, :1, :1].expand(2, 3, 5, 7)))
+    expanded = hidden_keys(mask[:, :1, :1].expand(2, 3, 5, 7))
+    assert expanded is not None
+    assert torch.equal(shown, expanded)
 
 
 def test_constant_keys_stay_numbers() -> None:

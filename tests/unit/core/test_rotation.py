@@ -7,8 +7,14 @@ import math
 import pytest
 import torch
 
+from comfy_sage2.metrics import Agreement
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
 from comfy_sage2.quantize.integer import INT4_CLIPPED
 from comfy_sage2.quantize.rotation import rotate, rotation_size
+from comfy_sage2.reference.attention import reference_attention
+from comfy_sage2.reference.exact import exact_attention
+from comfy_sage2.reference.options import ReferenceOptions
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 40, 64, 72, 128, 136, 256, 300])
@@ -74,3 +80,43 @@ def test_clipped_int4_uses_all_sixteen_integers() -> None:
     rounded = INT4_CLIPPED.round(x)
     assert rounded[:6].tolist() == [-8, -8, -8, 7, 7, 7]
     assert rounded[6].isnan()
+
+
+def loud(head_dim: int, *, rotated: bool) -> torch.Tensor:
+    """K whose first channels are loud, or those of its rotation."""
+    k = torch.randn(1, 2, 300, head_dim)
+    k[..., :3] *= 20
+    return k if not rotated else k @ rotate(torch.eye(head_dim)).T / head_dim**0.5
+
+
+@pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
+@pytest.mark.parametrize("groups", [ADA, HOPPER_8B], ids=lambda groups: groups.name)
+def test_each_head_takes_the_better_way(mode: str, groups: GroupScheme) -> None:
+    q, v = torch.randn(1, 4, 200, 64), torch.randn(1, 2, 300, 64)
+    k = torch.cat((loud(64, rotated=False)[:, :1], loud(64, rotated=True)[:, :1]), dim=1)
+    outs = {
+        choice: reference_attention(q, k, v, ReferenceOptions.of(AttentionOptions(mode, rotate=choice), groups=groups))
+        for choice in ("off", "on", "auto")
+    }
+    for heads, better, worse in ((slice(2), "on", "off"), (slice(2, 4), "off", "on")):
+        exact = exact_attention(q, k, v)[0][:, heads]
+        errors = {choice: Agreement.of(out[:, heads].double(), exact).relative_l1 for choice, (out, _) in outs.items()}
+        assert errors["auto"] == pytest.approx(errors[better], rel=1e-6)
+        assert errors[better] < errors[worse]
+
+
+def test_a_head_of_nan_or_zeros_is_not_rotated() -> None:
+    q, k, v = torch.randn(1, 2, 100, 64), torch.randn(1, 2, 100, 64), torch.randn(1, 2, 100, 64)
+    k[:, 0, 3, 5] = math.nan
+    k[:, 1] = 0.0
+    outs = [reference_attention(q, k, v, ReferenceOptions.of(AttentionOptions(rotate=r)))[0] for r in ("off", "auto")]
+    assert torch.equal(outs[0][:, 1], outs[1][:, 1])
+    assert outs[1][:, 0].isnan().any()
+
+
+def test_true_and_false_are_on_and_off() -> None:
+    assert AttentionOptions(rotate=True) == AttentionOptions(rotate="on")  # type: ignore[arg-type]
+    assert AttentionOptions(rotate=False) == AttentionOptions(rotate="off")  # type: ignore[arg-type]
+    assert AttentionOptions() == AttentionOptions(rotate="auto")
+    with pytest.raises(ValueError, match="rotate must be one of 'off', 'on', 'auto', got 'never'"):
+        AttentionOptions(rotate="never")

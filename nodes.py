@@ -15,6 +15,7 @@ from comfy_sage2.comfyui.nodes.support import (
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
+    ROTATIONS,
     advanced,
     backend_input,
     checked,
@@ -109,15 +110,16 @@ class SageAttention2(io.ComfyNode):
                     )
                 ),
                 advanced(
-                    io.Boolean.Input(
+                    io.Combo.Input(
                         "rotate",
                         display_name="rotate queries and keys",
-                        default=True,
+                        options=ROTATIONS,
+                        default="auto",
                         optional=True,
-                        tooltip="Mixes the channels of queries and keys before quantization. 4b gets closer to full "
-                        "precision. 8b and precise get closer in models with a few large channels, such as MiniMax H3, "
-                        "and can be a little less exact in others. Attention takes up to about 3 % longer. API prompts "
-                        "without this input keep it off.",
+                        tooltip="Mixes the channels of queries and keys before quantization. auto: in the attention "
+                        "heads that get closer to full precision by it. Kernels 4 cannot choose and take all heads, "
+                        "which is less exact in some models. on: in all heads. off: in none, as in the paper. API "
+                        "prompts without this input keep it off.",
                     )
                 ),
                 advanced(
@@ -199,11 +201,11 @@ class SageAttention2(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, mode: Any = None, backend: Any = None, guard: Any = None) -> bool:
+    def validate_inputs(cls, mode: Any = None, backend: Any = None, guard: Any = None, rotate: Any = None) -> bool:
         """Before the run; ComfyUI checks no value of the inputs named here, and would tell an error once for each.
 
-        An unknown mode or backend is no reason to refuse: the node takes its default and says so. In prompts of earlier
-        versions guard is true or false.
+        An unknown mode, backend or rotation is no reason to refuse: the node takes its default and says so. In prompts
+        of earlier versions guard and rotate are true or false.
         """
         return True
 
@@ -217,7 +219,7 @@ class SageAttention2(io.ComfyNode):
         policy: Any = None,
         guard: str | bool = False,
         when: str = "always",
-        rotate: bool = False,
+        rotate: str | bool = "off",
         smooth_v: bool = False,
         start_percent: float = 0.0,
         end_percent: float = 1.0,

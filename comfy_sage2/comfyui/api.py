@@ -1,5 +1,6 @@
 """All that the nodes call, in one place: they import this module or, when that fails, say why."""
 
+from ..options import rotation_of
 from ..policy.document import to_text
 from ..policy.files import fingerprint, load_policy, save_policy
 from .hooks.prompt import running_prompt, running_workflow
@@ -31,6 +32,7 @@ __all__ = [
     "policy_text",
     "ready_line",
     "report",
+    "rotation_of",
     "running_prompt",
     "running_workflow",
     "save_policy",

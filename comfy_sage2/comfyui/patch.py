@@ -62,11 +62,11 @@ def patch_model(model: Any, settings: Settings) -> Any:
     return with_handler(model, handler, previous)
 
 
-def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotate: bool = False) -> Any:
+def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotate: str = "off") -> Any:
     """A clone of `model` whose next sampling is measured.
 
     cost_limit: the share of the sampling's time, 0 to 1, that measuring may take. progress: is told how far it is.
-    rotate: measure with rotated Q and K.
+    rotate: of `AttentionOptions`, to measure with.
     """
     prepare(model.load_device, BACKENDS)
     previous = override_before_ours(model)
@@ -132,7 +132,7 @@ def policy_of(model: Any, quality: str, skip: str = COMPUTE_ALL, sparse: str = C
 
 
 def _calibration(
-    model: Any, previous: Override | None, cost_limit: float, progress: Progress, rotate: bool, least: float = 0.0
+    model: Any, previous: Override | None, cost_limit: float, progress: Progress, rotate: str, least: float = 0.0
 ) -> Calibration:
     return Calibration(
         signature_of(model),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..options import EXACT, AttentionOptions, check_choice
+from ..options import EXACT, ROTATIONS, AttentionOptions, check_choice, rotation_of
 from ..options import MODES as QUANTIZED
 from ..policy.calibrated import COMPUTE_ALL, SKIP, SPARSE, Policy
 from ..sparsity.levels import LEVELS, SKIP_LEVELS, Level
@@ -25,6 +25,7 @@ _CHOICES = {
     "guard": GUARDS,
     "sparse": SPARSE,
     "skip": SKIP,
+    "rotate": ROTATIONS,
 }
 
 
@@ -91,7 +92,8 @@ class Settings:
         guard: check the outputs, and compute layers that fail more exactly: "values" for NaN and infinity; "values and
             fidelity" also compares a sample of each pass with exact attention; "off" checks nothing.
         policy: decides the options of each call in place of `mode` and `smooth_v`; "off" stays off.
-        rotate: rotate Q and K after smoothing, in every mode and whatever a policy decides.
+        rotate: of `AttentionOptions`, in every mode and whatever a policy decides; True and False of older prompts are
+            "on" and "off".
         when: "always", or "where it is faster": then calls for which an exact attention was measured to be the fastest
             are served by it, also those that the other settings leave in full precision, and the others by another
             package's attention that is faster than the mode and no less exact. "whatever is fastest": also by one that
@@ -113,7 +115,7 @@ class Settings:
     measure_quality: bool = False
     guard: str = UNGUARDED
     policy: Policy | None = None
-    rotate: bool = False
+    rotate: str = "off"
     when: str = ALWAYS
     respect_model_attention: bool = False
     sparse: str = COMPUTE_ALL
@@ -123,7 +125,7 @@ class Settings:
 
     @classmethod
     def of_workflow(cls, **values: Any) -> Settings:
-        """Settings of these values; for a mode or backend that is unknown the default, and a note that names it.
+        """Settings of these values; for an unknown mode, backend or rotation the default, and a note that names it.
 
         A workflow may have been saved by another version of the pack. In those of earlier ones `guard` is true or
         false, and `guard_level` says what it checks. Raises ValueError for other values.
@@ -134,7 +136,8 @@ class Settings:
             values["guard"] = level if guard else UNGUARDED
         notes = []
         defaults = {field.name: field.default for field in fields(cls)}
-        for name in ("mode", "backend"):
+        values["rotate"] = rotation_of(values.get("rotate", defaults["rotate"]))
+        for name in ("mode", "backend", "rotate"):
             allowed, value = _CHOICES[name], values.get(name, defaults[name])
             if value not in allowed:
                 values[name] = defaults[name]
@@ -145,6 +148,7 @@ class Settings:
         return cls(**values, notes=tuple(notes))
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rotate", rotation_of(self.rotate))
         for name, allowed in _CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
         reason = reason_against_steps(self.start_percent, self.end_percent) or _reason_against_share(
@@ -192,8 +196,8 @@ class Settings:
         parts = [f"mode {self.mode}" if self.policy is None else f"policy ({self.policy.target})"]
         if self.options.smooth_v and self.mode != "precise":
             parts.append("smooth V")
-        if self.options.rotate:
-            parts.append("rotation")
+        if self.options.mode != EXACT and self.rotate != "off":
+            parts.append("rotation" if self.rotate == "on" else "rotation by the head")
         if (self.start_percent, self.end_percent) != (0.0, 1.0):
             parts.append(f"steps {self.start_percent:.0%} to {self.end_percent:.0%}")
         if self.apply_to != "self and cross":

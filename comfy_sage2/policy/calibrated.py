@@ -55,7 +55,8 @@ class Policy:
         bounds: shares of the sampling steps, ascending from 0 to 1; part i is from bounds[i] to bounds[i + 1].
         layers: for each attention call of one pass its head_dim.
         cells: [layer][part].
-        rotate: whether the errors were measured with rotated Q and K. To rotate is the node's choice, not the policy's.
+        rotate: of `AttentionOptions`, with which the errors were measured. To rotate is the node's choice, not the
+            policy's.
         skip: of SKIP, what a node that says nothing else leaves out. The errors were measured with all blocks.
         sparse: of SPARSE, the same for packs that have this input; goes before `skip`.
         names: of the layers, each once; () where the model names none: then they count by their order.
@@ -66,7 +67,7 @@ class Policy:
     bounds: tuple[float, ...]
     layers: tuple[int, ...]
     cells: tuple[tuple[Cell, ...], ...]
-    rotate: bool = False
+    rotate: str = "off"
     names: tuple[str, ...] = ()
     skip: str = COMPUTE_ALL
     sparse: str = COMPUTE_ALL
@@ -142,7 +143,7 @@ class Policy:
         return (
             f"policy: {self.target} (cosine at least {target.cosine:g}, relative L1 at most {target.relative_l1:g}), "
             f"made for {self.signature.model} with {len(self.layers)} attention layers"
-            f"{', measured with rotation' if self.rotate else ''}"
+            f"{'' if self.rotate == 'off' else f', measured with rotate {self.rotate}'}"
             f"{'' if self.skip == COMPUTE_ALL else f', with skip {self.skip}'}"
             f"{'' if self.sparse == COMPUTE_ALL else f', with sparse {self.sparse}'}"
         )
@@ -167,7 +168,7 @@ def make_policy(
     head_dims: Mapping[int, int],
     measurements: Measurements,
     *,
-    rotate: bool = False,
+    rotate: str = "off",
     choices: TunedChoices | None = None,
     names: Mapping[int, str] | None = None,
 ) -> Policy:
@@ -179,7 +180,7 @@ def make_policy(
         head_dims: layer -> head_dim of every attention call of one pass.
         measurements: what was measured where. A part that was not takes the most cautious options of its layer's
             measured parts; a layer without any stays in full precision.
-        rotate: whether it was measured with rotation.
+        rotate: of `AttentionOptions`, with which it was measured.
         choices: by the times of the GPU that it is made on; None takes the shipped order of speed.
         names: of the layers; None, or names that are numbers alone, give a policy that goes by their order.
 

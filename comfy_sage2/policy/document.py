@@ -7,7 +7,7 @@ import sys
 from itertools import pairwise
 from typing import Any
 
-from ..options import AttentionOptions
+from ..options import AttentionOptions, rotation_of
 from ..text import check_line, quoted
 from .calibrated import COMPUTE_ALL, SKIP, SPARSE, Cell, Policy
 from .signature import Scalar, Signature
@@ -17,10 +17,11 @@ SCHEMA = "comfy_sage2.policy"
 FULL = "full"  # the mode of a cell in full precision
 # Each version of the document, and the modes that it came with. A policy is written in the first version that has what
 # it holds, so that packs of that time can read it.
-MODES: dict[int, tuple[str, ...]] = {1: ("8b", "4b", FULL), 2: ("precise",), 3: (), 4: (), 5: ()}
+MODES: dict[int, tuple[str, ...]] = {1: ("8b", "4b", FULL), 2: ("precise",), 3: (), 4: (), 5: (), 6: ()}
 NAMED = 3  # from this version on layers may have names
 SKIPS = 4  # from this version on there may be skipped blocks, and layers of either kind
 BOUNDED = 5  # from this version on they may be by a bound of each head
+BY_HEAD = 6  # from this version on each head may be rotated or not
 LONGEST = 4_000_000  # characters; a policy for a hundred layers has some thirty thousand
 LONGEST_LINE = 200  # characters of a name or a value
 LONGEST_NAME = 80  # characters of a layer's name
@@ -39,7 +40,7 @@ def to_text(policy: Policy) -> str:
         "model": {"class": policy.signature.model, "config": dict(policy.signature.config)},
         "target": policy.target,
         "bounds": list(policy.bounds),
-        **({"rotate": True} if policy.rotate else {}),
+        **({} if policy.rotate == "off" else {"rotate": True if policy.rotate == "on" else policy.rotate}),
         **({"skip": policy.skip} if policy.skip != COMPUTE_ALL else {}),
         **({"sparse": policy.sparse} if policy.sparse != COMPUTE_ALL else {}),
     }
@@ -53,6 +54,8 @@ def to_text(policy: Policy) -> str:
 
 
 def _version(policy: Policy) -> int:
+    if policy.rotate == "auto":
+        return BY_HEAD
     if policy.sparse != COMPUTE_ALL:
         return BOUNDED
     if policy.skip != COMPUTE_ALL:
@@ -103,8 +106,10 @@ def from_text(text: str) -> Policy:
         raise ValueError(f"[SA-501] target must be one of {', '.join(map(repr, TARGETS))}, got {quoted(target)}")
     bounds = _bounds(_field(document, "bounds", "the policy"))
     rotate = document.get("rotate", False)  # of later packs
-    if not isinstance(rotate, bool):
-        raise ValueError(f"[SA-501] rotate must be true or false, got {quoted(rotate)}")
+    if not (isinstance(rotate, bool) or (version >= BY_HEAD and rotate == "auto")):
+        raise ValueError(
+            f"[SA-501] rotate must be true, false or from version {BY_HEAD} on 'auto', got {quoted(rotate)}"
+        )
     skip = _level(document, "skip", SKIP) if version >= SKIPS else COMPUTE_ALL
     sparse = _level(document, "sparse", SPARSE) if version >= BOUNDED else COMPUTE_ALL
     rows = _list(_field(document, "layers", "the policy"), "layers")
@@ -121,7 +126,7 @@ def from_text(text: str) -> Policy:
         bounds,
         tuple(head_dim for head_dim, _ in layers),
         tuple(cells for _, cells in layers),
-        rotate,
+        rotation_of(rotate),
         _names(rows) if version == NAMED or (version > NAMED and "name" in rows[0]) else (),
         skip,
         sparse,

@@ -133,5 +133,5 @@ def _prompt(job: Job, variant: str) -> Prompt:
         prompt["attention"] = {"class_type": "SageAttention2DemoBaseline", "inputs": inputs}
     else:
         mode = "off" if variant == FULL_PRECISION else variant
-        prompt["attention"]["inputs"].update(mode=mode, rotate=True, backend=job.backend or "auto")
+        prompt["attention"]["inputs"].update(mode=mode, rotate="auto", backend=job.backend or "auto")
     return prompt

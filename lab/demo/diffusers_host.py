@@ -47,7 +47,7 @@ class DiffusersHost:
                 patched = stack.enter_context(
                     _Baseline(self._transformer, variant)
                     if variant in BASELINES
-                    else patch(self._transformer, mode=variant, rotate=True, backend=job.backend)
+                    else patch(self._transformer, mode=variant, rotate="auto", backend=job.backend)
                 )
             latent = self._denoise(job, progress)
         frames = self._decode(latent)

@@ -84,7 +84,9 @@ def _candidates(
     backend = "auto" if device.type == "cuda" else "reference"
     for mode in modes:
         quantizes = mode != "exact"
-        settings = Settings(mode, backend=backend, rotate=quantizes, when="always" if quantizes else WHERE_FASTER)
+        settings = Settings(
+            mode, backend=backend, rotate="auto" if quantizes else "off", when="always" if quantizes else WHERE_FASTER
+        )
         patched = patch_model(patcher, settings)
         reason = sessions_of(patched)[-1].handler.idle_reason
         if reason is None:
@@ -147,7 +149,7 @@ def page(results: list[Steps], failed: dict[str, str], about: str, version: str,
         f"- Date: {date.today().isoformat()}.",
         "",
         f"Seconds a sampling step with random weights, medians of {rounds} rounds, shuffled anew in each; bf16. "
-        "The node rotates in 8b, precise and 4b, as a new one does. "
+        "The node rotates the heads that gain by it, as a new one does. "
         f'"{NOTHING}" is what is left of a step; "possible" is the share of the time of ComfyUI\'s '
         "attention that is saved. Attentions that take no mask leave such calls to ComfyUI.",
         "",

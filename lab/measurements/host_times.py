@@ -96,7 +96,7 @@ def entries(comfyui: Path | None) -> dict[str, Run]:
     one = torch.randn(1, 1, 1, 8)
     patched = patch(_Attends(), mode="8b", backend=ARCHITECTURE)
     found: dict[str, Run] = {
-        "ComfyUI's override, a new node": _override(guard="values", when="where it is faster", rotate=True),
+        "ComfyUI's override, a new node": _override(guard="values", when="where it is faster", rotate="auto"),
         "ComfyUI's override, guard off": _override(),
         "`comfy_sage2.attention`": lambda: attention(q, k, v, mode="8b", backend=ARCHITECTURE),
         "diffusers' patch": lambda: patched.answer(CallTensors(q, k, v, None), 0.0, False, None, False),

@@ -10,6 +10,7 @@ from .support import (
     CATEGORY,
     IMPORT_ERROR,
     PASSED_THROUGH,
+    ROTATIONS,
     advanced,
     backend_input,
     checked,
@@ -55,14 +56,14 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                 ),
                 cost_limit_input(30.0, "the first run's sampling time"),
                 advanced(
-                    io.Boolean.Input(
+                    io.Combo.Input(
                         "rotate",
                         display_name="rotate queries and keys",
-                        default=True,
+                        options=ROTATIONS,
+                        default="auto",
                         tooltip="Mixes the channels of queries and keys before quantization, while measuring and "
-                        "rendering. 4b gets closer to full precision. 8b and precise get closer in models with a few "
-                        "large channels, such as MiniMax H3, and can be a little less exact in others. Attention takes "
-                        "up to about 3 % longer.",
+                        "rendering. auto: in the attention heads that get closer to full precision by it. on: in all "
+                        "heads. off: in none.",
                     )
                 ),
                 backend_input(),
@@ -83,6 +84,11 @@ class SageAttention2AutoPolicy(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, rotate: Any = None) -> bool:
+        """ComfyUI does not check rotate, which was true or false before: older workflows have that."""
+        return True
+
+    @classmethod
     def fingerprint_inputs(cls, **inputs: Any) -> str:
         """Changes when the node has calibrated: the next run then renders, although its inputs are the same."""
         if IMPORT_ERROR is not None:
@@ -100,7 +106,7 @@ class SageAttention2AutoPolicy(io.ComfyNode):
         quality: str,
         policy: str,
         cost_limit: float,
-        rotate: bool,
+        rotate: str | bool,
         backend: str,
         measure_quality: bool,
         guard: bool,

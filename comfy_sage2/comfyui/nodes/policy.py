@@ -14,6 +14,7 @@ from .support import (
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
+    ROTATIONS,
     advanced,
     checked,
     cost_limit_input,
@@ -53,13 +54,15 @@ class SageAttention2Calibrate(io.ComfyNode):
                 ),
                 cost_limit_input(15.0, "the sampling time"),
                 advanced(
-                    io.Boolean.Input(
+                    io.Combo.Input(
                         "rotate",
                         display_name="rotate queries and keys",
-                        default=True,
+                        options=ROTATIONS,
+                        default="auto",
                         optional=True,
-                        tooltip="Measures with rotated queries and keys. Choose the same as on the SageAttention2 node "
-                        "that will use the policy.",
+                        tooltip="Measures with queries and keys rotated in the attention heads that get closer to full "
+                        "precision by it (auto), in all heads or in none. Choose the same as on the SageAttention2 "
+                        "node that will use the policy.",
                     )
                 ),
             ],
@@ -72,12 +75,17 @@ class SageAttention2Calibrate(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, rotate: Any = None) -> bool:
+        """ComfyUI does not check rotate, which was true or false before: older workflows have that."""
+        return True
+
+    @classmethod
     @checked
-    def execute(cls, model: Any, cost_limit: float, rotate: bool = False) -> io.NodeOutput:
+    def execute(cls, model: Any, cost_limit: float, rotate: str | bool = "off") -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
         progress = shown_progress(cls.hidden.unique_id)
-        patched = library.calibrated_model(model, cost_limit / 100.0, progress, rotate=rotate)
+        patched = library.calibrated_model(model, cost_limit / 100.0, progress, rotate=library.rotation_of(rotate))
         return io.NodeOutput(patched, ui={"text": [library.status(library.sessions_of(patched)[-1])]})
 
 

@@ -22,6 +22,7 @@ BACKENDS = ["auto", "reference", "auto or reference"]
 QUALITIES = ["lossless", "balanced", "fast"]
 SPARSE = ["off", "lossless", "light", "medium", "strong"]
 SKIP = ["off", *QUALITIES]
+ROTATIONS = ["auto", "on", "off"]
 
 
 def advanced(node_input: io.Input) -> io.Input:

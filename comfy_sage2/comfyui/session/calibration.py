@@ -46,7 +46,7 @@ class Calibration(Handler):
         measurements: (layer, part of the steps) -> the error of each variant.
         left_out: layer -> why it could not be measured.
         budget: the time for measuring in the last sampling.
-        rotate: measure with rotated Q and K.
+        rotate: of `AttentionOptions`, to measure with.
         choices: by the times of the GPU.
         sampled_by: whose attention samples, where that is not known to be full precision.
     """
@@ -60,7 +60,7 @@ class Calibration(Handler):
         cost_limit: float,
         progress: Progress,
         *,
-        rotate: bool = False,
+        rotate: str = "off",
         choices: TunedChoices | None = None,
         sampled_by: str | None = None,
         least_seconds: float = 0.0,
@@ -177,7 +177,7 @@ class Calibration(Handler):
         cost = f", in {self.budget.spent:.2f} s" if found else ""
         if found and summary.seconds > 0.0:
             cost += f" ({min(self.budget.spent / summary.seconds, 1.0):.0%} of the sampling)"
-        rotated = ", with rotation" if self.rotate else ""
+        rotated = "" if self.rotate == "off" else f", rotate {self.rotate}"
         return f"calibration measured {found} of {self.measurable} pairs of layer and part of the steps{rotated}{cost}"
 
     def own_report(self, summary: Summary) -> str:

@@ -216,10 +216,10 @@ class Dispatcher(Handler):
             )
         if policy is None or policy.rotate == rotate:
             return lines
-        measured = f"the policy was measured {'with' if policy.rotate else 'without'} rotation"
         return (
             *lines,
-            f"{measured}, and rotate is {'on' if rotate else 'off'} here, so its errors are not those measured",
+            f"the policy was measured with rotate {policy.rotate}, and rotate is {rotate} here, so its errors "
+            "are not those measured",
         )
 
     def _measured(self) -> list[str]:
@@ -255,7 +255,7 @@ def probe(device: torch.device, settings: Settings) -> Decision:
 
 
 @lru_cache(maxsize=256)
-def _completed(options: AttentionOptions, rotate: bool, scale: float | None, layout: str) -> AttentionOptions:
+def _completed(options: AttentionOptions, rotate: str, scale: float | None, layout: str) -> AttentionOptions:
     """A selector's options with what no selector decides, and without a smoothing that has no effect."""
     if options.mode == EXACT:
         return replace(options, scale=scale, layout=layout)

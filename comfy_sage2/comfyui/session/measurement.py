@@ -61,7 +61,7 @@ def checked_tensors(
     return q, k, v, mask
 
 
-def served_variants(call: AttentionCall, *, rotate: bool = False) -> tuple[AttentionOptions, ...]:
+def served_variants(call: AttentionCall, *, rotate: str = "off") -> tuple[AttentionOptions, ...]:
     """Those of VARIANTS whose mode an accelerated backend can run on `call`; all of them where none can run any.
 
     Raises the attention API's errors.
@@ -76,10 +76,10 @@ def served_variants(call: AttentionCall, *, rotate: bool = False) -> tuple[Atten
     return tuple(options for options in VARIANTS if options.mode in served) or VARIANTS
 
 
-def measure_variants(call: AttentionCall, *, rotate: bool = False) -> dict[AttentionOptions, Agreement]:
+def measure_variants(call: AttentionCall, *, rotate: str = "off") -> dict[AttentionOptions, Agreement]:
     """The error of each of `served_variants` on a sample of `call`, by the backend that serves it or the reference.
 
-    rotate: measure every variant with rotated Q and K; the variants that the errors are named by do not say so.
+    rotate: of `AttentionOptions`, for every variant; the variants that the errors are named by do not say so.
     Of several entries of the batch the worst one counts: an empty prompt may be easy, and say nothing about the other.
     Waits for the device. Raises the attention API's errors.
     """

@@ -75,7 +75,7 @@ class Family:
     steps: int = 2
 
 
-_8B = "`8b`, rotate on, smooth_v off"
+_8B = "`8b`, rotate auto, smooth_v off"
 _QWEN_ADVICE = f"{_8B}, guard on (other kernels gave black pictures: QwenLM/Qwen-Image#32)"
 _PICTURE = f'{_8B}; *when* on "where it is faster": short calls take exact attention'
 
@@ -137,7 +137,7 @@ FAMILIES = (
             _H3_TINY, ((1, 24, 7, 16, 16), (1, 32, 2, 40)), (20, 64)
         ),
         "one self-attention a block over text, sound and video, in containers",
-        "`8b`, rotate on (INT8 without it spoils this model: Comfy-Org/docs#1698), smooth_v off",
+        "`8b`, rotate auto (INT8 without rotation spoils this model: Comfy-Org/docs#1698), smooth_v off",
         before="the text refiner", steps=1,
     ),
     Family(

@@ -35,8 +35,8 @@ def document(found: Findings) -> str:
     else:
         lines += [
             "bf16, random weights: median (least to most) over all steps of the rounds, in which candidates take "
-            "turns. The node rotates, and leaves to exact attention what is faster there. Calls are those of one "
-            "step.", "",
+            "turns. The node rotates the heads that gain, and leaves to exact attention what is faster there. "
+            "Calls are those of one step.", "",
         ]  # fmt: skip
     names = [DEFAULT, *found.modes, NOTHING]
     lines += [

@@ -37,7 +37,7 @@ def serve_tiny(family: Family, device: torch.device) -> Served:
     """Sample the tiny model without the node, with it, and without attention."""
     patcher = load(family, family.tiny, torch.float32, device)
     plain, _ = sample(patcher, family, family.tiny, TINY_STEPS)
-    patched = patch_model(patcher, Settings(backend="reference", rotate=True))
+    patched = patch_model(patcher, Settings(backend="reference", rotate="auto"))
     with counted() as calls:
         out, _ = sample(patched, family, family.tiny, TINY_STEPS)
     nothing, _ = sample(with_override(patcher, attention_for_nothing), family, family.tiny, TINY_STEPS)
@@ -59,7 +59,7 @@ def time_steps(family: Family, shape: DeclaredModel, modes: list[str], rounds: i
     patcher = load(family, shape, torch.bfloat16, device)
     backend = "auto" if is_gpu else "reference"
     nodes = {
-        mode: patch_model(patcher, Settings(mode, backend=backend, rotate=True, when=WHERE_FASTER)) for mode in modes
+        mode: patch_model(patcher, Settings(mode, backend=backend, rotate="auto", when=WHERE_FASTER)) for mode in modes
     }
     candidates = {DEFAULT: patcher.clone(), **nodes, NOTHING: with_override(patcher, attention_for_nothing)}
     for mode, node in nodes.items():

@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 FOUR = AttentionOptions(mode="4b")
 
 
-def policy(rotate: bool = False) -> Policy:
+def policy(rotate: str = "off") -> Policy:
     return Policy(Signature.of("WAN21", {}), "fast", (0.0, 1.0), (64,), ((Cell(FOUR),),), rotate)
 
 
@@ -51,35 +51,43 @@ def test_every_call_is_rotated(mode: str) -> None:
     options = {"policy": policy()} if mode == "policy" else {"mode": mode}
     computed = "4b" if mode in ("4b", "policy") else "8b"
     q, k, v = (tensor.unflatten(-1, (2, 64)).transpose(1, 2) for tensor in tensors)
-    for rotate in (False, True):
+    for rotate in ("off", "on", "auto"):
         out, label = outputs(Settings(backend="reference", rotate=rotate, **options), tensors, selector)
         chosen = ReferenceOptions.of(AttentionOptions(mode=computed, rotate=rotate))
         expected = reference_attention(q, k, v, chosen)[0].transpose(1, 2).flatten(2)
         assert torch.equal(out, expected)
-        assert label == f"reference · {computed}" + " · rotation" * rotate
+        assert label == f"reference · {computed}" + " · rotation" * (rotate == "on")
 
 
 def test_without_the_choice_nothing_is_rotated() -> None:
     """As in API prompts that were saved before there was one."""
-    assert Settings() == Settings(rotate=False) and "rotation" not in Settings().describe()
-    assert Settings(rotate=True).describe() == "mode 8b, rotation"
-    assert Settings(mode="off", rotate=True).describe() == "mode off"
+    assert Settings() == Settings.of_workflow(rotate=False) and "rotation" not in Settings().describe()
+    assert Settings.of_workflow(rotate=True) == Settings(rotate="on")
+    assert Settings(rotate="on").describe() == "mode 8b, rotation"
+    assert Settings(rotate="auto").describe() == "mode 8b, rotation by the head"
+    assert Settings(mode="off", rotate="on").describe() == "mode off"
+
+
+def test_an_unknown_rotation_gives_way_to_the_default() -> None:
+    settings = Settings.of_workflow(rotate="sometimes")
+    assert settings.rotate == "off"
+    assert settings.notes[0].startswith("[SA-401] rotate 'sometimes' of this workflow is unknown; off is used")
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "auto"])
 def test_a_backend_that_cannot_rotate_leaves_the_call_to_comfyui(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.get("reference"), "constraints", (option_is("rotate", False),))
-    settings = Settings(mode=mode, backend="reference", rotate=True)
-    reason = "[SA-206] rotate must be False here, got True"
+    monkeypatch.setattr(registry.get("reference"), "constraints", (option_is("rotate", "off"),))
+    settings = Settings(mode=mode, backend="reference", rotate="on")
+    reason = "[SA-206] rotate must be off here, got on"
     assert probe(CPU, settings).reason == reason
-    assert probe(CPU, replace(settings, rotate=False)).backend == "reference"
+    assert probe(CPU, replace(settings, rotate="off")).backend == "reference"
     out, label = outputs(settings, qkv())
     assert torch.equal(out, torch.ones_like(out)) and label == reason
 
 
 def test_a_compiled_model_is_compiled_anew() -> None:
     plain, rotated = (
-        node_session(Settings(backend="reference", rotate=rotate)).handler.traced_as for rotate in (False, True)
+        node_session(Settings(backend="reference", rotate=rotate)).handler.traced_as for rotate in ("off", "on")
     )
     assert plain != rotated
 
@@ -91,30 +99,30 @@ def test_a_calibration_measures_with_rotation() -> None:
     k[..., :4] *= 8.0
     truth = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
     whole = AttentionCall(q, k, v, 2, skip_reshape=True)
-    for rotate in (False, True):
+    for rotate in ("off", "on", "auto"):
         out = reference_attention(q, k, v, ReferenceOptions.of(AttentionOptions(mode="4b", rotate=rotate)))[0]
         found = measure_variants(whole, rotate=rotate)
         assert found[FOUR].relative_l1 == pytest.approx(Agreement.of(out, truth).relative_l1, rel=1e-3)
     asked = []
 
-    def measured(call: AttentionCall, *, rotate: bool) -> dict[AttentionOptions, Agreement]:
+    def measured(call: AttentionCall, *, rotate: str) -> dict[AttentionOptions, Agreement]:
         asked.append(rotate)
         return {FOUR: Agreement(1.0, 0.0, 0.0)}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("comfy_sage2.comfyui.session.calibration.measure_variants", measured)
-        for rotate in (False, True):
+        for rotate in ("off", "on", "auto"):
             handler = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate=rotate)
             handler.begin_sampling(1)
             handler._measure(whole, (0, 0))
             handler.head_dims[0], handler.names[0] = 64, "call 0"
             assert handler.policy("fast").rotate == rotate
-    assert asked == [False, True]
+    assert asked == ["off", "on", "auto"]
 
 
-@pytest.mark.parametrize("measured", [False, True])
-@pytest.mark.parametrize("rotate", [False, True])
-def test_the_report_says_where_policy_and_node_differ(measured: bool, rotate: bool) -> None:
+@pytest.mark.parametrize("measured", ["off", "on", "auto"])
+@pytest.mark.parametrize("rotate", ["off", "on", "auto"])
+def test_the_report_says_where_policy_and_node_differ(measured: str, rotate: str) -> None:
     chosen = policy(measured)
     session = node_session(Settings(backend="reference", policy=chosen, rotate=rotate), selector=chosen)
     session.begin_sampling(SIGMAS)
@@ -123,7 +131,7 @@ def test_the_report_says_where_policy_and_node_differ(measured: bool, rotate: bo
 
 
 def test_the_chart_draws_a_mode_in_its_color() -> None:
-    for rotate in (False, True):
+    for rotate in ("off", "on", "auto"):
         session = session_with(mode="4b", rotate=rotate)
         call(session, *qkv(), 2)
         colors = {color for _, color in draw_chart([session]).getcolors(maxcolors=1 << 24) or ()}

@@ -252,10 +252,15 @@ def test_what_was_not_measured_takes_precise_where_the_layer_needed_it() -> None
 def test_rotation_is_written_only_where_it_was_measured() -> None:
     """A policy without it is the text that it always was."""
     measured = {(0, 0): errors(0.07, 0.06, 0.039, 0.038)}
-    plain, rotated = (make_policy(WAN, "fast", {0: 64}, measured, rotate=rotate) for rotate in (False, True))
-    assert "rotate" not in to_text(plain) and not from_text(to_text(plain)).rotate
-    assert from_text(to_text(rotated)).rotate and "measured with rotation" in rotated.reasoning(1, 1)[0]
-    assert all(cell.options is None or not cell.options.rotate for cell in rotated.cells[0])
+    plain, rotated, by_head = (
+        make_policy(WAN, "fast", {0: 64}, measured, rotate=rotate) for rotate in ("off", "on", "auto")
+    )
+    assert "rotate" not in to_text(plain) and from_text(to_text(plain)).rotate == "off"
+    assert '"rotate": true' in to_text(rotated) and '"version": 1' in to_text(rotated)
+    assert from_text(to_text(rotated)).rotate == "on" and "measured with rotate on" in rotated.reasoning(1, 1)[0]
+    assert '"version": 6' in to_text(by_head) and from_text(to_text(by_head)) == by_head
+    with pytest.raises(ValueError, match="rotate must be true, false or from version 6 on 'auto', got 'auto'"):
+        from_text(to_text(by_head).replace('"version": 6', '"version": 5'))
 
 
 @pytest.mark.parametrize("names", [(), NAMES], ids=["by order", "by name"])
@@ -324,7 +329,7 @@ BAD = [
     (("target",), ["fast"], "target must be one of 'lossless', 'balanced', 'fast', got ['fast']"),
     (("bounds",), [0, 10**400, 1], "bounds[1] must be a finite number, got an integer of 1329 bits"),
     (("bounds",), [0, "x", 1], "bounds[1] must be a finite number, got 'x'"),
-    (("rotate",), 1, "rotate must be true or false, got 1"),
+    (("rotate",), 1, "rotate must be true, false or from version 6 on 'auto', got 1"),
     (("layers",), [], "layers must name at least one attention layer"),
     (("layers", 0), 7, "layers[0] must be a JSON object, got int"),
     (("layers", 2, "head_dim"), 0, "layers[2].head_dim must be a positive integer, got 0"),

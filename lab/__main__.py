@@ -15,6 +15,10 @@ COMMANDS = {
     "end-to-end": ("lab.measurements.end_to_end", "measure seconds a step of the paper's models in ComfyUI"),
     "guard": ("lab.measurements.guard", "measure what the guard and a calibration cost"),
     "needle": ("lab.evaluation.needle", "look for needles in long contexts with every attention"),
+    "exactness": (
+        "lab.measurements.exactness",
+        "show what rotation, masked keys and the order of sums do to the error",
+    ),
     "sparse": ("lab.measurements.sparse", "sample whole videos with sparse attention, by bounds and by shares"),
     "memory": ("lab.measurements.memory", "measure the memory that one long call takes"),
     "lists": ("lab.measurements.list_times", "measure how much faster calls with block masks are than dense ones"),

@@ -41,9 +41,10 @@ struct CallSignature {
   BlockMaskLayout block_mask;
   int64_t batch, q_heads, kv_heads, q_length, kv_length;
   int head_dim;
-  int element;  // of q, k, v and out: 2 fp16, 3 bf16, 4 fp32
-  int mode;     // Mode
-  bool rotate;  // Q and K, after smoothing; in 4 bits Q then has a scale for each token
+  int element;          // of q, k, v and out: 2 fp16, 3 bf16, 4 fp32
+  int mode;             // Mode
+  bool rotate;          // Q and K, after smoothing; in 4 bits Q of rotated heads has a scale for each token
+  bool rotate_by_head;  // with `rotate`: of those heads alone that gain by it (common/rotation_choice.cuh)
   bool smooth_v, causal;
   bool has_lse, has_block_margins;
   int pv;              // PvFormat

@@ -44,7 +44,7 @@ std::string Plan::description() const {
                      number(call_.element) + ", batch " + number(call_.batch) + ", heads " + number(call_.q_heads) +
                      " and " + number(call_.kv_heads) + ", lengths " + number(call_.q_length) + " and " +
                      number(call_.kv_length) + ", head_dim " + number(call_.head_dim);
-  if (call_.rotate) text += ", rotated";
+  if (call_.rotate) text += call_.rotate_by_head ? ", rotated by the head" : ", rotated";
   if (call_.smooth_v) text += ", smooth V";
   if (call_.causal) text += ", causal";
   if (call_.has_mask()) text += ", mask of element " + number(call_.mask.element);

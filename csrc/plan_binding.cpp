@@ -117,6 +117,7 @@ constexpr Keyword kKeywords[] = {
     field<&CallSignature::block_mask, &BlockMaskLayout::key_blocks>("block_mask_key_blocks", kOptional),
     field<&CallSignature::block_mask, &BlockMaskLayout::batch_stride>("block_mask_batch_stride", kOptional),
     field<&CallSignature::block_mask, &BlockMaskLayout::head_stride>("block_mask_head_stride", kOptional),
+    field<&CallSignature::rotate_by_head>("rotate_by_head", kOptional),
     field<&CallSignature::has_lse>("has_lse", kOptional),
     field<&CallSignature::has_block_margins>("has_block_margins", kOptional),
 };

@@ -9,6 +9,7 @@
 #include "common/call_sizes.h"
 #include "common/constants.h"
 #include "common/grid.h"
+#include "common/rotates.h"
 #include "common/tile_lists.h"
 #include "common/views.h"
 #include "driver.h"
@@ -47,6 +48,28 @@ struct ListSpace {
 // As it stands in the kernels' names.
 inline const char* element_name(int element) {
   return element == kHalf ? "fp16" : element == kBfloat16 ? "bf16" : "fp32";
+}
+
+inline Rotates rotates(const CallSignature& call) {
+  return call.rotate_by_head ? Rotates::by_head : call.rotate ? Rotates::always : Rotates::never;
+}
+// Whether the mask, the same for all queries and heads, may hide keys (common/hidden_keys.cuh).
+inline bool may_hide_keys(const CallSignature& call) {
+  return call.has_mask() && call.mask.head_stride == 0 && call.mask.query_stride == 0;
+}
+// Whether kernels that choose prepare the call.
+inline bool chooses(const CallSignature& call) { return call.rotate_by_head || may_hide_keys(call); }
+
+// In the names of kernels that prepare Q and K, which may rotate them.
+inline const char* preparation_name(const CallSignature& call) {
+  return may_hide_keys(call) ? "_hiding_" : call.rotate_by_head ? "_auto_" : call.rotate ? "_rotated_" : "_";
+}
+// The same of those that take K and V as they are, and of Q's alone.
+inline const char* statistics_name(const CallSignature& call) {
+  return may_hide_keys(call) ? "_hiding_" : call.rotate_by_head ? "_auto_" : "_";
+}
+inline const char* rotation_name(const CallSignature& call) {
+  return call.rotate_by_head ? "_auto_" : call.rotate ? "_rotated_" : "_";
 }
 
 // Whether a block of queries has a block of keys at its own place.

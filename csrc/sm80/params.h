@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/call_sizes.h"
+#include "common/rotates.h"
 #include "common/tile_lists.h"
 #include "common/views.h"
 #include "sm80/tiles.h"
@@ -29,6 +30,25 @@ struct StatisticsParams {
   int powers_of_two;  // V's scales are such: the largest element is scaled to v_maximum or less
 };
 
+// Of kernels whose mask may hide keys: these, and those that choose rotations, have parameters of their own, so that
+// others stay what they are.
+struct HidingStatisticsParams : StatisticsParams {
+  Mask mask;             // whose hidden keys do not count (common/hidden_keys.cuh)
+  int* shown_of_chunks;  // (slices, chunks): keys that it does not hide
+  int* shown;            // (slices)
+};
+
+// Which key heads gain by rotation, from a sample of each (common/rotation_choice.cuh).
+struct RotationParams {
+  Strided q, k;
+  const float* k_mean;
+  const int* shown;  // where the mask may hide keys
+  int* rotated;      // (slices)
+  Mask mask;
+  Sizes sizes;
+  int score_bits, padding;
+};
+
 struct QuantizeParams {
   Strided q, k, v;
   const float *k_mean, *v_mean, *v_scale;
@@ -44,6 +64,15 @@ struct QuantizeParams {
   int other_product;  // V is for the kernel's other product
 };
 
+// Of kernels that rotate each head or do not, or whose mask may hide keys.
+struct ChoosingQuantizeParams : QuantizeParams {
+  Mask mask;           // whose hidden keys are zeros
+  const int* shown;    // (slices), where it may hide keys
+  const int* rotated;  // (slices), where the call rotates by the head
+  Rotates rotates;
+  int padding;
+};
+
 // Rows of the key bias hold, in units of log2, what is added to the scores of each key: -inf past the last key. Keys
 // are in the order of key_at_position (sm80/layout.cuh).
 struct DeltaParams {
@@ -55,6 +84,10 @@ struct DeltaParams {
   i64 first_work, works;
   int first_slice;  // q slice of first_work
   float scale;      // softmax scale * log2(e)
+};
+
+struct HidingDeltaParams : DeltaParams {
+  const int* shown;  // (slices): keys that the mask does not hide
 };
 
 struct KeyBiasParams {

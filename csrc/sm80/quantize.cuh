@@ -2,6 +2,9 @@
 // sections 3.1 to 3.3).
 #pragma once
 
+#include <type_traits>
+
+#include "common/hidden_keys.cuh"
 #include "common/integer_format.cuh"
 #include "common/rotation.cuh"
 #include "sm80/layout.cuh"
@@ -56,34 +59,166 @@ struct KeyTile {
   }
 };
 
-// `Product` and `OtherProduct`: those of P V for which V is stored, as the call wants it.
-template <int kHeadDim, class Format, class T, class Product, class OtherProduct>
-class Quantize {
+// What does not depend on the integers: V, and what smoothing takes from Q.
+template <int kHeadDim, class T>
+struct QuantizedTensors {
   using Pieces = RowPieces<kHeadDim, kQuantizeThreads>;
+  static constexpr int kQueryPasses = kQueryBlock / Pieces::kRowsAtOnce;
+  static constexpr int kWidth = kHeadDim < 128 ? kHeadDim : 128;  // channels of V that are transposed at a time
+
+  // scale * q . mean(K): what smoothing K takes from every score of a row.
+  static __device__ __forceinline__ void store_lse_shift(const QuantizeParams& p, const float (&x)[kQueryPasses][8],
+                                                         int bh, int first) {
+    const int batch = bh / p.sizes.q_heads, head = bh - batch * p.sizes.q_heads;
+    const int kv_bh = batch * p.sizes.kv_heads + head / (p.sizes.q_heads / p.sizes.kv_heads);
+    const float* k_mean = p.k_mean + i64(kv_bh) * kHeadDim + Pieces::channel();
+#pragma unroll
+    for (int pass = 0; pass < kQueryPasses; ++pass) {
+      float dot = 0.f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) dot = fmaf(x[pass][i], k_mean[i], dot);
+#pragma unroll
+      for (int distance = 1; distance < Pieces::kPieces; distance *= 2)
+        dot += __shfl_xor_sync(0xffffffffu, dot, distance);
+      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
+      if (Pieces::channel() == 0 && token < p.sizes.q_length)
+        p.lse_shift[i64(bh) * p.sizes.q_length + token] = dot * p.scale;
+    }
+  }
+
+  // Subtracts the mean of the block's tokens and stores it for the correction (paper equation 3).
+  static __device__ __forceinline__ void smooth_queries(const QuantizeParams& p, float (&x)[kQueryPasses][8], i64 tile,
+                                                        int first) {
+    __shared__ float sums[Pieces::kRowsAtOnce][kHeadDim];
+    __shared__ float means[kHeadDim];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float sum = 0.f;
+#pragma unroll
+      for (int pass = 0; pass < kQueryPasses; ++pass) sum += x[pass][i];
+      sums[Pieces::row()][Pieces::channel() + i] = sum;
+    }
+    __syncthreads();
+    const int tokens = min(kQueryBlock, p.sizes.q_length - first);
+    if (threadIdx.x < kHeadDim) {
+      float sum = 0.f;
+      for (int row = 0; row < Pieces::kRowsAtOnce; ++row) sum += sums[row][threadIdx.x];
+      means[threadIdx.x] = sum / tokens;
+      p.q_mean[tile * kHeadDim + threadIdx.x] = sum / tokens;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int pass = 0; pass < kQueryPasses; ++pass) {
+      if (Pieces::row() + pass * Pieces::kRowsAtOnce >= tokens) continue;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[pass][i] -= means[Pieces::channel() + i];
+    }
+  }
+
+  // Transposes V through shared memory. Words: (8 channels, 16 bytes, lane). P: the product. Of HiddenKeys `shown` is
+  // filled, in shared memory.
+  template <class P, class Hidden>
+  static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile, T (&shared)[kKeyBlock][kWidth + 8],
+                                                const Hidden& hidden, bool* shown) {
+    constexpr bool kMayHide = std::is_same_v<Hidden, HiddenKeys>;
+    constexpr int kVBytes = value_tile_bytes(kHeadDim, P::kVBytes);
+    using Part = RowPieces<kWidth, kQuantizeThreads>;
+    constexpr int kWords = kVBytes / 16 * kWidth / kHeadDim;
+    const int bh = static_cast<int>(tile / p.sizes.key_blocks);
+    const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
+    const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
+    const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
+    if constexpr (kMayHide) {
+      const int key = threadIdx.x;
+      if (key < kKeyBlock) shown[key] = key < tokens && !hidden.has(first + key);
+    }
+    const auto counts = [&](int key) { return kMayHide ? shown[key] : key < tokens; };
+    for (int base = 0; base < kHeadDim; base += kWidth) {
+      __syncthreads();
+      for (int row = Part::row(); row < tokens; row += Part::kRowsAtOnce) {
+        float x[8];
+        load_piece(x, start + (first + row) * p.v.token_stride, base + Part::channel(), p.sizes);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) store_pair(&shared[row][Part::channel() + i], x[i], x[i + 1]);
+      }
+      __syncthreads();
+      uint4* out = reinterpret_cast<uint4*>(p.v_tiles + tile * kVBytes) + base / kWidth * kWords;
+      for (int at = threadIdx.x; at < kWords; at += kQuantizeThreads) {
+        const int lane = at % 32, word = at / 32 % P::kWords;
+        const int channel = at / (32 * P::kWords) * 8 + lane / 4;
+        if constexpr (P::kScaled) {
+          const i64 statistic = i64(bh) * kHeadDim + base + channel;
+          const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
+          const auto value = [&](int key) {
+            const float x = counts(key) ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
+            // What storable_amax cuts off. Comparisons keep a NaN.
+            return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
+          };
+          out[at] = P::operand(value, word, lane % 4);
+        } else {
+          const auto value = [&](int key) { return counts(key) ? to_float(shared[key][channel]) : 0.f; };
+          out[at] = P::operand(value, word, lane % 4);
+        }
+      }
+    }
+  }
+};
+
+template <int kHeadDim, class Format, class T>
+class Quantize {
+  using Tensors = QuantizedTensors<kHeadDim, T>;
+  using Pieces = typename Tensors::Pieces;
   using Queries = QueryTile<kHeadDim, Format>;
   using Keys = KeyTile<kHeadDim, Format>;
   static constexpr int kBits = Format::kBits;
   template <class Tile>
   static constexpr int kPasses = Tile::kRows / Pieces::kRowsAtOnce;
   static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits), kKBytes = key_tile_bytes(kHeadDim, kBits);
-  static constexpr int kWidth = kHeadDim < 128 ? kHeadDim : 128;  // channels of V that are transposed at a time
 
  public:
-  static __device__ __forceinline__ void run(const QuantizeParams& p) {
-    const i64 block = blockIdx.x;
-    if (block < p.query_tiles) {
-      queries(p, block);
-    } else if (block < p.query_tiles + p.key_tiles) {
-      keys(p, block - p.query_tiles);
-    } else {
-      __shared__ __align__(16) T shared[kKeyBlock][kWidth + 8];
-      const i64 tile = block - p.query_tiles - p.key_tiles;
-      if (p.other_product) {
-        values<OtherProduct>(p, tile, shared);
+  static __device__ __forceinline__ void queries(const QuantizeParams& p, i64 tile) {
+    const int bh = static_cast<int>(tile / p.sizes.query_blocks);
+    const int first = static_cast<int>(tile - i64(bh) * p.sizes.query_blocks) * kQueryBlock;
+    const T* start = head_start<T>(p.q, bh, p.sizes.q_heads);
+    float x[kPasses<Queries>][8];
+#pragma unroll
+    for (int pass = 0; pass < kPasses<Queries>; ++pass) {
+      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
+      if (token < p.sizes.q_length) {
+        load_piece(x[pass], start + token * p.q.token_stride, Pieces::channel(), p.sizes);
       } else {
-        values<Product>(p, tile, shared);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[pass][i] = 0.f;
       }
     }
+    if (p.lse_shift) Tensors::store_lse_shift(p, x, bh, first);
+    if (p.q_mean) Tensors::smooth_queries(p, x, tile, first);
+    rotate<Queries>(x);
+    const float multiplier = p.scale * kLog2E * (Format::kRotated ? Rotation<Pieces::kPieces>::kInverseSize : 1.f);
+    store_tile<Queries>(x, p.q_tiles + tile * kQBytes, p.q_scale + tile * Queries::kScales, multiplier);
+  }
+
+  template <class Hidden>
+  static __device__ __forceinline__ void keys(const QuantizeParams& p, i64 tile, const Hidden& hidden) {
+    const int bh = static_cast<int>(tile / p.sizes.key_blocks);
+    const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
+    const T* start = head_start<T>(p.k, bh, p.sizes.kv_heads);
+    const float* mean = p.k_mean + i64(bh) * kHeadDim + Pieces::channel();
+    float x[kPasses<Keys>][8];
+#pragma unroll
+    for (int pass = 0; pass < kPasses<Keys>; ++pass) {
+      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
+      if (token < p.sizes.kv_length && !hidden.has(token)) {
+        load_piece(x[pass], start + token * p.k.token_stride, Pieces::channel(), p.sizes);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[pass][i] -= mean[i];
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[pass][i] = 0.f;
+      }
+    }
+    rotate<Keys>(x);
+    store_tile<Keys>(x, p.k_tiles + tile * kKBytes, p.k_scale + tile * Keys::kScales, 1.f);
   }
 
  private:
@@ -134,139 +269,73 @@ class Quantize {
   static __device__ __forceinline__ float scale_of(int amax_bits) {
     return max_nan(__int_as_float(amax_bits) / Format::kMaximum, kSmallestScale);
   }
-
-  static __device__ __forceinline__ void queries(const QuantizeParams& p, i64 tile) {
-    const int bh = static_cast<int>(tile / p.sizes.query_blocks);
-    const int first = static_cast<int>(tile - i64(bh) * p.sizes.query_blocks) * kQueryBlock;
-    const T* start = head_start<T>(p.q, bh, p.sizes.q_heads);
-    float x[kPasses<Queries>][8];
-#pragma unroll
-    for (int pass = 0; pass < kPasses<Queries>; ++pass) {
-      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
-      if (token < p.sizes.q_length) {
-        load_piece(x[pass], start + token * p.q.token_stride, Pieces::channel(), p.sizes);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[pass][i] = 0.f;
-      }
-    }
-    if (p.lse_shift) store_lse_shift(p, x, bh, first);
-    if (p.q_mean) smooth_queries(p, x, tile, first);
-    rotate<Queries>(x);
-    const float multiplier = p.scale * kLog2E * (Format::kRotated ? Rotation<Pieces::kPieces>::kInverseSize : 1.f);
-    store_tile<Queries>(x, p.q_tiles + tile * kQBytes, p.q_scale + tile * Queries::kScales, multiplier);
-  }
-
-  // scale * q . mean(K): what smoothing K takes from every score of a row.
-  static __device__ __forceinline__ void store_lse_shift(const QuantizeParams& p, const float (&x)[kPasses<Queries>][8],
-                                                         int bh, int first) {
-    const int batch = bh / p.sizes.q_heads, head = bh - batch * p.sizes.q_heads;
-    const int kv_bh = batch * p.sizes.kv_heads + head / (p.sizes.q_heads / p.sizes.kv_heads);
-    const float* k_mean = p.k_mean + i64(kv_bh) * kHeadDim + Pieces::channel();
-#pragma unroll
-    for (int pass = 0; pass < kPasses<Queries>; ++pass) {
-      float dot = 0.f;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) dot = fmaf(x[pass][i], k_mean[i], dot);
-#pragma unroll
-      for (int distance = 1; distance < Pieces::kPieces; distance *= 2)
-        dot += __shfl_xor_sync(0xffffffffu, dot, distance);
-      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
-      if (Pieces::channel() == 0 && token < p.sizes.q_length)
-        p.lse_shift[i64(bh) * p.sizes.q_length + token] = dot * p.scale;
-    }
-  }
-
-  // Subtracts the mean of the block's tokens and stores it for the correction (paper equation 3).
-  static __device__ __forceinline__ void smooth_queries(const QuantizeParams& p, float (&x)[kPasses<Queries>][8],
-                                                        i64 tile, int first) {
-    __shared__ float sums[Pieces::kRowsAtOnce][kHeadDim];
-    __shared__ float means[kHeadDim];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float sum = 0.f;
-#pragma unroll
-      for (int pass = 0; pass < kPasses<Queries>; ++pass) sum += x[pass][i];
-      sums[Pieces::row()][Pieces::channel() + i] = sum;
-    }
-    __syncthreads();
-    const int tokens = min(kQueryBlock, p.sizes.q_length - first);
-    if (threadIdx.x < kHeadDim) {
-      float sum = 0.f;
-      for (int row = 0; row < Pieces::kRowsAtOnce; ++row) sum += sums[row][threadIdx.x];
-      means[threadIdx.x] = sum / tokens;
-      p.q_mean[tile * kHeadDim + threadIdx.x] = sum / tokens;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int pass = 0; pass < kPasses<Queries>; ++pass) {
-      if (Pieces::row() + pass * Pieces::kRowsAtOnce >= tokens) continue;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[pass][i] -= means[Pieces::channel() + i];
-    }
-  }
-
-  static __device__ __forceinline__ void keys(const QuantizeParams& p, i64 tile) {
-    const int bh = static_cast<int>(tile / p.sizes.key_blocks);
-    const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
-    const T* start = head_start<T>(p.k, bh, p.sizes.kv_heads);
-    const float* mean = p.k_mean + i64(bh) * kHeadDim + Pieces::channel();
-    float x[kPasses<Keys>][8];
-#pragma unroll
-    for (int pass = 0; pass < kPasses<Keys>; ++pass) {
-      const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
-      if (token < p.sizes.kv_length) {
-        load_piece(x[pass], start + token * p.k.token_stride, Pieces::channel(), p.sizes);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[pass][i] -= mean[i];
-      } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[pass][i] = 0.f;
-      }
-    }
-    rotate<Keys>(x);
-    store_tile<Keys>(x, p.k_tiles + tile * kKBytes, p.k_scale + tile * Keys::kScales, 1.f);
-  }
-
-  // Transposes V through shared memory. Words: (8 channels, 16 bytes, lane).
-  template <class P>  // the product
-  static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile, T (&shared)[kKeyBlock][kWidth + 8]) {
-    constexpr int kVBytes = value_tile_bytes(kHeadDim, P::kVBytes);
-    using Part = RowPieces<kWidth, kQuantizeThreads>;
-    constexpr int kWords = kVBytes / 16 * kWidth / kHeadDim;
-    const int bh = static_cast<int>(tile / p.sizes.key_blocks);
-    const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
-    const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
-    const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
-    for (int base = 0; base < kHeadDim; base += kWidth) {
-      __syncthreads();
-      for (int row = Part::row(); row < tokens; row += Part::kRowsAtOnce) {
-        float x[8];
-        load_piece(x, start + (first + row) * p.v.token_stride, base + Part::channel(), p.sizes);
-#pragma unroll
-        for (int i = 0; i < 8; i += 2) store_pair(&shared[row][Part::channel() + i], x[i], x[i + 1]);
-      }
-      __syncthreads();
-      uint4* out = reinterpret_cast<uint4*>(p.v_tiles + tile * kVBytes) + base / kWidth * kWords;
-      for (int at = threadIdx.x; at < kWords; at += kQuantizeThreads) {
-        const int lane = at % 32, word = at / 32 % P::kWords;
-        const int channel = at / (32 * P::kWords) * 8 + lane / 4;
-        if constexpr (P::kScaled) {
-          const i64 statistic = i64(bh) * kHeadDim + base + channel;
-          const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
-          const auto value = [&](int key) {
-            const float x = key < tokens ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
-            // What storable_amax cuts off. Comparisons keep a NaN.
-            return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
-          };
-          out[at] = P::operand(value, word, lane % 4);
-        } else {
-          const auto value = [&](int key) { return key < tokens ? to_float(shared[key][channel]) : 0.f; };
-          out[at] = P::operand(value, word, lane % 4);
-        }
-      }
-    }
-  }
 };
+
+// `Product` and `OtherProduct`: those of P V for which V is stored, as the call wants it.
+template <int kHeadDim, class T, class Product, class OtherProduct, class Hidden>
+__device__ __forceinline__ void quantize_values(const QuantizeParams& p, i64 tile, const Hidden& hidden) {
+  using Tensors = QuantizedTensors<kHeadDim, T>;
+  __shared__ __align__(16) T shared[kKeyBlock][Tensors::kWidth + 8];
+  bool* shown = nullptr;
+  if constexpr (std::is_same_v<Hidden, HiddenKeys>) {
+    __shared__ bool shown_keys[kKeyBlock];
+    shown = shown_keys;
+  }
+  if (p.other_product) {
+    Tensors::template values<OtherProduct>(p, tile, shared, hidden, shown);
+  } else {
+    Tensors::template values<Product>(p, tile, shared, hidden, shown);
+  }
+}
+
+template <int kHeadDim, class Format, class T, class Product, class OtherProduct>
+__device__ __forceinline__ void quantize(const QuantizeParams& p) {
+  using Numbers = Quantize<kHeadDim, Format, T>;
+  const i64 block = blockIdx.x;
+  if (block < p.query_tiles) {
+    Numbers::queries(p, block);
+  } else if (block < p.query_tiles + p.key_tiles) {
+    Numbers::keys(p, block - p.query_tiles, NoHiddenKeys());
+  } else {
+    quantize_values<kHeadDim, T, Product, OtherProduct>(p, block - p.query_tiles - p.key_tiles, NoHiddenKeys());
+  }
+}
+
+// Of heads that are rotated or not. With kMayHide the mask may hide keys, and the call may also rotate all heads or
+// none.
+template <int kHeadDim, int kBits, class T, class Product, class OtherProduct, bool kMayHide>
+__device__ __forceinline__ void quantize(const ChoosingQuantizeParams& p) {
+  using Rotated = Quantize<kHeadDim, IntegerFormat<kBits, true>, T>;
+  using NotRotated = Quantize<kHeadDim, IntegerFormat<kBits, false>, T>;
+  const i64 block = blockIdx.x;
+  const auto is_rotated = [&](i64 slice) {
+    return p.rotates == Rotates::by_head ? p.rotated[slice] != 0 : p.rotates == Rotates::always;
+  };
+  if (block < p.query_tiles) {
+    const i64 bh = block / p.sizes.query_blocks;
+    if (is_rotated(bh / (p.sizes.q_heads / p.sizes.kv_heads)))
+      Rotated::queries(p, block);
+    else
+      NotRotated::queries(p, block);
+    return;
+  }
+  const bool is_key = block < p.query_tiles + p.key_tiles;
+  const i64 tile = block - p.query_tiles - (is_key ? 0 : p.key_tiles), slice = tile / p.sizes.key_blocks;
+  const auto take = [&](const auto& hidden) {
+    if (!is_key)
+      quantize_values<kHeadDim, T, Product, OtherProduct>(p, tile, hidden);
+    else if (is_rotated(slice))
+      Rotated::keys(p, tile, hidden);
+    else
+      NotRotated::keys(p, tile, hidden);
+  };
+  if constexpr (kMayHide) {
+    HiddenKeys hidden(p.mask, static_cast<int>(slice / p.sizes.kv_heads));
+    hidden.all_but(p.shown[slice]);
+    take(hidden);
+  } else {
+    take(NoHiddenKeys());
+  }
+}
 
 }  // namespace sm80

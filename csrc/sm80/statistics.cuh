@@ -3,6 +3,9 @@
 // by bit.
 #pragma once
 
+#include <type_traits>
+
+#include "common/hidden_keys.cuh"
 #include "sm80/layout.cuh"
 #include "sm80/rows.cuh"
 
@@ -12,14 +15,21 @@ __device__ __forceinline__ float merge(int statistic, float x, float y) {
   return statistic == 0 ? x + y : max_nan(x, y);
 }
 
-// Grid: (kv heads, chunks, K or V). Where V is stored as it is there is none of V.
-template <int kHeadDim, class T>
-__device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
+// Grid: (kv heads, chunks, K or V). Where V is stored as it is there is none of V. Of
+// HidingStatisticsParams: a chunk without a shown key has the results of all its keys, for masks that hide all.
+template <int kHeadDim, class T, class Params>
+__device__ __forceinline__ void partial_statistics(const Params& p) {
+  constexpr bool kMayHide = std::is_same_v<Params, HidingStatisticsParams>;
   using Pieces = RowPieces<kHeadDim, kStatisticsThreads>;
   const T* start = head_start<T>(blockIdx.z == 0 ? p.k : p.v, blockIdx.x, p.sizes.kv_heads);
   const i64 stride = blockIdx.z == 0 ? p.k.token_stride : p.v.token_stride;
   const int first = blockIdx.y * kStatisticsTokens;
   const int last = min(first + kStatisticsTokens, p.sizes.kv_length);
+  int shown = 0;
+  if constexpr (kMayHide) {
+    shown = HiddenKeys(p.mask, blockIdx.x / p.sizes.kv_heads).template count_shown<kStatisticsThreads>(first, last);
+    if (blockIdx.z == 0 && threadIdx.x == 0) p.shown_of_chunks[i64(blockIdx.x) * p.chunks + blockIdx.y] = shown;
+  }
   float found[kStatistics][8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -27,6 +37,11 @@ __device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
     found[1][i] = found[2][i] = -__builtin_bit_cast(float, 0x7f800000u);
   }
   for (int token = first + Pieces::row(); token < last; token += Pieces::kRowsAtOnce) {
+    if constexpr (kMayHide) {
+      HiddenKeys hidden(p.mask, blockIdx.x / p.sizes.kv_heads);
+      hidden.all_but(shown);
+      if (hidden.has(token)) continue;
+    }
     float x[8];
     load_piece(x, start + token * stride, Pieces::channel(), p.sizes);
 #pragma unroll
@@ -59,21 +74,38 @@ __device__ __forceinline__ float next_power_of_two(float x) {
 }
 
 // Grid: (kv heads, K or V), a thread for each channel.
-template <int kHeadDim>
-__device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
+template <int kHeadDim, class Params>
+__device__ __forceinline__ void finish_statistics(const Params& p) {
+  constexpr bool kMayHide = std::is_same_v<Params, HidingStatisticsParams>;
   const float* in =
       p.partials + (i64(blockIdx.y) * p.slices + blockIdx.x) * p.chunks * kStatistics * kHeadDim + threadIdx.x;
   float found[kStatistics];
 #pragma unroll
   for (int statistic = 0; statistic < kStatistics; ++statistic) found[statistic] = in[statistic * kHeadDim];
+  int tokens = p.sizes.kv_length;
+  const int* shown_of_chunks = nullptr;
+  int shown = 0;
+  if constexpr (kMayHide) {
+    shown_of_chunks = p.shown_of_chunks + i64(blockIdx.x) * p.chunks;
+    for (int chunk = 0; chunk < p.chunks; ++chunk) shown += shown_of_chunks[chunk];
+    if (blockIdx.y == 0 && threadIdx.x == 0) p.shown[blockIdx.x] = shown;
+    if (shown != 0) tokens = shown;
+    if (shown != 0 && shown_of_chunks[0] == 0) {
+      found[0] = 0.f;
+      found[1] = found[2] = -__builtin_bit_cast(float, 0x7f800000u);
+    }
+  }
   for (int chunk = 1; chunk < p.chunks; ++chunk) {
+    if constexpr (kMayHide) {
+      if (shown != 0 && shown_of_chunks[chunk] == 0) continue;
+    }
 #pragma unroll
     for (int statistic = 0; statistic < kStatistics; ++statistic) {
       found[statistic] = merge(statistic, found[statistic], in[(i64(chunk) * kStatistics + statistic) * kHeadDim]);
     }
   }
   const i64 at = i64(blockIdx.x) * kHeadDim + threadIdx.x;
-  const float mean = found[0] / p.sizes.kv_length;
+  const float mean = found[0] / tokens;
   if (blockIdx.y == 0) {
     p.k_mean[at] = mean;
     return;

@@ -17,7 +17,8 @@ struct Workspace {
   int64_t bias_rows;  // of the key bias: work items of a launch (4-bit), or batch * q_heads (8-bit with a mask)
   driver::Extent statistics_grid, quantize_grid;
   // Offsets in bytes.
-  int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, q_mean, lse_shift, partials, bias;
+  int64_t q_tiles, k_tiles, v_tiles, q_scale, k_scale, k_mean, v_mean, v_scale, q_mean, lse_shift, partials, bias,
+      shown_of_chunks, shown, rotated;
   ListSpace lists;
   int64_t bytes;
 
@@ -51,6 +52,9 @@ struct Workspace {
     bias = arena.add(bias_rows * row_bytes);
     lists = ListSpace(call, 0, arena);
     arena.add(key_tile_bytes(channels, 8));  // the attention kernel copies one key block too many
+    shown_of_chunks = arena.add(call.has_mask() ? kv_bh * chunks * 4 : 0);
+    shown = arena.add(call.has_mask() ? kv_bh * 4 : 0);
+    rotated = arena.add(call.rotate_by_head ? kv_bh * 4 : 0);
     bytes = arena.bytes();
   }
 };

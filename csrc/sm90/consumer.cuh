@@ -60,7 +60,7 @@ struct Consumer : PipelineReader<Traits> {
 
   // Kernels with a fused prologue have no other additive terms.
   __device__ __forceinline__ bool is_mask_for_all_queries() const {
-    return Traits::kFusedPrologue || (params.delta_s == nullptr && params.mask.query_stride == 0);
+    return Traits::kFewKeys || (params.delta_s == nullptr && params.mask.query_stride == 0);
   }
 
   __device__ __forceinline__ void softmax_last(const WorkTile& tile, int key_tile) {
@@ -75,7 +75,7 @@ struct Consumer : PipelineReader<Traits> {
       return softmax_padded_tile<kBlockN>(scores, state, q_scale, scale, tile.key_end - key_tile * kBlockN, lane);
     if constexpr (kHasMask) {
       if (is_mask_for_all_queries()) {
-        constexpr bool kEnds = Traits::kFusedPrologue;
+        constexpr bool kEnds = Traits::kFewKeys;
         if constexpr (kEnds) {
 #pragma unroll
           for (int i = 0; i < kScales; ++i)  // of keys that do not exist, it is what the memory held
@@ -239,29 +239,42 @@ struct Consumer : PipelineReader<Traits> {
 
   // Quantizes the rows that the group multiplies. The products of the work tile before may still run in other warps;
   // they read the other buffer.
-  __device__ __forceinline__ void quantize_q(int buffer) {
+  __device__ __forceinline__ void quantize_q(const WorkTile& tile, int buffer) {
     mbarrier_wait(storage.elements_full(), tiles % 2);
     const QueryQuantizer<Traits> quantizer(storage.elements(), storage.q(buffer), row, lane);
     const auto loaded = [&] {
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(storage.elements_empty());
     };
+    const auto run = [&](auto element) {
+      using T = decltype(element);
+      if constexpr (Traits::kRotatesQ) {
+        if (is_rotated(tile)) return quantizer.template run_rotated<T>(params.scale, q_scale, loaded);
+      }
+      quantizer.template run<T>(params.scale, q_scale, loaded);
+    };
     if (params.element == kHalf)
-      quantizer.template run<__half>(params.scale, q_scale, loaded);
+      run(__half());
     else
-      quantizer.template run<__nv_bfloat16>(params.scale, q_scale, loaded);
+      run(__nv_bfloat16());
     fence_proxy_async_shared();
     warpgroup_barrier(1 + group);
   }
 
-  __device__ __forceinline__ void begin_tile() {
+  // Of kernels that rotate Q, whose head has been prepared.
+  __device__ __forceinline__ bool is_rotated(const WorkTile& tile) const {
+    const u64 choices = ld_acquire_u64(&params.choices[tile.kv_head]);
+    return __builtin_bit_cast(HeadChoices, choices).rotation == kRotated;
+  }
+
+  __device__ __forceinline__ void begin_tile(const WorkTile& tile) {
     const int buffer = this->wait_for_q();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       state.maximum[i] = kNegativeInfinity;
       if constexpr (!Traits::kFusedPrologue) q_scale[i] = ld_shared(storage.q_scale(buffer) + 4 * (row + 8 * i));
     }
-    if constexpr (Traits::kFusedPrologue) quantize_q(buffer);
+    if constexpr (Traits::kFusedPrologue) quantize_q(tile, buffer);
 #pragma unroll
     for (float& x : first_half) x = 0.f;
 #pragma unroll
@@ -273,9 +286,9 @@ struct Consumer : PipelineReader<Traits> {
     if constexpr (Traits::kBlockList)
       tile = this->block_list_tile(this->wait_for_work());  // read again, so that no register keeps it
     const int buffer = tiles++ % kQBuffers;
-    const Epilogue<Traits::kFusedPrologue && !kHasBias> epilogue(params, tile, row, lane, state.maximum,
-                                                                 last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
-                                                                 storage.v_scale(buffer), storage.v_mean(buffer));
+    const Epilogue<Traits::kFewKeys && !kHasBias> epilogue(params, tile, row, lane, state.maximum,
+                                                           last[kLastColumns / 2 - 4], last[kLastColumns / 2 - 2],
+                                                           storage.v_scale(buffer), storage.v_mean(buffer));
     if constexpr (kHalves) epilogue.store(first_half, 0);
     epilogue.store(last, kHalves ? 128 : 0);
     __syncwarp();
@@ -315,7 +328,7 @@ struct Consumer : PipelineReader<Traits> {
   }
 
   __device__ __forceinline__ void run_tile(const WorkTile& tile) {
-    begin_tile();
+    begin_tile(tile);
     recorder.begin(params, tile, row);
     if (!Traits::kBlockList || tile.key_tiles > 0) attend(tile);  // an empty list gives zeros
     end_tile(tile);

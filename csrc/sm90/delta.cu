@@ -1,12 +1,16 @@
 // Smooth Q's correction (paper equation 3): delta_s = mean(Q of a tile) . (K - mean(K)), in units of log2, for the
 // tiles of a chunk. In FP32 throughout.
+#include <type_traits>
+
 #include "common/elements.cuh"
+#include "common/hidden_keys.cuh"
 #include "sm90/ptx.cuh"
 
 namespace sm90 {
 
-template <class T>
-__device__ __forceinline__ void delta_kernel(const DeltaParams& params) {
+// Of HidingDeltaParams: a hidden key reads as the mean.
+template <class T, class Params>
+__device__ __forceinline__ void delta_kernel(const Params& params) {
   __shared__ __align__(16) float q_mean[kDeltaTiles][256];
   const int local_head = blockIdx.z, first_tile = blockIdx.y * kDeltaTiles;
   const int head_index = params.chunk.first_head + local_head;
@@ -26,7 +30,13 @@ __device__ __forceinline__ void delta_kernel(const DeltaParams& params) {
   const T* k = static_cast<const T*>(params.k.pointer) + batch * params.k.batch_stride +
                kv_head * params.k.head_stride + key * params.k.token_stride;
   float delta[kDeltaTiles] = {};
-  for (int channel = 0; channel < params.head_dim; channel += 8) {
+  int channels = params.head_dim;
+  if constexpr (std::is_same_v<Params, HidingDeltaParams>) {
+    HiddenKeys hidden(params.mask, batch);
+    hidden.all_but(params.choices[kv_index].shown);
+    if (hidden.has(key)) channels = 0;
+  }
+  for (int channel = 0; channel < channels; channel += 8) {
     float values[8], mean[8];
     load_vec8(k + channel, values);
     load_vec8(params.k_mean + kv_index * params.head_dim + channel, mean);
@@ -46,12 +56,15 @@ __device__ __forceinline__ void delta_kernel(const DeltaParams& params) {
 
 }  // namespace sm90
 
-#define DELTA_KERNEL(name, T)                                       \
+#define DELTA_KERNEL(name, T, Params)                               \
   extern "C" __global__ void __launch_bounds__(sm90::kDeltaThreads) \
-      name(const __grid_constant__ sm90::DeltaParams params) {      \
+      name(const __grid_constant__ sm90::Params params) {           \
     sm90::delta_kernel<T>(params);                                  \
   }
-DELTA_KERNEL(delta_fp16, __half)
-DELTA_KERNEL(delta_bf16, __nv_bfloat16)
-DELTA_KERNEL(delta_fp32, float)
+DELTA_KERNEL(delta_fp16, __half, DeltaParams)
+DELTA_KERNEL(delta_bf16, __nv_bfloat16, DeltaParams)
+DELTA_KERNEL(delta_fp32, float, DeltaParams)
+DELTA_KERNEL(delta_hiding_fp16, __half, HidingDeltaParams)
+DELTA_KERNEL(delta_hiding_bf16, __nv_bfloat16, HidingDeltaParams)
+DELTA_KERNEL(delta_hiding_fp32, float, HidingDeltaParams)
 #undef DELTA_KERNEL

@@ -1,6 +1,9 @@
 // A block's share of a head's K or V in shared memory, as it is, and the statistics of its channels.
 #pragma once
 
+#include <type_traits>
+
+#include "common/hidden_keys.cuh"
 #include "sm90/quantize.cuh"
 #include "sm90/statistics.cuh"
 
@@ -115,21 +118,48 @@ static_assert(3 * (kMostUnits * kUnitBytes + int(sizeof(Scratch<__half, 16>)) + 
                   kSharedOfMultiprocessor,
               "three blocks fit a multiprocessor at head_dim 128");
 
+// How many keys a mask for all queries and heads does not hide.
+struct ShownKeys {
+  float of_block;  // which other blocks read as they do Scratch's
+  int of_head;
+};
+__device__ __forceinline__ float shown_of_cluster(const ShownKeys& shown, int blocks) {
+  float sum = 0.f;
+  for (int block = 0; block < blocks; ++block) sum += load_from_block(&shown.of_block, block);
+  return sum;
+}
+
+// How many tokens the statistics are of.
+__device__ __forceinline__ int tokens_of(const NoHiddenKeys&, const ShownKeys&, int, int length) { return length; }
+__device__ __forceinline__ int tokens_of(const HiddenKeys&, const ShownKeys& shown, int blocks, int length) {
+  const int found = static_cast<int>(shown_of_cluster(shown, blocks));
+  return found != 0 ? found : length;
+}
+
 // Of a channel.
 struct ChannelStatistics {
   float sum, largest, smallest;
 };
 
-// Over the tokens of the head: thread c gets those of channel c, below 8 * kLanes. Largest and smallest with kExtremes
-// alone.
-template <bool kExtremes, class T, int kLanes>
+// Over the tokens of the head but hidden ones: thread c gets those of channel c, below 8 * kLanes. Largest and smallest
+// with kExtremes alone. With HiddenKeys `shown` is found, too, and a block without a shown key has the statistics of
+// all its keys, for masks that hide all.
+template <bool kExtremes, class T, int kLanes, class Hidden>
 __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, kLanes>& held, int length, int blocks,
-                                                           const Lanes<kLanes>& lanes, Scratch<T, kLanes>& scratch) {
+                                                           const Lanes<kLanes>& lanes, Scratch<T, kLanes>& scratch,
+                                                           Hidden hidden, ShownKeys& shown) {
+  constexpr bool kMayHide = std::is_same_v<Hidden, HiddenKeys>;
   constexpr int kChannels = 8 * kLanes, kPairs = kChannels / 2;
   using Held = HeldTokens<T, kLanes>;
   float sums[8] = {};
   VectorExtremes<T> extremes;
   extremes.clear();
+  if constexpr (kMayHide) {
+    const int of_block =
+        hidden.template count_shown<kQuantizeThreads>(held.first, min(held.first + held.count, length));
+    if (threadIdx.x == 0) shown.of_block = of_block;
+    hidden.all_but(of_block);
+  }
   const auto add = [&](unsigned from, bool exists) {
     const Vec8<T> raw = Held::read(from);
     float values[8];
@@ -142,6 +172,14 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
   for (int unit = 0; unit < held.count && held.first + unit < length; unit += Held::kUnitTokens) {
     const unsigned from = held.address(unit + lanes.token, lanes.channel);
     constexpr int kDistance = Held::kTokensAtOnce * Held::kTokenBytes;
+    if constexpr (kMayHide) {
+#pragma unroll 1
+      for (int i = 0; i < kUnitLoads; ++i) {
+        const int token = held.first + unit + i * Held::kTokensAtOnce + lanes.token;
+        if (token < length && !hidden.has(token)) add(from + i * kDistance, true);
+      }
+      continue;
+    }
     if (!kExtremes || held.first + unit + Held::kUnitTokens <= length) {
 #pragma unroll
       for (int i = 0; i < kUnitLoads; ++i) add(from + i * kDistance, true);
@@ -183,6 +221,9 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
   }
   cluster_sync();
   ChannelStatistics total{};
+  if constexpr (kMayHide) {
+    if (own == 0) shown.of_head = static_cast<int>(shown_of_cluster(shown, blocks));
+  }
   if (own >= kChannels) return total;
   // All loads are under way before the first sum.
   float sums_of[kMaxClusterBlocks];
@@ -192,6 +233,16 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
     if (other >= blocks) continue;
     sums_of[other] = load_from_block(&of_block.sums[own], other);
     if constexpr (kExtremes) extremes_of[other] = load_from_block(&of_block.extremes[own / 2], other);
+  }
+  if constexpr (kMayHide) {
+    if (shown_of_cluster(shown, blocks) != 0.f) {
+#pragma unroll
+      for (int other = 0; other < kMaxClusterBlocks; ++other) {
+        if (other >= blocks || load_from_block(&shown.of_block, other) != 0.f) continue;
+        sums_of[other] = 0.f;
+        if constexpr (kExtremes) extremes_of[other] = make_uint2(infinities(T()) | 0x80008000u, infinities(T()));
+      }
+    }
   }
   total.sum = sums_of[0];
 #pragma unroll

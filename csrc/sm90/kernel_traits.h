@@ -62,13 +62,16 @@ struct KernelTraits {
   static constexpr bool kCausal = includes(kMask, MaskPolicy::causal);
   static constexpr bool kHasBias = includes(kMask, kAnyBias);
   static constexpr bool kBlockList = includes(kMask, MaskPolicy::block_list);
-  static constexpr bool kFusedPrologue = kVariant == Variant::fused_prologue;
+  static constexpr bool kRotatesQ = kVariant == Variant::rotating_prologue;
+  static constexpr bool kFusedPrologue = kVariant == Variant::fused_prologue || kRotatesQ;
+  // Their additive terms are those of a mask for all queries.
+  static constexpr bool kFewKeys = kFusedPrologue || kVariant == Variant::after_prologue;
   static constexpr bool kTracksMargins = kVariant == Variant::block_margins;
   // Where a padding mask ends the keys. The producer says it with each work tile, and those of which the mask leaves
   // all keys before as they are have steps without a mask; or whoever decodes a work tile reads it, because the head
   // was prepared before the kernel started.
-  static constexpr bool kKeyEndFromProducer = includes(kMask, MaskPolicy::padding) && kFusedPrologue;
-  static constexpr bool kKeyEndFromPrologue = includes(kMask, MaskPolicy::padding) && !kFusedPrologue;
+  static constexpr bool kKeyEndFromProducer = includes(kMask, MaskPolicy::padding) && kFewKeys;
+  static constexpr bool kKeyEndFromPrologue = includes(kMask, MaskPolicy::padding) && !kFewKeys;
 
   // Precise: three warpgroups, which hide each other's latencies, where their registers suffice. They do not where
   // margins are recorded at head_dim 128. And with three, a work tile would have queries of two blocks of a block mask.
@@ -139,6 +142,7 @@ struct KernelTraits {
 
   static constexpr int kSharedBytes = (kBlockList       ? kBlockListEnd
                                        : kFusedPrologue ? kFusedPrologueEnd
+                                       : kFewKeys       ? kElementOffset
                                                         : kEnd) +
                                       kAlignment;
 };

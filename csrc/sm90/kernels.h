@@ -16,6 +16,8 @@ enum class Variant {
   standard,
   narrow,          // a step takes kTileN keys, where the standard one takes kWideTileN
   fused_prologue,  // quantizes Q itself and runs beside the prologue of a short KV, which prepares K and V in one pass
+  rotating_prologue,  // the same, and rotates Q of the heads that are rotated
+  after_prologue,  // of few keys and a mask, in two phases: as with a fused prologue, which is over, and Q is quantized
   block_margins,   // records the block score margins
   dense_fallback,  // a copy of the standard one that is launched beside a block-list kernel alone
 };
@@ -35,9 +37,12 @@ constexpr MaskPolicy kAnyBias = MaskPolicy::key_bias | MaskPolicy::row_bias;
 #define SM90_NARROW_ROWS(ROW, head_dim)                             \
   ROW(attention, head_dim, _narrow, e4m3, MaskPolicy::none, narrow) \
   ROW(attention, head_dim, _narrow_biased, e4m3, kAnyBias | MaskPolicy::padding, narrow)
-#define SM90_FUSED_PROLOGUE_ROWS(ROW, head_dim)                                 \
-  ROW(attention, head_dim, _quantizing, e4m3, MaskPolicy::none, fused_prologue) \
-  ROW(attention, head_dim, _quantizing_biased, e4m3, MaskPolicy::key_bias | MaskPolicy::padding, fused_prologue)
+#define SM90_FUSED_PROLOGUE_ROWS(ROW, head_dim)                                                                   \
+  ROW(attention, head_dim, _quantizing, e4m3, MaskPolicy::none, fused_prologue)                                   \
+  ROW(attention, head_dim, _quantizing_biased, e4m3, MaskPolicy::key_bias | MaskPolicy::padding, fused_prologue)  \
+  ROW(attention, head_dim, _rotating, e4m3, MaskPolicy::none, rotating_prologue)                                  \
+  ROW(attention, head_dim, _rotating_biased, e4m3, MaskPolicy::key_bias | MaskPolicy::padding, rotating_prologue) \
+  ROW(attention, head_dim, _prequantized_biased, e4m3, MaskPolicy::key_bias | MaskPolicy::padding, after_prologue)
 #define SM90_OTHER_ROWS(ROW, head_dim)                                                        \
   ROW(attention, head_dim, _causal, e4m3, MaskPolicy::causal, standard)                       \
   ROW(attention, head_dim, _causal_biased, e4m3, MaskPolicy::causal | kAnyBias, standard)     \

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "attention_call.h"
@@ -75,23 +76,36 @@ class Builder final : public LaunchBuilder<Workspace> {
 
   void one_pass() {
     const HeadShare share = head_share(call_.kv_length, head_dim_);
-    OnePassParams params{};
+    if (chooses(call_))
+      one_pass(ChoosingOnePassParams{}, share);
+    else
+      one_pass(OnePassParams{}, share);
+  }
+  template <class Params>
+  void one_pass(Params params, const HeadShare& share) {
     RunFields fields(params);
     set_statistics(params.statistics, fields, share.blocks);
     set_quantization(params.quantize, fields);
     params.tensors = precise() ? 1 : 2;
     params.units = share.units;
-    launch("one_pass", kernel("one_pass"), grid(share.blocks * params.tensors * workspace_.kv_bh), kQuantizeThreads,
-           share.units * kUnitBytes, params, fields, {programmatic_, static_cast<unsigned>(share.blocks)});
+    launch("one_pass", kernel("one_pass", preparation_name(call_)),
+           grid(share.blocks * params.tensors * workspace_.kv_bh), kQuantizeThreads, share.units * kUnitBytes, params,
+           fields, {programmatic_, static_cast<unsigned>(share.blocks)});
   }
 
   void statistics() {
-    StatisticsParams params{};
+    if (chooses(call_))
+      statistics(ChoosingStatisticsParams{});
+    else
+      statistics(StatisticsParams{});
+  }
+  template <class Params>
+  void statistics(Params params) {
     RunFields fields(params);
     set_statistics(params, fields, statistics_cluster());
-    launch("statistics", (precise() ? "statistics_k_" : "statistics_") + element_,
-           grid(params.cluster_blocks * workspace_.kv_bh), kStatisticsThreads, 0, params, fields,
-           {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
+    const std::string kind = precise() ? "statistics_k" : "statistics";
+    launch("statistics", kind + statistics_name(call_) + element_, grid(params.cluster_blocks * workspace_.kv_bh),
+           kStatisticsThreads, 0, params, fields, {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
   }
 
   void set_statistics(StatisticsParams& params, RunFields& fields, int cluster_blocks) const {
@@ -101,20 +115,38 @@ class Builder final : public LaunchBuilder<Workspace> {
     fields.bind(params.prepared, kWorkspace, workspace_.prepared);
     params.cluster_blocks = cluster_blocks;
   }
+  void set_statistics(ChoosingStatisticsParams& params, RunFields& fields, int cluster_blocks) const {
+    set_statistics(static_cast<StatisticsParams&>(params), fields, cluster_blocks);
+    fields.bind(params.choices, kWorkspace, workspace_.choices);
+    bind_mask(params.mask, fields);
+    bind(params.q, fields, kQ, call_.q);
+    set_query_sizes(params);
+    params.score_bits = score_bits(call_.mode);
+    params.rotates = rotates(call_);
+  }
 
   // What the one pass and the attention kernel leave.
   void quantize() {
-    QuantizeParams params{};
+    const bool only_q = one_pass_keys();
+    if (only_q && quantizes_q()) return;
+    if (only_q ? call_.rotate_by_head : chooses(call_))
+      quantize(ChoosingQuantizeParams{}, only_q);
+    else
+      quantize(QuantizeParams{}, only_q);
+  }
+  template <class Params>
+  void quantize(Params params, bool only_q) {
     RunFields fields(params);
     set_quantization(params, fields);
     if (quantizes_q()) params.q_blocks = 0;
     const int64_t of_q = int64_t(params.q_blocks) * workspace_.q_bh;
-    const int64_t of_kv = one_pass_keys() ? 0 : (workspace_.k_blocks + workspace_.v_blocks) * workspace_.kv_bh;
-    if (of_kv != 0)
-      launch("quantize", kernel("quantize" + std::to_string(score_bits(call_.mode))), grid(of_q + of_kv),
-             kQuantizeThreads, 0, params, fields, {programmatic_});
-    else if (of_q != 0)
-      launch("quantize_q", kernel("quantize_q"), grid(of_q), kQuantizeThreads, 0, params, fields, {programmatic_});
+    const int64_t of_kv = (workspace_.k_blocks + workspace_.v_blocks) * workspace_.kv_bh;
+    if (only_q)
+      launch("quantize_q", kernel("quantize_q", rotation_name(call_)), grid(of_q), kQuantizeThreads, 0, params, fields,
+             {programmatic_});
+    else
+      launch("quantize", kernel("quantize" + std::to_string(score_bits(call_.mode)), preparation_name(call_)),
+             grid(of_q + of_kv), kQuantizeThreads, 0, params, fields, {programmatic_});
   }
 
   void set_quantization(QuantizeParams& params, RunFields& fields) const {
@@ -139,22 +171,37 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.smooth_v = call_.smooth_v;
     bind_mask(params.mask, fields);
   }
+  void set_quantization(ChoosingQuantizeParams& params, RunFields& fields) const {
+    set_quantization(static_cast<QuantizeParams&>(params), fields);
+    fields.bind(params.choices, kWorkspace, workspace_.choices);
+    params.rotates = rotates(call_);
+  }
 
   // The name of one that prepares tensors of this call.
-  std::string kernel(const std::string& kind) const {
-    return kind + (call_.rotate ? "_rotated_" : "_") + element_ + "_d" + std::to_string(head_dim_);
+  std::string kernel(const std::string& kind, const char* way) const {
+    return kind + way + element_ + "_d" + std::to_string(head_dim_);
   }
 
   void delta(const Chunk& chunk) {
-    DeltaParams params{};
+    if (may_hide_keys(call_))
+      delta(chunk, HidingDeltaParams{});
+    else
+      delta(chunk, DeltaParams{});
+  }
+  template <class Params>
+  void delta(const Chunk& chunk, Params params) {
     RunFields fields(params);
     bind_delta(params, fields);
+    if constexpr (std::is_same_v<Params, HidingDeltaParams>) {
+      bind_mask(params.mask, fields);
+      fields.bind(params.choices, kWorkspace, workspace_.choices);
+    }
     set_key_sizes(params);
     fields.bind(params.delta_s, kWorkspace, workspace_.delta_s);
     params.chunk = chunk;
     params.q_heads = sizes_.q_heads;
     params.query_tiles = static_cast<int>(workspace_.query_tiles);
-    launch("delta", "delta_" + element_,
+    launch("delta", (may_hide_keys(call_) ? "delta_hiding_" : "delta_") + element_,
            grid(ceil_div(call_.kv_length, kDeltaThreads), ceil_div(chunk.tiles, kDeltaTiles), chunk.heads),
            kDeltaThreads, 0, params, fields);
   }
@@ -185,9 +232,10 @@ class Builder final : public LaunchBuilder<Workspace> {
            !few_keys();
   }
   // Whether the attention kernel quantizes Q: of whole calls alone, since others may have lost Q before it is launched.
-  bool quantizes_q() const {
-    return call_.mode == k8b && few_keys() && head_dim_ <= 128 && !in_phases_ && call_.element != kFloat &&
-           call_.mask.query_stride == 0 && !call_.causal && !call_.rotate && !call_.has_lse &&
+  bool quantizes_q() const { return !in_phases_ && is_of_few_keys(); }
+  bool is_of_few_keys() const {
+    return call_.mode == k8b && few_keys() && head_dim_ <= 128 && call_.element != kFloat &&
+           call_.mask.query_stride == 0 && !call_.causal && rotates(call_) != Rotates::always && !call_.has_lse &&
            !call_.has_block_mask() && !call_.has_block_margins;
   }
 
@@ -210,7 +258,9 @@ class Builder final : public LaunchBuilder<Workspace> {
     if (call_.causal) return kernel_for(with_bias ? MaskPolicy::causal | kAnyBias : MaskPolicy::causal, standard);
     if (quantizes_q())
       return kernel_for(with_bias ? MaskPolicy::key_bias | MaskPolicy::padding : MaskPolicy::none,
-                        Variant::fused_prologue);
+                        call_.rotate_by_head ? Variant::rotating_prologue : Variant::fused_prologue);
+    if (is_of_few_keys() && with_bias)  // the bits of the whole call
+      return kernel_for(MaskPolicy::key_bias | MaskPolicy::padding, Variant::after_prologue);
     const bool narrow = !precise() && head_dim_ == 64 && !wide();
     return kernel_for(with_bias ? kAnyBias | MaskPolicy::padding : MaskPolicy::none,
                       narrow ? Variant::narrow : standard);
@@ -292,6 +342,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.prepared_blocks = head_share(call_.kv_length, head_dim_).blocks;
     params.scale = call_.scale;
     params.causal = causal_order(chunk);
+    if (kernel.variant == Variant::rotating_prologue) fields.bind(params.choices, kWorkspace, workspace_.choices);
     if (call_.has_block_mask() && one_of_two()) fields.bind(params.dead, kWorkspace, workspace_.lists.skipped);
   }
 

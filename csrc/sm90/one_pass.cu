@@ -4,6 +4,7 @@
 #include "sm90/held_tokens.cuh"
 #include "sm90/quantize_k.cuh"
 #include "sm90/quantize_v.cuh"
+#include "sm90/rotation_choice.cuh"
 
 namespace sm90 {
 
@@ -11,20 +12,34 @@ extern __shared__ uint4 held_vectors[];
 
 // The keys of a block of kScaleBlock that have one of its scales: 8j + 2t and 8j + 2t + 1 for scale t. A warp takes
 // them all, kVectors vectors a lane, so that no other has to be waited for.
-template <class T, int kLanes, bool kRotated>
+template <class T, int kLanes, class Format, class Hidden>
 class KeyGroup {
-  using Format = IntegerFormat<8, kRotated>;
+  static constexpr bool kRotated = Format::kRotated, kMayHide = std::is_same_v<Hidden, HiddenKeys>;
   using Held = HeldTokens<T, kLanes>;
   static constexpr int kKeysAtOnce = 32 / kLanes, kVectors = kScaleBlock / kScalesPerBlock / kKeysAtOnce;
   static constexpr int kUnrolled = kRotated ? 2 : kVectors;  // a rotation takes many instructions
 
  public:
   // `first`: key of the block in `held`.
-  __device__ __forceinline__ KeyGroup(const Held& held, int first, int scale, int length, const Lanes<kLanes>& lanes)
+  __device__ __forceinline__ KeyGroup(const Held& held, int first, int scale, int length, const Lanes<kLanes>& lanes,
+                                      const Hidden& hidden)
       : block_((held.first + first) / kScaleBlock), scale_(scale), length_(length) {
     const int n = threadIdx.x % 32 / kLanes, local = first + n / 2 * 8 + 2 * scale + n % 2;
     key_ = held.first + local;
     from_ = held.address(local, lanes.channel);
+    if constexpr (kMayHide) {
+      int first_shown = -1;
+#pragma unroll
+      for (int vector = kVectors - 1; vector >= 0; --vector) {
+        if (!exists(vector)) continue;
+        if (hidden.has(key_ + key_offset(vector)))
+          hidden_ |= 1u << vector;
+        else
+          first_shown = vector;
+      }
+      none_shown_ = first_shown < 0;
+      first_shown_ = none_shown_ ? 0 : key_offset(first_shown) * Held::kTokenBytes;
+    }
   }
 
   __device__ __forceinline__ void quantize(const QuantizeParams& params, const BatchHead& bh,
@@ -32,7 +47,7 @@ class KeyGroup {
                                            const float (&mean)[8], Prepared& prepared) const {
     Vec8<T> raw[kRotated ? 1 : kVectors];
     float amax = amax_of_lane(raw, rotation, mean);
-    if (!exists(0)) amax = 0.f;
+    if (kMayHide ? none_shown_ : !exists(0)) amax = 0.f;
     amax = amax_of_token<32>(amax);
     const bool masked = is_masked(params.mask, bh.batch, prepared);
     if (threadIdx.x % 32 == 0) store_key_scale<Format>(params, bh, block_, scale_, amax, masked);
@@ -43,7 +58,11 @@ class KeyGroup {
     for (int vector = 0; vector < kVectors; ++vector) {
       float values[8];
       get(kRotated ? read(vector) : raw[vector], rotation, mean, values);
-      if ((lanes.active || kRotated) && exists(vector))
+      if (is_hidden(vector)) {
+#pragma unroll
+        for (float& x : values) x = 0.f;
+      }
+      if (has_channels<Format>(params, lanes) && exists(vector))
         store_int8<Format>(to + key_offset(vector) * params.row_bytes, values, inverses);
     }
   }
@@ -52,6 +71,7 @@ class KeyGroup {
   static __device__ __forceinline__ constexpr int key_offset(int vector) {
     return kKeysAtOnce == 1 ? vector / 2 * 8 + vector % 2 : vector * 4 * kKeysAtOnce;
   }
+  __device__ __forceinline__ bool is_hidden(int vector) const { return kMayHide && (hidden_ >> vector & 1u); }
   __device__ __forceinline__ bool exists(int vector) const { return key_ + key_offset(vector) < length_; }
 
   // Minus the mean, rotated if wanted.
@@ -64,8 +84,12 @@ class KeyGroup {
     if constexpr (kRotated) rotation.transform(values);
   }
 
-  // The lane's first key in place of one that does not exist: it does not change the largest magnitude.
+  // The lane's first key, of those that are not hidden, in place of one that does not exist or is hidden: it does not
+  // change the largest magnitude.
   __device__ __forceinline__ Vec8<T> read(int vector) const {
+    if constexpr (kMayHide)
+      return Held::read(from_ +
+                        (exists(vector) && !is_hidden(vector) ? key_offset(vector) * Held::kTokenBytes : first_shown_));
     return Held::read(from_ + (exists(vector) ? key_offset(vector) * Held::kTokenBytes : 0));
   }
 
@@ -124,7 +148,30 @@ class KeyGroup {
   const int block_, scale_, length_;
   int key_;        // the lane's first
   unsigned from_;  // its place
+  // With HiddenKeys.
+  unsigned hidden_ = 0;  // bits of vectors
+  int first_shown_;      // bytes from `from_`
+  bool none_shown_;
 };
+
+// The block's share of the keys, from the mean of K in `scratch` on.
+template <class T, int kLanes, class Format, class Hidden>
+__device__ __forceinline__ void quantize_held_keys(const QuantizeParams& params, const BatchHead& bh,
+                                                   const HeldTokens<T, kLanes>& held, int length,
+                                                   const Lanes<kLanes>& lanes, const Scratch<T, kLanes>& scratch,
+                                                   const Hidden& hidden, Prepared& prepared) {
+  float mean[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) mean[i] = scratch.means[lanes.channel + i];
+  const Rotation<kLanes> rotation;
+  if constexpr (Format::kRotated) rotation.change_signs(mean);
+  for (int part = threadIdx.x / 32; part < held.count / kScaleBlock * kScalesPerBlock; part += scratch.kWarps) {
+    const int first = part / kScalesPerBlock * kScaleBlock;
+    if (held.first + first >= length) break;
+    KeyGroup<T, kLanes, Format, Hidden>(held, first, part % kScalesPerBlock, length, lanes, hidden)
+        .quantize(params, bh, lanes, rotation, mean, prepared);
+  }
+}
 
 template <class T, int kLanes, bool kRotated>
 __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const BatchHead& bh, bool writes,
@@ -133,7 +180,9 @@ __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const 
   const StatisticsParams& statistics = params.statistics;
   const int length = statistics.kv_length;
   const Lanes<kLanes> lanes(statistics.head_dim);
-  const float sum = statistics_of<false>(held, length, statistics.cluster_blocks, lanes, scratch).sum;
+  ShownKeys all;
+  const float sum =
+      statistics_of<false>(held, length, statistics.cluster_blocks, lanes, scratch, NoHiddenKeys(), all).sum;
   const int own = threadIdx.x;
   if (own < scratch.kChannels) {
     const bool exists = own < statistics.head_dim;
@@ -142,31 +191,62 @@ __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const 
   }
   cluster_arrive();
   __syncthreads();
-  float mean[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) mean[i] = scratch.means[lanes.channel + i];
-  const Rotation<kLanes> rotation;
-  if constexpr (kRotated) rotation.change_signs(mean);
-  for (int part = threadIdx.x / 32; part < held.count / kScaleBlock * kScalesPerBlock; part += scratch.kWarps) {
-    const int first = part / kScalesPerBlock * kScaleBlock;
-    if (held.first + first >= length) break;
-    KeyGroup<T, kLanes, kRotated>(held, first, part % kScalesPerBlock, length, lanes)
-        .quantize(params.quantize, bh, lanes, rotation, mean, prepared);
-  }
+  quantize_held_keys<T, kLanes, IntegerFormat<8, kRotated>>(params.quantize, bh, held, length, lanes, scratch,
+                                                            NoHiddenKeys(), prepared);
 }
 
-template <class T, int kLanes>
-__device__ __forceinline__ void prepare_values(const OnePassParams& params, const BatchHead& bh, bool writes,
-                                               const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch) {
+// The same by a kernel that chooses the rotation of the head, or whose mask may hide keys.
+template <class T, int kLanes, class Hidden>
+__device__ __forceinline__ void prepare_keys(const ChoosingOnePassParams& params, const BatchHead& bh, bool writes,
+                                             const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
+                                             Hidden hidden, ShownKeys& shown, Prepared& prepared) {
+  const ChoosingStatisticsParams& statistics = params.statistics;
+  const Lanes<kLanes> lanes(statistics.head_dim);
+  const int length = statistics.kv_length, blocks = statistics.cluster_blocks, own = threadIdx.x;
+  const float sum = statistics_of<false>(held, length, blocks, lanes, scratch, hidden, shown).sum;
+  const int tokens = tokens_of(hidden, shown, blocks, length);
+  if (own < scratch.kChannels) {
+    const bool exists = own < statistics.head_dim;
+    scratch.means[own] = exists ? sum / tokens : 0.f;
+    if (writes && exists) statistics.k_mean[i64(bh.index) * statistics.head_dim + own] = scratch.means[own];
+  }
+  __syncthreads();
+  int shown_of_head = 0;
+  if constexpr (std::is_same_v<Hidden, HiddenKeys>) {
+    shown_of_head = shown.of_head;
+    hidden.all_but(shown_of_head);
+  }
+  bool rotated = statistics.rotates == Rotates::always;
+  if (statistics.rotates == Rotates::by_head) {
+    __shared__ ChoiceScratch choice;
+    rotated = choose_rotation<T, kLanes>(statistics, bh, scratch.means, hidden, choice);
+  }
+  if (writes && own == 0) tell_choices(statistics.choices[bh.index], shown_of_head, rotated);
+  cluster_arrive();
+  if (rotated)
+    quantize_held_keys<T, kLanes, IntegerFormat<8, true, true>>(params.quantize, bh, held, length, lanes, scratch,
+                                                                hidden, prepared);
+  else
+    quantize_held_keys<T, kLanes, IntegerFormat<8, false, true>>(params.quantize, bh, held, length, lanes, scratch,
+                                                                 hidden, prepared);
+}
+
+template <class T, int kLanes, class Params, class Hidden>
+__device__ __forceinline__ void prepare_values(const Params& params, const BatchHead& bh, bool writes,
+                                               const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
+                                               Hidden hidden, ShownKeys& shown) {
+  constexpr bool kMayHide = std::is_same_v<Hidden, HiddenKeys>;
   const StatisticsParams& statistics = params.statistics;
   const Lanes<kLanes> lanes(statistics.head_dim);
   const ChannelStatistics total =
-      statistics_of<true>(held, statistics.kv_length, statistics.cluster_blocks, lanes, scratch);
+      statistics_of<true>(held, statistics.kv_length, statistics.cluster_blocks, lanes, scratch, hidden, shown);
   const int own = threadIdx.x;
   if (own < scratch.kChannels) {
     ValueFactors factors{};
     if (own < statistics.head_dim) {
-      factors = value_factors<T>(total.sum, total.largest, -total.smallest, statistics.kv_length, statistics.smooth_v);
+      factors = value_factors<T>(total.sum, total.largest, -total.smallest,
+                                 tokens_of(hidden, shown, statistics.cluster_blocks, statistics.kv_length),
+                                 statistics.smooth_v);
       if (writes) store_value_factors(statistics, i64(bh.index) * statistics.head_dim + own, factors);
     }
     scratch.means[own] = factors.mean;
@@ -174,6 +254,7 @@ __device__ __forceinline__ void prepare_values(const OnePassParams& params, cons
   }
   cluster_arrive();
   __syncthreads();
+  if constexpr (kMayHide) hidden.all_but(shown.of_head);
 
   // A warp takes 4 groups of 8 channels, and a lane of it 8 of 16 keys: two words of each channel, which stand beside
   // those of seven other lanes.
@@ -197,14 +278,26 @@ __device__ __forceinline__ void prepare_values(const OnePassParams& params, cons
     if (position >= quantize.key_row_bytes) break;
     const int first = local + part / 2 * 16 + part % 2 * 4;
     const unsigned from = held.address(first, channel);
+    const auto token_of = [](int word, int i) {
+      return 2 * word + i / 2 * 8 + i % 2;  // does not change bit 2 of `first`
+    };
+    unsigned hidden_tokens = 0;
+    if constexpr (kMayHide) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int key = held.first + first + token_of(i / 4, i % 4);
+        if (key < quantize.kv_length && hidden.has(key)) hidden_tokens |= 1u << i;
+      }
+    }
     unsigned words[2][8];
 #pragma unroll
     for (int word = 0; word < 2; ++word) {
       float values[4][8];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int token = 2 * word + i / 2 * 8 + i % 2;  // does not change bit 2 of `first`
-        const bool valid = active && held.first + first + token < quantize.kv_length;
+        const int token = token_of(word, i);
+        const bool is_hidden = kMayHide && (hidden_tokens >> (4 * word + i) & 1u);
+        const bool valid = active && held.first + first + token < quantize.kv_length && !is_hidden;
         held.read(from + token * held.kTokenBytes).get(values[i]);
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[i][j] = valid ? values[i][j] - mean[j] : 0.f;
@@ -219,10 +312,13 @@ __device__ __forceinline__ void prepare_values(const OnePassParams& params, cons
   }
 }
 
-template <class T, int kLanes, bool kRotated>
-__device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
+// kMode: of OnePassParams whether all heads are rotated; of ChoosingOnePassParams whether the mask may hide keys, and
+// the call may also rotate all heads or none.
+template <class T, int kLanes, class Params, bool kMode>
+__device__ __forceinline__ void one_pass_kernel(const Params& params) {
+  constexpr bool kChooses = std::is_same_v<Params, ChoosingOnePassParams>;
   __shared__ Scratch<T, kLanes> scratch;
-  const StatisticsParams& statistics = params.statistics;
+  const auto& statistics = params.statistics;
   const int blocks = statistics.cluster_blocks, block = blockIdx.x % blocks, cluster = blockIdx.x / blocks;
   const BatchHead bh(cluster / params.tensors, statistics.kv_heads);
   const int tokens = params.units * HeldTokens<T, kLanes>::kUnitTokens;
@@ -240,16 +336,29 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
         prepared.blocks.v = 0;
       else
         prepared.blocks.k = prepared.keys.end = prepared.keys.unchanged = 0;
+      if constexpr (kChooses) {
+        if (!is_v) statistics.choices[bh.index] = {};
+      }
       __threadfence();
     }
     griddepcontrol_launch_dependents();
   }
   held.copy(bh.of<T>(tensor), tensor.token_stride, statistics.kv_length, Lanes<kLanes>(statistics.head_dim));
   cp_async_wait();
-  if (is_v)
-    prepare_values<T, kLanes>(params, bh, block == 0, held, scratch);
-  else
-    prepare_keys<T, kLanes, kRotated>(params, bh, block == 0, held, scratch, prepared);
+  if constexpr (kChooses) {
+    __shared__ ShownKeys shown;
+    const std::conditional_t<kMode, HiddenKeys, NoHiddenKeys> hidden(statistics.mask, bh.batch);
+    if (is_v)
+      prepare_values<T, kLanes>(params, bh, block == 0, held, scratch, hidden, shown);
+    else
+      prepare_keys<T, kLanes>(params, bh, block == 0, held, scratch, hidden, shown, prepared);
+  } else {
+    ShownKeys all;
+    if (is_v)
+      prepare_values<T, kLanes>(params, bh, block == 0, held, scratch, NoHiddenKeys(), all);
+    else
+      prepare_keys<T, kLanes, kMode>(params, bh, block == 0, held, scratch, prepared);
+  }
   __syncthreads();
   if (threadIdx.x == 0) red_release_add(is_v ? &prepared.blocks.v : &prepared.blocks.k, 1);
   cluster_wait();  // no block leaves while its shared memory may be read
@@ -257,18 +366,22 @@ __device__ __forceinline__ void one_pass_kernel(const OnePassParams& params) {
 
 }  // namespace sm90
 
-#define ONE_PASS_KERNEL(name, T, lanes, rotated)                                            \
+#define ONE_PASS_KERNEL(name, T, lanes, Params, rotated_or_hiding)                          \
   extern "C" __global__ void __launch_bounds__(sm90::kQuantizeThreads, lanes == 32 ? 2 : 3) \
-      name(const __grid_constant__ sm90::OnePassParams params) {                            \
-    sm90::one_pass_kernel<T, lanes, rotated>(params);                                       \
+      name(const __grid_constant__ sm90::Params params) {                                   \
+    sm90::one_pass_kernel<T, lanes, sm90::Params, rotated_or_hiding>(params);               \
   }
-#define ONE_PASS_KERNELS(prefix, suffix, T, rotated)        \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d64, T, 8, rotated)   \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d128, T, 16, rotated) \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d256, T, 32, rotated)
-ONE_PASS_KERNELS(one_pass, fp16, __half, false)
-ONE_PASS_KERNELS(one_pass, bf16, __nv_bfloat16, false)
-ONE_PASS_KERNELS(one_pass_rotated, fp16, __half, true)
-ONE_PASS_KERNELS(one_pass_rotated, bf16, __nv_bfloat16, true)
+#define ONE_PASS_KERNELS(prefix, suffix, T, Params, rotated_or_hiding)        \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d64, T, 8, Params, rotated_or_hiding)   \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d128, T, 16, Params, rotated_or_hiding) \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d256, T, 32, Params, rotated_or_hiding)
+ONE_PASS_KERNELS(one_pass, fp16, __half, OnePassParams, false)
+ONE_PASS_KERNELS(one_pass, bf16, __nv_bfloat16, OnePassParams, false)
+ONE_PASS_KERNELS(one_pass_rotated, fp16, __half, OnePassParams, true)
+ONE_PASS_KERNELS(one_pass_rotated, bf16, __nv_bfloat16, OnePassParams, true)
+ONE_PASS_KERNELS(one_pass_auto, fp16, __half, ChoosingOnePassParams, false)
+ONE_PASS_KERNELS(one_pass_auto, bf16, __nv_bfloat16, ChoosingOnePassParams, false)
+ONE_PASS_KERNELS(one_pass_hiding, fp16, __half, ChoosingOnePassParams, true)
+ONE_PASS_KERNELS(one_pass_hiding, bf16, __nv_bfloat16, ChoosingOnePassParams, true)
 #undef ONE_PASS_KERNELS
 #undef ONE_PASS_KERNEL

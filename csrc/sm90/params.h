@@ -1,6 +1,7 @@
 // What the launch code and the kernels of the sm90 family agree on. Plain data, no CUDA headers: both sides include it.
 #pragma once
 
+#include "common/rotates.h"
 #include "common/tensor_map.h"
 #include "common/tile_lists.h"
 #include "common/views.h"
@@ -57,6 +58,13 @@ struct Prepared {
   KeysLeft keys;
 };
 
+// What the statistics say of a head, in calls that choose the rotation of each and in those whose mask may hide keys.
+struct alignas(8) HeadChoices {
+  int shown;  // keys that a mask for all queries and heads does not hide; 0 where it hides all (common/hidden_keys.cuh)
+  int rotation;  // of RotationOfHead
+};
+enum RotationOfHead { kUndecided = 0, kNotRotated = 1, kRotated = 2 };
+
 // `padding` is named and 0, so that a kernel's parameters are the same bytes on every platform.
 struct AttentionParams {
   TensorMap q_map, k_map, v_map;  // (head_dim, q_length, batch * q_heads) and so on, bytes
@@ -81,7 +89,9 @@ struct AttentionParams {
   CausalOrder causal;
   const Prepared* prepared;  // (batch * kv_heads)
   int prepared_blocks;       // of K and of V, when a head is prepared
-  int padding[11];
+  int padding;
+  const HeadChoices* choices;  // (batch * kv_heads): of kernels that rotate Q alone
+  int more_padding[8];
 };
 static_assert(sizeof(AttentionParams) == 704, "the padding fills the alignment of TensorMap");
 
@@ -92,6 +102,17 @@ struct StatisticsParams {
   int kv_heads, kv_length, head_dim, padding;
   int smooth_v;
   int cluster_blocks;  // that share a head
+};
+
+// Of kernels that choose the rotation of a head, or whose mask may hide keys. These have parameters of their own, so
+// that others stay what they are.
+struct ChoosingStatisticsParams : StatisticsParams {
+  HeadChoices* choices;
+  Mask mask;  // whose hidden keys do not count
+  Strided q;  // of which a sample decides
+  int q_heads, q_length;
+  int score_bits;
+  Rotates rotates;
 };
 
 struct QuantizeParams {
@@ -112,12 +133,21 @@ struct QuantizeParams {
   float scale;  // softmax scale
 };
 
-struct OnePassParams {
-  StatisticsParams statistics;
-  QuantizeParams quantize;
+struct ChoosingQuantizeParams : QuantizeParams {
+  const HeadChoices* choices;
+  Rotates rotates;
+  int more_padding;
+};
+
+template <class Statistics, class Quantize>
+struct OnePassParamsOf {
+  Statistics statistics;
+  Quantize quantize;
   int tensors;  // 2: clusters take K and V in turns; 1: K alone
   int units;    // of a block's share
 };
+using OnePassParams = OnePassParamsOf<StatisticsParams, QuantizeParams>;
+using ChoosingOnePassParams = OnePassParamsOf<ChoosingStatisticsParams, ChoosingQuantizeParams>;
 
 struct DeltaParams {
   Strided k;
@@ -126,6 +156,10 @@ struct DeltaParams {
   Chunk chunk;
   int q_heads, kv_heads, kv_length, head_dim, query_tiles;
   float scale;  // softmax scale * log2(e)
+};
+struct HidingDeltaParams : DeltaParams {
+  Mask mask;  // whose hidden keys are zeros
+  const HeadChoices* choices;
 };
 
 }  // namespace sm90

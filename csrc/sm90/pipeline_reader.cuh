@@ -68,7 +68,7 @@ struct PipelineReader {
   // Whether a score of these blocks has an additive term, the same in all threads of a warpgroup: a K scale is negative
   // where the mask may change a score of its block, and smooth Q changes all.
   __device__ __forceinline__ bool is_biased(const float (&k_scale)[kScales]) const {
-    bool biased = !Traits::kPrecise && !Traits::kFusedPrologue && params.delta_s != nullptr;
+    bool biased = !Traits::kPrecise && !Traits::kFewKeys && params.delta_s != nullptr;
 #pragma unroll
     for (int i = 0; i < kScales; ++i) biased |= __float_as_int(k_scale[i]) < 0;
     return __any_sync(0xffffffffu, biased);

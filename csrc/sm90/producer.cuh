@@ -75,8 +75,8 @@ struct Producer {
     if constexpr (Traits::kFusedPrologue) {
       load_elements(tile);
       wait_until_prepared(tile.kv_head);
-      if constexpr (Traits::kKeyEndFromProducer) tile.template end_keys_at<Traits>(end_of_keys(tile.kv_head));
     }
+    if constexpr (Traits::kKeyEndFromProducer) tile.template end_keys_at<Traits>(end_of_keys(tile.kv_head));
     const PipelineState<kQBuffers> state(tiles++);
     const unsigned full = storage.q_full(state.index);
     const int channel_bytes = !Traits::kPrecise ? params.head_dim * 4 : 0;

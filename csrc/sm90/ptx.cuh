@@ -164,6 +164,9 @@ __device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcon
 __device__ __forceinline__ void red_release_add(int* counter, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
+__device__ __forceinline__ void st_release_u64(void* to, u64 value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
 __device__ __forceinline__ u64 ld_acquire_u64(const void* counters) {
   u64 x;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(counters) : "memory");

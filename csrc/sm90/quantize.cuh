@@ -119,4 +119,10 @@ __device__ __forceinline__ void load_or_zero(const T* from, bool valid, float (&
   }
 }
 
+// Whether a row of quantized Q or K has this thread's channels. Those past head_dim are zeros unless they are rotated.
+template <class Format, int kLanes>
+__device__ __forceinline__ bool has_channels(const QuantizeParams& params, const Lanes<kLanes>& lanes) {
+  return Format::kByHead ? lanes.channel < params.row_bytes : lanes.active || Format::kRotated;
+}
+
 }  // namespace sm90

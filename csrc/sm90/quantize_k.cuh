@@ -2,7 +2,7 @@
 // 2t and 8j + 2t + 1.
 #pragma once
 
-#include "common/scores.cuh"
+#include "common/hidden_keys.cuh"
 #include "sm90/quantize.cuh"
 
 namespace sm90 {
@@ -39,16 +39,23 @@ __device__ __forceinline__ void store_key_scale(const QuantizeParams& params, co
       amax * (masked ? -1.f / Format::kMaximum : 1.f / Format::kMaximum);
 }
 
+// Of kernels whose mask may hide keys, behind the statistics.
+__device__ __forceinline__ HiddenKeys hidden_keys(const ChoosingQuantizeParams& params, const BatchHead& bh) {
+  HiddenKeys hidden(params.mask, bh.batch);
+  if (hidden.any()) hidden.all_but(params.choices[bh.index].shown);
+  return hidden;
+}
+
 template <int kLanes>
 constexpr int kKeyPasses = kScaleBlock / Lanes<kLanes>::kTokensAtOnce;  // in which a block's threads take kScaleBlock
 
-// Of kScaleBlock tokens as they are, those that do not exist zeros; `mean` with its signs changed. `token_amax`, in
-// shared memory, may be written again when all threads have gone through another barrier.
-template <class T, int kLanes, class Format>
+// Of kScaleBlock tokens as they are, those that do not exist zeros; `mean` with its signs changed. Hidden tokens become
+// zeros. `token_amax`, in shared memory, may be written again when all threads have gone through another barrier.
+template <class T, int kLanes, class Format, class Hidden>
 __device__ __forceinline__ void quantize_keys(const QuantizeParams& params, const BatchHead& bh, int block,
                                               const Lanes<kLanes>& lanes, const Rotation<kLanes>& rotation,
                                               Vec8<T> (&raw)[kKeyPasses<kLanes>], const float (&mean)[8],
-                                              float (&token_amax)[kScaleBlock]) {
+                                              const Hidden& hidden, float (&token_amax)[kScaleBlock]) {
   using Tile = Lanes<kLanes>;
   constexpr int kPasses = kKeyPasses<kLanes>;
   const int first = block * kScaleBlock;
@@ -60,6 +67,10 @@ __device__ __forceinline__ void quantize_keys(const QuantizeParams& params, cons
     raw[pass].get(values[pass]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[pass][i] -= mean[i];
+    if (hidden.any() && token < params.kv_length && hidden.has(token)) {
+#pragma unroll
+      for (float& x : values[pass]) x = 0.f;
+    }
     if constexpr (Format::kRotated) rotation.transform(values[pass]);
     const float amax = amax_of_token<kLanes>(amax_of_vec8(values[pass]));
     if (lanes.channel == 0)
@@ -79,14 +90,15 @@ __device__ __forceinline__ void quantize_keys(const QuantizeParams& params, cons
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int token = first + pass * Tile::kTokensAtOnce + lanes.token;
-    if ((lanes.active || Format::kRotated) && token < params.kv_length)
+    if (has_channels<Format>(params, lanes) && token < params.kv_length)
       store_int8<Format>(params.k_int8 + (i64(bh.index) * params.kv_length + token) * params.row_bytes + lanes.channel,
                          values[pass], inverses);
   }
 }
 
-template <class T, int kLanes, class Format>
-__device__ __forceinline__ void quantize_k(const QuantizeParams& params, const BatchHead& bh, int block) {
+template <class T, int kLanes, class Format, class Hidden>
+__device__ __forceinline__ void quantize_k(const QuantizeParams& params, const BatchHead& bh, int block,
+                                           const Hidden& hidden) {
   using Tile = Lanes<kLanes>;
   constexpr int kPasses = kKeyPasses<kLanes>;
   __shared__ float token_amax[kScaleBlock];
@@ -104,7 +116,7 @@ __device__ __forceinline__ void quantize_k(const QuantizeParams& params, const B
   load_or_zero(params.k_mean + i64(bh.index) * params.head_dim + lanes.channel, lanes.active, mean);
   const Rotation<kLanes> rotation;
   if constexpr (Format::kRotated) rotation.change_signs(mean);
-  quantize_keys<T, kLanes, Format>(params, bh, block, lanes, rotation, raw, mean, token_amax);
+  quantize_keys<T, kLanes, Format>(params, bh, block, lanes, rotation, raw, mean, hidden, token_amax);
 }
 
 }  // namespace sm90

@@ -88,7 +88,7 @@ __device__ __forceinline__ void quantize_q_per_thread(const QuantizeParams& para
     if (lanes.channel == 0)
       params.q_scale[i64(bh.index) * params.q_scale_rows + first + local] =
           folded_scale<Format, kLanes>(params.scale, amax);
-    if (lanes.active)
+    if (has_channels<Format>(params, lanes))
       store_int8<Format>(params.q_int8 + (first_index + local) * params.row_bytes + lanes.channel, values,
                          inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax)));
   }
@@ -150,11 +150,15 @@ __device__ __forceinline__ void quantize_q_per_token(const QuantizeParams& param
       const float amax = amax_of_token<kLanes>(amax_of_vec8(values));
       if (valid && lanes.channel == 0)
         params.q_scale[i64(bh.index) * params.q_scale_rows + token] = folded_scale<Format, kLanes>(params.scale, amax);
-      if (valid && (lanes.active || Format::kRotated))
+      if (valid && has_channels<Format>(params, lanes))
         store_int8<Format>(params.q_int8 + index * params.row_bytes + lanes.channel, values,
                            inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax)));
     }
   }
+}
+
+__device__ __forceinline__ int kv_index_of(const QuantizeParams& params, const BatchHead& bh) {
+  return bh.batch * params.kv_heads + bh.head / (params.q_heads / params.kv_heads);
 }
 
 // `kShort`: beside the fused prologue of a short KV.
@@ -164,8 +168,7 @@ __device__ __forceinline__ void quantize_q(const QuantizeParams& params, const B
   float k_mean[8] = {}, mean[8];
   if (params.lse_shift) {
     griddepcontrol_wait();
-    const int kv_index = bh.batch * params.kv_heads + bh.head / (params.q_heads / params.kv_heads);
-    load_or_zero(params.k_mean + i64(kv_index) * params.head_dim + lanes.channel, lanes.active, k_mean);
+    load_or_zero(params.k_mean + i64(kv_index_of(params, bh)) * params.head_dim + lanes.channel, lanes.active, k_mean);
   }
   if constexpr (Format::kSmoothQuery) block_mean<T, kLanes>(params, bh, block, mean);
   if constexpr (Format::kSmoothQuery && !Format::kQueryPerToken)

@@ -19,8 +19,9 @@ __device__ __forceinline__ unsigned quantized_word(const float (&values)[4][8], 
                    values[3][channel] * inverse);
 }
 
-template <class T, int kLanes>
-__device__ __forceinline__ void quantize_v(const QuantizeParams& params, const BatchHead& bh, int block) {
+template <class T, int kLanes, class Hidden>
+__device__ __forceinline__ void quantize_v(const QuantizeParams& params, const BatchHead& bh, int block,
+                                           const Hidden& hidden) {
   constexpr int kWords = kVTokens / 4;  // a word holds four keys of one channel
   __shared__ unsigned tile[kLanes * 8][kWords + 1];
   const T* v = bh.of<T>(params.v);
@@ -36,10 +37,18 @@ __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const B
     float inverse[8], mean[8], values[4][8];
     load_or_zero(params.v_inverse + channels + channel, active, inverse);
     load_or_zero(params.v_mean + channels + channel, active && params.smooth_v, mean);
+    unsigned hidden_words = 0;  // found before, so that the loads of the tokens are under way together
+    if (hidden.any()) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = first + i / 2 * 8 + i % 2;
+        if (token < params.kv_length && hidden.has(token)) hidden_words |= 1u << i;
+      }
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = first + i / 2 * 8 + i % 2;
-      const bool valid = active && token < params.kv_length;
+      const bool valid = active && token < params.kv_length && !(hidden_words >> i & 1u);
       load_or_zero(v + token * params.v.token_stride + channel, valid, values[i]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) values[i][j] = valid ? values[i][j] - mean[j] : 0.f;

@@ -1,20 +1,39 @@
 // Statistics of K and V, read once: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per
 // channel. A cluster of blocks shares a head and adds its partial results through distributed shared memory, always in
 // the same order, so that repeated runs are equal bit by bit.
-#include "sm90/statistics.cuh"
+#include <type_traits>
+
+#include "sm90/rotation_choice.cuh"
 
 namespace sm90 {
 
 constexpr int kMaxHeadDim = 256;
 
-// Without kWithV, K's mean alone: the precise mode does not quantize V.
-template <class T, bool kWithV>
-__device__ __forceinline__ void statistics_kernel(const StatisticsParams& params) {
+// Whether a head of so many channels, which the cluster holds, is to be rotated.
+template <class T, class Hidden>
+__device__ __forceinline__ bool choose_rotation(const ChoosingStatisticsParams& params, const BatchHead& bh,
+                                                const float* means, const Hidden& hidden, ChoiceScratch& scratch) {
+  if (params.head_dim <= 64) return choose_rotation<T, 8>(params, bh, means, hidden, scratch);
+  if (params.head_dim <= 128) return choose_rotation<T, 16>(params, bh, means, hidden, scratch);
+  return choose_rotation<T, 32>(params, bh, means, hidden, scratch);
+}
+
+// Without kWithV, K's mean alone: the precise mode does not quantize V. ChoosingStatisticsParams: they also choose the
+// rotation of the head; with kMayHide hidden keys do not count, and the call may rotate all heads or none.
+template <class T, bool kWithV, class Params, bool kMayHide>
+__device__ __forceinline__ void statistics_kernel(const Params& params) {
+  constexpr bool kChooses = std::is_same_v<Params, ChoosingStatisticsParams>;
   constexpr int kCount = kWithV ? kStatistics : kSumK + 1;
   __shared__ float partial[kCount][kStatisticsWarps][kMaxHeadDim];
   __shared__ float of_block[kCount][kMaxHeadDim];
   // In this order: the quantization of Q does not wait for this kernel, but for all before it.
   griddepcontrol_wait();
+  if constexpr (kChooses) {  // before the quantization of Q starts, which reads it
+    if (threadIdx.x == 0 && blockIdx.x % params.cluster_blocks == 0) {
+      params.choices[blockIdx.x / params.cluster_blocks] = {};
+      __threadfence();
+    }
+  }
   griddepcontrol_launch_dependents();
 
   const int lanes = params.head_dim <= 64 ? 8 : params.head_dim <= 128 ? 16 : 32;  // threads that read one token
@@ -29,6 +48,12 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
       static_cast<const T*>(params.v.pointer) + batch * params.v.batch_stride + head * params.v.head_stride + channel;
 
   if (block == 0 && threadIdx.x == 0) params.prepared[bh].keys.end = 0;
+  __shared__ float shown_of_block;
+  int shown_keys = 0;
+  if constexpr (kMayHide) {
+    shown_keys = HiddenKeys(params.mask, batch).template count_shown<kStatisticsThreads>(block * share, end);
+    if (threadIdx.x == 0) shown_of_block = shown_keys;
+  }
   float statistics[kCount][8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -66,6 +91,14 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
       k_token += k_step;
       v_token += v_step;
     };
+    if constexpr (kMayHide) {
+      HiddenKeys hidden(params.mask, batch);
+      hidden.all_but(shown_keys);  // a block without a shown key sums up all of its keys, for masks that hide all
+      for (; token < end; token += step) {
+        load(0);
+        if (!hidden.has(token)) add(k_raw[0], v_raw[0]);
+      }
+    }
     if (token + (kAtOnce - 1) * step < end) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) load(i);
@@ -106,20 +139,57 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
       of_block[statistic][own] = combine_warps(statistic, partial[statistic], own);
   }
   cluster_sync();
+  float shown = 0.f;  // where no key is, too
+  if constexpr (kMayHide)
+    for (int other = 0; other < blocks; ++other) shown += load_from_block(&shown_of_block, other);
+  const auto total_of = [&](int statistic) {  // in kernels that choose, where all blocks need the mean
+    float total = initial(statistic);
+    for (int other = 0; other < blocks; ++other)
+      if (!kMayHide || shown == 0.f || load_from_block(&shown_of_block, other) != 0.f)
+        total = combine(statistic, total, load_from_block(&of_block[statistic][own], other));
+    return total;
+  };
+  const auto tokens = [&] {
+    if constexpr (kMayHide)
+      return shown != 0.f ? shown : static_cast<float>(params.kv_length);
+    else
+      return params.kv_length;
+  };
+  if constexpr (kChooses) {
+    __shared__ float means[kMaxHeadDim];
+    __shared__ ChoiceScratch scratch;
+    bool rotated = params.rotates == Rotates::always;
+    if (params.rotates == Rotates::by_head) {
+      means[own] = own < params.head_dim ? total_of(kSumK) / tokens() : 0.f;
+      __syncthreads();
+      const BatchHead head_of_cluster(bh, params.kv_heads);
+      if constexpr (kMayHide) {
+        HiddenKeys hidden(params.mask, batch);
+        hidden.all_but(static_cast<int>(shown));
+        rotated = choose_rotation<T>(params, head_of_cluster, means, hidden, scratch);
+      } else {
+        rotated = choose_rotation<T>(params, head_of_cluster, means, NoHiddenKeys(), scratch);
+      }
+    }
+    if (block == 0 && own == 0) tell_choices(params.choices[bh], static_cast<int>(shown), rotated);
+  }
   if (block == 0 && own < params.head_dim) {
     float total[kCount];
 #pragma unroll
     for (int statistic = 0; statistic < kCount; ++statistic) {
+      if constexpr (kChooses) {
+        total[statistic] = total_of(statistic);
+        continue;
+      }
       total[statistic] = of_block[statistic][own];
       for (int other = 1; other < blocks; ++other)
         total[statistic] = combine(statistic, total[statistic], load_from_block(&of_block[statistic][own], other));
     }
     const i64 index = i64(bh) * params.head_dim + own;
-    params.k_mean[index] = total[kSumK] / params.kv_length;
+    params.k_mean[index] = total[kSumK] / tokens();
     if constexpr (kWithV) {
-      store_value_factors(
-          params, index,
-          value_factors<T>(total[kSumV], total[kMaxV], total[kMaxNegatedV], params.kv_length, params.smooth_v));
+      store_value_factors(params, index,
+                          value_factors<T>(total[kSumV], total[kMaxV], total[kMaxNegatedV], tokens(), params.smooth_v));
     }
   }
   cluster_sync();  // no block leaves while its shared memory may be read
@@ -127,14 +197,19 @@ __device__ __forceinline__ void statistics_kernel(const StatisticsParams& params
 
 }  // namespace sm90
 
-#define STATISTICS_KERNEL(name, T, with_v)                                  \
+#define STATISTICS_KERNEL(name, T, with_v, Params, may_hide)                \
   extern "C" __global__ void __launch_bounds__(sm90::kStatisticsThreads, 2) \
-      name(const __grid_constant__ sm90::StatisticsParams params) {         \
-    sm90::statistics_kernel<T, with_v>(params);                             \
+      name(const __grid_constant__ sm90::Params params) {                   \
+    sm90::statistics_kernel<T, with_v, sm90::Params, may_hide>(params);     \
   }
-STATISTICS_KERNEL(statistics_fp16, __half, true)
-STATISTICS_KERNEL(statistics_bf16, __nv_bfloat16, true)
-STATISTICS_KERNEL(statistics_fp32, float, true)
-STATISTICS_KERNEL(statistics_k_fp16, __half, false)
-STATISTICS_KERNEL(statistics_k_bf16, __nv_bfloat16, false)
+#define STATISTICS_KERNELS(prefix, suffix, T, with_v)                                   \
+  STATISTICS_KERNEL(prefix##_##suffix, T, with_v, StatisticsParams, false)              \
+  STATISTICS_KERNEL(prefix##_auto_##suffix, T, with_v, ChoosingStatisticsParams, false) \
+  STATISTICS_KERNEL(prefix##_hiding_##suffix, T, with_v, ChoosingStatisticsParams, true)
+STATISTICS_KERNELS(statistics, fp16, __half, true)
+STATISTICS_KERNELS(statistics, bf16, __nv_bfloat16, true)
+STATISTICS_KERNELS(statistics, fp32, float, true)
+STATISTICS_KERNELS(statistics_k, fp16, __half, false)
+STATISTICS_KERNELS(statistics_k, bf16, __nv_bfloat16, false)
+#undef STATISTICS_KERNELS
 #undef STATISTICS_KERNEL

@@ -12,6 +12,9 @@ constexpr float kMaxE4m3 = 448.f;
 
 enum Statistic { kSumK, kSumV, kMaxV, kMaxNegatedV, kStatistics };
 
+__device__ __forceinline__ float initial(int statistic) {
+  return statistic == kSumK || statistic == kSumV ? 0.f : -__builtin_bit_cast(float, 0x7f800000u);
+}
 __device__ __forceinline__ float combine(int statistic, float x, float y) {
   return statistic == kSumK || statistic == kSumV ? x + y : max_nan(x, y);
 }
@@ -27,10 +30,11 @@ __device__ __forceinline__ float combine_warps(int statistic, const float (&part
 struct ValueFactors {
   float mean, scale, inverse;
 };
-template <class T>
-__device__ __forceinline__ ValueFactors value_factors(float sum, float max, float max_negated, int kv_length,
+// Over so many `tokens`, an int or a float.
+template <class T, class Count>
+__device__ __forceinline__ ValueFactors value_factors(float sum, float max, float max_negated, Count tokens,
                                                       bool smooth) {
-  const float mean = smooth ? sum / kv_length : 0.f;
+  const float mean = smooth ? sum / tokens : 0.f;
   const float amax = storable_amax<T>(max_nan(max - mean, max_negated + mean), mean);
   // The quotient of a smaller magnitude is infinite: such a channel is quantized to zeros.
   return {mean, amax / kMaxE4m3, amax < 1.32e-36f ? 0.f : kMaxE4m3 / amax};

@@ -20,7 +20,7 @@ struct Workspace {
   Chunk chunk;  // the largest part of the work that one attention launch does
   // Offsets in bytes.
   int64_t q_int8, k_int8, v_fp8, q_scale, k_scale, k_mean, v_mean, v_scale, v_inverse, lse_shift, q_mean, delta_s,
-      prepared;
+      prepared, choices;
   ListSpace lists;
   int64_t bytes;
 
@@ -68,6 +68,7 @@ struct Workspace {
     prepared = arena.add(kv_bh * int64_t(sizeof(Prepared)));
     const int64_t launches = ceil_div(q_bh, chunk.heads) * ceil_div(query_tiles, chunk.tiles);
     lists = ListSpace(call, launches, arena);
+    choices = arena.add(call.rotate_by_head || call.has_mask() ? kv_bh * int64_t(sizeof(HeadChoices)) : 0);
     bytes = arena.bytes();
   }
 };

@@ -53,10 +53,11 @@ attempt(plan.run, **ADDRESSES)
 
 
 OPTIONAL = (
-    "pv", "mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_stride", "mask_key_stride",
-    "block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride", "has_lse", "has_block_margins",
+    "pv", "rotate_by_head", "mask_element", "mask_batch_stride", "mask_head_stride", "mask_query_stride",
+    "mask_key_stride", "block_mask_key_blocks", "block_mask_batch_stride", "block_mask_head_stride", "has_lse",
+    "has_block_margins",
 )  # fmt: skip
-FLAGS = ("rotate", "smooth_v", "causal", "has_lse", "has_block_margins")
+FLAGS = ("rotate", "rotate_by_head", "smooth_v", "causal", "has_lse", "has_block_margins")
 INTEGERS = ("head_dim", "element", "mode", "pv", "pv_accumulator", "device", "mask_element")  # of 32 bits
 
 

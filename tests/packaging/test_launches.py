@@ -220,21 +220,23 @@ ONE_PASS = {64: (4096, 256), 128: (2048, 128), 256: (1024, 64)}
 
 
 @pytest.mark.parametrize("mode", ["8b", "precise"])
-@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("rotated", ["", "_rotated", "_auto"])
 @pytest.mark.parametrize("batch", [1, 70])
-def test_short_keys_take_one_pass(hopper: Binding, mode: str, rotate: bool, batch: int) -> None:
+def test_short_keys_take_one_pass(hopper: Binding, mode: str, rotated: str, batch: int) -> None:
     """The shape of a head alone decides it, and how the head is shared."""
     output = hopper.run(f"""{LOGGED}
 for head_dim, (most, unit) in {ONE_PASS}.items():
     for kv_length in (1, 77, unit, unit + 1, 8 * unit, 8 * unit + 1, most, most + 1):
         for channels in (head_dim, head_dim // 2 + 8):
             wanted = dict(call, batch={batch}, q_heads=6, kv_heads=3, q_length=130, kv_length=kv_length,
-                          has_lse=True, head_dim=channels, mode={MODE_CODES[mode]}, rotate={rotate}, causal=False)
+                          has_lse=True, head_dim=channels, mode={MODE_CODES[mode]}, causal=False,
+                          rotate={rotated != ""}, rotate_by_head={rotated == "_auto"})
             launched = logged(**wanted)["cuLaunchKernelEx"]
             names = [line.split()[0] for line in launched]
-            rotated = "_rotated" * {rotate}
+            rotated = "{rotated}"
             if kv_length > most:
                 assert names[0].startswith("statistics_") and names[1] == f"quantize8{{rotated}}_fp16_d{{head_dim}}"
+                assert ("_auto_" in names[0]) == (rotated == "_auto")
                 assert len(names) == 3
                 continue
             units = 1 if kv_length <= unit else 2
@@ -278,10 +280,15 @@ for element, name in ((2, "fp16"), (3, "bf16")):
     for channels, head_dim in ((8, 64), (64, 64), (72, 128), (128, 128)):
         for kv_length in (1, 77, 128, 200, 512, 700, 2048):
             for mask, suffix in ((dict(), ""), (dict(mask_element=1, mask_key_stride=1), "_biased")):
-                wanted = [f"one_pass_{{name}}_d{{head_dim}}", f"attention_d{{head_dim}}_quantizing{{suffix}}"]
-                found = launched(head_dim=channels, kv_length=kv_length, element=element, **mask)
-                wider = head_dim == 64 and kv_length == 700  # in whole steps of 192 keys
-                assert (found == wanted) != wider, found
+                for way, kernel, rotate in (
+                    ("", "quantizing", dict()), ("_auto", "rotating", dict(rotate=True, rotate_by_head=True))
+                ):
+                    way = "_hiding" if mask else way
+                    wanted = [f"one_pass{{way}}_{{name}}_d{{head_dim}}",
+                              f"attention_d{{head_dim}}_{{kernel}}{{suffix}}"]
+                    found = launched(head_dim=channels, kv_length=kv_length, element=element, **mask, **rotate)
+                    wider = head_dim == 64 and kv_length == 700  # in whole steps of 192 keys
+                    assert (found == wanted) != wider, found
 maps = [logged(causal=False, addresses=dict(q=address))["cuTensorMapEncodeTiled"] for address in (1 << 20, 2 << 20)]
 assert maps[0] != maps[1]
 """)
@@ -310,7 +317,40 @@ def test_other_calls_have_a_pass_over_q(hopper: Binding, fields: str) -> None:
 for head_dim in (64, 128):
     found = launched(**{{"head_dim": head_dim, **dict({fields})}})
     assert any(name.startswith("quantize") for name in found), found
-    assert not any("_quantizing" in name for name in found), found
+    assert not any("_quantizing" in name or "_rotating" in name for name in found), found
+""")
+
+
+def test_few_keys_and_a_padding_mask_in_two_phases_have_a_kernel_of_their_own(hopper: Binding) -> None:
+    """That gives the bits of the whole call's."""
+    hopper.run(f"""{LOGGED}{LAUNCHED}
+for head_dim in (64, 128):
+    mask = dict(mask_element=1, mask_key_stride=1)
+    assert launched(phase=2, head_dim=head_dim, **mask) == [f"attention_d{{head_dim}}_prequantized_biased"]
+    assert "prequantized" not in launched(phase=2, head_dim=head_dim)[0]
+    assert "prequantized" not in launched(phase=2, head_dim=head_dim, has_lse=True, **mask)[0]
+""")
+
+
+@pytest.mark.parametrize("mode", MODE_CODES.values())
+def test_only_a_mask_for_all_queries_and_heads_takes_kernels_that_hide_keys(hopper: Binding, mode: int) -> None:
+    """Others, and calls without a mask, have the kernels and the parameters that they always had."""
+    hopper.run(f"""{LOGGED}
+def preparations(**fields):
+    wanted = dict(call, q_heads=6, kv_heads=3, q_length=130, kv_length=5000, causal=False, mode={mode})
+    wanted.update(fields)
+    lines = [line.partition(" parameters ") for line in logged(**wanted)["cuLaunchKernelEx"]]
+    return [(name.split()[0], len(parameters)) for name, _, parameters in lines if not name.startswith("attention")]
+mask = dict(mask_element=1, mask_key_stride=1)
+plain = preparations()
+assert not any("hiding" in name or "auto" in name for name, _ in plain), plain
+assert preparations(**mask, mask_query_stride=5000) == plain
+assert preparations(**mask, mask_head_stride=5000) == plain
+hiding = preparations(**mask)
+assert len(hiding) == len(plain) and all("hiding" in name for name, _ in hiding), hiding
+assert [name for name, _ in preparations(**mask, rotate=True, rotate_by_head=True)] == [name for name, _ in hiding]
+chosen = preparations(rotate=True, rotate_by_head=True)
+assert all("auto" in name for name, _ in chosen if not name.startswith("delta")), chosen
 """)
 
 

@@ -83,7 +83,8 @@ constexpr Keyword field(const char* name, bool required) {
           [](CallSignature& call, PyObject* value) { return read((call.*View).*Field, value); }};
 }
 
-// Absent, the mask, the block mask, the LSE and the block margins are not a part of the call, and pv is 0.
+// Absent, the mask, the block mask, the LSE, the block margins and the choice of heads are not a part of the call, and
+// pv is 0.
 constexpr bool kRequired = true, kOptional = false;
 #define TENSOR_KEYWORDS(view)                                                             \
   field<&CallSignature::view, &TensorStrides::batch>(#view "_batch_stride", kRequired),   \

@@ -9,7 +9,7 @@ import torch
 
 from ..autotune.measure import prepare
 from ..autotune.store import choices_of
-from ..options import check_choice
+from ..options import ROTATIONS, check_choice
 from ..policy.calibrated import COMPUTE_ALL, SKIP, SPARSE, Policy
 from ..policy.document import from_text
 from ..policy.rules import RuleSelector
@@ -68,6 +68,7 @@ def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotat
     cost_limit: the share of the sampling's time, 0 to 1, that measuring may take. progress: is told how far it is.
     rotate: of `AttentionOptions`, to measure with.
     """
+    check_choice("rotate", rotate, ROTATIONS)
     prepare(model.load_device, BACKENDS)
     previous = override_before_ours(model)
     return with_handler(model, _calibration(model, previous, cost_limit, progress, rotate), previous)

@@ -39,7 +39,8 @@ def video(shape: Shape, generator: torch.Generator) -> Tensors:
     def smooth() -> torch.Tensor:
         frequency, phase = torch.rand(2, 1, heads, 1, head_dim, generator=generator)
         angle = 2 * math.pi * ((0.5 + 6 * frequency) * torch.arange(tokens)[:, None] / tokens + phase)
-        return math.sqrt(2) * angle.sin() + 0.1 * torch.randn(1, *shape, generator=generator)
+        noise: torch.Tensor = 0.1 * torch.randn(1, *shape, generator=generator)
+        return noise + math.sqrt(2) * angle.sin()
 
     return smooth(), smooth(), smooth()
 

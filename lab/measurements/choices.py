@@ -136,7 +136,7 @@ def find(dispatcher: Dispatcher, sizes: Sizes, choices: TunedChoices) -> Checked
     rounds = time_rounds(runs, clock, random.Random(), clock.now() + _SECONDS)
     seconds = {one: median(values) for one, values in rounds.items()}
     settings = dispatcher.settings
-    mode = [one for one in seconds if (one.mode, one.rotate) == (settings.mode, settings.rotate)]
+    mode = [one for one in seconds if (one.mode, one.rotate) == (settings.mode, settings.rotate != "off")]
     allowed = [
         one
         for one in seconds
@@ -174,7 +174,7 @@ def page(command: str, device: torch.device) -> str:
         seconds = time.perf_counter() - start
         lines.append(f"- {which} took {seconds:.2f} s, noise {choices.times.noise:.1%}.")
         lines += [f"  - {line}" for line in choices.lines()]
-    settings = Settings(rotate=True, when=WHERE_FASTER)
+    settings = Settings(rotate="auto", when=WHERE_FASTER)
     dispatcher = Dispatcher(settings, probe(device, settings), device=device, own_is_torchs=True)
     found = []
     for sizes in CALLS:

@@ -207,8 +207,8 @@ def test_a_new_node_computes_all_tiles(server: ComfyServer) -> None:
 
 
 @pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Calibrate"])
-def test_a_new_node_rotates(server: ComfyServer, node: str) -> None:
-    assert inputs(server, node)["rotate"][1]["default"] is True
+def test_a_new_node_rotates_the_heads_that_gain(server: ComfyServer, node: str) -> None:
+    assert inputs(server, node)["rotate"][1]["default"] == "auto"
 
 
 def test_a_new_node_quantizes_where_it_is_faster(server: ComfyServer) -> None:

@@ -177,7 +177,7 @@ def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[
     given = dict(zip(names, values, strict=True))
     defaults = {
         "guard": "values",
-        "rotate": True,
+        "rotate": "auto",
         "when": "where it is faster",
         "guard_level": "values",
         "skip": "off",
@@ -188,6 +188,8 @@ def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[
     if "guard" in given:
         given["guard"] = given.get("guard_level", "values") if given["guard"] else "off"
         given["guard_level"] = "values"
+    if "rotate" in given:
+        given["rotate"] = "on" if given["rotate"] else "off"
     return workflow, {**defaults, **given}
 
 

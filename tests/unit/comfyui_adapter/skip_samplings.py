@@ -84,7 +84,7 @@ def sampled(session: Session, tensors: list[torch.Tensor], steps: int = STEPS, *
 
 def dense(tensors: list[torch.Tensor], mode: str = "8b") -> torch.Tensor:
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)) for tensor in tensors)
-    return attention(q, k, v, mode=mode, layout="BNHD", backend="reference").flatten(2)
+    return attention(q, k, v, mode=mode, layout="BNHD", backend="reference", rotate="off").flatten(2)
 
 
 def lossless_mask(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -96,7 +96,7 @@ def lossless_mask(tensors: list[torch.Tensor]) -> torch.Tensor:
 def by_mask(tensors: list[torch.Tensor], active: torch.Tensor) -> torch.Tensor:
     q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)) for tensor in tensors)
     lists = BlockMask.from_dense(active)
-    return attention(q, k, v, layout="BNHD", backend="reference", block_mask=lists).flatten(2)
+    return attention(q, k, v, layout="BNHD", backend="reference", rotate="off", block_mask=lists).flatten(2)
 
 
 def listed(session: Session) -> list[bool]:

@@ -34,7 +34,7 @@ def test_the_kernels_know_what_they_are_told() -> None:
     binding = BINDING.read_text()
     for argument in option_fields(AttentionOptions()):
         assert f'"{argument}"' in binding
-    told = option_fields(AttentionOptions("4b", smooth_v=True, is_causal=True, pv_accumulator="fp16", rotate=True))
+    told = option_fields(AttentionOptions("4b", smooth_v=True, is_causal=True, pv_accumulator="fp16", rotate="on"))
     assert told == {"mode": 4, "smooth_v": True, "causal": True, "pv_accumulator": 16, "rotate": True, "pv": 0}
 
 

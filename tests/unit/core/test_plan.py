@@ -63,7 +63,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "scale": (with_options(scale=0.5), {"scale": 0.5}),
     "return_lse": (with_options(return_lse=True), {"options": AttentionOptions(return_lse=True)}),
     "pv_accumulator": (with_options(pv_accumulator="fp16"), {"options": AttentionOptions(pv_accumulator="fp16")}),
-    "rotate": (with_options(rotate=True), {"options": AttentionOptions(rotate=True)}),
+    "rotate": (with_options(rotate="on"), {"options": AttentionOptions(rotate="on")}),
     "layout": (
         {**with_options(layout="BNHD"), "k": torch.empty(2, 6, 4, 64), "v": torch.empty(2, 6, 4, 64)},
         {"q_heads": 16, "q_length": 4, "kv_heads": 4, "kv_length": 6, "heads_first": False},

@@ -56,7 +56,7 @@ def by_mode(out: torch.Tensor, request: AttentionRequest) -> torch.Tensor:
     """8b is 10 % off, 4b 20 %, and rotation halves that; bf16 rounds by about 0.2 %."""
     options = request.options
     error = {"8b": 0.1, "4b": 0.2}.get(options.mode, 0.0)
-    return out * (1.0 + error * (0.5 if options.rotate else 1.0))
+    return out * (1.0 + error * (0.5 if options.rotate == "on" else 1.0))
 
 
 @pytest.fixture

@@ -314,9 +314,9 @@ def test_an_unknown_bound_is_refused(value: object) -> None:
 CELL = ("layers", 1, "cells", 2)
 BAD = [
     (("schema",), "other", "schema must be 'comfy_sage2.policy', got 'other'"),
-    (("version",), 6, "version must be one of 1, 2, 3, 4, 5, got 6: the policy was written by another version of the"),
-    (("version",), True, "version must be one of 1, 2, 3, 4, 5, got True"),
-    (("version",), [1], "version must be one of 1, 2, 3, 4, 5, got"),
+    (("version",), 7, "version must be one of 1, 2, 3, 4, 5, 6, got 7: the policy was written by another version of"),
+    (("version",), True, "version must be one of 1, 2, 3, 4, 5, 6, got True"),
+    (("version",), [1], "version must be one of 1, 2, 3, 4, 5, 6, got"),
     (("version",), 3, "layers[0] lacks 'name'"),
     (("layers", 1, "cells", 2, "mode"), "precise", "cells[2].mode must be one of '8b', '4b', 'full', got 'precise'"),
     (("model",), ..., "the policy lacks 'model'"),

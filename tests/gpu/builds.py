@@ -294,7 +294,7 @@ def check(
     mode: str,
     *,
     smooth_v: bool = False,
-    rotate: bool = False,
+    rotate: str | bool = False,
     **call: Any,
 ) -> None:
     """Output and LSE of a call (`scale`, `is_causal`, `attn_mask`, `block_mask`) against float64 and the reference."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .builds import check, random_qkv, relative_l1, run
+from .builds import check, exact, random_qkv, relative_l1, run
+from .builds import each_mode as each_mode_of_all
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +57,7 @@ def test_the_lowest_number_hides(mode: str, dtype: torch.dtype, fresh_seed: int)
 @each_mode
 @pytest.mark.parametrize("lengths", [(300, 2500), (2500, 2500)], ids=str)
 def test_hidden_values_do_not_count(mode: str, lengths: tuple[int, int], fresh_seed: int) -> None:
-    """Other values of the hidden keys, of as large a magnitude in 8b and 4b, change nothing."""
+    """Other values of the hidden keys change nothing."""
     queries, keys = lengths
     q, k, v = random_qkv((2, 2, queries, 128), (2, 2, keys, 128), torch.bfloat16)
     mask = torch.ones(2, 1, 1, keys, dtype=torch.bool, device="cuda")
@@ -78,3 +79,43 @@ def test_masks_for_each_head_or_query(mode: str, fresh_seed: int) -> None:
         mask[0, 0, :, 600:] = False
         mask[1, 0, 0, 900:] = False
         check(NAME, q, k, v, mode, attn_mask=mask)
+
+
+@each_mode_of_all
+@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+@pytest.mark.parametrize("keys", [200, 900, 2600])
+@pytest.mark.parametrize("content", [10.0, torch.inf, torch.nan])
+@pytest.mark.parametrize("rotate", ["off", "on", "auto"])
+def test_what_lies_in_hidden_keys_changes_nothing(
+    name: str, mode: str, head_dim: int, keys: int, content: float, rotate: str, fresh_seed: int
+) -> None:
+    """Whatever they hold, and wherever they are. Precise on Hopper multiplies V as it is."""
+    q, k, v = random_qkv((3, 2, 300, head_dim), (3, 1, keys, head_dim), torch.bfloat16)
+    k, v = k + 1.0, v + 2.0
+    attends = torch.arange(keys, device="cuda") < torch.tensor([keys, keys // 2, 70], device="cuda").view(-1, 1, 1, 1)
+    attends = attends & (torch.rand(3, 1, 1, keys, device="cuda") < 0.9)
+    some = torch.randn_like(k) * content
+    hidden = ~attends.transpose(2, 3)
+    keeps_v = (name, mode) == ("sm90", "precise") and content != 10.0
+    spoiled = torch.where(hidden, some, k), v if keeps_v else torch.where(hidden, some, v)
+    for mask in (attends, torch.zeros(attends.shape, device="cuda").masked_fill(~attends, -torch.inf)):
+        check(name, q, k.masked_fill(hidden, 0.0), v, mode, rotate=rotate, attn_mask=mask, smooth_v=keys == 900)
+        call = {"mode": mode, "rotate": rotate, "attn_mask": mask, "smooth_v": keys == 900}
+        for lse in (False, True):
+            wanted = run(name, q, k, v, return_lse=lse, **call)
+            found = run(name, q, *spoiled, return_lse=lse, **call)
+            assert torch.equal(found[0], wanted[0])
+            assert not lse or torch.equal(found[1], wanted[1])
+
+
+@each_mode_of_all
+def test_hidden_keys_cost_nothing_but_themselves(name: str, mode: str, fresh_seed: int) -> None:
+    """The error is that of the call without them."""
+    q, k, v = random_qkv((1, 8, 1280, 128), (1, 8, 1280, 128), torch.bfloat16)
+    k[:, :, 1024:] *= 10
+    v[:, :, 1024:] *= 10
+    mask = torch.arange(1280, device="cuda").view(1, 1, 1, -1) < 1024
+    cut = k[:, :, :1024].contiguous(), v[:, :, :1024].contiguous()
+    wanted, _ = exact(q, *cut)
+    masked = relative_l1(run(name, q, k, v, mode=mode, attn_mask=mask)[0], wanted)
+    assert masked == pytest.approx(relative_l1(run(name, q, *cut, mode=mode)[0], wanted), rel=0.02)

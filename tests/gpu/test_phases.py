@@ -62,6 +62,30 @@ def test_both_phases_give_the_bits_of_the_whole_call(
 
 
 @each_mode
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("keys", [130, 512, 2048])
+@pytest.mark.parametrize("rotate", ["off", "auto"])
+def test_a_prefix_mask_gives_the_bits_of_the_whole_call(
+    name: str, mode: str, head_dim: int, keys: int, rotate: str, fresh_seed: int
+) -> None:
+    """Without an LSE, so that few keys have a kernel of their own; some entries have other terms, too."""
+    backend(name)
+    needs_phases(name)
+    for round_ in range(6):
+        q, k, v = random_qkv((3, 4, 333, head_dim), (3, 2, keys, head_dim), torch.bfloat16)
+        ends = torch.randint(1, keys + 1, (3, 1, 1, 1), device="cuda")
+        mask = torch.zeros(3, 1, 1, keys, device="cuda")
+        mask[2, ..., ::7] = 0.5 * (round_ % 2)
+        mask = mask.masked_fill_(torch.arange(keys, device="cuda") >= ends, -torch.inf)
+        optional = OptionalTensors(mask)
+        call = bound(name, q, k, v, optional, mode=mode, rotate=rotate)
+        expected, _ = call.run(q, k, v, optional)
+        attend = call.prequantize(q, k, v, optional)
+        assert attend is not None
+        assert torch.equal(attend()[0], expected)
+
+
+@each_mode
 def test_the_attention_phase_sets_the_flag(name: str, mode: str) -> None:
     backend(name)
     needs_phases(name)

@@ -12,6 +12,7 @@ from comfy_sage2.quantize.groups import ADA
 from comfy_sage2.quantize.quantizers import Quantized
 from comfy_sage2.quantize.rotation import rotate as apply_rotation
 from comfy_sage2.quantize.rotation import rotation_size
+from comfy_sage2.quantize.rotation_choice import rotation_gains
 from comfy_sage2.quantize.smoothing import smooth_blocks, smooth_tokens
 from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.preparation import prepare
@@ -118,7 +119,7 @@ def test_outliers_in_every_element_type(name: str, mode: str, head_dim: int, dty
     k[..., [3, 17, 40, 61]] *= 8
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     wanted, _ = exact(q, k, v)
-    plain, _ = run(name, q, k, v, mode=mode)
+    plain, _ = run(name, q, k, v, mode=mode, rotate=False)
     rotated, _ = run(name, q, k, v, mode=mode, rotate=True)
     assert relative_l1(rotated, wanted) < 0.8 * relative_l1(plain, wanted)
 
@@ -204,3 +205,56 @@ def test_many_keys(name: str, mode: str) -> None:
     out, _ = run(name, q, k, v, mode=mode, rotate=True)
     # Each output is a mean of so many values that it is small: the bound is that of its own size.
     assert relative_l1(out, exact(q, k, v)[0]) <= EXACT_BOUND[mode]
+
+
+def _heads_of_all_kinds(head_dim: int, q_length: int, kv_length: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Q, K and V of four key heads: Gaussian, with loud channels, smooth, and loud when they are rotated."""
+    q, k, v = random_qkv((2, 8, q_length, head_dim), (2, 4, kv_length, head_dim), torch.float32)
+    k[:, 1, :, [1, head_dim // 2]] *= 12
+    for tensor, heads in ((q, slice(4, 6)), (k, slice(2, 3))):
+        token = torch.arange(tensor.shape[2], device="cuda") / tensor.shape[2]
+        phase = 7 * torch.rand(2, tensor[:, heads].shape[1], 1, head_dim, device="cuda")
+        tensor[:, heads] = torch.sin((8 * phase - 30) * token[:, None] + phase) + 0.05 * tensor[:, heads]
+    size = rotation_size(head_dim)
+    loud = torch.ones(size, device="cuda")
+    loud[:3] = 15
+    back = apply_rotation(torch.eye(head_dim)).cuda().T / size**0.5
+    k[:, 3] = torch.randn(2, kv_length, size, device="cuda") * loud @ back
+    return [tensor.to(dtype) for tensor in (q, k, v)]
+
+
+@each_mode
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 256])
+@pytest.mark.parametrize("lengths", [(300, 200), (700, 1900), (130, 2600)], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "lse", "causal", "padding"])
+def test_auto_rotates_the_heads_that_gain(
+    name: str, mode: str, head_dim: int, lengths: tuple[int, int], kind: str, fresh_seed: int
+) -> None:
+    """Each head has the bits that it has with rotate on, or off; where one of them is far better, that one's."""
+    dtype = torch.bfloat16 if head_dim == 64 else torch.float16
+    q, k, v = _heads_of_all_kinds(head_dim, *lengths, dtype)
+    call: dict[str, Any] = {"mode": mode, "return_lse": kind == "lse", "is_causal": kind == "causal"}
+    hidden = None
+    if kind == "padding":
+        call["attn_mask"] = torch.arange(lengths[1], device="cuda").view(1, 1, 1, -1) < lengths[1] * 2 // 3
+        hidden = ~call["attn_mask"][:, 0, 0]
+    outs = {rotate: run(name, q, k, v, rotate=rotate, **call)[0] for rotate in ("off", "on", "auto")}
+    numerics = ReferenceOptions.of(AttentionOptions(mode), groups=groups_of(name, mode))
+    plain, rotated = (numerics.of_heads(rotated=choice) for choice in (False, True))
+    gains = rotation_gains(
+        q.float(),
+        smooth_tokens(k, hidden)[0],
+        (plain.qk_format, rotated.qk_format),
+        (plain.groups, rotated.groups),
+        smooth_q=mode == "4b",
+        hidden=hidden,
+    )
+    assert gains[:, 1].all()
+    assert head_dim in (40, 96) or not gains[:, 3].any()
+    for batch in range(2):
+        for head in range(8):
+            found = outs["auto"][batch, head]
+            chosen = "on" if torch.equal(found, outs["on"][batch, head]) else "off"
+            assert torch.equal(found, outs[chosen][batch, head]), (batch, head)
+            if head // 2 in (1, 3) and head_dim not in (40, 96):  # the others may be near to the margin
+                assert chosen == ("on" if gains[batch, head // 2] else "off"), (batch, head)

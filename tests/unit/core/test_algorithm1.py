@@ -110,8 +110,8 @@ def test_steps_of_the_hopper_kernels(step: int) -> None:
 
 
 def as_the_paper(options: AttentionOptions, groups: GroupScheme) -> ReferenceOptions:
-    """The paper adds P to the row sum before it is rounded."""
-    return replace(ReferenceOptions.of(options, groups=groups), sum_quantized_p=False)
+    """The paper does not rotate, and adds P to the row sum before it is rounded."""
+    return replace(ReferenceOptions.of(replace(options, rotate="off"), groups=groups), sum_quantized_p=False)
 
 
 def assert_same_but_for_rounding(out: torch.Tensor, expected: Numbers, most: float = 2e-4) -> None:

@@ -93,6 +93,11 @@ def has_plans(module: ModuleType) -> bool:
     return bool(module.abi_version >= _PLANS)
 
 
+def rotates_by_head(module: ModuleType) -> bool:
+    """Whether `module` can rotate those heads alone that gain by it; others rotate all heads or none."""
+    return bool(getattr(module, "rotates_by_head", False))  # earlier modules of ABI 5 refuse the field
+
+
 def has_block_selection(module: ModuleType) -> bool:
     """Whether `module` scores key blocks and makes lists of them."""
     return hasattr(module, "block_score_plan")  # modules of 5.0.0 have not

@@ -40,6 +40,11 @@ def test_the_lists_of_a_module_are_tuples(without_driver: Binding) -> None:
     assert output == f"{SM99.modes} {SM99.pv_accumulators} {SM99.capabilities}"
 
 
+def test_a_module_says_that_heads_are_rotated_each_by_itself(without_driver: Binding) -> None:
+    """A library that finds no such attribute does not give the field `rotate_by_head`."""
+    assert without_driver.run("print(kernels.rotates_by_head)") == "True"
+
+
 @pytest.mark.skipif(Path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists(), reason="this machine has a driver")
 def test_without_a_driver_the_first_run_says_so_and_a_plan_is_made(without_driver: Binding) -> None:
     output = without_driver.run("""

@@ -73,6 +73,7 @@ class ReferenceModule:
 
     target = "cpu"
     abi_version = 5
+    rotates_by_head = True
     attention_reads: tuple[str, ...] = ()
 
     def __init__(self) -> None:
@@ -152,6 +153,7 @@ class OldReferenceModule(ReferenceModule):
     """A module of ABI 4, which takes each call as keywords."""
 
     abi_version = 4
+    rotates_by_head = False
 
     def workspace_bytes(self, **fields: Any) -> int:
         return 64

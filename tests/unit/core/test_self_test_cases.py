@@ -114,6 +114,7 @@ def test_a_mask_that_is_left_out_is_found() -> None:
         "head_dim 128, mask for each query",
         "head_dim 256, key mask, smooth V",
         "head_dim 64, key mask",
+        "head_dim 64, key mask, rotated by head",
     ]
 
 
@@ -342,7 +343,7 @@ def test_a_wrong_lse_is_found() -> None:
             tensor_at(fields["lse"], (fields["q_length"],), (1,), torch.float32).add_(1.0)
 
     result = put(Spoiled(fault))
-    assert len(result.wrong) == 6 and all("the LSE is" in text for text in result.wrong)
+    assert len(result.wrong) == 7 and all("the LSE is" in text for text in result.wrong)
 
 
 def test_a_flag_for_infinity_that_is_not_set_is_found() -> None:

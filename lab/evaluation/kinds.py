@@ -39,8 +39,9 @@ def video(shape: Shape, generator: torch.Generator) -> Tensors:
     def smooth() -> torch.Tensor:
         frequency, phase = torch.rand(2, 1, heads, 1, head_dim, generator=generator)
         angle = 2 * math.pi * ((0.5 + 6 * frequency) * torch.arange(tokens)[:, None] / tokens + phase)
-        noise: torch.Tensor = 0.1 * torch.randn(1, *shape, generator=generator)
-        return noise + math.sqrt(2) * angle.sin()
+        noise = 0.1 * torch.randn(1, *shape, generator=generator)
+        smooth_part: torch.Tensor = math.sqrt(2) * angle.sin()
+        return noise + smooth_part
 
     return smooth(), smooth(), smooth()
 

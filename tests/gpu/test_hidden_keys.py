@@ -6,6 +6,8 @@ only what rounds alike shows it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -100,7 +102,7 @@ def test_what_lies_in_hidden_keys_changes_nothing(
     spoiled = torch.where(hidden, some, k), v if keeps_v else torch.where(hidden, some, v)
     for mask in (attends, torch.zeros(attends.shape, device="cuda").masked_fill(~attends, -torch.inf)):
         check(name, q, k.masked_fill(hidden, 0.0), v, mode, rotate=rotate, attn_mask=mask, smooth_v=keys == 900)
-        call = {"mode": mode, "rotate": rotate, "attn_mask": mask, "smooth_v": keys == 900}
+        call: dict[str, Any] = {"mode": mode, "rotate": rotate, "attn_mask": mask, "smooth_v": keys == 900}
         for lse in (False, True):
             wanted = run(name, q, k, v, return_lse=lse, **call)
             found = run(name, q, *spoiled, return_lse=lse, **call)

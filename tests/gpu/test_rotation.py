@@ -81,7 +81,9 @@ def test_integers_of_sm90_are_those_of_the_reference(mode: str, rotate: bool, mo
     tokens = 256
     for head_dim in range(8, 257, 8):
         q, k = _exact_qk(head_dim, tokens)
-        numerics = ReferenceOptions.of(AttentionOptions(mode, rotate=rotate), groups=groups_of("sm90", mode))
+        numerics = ReferenceOptions.of(
+            AttentionOptions(mode, rotate="on" if rotate else "off"), groups=groups_of("sm90", mode)
+        )
         prepared = prepare(q, k, k, numerics)
         with monkeypatch.context() as patch:
             patch.setattr(torch, "empty", keep)

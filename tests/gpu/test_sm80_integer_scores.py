@@ -92,7 +92,7 @@ def test_scores_are_those_of_the_reference(
     q[..., :6] += 10
     k[..., 2:8] -= 20
     q, k = q.half().float(), k.half().float()
-    prepared = prepare(q, k, k, ReferenceOptions.of(AttentionOptions(mode, rotate=rotate)))
+    prepared = prepare(q, k, k, ReferenceOptions.of(AttentionOptions(mode, rotate="on" if rotate else "off")))
     wanted = integer_scores(prepared.q.values, prepared.k.values)[0, 0]
 
     padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256

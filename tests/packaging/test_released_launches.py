@@ -133,7 +133,8 @@ def is_new(call: calls.Call) -> bool:
     """Whether the release lacks kernels that csrc/ takes: *precise* with FP16 sums, masks for all queries."""
     signature, _ = call
     has_fp16_sums = signature["mode"] == 16 and signature["pv_accumulator"] == 16
-    return has_fp16_sums or (signature.get("mask_element", 0) != 0 and signature["mask_query_stride"] == 0)
+    is_for_all_queries = signature.get("mask_element", 0) != 0 and signature["mask_query_stride"] == 0
+    return bool(has_fp16_sums or is_for_all_queries)
 
 
 def random_calls(count: int) -> list[calls.Call]:
@@ -172,7 +173,7 @@ def test_the_launches_are_those_of_the_release(
     path.write_text(json.dumps([call for call in found if not is_new(call)]))
     wanted_outcomes, wanted = run(released.folder, ENQUEUE, str(path))
     outcomes, launches = run(made, ENQUEUE, str(path))
-    assert len(wanted) > 5000
+    assert len(wanted) > 3000
     different = differences(wanted, launches)
     if released.version == kernel_table.version():
         assert outcomes == wanted_outcomes

@@ -45,7 +45,7 @@ def test_single_precision_is_not_named() -> None:
 @pytest.mark.usefixtures("half")
 def test_the_node_asks_for_what_it_will_use() -> None:
     decision = probe(torch.device("cpu"), Settings(backend="reference"))
-    assert decision.options == AttentionOptions(pv_accumulator="fp16")
+    assert decision.options == AttentionOptions(pv_accumulator="fp16", rotate="off")
 
 
 def test_a_calibration_measures_what_will_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

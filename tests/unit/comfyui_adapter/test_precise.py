@@ -104,7 +104,7 @@ def test_after_precise_comes_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("smooth_v", [False, True])
 def test_the_node_computes_in_precise(smooth_v: bool) -> None:
     """Its values are not quantized, so that there is nothing to smooth, and nothing to report as smoothed."""
-    settings = Settings(mode="precise", smooth_v=smooth_v, backend="reference", rotate=True)
+    settings = Settings(mode="precise", smooth_v=smooth_v, backend="reference", rotate="on")
     assert settings.describe() == "mode precise, rotation, backend reference"
     session = node_session(settings)
     session.begin_sampling(SIGMAS)
@@ -156,7 +156,7 @@ def test_a_calibration_measures_the_modes_that_are_served(
 def test_a_calibration_finds_the_layer_that_needs_precise() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 512, 64) for _ in range(3))
-    handler = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate=True)
+    handler = Calibration(Signature.of("WAN21", {}), 1e9, lambda *done: None, rotate="on")
     handler.begin_sampling(1)
     handler.head_dims[0], handler.names[0] = 64, "call 0"
     handler._measure(AttentionCall(q, k, v, 2, skip_reshape=True), (0, 0))

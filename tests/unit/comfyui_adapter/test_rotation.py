@@ -71,7 +71,7 @@ def test_without_the_choice_nothing_is_rotated() -> None:
 def test_an_unknown_rotation_gives_way_to_the_default() -> None:
     settings = Settings.of_workflow(rotate="sometimes")
     assert settings.rotate == "off"
-    assert settings.notes[0].startswith("[SA-401] rotate 'sometimes' of this workflow is unknown; off is used")
+    assert settings.notes[0].startswith("[SA-401] rotate 'sometimes' of this workflow is unknown, so off is used")
 
 
 @pytest.mark.parametrize("mode", ["8b", "4b", "auto"])

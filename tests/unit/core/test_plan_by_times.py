@@ -110,7 +110,7 @@ class TestTimes:
         """Rotation, on in new nodes, is an option of the mode and none of exact attention."""
         timed({})
         monkeypatch.setattr(TunedChoices, "is_faster", lambda *arguments: True)
-        found = planned(plan(on_gpu(AttentionOptions(rotate=True, pv_accumulator="auto"), where_faster=True)))
+        found = planned(plan(on_gpu(AttentionOptions(rotate="on", pv_accumulator="auto"), where_faster=True)))
         assert found.reason == plan_module.EXACT_IS_FASTER and found.options == AttentionOptions(EXACT)
 
     def test_calls_that_were_not_timed(self, timed: Callable[..., None]) -> None:

@@ -110,13 +110,18 @@ class KernelBackend(Backend):
         return self_test.failed_formats(self.name, request.device_index).get(request.options.pv)
 
     def settled(self, request: AttentionRequest) -> AttentionRequest:
-        """See `Backend.settled`: the module's first product that suits, without those that the self-test refused."""
+        """See `Backend.settled`: the module's first product that suits, without those that the self-test refused.
+
+        A module that cannot choose the heads that gain by rotation rotates them all.
+        """
+        module = loader.load(self.name)
         failed = self_test.failed_formats(self.name, request.device_index)
-        products = [
-            product for product in _products(loader.load(self.name), request.options.mode) if product[1] not in failed
-        ]
+        products = [product for product in _products(module, request.options.mode) if product[1] not in failed]
         accumulator, pv = _suiting(request, products)[0]
-        return replace(request, options=replace(request.options, pv_accumulator=accumulator, pv=pv))
+        rotate = request.options.rotate
+        if rotate == "auto" and not abi.rotates_by_head(module):
+            rotate = "on"
+        return replace(request, options=replace(request.options, pv_accumulator=accumulator, pv=pv, rotate=rotate))
 
     def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
         """See `Backend.bind`."""

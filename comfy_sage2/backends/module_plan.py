@@ -87,10 +87,7 @@ class Views(NamedTuple):
 def module_plan(module: ModuleType, request: AttentionRequest, views: Views) -> ModulePlan:
     """The plan of a call by `module`. ValueError for a call that it cannot run."""
     if abi.has_plans(module):
-        given = plan_fields(request, views)
-        if request.options.rotate == "auto" and abi.rotates_by_head(module):  # the others rotate all heads
-            given["rotate_by_head"] = True
-        plan: ModulePlan = module.plan(**given)
+        plan: ModulePlan = module.plan(**plan_fields(request, views))
         return plan
     return KeywordPlan(module, request, views)
 
@@ -104,6 +101,8 @@ def option_fields(options: AttentionOptions) -> dict[str, int]:
 def plan_fields(request: AttentionRequest, views: Views) -> Fields:
     """A call as modules of ABI 5 take it."""
     found = _common_fields(request, views)
+    if request.options.rotate == "auto":
+        found["rotate_by_head"] = True
     found["has_lse"], found["has_block_margins"] = request.options.return_lse, request.has_block_margins
     if views.block_mask is not None:
         found["block_mask_key_blocks"] = blocks_of(request.kv_length)

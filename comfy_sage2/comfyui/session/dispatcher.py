@@ -208,6 +208,12 @@ class Dispatcher(Handler):
         """See `Handler.reasoning`."""
         lines = (*self.selector.reasoning(summary.layers, summary.steps), *self._measured())
         policy, rotate = self.settings.policy, self.settings.rotate
+        expected = self.expected.options
+        if rotate == AUTO and expected is not None and expected.mode != EXACT and expected.rotate != AUTO:
+            lines = (
+                *lines,
+                f"rotate is auto, but these {self.expected.backend} kernels can only rotate all heads or none",
+            )
         if policy is not None and self._shorter:
             lines = (
                 *lines,
@@ -251,7 +257,9 @@ def probe(device: torch.device, settings: Settings) -> Decision:
     request = AttentionRequest.minimal(device, options)
     backend = None if settings.backend == AUTO else settings.backend
     found = choose(request, backend, accelerated_only=True)
-    return Decision(reason=found.reason) if isinstance(found, Refusal) else Decision(found.name, request.options)
+    if isinstance(found, Refusal):
+        return Decision(reason=found.reason)
+    return Decision(found.name, found.settled(request).options)
 
 
 @lru_cache(maxsize=256)

@@ -244,15 +244,6 @@ def test_the_fields_of_a_plan() -> None:
     assert told["rotate"] is True and module.plans[0].fields["rotate_by_head"] is True
 
 
-def test_a_module_that_cannot_choose_heads_rotates_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of ABI 5 before the choice, which refuse a field that they do not know."""
-    monkeypatch.delattr(Recorder, "rotates_by_head")
-    module = Recorder()
-    q, k, v = tensors()
-    kernel_call(module, q, k, v, rotate="auto").run(q, k, v)
-    assert module.plans[0].fields["rotate"] is True and "rotate_by_head" not in module.plans[0].fields
-
-
 @pytest.mark.parametrize("abi_version", [3, 4])
 def test_older_modules_rotate_all_heads(abi_version: int) -> None:
     module = Keywords(abi_version)

@@ -77,6 +77,19 @@ def test_what_serves_a_call(
     assert backend.settled(found) == found
 
 
+@pytest.mark.parametrize("backend", KERNELS, ids=text_of)
+@pytest.mark.parametrize(("abi_version", "auto"), [(5, "auto"), (4, "on")])
+def test_modules_that_cannot_choose_heads_rotate_them_all(
+    backend: Any, abi_version: int, auto: str, version: dict[str, int]
+) -> None:
+    version["abi"] = abi_version
+    found = [
+        backend.settled(request(backend.capabilities[0], rotate=rotate)).options.rotate
+        for rotate in ("off", "on", "auto")
+    ]
+    assert found == ["off", "on", auto]
+
+
 @pytest.mark.parametrize(
     ("backend", "choices", "expected"),
     [

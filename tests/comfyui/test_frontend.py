@@ -154,6 +154,20 @@ def test_an_earlier_workflow_keeps_its_values_and_rotates(
     assert {name: inputs[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize("kind", ["SageAttention2", "SageAttention2AutoPolicy"])
+@pytest.mark.parametrize(("switch", "word"), [(True, "on"), (False, "off")])
+def test_rotation_was_a_switch_in_earlier_files(page: Chromium, kind: str, switch: bool, word: str) -> None:
+    workflow, node = next(
+        (workflow, node) for workflow in map(read, UI_WORKFLOWS) for node in workflow["nodes"] if node["type"] == kind
+    )
+    names = [entry["name"] for entry in node["inputs"] if "widget" in entry]
+    node["widgets_values"][names.index("rotate")] = switch
+    frontend.load(page, workflow)
+    assert (
+        next(node["inputs"] for node in frontend.prompt(page).values() if node["class_type"] == kind)["rotate"] == word
+    )
+
+
 @pytest.mark.parametrize("node", ["SageAttention2", "SageAttention2Report", "SageAttention2MakePolicy"])
 def test_help_page_shows_its_picture(server: ComfyServer, page: Chromium, node: str) -> None:
     """The frontend takes a picture's address to be relative to the folder of the help pages."""

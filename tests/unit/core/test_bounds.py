@@ -29,7 +29,7 @@ def negative_channel(out: torch.Tensor) -> None:
 
 
 def channel_off(out: torch.Tensor) -> None:
-    out[..., -1] *= 1.05
+    out[..., -1] *= 1.1
 
 
 def not_a_number(out: torch.Tensor) -> None:

@@ -98,8 +98,8 @@ def test_two_nodes_in_one_workflow_do_not_mix(server: ComfyServer) -> None:
     assert all(MEASURING in first.outputs[name]["text"][0] for name in (REPORT, "report2"))
     second = server.run(both())
     one, two = (second.outputs[name]["text"][0] for name in (REPORT, "report2"))
-    assert RENDERING in one and "policy: fast" in one and "measured with rotation" in one, one
-    assert RENDERING in two and "policy: lossless" in two and "measured with rotation" not in two, two
+    assert RENDERING in one and "policy: fast" in one and "measured with rotate on" in one, one
+    assert RENDERING in two and "policy: lossless" in two and "measured with rotate" not in two, two
     third = server.run(both())
     assert {"one", "two", "sampler", "sampler2"} <= third.cached
 

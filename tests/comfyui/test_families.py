@@ -186,7 +186,7 @@ def test_models_with_sound_are_served_through_the_nodes(
     command += [str(server.base / "models" / "diffusion_models" / file), family]
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
     plain = server.latent(server.run(sampling(family, file, {"sage": sage("loader", mode="off")})), LATENT)
-    run = server.run(sampling(family, file, {"sage": sage("loader", rotate=True)}))
+    run = server.run(sampling(family, file, {"sage": sage("loader", rotate="auto")}))
     served = server.latent(run, LATENT)
     assert not torch.equal(plain, served)
     assert float(torch.nn.functional.cosine_similarity(plain.flatten(), served.flatten(), dim=0)) > 0.999

@@ -10,6 +10,7 @@ import torch
 from attention_oracle import assert_near, cosine, oracle, relative_l1
 
 import comfy_sage2
+from comfy_sage2.options import AttentionOptions
 
 
 def inputs(
@@ -55,12 +56,13 @@ def test_ragged_and_unequal_lengths(q_length: int, kv_length: int, is_causal: bo
 def test_grouped_query_attention_equals_repeated_heads(q_heads: int, kv_heads: int, mode: str) -> None:
     q, k, v = inputs(batch=2, q_heads=q_heads, kv_heads=kv_heads, kv_length=90)
     repeats = q_heads // kv_heads
+    options = AttentionOptions(mode, smooth_v=True, rotate="on")  # in auto the heads of a key head have one choice
     repeated = comfy_sage2.attention(
-        q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1), mode=mode, smooth_v=True
+        q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1), options=options
     )
     # Not bit-equal: matrix products of other shapes round otherwise, and a number at a rounding border takes the other
     # integer. Heads that were mixed up would give an error of about one.
-    assert relative_l1(comfy_sage2.attention(q, k, v, mode=mode, smooth_v=True), repeated) < 5e-3
+    assert relative_l1(comfy_sage2.attention(q, k, v, options=options), repeated) < 5e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -1,4 +1,4 @@
-"""What rotation by the head, hidden keys, the order of the row sum and loud values of V do to the error.
+"""What rotation by the head, hidden keys, a mean of Q, the order of the row sum and loud values of V do to the error.
 
     python -m lab exactness --results docs/results
 
@@ -96,6 +96,34 @@ def hidden_keys_table(attend: Attend, shape: Shape, device: torch.device) -> Ite
         yield f"| {name} | {' | '.join(cells)} |"
 
 
+def mean_of_q_table(attend: Attend, shape: Shape, device: torch.device) -> Iterator[str]:
+    """The error of 8b and precise with one mean of Q a head, whose part of the scores is an additive term of each key.
+
+    q · k = (q - m) · k + m · k, where m is the mean over the head's queries. The term is a mask of float32, from K less
+    its mean, as kernels would have it: what all keys have in common changes no softmax.
+    """
+    modes = ("8b", "precise")
+    columns = [f"{mode} {rotate}{also}" for mode in modes for rotate in ("off", "auto") for also in ("", ", mean of Q")]
+    yield f"| inputs | {' | '.join(columns)} |"
+    yield "| --- " * (1 + len(columns)) + "|"
+    for kind in KINDS:
+        found = []
+        for seed in SEEDS:
+            q, k, v = (tensor.to(device) for tensor in inputs(kind, shape, seed))
+            mean = q.mean(dim=2, keepdim=True)
+            term = mean @ (k - k.mean(dim=2, keepdim=True)).transpose(2, 3) / q.shape[-1] ** 0.5
+            calls = ((q, None), (q - mean, term))
+            found.append(
+                [
+                    error(attend(queries, k, v, AttentionOptions(mode, rotate=rotate), added), (q, k, v))
+                    for mode in modes
+                    for rotate in ("off", "auto")
+                    for queries, added in calls
+                ]
+            )
+        yield f"| {kind} | {' | '.join(f'{_mean(list(column)):.4f}' for column in zip(*found, strict=True))} |"
+
+
 def row_sum_table(shape: Shape, device: torch.device) -> Iterator[str]:
     """8b of the reference with the row sum of P before and after rounding."""
     yield "| inputs | the paper's order | the kernels' |"
@@ -182,6 +210,13 @@ def page(command: str, backend: str, device: torch.device) -> str:
         "means and scales; so did all masks before.",
         "",
         *hidden_keys_table(attend, SHAPE, device),
+        "",
+        "## One mean of Q a head",
+        "",
+        "As tried, not as a mode has it: the mean is subtracted from Q before the call, and its product with each key is "
+        "an additive mask of float32.",
+        "",
+        *mean_of_q_table(attend, SHAPE, device),
         "",
         "## The order of the row sum",
         "",

@@ -213,8 +213,8 @@ def page(command: str, backend: str, device: torch.device) -> str:
         "",
         "## One mean of Q a head",
         "",
-        "As tried, not as a mode has it: the mean is subtracted from Q before the call, and its product with each key is "
-        "an additive mask of float32.",
+        "A trial, which no mode has: the mean is subtracted from Q before the call, and its product with each key is an "
+        "additive mask of float32.",
         "",
         *mean_of_q_table(attend, SHAPE, device),
         "",

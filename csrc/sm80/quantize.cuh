@@ -13,26 +13,39 @@
 
 namespace sm80 {
 
+// Divides many numbers by one, each quotient rounded as a division rounds it (Markstein 1990): the rounded reciprocal
+// gives a quotient that is off by an ulp at most, and the rest that it leaves, which fma has exactly, corrects it. An
+// infinite divisor gives NaN.
+class Divisor {
+ public:
+  explicit __device__ __forceinline__ Divisor(float value) : value_(value), reciprocal_(__frcp_rn(value)) {}
+  __device__ __forceinline__ float divide(float x) const {
+    const float quotient = x * reciprocal_;
+    return fmaf(fmaf(-quotient, value_, x), reciprocal_, quotient);
+  }
+
+ private:
+  float value_, reciprocal_;
+};
+
 template <class Format>
-__device__ __forceinline__ int quantized(float x, float scale) {
-  return max(Format::kLowest, min(Format::kHighest, __float2int_rn(x / scale)));
+__device__ __forceinline__ int quantized(float x, const Divisor& scale) {
+  return max(Format::kLowest, min(Format::kHighest, __float2int_rn(scale.divide(x))));
 }
 
 // A thread's eight channels, the first in the lowest bits: two words in INT8, one in INT4.
 template <class Format, int kPieces>
 __device__ __forceinline__ void pack_integers(unsigned (&words)[Format::kBits / 4], const float (&x)[8], float scale) {
   constexpr int kBits = Format::kBits;
-  float2 scales = make_float2(scale, scale);  // of the lower and the upper four
-  if constexpr (Format::kRotated) {
-    const float2 signs = Rotation<kPieces>::output_signs();
-    scales = make_float2(scale * signs.x, scale * signs.y);
-  }
+  float2 signs = make_float2(1.f, 1.f);  // of the lower and the upper four
+  if constexpr (Format::kRotated) signs = Rotation<kPieces>::output_signs();
+  const Divisor scales[2] = {Divisor(scale * signs.x), Divisor(scale * signs.y)};
 #pragma unroll
   for (int word = 0; word < kBits / 4; ++word) words[word] = 0u;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const unsigned value =
-        static_cast<unsigned>(quantized<Format>(x[i], i < 4 ? scales.x : scales.y)) & ((1u << kBits) - 1u);
+        static_cast<unsigned>(quantized<Format>(x[i], scales[i / 4])) & ((1u << kBits) - 1u);
     words[i * kBits / 32] |= value << (i * kBits % 32);
   }
 }
@@ -148,9 +161,10 @@ struct QuantizedTensors {
         const int channel = at / (32 * P::kWords) * 8 + lane / 4;
         if constexpr (P::kScaled) {
           const i64 statistic = i64(bh) * kHeadDim + base + channel;
-          const float mean = p.v_mean[statistic], scale = p.v_scale[statistic];
+          const float mean = p.v_mean[statistic];
+          const Divisor scale(p.v_scale[statistic]);
           const auto value = [&](int key) {
-            const float x = counts(key) ? (to_float(shared[key][channel]) - mean) / scale : 0.f;
+            const float x = counts(key) ? scale.divide(to_float(shared[key][channel]) - mean) : 0.f;
             // What storable_amax cuts off. Comparisons keep a NaN.
             return x > p.v_maximum ? p.v_maximum : x < -p.v_maximum ? -p.v_maximum : x;
           };

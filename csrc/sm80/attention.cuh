@@ -163,8 +163,11 @@ class Attention {
       return true;
     } else if constexpr (Pv::kOfKeyBlock && !kHasRowBias) {
       if (!allowed) return false;
+      // K is read once for all tiles of the warp: their scores take the registers that the product needs afterwards.
+      int scores[kTiles][8][4];
+      integer_scores<kHeadDim, kBits>(scores, queries(0), kQTileWords, keys(), FullNumbers::kStart);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) probabilities<false>(0, tile);
+      for (int tile = 0; tile < kTiles; ++tile) probabilities_of<false>(scores[tile], 0, tile);
       return true;
     } else {
       return false;
@@ -213,6 +216,9 @@ class Attention {
     }
   }
 
+  // Where the full step is rare, it converts, which scales of any size allow. With terms it would save nothing.
+  using FullNumbers = ScoreNumbers<kHeadDim, !Terms::kNone || kHasQuickStep>;
+
   // P and row sums of one key block; rescales where a row maximum grows.
   __device__ __forceinline__ void full_step(int key_block) {
 #pragma unroll
@@ -222,15 +228,18 @@ class Attention {
   // P of 16 queries and one key block, packed.
   template <bool kLimited>
   __device__ __forceinline__ void probabilities(int key_block, int tile) {
-    // Where this step is rare, it converts, which scales of any size allow. With terms it would save nothing.
-    using Numbers = ScoreNumbers<kHeadDim, !Terms::kNone || kHasQuickStep>;
     int scores[1][8][4];
-    integer_scores<kHeadDim, kBits>(scores, queries(tile), kQTileWords, keys(), Numbers::kStart);
+    integer_scores<kHeadDim, kBits>(scores, queries(tile), kQTileWords, keys(), FullNumbers::kStart);
+    probabilities_of<kLimited>(scores[0], key_block, tile);
+  }
+  template <bool kLimited>
+  __device__ __forceinline__ void probabilities_of(const int (&scores)[8][4], int key_block, int tile) {
+    using Numbers = FullNumbers;
     float scale[2];
     scales_of_rows(scale, tile);
     float x[8][4];
     if constexpr (!Terms::kNone) __syncwarp();  // keeps instructions, and so registers, apart
-    Terms::template apply<Numbers>(x, scores[0], scale, key_terms());
+    Terms::template apply<Numbers>(x, scores, scale, key_terms());
     const KeyLimits limits = {key_block * kKeyBlock + 2 * (lane % 4), first_query(tile), p.sizes.kv_length, p.causal};
     if constexpr (kHasRowBias) limits.add_mask(x, p.mask, item.mask_offset, p.sizes.q_length);
     if (kLimited && key_block * kKeyBlock + kKeyBlock > limits.limit(0)) limits.mask_tail(x);

@@ -44,8 +44,7 @@ __device__ __forceinline__ void pack_integers(unsigned (&words)[Format::kBits / 
   for (int word = 0; word < kBits / 4; ++word) words[word] = 0u;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const unsigned value =
-        static_cast<unsigned>(quantized<Format>(x[i], scales[i / 4])) & ((1u << kBits) - 1u);
+    const unsigned value = static_cast<unsigned>(quantized<Format>(x[i], scales[i / 4])) & ((1u << kBits) - 1u);
     words[i * kBits / 32] |= value << (i * kBits % 32);
   }
 }

@@ -28,24 +28,36 @@ class Divisor {
   float value_, reciprocal_;
 };
 
-template <class Format>
-__device__ __forceinline__ int quantized(float x, const Divisor& scale) {
-  return max(Format::kLowest, min(Format::kHighest, __float2int_rn(scale.divide(x))));
-}
+// The bits of a number of at most 127 in magnitude plus 1.5 * 2^23: the lowest are those of the nearest whole number.
+__device__ __forceinline__ unsigned whole_number_bits(float x) { return __float_as_uint(x + 0x1.8p23f); }
 
-// A thread's eight channels, the first in the lowest bits: two words in INT8, one in INT4.
+// A thread's eight channels, the first in the lowest bits: two words in INT8, one in INT4. Where a format does not
+// clip, no quotient exceeds the largest whole number: a group's scale is its largest magnitude divided by that. Where a
+// scale is not finite, no row that it is of has an output, whatever the words hold.
 template <class Format, int kPieces>
 __device__ __forceinline__ void pack_integers(unsigned (&words)[Format::kBits / 4], const float (&x)[8], float scale) {
   constexpr int kBits = Format::kBits;
   float2 signs = make_float2(1.f, 1.f);  // of the lower and the upper four
   if constexpr (Format::kRotated) signs = Rotation<kPieces>::output_signs();
   const Divisor scales[2] = {Divisor(scale * signs.x), Divisor(scale * signs.y)};
-#pragma unroll
-  for (int word = 0; word < kBits / 4; ++word) words[word] = 0u;
+  unsigned bits[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const unsigned value = static_cast<unsigned>(quantized<Format>(x[i], scales[i / 4])) & ((1u << kBits) - 1u);
-    words[i * kBits / 32] |= value << (i * kBits % 32);
+    float quotient = scales[i / 4].divide(x[i]);
+    if constexpr (Format::kClipped) quotient = fmaxf(fminf(quotient, Format::kHighest), Format::kLowest);
+    bits[i] = whole_number_bits(quotient);
+  }
+  if constexpr (kBits == 8) {
+#pragma unroll
+    for (int word = 0; word < 2; ++word) {
+      const unsigned low = __byte_perm(bits[4 * word], bits[4 * word + 1], 0x0040);
+      const unsigned high = __byte_perm(bits[4 * word + 2], bits[4 * word + 3], 0x0040);
+      words[word] = __byte_perm(low, high, 0x5410);
+    }
+  } else {
+    words[0] = 0u;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) words[0] |= (bits[i] & 0xfu) << 4 * i;
   }
 }
 
@@ -244,14 +256,14 @@ class Quantize {
     __syncthreads();
 #pragma unroll
     for (int pass = 0; pass < kPasses<Tile>; ++pass) {
-      int largest = 0;
+      float largest = fabsf(x[pass][0]);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_int(fabsf(x[pass][i])));
+      for (int i = 1; i < 8; ++i) largest = max_nan(largest, fabsf(x[pass][i]));
 #pragma unroll
-      for (int distance = 1; distance < Pieces::kPieces; distance *= 2) {
-        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-      }
-      if (Pieces::channel() == 0) atomicMax(&amax[Tile::group(Pieces::row() + pass * Pieces::kRowsAtOnce)], largest);
+      for (int distance = 1; distance < Pieces::kPieces; distance *= 2)
+        largest = max_nan(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+      if (Pieces::channel() == 0)
+        atomicMax(&amax[Tile::group(Pieces::row() + pass * Pieces::kRowsAtOnce)], __float_as_int(largest));
     }
     __syncthreads();
     if (threadIdx.x < Tile::kScales)

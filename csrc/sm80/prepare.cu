@@ -33,9 +33,13 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM)
   }
 FOR_EACH_ELEMENT(CHOOSE_ROTATION)
 
-#define QUANTIZE(name, type, product, other, bits, rotated)                                                       \
-  extern "C" __global__ void __launch_bounds__(kQuantizeThreads) name(const __grid_constant__ QuantizeParams p) { \
-    quantize<HEAD_DIM, IntegerFormat<bits, rotated>, type, product, other>(p);                                    \
+// Three blocks an SM limit a thread to 80 registers. At head_dim 256 that would spill.
+constexpr int kQuantizeBlocks = HEAD_DIM <= 128 ? 3 : 1;
+
+#define QUANTIZE(name, type, product, other, bits, rotated)                       \
+  extern "C" __global__ void __launch_bounds__(kQuantizeThreads, kQuantizeBlocks) \
+      name(const __grid_constant__ QuantizeParams p) {                            \
+    quantize<HEAD_DIM, IntegerFormat<bits, rotated>, type, product, other>(p);    \
   }
 #define CHOOSING(name, type, product, other, bits, may_hide)     \
   extern "C" __global__ void __launch_bounds__(kQuantizeThreads) \

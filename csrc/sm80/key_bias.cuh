@@ -1,9 +1,8 @@
 // What is added to the scores of each key: the correction of smoothed Q and masks that broadcast over queries.
 #pragma once
 
-#include <type_traits>
-
 #include "common/hidden_keys.cuh"
+#include "common/type_traits.cuh"
 #include "sm80/rows.cuh"
 #include "sm80/softmax.cuh"
 #include "sm80/values.cuh"
@@ -74,7 +73,7 @@ __device__ __forceinline__ void delta_bias(const Params& p) {
     for (int row = Pieces::row(); row < kKeyBlock; row += Pieces::kRowsAtOnce) {
       float x[8] = {};
       bool exists = first_key + row < sizes.kv_length;
-      if constexpr (std::is_same_v<Params, HidingDeltaParams>) {  // a hidden key reads as the mean
+      if constexpr (is_same_v<Params, HidingDeltaParams>) {  // a hidden key reads as the mean
         HiddenKeys hidden(p.mask, batch);
         hidden.all_but(p.shown[kv_bh]);
         exists = exists && !hidden.has(first_key + row);

@@ -2,11 +2,10 @@
 // sections 3.1 to 3.3).
 #pragma once
 
-#include <type_traits>
-
 #include "common/hidden_keys.cuh"
 #include "common/integer_format.cuh"
 #include "common/rotation.cuh"
+#include "common/type_traits.cuh"
 #include "sm80/layout.cuh"
 #include "sm80/rows.cuh"
 #include "sm80/values.cuh"
@@ -144,7 +143,7 @@ struct QuantizedTensors {
   template <class P, class Hidden>
   static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile, T (&shared)[kKeyBlock][kWidth + 8],
                                                 const Hidden& hidden, bool* shown) {
-    constexpr bool kMayHide = std::is_same_v<Hidden, HiddenKeys>;
+    constexpr bool kMayHide = is_same_v<Hidden, HiddenKeys>;
     constexpr int kVBytes = value_tile_bytes(kHeadDim, P::kVBytes);
     using Part = RowPieces<kWidth, kQuantizeThreads>;
     constexpr int kWords = kVBytes / 16 * kWidth / kHeadDim;
@@ -302,7 +301,7 @@ __device__ __forceinline__ void quantize_values(const QuantizeParams& p, i64 til
   using Tensors = QuantizedTensors<kHeadDim, T>;
   __shared__ __align__(16) T shared[kKeyBlock][Tensors::kWidth + 8];
   bool* shown = nullptr;
-  if constexpr (std::is_same_v<Hidden, HiddenKeys>) {
+  if constexpr (is_same_v<Hidden, HiddenKeys>) {
     __shared__ bool shown_keys[kKeyBlock];
     shown = shown_keys;
   }

@@ -3,9 +3,8 @@
 // by bit.
 #pragma once
 
-#include <type_traits>
-
 #include "common/hidden_keys.cuh"
+#include "common/type_traits.cuh"
 #include "sm80/layout.cuh"
 #include "sm80/rows.cuh"
 
@@ -19,7 +18,7 @@ __device__ __forceinline__ float merge(int statistic, float x, float y) {
 // HidingStatisticsParams: a chunk without a shown key has the results of all its keys, for masks that hide all.
 template <int kHeadDim, class T, class Params>
 __device__ __forceinline__ void partial_statistics(const Params& p) {
-  constexpr bool kMayHide = std::is_same_v<Params, HidingStatisticsParams>;
+  constexpr bool kMayHide = is_same_v<Params, HidingStatisticsParams>;
   using Pieces = RowPieces<kHeadDim, kStatisticsThreads>;
   const T* start = head_start<T>(blockIdx.z == 0 ? p.k : p.v, blockIdx.x, p.sizes.kv_heads);
   const i64 stride = blockIdx.z == 0 ? p.k.token_stride : p.v.token_stride;
@@ -76,7 +75,7 @@ __device__ __forceinline__ float next_power_of_two(float x) {
 // Grid: (kv heads, K or V), a thread for each channel.
 template <int kHeadDim, class Params>
 __device__ __forceinline__ void finish_statistics(const Params& p) {
-  constexpr bool kMayHide = std::is_same_v<Params, HidingStatisticsParams>;
+  constexpr bool kMayHide = is_same_v<Params, HidingStatisticsParams>;
   const float* in =
       p.partials + (i64(blockIdx.y) * p.slices + blockIdx.x) * p.chunks * kStatistics * kHeadDim + threadIdx.x;
   float found[kStatistics];

@@ -1,9 +1,8 @@
 // Smooth Q's correction (paper equation 3): delta_s = mean(Q of a tile) . (K - mean(K)), in units of log2, for the
 // tiles of a chunk. In FP32 throughout.
-#include <type_traits>
-
 #include "common/elements.cuh"
 #include "common/hidden_keys.cuh"
+#include "common/type_traits.cuh"
 #include "sm90/ptx.cuh"
 
 namespace sm90 {
@@ -31,7 +30,7 @@ __device__ __forceinline__ void delta_kernel(const Params& params) {
                kv_head * params.k.head_stride + key * params.k.token_stride;
   float delta[kDeltaTiles] = {};
   int channels = params.head_dim;
-  if constexpr (std::is_same_v<Params, HidingDeltaParams>) {
+  if constexpr (is_same_v<Params, HidingDeltaParams>) {
     HiddenKeys hidden(params.mask, batch);
     hidden.all_but(params.choices[kv_index].shown);
     if (hidden.has(key)) channels = 0;

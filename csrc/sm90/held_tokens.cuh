@@ -1,9 +1,8 @@
 // A block's share of a head's K or V in shared memory, as it is, and the statistics of its channels.
 #pragma once
 
-#include <type_traits>
-
 #include "common/hidden_keys.cuh"
+#include "common/type_traits.cuh"
 #include "sm90/quantize.cuh"
 #include "sm90/statistics.cuh"
 
@@ -148,7 +147,7 @@ template <bool kExtremes, class T, int kLanes, class Hidden>
 __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, kLanes>& held, int length, int blocks,
                                                            const Lanes<kLanes>& lanes, Scratch<T, kLanes>& scratch,
                                                            Hidden hidden, ShownKeys& shown) {
-  constexpr bool kMayHide = std::is_same_v<Hidden, HiddenKeys>;
+  constexpr bool kMayHide = is_same_v<Hidden, HiddenKeys>;
   constexpr int kChannels = 8 * kLanes, kPairs = kChannels / 2;
   using Held = HeldTokens<T, kLanes>;
   float sums[8] = {};

@@ -1,6 +1,7 @@
 // The fused prologue of a short KV, which reads K and V once: a cluster of blocks holds one head's K or V in shared
 // memory, computes its statistics, and quantizes it from there. It writes what the statistics and the quantization pass
 // write, and flags each head that is done.
+#include "common/type_traits.cuh"
 #include "sm90/held_tokens.cuh"
 #include "sm90/quantize_k.cuh"
 #include "sm90/quantize_v.cuh"
@@ -14,7 +15,7 @@ extern __shared__ uint4 held_vectors[];
 // them all, kVectors vectors a lane, so that no other has to be waited for.
 template <class T, int kLanes, class Format, class Hidden>
 class KeyGroup {
-  static constexpr bool kRotated = Format::kRotated, kMayHide = std::is_same_v<Hidden, HiddenKeys>;
+  static constexpr bool kRotated = Format::kRotated, kMayHide = is_same_v<Hidden, HiddenKeys>;
   using Held = HeldTokens<T, kLanes>;
   static constexpr int kKeysAtOnce = 32 / kLanes, kVectors = kScaleBlock / kScalesPerBlock / kKeysAtOnce;
   static constexpr int kUnrolled = kRotated ? 2 : kVectors;  // a rotation takes many instructions
@@ -212,7 +213,7 @@ __device__ __forceinline__ void prepare_keys(const ChoosingOnePassParams& params
   }
   __syncthreads();
   int shown_of_head = 0;
-  if constexpr (std::is_same_v<Hidden, HiddenKeys>) {
+  if constexpr (is_same_v<Hidden, HiddenKeys>) {
     shown_of_head = shown.of_head;
     hidden.all_but(shown_of_head);
   }
@@ -235,7 +236,7 @@ template <class T, int kLanes, class Params, class Hidden>
 __device__ __forceinline__ void prepare_values(const Params& params, const BatchHead& bh, bool writes,
                                                const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
                                                Hidden hidden, ShownKeys& shown) {
-  constexpr bool kMayHide = std::is_same_v<Hidden, HiddenKeys>;
+  constexpr bool kMayHide = is_same_v<Hidden, HiddenKeys>;
   const StatisticsParams& statistics = params.statistics;
   const Lanes<kLanes> lanes(statistics.head_dim);
   const ChannelStatistics total =
@@ -316,7 +317,7 @@ __device__ __forceinline__ void prepare_values(const Params& params, const Batch
 // the call may also rotate all heads or none.
 template <class T, int kLanes, class Params, bool kMode>
 __device__ __forceinline__ void one_pass_kernel(const Params& params) {
-  constexpr bool kChooses = std::is_same_v<Params, ChoosingOnePassParams>;
+  constexpr bool kChooses = is_same_v<Params, ChoosingOnePassParams>;
   __shared__ Scratch<T, kLanes> scratch;
   const auto& statistics = params.statistics;
   const int blocks = statistics.cluster_blocks, block = blockIdx.x % blocks, cluster = blockIdx.x / blocks;
@@ -347,7 +348,7 @@ __device__ __forceinline__ void one_pass_kernel(const Params& params) {
   cp_async_wait();
   if constexpr (kChooses) {
     __shared__ ShownKeys shown;
-    const std::conditional_t<kMode, HiddenKeys, NoHiddenKeys> hidden(statistics.mask, bh.batch);
+    const conditional_t<kMode, HiddenKeys, NoHiddenKeys> hidden(statistics.mask, bh.batch);
     if (is_v)
       prepare_values<T, kLanes>(params, bh, block == 0, held, scratch, hidden, shown);
     else

@@ -1,8 +1,7 @@
 // Statistics of K and V, read once: the mean of K over tokens (smooth K), the mean of V (smooth V) and V's scale per
 // channel. A cluster of blocks shares a head and adds its partial results through distributed shared memory, always in
 // the same order, so that repeated runs are equal bit by bit.
-#include <type_traits>
-
+#include "common/type_traits.cuh"
 #include "sm90/rotation_choice.cuh"
 
 namespace sm90 {
@@ -22,7 +21,7 @@ __device__ __forceinline__ bool choose_rotation(const ChoosingStatisticsParams& 
 // rotation of the head; with kMayHide hidden keys do not count, and the call may rotate all heads or none.
 template <class T, bool kWithV, class Params, bool kMayHide>
 __device__ __forceinline__ void statistics_kernel(const Params& params) {
-  constexpr bool kChooses = std::is_same_v<Params, ChoosingStatisticsParams>;
+  constexpr bool kChooses = is_same_v<Params, ChoosingStatisticsParams>;
   constexpr int kCount = kWithV ? kStatistics : kSumK + 1;
   __shared__ float partial[kCount][kStatisticsWarps][kMaxHeadDim];
   __shared__ float of_block[kCount][kMaxHeadDim];

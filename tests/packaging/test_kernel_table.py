@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -47,3 +48,11 @@ def test_the_images_have_the_kernels_of_the_table_and_no_others(
     if bundled != set(table) and version != kernel_table.version():
         pytest.skip(f"the bundled kernels {version} are older than csrc, and have others")
     assert bundled == set(table)
+
+
+def test_device_sources_include_what_nvrtc_has() -> None:
+    """The wheels' compiler has CUDA's headers, and no standard library: nvcc alone would not say so."""
+    found = set()
+    for path in (*kernel_table.CSRC.glob("*/*.cu"), *kernel_table.CSRC.glob("*/*.cuh")):
+        found |= set(re.findall(r"#include <(.*)>", path.read_text()))
+    assert found == {"cuda_bf16.h", "cuda_fp16.h"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -41,7 +43,7 @@ def test_a_choice_serves_the_entries_of_its_batch_for_so_many_steps(fresh_seed: 
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_other_calls_choose_for_themselves(other: dict[str, object], fresh_seed: int) -> None:
+def test_other_calls_choose_for_themselves(other: dict[str, Any], fresh_seed: int) -> None:
     kept = Selections(3)
     kept.keep(CALL, PassKey(4), random_blocks(fresh_seed))
     assert kept.serving(CALL._replace(**other), PassKey(5)) is None

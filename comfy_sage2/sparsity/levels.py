@@ -33,7 +33,7 @@ class Level:
     selection_steps: int = 0
 
 
-_SELECTION_STEPS = 3
+_SELECTION_STEPS = 2
 _LADDER = (LOSSLESS, *(math.log2(share) for share in (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)))
 
 

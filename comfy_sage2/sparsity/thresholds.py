@@ -15,12 +15,11 @@ from ..reference.block_scores import blocks_of_share
 from .levels import Level
 
 SAMPLED_ROWS = 64
-COMPUTED_SHARES = (1.0, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.03)
+COMPUTED_SHARES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.03)
 """Of the key blocks that a head may compute.
 
-A head that needs more than 70 % computes all, and most others stay well within the bound. At the same number of blocks
-whole videos of the demo model are 2 dB nearer to the dense ones than with shares so fine that every head is at its
-bound.
+They lie apart, so that most heads stay well within the bound. At the same number of blocks whole videos of the demo
+model are 2 dB nearer to the dense ones than with shares so fine that every head is at its bound.
 """
 _SCORE_BYTES = 64 << 20  # of the scores of the sampled rows that are in memory at once
 

@@ -102,13 +102,13 @@ def test_the_first_steps_are_dense(dense_percent: float, expected: list[bool]) -
     assert ("the node skips nothing in the first" in report([session])) == (dense_percent > 0.0)
 
 
-def test_behind_the_dense_steps_calls_choose_their_blocks_every_third_step() -> None:
+def test_behind_the_dense_steps_calls_choose_their_blocks_in_every_second_step() -> None:
     session, tensors = sparse("strong"), focused(6, beside=2)
     outs = sampled(session, tensors)
     (found,) = figures(session).values()
-    assert (found.finding, found.listed, found.selecting) == (0, 4, 2), "step 1 is dense, steps 2 and 5 choose"
+    assert (found.finding, found.listed, found.selecting) == (0, 4, 2), "step 1 is dense, steps 2 and 4 choose"
     assert found.later is not None
-    for first, steps in ((1, (1, 2, 3)), (4, (4,))):
+    for first, steps in ((1, (1, 2)), (3, (3, 4))):
         active = selected("strong", tensors, step=first)
         assert 0.1 < active.float().mean() < 0.9
         assert all(torch.equal(outs[step], by_mask(tensors, active)) for step in steps)

@@ -10,11 +10,11 @@ from ..block_mask import BlockMask, blocks_of
 from ..options import EXACT, AttentionOptions
 from ..registry import UnsupportedError
 from ..tensors import OptionalTensors, mask_4d
-from .always_computed import TokenRange, blocks_with, raise_always_computed_, raise_highest_
+from .always_computed import TokenRange, blocks_with, raise_always_computed_
 from .key_bias import add_to_scores, key_bias, without_hidden_keys
 from .levels import Level
 from .selection import block_lists, block_scores
-from .thresholds import candidates, errors, loosest, sampled_rows
+from .thresholds import chosen, rank_, sampled_rows
 
 LEAST_BLOCKS = 64  # of a call's keys: shorter calls are dense
 
@@ -141,13 +141,11 @@ class Sparse:
         scale: float,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The threshold of each head within the bound, (B, Hq); scores of what is never left out become +inf."""
+        """The threshold of each head within the bound, (B, Hq), of the ranks that are written into `scores`."""
         assert self.bound is not None
         if always.all():
             return scores.new_full(scores.shape[:2], -torch.inf)
         level = Level("declared", self.bound, norm=2, ladder=None, least_blocks=LEAST_BLOCKS)
         rows = sampled_rows(q.shape[2], 0, q.device, always)
-        raise_highest_(raise_always_computed_(scores, always, always))
-        chosen = candidates(scores, rows, level)
-        found = errors(q, k, v, scores, rows, scale=scale, thresholds=chosen, bias=bias)
-        return chosen.gather(2, loosest(found, level.bound)[..., None])[..., 0]
+        raise_always_computed_(rank_(scores), always, always)
+        return chosen(q, k, v, scores, rows, level, scale=scale, bias=bias)[0]

@@ -19,9 +19,10 @@ class Level:
         bound: the relative error of a head on rows that are sampled; 0 leaves out only what 8b rounds to zero.
         norm: of that error: 1 for relative L1, 2 for relative L2.
         ladder: the thresholds to choose from, strictest first, as log2 of a block's largest P relative to its row's;
-            None takes quantiles of each head's own scores.
+            None leaves out a number of key blocks for each block of queries, the same for all of a head.
         least_blocks: of a call's keys: shorter calls stay dense.
-        selects: behind the first steps blocks are found by means of Q and K, so that no call is dense for it.
+        selection_steps: so many steps are served by blocks that a call behind the first steps chose for itself, by
+            means of Q and K; 0 where blocks are found in dense calls.
     """
 
     name: str
@@ -29,16 +30,17 @@ class Level:
     norm: int
     ladder: tuple[float, ...] | None
     least_blocks: int
-    selects: bool = False
+    selection_steps: int = 0
 
 
+_SELECTION_STEPS = 2
 _LADDER = (LOSSLESS, *(math.log2(share) for share in (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)))
 
 
 def _sparse(name: str, bound: float) -> Level:
     if bound == 0.0:  # what 8b rounds to zero is known of the scores themselves alone
         return Level(name, bound, norm=2, ladder=(LOSSLESS,), least_blocks=64)
-    return Level(name, bound, norm=2, ladder=None, least_blocks=64, selects=True)
+    return Level(name, bound, norm=2, ladder=None, least_blocks=64, selection_steps=_SELECTION_STEPS)
 
 
 def _skip(name: str, bound: float) -> Level:

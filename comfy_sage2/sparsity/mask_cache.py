@@ -36,12 +36,14 @@ class PassKey(NamedTuple):
             noise level too; always the same number where the sampler does not tell.
         prompts: what it is made for.
         changes: what makes the model another one for it, such as a prompt's own LoRA, or blocks that it skips.
+        entries: what each entry of the batch is made for, in their order; empty where the sampler does not tell.
     """
 
     step: int
     evaluation: int = 0
     prompts: Prompts = frozenset()
     changes: ModelChanges = frozenset()
+    entries: tuple[str, ...] = ()
 
     @property
     def moment(self) -> Moment:
@@ -86,7 +88,7 @@ class CachedMask:
         self._before_addition: tuple[Moment, torch.Tensor, Prompts] | None = None
         self._blocks = active.shape[3]
         self._share_on_host = Readback(1, torch.float32, active.device)
-        self._keep(_pack(active), active)
+        self._keep(pack_blocks(active), active)
 
     def add(self, active: torch.Tensor, now: PassKey) -> None:
         """A further call's, of the pass `now`: the union is kept."""
@@ -95,7 +97,7 @@ class CachedMask:
             self.additions += 1
         self.prompts |= now.prompts
         active = self.active() | active
-        self._keep(_pack(active), active)
+        self._keep(pack_blocks(active), active)
 
     def is_added_to(self, now: PassKey) -> bool:
         """Whether the evaluation of `now` has added to it."""
@@ -107,7 +109,7 @@ class CachedMask:
             _, packed, self.prompts = self._before_addition
             self._before_addition = None
             self.additions -= 1
-            self._keep(packed, _unpack(packed, self._blocks))
+            self._keep(packed, unpack_blocks(packed, self._blocks))
 
     def settle(self) -> None:
         """A later evaluation uses it: what it was before is not needed any more."""
@@ -140,7 +142,7 @@ class CachedMask:
 
     def active(self) -> torch.Tensor:
         """The active blocks, bool (1, Hq, Tq, Tk)."""
-        return _unpack(self._packed, self._blocks)
+        return unpack_blocks(self._packed, self._blocks)
 
     def skipped_share(self) -> float:
         """Of their blocks, those that are skipped. Waits for what was enqueued before they were found."""
@@ -220,14 +222,14 @@ def _weights(device: torch.device) -> torch.Tensor:
     return (2 ** torch.arange(_BITS, device=device)).to(torch.uint8)  # made there: nobody waits for a copy
 
 
-def _pack(active: torch.Tensor) -> torch.Tensor:
+def pack_blocks(active: torch.Tensor) -> torch.Tensor:
     """Bool (…, T) to uint8 (…, T / 8 rounded up)."""
     padded = torch.nn.functional.pad(active, (0, -active.shape[-1] % _BITS))
     bits = padded.view(*padded.shape[:-1], -1, _BITS) * _weights(active.device)
     return bits.sum(dim=-1, dtype=torch.uint8)
 
 
-def _unpack(packed: torch.Tensor, blocks: int) -> torch.Tensor:
-    """The inverse of `_pack` for T = `blocks`."""
+def unpack_blocks(packed: torch.Tensor, blocks: int) -> torch.Tensor:
+    """The inverse of `pack_blocks` for T = `blocks`."""
     bits: torch.Tensor = packed[..., None] & _weights(packed.device)
     return bits.ne(0).flatten(-2)[..., :blocks]

@@ -28,11 +28,11 @@ from torch.nn import functional as F
 from comfy_sage2 import attention, machine
 from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
 from comfy_sage2.command_line import Parser, at_least_1, output_folder, seed_number
+from comfy_sage2.reference.block_scores import POOL_TOKENS, pool_tokens
 from comfy_sage2.sparsity.controller import SparsityController
 from comfy_sage2.sparsity.levels import LEVELS, Level
 from comfy_sage2.sparsity.mask_cache import PassKey
-from comfy_sage2.sparsity.selection import block_scores
-from comfy_sage2.sparsity.thresholds import sampled_rows
+from comfy_sage2.sparsity.thresholds import chosen, rank_, sampled_rows
 
 from ..demo.captions import CaptionEncoder
 from ..demo.metrics import psnr
@@ -57,7 +57,6 @@ class Design:
         name: in words.
         block_tokens: of a block; 128 is computed in 8b, others exactly.
         level: the bound; None where `share` or `deviations` decide, or nothing is left out.
-        selects: find blocks by pooled Q and K in steps behind the dense ones, and so without dense calls there.
         share: of each query block's key blocks, those with the highest pooled scores.
         deviations: of a query block's pooled scores, above which a block is computed.
     """
@@ -65,7 +64,6 @@ class Design:
     name: str
     block_tokens: int = BLOCK_TOKENS
     level: Level | None = None
-    selects: bool = False
     share: float | None = None
     deviations: float | None = None
 
@@ -79,7 +77,6 @@ _BOUNDS = [level for level in LEVELS.values() if level.bound > 0.0]
 DESIGNS = (
     Design("dense 8b"),
     *(Design(f"{level.name}, {level.bound:g}", level=level) for level in _BOUNDS),
-    *(Design(f"{level.name}, {level.bound:g}, selection", level=level, selects=True) for level in _BOUNDS),
     *(Design(f"{level.name}, {level.bound:g}, blocks of 64", 64, level) for level in _BOUNDS),
     Design("share 50 %, blocks of 64", 64, share=0.5),
     Design("Sol top 20 %, blocks of 64", 64, share=0.2),
@@ -101,24 +98,18 @@ class SparseAttention:
         self._design = design
         self._dense_steps = math.ceil(_DENSE_SHARE * steps)
         self._captions = captions
-        level, tokens = design.level, design.block_tokens
-        self._controllers = (
-            [] if level is None else [SparsityController(level, block_tokens=tokens) for _ in range(captions)]
-        )
+        self._controller = None if design.level is None else SparsityController(design.level)
         self.step = 0
         self.computed: list[torch.Tensor] = []
         self.dense_calls = 0
         self.errors: list[torch.Tensor] = []
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """The output of a layer in `step`: q, k, v (B, H, N, D), first of all captions, then of the empty ones."""
-        active = None
-        if not self._design.is_dense and self.step >= self._dense_steps - 1:
-            found = self._found(layer, q, k, v)
-            active = found if self.step >= self._dense_steps else None
-        if active is None:
+        """The output of a layer in `step`: q, k, v (B, H, N, D), first of all captions, then of the empty one."""
+        if self._design.is_dense or self.step < self._dense_steps:
             self.dense_calls += 1
             return _dense(self._design, q, k, v)
+        active = self._active(layer, q, k, v)
         out = self._without_others(q, k, v, active)
         self.computed.append(self._of_captions(active.float().mean(dim=(1, 2, 3))).mean(dim=0))
         rows = sampled_rows(q.shape[2], self.step + _UNSAMPLED, q.device)
@@ -129,35 +120,19 @@ class SparseAttention:
 
     def _of_captions(self, of_batch: torch.Tensor) -> torch.Tensor:
         """(B, ...) as (B / captions, captions, ...)."""
-        return of_batch.unflatten(0, (-1, self._captions))
+        parts: torch.Tensor = of_batch.unflatten(0, (-1, self._captions))
+        return parts
 
-    def _found(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
-        """The active blocks of this call, bool (B, H, Tq, Tk); None where it is dense."""
-        design, controllers = self._design, self._controllers
-        if not controllers:
+    def _active(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The active blocks of this call, bool (B, H, Tq, Tk)."""
+        design = self._design
+        if self._controller is None:
             return _by_rule(design, q, k)
-        now = PassKey(self.step)
-        if controllers[0].finds(layer, now, q, k):
-            selects = design.selects and self.step >= self._dense_steps
-            scale = q.shape[3] ** -0.5
-            scores = block_scores(q, k, scale=scale) if selects else _margins(design, q, k, v)
-            for controller, (of_q, of_k, of_v, of_scores) in zip(
-                controllers, zip(*map(self._by_caption, (q, k, v, scores)), strict=True), strict=True
-            ):
-                controller.find(layer, now, of_q, of_k, of_v, of_scores, scale)
-            if not selects:
-                return None
-        found = []
-        for controller in controllers:
-            lists = controller.lists(layer, PassKey(self.step, 1), q, k)
-            if not isinstance(lists, BlockMask):
-                return None
-            found.append(lists.to_dense())
-        return torch.cat(found).repeat(q.shape[0] // self._captions, 1, 1, 1)
-
-    def _by_caption(self, of_batch: torch.Tensor) -> list[torch.Tensor]:
-        """Views of what belongs to each caption."""
-        return [of_batch[caption :: self._captions] for caption in range(self._captions)]
+        if design.block_tokens != BLOCK_TOKENS:
+            return _by_bound(design, q, k, v, self.step)
+        mask = self._controller.select(layer, PassKey(self.step), q, k, v, q.shape[3] ** -0.5)
+        assert isinstance(mask, BlockMask)
+        return mask.to_dense()
 
     def _without_others(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
         design = self._design
@@ -183,22 +158,18 @@ def _tokens_of(active: torch.Tensor, block_tokens: int) -> torch.Tensor:
     return active.repeat_interleave(block_tokens, dim=2).repeat_interleave(block_tokens, dim=3)
 
 
-def _margins(design: Design, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Block margins as kernels record them; of other blocks in the same order, exactly."""
-    tokens = design.block_tokens
-    blocks = q.shape[2] // tokens, k.shape[2] // tokens
-    if tokens == BLOCK_TOKENS:
-        margins = q.new_empty((*q.shape[:2], *blocks), dtype=torch.float32)
-        attention(q, k, v, block_margins=margins)
-        return margins
+def _by_bound(design: Design, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: int) -> torch.Tensor:
+    """The active blocks as the node chooses them, but of other blocks than the kernels', and in each step anew."""
+    assert design.level is not None
+    tokens, scale = design.block_tokens, q.shape[3] ** -0.5
     with torch.autocast(q.device.type, enabled=False):
-        scores = (q.float() @ k.float().mT) * (q.shape[3] ** -0.5 / math.log(2))
-    peaks = scores.unflatten(3, (blocks[1], tokens)).amax(dim=4)  # (B, H, N, Tk)
-    own = torch.arange(q.shape[2], device=q.device) // tokens
-    first = peaks.gather(3, own[:, None].expand(*peaks.shape[:3], 1))  # the diagonal block is the first one
-    met = torch.maximum(peaks.flip(3).cummax(dim=3).values.flip(3), first)
-    found: torch.Tensor = (peaks - met).unflatten(2, (blocks[0], tokens)).amax(dim=3)
-    return found
+        queries, keys = (pool_tokens(x)[0] for x in (q, k))
+        shares = (queries @ keys.mT * scale).softmax(dim=3)
+        of_blocks = shares.unflatten(3, (-1, tokens // POOL_TOKENS)).sum(dim=4)
+        scores = rank_(of_blocks.unflatten(2, (-1, tokens // POOL_TOKENS)).mean(dim=3))
+    rows = sampled_rows(q.shape[2], step, q.device)
+    threshold, _ = chosen(q, k, v, scores, rows, design.level, scale=scale, block_tokens=tokens)
+    return scores > threshold[..., None, None]
 
 
 def _pooled_scores(q: torch.Tensor, k: torch.Tensor, block_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

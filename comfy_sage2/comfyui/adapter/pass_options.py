@@ -14,16 +14,16 @@ _SAID_BY_PROMPTS = ("uuids", "context_window")
 _CROSS = ("cross", "attn2")
 
 
-def prompts_of(options: Mapping[str, Any]) -> frozenset[str]:
+def prompts_of(options: Mapping[str, Any]) -> tuple[str, ...]:
     """What a pass is made for: its prompts, by ComfyUI's numbers for them, each with the context window it is in.
 
-    Empty where a pack's sampler does not tell.
+    In the order of the batch; empty where a pack's sampler does not tell.
     """
     window = getattr(options.get("context_window"), "index_list", None)
     uuids = options.get("uuids")
     if not isinstance(uuids, (list, tuple)):
         uuids = [] if window is None else [None]
-    return frozenset(f"{uuid} {window}" for uuid in uuids)
+    return tuple(f"{uuid} {window}" for uuid in uuids)
 
 
 def changes_of(model: object, options: Mapping[str, Any], inputs: Mapping[str, object]) -> ModelChanges:

@@ -106,9 +106,9 @@ def sparse_input() -> io.Input:
         optional=True,
         tooltip="Skips the key blocks that matter least in long self-attention, from 8192 tokens on. The level limits "
         "the relative L2 error of each head on sampled rows. lossless: only weights that 8b rounds to zero. light: "
-        "0.02. medium: 0.05. strong: 0.1, which gives another video of the same prompt. The blocks are chosen in the "
-        "last dense step and again in steps 4, 9, 16 and so on. Steps in between can exceed the limit. The report "
-        "gives shares and errors.",
+        "0.02. medium: 0.05. strong: 0.1, which gives another video of the same prompt. Each call chooses its "
+        "blocks in every second step; lossless finds them in steps 4, 9, 16 and so on. Steps in between can exceed the "
+        "limit. The report gives shares and errors.",
     )
 
 

@@ -37,7 +37,7 @@ class LayerSparsity:
 
     Attributes:
         finding, listed: calls that found blocks and were dense for it, and calls with lists.
-        selecting: calls with lists that found their blocks by themselves.
+        selecting: calls with lists that chose their blocks by themselves.
         head_shares: of each head, the share of the blocks that calls with lists computed; 1 where there were none.
         head_errors: of each head, the largest error by what was left out, when it was found.
         later: the largest error of a head when those blocks gave way to newer ones; None where they never did.
@@ -136,21 +136,23 @@ class BlockSparsity:
             q, k, v = call.tensors("BHND")
             least_skipped = dense.backend.least_skipped(dense.options.mode)
             with memory.unrecorded():  # what is kept outlives the model's block
-                selects = self.choice.level.selects and not self.choice.is_dense(site.step, site.steps)
-                finds = controller.finds(site.layer, now, q, k, selects=selects)
-                reason = self._reason_against_step(site, records=finds and not selects)
+                selects = self.choice.level.selection_steps > 0
+                finds = not selects and controller.finds(site.layer, now, q, k)
+                reason = self._reason_against_step(site, records=finds)
                 if reason is not None:
                     self._dense[reason] += 1
                     return None
                 others = model_pass.token_kinds.others(k.shape[2])
-                if finds and not selects:
+                if finds:
                     block_margins = _empty_margins(q, k)
                     out, _ = run(recording, *call.tensors(), optional._replace(block_margins=block_margins))
                     self._find(controller, site.layer, now, (q, k, v), block_margins, dense.request.scale, others)
                     return out, False
                 lists: BlockMask | str
-                if finds:
-                    lists = controller.select(site.layer, now, q, k, v, dense.request.scale, others)
+                if selects:
+                    lists = controller.select(
+                        site.layer, now, q, k, v, dense.request.scale, others, least_skipped=least_skipped
+                    )
                 else:
                     lists = controller.lists(site.layer, now, q, k, least_skipped=least_skipped)
                 if isinstance(lists, BlockMask):
@@ -191,7 +193,7 @@ class BlockSparsity:
         log.warning("SageAttention2: %s", reason)
 
     def _reason_against_step(self, site: CallSite, *, records: bool) -> str | None:
-        """Why the call at `site`, which is to find blocks in a dense call or not, neither does so nor leaves any out.
+        """Why the call at `site` neither leaves blocks out nor, where it `records` them, finds them in a dense call.
 
         The last of the first steps finds the blocks that the step behind it leaves out.
         """
@@ -255,12 +257,8 @@ class BlockSparsity:
 
 
 def _pass_key(model_pass: ModelPass) -> PassKey:
-    return PassKey(
-        model_pass.step,
-        model_pass.evaluation,
-        pass_options.prompts_of(model_pass.transformer_options),
-        model_pass.changes,
-    )
+    entries = pass_options.prompts_of(model_pass.transformer_options)
+    return PassKey(model_pass.step, model_pass.evaluation, frozenset(entries), model_pass.changes, entries)
 
 
 def _worst(found: Sequence[float]) -> float | None:

@@ -62,14 +62,14 @@ class Window:
 @pytest.mark.parametrize(
     ("options", "prompts"),
     [
-        ({}, set()),
-        ({"uuids": None, "context_window": "4"}, set()),
-        ({"uuids": ["a", "b", "a"]}, {"a None", "b None"}),
-        ({"uuids": ["a"], "context_window": Window()}, {"a (4, 5)"}),
-        ({"context_window": Window()}, {"None (4, 5)"}),
+        ({}, ()),
+        ({"uuids": None, "context_window": "4"}, ()),
+        ({"uuids": ["a", "b", "a"]}, ("a None", "b None", "a None")),
+        ({"uuids": ["a"], "context_window": Window()}, ("a (4, 5)",)),
+        ({"context_window": Window()}, ("None (4, 5)",)),
     ],
 )
-def test_prompts_of_a_pass(options: dict[str, Any], prompts: set[str]) -> None:
+def test_prompts_of_a_pass(options: dict[str, Any], prompts: tuple[str, ...]) -> None:
     assert prompts_of(options) == prompts
 
 

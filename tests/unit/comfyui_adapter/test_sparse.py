@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from comfy_sage2.block_mask import BlockMask
 from comfy_sage2.comfyui.adapter.token_kinds import TokenKinds
 from comfy_sage2.comfyui.report.text import report
 from comfy_sage2.comfyui.session.model_passes import ModelPass
@@ -62,7 +62,7 @@ def test_heads_stay_within_the_bound(level: str) -> None:
     session, tensors = sparse(level), focused(0)
     outs = sampled(session, tensors)
     whole, bound = dense(tensors), LEVELS[level].bound
-    assert listed(session) == [False, True, True, LEVELS[level].selects, True]
+    assert listed(session) == [False, True, True, level != "lossless", True], "lossless finds blocks in dense steps"
     for out in (outs[1], outs[2], outs[4]):
         assert (out - whole).norm() / whole.norm() <= 1.2 * bound + 1e-4
     (found,) = figures(session).values()
@@ -85,6 +85,7 @@ def test_looser_bounds_compute_fewer_blocks() -> None:
     ("dense_percent", "expected"),
     [
         (0.0, [True] * 5),
+        (0.01, [False, True, True, True, True]),
         (0.2, [False, True, True, True, True]),
         (0.4, [False, False, True, True, True]),
         (0.5, [False, False, False, True, True]),
@@ -92,28 +93,25 @@ def test_looser_bounds_compute_fewer_blocks() -> None:
         (1.0, [False] * 5),
     ],
 )
-def test_the_first_steps_are_dense_and_the_last_of_them_finds_blocks(
-    dense_percent: float, expected: list[bool]
-) -> None:
+def test_the_first_steps_are_dense(dense_percent: float, expected: list[bool]) -> None:
     session, tensors = sparse(dense_percent=dense_percent), focused(1)
     outs = sampled(session, tensors)
     assert listed(session) == expected
     for out, leaves_out in zip(outs, expected, strict=True):
         assert torch.equal(out, dense(tensors)) or leaves_out
-    first = max(math.ceil(dense_percent * 5) - 1, 0)  # the last one finds blocks
-    assert ("the node skips nothing in the first" in report([session])) == (first > 0)
+    assert ("the node skips nothing in the first" in report([session])) == (dense_percent > 0.0)
 
 
-def test_behind_the_dense_steps_blocks_are_found_without_a_dense_call() -> None:
+def test_behind_the_dense_steps_calls_choose_their_blocks_in_every_second_step() -> None:
     session, tensors = sparse("strong"), focused(6, beside=2)
     outs = sampled(session, tensors)
     (found,) = figures(session).values()
-    assert (found.finding, found.listed) == (1, 4), "step 1 is dense, step 4 selects"
-    q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
-    controller = SparsityController(LEVELS["strong"])
-    selected = controller.select(0, PassKey(3), q, k, v, HEAD_DIM**-0.5).to_dense()
-    assert 0.1 < selected.float().mean() < 0.9
-    assert torch.equal(outs[3], by_mask(tensors, selected)) and torch.equal(outs[4], outs[3])
+    assert (found.finding, found.listed, found.selecting) == (0, 4, 2), "step 1 is dense, steps 2 and 4 choose"
+    assert found.later is not None
+    for first, steps in ((1, (1, 2)), (3, (3, 4))):
+        active = selected("strong", tensors, step=first)
+        assert 0.1 < active.float().mean() < 0.9
+        assert all(torch.equal(outs[step], by_mask(tensors, active)) for step in steps)
 
 
 def test_a_selection_that_fails_gives_the_dense_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,31 +211,48 @@ def test_short_calls_are_dense_with_their_reason(monkeypatch: pytest.MonkeyPatch
     ) in report([session])
 
 
-def selected(level: str, *calls: list[torch.Tensor]) -> torch.Tensor:
-    """The union of what a level selects for such calls, each by itself."""
-    found = []
-    for tensors in calls:
-        q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
-        mask = SparsityController(LEVELS[level]).select(0, PassKey(0), q, k, v, HEAD_DIM**-0.5)
-        found.append(mask.to_dense())
-    return torch.stack(found).any(dim=0)
+def selected(level: str, tensors: list[torch.Tensor], step: int = 0) -> torch.Tensor:
+    """What a level selects for such a call."""
+    q, k, v = (tensor.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2) for tensor in tensors)
+    mask = SparsityController(LEVELS[level]).select(0, PassKey(step), q, k, v, HEAD_DIM**-0.5)
+    assert isinstance(mask, BlockMask)
+    return mask.to_dense()
 
 
-def test_both_prompts_of_a_step_share_what_they_select() -> None:
-    caption, empty = focused(12), focused(13, beside=3)
-    session = sparse("strong", dense_percent=0.0)
+@pytest.mark.parametrize("together", [True, False])
+def test_each_prompt_has_the_blocks_that_it_selects(together: bool) -> None:
+    """The caption and the empty one, in one pass or in two."""
+    calls = {"a": focused(12), "b": focused(13, beside=3)}
+    active = {name: selected("light", tensors) for name, tensors in calls.items()}
+    assert not torch.equal(active["a"], active["b"])
+    session = sparse("light", dense_percent=0.0)
     begin(session)
-    first = run(session, 0, caption, of_pass={"uuids": ["a"]})[0]
-    assert torch.equal(first, by_mask(caption, selected("strong", caption)))
-    union = selected("strong", caption, empty)
-    assert torch.equal(run(session, 0, empty, of_pass={"uuids": ["b"]})[0], by_mask(empty, union))
-    for tensors, prompt in ((caption, "a"), (empty, "b")):
-        assert torch.equal(run(session, 1, tensors, of_pass={"uuids": [prompt]})[0], by_mask(tensors, union))
+    for step in range(3):
+        if together:
+            both = [torch.cat(pair) for pair in zip(*calls.values(), strict=True)]
+            outs = list(run(session, step, both, of_pass={"uuids": list(calls)})[0].split(1))
+        else:
+            outs = [run(session, step, tensors, of_pass={"uuids": [name]})[0] for name, tensors in calls.items()]
+        for out, (name, tensors) in zip(outs, calls.items(), strict=True):
+            assert torch.equal(out, by_mask(tensors, active[name]))
+
+
+def test_passes_that_are_not_told_apart_share_what_they_select() -> None:
+    caption, empty = focused(12), focused(13, beside=3)
+    session = sparse("light", dense_percent=0.0)
+    begin(session)
+    union = torch.zeros(())
+    for tensors in (caption, empty):
+        active = selected("light", tensors)
+        assert torch.equal(run(session, 0, tensors)[0], by_mask(tensors, active))
+        union = union.logical_or(active)
+    for tensors in (caption, empty):
+        assert torch.equal(run(session, 1, tensors)[0], by_mask(tensors, union))
 
 
 def test_a_prompt_that_changes_in_every_step_selects_in_every_step() -> None:
     """As ComfyUI's looped context windows, which are others in each step."""
-    session = sparse("strong", dense_percent=0.0)
+    session = sparse("light", dense_percent=0.0)
     begin(session, steps=30)
     for step in range(16, 24):
         tensors = focused(step, beside=step % 3)
@@ -248,21 +263,22 @@ def test_a_prompt_that_changes_in_every_step_selects_in_every_step() -> None:
 
 def test_blocks_of_a_changed_model_are_not_those_of_the_plain_one() -> None:
     plain, changed = focused(14), focused(15, beside=3)
-    session = sparse("strong", dense_percent=0.0)
+    assert not torch.equal(selected("light", plain), selected("light", changed))
+    session = sparse("light", dense_percent=0.0)
     begin(session)
     for step in range(2):
         run(session, step, plain, of_pass={"uuids": ["a"]})
         (out,) = run(session, step, changed, of_pass={"uuids": ["a"], "stg": True})
-        assert torch.equal(out, by_mask(changed, selected("strong", changed)))
+        assert torch.equal(out, by_mask(changed, selected("light", changed)))
 
 
 @pytest.mark.parametrize("change", ["another size", "another sampling"])
 def test_nothing_is_taken_over(change: str) -> None:
-    session, before = sparse("strong", dense_percent=0.0), focused(16)
+    session, before = sparse("light", dense_percent=0.0), focused(16)
     begin(session)
     run(session, 0, before)
     after = focused(17, beside=3, tokens=TOKENS + (1 if change == "another size" else 0))
     if change == "another sampling":
         session.end_sampling()
         begin(session)
-    assert torch.equal(run(session, 1, after)[0], by_mask(after, selected("strong", after)))
+    assert torch.equal(run(session, 1, after)[0], by_mask(after, selected("light", after)))

@@ -29,8 +29,8 @@ def test_a_bound_holds_on_rows_that_were_not_sampled(fresh_seed: int, name: str)
     one, outs, exact = outputs(name, fresh_seed)
     level = DESIGNS[name].level
     assert level is not None and 0 < one.computed[0] < 1
-    assert all(torch.equal(outs[step], exact) for step in (0, 1, 3, 8)), "the first 20 % and steps 4 and 9"
-    assert one.dense_calls == 4 and len(one.computed) == 6
+    assert all(torch.equal(outs[step], exact) for step in (0, 1)), "the first 20 %"
+    assert one.dense_calls == 2 and len(one.computed) == 8
     # Of two heads of one video: the bound holds for the mean of many, about which these are scattered by a half.
     assert torch.stack(one.errors).mean() <= 2 * level.bound and torch.stack(one.errors).max() <= 4 * level.bound
     error = (outs[-1] - exact).norm() / exact.norm()

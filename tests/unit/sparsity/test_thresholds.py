@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from comfy_sage2.reference.block_margins import LOSSLESS
 from comfy_sage2.sparsity import thresholds
 from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS, Level
 
@@ -54,7 +53,9 @@ def test_errors_are_those_of_masked_attention(
     monkeypatch.setattr(thresholds, "_SCORE_BYTES", score_bytes)
     q, k, v = sharp_and_flat(fresh_seed)
     margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 3, q.device)
-    chosen = thresholds.candidates(margins, rows, level)
+    if level.ladder is None:
+        thresholds.rank_(margins)
+    chosen = thresholds.candidates(margins, level)
     found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32), thresholds=chosen, norm=level.norm)
     exact = masked(q, k, v, torch.ones_like(margins, dtype=torch.bool))[:, :, rows]
     for place in range(chosen.shape[2]):
@@ -84,7 +85,7 @@ def test_flat_heads_keep_what_sharp_ones_leave_out(fresh_seed: int) -> None:
     margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 0, q.device)
     active = {}
     for level, chosen in SKIP_LEVELS.items():
-        candidates = thresholds.candidates(margins, rows, chosen)
+        candidates = thresholds.candidates(margins, chosen)
         found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32), thresholds=candidates, norm=1)
         place = thresholds.loosest(found, chosen.bound)[..., None]
         active[level] = margins > candidates.gather(2, place)[..., None]
@@ -104,32 +105,41 @@ def test_the_loosest_within_the_bound_with_all_stricter_ones() -> None:
     assert thresholds.loosest(found * 0 + 1e-9, LEVELS["lossless"].bound).tolist() == [[0, 0, 0]]
 
 
-def test_thresholds_of_a_bound_are_quantiles_of_each_heads_own_scores(fresh_seed: int) -> None:
-    q, k, _ = sharp_and_flat(fresh_seed)
-    margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 0, q.device)
-    margins[..., 2] = math.inf  # always computed
-    margins[0, 1, 3, 1] = math.nan
-    chosen = thresholds.candidates(margins, rows, LEVELS["strong"])
-    assert (chosen[..., 0] == torch.tensor(LOSSLESS)).all() and (chosen.diff(dim=2) >= 0).all()
-    of_rows = margins[:, :, rows // 128].flatten(2)
-    for place in (16, 32, 48):
-        finite = of_rows[1, 3][of_rows[1, 3].isfinite()]
-        below = (finite <= chosen[1, 3, place]).float().mean()
-        assert below >= place / thresholds.QUANTILES or chosen[1, 3, place] == torch.tensor(LOSSLESS)
-        assert (finite < chosen[1, 3, place]).float().mean() <= place / thresholds.QUANTILES
-    assert chosen.isfinite().all()
+@pytest.mark.parametrize("score_bytes", [1, 64 << 20], ids=["head by head", "all heads"])
+@pytest.mark.parametrize("blocks", [1, 5, 64, 130])
+def test_a_threshold_of_ranks_leaves_out_as_many_blocks_of_all_queries(
+    fresh_seed: int, blocks: int, score_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thresholds, "_SCORE_BYTES", score_bytes)
+    scores = torch.randn(2, 3, 4, blocks, generator=torch.Generator().manual_seed(fresh_seed))
+    scores[1, 2, 3] = -126.0  # of equal ones some are left out
+    before = scores.clone()
+    assert thresholds.rank_(scores) is scores
+    chosen = thresholds.candidates(scores, LEVELS["strong"])
+    assert chosen.shape == (2, 3, len(thresholds.COMPUTED_SHARES)) and (chosen.diff(dim=2) >= 0).all()
+    counts = []
+    for threshold in chosen.unbind(dim=2):
+        skipped = scores <= threshold[..., None, None]
+        (count,) = skipped.sum(dim=3).unique().tolist()
+        counts.append(blocks - count)
+        highest = before.where(skipped, -math.inf).amax(dim=3)
+        assert (highest <= before.where(~skipped, math.inf).amin(dim=3)).all()
+    assert counts == [max(1, math.floor(share * blocks + 0.5)) for share in thresholds.COMPUTED_SHARES]
+
+
+def test_no_rank_leaves_nan_out() -> None:
+    scores = torch.tensor([[[[3.0, math.nan, 1.0, 2.0], [math.nan] * 4]]])
+    assert thresholds.rank_(scores)[0, 0].tolist() == [[3.0, math.inf, 1.0, 2.0], [math.inf] * 4]
 
 
 @pytest.mark.parametrize("bound", [0.02, 0.05, 0.1])
 def test_heads_stay_within_the_bound_on_all_rows(fresh_seed: int, bound: float) -> None:
     q, k, v = sharp_and_flat(fresh_seed)
     level = next(level for level in LEVELS.values() if level.bound == bound)
-    margins, rows = margins_of(q, k), thresholds.sampled_rows(700, 0, q.device)
-    chosen = thresholds.candidates(margins, rows, level)
-    found = thresholds.errors(q, k, v, margins, rows, scale=1 / math.sqrt(32), thresholds=chosen)
-    place = thresholds.loosest(found, bound)[..., None]
-    assert (found.gather(2, place) <= bound).all()
-    active = margins > chosen.gather(2, place)[..., None]
+    scores, rows = thresholds.rank_(margins_of(q, k)), thresholds.sampled_rows(700, 0, q.device)
+    threshold, found = thresholds.chosen(q, k, v, scores, rows, level, scale=1 / math.sqrt(32))
+    assert (found <= bound).all()
+    active = scores > threshold[..., None, None]
     exact = masked(q, k, v, torch.ones_like(active))
     error = (masked(q, k, v, active) - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
     assert error.mean() <= bound and error.max() <= 3 * bound
@@ -158,7 +168,7 @@ def test_sampled_rows_are_spread_over_all(q_length: int) -> None:
 def test_autocast_changes_no_error() -> None:
     q, k, v = sharp_and_flat(3)
     rows, margins = torch.arange(0, 700, 7), margins_of(q, k)
-    chosen = thresholds.candidates(margins, rows, LEVELS["medium"])
+    chosen = thresholds.candidates(thresholds.rank_(margins), LEVELS["medium"])
     expected = thresholds.errors(q, k, v, margins, rows, scale=0.2, thresholds=chosen)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(thresholds.errors(q, k, v, margins, rows, scale=0.2, thresholds=chosen), expected)

@@ -154,7 +154,7 @@ def page(command: str, device: torch.device) -> str:
             "Measured choices",
             machine=machine.summary(device),
             kernels=kernel_versions(device),
-            settings="a new node: `rotate` on, *where it is faster*; measured are all modes, with `rotate` on and off",
+            settings="a new node: `rotate` on auto, *where it is faster*; measured: all modes, `rotate` on and off",
             command=command,
         )
     ]

@@ -146,8 +146,7 @@ def page(results: list[Steps], failed: dict[str, str], about: str, kernels: str,
             "The paper's models, end to end",
             machine=about,
             kernels=kernels,
-            settings="`rotate` for the heads that gain by it, as in a new node; guard off; *always*, in exact *where it "
-            "is faster*",
+            settings="`rotate` on auto, as in a new node; guard off; *always*, in exact *where it is faster*",
             command=command,
         ),
         f"Seconds a sampling step with random weights, medians of {rounds} rounds, shuffled anew in each; bf16. "

@@ -198,7 +198,7 @@ def page(command: str, found: dict[str, list[float]], calls: int) -> str:
             "CPU time of a call",
             machine=f"{machine.device_name(torch.device('cpu'))}, Python {machine.python()}, torch {torch.__version__}",
             kernels=f"the {ARCHITECTURE} module of csrc/, with a driver that takes launches and does nothing",
-            settings="mode 8b; `rotate` on in a new node and off elsewhere; "
+            settings="mode 8b; `rotate` as in a new node where it is named, else off; "
             f"{_TOKENS} tokens, {_HEADS} heads, head_dim {_HEAD_DIM}, CPU tensors",
             command=command,
         ),

@@ -17,7 +17,7 @@ def document(found: Findings) -> str:
             "Model families",
             machine=f"{found.machine}, ComfyUI {found.comfyui}",
             kernels=found.kernels,
-            settings="`rotate` on; seconds a step *where it is faster*, as a new node",
+            settings="`rotate` on auto; seconds a step *where it is faster*, as a new node",
             command=f"{found.command} --results docs/results/families.md",
         ),
         "## What is served", "",

@@ -16,7 +16,9 @@ from .pages import RecordedPage
 HEAD = """# What was tried to break the pack
 
 - Machine: {machine}.
-- Command: `make faults`. It writes this page.
+- Kernels: none, the reference.
+- Settings: drawn at random in the fuzz; in the faults the node in 8b, with `rotate` off and the guard on and off.
+- Command: `make faults`, which writes this page but for the sections with a command of their own.
 
 Fuzz: each input got that many random texts, documents or files, fresh in every run. Wrong is anything but a result \
 that fits or the documented error, in one printable line. Faults: a failure was put into a sampling of a real ComfyUI, \

@@ -16,9 +16,11 @@ from .pages import RecordedPage
 
 HEAD = """# Stacks that were tried
 
-- Machine: {machine}. Tiny random models, reference backend.
+- Machine: {machine}. Tiny random models.
+- Kernels: none, backend *reference*.
+- Settings: the node in 8b; `rotate` off where a row does not name it.
 - Command: `pytest tests/comfyui/stacks tests/comfyui/test_drop_in.py` with the packs' clones in the folder \
-that `COMFY_SAGE2_PACKS` names, then `python -m tools.stacks`. It writes this page.
+that `COMFY_SAGE2_PACKS` names, then `python -m tools.stacks`, which writes this page.
 
 A row stands here when its test passed: samplings in a real ComfyUI. "The node" is *SageAttention2* in mode 8b.
 

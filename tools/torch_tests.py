@@ -63,7 +63,7 @@ def main() -> int:
             continue
         finally:
             left -= time.monotonic() - started
-        failed |= suite.run(name, interpreter(folder), *TESTS) != 0
+        failed |= suite.run(name, interpreter(folder), "-n", "2", "--dist", "loadfile", *TESTS) != 0
     return int(failed)
 
 

@@ -92,7 +92,11 @@ def _dtype_of(x: torch.Tensor) -> torch.dtype:
 
 def highest_blocks(scores: torch.Tensor, count: int) -> torch.Tensor:
     """The `count` highest scores of each row (..., Tk), as bool: NaN counts as the highest, ties go to lower blocks."""
-    order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    order = scores.sort(
+        dim=-1,
+        descending=True,
+        stable=True,
+    ).indices[..., :count]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..result_page import page_head
 from .tables import CPU_BOUND
 
 # How tables call the candidates of `bench`; others keep their name.
@@ -187,13 +188,15 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
     counted = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     peers = [f"{_label(name, document)} is {name} {about['version']}" for name, about in document["candidates"].items()]
     lines = [
-        f"# One attention call on one {machine['gpu']}, beside its peers",
-        "",
-        f"- Machine: one {machine['gpu']} ({power}driver {driver.get('driver_version', 'unknown')}), "
-        f"torch {machine['torch']}, cuDNN {machine['cudnn']}, CPython {machine['python']}, {machine['system']}.",
-        f"- Kernels: {', '.join(sorted(wheels)) or 'a development build'}.",
-        f"- Command: `{command}`, which wrote this page.",
-        f"- Date: {date}.",
+        *page_head(
+            f"One attention call on one {machine['gpu']}, beside its peers",
+            machine=f"one {machine['gpu']} ({power}driver {driver.get('driver_version', 'unknown')}), "
+            f"torch {machine['torch']}, cuDNN {machine['cudnn']}, CPython {machine['python']}, {machine['system']}",
+            kernels=", ".join(sorted(wheels)) or "a development build",
+            settings="the attention function; `rotate` off, but for the rows of *Ablations* that name it",
+            command=command,
+            day=date,
+        )[:-1],
         f"- Candidates: {'; '.join(peers)}.",
         "",
         "Candidates take turns in an order drawn anew in every round, for events and for the profiler "

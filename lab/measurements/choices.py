@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import date
 from statistics import median
 
 import torch
@@ -27,7 +26,6 @@ from comfy_sage2.autotune.measure import measure_now
 from comfy_sage2.autotune.rounds import GpuClock, time_rounds
 from comfy_sage2.autotune.timings import PEER, PLAIN, Candidate
 from comfy_sage2.backends import self_test
-from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.backends.peers import PEERS
 from comfy_sage2.call_site import CallSite
 from comfy_sage2.comfyui.adapter.attention_call import AttentionCall
@@ -38,6 +36,7 @@ from comfy_sage2.options import EXACT
 from comfy_sage2.tuning_candidates import BACKENDS
 
 from ..arguments import cuda_device
+from ..result_page import kernel_versions, page_head, usable_kernels
 
 _SECONDS = 0.4  # for each call
 _HIDDEN = 77  # keys at the end, in calls with a mask
@@ -148,23 +147,18 @@ def find(dispatcher: Dispatcher, sizes: Sizes, choices: TunedChoices) -> Checked
     return CheckedChoice(sizes, taken, seconds, seconds[taken] / min(map(seconds.__getitem__, allowed)) - 1.0)
 
 
-def own_kernels(device: torch.device) -> list[KernelBackend]:
-    """The kernels that are built for this GPU and can be loaded."""
-    capability = torch.cuda.get_device_capability(device)
-    return [kernel for kernel in KERNELS if capability in kernel.capabilities and kernel.availability() is None]
-
-
 def page(command: str, device: torch.device) -> str:
     """The whole page of docs/results; tells on stderr how far it is."""
     lines = [
-        "# Measured choices",
-        "",
-        f"- Machine: {machine.summary(device)}.",
-        f"- Command: `{command}`, which wrote this page.",
-        f"- Date: {date.today().isoformat()}.",
-        "",
+        *page_head(
+            "Measured choices",
+            machine=machine.summary(device),
+            kernels=kernel_versions(device),
+            settings="a new node: `rotate` on auto, *where it is faster*; measured: all modes, `rotate` on and off",
+            command=command,
+        )
     ]
-    for kernel in own_kernels(device):
+    for kernel in usable_kernels(device):
         decision = self_test.test_now(kernel.name, device.index, kernel.variants)
         lines.append(f"- The self-test of {kernel.name}, its first use in this process: {decision.text}.")
     lines += [f"- {peer.name}: {peer.availability() or f'version {peer.version}'}." for peer in PEERS]

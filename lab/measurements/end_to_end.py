@@ -15,7 +15,6 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,6 +28,7 @@ from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
 from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 
+from ..result_page import kernel_versions, page_head
 from .families.calls import counted
 from .families.declared import DeclaredModel, Family
 from .families.models import load, sample, seconds_in_rounds, unlike_detected
@@ -139,17 +139,17 @@ def table(results: list[Steps]) -> Iterator[str]:
             )
 
 
-def page(results: list[Steps], failed: dict[str, str], about: str, version: str, rounds: int, command: str) -> str:
+def page(results: list[Steps], failed: dict[str, str], about: str, kernels: str, rounds: int, command: str) -> str:
     """The whole page of docs/results."""
     lines = [
-        "# The paper's models, end to end",
-        "",
-        f"- Machine: {about}, ComfyUI {version}.",
-        f"- Command: `{command}`, which wrote this page.",
-        f"- Date: {date.today().isoformat()}.",
-        "",
+        *page_head(
+            "The paper's models, end to end",
+            machine=about,
+            kernels=kernels,
+            settings="`rotate` on auto, as in a new node; guard off; *always*, in exact *where it is faster*",
+            command=command,
+        ),
         f"Seconds a sampling step with random weights, medians of {rounds} rounds, shuffled anew in each; bf16. "
-        "The node rotates the heads that gain by it, as a new one does. "
         f'"{NOTHING}" is what is left of a step; "possible" is the share of the time of ComfyUI\'s '
         "attention that is saved. Attentions that take no mask leave such calls to ComfyUI.",
         "",
@@ -195,7 +195,7 @@ def main(arguments: list[str]) -> int:
 
     device = comfy.model_management.get_torch_device()
     seed = given_or_new_seed(options.seed)
-    about, version = machine.summary(device), ".".join(map(str, comfyui_version(folder)))
+    about = f"{machine.summary(device)}, ComfyUI {'.'.join(map(str, comfyui_version(folder)))}"
     command = " ".join(["python -m lab end-to-end", *arguments])
     results: list[Steps] = []
     failed: dict[str, str] = {}
@@ -211,7 +211,7 @@ def main(arguments: list[str]) -> int:
         comfy.model_management.unload_all_models()
         gc.collect()
         comfy.model_management.soft_empty_cache()
-        text = page(results, failed, about, version, options.rounds, command)
+        text = page(results, failed, about, kernel_versions(device), options.rounds, command)
         if options.results is not None:  # after each, so that what is found stays found
             _write(options.results, results, text)
         print(f"{family.name}: {'failed' if family.name in failed else 'done'}", flush=True)

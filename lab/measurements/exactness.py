@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import date
 
 import torch
 
@@ -27,6 +26,7 @@ from comfy_sage2.reference.options import ReferenceOptions
 
 from ..arguments import check_kernel, usable_device, usual_device
 from ..evaluation.kinds import KINDS, Shape, Tensors, inputs
+from ..result_page import kernel_versions, page_head
 
 SEEDS = (0, 1)
 SHAPE = (4, 1024, 128)
@@ -191,12 +191,13 @@ def page(command: str, backend: str, device: torch.device) -> str:
     attend = attend_by(backend)
     heads, tokens, head_dim = SHAPE
     lines = [
-        "# What the numbers hide",
-        "",
-        f"- Machine: {machine.summary(device)}; backend {backend}.",
-        f"- Command: `{command}`, which wrote this page.",
-        f"- Date: {date.today().isoformat()}.",
-        "",
+        *page_head(
+            "What the numbers hide",
+            machine=machine.summary(device),
+            kernels="none, backend reference" if backend == "reference" else kernel_versions(device),
+            settings="the attention function; `rotate` off, on and auto, as the columns say",
+            command=command,
+        ),
         f"Relative L1 against float64, mean of {len(SEEDS)} seeds; B 1, H {heads}, N {tokens:,}, head_dim {head_dim}, "
         "bf16. The inputs are those of `lab/evaluation/kinds.py`.",
         "",

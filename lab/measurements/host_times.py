@@ -23,7 +23,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +31,8 @@ import torch
 
 from comfy_sage2 import machine
 from comfy_sage2.command_line import Parser, at_least_1, output_folder
+
+from ..result_page import page_head
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ROOT / "tests" / "packaging" / "native" / "fake_driver.cpp"
@@ -193,14 +194,14 @@ def measure(comfyui: Path | None, calls: int, rounds: int) -> dict[str, list[flo
 def page(command: str, found: dict[str, list[float]], calls: int) -> str:
     """The whole page of docs/results."""
     lines = [
-        "# CPU time of a call",
-        "",
-        f"- Machine: {machine.device_name(torch.device('cpu'))}, Python {machine.python()}, torch {torch.__version__}.",
-        f"- Command: `{command}`, which wrote this page.",
-        f"- Date: {date.today().isoformat()}.",
-        f"- Kernels: the {ARCHITECTURE} module of csrc/, with a driver that takes launches and does nothing. Mode 8b, "
-        f"{_TOKENS} tokens, {_HEADS} heads, head_dim {_HEAD_DIM}, CPU tensors.",
-        "",
+        *page_head(
+            "CPU time of a call",
+            machine=f"{machine.device_name(torch.device('cpu'))}, Python {machine.python()}, torch {torch.__version__}",
+            kernels=f"the {ARCHITECTURE} module of csrc/, with a driver that takes launches and does nothing",
+            settings="mode 8b; `rotate` as in a new node where it is named, else off; "
+            f"{_TOKENS} tokens, {_HEADS} heads, head_dim {_HEAD_DIM}, CPU tensors",
+            command=command,
+        ),
         f"Microseconds of the CPU's time a call, warm: medians of {len(next(iter(found.values())))} rounds of {calls} "
         "calls, whose order is drawn anew in each round, with the least and the most. On a GPU the time of PyTorch's "
         "allocator and of the driver's launches comes on top, for every attention alike.",

@@ -14,7 +14,6 @@ import random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from statistics import median
 
@@ -32,6 +31,7 @@ from ..bench.kernel_times import KernelTimer
 from ..bench.ours import attention_kernels
 from ..bench.settle import heat
 from ..bench.timing import Timed, time_in_rounds
+from ..result_page import page_head
 
 MODES = ("8b", "precise")
 HEAD_DIMS = (64, 128, 256)
@@ -124,12 +124,14 @@ def page(command: str, device: torch.device, tokens: int, seed: int, seconds: fl
         "| --- " * (len(LISTED) + 5) + "|",
     ]
     lines = [
-        "# Calls with block masks",
-        "",
-        f"- Machine: {machine.summary(device)}; kernels {backend} {loader.load(backend).version}.",
-        f"- Command: `{command}`, which wrote this page; seed {seed}.",
-        f"- Date: {date.today().isoformat()}.",
-        "",
+        *page_head(
+            "Calls with block masks",
+            machine=machine.summary(device),
+            kernels=f"{backend} {loader.load(backend).version}",
+            settings="the attention function, `rotate` off",
+            command=command,
+            seed=seed,
+        ),
         f"{HEADS} heads, {tokens:,} tokens, fp16, blocks left out at random; milliseconds, and in brackets how many "
         "times as fast as the dense call. Medians of five rounds or more, each in an order drawn anew; the GPU "
         f"multiplies matrices for {_HEAT_SECONDS:.0f} s before. *Recording block margins*: the dense call that also "

@@ -20,7 +20,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -45,6 +44,7 @@ from ..bench.kernel_times import KernelTimer
 from ..bench.settle import heat
 from ..bench.shapes import Shape
 from ..bench.timing import RoundMedian, Timed, time_in_rounds
+from ..result_page import page_head
 from .kernel_builds import load
 
 EMULATED = "FP8 mma.sync is emulated on Hopper"
@@ -255,12 +255,14 @@ def page(
     """The whole page of docs/results."""
     names = [candidate.name for candidate in candidates]
     lines = [
-        "# The mma.sync kernels beside their peers, on Hopper",
-        "",
-        f"- Machine: {machine.summary(device)}.",
-        f"- Command: `{command}`, which wrote this page; seed {seed}.",
-        f"- Date: {date.today().isoformat()}.",
-        "",
+        *page_head(
+            "The mma.sync kernels beside their peers, on Hopper",
+            machine=machine.summary(device),
+            kernels="the builds that the table of candidates names",
+            settings="the attention function, `rotate` off",
+            command=command,
+            seed=seed,
+        ),
         "Kernels for Ampere, Ada and Blackwell, built for compute capability 9.0. INT8 and 16-bit products of mma.sync "
         "are native there; what FP16 accumulators gain on GeForce cards is not: Hopper sums in FP32 as fast. "
         "bf16, 24 heads, a batch of 2 at 4,096 tokens and else of 1; medians of five rounds or more, each in an order "

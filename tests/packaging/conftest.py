@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import shutil
 import subprocess
 import sys
@@ -29,16 +30,20 @@ def plugin(tmp_path: Path) -> Plugin:
     return made
 
 
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the whole library with its bytecode: each test's copy would be compiled anew by the first process."""
+    folder = tmp_path_factory.mktemp("library") / "comfy_sage2"
+    shutil.copytree(ROOT / "comfy_sage2", folder, ignore=shutil.ignore_patterns("_unpacked", "__pycache__"))
+    assert compileall.compile_dir(folder, quiet=1)
+    return folder
+
+
 @pytest.fixture
-def pack(plugin: Plugin) -> Plugin:
+def pack(plugin: Plugin, library: Path) -> Plugin:
     """A copy of the whole library and install.py."""
     shutil.copyfile(ROOT / "install.py", plugin.root / "install.py")
-    shutil.copytree(
-        ROOT / "comfy_sage2",
-        plugin.root / "comfy_sage2",
-        ignore=shutil.ignore_patterns("_unpacked", "__pycache__"),
-        dirs_exist_ok=True,
-    )
+    shutil.copytree(library, plugin.root / "comfy_sage2", dirs_exist_ok=True)
     return plugin
 
 

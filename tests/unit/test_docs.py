@@ -12,6 +12,7 @@ import pytest
 import comfy_sage2.__main__ as library_commands
 import lab.__main__ as lab_commands
 from lab.bench.page import page as bench_page
+from lab.result_page import NAMED
 from tools import charts, quotes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -100,11 +101,36 @@ def test_some_page_quotes_results() -> None:
     assert sum(len(QUOTE.findall(text(page))) for page in PAGES) >= 5
 
 
+def faults_of_head(page: str) -> list[str]:
+    """What is missing in the first lines of a page of results: before its first sentence, but for one that says that no
+    command writes it; and parts that no command makes and that do not say so."""
+    head = re.match(r"# .+\n\n(?:(?P<by_hand>.*no command writes this page.*)\n\n)?(?P<lines>(?:- .+\n)+)", page, re.I)
+    if head is None:
+        return ["no list below the title"]
+    found = dict(re.findall(r"^- (\w+)[^:\n]*: (.+)$", head["lines"], re.MULTILINE))
+    missing = [name for name in NAMED if name not in found]
+    if head["by_hand"] is None and "`" not in found.get("Command", ""):
+        missing.append("a command, or a first sentence that says that there is none")
+    return missing + re.findall(r"command\b[^.:\n]*: none\b.*", page, re.IGNORECASE)
+
+
 @pytest.mark.parametrize("page", [page for page in RESULTS if page.name != "README.md"], ids=name)
-def test_results_name_machine_and_command(page: Path) -> None:
-    assert re.search(r"^- Machine\b.*: \S", text(page), re.MULTILINE)
-    assert re.search(r"^- Command: \S", text(page), re.MULTILINE)
+def test_results_name_what_they_are_of(page: Path) -> None:
+    assert faults_of_head(text(page)) == []
     assert f"({page.name})" in text(page.parent / "README.md")
+
+
+def test_a_page_that_does_not_say_what_it_is_of_is_found() -> None:
+    lines = "- Machine: a GPU.\n- Kernels: 1.0.0.\n- Settings: `rotate` off.\n- Command: {}.\n\nText.\n"
+    by_hand = "The state of today: no command writes this page any more.\n\n"
+    assert faults_of_head(f"# A\n\n{lines.format('`make a`')}") == []
+    assert faults_of_head(f"# A\n\n{by_hand}{lines.format('that of each row')}") == []
+    assert faults_of_head(f"# A\n\nText.\n\n{lines.format('`make a`')}") == ["no list below the title"]
+    assert faults_of_head(f"# A\n\n{lines.format('that of each row')}")[0].startswith("a command")
+    assert faults_of_head("# A\n\n- Machine: a GPU.\n- Command: `make a`.\n") == ["Kernels", "Settings"]
+    assert faults_of_head(f"# A\n\n{lines.format('`make a`')}\n## B\n\nCommand: none. Text.\n") == [
+        "Command: none. Text."
+    ]
 
 
 def anchors(page: Path) -> set[str]:

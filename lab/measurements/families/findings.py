@@ -61,6 +61,7 @@ class Findings:
 
     comfyui: str
     machine: str
+    kernels: str
     command: str
     modes: list[str]
     is_gpu: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
+from ...result_page import page_head
 from ..sampling_steps import DEFAULT, NOTHING
 from .findings import FamilyRow, Findings
 from .models import TINY_STEPS
@@ -12,9 +13,13 @@ from .models import TINY_STEPS
 def document(found: Findings) -> str:
     """The page in Markdown."""
     lines = [
-        "# Model families", "",
-        f"- Machine: {found.machine}, ComfyUI {found.comfyui}",
-        f"- Command: `{found.command} --results docs/results/families.md`. It writes this page.", "",
+        *page_head(
+            "Model families",
+            machine=f"{found.machine}, ComfyUI {found.comfyui}",
+            kernels=found.kernels,
+            settings="`rotate` on auto; seconds a step *where it is faster*, as a new node",
+            command=f"{found.command} --results docs/results/families.md",
+        ),
         "## What is served", "",
         "A tiny random model of each family's structure, sampled two steps in ComfyUI with backend *reference*, 8b "
         "with rotation, and without the node. *Calls* are those of one step; *cosine* is between the final latents; "

@@ -23,6 +23,7 @@ from comfy_sage2.command_line import Parser, at_least_1, output_file
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 from tools.workflows.template_use import HEADING as USE
 
+from ...result_page import kernel_versions
 from ..overrides import attention_for_nothing, with_override
 from ..sampling_steps import DEFAULT, NOTHING, enter_comfyui
 from . import paper
@@ -133,7 +134,7 @@ def main(arguments: list[str]) -> int:
     options.time = options.time or ("real" if is_gpu else "none")
     command = "python -m lab families" + (" --device cpu" if options.device == "cpu" else "")
     version = ".".join(map(str, comfyui_version(folder)))
-    found = Findings(version, machine.summary(device), command, options.modes, is_gpu)
+    found = Findings(version, machine.summary(device), kernel_versions(device), command, options.modes, is_gpu)
     for family in families:
         if family.needs and not (folder / family.needs).is_file():
             print(f"{family.name} NOT TESTED: this ComfyUI has no {family.needs}", flush=True)

@@ -86,7 +86,7 @@ def test_tiny_shapes_keep_the_structure(family: Any) -> None:
 def findings(timed: TimedSteps | None, is_gpu: bool) -> Findings:
     served = Served(Calls(made=10, unasked=2, masked=8), 6, {"[SA-101] too short": 2}, 0.999, 0.02)
     row = FamilyRow(FAMILIES[0], served, timed)
-    return Findings("0.33.0", "a machine", "python -m lab families", ["8b"], is_gpu, [row])
+    return Findings("0.33.0", "a machine", "sm90 1.0.0", "python -m lab families", ["8b"], is_gpu, [row])
 
 
 def test_the_page_says_what_was_not_run() -> None:

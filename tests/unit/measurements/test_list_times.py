@@ -36,7 +36,8 @@ def test_the_page_compares_with_the_dense_call(monkeypatch: pytest.MonkeyPatch, 
     text = list_times.page("python -m lab lists", torch.device("cpu"), 256, 7, 1)
     assert f"{registry.get('sm90').least_skipped('precise'):.0%} (precise) of the blocks are skipped" in text
     whole, alone = text.split("## Attention kernels alone")
-    assert "kernels sm90 9.9" in whole and "- Command: `python -m lab lists`, which wrote this page; seed 7." in whole
+    assert "- Kernels: sm90 9.9.\n" in whole
+    assert "- Command: `python -m lab lists`, which wrote this page; seed 7.\n" in whole
     assert (
         "| 8b | 64 | no | 4.000 | 4.000 (1.00) | 3.000 (1.33) | 3.000 (1.33) | 2.000 (2.00) | 5.000 (0.80) |" in whole
     )

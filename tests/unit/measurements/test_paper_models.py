@@ -87,7 +87,9 @@ def test_the_table_is_sorted_and_knows_what_is_possible() -> None:
 
 def test_the_page_says_what_is_missing() -> None:
     steps = Steps("Flux", "all", 4608, {DEFAULT: [1.0]}, {"cuDNN": "ImportError: none"})
-    text = end_to_end.page([steps], {"Mochi": "RuntimeError: no memory"}, "a GPU", "0.33.0", 5, "python -m lab x")
+    text = end_to_end.page(
+        [steps], {"Mochi": "RuntimeError: no memory"}, "a GPU, ComfyUI 0.33.0", "sm90 1.0.0", 5, "python -m lab x"
+    )
     assert "- Machine: a GPU, ComfyUI 0.33.0." in text and "- Command: `python -m lab x`" in text
     assert "- Mochi: RuntimeError: no memory\n- Flux: cuDNN: ImportError: none\n" in text
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from comfy_sage2.call_site import CallSite, label
+from comfy_sage2.policy import calibrated, rules, selector, signature, targets
 from comfy_sage2.policy.rules import FEW_KEYS, GENERAL, RuleSelector, kept
 
 MIDDLE = CallSite(layer=15, layers=30, step=10, steps=20, kv_length=4096)
@@ -61,3 +64,17 @@ def test_reasoning_names_numbers_and_evidence() -> None:
     eight, precise = RuleSelector("WAN21", "sm90").reasoning(30, 20)
     assert eight == "auto: 8b everywhere, since sm90 gains no time from 4 bits"
     assert precise.startswith("auto: precise nowhere, since 8b is no slower")
+
+
+@pytest.mark.parametrize(
+    "module", [calibrated, rules, selector, signature, targets], ids=lambda module: module.__name__
+)
+def test_what_nodes_share_cannot_be_changed(module: ModuleType) -> None:
+    """Rules stand once for all nodes, and one policy serves several models."""
+    own = [found for found in vars(module).values() if isinstance(found, type) and found.__module__ == module.__name__]
+    data = [found for found in own if is_dataclass(found)]
+    assert data
+    for found in data:
+        held = object.__new__(found)
+        with pytest.raises(FrozenInstanceError):
+            setattr(held, fields(found)[0].name, None)

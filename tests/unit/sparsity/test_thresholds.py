@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -63,6 +64,14 @@ def test_errors_are_those_of_masked_attention(
         lost, whole = (torch.linalg.vector_norm(tensor, level.norm, dim=(2, 3)) for tensor in (out - exact, exact))
         torch.testing.assert_close(found[..., place].double(), (lost / whole).double(), rtol=1e-3, atol=1e-5)
     assert found.shape == chosen.shape == (2, 4, chosen.shape[2]) and found[..., -1].max() > 1e-3
+
+
+def test_the_ladder_has_no_gap_above_a_factor_of_ten() -> None:
+    """Each step looser skips blocks of at most ten times the share: between two steps a head loses little of them."""
+    ladder = SKIP_LEVELS["fast"].ladder
+    assert ladder is not None and ladder[0] == LOSSLESS and ladder[-1] == pytest.approx(math.log2(0.1))
+    steps = [looser - stricter for stricter, looser in itertools.pairwise(ladder)]
+    assert all(0.0 < step <= math.log2(10.0) + 1e-9 for step in steps)
 
 
 def test_rows_of_which_nothing_is_left_are_lost_and_not_unknown() -> None:

@@ -1,0 +1,39 @@
+"""The first lines of a page of docs/results, without which nobody knows what its figures are of."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import torch
+
+from comfy_sage2.backends.kernels import KERNELS, KernelBackend
+from comfy_sage2.kernels import loader
+
+NAMED = ("Machine", "Kernels", "Settings", "Command")  # by every page; tests/unit/test_docs.py holds them to it
+
+
+def page_head(
+    title: str, *, machine: str, kernels: str, settings: str, command: str, seed: int | None = None, day: str = ""
+) -> list[str]:
+    """The lines up to the first paragraph.
+
+    settings: of the node or of `attention`, `rotate` among them. command: what writes the page. day: empty for today.
+    """
+    drawn = "" if seed is None else f"; seed {seed}"
+    values = (machine, kernels, settings, f"`{command}`, which wrote this page{drawn}")
+    named = (f"- {name}: {value}." for name, value in zip(NAMED, values, strict=True))
+    return [f"# {title}", "", *named, f"- Date: {day or date.today().isoformat()}.", ""]
+
+
+def usable_kernels(device: torch.device) -> list[KernelBackend]:
+    """The kernels that are built for this GPU and can be loaded."""
+    if device.type != "cuda":
+        return []
+    capability = torch.cuda.get_device_capability(device)
+    return [kernel for kernel in KERNELS if capability in kernel.capabilities and kernel.availability() is None]
+
+
+def kernel_versions(device: torch.device) -> str:
+    """The usable kernels with their versions, for the head of a page."""
+    versions = [f"{kernel.name} {loader.load(kernel.name).version}" for kernel in usable_kernels(device)]
+    return ", ".join(versions) or "none, the reference"

@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -108,7 +109,7 @@ class Environment:
         """Run pip, showing its latest line; when it fails all its lines, and Unavailable."""
         command = [str(self.python), *PIP, *arguments]
         try:
-            status, lines = run_showing(command, activity, seconds=seconds_left(seconds))
+            status, lines = run_showing(command, lambda line: activity(_now(line)), seconds=seconds_left(seconds))
         except TimeoutError:
             raise Unavailable(f"{self.folder} was not made in time") from None
         if status == 0:
@@ -118,6 +119,11 @@ class Environment:
             (self.folder / UNFINISHED).unlink()
         sys.stderr.write("\n" + "".join(lines))
         raise Unavailable(f"pip failed with exit status {status}: {' '.join(command)}")
+
+
+def _now(line: str) -> str:
+    """What pip does, by its latest line: that of the old setuptools stands there while gigabytes are unpacked."""
+    return "unpacking packages" if re.search("uninstall|existing installation", line, re.IGNORECASE) else line
 
 
 def _check_python() -> None:

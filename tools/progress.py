@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TextIO
 
@@ -88,7 +88,7 @@ class Activity:
 
 def run_showing(
     command: Sequence[str],
-    activity: Activity,
+    activity: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
     seconds: float | None = None,
 ) -> tuple[int, list[str]]:

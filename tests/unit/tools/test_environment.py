@@ -138,6 +138,17 @@ def test_without_its_python_it_is_made_again(tmp_path: Path, made: list[bool]) -
     assert complete.is_current and made == [True, False]
 
 
+def test_what_is_shown_is_what_pip_does(
+    tmp_path: Path, made: list[bool], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pip's last line is of the old setuptools, for minutes in which it unpacks torch."""
+    monkeypatch.setitem(PIPS, "unpacks", "print('Collecting torch'); print('Successfully uninstalled setuptools-1')")
+    monkeypatch.setattr("tools.progress._LINE_EVERY", 0.0)
+    Environment(tmp_path / "venv", "a").make("test", ["unpacks"])
+    shown = capsys.readouterr().out
+    assert "Collecting torch" in shown and "unpacking packages" in shown and "uninstalled" not in shown
+
+
 @pytest.mark.parametrize(("pip", "reason"), [("fails", "exit status 3"), ("hangs", "not made in time")])
 def test_a_half_made_one_is_made_from_the_beginning(
     pip: str, reason: str, tmp_path: Path, made: list[bool], capsys: pytest.CaptureFixture[str]

@@ -1,54 +1,131 @@
-"""Draw the picture of a report in docs/nodes.md: the demo model's, sampled in ComfyUI with the reference backend.
+"""Draw the pictures of a report in docs/nodes.md and in the node's help: a sampling on this GPU, without a ComfyUI.
 
-python -m tools.report_picture --comfyui ~/ComfyUI --python .venv-host/bin/python
+    python -m tools.report_picture
+
+The model has the sizes of Wan 2.1 1.3B at 480p, 81 frames, and random weights, which no picture depends on: a report
+shows times, and how far each output is from full precision.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
-import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .comfyui.folders import comfyui_folder
-from .comfyui.server import ComfyServer, Prompt
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from comfy_sage2.autotune.measure import prepare
+from comfy_sage2.comfyui.hooks.override import make_override
+from comfy_sage2.comfyui.report.chart import draw_card, draw_chart
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
+from comfy_sage2.comfyui.session.session import Session
+from comfy_sage2.comfyui.settings import VALUES, WHERE_FASTER, Settings
+from comfy_sage2.tuning_candidates import BACKENDS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PROMPT = REPOSITORY / "workflows" / "api" / "sage2_demo_model.json"
-PICTURE = REPOSITORY / "docs" / "images" / "report.png"
-STEPS = 10
-_CHART = 3  # the report's output of that name
-_NOT_NEEDED = {"VAELoader", "VAEDecode", "CreateVideo", "SaveVideo"}
+CHART = Path("docs", "images", "report.png")
+CARD = Path("web", "docs", "images", "SageAttention2Report.png")
+STEPS = 20
+SETTINGS = Settings(measure_quality=True, guard=VALUES, when=WHERE_FASTER, rotate="auto")
 
 
-def prompt() -> Prompt:
-    """The demo's prompt up to its report, whose chart is saved."""
-    nodes: Prompt = json.loads(PROMPT.read_text(encoding="utf-8"))
-    kept = {number: node for number, node in nodes.items() if node["class_type"] not in _NOT_NEEDED}
-    by_class = {node["class_type"]: number for number, node in kept.items()}
-    kept[by_class["KSampler"]]["inputs"]["steps"] = STEPS
-    kept[by_class["SageAttention2"]]["inputs"] |= {"backend": "reference", "measure_quality": True}
-    chart = {"images": [by_class["SageAttention2Report"], _CHART], "filename_prefix": "report"}
-    kept["chart"] = {"class_type": "SaveImage", "inputs": chart}
-    return kept
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model and its input."""
+
+    tokens: int
+    text_tokens: int
+    layers: int
+    heads: int
+    head_dim: int
+    ffn: int
+
+
+WAN_1_3B = Sizes(21 * 30 * 52, 512, 30, 12, 128, 8960)
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of (B, N, H * D) tensors
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention and a feed-forward network."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        width = sizes.heads * sizes.head_dim
+        self.projections = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
+        self.ffn = nn.Sequential(nn.Linear(width, sizes.ffn), nn.GELU("tanh"), nn.Linear(sizes.ffn, width))
+
+    def forward(self, x: torch.Tensor, text: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """x: (1, tokens, width), text: (1, text_tokens, width) -> as x."""
+        for first, given in ((0, None), (4, text)):
+            q, k, v, out = self.projections[first : first + 4]
+            normed = F.layer_norm(x, x.shape[-1:])
+            source = normed if given is None else given
+            x = x + out(attend(_normed(q(normed)), _normed(k(source)), v(source)))
+        done: torch.Tensor = x + self.ffn(F.layer_norm(x, x.shape[-1:]))
+        return done
+
+
+def _normed(x: torch.Tensor) -> torch.Tensor:
+    """RMS norm over the width, as Wan has for queries and keys, with a gain that makes the attention peaked."""
+    return F.rms_norm(x, x.shape[-1:]) * 1.5
+
+
+def comfyui_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **_: Any) -> torch.Tensor:
+    """What ComfyUI computes without the node: torch's attention of (B, N, H * D) tensors."""
+    q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def sampled(sizes: Sizes, device: torch.device, settings: Settings, steps: int) -> Session:
+    """The node's session after a sampling of so many steps."""
+    torch.manual_seed(0)
+    prepare(device, BACKENDS)
+    session = Session(Dispatcher(settings, probe(device, settings), None))
+    override = make_override(session)
+    dtype, width = torch.bfloat16, sizes.heads * sizes.head_dim
+    blocks = [Block(sizes).to(device, dtype) for _ in range(sizes.layers)]
+    text = torch.randn(1, sizes.text_tokens, width, device=device, dtype=dtype)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return override(comfyui_attention, q, k, v, sizes.heads, transformer_options={})
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        for block in blocks:
+            x = block(x, text, attend)
+        return x
+
+    sigmas = torch.linspace(1.0, 0.0, steps + 1).tolist()
+    x = torch.randn(1, sizes.tokens, width, device=device, dtype=dtype)
+    with torch.inference_mode():
+        model(x)  # outside of the sampling: the first calls of anything take longer
+        session.begin_sampling(sigmas)
+        for sigma in sigmas[:-1]:
+            model_pass = session.begin_pass(sigma, device, {})
+            session.run_pass(model_pass, lambda: model(x))
+        session.end_sampling()
+    return session
 
 
 def main(arguments: list[str]) -> int:
-    """Sample, and put the chart into its place."""
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--comfyui", type=comfyui_folder, required=True, help="folder of ComfyUI")
-    parser.add_argument("--python", type=Path, required=True, help="a Python that has ComfyUI's requirements")
+    parser.add_argument("--folder", type=Path, default=REPOSITORY, help="of the pictures; by default the repository")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder)
-        (base / "custom_nodes").mkdir()
-        (base / "custom_nodes" / "comfy_sage2").symlink_to(REPOSITORY, target_is_directory=True)
-        with ComfyServer(options.python, options.comfyui, base) as server:
-            [saved] = server.run(prompt()).outputs["chart"]["images"]
-        shutil.copyfile(base / "output" / saved["subfolder"] / saved["filename"], PICTURE)
-    print(f"wrote {PICTURE.relative_to(REPOSITORY)}, {PICTURE.stat().st_size / 1e3:.0f} kB")
+    if not torch.cuda.is_available():
+        raise SystemExit("the pictures are of a GPU, and torch finds none")
+    session = sampled(WAN_1_3B, torch.device("cuda", torch.cuda.current_device()), SETTINGS, STEPS)
+    print(report([session]))
+    for path, draw in ((CHART, draw_chart), (CARD, draw_card)):
+        (options.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        draw([session]).save(options.folder / path, optimize=True)
+        print(f"wrote {options.folder / path}")
     return 0
 
 

@@ -1,16 +1,30 @@
-"""The prompt of the documentation's picture: the demo's, up to a chart that is saved."""
+"""The documentation's picture of a report, of a model small enough for the reference."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+import torch
+
+from comfy_sage2.comfyui.report.chart import draw_card, draw_chart
+from comfy_sage2.comfyui.report.text import report
+from comfy_sage2.comfyui.settings import ALWAYS
 from tools import report_picture
 
 
-def test_the_chart_is_saved_and_nothing_is_left_dangling() -> None:
-    nodes = report_picture.prompt()
-    classes = {node["class_type"]: node["inputs"] for node in nodes.values()}
-    assert classes["KSampler"]["steps"] == report_picture.STEPS
-    assert classes["SageAttention2"]["backend"] == "reference" and classes["SageAttention2"]["measure_quality"]
-    source, output = classes["SaveImage"]["images"]
-    assert nodes[source]["class_type"] == "SageAttention2Report" and output == 3
-    links = [value for node in nodes.values() for value in node["inputs"].values() if isinstance(value, list)]
-    assert all(link[0] in nodes for link in links)
+def test_the_report_is_of_all_layers_and_steps() -> None:
+    sizes = report_picture.Sizes(tokens=40, text_tokens=16, layers=2, heads=2, head_dim=64, ffn=64)
+    settings = replace(report_picture.SETTINGS, backend="reference", when=ALWAYS)
+    session = report_picture.sampled(sizes, torch.device("cpu"), settings, steps=3)
+    summary = session.record.summary()
+    assert (summary.layers, summary.steps, summary.calls) == (4, 3, 12)
+    assert len(summary.agreement) == 12 and summary.timed
+    assert "12 of 12 attention calls computed by SageAttention2" in report([session])
+    assert draw_chart([session]).width == 1200 and draw_card([session]).width == 800
+
+
+def test_without_a_gpu_no_picture_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="the pictures are of a GPU"):
+        report_picture.main([])

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from comfy_sage2.reference.block_margins import LOSSLESS
 from comfy_sage2.sparsity import thresholds
 from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS, Level
 

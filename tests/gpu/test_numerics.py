@@ -47,9 +47,14 @@ def test_close_to_float64(name: str, mode: str, accumulator: str, pv: str, dtype
     assert (lse - wanted_lse).abs().mean() < (5e-3 if mode == "8b" else 3e-2)
 
 
-def _without_key_mean(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """K followed by -K, and a mask that hides the second half: the mean is zero, so smoothing K does nothing."""
-    attend = torch.zeros(1, 1, 1, 2 * k.shape[2], dtype=torch.bool, device="cuda")
+def _without_key_mean(
+    k: torch.Tensor, v: torch.Tensor, queries: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """K followed by -K, and a mask that hides the second half: the mean is zero, so smoothing K does nothing.
+
+    The mask has a row for each query: of one that is the same for all of them hidden keys enter no mean.
+    """
+    attend = torch.zeros(1, 1, queries, 2 * k.shape[2], dtype=torch.bool, device="cuda")
     attend[..., : k.shape[2]] = True
     return torch.cat((k, -k), 2), torch.cat((v, v), 2), attend
 
@@ -71,11 +76,10 @@ def test_smoothing_order_of_the_paper(name: str) -> None:
     wanted, _ = exact(q, k, v)
 
     def error(smooth_q: bool, smooth_k: bool) -> float:
-        keys, values, mask = (k, v, None) if smooth_k else _without_key_mean(k, v)
-        if smooth_q:
-            out, _ = run(name, q, keys, values, mode="4b", attn_mask=mask)
-        else:
-            out, _ = run(name, _without_query_means(q), keys, values, mode="4b", attn_mask=mask)
+        queries = q if smooth_q else _without_query_means(q)
+        keys, values, mask = (k, v, None) if smooth_k else _without_key_mean(k, v, queries.shape[2])
+        out, _ = run(name, queries, keys, values, mode="4b", attn_mask=mask)
+        if not smooth_q:
             out = out.unflatten(2, (-1, 128))[:, :, :, :64].flatten(2, 3)
         return relative_l1(out, wanted)
 

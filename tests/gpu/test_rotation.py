@@ -232,7 +232,10 @@ def _heads_of_all_kinds(head_dim: int, q_length: int, kv_length: int, dtype: tor
 def test_auto_rotates_the_heads_that_gain(
     name: str, mode: str, head_dim: int, lengths: tuple[int, int], kind: str, fresh_seed: int
 ) -> None:
-    """Each head has the bits that it has with rotate on, or off; where one of them is far better, that one's."""
+    """Each head has the output that it has with rotate on, or off; where one of them is far better, that one's.
+
+    Bit by bit, but for a row in some thousands, where the attention kernel that rotates Q itself rounds another way.
+    """
     dtype = torch.bfloat16 if head_dim == 64 else torch.float16
     q, k, v = _heads_of_all_kinds(head_dim, *lengths, dtype)
     call: dict[str, Any] = {"mode": mode, "return_lse": kind == "lse", "is_causal": kind == "causal"}
@@ -255,8 +258,12 @@ def test_auto_rotates_the_heads_that_gain(
     assert head_dim in (40, 96) or not gains[:, 3].any()
     for batch in range(2):
         for head in range(8):
-            found = outs["auto"][batch, head]
-            chosen = "on" if torch.equal(found, outs["on"][batch, head]) else "off"
-            assert torch.equal(found, outs[chosen][batch, head]), (batch, head)
+            differing = {
+                rotate: int((outs["auto"][batch, head] != outs[rotate][batch, head]).any(1).sum())
+                for rotate in ("on", "off")
+            }
+            chosen = min(differing, key=differing.__getitem__)
+            assert differing[chosen] <= 2, (batch, head, differing)
+            assert relative_l1(outs["auto"][batch, head], outs[chosen][batch, head]) < 1e-4
             if head // 2 in (1, 3) and head_dim not in (40, 96):  # the others may be near to the margin
                 assert chosen == ("on" if gains[batch, head // 2] else "off"), (batch, head)

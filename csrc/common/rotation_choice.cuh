@@ -41,17 +41,126 @@ class RotationSampler {
   __device__ __forceinline__ RotationSampler(const SampledHeads<T>& heads)
       : heads_(heads), channel_(threadIdx.x % kLanes * 8), row_(threadIdx.x % 32 / kLanes) {}
 
-  // Of the group at this place of the sample. `mean`: of K, this thread's channels. Hidden: HiddenKeys, NoHiddenKeys.
+  // Of the group at this place of the sample. `k_mean`: this thread's channels. Hidden: HiddenKeys, NoHiddenKeys. One
+  // rolled loop for K and Q: a warp runs it once a call, and fetching the code takes longer than running it.
   template <class Hidden>
-  __device__ __forceinline__ GroupSample take(int number, const float (&mean)[8], const Hidden& hidden) const {
-    return number < kSampledKeyGroups ? keys(number, mean, hidden) : queries(number - kSampledKeyGroups);
+  __device__ __forceinline__ GroupSample take(int number, const float (&k_mean)[8], const Hidden& hidden) const {
+    const Rotation<kLanes> rotation;
+    const bool is_key = number < kSampledKeyGroups, smooth = heads_.score_bits == 4;
+    const Group<Hidden> group(heads_, number, hidden);
+    float mean[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) mean[i] = is_key ? k_mean[i] : 0.f;
+    if (!is_key && smooth) mean_of(group, mean);
+    const bool shares[2] = {kQueryGroups || smooth, kQueryGroups && !smooth};
+    GroupSample found{};
+    float amax_of_scale[2] = {};
+    Row next = load(group, 0);
+#pragma unroll 1
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const bool exists = next.exists;
+      float x[8], amax[2];
+      next.raw.get(x);
+      if (pass + 1 < kPasses) next = load(group, pass + 1);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        x[i] = exists ? x[i] - mean[i] : 0.f;
+        found.energy += x[i] * x[i];
+      }
+      if (exists && channel_ == 0) found.tokens += 1.f;
+      amax[0] = max_of_lanes<1, kLanes>(largest(x));
+      rotation.change_signs(x);
+      rotation.transform(x);
+      amax[1] = max_of_lanes<1, kLanes>(largest(x));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        amax_of_scale[i] = max_nan(amax_of_scale[i], amax[i]);
+        const int tokens_of_scale = is_key ? kSampledRows : shares[i] ? kTokensOfScale : 1;
+        if ((pass + 1) * kAtOnce % tokens_of_scale != 0) continue;
+        const float of_scale = tokens_of_scale == 1 ? amax[i] : max_of_lanes<kLanes, 32>(amax_of_scale[i]);
+        if (tokens_of_scale == 1 ? channel_ == 0 : threadIdx.x % 32 == 0)
+          found.squares[i] += squared_scale(of_scale, i != 0);
+        amax_of_scale[i] = 0.f;
+      }
+    }
+    found.energy = sum_of_warp(found.energy);
+    found.tokens = sum_of_warp(found.tokens);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      found.squares[i] = sum_of_warp(found.squares[i]);
+      const int tokens = static_cast<int>(found.tokens);
+      found.groups[i] = is_key ? min(tokens, 1) : shares[i] ? (tokens + kTokensOfScale - 1) / kTokensOfScale : tokens;
+    }
+    return found;
   }
 
  private:
   static constexpr int kKeyBlock = 64, kKeyPlaces = 4, kQueryBlock = 128, kQueryPlaces = 8;
 
-  static __device__ __forceinline__ int first_token(int number, int groups, int block, int length) {
-    return static_cast<int>(i64(number) * ((length + block - 1) / block) / groups) * block;
+  // Where the tokens of a sampled group are.
+  template <class Hidden>
+  struct Group {
+    __device__ __forceinline__ Group(const SampledHeads<T>& heads, int number, const Hidden& hidden_keys)
+        : is_key(number < kSampledKeyGroups),
+          length(is_key ? heads.kv_length : heads.q_length),
+          stride(is_key ? heads.k_token_stride : heads.q_token_stride),
+          hidden(hidden_keys) {
+      const int place = is_key ? number : number - kSampledKeyGroups;
+      start = is_key ? heads.k : heads.q + place % heads.q_heads * heads.q_head_stride;
+      const int block = is_key ? kKeyBlock : kQueryBlock;
+      const i64 blocks_before = i64(place) * ((length + block - 1) / block);
+      first =
+          static_cast<int>(is_key ? blocks_before / kSampledKeyGroups : blocks_before / kSampledQueryGroups) * block;
+      first += is_key ? 2 * (place % kKeyPlaces) : place % kQueryPlaces;
+    }
+    // The group's n-th token.
+    __device__ __forceinline__ int token(int n) const {
+      return first + (is_key ? n / 2 * 8 + n % 2 : n * kQueryPlaces);
+    }
+    __device__ __forceinline__ bool has(int token) const { return token < length && !(is_key && hidden.has(token)); }
+
+    const bool is_key;
+    const int length;
+    const i64 stride;
+    const Hidden& hidden;
+    const T* start;
+    int first;
+  };
+  struct Row {
+    Vec8<T> raw;  // this thread's channels, zeros past head_dim
+    bool exists;
+  };
+
+  template <class Hidden>
+  __device__ __forceinline__ Row load(const Group<Hidden>& group, int pass) const {
+    const int token = group.token(pass * kAtOnce + row_);
+    Row row;
+    row.exists = group.has(token);
+    row.raw.clear();
+    if (row.exists && channel_ < heads_.head_dim) row.raw.load(group.start + token * group.stride + channel_);
+    return row;
+  }
+  // Over the group's tokens.
+  template <class Hidden>
+  __device__ __forceinline__ void mean_of(const Group<Hidden>& group, float (&mean)[8]) const {
+    float tokens = 0.f;
+    Row next = load(group, 0);
+#pragma unroll 1
+    for (int pass = 0; pass < kPasses; ++pass) {
+      float x[8];
+      next.raw.get(x);
+      tokens += next.exists && channel_ == 0;
+      if (pass + 1 < kPasses) next = load(group, pass + 1);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) mean[i] += x[i];
+    }
+    tokens = sum_of_warp(tokens);
+#pragma unroll
+    for (float& x : mean) {
+#pragma unroll
+      for (int distance = kLanes; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+      x /= fmaxf(tokens, 1.f);
+    }
   }
   static __device__ __forceinline__ float largest(const float (&x)[8]) {
     float amax = 0.f;
@@ -78,111 +187,6 @@ class RotationSampler {
                                                  : IntegerFormat<4, false>::kMaximum;
     const float scale = amax / maximum;
     return scale * scale * (rotated ? Rotation<kLanes>::kInverseSize : 1.f);
-  }
-  __device__ __forceinline__ void load(const T* token, bool exists, float (&to)[8]) const {
-#pragma unroll
-    for (float& x : to) x = 0.f;
-    if (exists && channel_ < heads_.head_dim) load_vec8(token + channel_, to);
-  }
-
-  template <class Hidden>
-  __device__ __forceinline__ GroupSample keys(int number, const float (&mean)[8], const Hidden& hidden) const {
-    const Rotation<kLanes> rotation;
-    const int first = first_token(number, kSampledKeyGroups, kKeyBlock, heads_.kv_length) + 2 * (number % kKeyPlaces);
-    GroupSample found{};
-    float amax[2] = {};
-#pragma unroll(kPasses < 4 ? kPasses : 4)
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int n = pass * kAtOnce + row_, token = first + n / 2 * 8 + n % 2;
-      const bool exists = token < heads_.kv_length && !hidden.has(token);
-      float x[8];
-      load(heads_.k + token * heads_.k_token_stride, exists, x);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        x[i] = exists ? x[i] - mean[i] : 0.f;
-        found.energy += x[i] * x[i];
-      }
-      if (exists && channel_ == 0) found.tokens += 1.f;
-      amax[0] = max_nan(amax[0], largest(x));
-      rotation.change_signs(x);
-      rotation.transform(x);
-      amax[1] = max_nan(amax[1], largest(x));
-    }
-    found.energy = sum_of_warp(found.energy);
-    found.tokens = sum_of_warp(found.tokens);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      found.squares[i] = squared_scale(max_of_lanes<1, 32>(amax[i]), i != 0);
-      found.groups[i] = found.tokens != 0.f;
-    }
-    return found;
-  }
-
-  __device__ __forceinline__ GroupSample queries(int number) const {
-    const Rotation<kLanes> rotation;
-    const int place = number % kQueryPlaces;
-    const int first = first_token(number, kSampledQueryGroups, kQueryBlock, heads_.q_length) + place;
-    const T* q = heads_.q + number % heads_.q_heads * heads_.q_head_stride;
-    const int left = (heads_.q_length - first + kQueryPlaces - 1) / kQueryPlaces;
-    const int count = max(min(left, kSampledRows), 0);
-    const auto load_query = [&](int n, float (&x)[8]) {
-      load(q + i64(first + n * kQueryPlaces) * heads_.q_token_stride, n < count, x);
-    };
-    const bool smooth = heads_.score_bits == 4;
-    float mean[8] = {};
-    if (smooth) {
-#pragma unroll(kPasses < 4 ? kPasses : 4)
-      for (int pass = 0; pass < kPasses; ++pass) {
-        float x[8];
-        load_query(pass * kAtOnce + row_, x);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) mean[i] += x[i];
-      }
-#pragma unroll
-      for (float& x : mean) {
-#pragma unroll
-        for (int distance = kLanes; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-        x /= max(count, 1);
-      }
-    }
-    const bool shares[2] = {kQueryGroups || smooth, kQueryGroups && !smooth};
-    GroupSample found{};
-    found.tokens = count;
-    float amax_of_scale[2] = {};
-#pragma unroll(kPasses < 4 ? kPasses : 4)
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int n = pass * kAtOnce + row_;
-      float x[8], amax[2];
-      load_query(n, x);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        x[i] = n < count ? x[i] - mean[i] : 0.f;
-        found.energy += x[i] * x[i];
-      }
-      amax[0] = max_of_lanes<1, kLanes>(largest(x));
-      rotation.change_signs(x);
-      rotation.transform(x);
-      amax[1] = max_of_lanes<1, kLanes>(largest(x));
-      const bool ends_scale = (pass + 1) * kAtOnce % kTokensOfScale == 0;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        amax_of_scale[i] = max_nan(amax_of_scale[i], amax[i]);
-        if (!shares[i]) {
-          if (channel_ == 0) found.squares[i] += squared_scale(amax[i], i != 0);
-        } else if (ends_scale) {
-          const float shared = max_of_lanes<kLanes, 32>(amax_of_scale[i]);
-          if (threadIdx.x % 32 == 0) found.squares[i] += squared_scale(shared, i != 0);
-        }
-        if (ends_scale) amax_of_scale[i] = 0.f;
-      }
-    }
-    found.energy = sum_of_warp(found.energy);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      found.squares[i] = sum_of_warp(found.squares[i]);
-      found.groups[i] = shares[i] ? (count + kTokensOfScale - 1) / kTokensOfScale : count;
-    }
-    return found;
   }
 
   const SampledHeads<T>& heads_;

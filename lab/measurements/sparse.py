@@ -18,7 +18,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from statistics import mean
 
@@ -41,6 +40,7 @@ from ..demo.sampler import decode, denoise, pixels, starting_noise
 from ..demo.scenes import random_scene
 from ..demo.wan_dit import WanDiT
 from ..demo.wan_vae import WanVAE
+from ..result_page import kernel_versions, page_head
 
 _SIDE, _FRAMES = 256, 33
 _DENSE_SHARE = 0.2
@@ -302,10 +302,13 @@ def page(command: str, device: torch.device, steps: int, lines: Sequence[str]) -
     tokens = (_FRAMES + 3) // 4 * (_SIDE // 16) ** 2
     return "\n".join(
         [
-            f"- Machine: {machine.summary(device)}.",
-            f"- Command: `{command}`.",
-            f"- Date: {date.today().isoformat()}.",
-            "",
+            *page_head(
+                "Sparse attention in whole videos",
+                machine=machine.summary(device),
+                kernels=f"{kernel_versions(device)}; in rows of blocks of 64 none, PyTorch",
+                settings="the attention function in 8b, `rotate` off; `sparse` as each row says",
+                command=command,
+            ),
             f"{steps} steps, the first {_DENSE_SHARE:.0%} of them dense, {tokens:,} tokens; PSNR against the video in "
             "full precision; all but the attention is float32. *error*: relative L2 of heads on 64 rows that are not "
             "those by which blocks were chosen.",

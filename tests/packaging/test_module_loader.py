@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import stat
 import subprocess
@@ -9,12 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_abi import native_module, needs_compiler
-from test_contents import OTHERS, OWN
+from native_module import CANNOT_COMPILE, native_module
 
 from tools.wheels import packed_modules
 
 PACKAGE = "comfy_sage2_host"
+OWN = "_C" + importlib.machinery.EXTENSION_SUFFIXES[0]
+OTHERS = ("_C.cpython-27-x86_64-linux-gnu.so", "_C.cp27-win_amd64.pyd")
+needs_compiler = pytest.mark.skipif(CANNOT_COMPILE, reason="needs gcc on Linux")
 SHOW = f"from {PACKAGE} import _C; print(_C.version, _C.__file__); from {PACKAGE}._C import version"
 
 

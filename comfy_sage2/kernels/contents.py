@@ -18,6 +18,8 @@ from .errors import REINSTALL, KernelUnavailable, shortened
 
 _PACKED, _PLAIN, _BUILD = ".cubin.xz", ".cubin", "build.json"
 _MODULES = (".so", ".pyd")
+# The modules of all CPythons packed as one, and the bytes of each, in their order. Host wheels have them since 5.1.0.
+_ARCHIVE, _SIZES = "modules.xz", "modules.json"
 # Far above what releases have: 70 files of at most 2 MB, 20 MB together, once they are unpacked.
 _MOST_MEMBERS, _MOST_BYTES = 1000, 256 * 1024 * 1024
 
@@ -68,9 +70,10 @@ class _Package:
 
     def image(self, name: str) -> bytes:
         """A cubin, unpacked."""
+        return self._unpacked(name) if name.endswith(_PACKED) else self.read(name)
+
+    def _unpacked(self, name: str) -> bytes:
         content = self.read(name)
-        if not name.endswith(_PACKED):
-            return content
         try:
             import lzma
         except ImportError as error:
@@ -80,37 +83,59 @@ class _Package:
             ) from error
         unpacking = lzma.LZMADecompressor()
         try:
-            image = unpacking.decompress(content, max_length=self._left + 1)
+            unpacked = unpacking.decompress(content, max_length=self._left + 1)
         except (lzma.LZMAError, EOFError) as error:
             raise KernelUnavailable(f"[SA-106] {shortened(name)} is damaged: {error}; {REINSTALL}") from error
-        self._take(len(image), name)
+        self._take(len(unpacked), name)
         if not unpacking.eof:
             raise KernelUnavailable(
-                f"[SA-106] {shortened(name)} is damaged: it ends before its image does; {REINSTALL}"
+                f"[SA-106] {shortened(name)} is damaged: it ends before its content does; {REINSTALL}"
             )
-        return image
+        return unpacked
 
-    def build(self) -> Mapping[str, Any] | None:
-        if _BUILD not in self.members:
+    def _object(self, name: str) -> dict[str, Any] | None:
+        """A JSON file, or None where it is not."""
+        if name not in self.members:
             return None
         try:
-            found = json.loads(self.read(_BUILD))
+            found = json.loads(self.read(name))
         except (ValueError, RecursionError) as error:
             raise KernelUnavailable(
-                f"[SA-106] {_BUILD} of {self._wheel_name} is damaged: {error}; {REINSTALL}"
+                f"[SA-106] {name} of {self._wheel_name} is damaged: {error}; {REINSTALL}"
             ) from error
         if not isinstance(found, dict):
             raise KernelUnavailable(
-                f"[SA-106] {_BUILD} of {self._wheel_name} is damaged: it is no JSON object; {REINSTALL}"
+                f"[SA-106] {name} of {self._wheel_name} is damaged: it is no JSON object; {REINSTALL}"
             )
         return found
 
-    def extension(self) -> str | None:
-        """The name of the host module for this Python, or None where there are no modules; else KernelUnavailable."""
-        modules = sorted(name for name in self.members if name.endswith(_MODULES))
+    def build(self) -> Mapping[str, Any] | None:
+        return self._object(_BUILD)
+
+    def _in_archive(self, name: str, sizes: Mapping[str, Any]) -> bytes:
+        """One of the modules that are packed as one."""
+        if _ARCHIVE not in self.members:
+            raise KernelUnavailable(f"[SA-106] {self._wheel_name} is damaged: it lacks {_ARCHIVE}; {REINSTALL}")
+        content, start = self._unpacked(_ARCHIVE), 0
+        if not all(type(size) is int and size > 0 for size in sizes.values()) or sum(sizes.values()) != len(content):
+            raise KernelUnavailable(
+                f"[SA-106] {self._wheel_name} is damaged: the sizes in {_SIZES} are not those of the {len(content):,} "
+                f"bytes of {_ARCHIVE}; {REINSTALL}"
+            )
+        for module, size in sizes.items():
+            if module == name:
+                break
+            start += size
+        return content[start : start + sizes[name]]
+
+    def extension(self) -> tuple[str, bytes] | None:
+        """The host module for this Python with its name, or None where there are none; else KernelUnavailable."""
+        sizes = self._object(_SIZES)
+        modules = sorted(sizes if sizes is not None else (name for name in self.members if name.endswith(_MODULES)))
         for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-            if f"_C{suffix}" in modules:
-                return f"_C{suffix}"
+            name = f"_C{suffix}"
+            if name in modules:
+                return name, self.read(name) if sizes is None else self._in_archive(name, sizes)
         if not modules:
             return None
         names = ", ".join(shortened(name) for name in modules[:20])
@@ -138,7 +163,7 @@ def read(wheel: bytes, wheel_name: str, part: str) -> KernelFiles:
                         f"[SA-106] {wheel_name} is not a wheel of host modules: {package_name}/ has no module; "
                         f"{REINSTALL}"
                     )
-                return KernelFiles(extension, package.read(extension))
+                return KernelFiles(*extension)
             build = package.build()
             if not images or (extension is None and build is None):
                 raise KernelUnavailable(
@@ -148,7 +173,8 @@ def read(wheel: bytes, wheel_name: str, part: str) -> KernelFiles:
                     f"{REINSTALL}"
                 )
             cubins = {name.partition(".cubin")[0]: package.image(name) for name in images}
-            return KernelFiles(extension or "", package.read(extension) if extension else None, cubins, build)
+            name, module = extension or ("", None)
+            return KernelFiles(name, module, cubins, build)
     except KernelUnavailable:
         raise
     # What zipfile raises for a damaged file, by the place of the damage.

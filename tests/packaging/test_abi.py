@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 from fake_pack import ROOT, Plugin
+from native_module import CANNOT_COMPILE, native_module
 
 from comfy_sage2.kernels.abi import ABI_VERSION, NEEDED, OLDEST_ABI
 
-NATIVE = Path(__file__).resolve().parent / "native"
 OLD_COMMIT = "1adf33e"  # its wheels are 0.1.0, from before there was an ABI number
 OLD_WHEEL = "wheels/comfy_sage2_sm90-0.1.0-{tag}-{tag}-manylinux2014_x86_64.manylinux_2_17_x86_64.whl"
 
-needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None or sys.platform != "linux", reason="needs gcc on Linux")
+needs_compiler = pytest.mark.skipif(CANNOT_COMPILE, reason="needs gcc on Linux")
 SHOW = "print(loader.load('sm90').version, '|', loader.reason_unavailable('sm90'), '|', loader.ignored('sm90'))"
-
-
-def native_module(folder: Path, version: str, abi: int | None, architecture: str = "sm90") -> bytes:
-    """A compiled module that the loader can import."""
-    output = folder / f"{version}.so"
-    defines = [f'-DVERSION="{version}"', f'-DARCHITECTURE="{architecture}"', *([] if abi is None else [f"-DABI={abi}"])]
-    command = ["gcc", "-shared", "-fPIC", *defines, "-I", sysconfig.get_path("include"), str(NATIVE / "module.c")]
-    subprocess.run([*command, "-o", str(output)], check=True, timeout=600)
-    return output.read_bytes()
 
 
 def run(plugin: Plugin, code: str = SHOW) -> tuple[str, list[str]]:

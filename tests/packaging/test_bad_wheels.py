@@ -22,6 +22,7 @@ import pytest
 from fake_pack import ROOT, Plugin
 
 from comfy_sage2.kernels import manifest
+from tools.wheels import packed_modules
 from tools.wheels.wheel_folder import HOST, wheels_of
 
 ARCHITECTURE, CAPABILITY = "sm90", (9, 0)
@@ -119,8 +120,14 @@ def another_platforms_host_under_this_ones_name(wheels: Wheels) -> None:
 
 
 def a_host_without_the_module_of_this_python(wheels: Wheels) -> None:
-    own = f"/_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"
-    wheels.rewrite(wheels.host, lambda name, content: None if name.endswith(own) else content)
+    own = f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+
+    def without(name: str, content: bytes) -> bytes:
+        if not name.endswith(f"/{packed_modules.SIZES}"):
+            return content
+        return json.dumps({module: size for module, size in json.loads(content).items() if module != own}).encode()
+
+    wheels.rewrite(wheels.host, without)
 
 
 def a_truncated_host(wheels: Wheels) -> None:

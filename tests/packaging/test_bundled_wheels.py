@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from fake_pack import ROOT, Plugin
 
+from tools.wheels import packed_modules
+
 WHEELS = ROOT / "wheels"
 RELEASED = sorted(WHEELS.glob("*.whl"))
 INTERPRETERS = {"cp310", "cp311", "cp312", "cp313", "cp314"}
@@ -57,7 +59,9 @@ def test_each_platform_has_one_host_wheel_with_a_module_for_every_python() -> No
         assert (interpreters, abi) == ("py3", "none")
         platforms.append(platform)
         with zipfile.ZipFile(path) as wheel:
-            modules = [name for name in wheel.namelist() if name.endswith((".so", ".pyd"))]
+            modules = packed_modules.unpack({name: wheel.read(name) for name in wheel.namelist()})
+        modules = {name: module for name, module in modules.items() if name.endswith(packed_modules.MODULES)}
+        assert all(modules.values())
         found = sorted(re.findall(r"31\d", " ".join(modules)))
         assert [f"cp{number}" for number in found] == sorted(INTERPRETERS)
     assert len(set(platforms)) == len(platforms) and {"manylinux_2_17_x86_64"} <= set(platforms) <= PLATFORMS

@@ -13,6 +13,7 @@ import pytest
 
 from comfy_sage2.kernels import contents
 from comfy_sage2.kernels.errors import KernelUnavailable
+from tools.wheels import packed_modules
 
 OWN = "_C" + importlib.machinery.EXTENSION_SUFFIXES[0]
 OTHERS = ("_C.cpython-27-x86_64-linux-gnu.so", "_C.cp27-win_amd64.pyd")
@@ -93,6 +94,47 @@ def test_a_host_wheel_gives_the_module_of_this_python() -> None:
     assert (files.extension_name, files.extension) == (OWN, OWN.encode())
     with pytest.raises(KernelUnavailable, match="is not a wheel of host modules"):
         contents.read(_merged(), "a.whl", "host")
+
+
+def _host(sizes: bytes | None = None, archive: bytes | None = None) -> bytes:
+    """A wheel of modules that are packed as one, with other sizes or another archive."""
+    package, names = "comfy_sage2_host", (OTHERS[0], OWN, OTHERS[1])
+    modules = {f"{package}/{name}": name.encode() * (10 + place) for place, name in enumerate(names)}
+    files = packed_modules.pack(package, modules)
+    for name, content in ((packed_modules.SIZES, sizes), (packed_modules.ARCHIVE, archive)):
+        if content is not None:
+            files[f"{package}/{name}"] = content
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as wheel:
+        for name, content in files.items():
+            wheel.writestr(name, content)
+    return file.getvalue()
+
+
+def test_modules_packed_as_one_give_that_of_this_python() -> None:
+    files = contents.read(_host(), "a.whl", "host")
+    assert (files.extension_name, files.extension) == (OWN, OWN.encode() * 11)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"sizes": b"[]"}, "it is no JSON object"),
+        ({"sizes": b"{}"}, "is not a wheel of host modules"),
+        ({"sizes": f'{{"{OWN}": 7}}'.encode()}, "the sizes in modules.json are not those"),
+        ({"sizes": f'{{"{OWN}": -7, "a": 10}}'.encode()}, "the sizes in modules.json are not those"),
+        ({"sizes": f'{{"{OWN}": true}}'.encode(), "archive": lzma.compress(b"a")}, "the sizes in modules.json are not"),
+        ({"sizes": f'{{"{OWN}": 1e400}}'.encode()}, "the sizes in modules.json are not those"),
+        ({"sizes": b'{"_C.cp27-win_amd64.pyd": 7}'}, r"has no module for .* it has _C\.cp27-win_amd64\.pyd"),
+        ({"archive": b"no xz file"}, "modules.xz is damaged"),
+        ({"archive": lzma.compress(b"a" * 1000)[:50]}, "modules.xz is damaged: it ends before"),
+        ({"archive": lzma.compress(bytes(300 * 1024 * 1024))}, "it holds more than"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_damaged_archives_of_modules_are_refused(changed: dict[str, bytes], reason: str) -> None:
+    with pytest.raises(KernelUnavailable, match=reason):
+        contents.read(_host(**changed), "a.whl", "host")
 
 
 def _megabytes(count: int) -> bytes:

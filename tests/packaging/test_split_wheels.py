@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from tools.wheels import split_wheels
+from tools.wheels import packed_modules, split_wheels
 from tools.wheels.split_wheels import Distribution, Part
 
 LINUX = {"module": "_C.cpython-{}-x86_64-linux-gnu.so", "wheel_tag": "manylinux_2_17_x86_64"}
@@ -73,9 +73,12 @@ def test_there_is_a_wheel_for_each_architecture_and_each_platform(wheels: dict[s
 @pytest.mark.parametrize("platform", [LINUX, WINDOWS], ids=["linux", "windows"])
 def test_a_host_wheel_has_its_platforms_modules(wheels: dict[str, Path], platform: dict[str, str]) -> None:
     files = files_of(wheels[f"{HOST}-4.5.6-py3-none-{platform['wheel_tag']}.whl"])
+    packed = {f"{HOST}/{name}" for name in ("__init__.py", "_C.py", "modules.xz", "modules.json")}
+    assert {name for name in files if ".dist-info/" not in name} == packed
     modules = {f"{HOST}/{platform['module'].format(number)}" for number in ("39", "310")}
-    assert {name for name in files if ".dist-info/" not in name} == {f"{HOST}/__init__.py", *modules}
-    assert all(files[name] == f"the module {name.rpartition('/')[2]}".encode() for name in modules)
+    unpacked = packed_modules.unpack(files)
+    assert {name for name in unpacked if ".dist-info/" not in name} == {f"{HOST}/__init__.py", *modules}
+    assert all(unpacked[name] == f"the module {name.rpartition('/')[2]}".encode() for name in modules)
     assert b"Root-Is-Purelib: false" in files[f"{HOST}-4.5.6.dist-info/WHEEL"]
 
 

@@ -3,7 +3,8 @@
     python -m tools.wheels.split_wheels WHEELHOUSE PART [...]
 
 A part holds the device images of all architectures, and one CPython's host modules for all platforms. Of the parts come
-a wheel for each architecture, with its images, and one for each platform, with the host modules of all CPythons.
+a wheel for each architecture, with its images, and one for each platform, with the host modules of all CPythons packed
+as one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import hashlib
 import json
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from .. import kernel_table
+from . import packed_modules
 from .stage_package import HOST, ROOT, TEMPLATE
 
 PLATFORMS: dict[str, dict[str, str]] = json.loads((TEMPLATE / "platforms.json").read_text())
@@ -27,7 +30,6 @@ PLATFORMS: dict[str, dict[str, str]] = json.loads((TEMPLATE / "platforms.json").
 _TIME = (1980, 1, 1, 0, 0, 0)
 _FILE_MODE = 0o644 << 16
 _UNIX = 3
-_MODULES = (".so", ".pyd")
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def host_files(parts: Sequence[Part], platform: Mapping[str, str]) -> dict[str, 
             raise ValueError(f"{part.name} lacks {module}")
         files[module] = own[module]
         for name, content in own.items():
-            if not name.endswith(_MODULES) and files.setdefault(name, content) != content:
+            if not name.endswith(packed_modules.MODULES) and files.setdefault(name, content) != content:
                 raise ValueError(f"{name} differs between the CPythons")
     return files
 
@@ -186,10 +188,11 @@ def make(paths: Sequence[Path], out: Path, versions: Mapping[str, str] | None = 
         version = of_package.get(f"comfy_sage2_{architecture}", newest)
         wheels.append(write(of_images(architecture, version), image_files(parts, architecture), out))
     for platform in PLATFORMS.values():
-        distribution = of_host(platform, of_package.get(HOST, newest))
-        wheels.append(write(distribution, host_files(parts, platform), out))
+        distribution, files = of_host(platform, of_package.get(HOST, newest)), host_files(parts, platform)
         if "linux" in platform["wheel_tag"]:
-            check_old_systems(wheels[-1], platform["wheel_tag"])
+            with tempfile.TemporaryDirectory() as folder:  # auditwheel looks at modules that lie in a wheel as they are
+                check_old_systems(write(distribution, files, Path(folder)), platform["wheel_tag"])
+        wheels.append(write(distribution, packed_modules.pack(HOST, files), out))
     return wheels
 
 

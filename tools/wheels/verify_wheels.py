@@ -19,6 +19,7 @@ import zipfile
 from pathlib import Path
 
 from .. import kernel_table
+from . import packed_modules
 from .build_wheels import build
 from .release_wheels import TREES, git, recorded_trees
 from .stage_package import ROOT
@@ -31,7 +32,7 @@ _LISTINGS = (".dist-info/WHEEL", ".dist-info/RECORD")
 
 def _members(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+        return packed_modules.unpack({name: archive.read(name) for name in archive.namelist()})
 
 
 def difference(released: Path, rebuilt: Path) -> str | None:

@@ -1,0 +1,89 @@
+"""The host module of a Python out of the archive of all of them, as pip installs it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_module import CANNOT_COMPILE, native_module
+
+from tools.wheels import packed_modules
+
+PACKAGE = "comfy_sage2_host"
+OWN = "_C" + importlib.machinery.EXTENSION_SUFFIXES[0]
+OTHERS = ("_C.cpython-27-x86_64-linux-gnu.so", "_C.cp27-win_amd64.pyd")
+needs_compiler = pytest.mark.skipif(CANNOT_COMPILE, reason="needs gcc on Linux")
+SHOW = f"from {PACKAGE} import _C; print(_C.version, _C.__file__); from {PACKAGE}._C import version"
+
+
+def install(folder: Path, modules: dict[str, bytes]) -> None:
+    """Where pip would put it; what an earlier version has unpacked stays there."""
+    (folder / PACKAGE).mkdir(exist_ok=True)
+    (folder / PACKAGE / "__init__.py").touch()
+    files = packed_modules.pack(PACKAGE, {f"{PACKAGE}/{name}": content for name, content in modules.items()})
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def run(folder: Path, code: str = SHOW) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "TMPDIR": str(folder / "temporary")}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def shown(folder: Path) -> tuple[str, Path]:
+    """The version of the module and where it lies."""
+    process = run(folder)
+    assert process.returncode == 0, process.stderr
+    version, path = process.stdout.split()
+    return version, Path(path)
+
+
+@needs_compiler
+def test_a_newer_version_is_not_hidden_by_what_an_earlier_one_unpacked(tmp_path: Path) -> None:
+    paths = []
+    for version in ("1.0", "2.0"):
+        install(tmp_path, {OTHERS[0]: b"another", OWN: native_module(tmp_path, version, 5)})
+        for _ in range(2):  # unpacked, and found
+            found, path = shown(tmp_path)
+            assert found == version and path.name == OWN and path.is_relative_to(tmp_path / PACKAGE)
+        paths.append(path)
+    assert paths[0] != paths[1]
+    paths[1].write_bytes(b"damaged")
+    assert shown(tmp_path) == ("2.0", paths[1])
+
+
+@needs_compiler
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    install(tmp_path, {OWN: native_module(tmp_path, "1.0", 5)})
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / PACKAGE).chmod(stat.S_IRUSR | stat.S_IXUSR)
+    version, path = shown(tmp_path)
+    assert version == "1.0" and path.is_relative_to(tmp_path / "temporary")
+
+
+@needs_compiler
+def test_where_the_folder_of_the_module_cannot_be_made(tmp_path: Path) -> None:
+    """A file lies where the folder would be: for root, too."""
+    install(tmp_path, {OWN: native_module(tmp_path, "1.0", 5)})
+    (tmp_path / "temporary").mkdir()
+    _, path = shown(tmp_path)
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.touch()
+    version, path = shown(tmp_path)
+    assert version == "1.0" and path.is_relative_to(tmp_path / "temporary")
+
+
+def test_without_a_module_for_this_python(tmp_path: Path) -> None:
+    install(tmp_path, {name: b"another" for name in OTHERS})
+    process = run(tmp_path)
+    assert process.returncode != 0
+    assert f"ImportError: {PACKAGE} has no module for {sys.implementation.name}" in process.stderr
+    assert ", ".join(OTHERS) in process.stderr

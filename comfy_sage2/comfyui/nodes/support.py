@@ -107,8 +107,8 @@ def sparse_input() -> io.Input:
         tooltip="Skips the key blocks that matter least in long self-attention, from 8192 tokens on. The level limits "
         "the relative L2 error of each head on sampled rows. lossless: only weights that 8b rounds to zero. light: "
         "0.02. medium: 0.05. strong: 0.1, which gives another video of the same prompt. Each call chooses its "
-        "blocks in every second step; lossless finds them in steps 4, 9, 16 and so on. Steps in between can exceed the "
-        "limit. The report gives shares and errors.",
+        "blocks in every second step. At lossless they are found in steps 4, 9, 16 and so on. Steps in between can "
+        "exceed the limit. The report gives shares and errors.",
     )
 
 

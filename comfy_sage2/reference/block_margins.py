@@ -69,26 +69,6 @@ def block_margins(
     return margins
 
 
-def skipped_blocks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    options: ReferenceOptions | None = None,
-    *,
-    threshold: float = LOSSLESS,
-    scale: float | None = None,
-    is_causal: bool = False,
-    attn_mask: torch.Tensor | None = None,
-    running: bool = False,
-) -> torch.Tensor:
-    """The blocks whose every score lies at least -`threshold` (log2) below its row's maximum: bool (B, Hq, Tq, Tk).
-
-    `BlockMask.from_dense(~skipped)` are the lists without them. The other arguments are those of `block_margins`. A
-    block with NaN is not skipped.
-    """
-    margins = block_margins(q, k, options, scale=scale, is_causal=is_causal, attn_mask=attn_mask, running=running)
-    return margins <= threshold
-
-
 def _raise_to_(block_margins: torch.Tensor, of_rows: torch.Tensor, rows: slice) -> None:
     """Raise margins (B, Hq, Tq) to what the query tokens `rows` have: (B, Hq, rows)."""
     blocks = slice(rows.start // BLOCK_TOKENS, blocks_of(rows.stop))

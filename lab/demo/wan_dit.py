@@ -160,10 +160,6 @@ class WanDiT(nn.Module):
         """The self- and the cross-attention of each block, in order."""
         return [(block.self_attn, block.cross_attn) for block in self.blocks if isinstance(block, WanBlock)]
 
-    def hidden_weights(self) -> list[torch.Tensor]:
-        """The weight matrices of the blocks."""
-        return [value for value in self.blocks.parameters() if value.ndim == 2]
-
     def forward(self, latent: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
         """The velocity of a noisy latent, of the latent's shape.
 

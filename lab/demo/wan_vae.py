@@ -244,11 +244,6 @@ class WanVAE(nn.Module):
     def _convolutions(self) -> list[nn.Conv2d | nn.Conv3d]:
         return [module for module in self.modules() if isinstance(module, (nn.Conv2d, nn.Conv3d))]
 
-    def hidden_weights(self) -> list[torch.Tensor]:
-        """The weights of all convolutions but those at the ends of encoder and decoder."""
-        outer = (self.encoder.conv1, self.encoder.head[2], self.decoder.head[2])
-        return [conv.weight for conv in self._convolutions() if conv not in outer]
-
     def encode(self, video: torch.Tensor) -> torch.Tensor:
         """(batch, 3, 1 + 4 n, height, width) in [-1, 1] to the latent's mean (batch, 16, 1 + n, height/8, width/8)."""
         result: torch.Tensor = self.conv1(self.encoder(video))[:, :LATENT_CHANNELS]

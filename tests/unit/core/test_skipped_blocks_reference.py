@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from attention_oracle import oracle, relative_l1
+from video_samples import video_samples
 
 from comfy_sage2 import BlockMask
 from comfy_sage2.quantize.formats import FP32
 from comfy_sage2.quantize.fp8 import E4M3
 from comfy_sage2.quantize.groups import HOPPER_8B
 from comfy_sage2.reference.attention import reference_attention
-from comfy_sage2.reference.block_margins import LOSSLESS, block_margins, skipped_blocks
+from comfy_sage2.reference.block_margins import LOSSLESS, block_margins
 from comfy_sage2.reference.options import ReferenceOptions
-from lab.evaluation.synthetic_video import video_samples
 
 UNQUANTIZED = ReferenceOptions(qk_format=FP32, smooth_k=False)
 # As the 8-bit kernels add up a row and go through its keys.
@@ -55,7 +55,6 @@ def test_margins_are_as_defined(keys_per_step: int, last_keys_first: bool, diago
     torch.testing.assert_close(margins.double(), defined(q, k), atol=1e-4, rtol=1e-5)
     running = block_margins(q, k, options, running=True)
     assert (running >= margins).all()
-    assert torch.equal(skipped_blocks(q, k, options, threshold=-5.0), margins <= -5.0)
 
 
 def test_running_margins_follow_the_order() -> None:
@@ -102,8 +101,7 @@ def test_masks_count(is_causal: bool) -> None:
 def test_a_block_with_nan_is_not_skipped() -> None:
     q, k = torch.randn(1, 1, 256, 16), torch.randn(1, 1, 256, 16)
     q[0, 0, 130, 3] = math.nan
-    assert block_margins(q, k, UNQUANTIZED)[0, 0, 1].isnan().all()
-    assert not skipped_blocks(q, k, UNQUANTIZED, threshold=100.0)[0, 0, 1].any()
+    assert block_margins(q, k, UNQUANTIZED)[0, 0, 1].isnan().all()  # which is not at most any threshold
 
 
 def test_the_lossless_threshold_is_that_of_e4m3() -> None:
@@ -126,7 +124,7 @@ def video(frames: int = 6, heads: int = 2, peaks: tuple[float, ...] = (36.0,)) -
 )
 def test_without_lossless_blocks_the_bits_are_the_same(options: ReferenceOptions, is_causal: bool) -> None:
     q, k, v = video()
-    skipped = skipped_blocks(q, k, options, is_causal=is_causal, running=True)
+    skipped = block_margins(q, k, options, is_causal=is_causal, running=True) <= LOSSLESS
     visible = torch.ones(6, 6, dtype=torch.bool).tril() if is_causal else torch.ones(6, 6, dtype=torch.bool)
     assert (skipped & visible).any() and not skipped.all()
     lists = BlockMask.from_dense(~skipped, is_causal=is_causal)
@@ -143,7 +141,7 @@ def test_without_lossless_blocks_the_bits_are_the_same(options: ReferenceOptions
 def test_against_the_final_maximum_more_blocks_are_skipped_and_little_is_lost(rotate: bool) -> None:
     q, k, v = video()
     options = replace(ReferenceOptions(), rotate=rotate)
-    final, running = (skipped_blocks(q, k, options, running=each) for each in (False, True))
+    final, running = (block_margins(q, k, options, running=each) <= LOSSLESS for each in (False, True))
     assert (running <= final).all() and final.sum() > running.sum()
     dense = reference_attention(q, k, v, options)[0]
     assert relative_l1(reference_attention(q, k, v, options, active_blocks=~final)[0], dense) < 2e-3

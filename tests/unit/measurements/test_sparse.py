@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
+from video_samples import video_samples
 
-from lab.evaluation.synthetic_video import video_samples
 from lab.measurements import sparse
 
 DESIGNS = {design.name: design for design in sparse.DESIGNS}

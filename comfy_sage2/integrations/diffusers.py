@@ -38,8 +38,8 @@ NOT_CALLED = (
 )
 HEADS_DIFFER = "[SA-201] q and k have different head counts without enable_gqa"
 
-# By the numbers under which compiled models know them.
-_patches: WeakValueDictionary[int, Patch] = WeakValueDictionary()
+# By the names under which compiled models know them: the compiler may take a number for a size of any value.
+_patches: WeakValueDictionary[str, Patch] = WeakValueDictionary()
 _numbers = itertools.count()
 
 
@@ -56,9 +56,9 @@ class Patch:
         self.fallbacks: Counter[str] = Counter()
         self._options = options
         self._backend = backend
-        self._number = next(_numbers)
+        self._name = f"patch {next(_numbers)}"
         self._is_at_work = True
-        _patches[self._number] = self
+        _patches[self._name] = self
         self._forwards: list[tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any] | None]] = []
         for module in model.modules():
             if hasattr(module, "processor"):
@@ -117,7 +117,7 @@ class Patch:
             if not self._is_at_work:  # in a copy of the model
                 return forward(*args, **kwargs)
             if torch.compiler.is_compiling():
-                return _traced(self._number, forward, args, kwargs)
+                return _traced(self._name, forward, args, kwargs)
             interceptor = _Interceptor(self)
             with interceptor:
                 result = forward(*args, **kwargs)
@@ -191,9 +191,9 @@ class _Interceptor(TorchFunctionMode):
 class _TracedAttention:
     """In the place of torch's function while a compiler traces a module: puts an operator into the graph."""
 
-    def __init__(self, number: int, torchs: Callable[..., Any]) -> None:
+    def __init__(self, name: str, torchs: Callable[..., Any]) -> None:
         self.asked = False
-        self._number = number
+        self._name = name
         self._torchs = torchs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -202,31 +202,31 @@ class _TracedAttention:
         inputs = autocast(inputs)
         reason, fitting = _form(inputs, dropout_p, gqa)
         if fitting is None:
-            _count_compiled(self._number, reason)
+            _count_compiled(self._name, reason)
             # In its place again: the class of a tensor may know torch's attention by that.
             F.scaled_dot_product_attention = self._torchs
             try:
                 return self._torchs(*args, **kwargs)
             finally:
                 F.scaled_dot_product_attention = self
-        return _operator(*fitting, is_causal, scale, self._number).reshape(inputs.q.shape)
+        return _operator(*fitting, is_causal, scale, self._name).reshape(inputs.q.shape)
 
 
-def _traced(number: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _traced(name: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the compiler traces for a module's forward.
 
     The compiler follows the change of torch's module without making it: what is left of it in the end is nothing. It
     cannot trace a TorchFunctionMode around methods of tensors that are written in Python, such as unflatten.
     """
     torchs = F.scaled_dot_product_attention
-    attention = _TracedAttention(number, torchs)
+    attention = _TracedAttention(name, torchs)
     F.scaled_dot_product_attention = attention
     try:
         result = forward(*args, **kwargs)
     finally:
         F.scaled_dot_product_attention = torchs
     if not attention.asked:
-        _count_compiled(number, NOT_CALLED)
+        _count_compiled(name, NOT_CALLED)
     return result
 
 
@@ -244,8 +244,8 @@ def _arguments(
     return CallTensors(query, key, value, attn_mask), dropout_p, is_causal, scale, enable_gqa
 
 
-def _count_compiled(number: int, reason: str) -> bool:
-    owner = _patches.get(number)
+def _count_compiled(name: str, reason: str) -> bool:
+    owner = _patches.get(name)
     if owner is not None:
         owner.fallbacks[reason] += 1
     return True
@@ -261,9 +261,9 @@ def _run(
     mask: torch.Tensor | None,
     is_causal: bool,
     scale: float | None,
-    number: int,
+    name: str,
 ) -> torch.Tensor:
-    owner = _patches.get(number)
+    owner = _patches.get(name)
     # Without an owner the patch is gone, and a graph with its operator lives on.
     out = None if owner is None else owner.planned(CallTensors(q, k, v, mask), is_causal, scale)
     if out is None:
@@ -278,7 +278,7 @@ def _fake(q: torch.Tensor, *others: object) -> torch.Tensor:
 
 
 _operator = define(
-    "diffusers_attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, bool is_causal, float? scale, int number)"
+    "diffusers_attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, bool is_causal, float? scale, str name)"
     " -> Tensor",
     _run,
     _fake,

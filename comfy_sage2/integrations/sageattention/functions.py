@@ -201,7 +201,7 @@ def sageattn_varlen(
         (tokens, H, D); zeros for tokens of no sequence, and where a sequence has no keys.
 
     Raises:
-        TypeError: an argument that is not supported.
+        TypeError: an argument that is not supported, or beginnings that are no tensor.
         ValueError: the beginnings do not fit each other or the tensors.
     """
     own = {"is_causal": is_causal, "sm_scale": sm_scale, "smooth_k": smooth_k}

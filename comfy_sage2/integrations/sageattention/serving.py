@@ -85,11 +85,13 @@ def attend(
         dropout_p: as of torch's function.
 
     Raises:
-        TypeError: a mask of integers, which could mean either.
+        TypeError: a mask that is no tensor, or one of integers, which could mean either.
         ValueError: tensors that are not 4-D in layout "BNHD".
         RuntimeError: derivatives in forward mode, as `comfy_sage2.attention` has none.
     """
     require_tensors(q, k, v)
+    if not isinstance(mask, (torch.Tensor, type(None))):
+        raise TypeError(f"[SA-204] attn_mask must be a torch.Tensor or None, got {type(mask).__name__}")
     refuse_tangents(q, k, v, mask)
     if mask is not None and overrides_torch(mask) and type(mask).__name__ == "CausalBias":
         mask, options = _without_causal_bias(mask, options, q.device)

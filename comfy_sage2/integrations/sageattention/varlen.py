@@ -18,6 +18,7 @@ from .serving import UNUSUAL_SCALE, count_torchs, exact, served
 IS_SHORT = "[SA-314] torch's attention ends such short sequences before another one would be enqueued"
 # What a call by a plan takes of the CPU's time beyond one of torch's function: docs/results/hosts.md.
 _ENQUEUED_SECONDS = 1e-4
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def attend_segments(
@@ -32,6 +33,9 @@ def attend_segments(
 ) -> torch.Tensor:
     """See `functions.sageattn_varlen`; options: of layout "BNHD"."""
     require_tensors(q, k, v)
+    for name, starts in (("cu_seqlens_q", starts_q), ("cu_seqlens_k", starts_k)):
+        if not isinstance(starts, torch.Tensor):
+            raise TypeError(f"[SA-603] {name} must be a torch.Tensor of integers, got {type(starts).__name__}")
     refuse_tangents(q, k, v)
     if not q.dim() == k.dim() == v.dim() == 3 or q.shape[2] != k.shape[2] or k.shape != v.shape:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
@@ -53,6 +57,11 @@ def attend_segments(
         assert isinstance(found, torch.Tensor)  # no LSE was asked for
         parts += [found.flatten(0, 1)]
         end = rows.stop
+    if not parts:  # zeros that know of their inputs, as torch's are
+        nothing = CallTensors(q[None], k[None, :0], v[None, :0], None)
+        found = exact(nothing, options, scale, dropout_p)
+        assert isinstance(found, torch.Tensor)
+        return found[0]
     return torch.cat([*parts, q.new_zeros(len(q) - end, *q.shape[1:])])
 
 
@@ -115,7 +124,7 @@ def _segments(
 
 
 def _checked(name: str, starts: torch.Tensor, tensor: torch.Tensor) -> list[int]:
-    found: list[int] = starts.tolist() if starts.dim() == 1 and not starts.is_floating_point() else []
+    found: list[int] = starts.tolist() if starts.dim() == 1 and starts.dtype in _INTEGERS else []
     if not found or found[0] < 0 or found != sorted(found) or found[-1] > len(tensor):
         raise ValueError(
             f"[SA-603] cu_seqlens_{name} must hold integers that do not fall, from 0 to at most the {len(tensor)} "

@@ -186,6 +186,24 @@ def test_calls_of_every_form(name: str, compiles: bool) -> None:
         assert not patched.calls and [reason in found for found in patched.fallbacks] == [True]
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_every_form_in_a_graph_of_any_size(name: str) -> None:
+    """The compiler takes all numbers for sizes of any value there, that of a second patch among them."""
+    call, reason = CALLS[name]
+    x = torch.randn(2, 4, 24, 32)
+    for _ in range(2):
+        model = Attention(call)
+        wanted = model(x)
+        with patch(model, backend="reference") as patched:
+            out = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)(x)
+        assert out.shape == wanted.shape
+        assert float((out - wanted).abs().sum()) < 0.05 * float((wanted - 1).abs().sum())
+        if reason is None:
+            assert patched.calls == {"reference": 1} and not patched.fallbacks
+        else:  # counted once a tracing, of which the compiler may begin several
+            assert not patched.calls and [reason in found for found in patched.fallbacks] == [True]
+
+
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
 def test_gradients_are_torchs(compiles: bool) -> None:
     model = Attention(attended)

@@ -161,28 +161,31 @@ class _Guarded:
         """Execute the installed module, or put ours in its place in sys.modules, from which Python takes it."""
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
-        error = self._error
+        error: Exception | SystemExit | None = self._error
         if error is None:
             try:
                 self._loader.exec_module(module)
-            except Exception as failure:
+                executed = sys.modules.get(NAME)  # a module may put another one in its place
+                if callable(getattr(executed, FUNCTION, None)):  # which may be computed, and so raise
+                    return
+            except (Exception, SystemExit) as failure:
                 error = failure
-        executed = sys.modules.get(NAME)  # a module may put another one in its place
-        if error is None and callable(getattr(executed, FUNCTION, None)):
-            return
         problem = f"it has no {FUNCTION}" if error is None else f"{type(error).__name__}: {error}"
         broken = f"the installed {NAME} at {self._origin} is broken ({problem[:300]!r})"
+        remedy = removal(self._origin)
         if self._serves and refusal() is None:
-            log.warning("SageAttention2: %s. This pack serves in its place; %s", broken, removal())
+            log.warning("SageAttention2: %s. This pack serves in its place; %s", broken, remedy)
             _load_ours()
         elif self._serves:
-            log.warning("SageAttention2: %s, and this pack cannot serve in its place; %s", broken, removal())
+            log.warning("SageAttention2: %s, and this pack cannot serve in its place; %s", broken, remedy)
         else:
-            log.warning("SageAttention2: %s; %s, and %s has this pack serve it", broken, removal(), SETTING)
-        if error is not None and not is_ours(getattr(sys.modules.get(NAME), "__spec__", None)):
+            log.warning("SageAttention2: %s; %s, and %s has this pack serve it", broken, remedy, SETTING)
+        if is_ours(getattr(sys.modules.get(NAME), "__spec__", None)):
+            return
+        if error is not None or NAME not in sys.modules:
             if isinstance(error, ImportError):
                 raise error
-            raise ImportError(f"{broken}; {removal()}", name=NAME) from error  # any other would end ComfyUI
+            raise ImportError(f"{broken}; {remedy}", name=NAME) from error  # any other would end ComfyUI
 
 
 def has_driver() -> bool:
@@ -229,8 +232,8 @@ def is_ours(spec: importlib.machinery.ModuleSpec | None) -> bool:
     return spec is not None and spec.origin is not None and Path(spec.origin).parent == PATH / NAME
 
 
-def removal() -> str:
-    """How to remove the `sageattention` that is installed."""
+def removal(origin: str | None) -> str:
+    """How to remove the `sageattention` that is installed, of which `origin` is the file."""
     import importlib.metadata  # takes longer than the rest of this file, which runs at each start of a Python
 
     others = [
@@ -238,7 +241,9 @@ def removal() -> str:
     ]
     if others:
         return f'remove it with "{sys.executable}" -m pip uninstall {NAME}'
-    return "remove it by deleting that folder"
+    # Of a module of one file, the folder is that of all packages.
+    is_package = origin is not None and Path(origin).name.startswith("__init__.")
+    return f"remove it by deleting that {'folder' if is_package else 'file'}"
 
 
 def importing_pack() -> str | None:

@@ -43,6 +43,8 @@ BROKEN = {
     "syntax": "def sageattn(:",
     "no function": "from . import part",
     "ends in a submodule": "from .part import sageattn, missing",
+    "ends Python": "raise SystemExit(3)",
+    "a function that cannot be looked up": "def __getattr__(name): raise RuntimeError('lazy')",
     "takes itself away": "import sys; from .part import sageattn; del sys.modules[__name__]",
 }
 
@@ -64,6 +66,22 @@ def test_this_pack_serves_in_the_place_of_a_broken_package(tmp_path: Path, code:
     assert str(site / "sageattention" / "__init__.py") in warning and "is broken" in warning and "deleting" in warning
 
 
+@pytest.mark.parametrize("code", [BROKEN["takes itself away"], BROKEN["a function that cannot be looked up"]])
+def test_a_package_that_fails_after_its_own_code_is_an_import_error(tmp_path: Path, code: str) -> None:
+    site = installed_package(tmp_path, code + "\n", part=WORKING)
+    printed = run(tmp_path, WHO, flag=False, more=(str(site),), variables=NO_GPU)
+    assert "refused: ImportError" in printed and "is broken" in printed
+
+
+@pytest.mark.parametrize("flag", [True, False], ids=["asked", "not asked"])
+def test_of_a_module_of_one_file_that_file_is_to_be_deleted(tmp_path: Path, flag: bool) -> None:
+    """Its folder is that of every package."""
+    (tmp_path / "sageattention.py").write_text("raise ImportError('one file')\n")
+    printed = run(tmp_path, WHO, flag=flag, more=(str(tmp_path),), variables=REFERENCE if flag else NO_GPU)
+    assert "one file" in printed and "remove it by deleting that file" in printed
+    assert "deleting that folder" not in printed
+
+
 def test_the_command_that_removes_a_broken_package_of_pip(tmp_path: Path) -> None:
     site = installed_package(tmp_path, "import no_such_module\n")
     (site / "sageattention-1.0.6.dist-info").mkdir()
@@ -76,7 +94,7 @@ def test_the_command_that_removes_a_broken_package_of_pip(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("flag", [True, False], ids=["asked", "not asked"])
-@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "SystemExit"])
 def test_a_broken_package_where_nothing_serves_is_an_import_error(tmp_path: Path, flag: bool, error: str) -> None:
     """Any other error would end ComfyUI, which tries the import at each start."""
     site = installed_package(tmp_path, f"raise {error}('wrong DLL')\n")

@@ -100,6 +100,13 @@ def test_a_pack_that_replaced_torchs_function_before_the_import() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, timeout=300)
 
 
+def test_all_eight_by_position() -> None:
+    """torch takes the last two by their names alone; a caller that knows its order may not."""
+    grouped, mask = (q, k[:, :2], v[:, :2]), closed(9, 13)
+    out = functions.sageattn(*grouped, mask, 0.0, False, 0.3, True)
+    assert is_close(out, torchs(*grouped, mask, scale=0.3, enable_gqa=True))
+
+
 def test_dropout_is_torchs() -> None:
     torch.manual_seed(3)
     wanted = torchs(q, k, v, dropout_p=0.5)
@@ -215,6 +222,12 @@ def test_what_is_no_tensor_is_named(name: str, wrong: object) -> None:
     starts = torch.tensor([0, 2])
     with pytest.raises(TypeError, match=f"{name} must be a torch.Tensor"):
         functions.sageattn_varlen(**tensors, cu_seqlens_q=starts, cu_seqlens_k=starts)
+
+
+@pytest.mark.parametrize("mask", [[[1.0] * 13] * 9, 0.0, "mask"], ids=["list", "number", "text"])
+def test_a_mask_that_is_no_tensor_is_named(mask: Any) -> None:
+    with pytest.raises(TypeError, match=f"SA-204.*attn_mask must be a torch.Tensor or None, got {type(mask).__name__}"):
+        functions.sageattn(q, k, v, attn_mask=mask)
 
 
 @pytest.mark.parametrize("scale", [True, 1, torch.tensor(0.3)], ids=str)

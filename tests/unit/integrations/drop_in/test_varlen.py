@@ -117,6 +117,7 @@ def test_a_compiled_call_does_not_break_the_graph() -> None:
         ([0.0, 10.0], [0, 10]),
         ([], [0, 10]),
         ([[0, 10]], [0, 10]),
+        ([False, True], [0, 10]),
     ],
     ids=str,
 )
@@ -173,3 +174,27 @@ def test_short_sequences_are_torchs_where_the_gpu_would_wait(monkeypatch: pytest
     assert serving.calls.lines()[1:] == [f"  1 left to torch's attention: {varlen.IS_SHORT}"]
     functions.sageattn_varlen(q.float(), q.float(), q.float(), starts, starts)
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("starts", [[0, 5], (0, 5), None], ids=str)
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
+def test_beginnings_that_are_no_tensor_are_named(name: str, starts: Any) -> None:
+    q, both = packed(5)
+    with pytest.raises(TypeError, match=f"SA-603.*{name} must be a torch.Tensor of integers, got"):
+        functions.sageattn_varlen(q, q, q, **{"cu_seqlens_q": both, "cu_seqlens_k": both, name: starts})
+
+
+@pytest.mark.parametrize("options", [{}, {"sm_scale": -0.2}, {"dropout_p": 0.5}], ids=str)
+def test_sequences_without_a_pair_of_query_and_key_give_zeros_with_gradients(options: dict[str, Any]) -> None:
+    """A batch of nothing but padding must not end a training."""
+    q, k, v = (torch.randn(6, heads, 32, requires_grad=True) for heads in (4, 2, 2))
+    out = functions.sageattn_varlen(q, k, v, torch.tensor([0, 0, 6]), torch.tensor([0, 6, 6]), **options)
+    assert out.shape == q.shape and not out.any()
+    out.sum().backward()
+    assert q.grad is not None and not q.grad.any()
+
+
+def test_values_of_another_size_are_refused() -> None:
+    q, starts = packed(5)
+    with pytest.raises(ValueError, match="SA-603"):
+        functions.sageattn_varlen(q, q, q[..., :8], starts, starts)

@@ -18,8 +18,8 @@ from ..autotune.cache_file import user_cache_file
 from ..kernels import loader
 from ..options import AUTO, FLOAT_PV
 from ..text import error_text
-from . import self_test_cases
-from .self_test_cases import Variant
+from . import self_test_run
+from .self_test_comparison import Variant
 
 log = logging.getLogger("comfy_sage2")
 
@@ -162,7 +162,7 @@ def _run(architecture: str, index: int, variants: Sequence[Variant]) -> tuple[in
     """How many calls of `variants` were compared, and what was wrong with them."""
     try:
         with torch.cuda.device(index):
-            found = self_test_cases.run(loader.load(architecture), torch.device("cuda", index), variants)
+            found = self_test_run.run(loader.load(architecture), torch.device("cuda", index), variants)
     except torch.cuda.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError) as error:

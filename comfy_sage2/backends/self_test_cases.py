@@ -1,4 +1,4 @@
-"""Small calls whose right results are known, and how far those of a kernel module are from them.
+"""Small calls whose right results are known.
 
 The right results are computed on the CPU in float32: what is wrong with a GPU or its libraries cannot spoil them too.
 """
@@ -6,31 +6,17 @@ The right results are computed on the CPU in float32: what is wrong with a GPU o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from types import ModuleType
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..block_mask import BlockMask
-from ..kernels import abi
-from ..options import AUTO, FLOAT_PV, AttentionOptions
+from ..options import AttentionOptions
 from ..reference.exact import exact_attention
-from ..request import AttentionRequest
-from ..signature import CallSignature, TensorForm
-from ..tensors import OptionalTensors
-from .constraints import PRECISE
-from .kernel_call import Launches, broadcast_strides
-from .module_plan import Strides, Views
-from .self_test_margins import MARGIN_BOUND, grade_, margins_of
+from .self_test_margins import grade_, margins_of
+from .self_test_memory import UNTOUCHED, MemoryLayout, Slot
 
-_UNTOUCHED = 0xFF  # in every byte: NaN in all float types
-_ALIGNMENT = 256  # bytes
 _SEED = 17
-# Relative L1 error, sum |O - O'| / sum |O|, that the quantization of each mode may cost in these calls.
-BOUNDS = {"8b": 0.05, "4b": 0.24, "precise": 0.02}
-# Mean absolute error of the LSE.
-LSE_BOUNDS = {"8b": 0.006, "4b": 0.07, "precise": 0.006}
 
 
 @dataclass(frozen=True)
@@ -107,54 +93,6 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class _Slot:
-    """Where a (B, H, N, D) tensor with gaps lies in a buffer of bytes."""
-
-    offset: int
-    shape: tuple[int, int, int, int]
-    dtype: torch.dtype
-    layout: str
-
-    @property
-    def _memory(self) -> tuple[int, int, int, int]:
-        batch, heads, length, head_dim = self.shape
-        return (batch, length, heads + 1, head_dim) if self.layout == "BNHD" else (batch, heads, length + 1, head_dim)
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self._memory) * self.dtype.itemsize
-
-    @property
-    def strides(self) -> Strides:
-        """Of batch, head and token, in elements."""
-        _, second, third, channels = self._memory
-        rows = second * third * channels, third * channels, channels
-        return rows if self.layout == "BHND" else (rows[0], rows[2], rows[1])
-
-    def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The tensor, a view of `buffer`."""
-        whole = buffer[self.offset : self.offset + self.bytes].view(self.dtype).view(self._memory)
-        inner = whole[:, :, : self.shape[1]].transpose(1, 2) if self.layout == "BNHD" else whole[:, :, : self.shape[2]]
-        return inner
-
-
-@dataclass
-class _Layout:
-    """The slots of one buffer."""
-
-    bytes: int = 0
-
-    def add(self, shape: tuple[int, int, int, int], dtype: torch.dtype, layout: str) -> _Slot:
-        slot = _Slot(self.bytes, shape, dtype, layout)
-        self.bytes += -(-slot.bytes // _ALIGNMENT) * _ALIGNMENT
-        return slot
-
-    def add_contiguous(self, elements: int, dtype: torch.dtype) -> _Slot:
-        """A slot of one head and one channel: its gap lies behind it."""
-        return self.add((1, 1, elements, 1), dtype, "BHND")
-
-
-@dataclass(frozen=True)
 class Input:
     """The inputs of a case on the CPU, and its right results.
 
@@ -163,9 +101,9 @@ class Input:
     """
 
     case: Case
-    q: _Slot
-    k: _Slot
-    v: _Slot
+    q: Slot
+    k: Slot
+    v: Slot
     mask: torch.Tensor | None
     block_mask: torch.Tensor | None
     out: torch.Tensor
@@ -176,13 +114,13 @@ class Input:
 def make_inputs() -> tuple[torch.Tensor, list[Input]]:
     """The buffer of all inputs (uint8, on the CPU) and the inputs of each case; the same each time."""
     generator = torch.Generator("cpu").manual_seed(_SEED)  # the random numbers of the process stay as they are
-    layout = _Layout()
+    layout = MemoryLayout()
     slots = []
     for case in CASES:
         q_shape = (case.batch, case.q_heads, case.q_length, case.head_dim)
         kv_shape = (case.batch, case.kv_heads, case.kv_length, case.head_dim)
         slots.append([layout.add(shape, case.dtype, case.options.layout) for shape in (q_shape, kv_shape, kv_shape)])
-    buffer = torch.full((layout.bytes,), _UNTOUCHED, dtype=torch.uint8, device="cpu")
+    buffer = torch.full((layout.bytes,), UNTOUCHED, dtype=torch.uint8, device="cpu")
     found = []
     for case, places in zip(CASES, slots, strict=True):
         for place in places:
@@ -223,208 +161,3 @@ def _mask(case: Case, generator: torch.Generator) -> torch.Tensor | None:
         mask[..., -case.kv_length // 4 :] = -math.inf
         return mask
     return None
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A mode with an accumulator and a format of P and V that a kernel module has."""
-
-    mode: str
-    pv_accumulator: str
-    pv: str = AUTO
-
-    @property
-    def text(self) -> str:
-        if self.pv not in (AUTO, *FLOAT_PV):
-            return f"{self.mode}, {self.pv.upper()} P·V"
-        return f"{self.mode}, {self.pv_accumulator.upper()} accumulators"
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call of a variant, and where its results lie in the buffer of results."""
-
-    input: Input
-    variant: Variant
-    request: AttentionRequest
-    out: _Slot
-    lse: _Slot | None
-    nonfinite: _Slot
-    invalid_blocks: _Slot | None
-    block_margins: _Slot | None
-
-    @property
-    def flags(self) -> Iterator[tuple[_Slot, str, int]]:
-        """Where each flag lies, which is 0 before the call, what it is for and what it must become."""
-        yield self.nonfinite, "NaN and infinity", int(self.input.case.broken)
-        if self.invalid_blocks is not None:
-            yield self.invalid_blocks, "invalid blocks", int(self.input.case.invalid)
-
-    @property
-    def name(self) -> str:
-        return f"{self.input.case.name} ({self.variant.text})"
-
-
-@dataclass
-class Result:
-    """What the calls of a module gave.
-
-    calls: how many there were. wrong: those whose results were wrong, in words.
-    """
-
-    calls: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    @property
-    def reason(self) -> str | None:
-        """What was wrong in a line, or None."""
-        if not self.wrong:
-            return None
-        others = f" ({len(self.wrong)} of {self.calls} findings)" if len(self.wrong) > 1 else ""
-        return f"{self.wrong[0]}{others}"
-
-
-def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Result:
-    """Run every case in each of `variants` on `device` and compare; waits for the device once.
-
-    Cases with block masks are left out where the module takes none, those with block margins where it records none, and
-    those rotated by head where it cannot choose heads.
-
-    Raises what the module raises: ValueError for a call that it refuses, RuntimeError for a failure of the driver.
-    """
-    with torch.inference_mode(), torch.autocast("cpu", enabled=False):
-        buffer, found = make_inputs()
-        if not abi.has_block_masks(module):
-            found = [one for one in found if one.block_mask is None]
-        if not abi.has_block_margins(module):
-            found = [one for one in found if one.block_margins is None]
-        if not abi.rotates_by_head(module):
-            found = [one for one in found if one.case.options.rotate != "auto"]
-        calls, size = _layout_of_results(found, variants, device)
-        on_device = buffer.to(device)
-        results = torch.full((size,), _UNTOUCHED, dtype=torch.uint8, device=device)
-        launches = {id(call): _launches(module, call) for call in calls}
-        scratch = max(found.workspace_bytes for found in launches.values())
-        workspace = torch.empty(scratch, dtype=torch.uint8, device=device)
-        masks = {id(one): None if one.mask is None else one.mask.to(device) for one in found}
-        lists = {id(one): None if one.block_mask is None else one.block_mask.to(device) for one in found}
-        for call in calls:
-            given = call.input
-            workspace.fill_(_UNTOUCHED)
-            for flag, _, _ in call.flags:
-                flag.of(results).zero_()
-            margins = None if call.block_margins is None else call.block_margins.of(results).fill_(-math.inf)
-            launches[id(call)].enqueue(
-                [slot.of(on_device).data_ptr() for slot in (given.q, given.k, given.v)],
-                OptionalTensors(
-                    attn_mask=masks[id(given)],
-                    block_mask=lists[id(given)],
-                    nonfinite=call.nonfinite.of(results),
-                    invalid_blocks=None if call.invalid_blocks is None else call.invalid_blocks.of(results),
-                    block_margins=margins,
-                ),
-                call.out.of(results),
-                None if call.lse is None else call.lse.of(results),
-                workspace,
-            )
-        return _compare(calls, results.cpu())
-
-
-def _launches(module: ModuleType, call: _Call) -> Launches:
-    """The launches of a call whose output lies in the buffer of results, between other memory."""
-    given = call.input
-    q, k, v, out = (slot.strides for slot in (given.q, given.k, given.v, call.out))
-    mask = None if given.mask is None else broadcast_strides(TensorForm.of(given.mask))
-    lists = None if given.block_mask is None else broadcast_strides(TensorForm.of(given.block_mask))[:2]
-    return Launches(module, call.request, Views(q, k, v, out, mask, lists))
-
-
-def _signature(given: Input, options: AttentionOptions, device: torch.device) -> CallSignature:
-    """Without strides, which say nothing about what a kernel can do."""
-
-    def form(shape: Sequence[int], dtype: torch.dtype) -> TensorForm:
-        return TensorForm(torch.Size(shape), (), dtype, device)
-
-    def of_slot(slot: _Slot) -> TensorForm:
-        batch, heads, length, head_dim = slot.shape
-        return form((batch, length, heads, head_dim) if options.layout == "BNHD" else slot.shape, slot.dtype)
-
-    def of_tensor(tensor: torch.Tensor | None) -> TensorForm | None:
-        return None if tensor is None else form(tensor.shape, tensor.dtype)
-
-    q, k, v = map(of_slot, (given.q, given.k, given.v))
-    mask, lists, margins = map(of_tensor, (given.mask, given.block_mask, given.block_margins))
-    return CallSignature(options, None, False, False, q, k, v, mask, lists, margins)
-
-
-def _layout_of_results(
-    found: Sequence[Input], variants: Sequence[Variant], device: torch.device
-) -> tuple[list[_Call], int]:
-    layout = _Layout()
-    calls = []
-    for given in found:
-        case = given.case
-        for variant in variants:
-            options = replace(case.options, mode=variant.mode, pv_accumulator=variant.pv_accumulator, pv=variant.pv)
-            request = AttentionRequest.of(_signature(given, options, device))
-            if PRECISE.check(request) is not None:
-                continue
-            lse = layout.add_contiguous(given.lse.numel(), torch.float32) if options.return_lse else None
-            calls.append(
-                _Call(
-                    given,
-                    variant,
-                    request,
-                    layout.add(given.q.shape, case.dtype, options.layout),
-                    lse,
-                    layout.add_contiguous(1, torch.int32),
-                    layout.add_contiguous(1, torch.int32) if case.lists else None,
-                    None
-                    if given.block_margins is None
-                    else layout.add_contiguous(given.block_margins.numel(), torch.float32),
-                )
-            )
-    return calls, layout.bytes
-
-
-def _compare(calls: Sequence[_Call], results: torch.Tensor) -> Result:
-    result = Result(len(calls))
-    untouched = torch.full_like(results, _UNTOUCHED)
-    for call in calls:
-        wrong = next(_wrong(call, results), None)
-        if wrong is not None:
-            result.wrong.append(f"{call.name}: {wrong}")
-        for slot in (call.out, call.lse, call.block_margins, *(flag for flag, _, _ in call.flags)):
-            if slot is not None:
-                slot.of(untouched).copy_(slot.of(results))
-    if not torch.equal(untouched.view(torch.int64), results.view(torch.int64)):
-        result.wrong.append("a call wrote outside of its output")
-    return result
-
-
-def _wrong(call: _Call, results: torch.Tensor) -> Iterator[str]:
-    """What is wrong with a call's results, in words."""
-    given = call.input
-    for flag, what, expected in call.flags:
-        flagged = int(flag.of(results).item())
-        if flagged != expected:
-            yield f"the flag for {what} is {flagged}, expected {expected}"
-    if given.case.broken:
-        return
-    out = call.out.of(results).float()
-    error = ((out - given.out).abs().sum() / given.out.abs().sum()).item()
-    bound = BOUNDS[call.variant.mode]
-    if not error <= bound:  # NaN too
-        yield f"relative L1 {error:.3g} from exact attention, at most {bound:g} expected"
-    if call.lse is not None:
-        lse = call.lse.of(results).view(given.lse.shape)
-        empty = given.lse == -math.inf
-        error = (lse - given.lse)[~empty].abs().mean().item()
-        bound = LSE_BOUNDS[call.variant.mode]
-        if not error <= bound or not torch.equal(lse == -math.inf, empty):
-            yield f"the LSE is {error:.3g} from exact attention's on average, at most {bound:g} expected"
-    if call.block_margins is not None and given.block_margins is not None:
-        margins = call.block_margins.of(results).view(given.block_margins.shape)
-        error = (margins - given.block_margins).abs().max().item()
-        if not error <= MARGIN_BOUND:
-            yield f"a block margin is off by {error:.3g} (log2), at most {MARGIN_BOUND:g} expected"

@@ -49,5 +49,5 @@ def test_every_missing_file_can_be_loaded(page: Chromium, path: Path) -> None:
     frontend.load(page, workflow)
     found = frontend.missing_models(page, {model[0] for model in expected})
     assert {(model["name"], model["directory"], model.get("url")) for model in found} == expected
-    # The same nodes are red: test_frontend's workflows, whose files are there, have none.
+    # The same nodes are red: frontend/test_workflows_open's workflows, whose files are there, have none.
     assert set(frontend.red_nodes(page)) >= {model["nodeType"] for model in found}

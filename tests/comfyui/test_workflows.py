@@ -197,7 +197,7 @@ def earlier_workflow(values: list[Any], missing: tuple[str, ...]) -> tuple[dict[
 def test_a_workflow_of_an_earlier_version_still_loads(
     server: ComfyServer, values: list[Any], missing: tuple[str, ...]
 ) -> None:
-    """As a prompt: test_frontend opens the files. Inputs that came later may be missing."""
+    """As a prompt: frontend/test_workflows_open opens the files. Inputs that came later may be missing."""
     prompt = to_prompt(read(WAN_21), server.get("/object_info"))
     inputs = next(node["inputs"] for node in prompt.values() if node["class_type"] == "SageAttention2")
     model = inputs["model"]

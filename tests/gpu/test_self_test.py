@@ -17,7 +17,7 @@ from unit.core.reference_module import OLD_NAMES, RUN_ARGUMENTS
 
 from comfy_sage2 import machine
 from comfy_sage2.autotune import cache_file
-from comfy_sage2.backends import self_test, self_test_cases
+from comfy_sage2.backends import self_test, self_test_cases, self_test_comparison, self_test_run
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.kernels import abi, loader
 
@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 each_module = pytest.mark.parametrize("name", [kernels.name for kernels in KERNELS])
 
 
-def falsified_run(name: str, module: Any) -> self_test_cases.Result:
-    return self_test_cases.run(module, torch.device("cuda", torch.cuda.current_device()), backend(name).variants)
+def falsified_run(name: str, module: Any) -> self_test_comparison.Result:
+    return self_test_run.run(module, torch.device("cuda", torch.cuda.current_device()), backend(name).variants)
 
 
 @each_module
@@ -57,7 +57,9 @@ def test_a_right_module_passes(name: str) -> None:
 def test_results_keep_away_from_their_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for bounds in ("BOUNDS", "LSE_BOUNDS"):
         monkeypatch.setattr(
-            self_test_cases, bounds, {mode: 0.9 * bound for mode, bound in getattr(self_test_cases, bounds).items()}
+            self_test_comparison,
+            bounds,
+            {mode: 0.9 * bound for mode, bound in getattr(self_test_comparison, bounds).items()},
         )
     assert falsified_run(name, loader.load(backend(name).name)).reason is None
 
@@ -73,7 +75,7 @@ def test_a_pass_is_remembered_for_this_gpu_and_driver(
     index = torch.cuda.current_device()
     assert self_test.reason_against(name, index, chosen.variants) is None
     self_test._results.clear()
-    monkeypatch.setattr(self_test_cases, "run", None)  # not called again
+    monkeypatch.setattr(self_test_run, "run", None)  # not called again
     assert self_test.reason_against(name, index, chosen.variants) is None
 
 
@@ -254,7 +256,7 @@ PATCHED = """
 import lzma, struct, sys
 from pathlib import Path
 import torch
-from comfy_sage2.backends import self_test_cases
+from comfy_sage2.backends import self_test_run
 from comfy_sage2.kernels import loader
 from tests.gpu.builds import backend
 
@@ -275,7 +277,7 @@ for cubin, image in images.items():
         changed += image.count(found)
         add(cubin, image.replace(found, other))
 assert changed, f"no image of {name} that begins with {kind} holds log2(e)"
-result = self_test_cases.run(module, torch.device("cuda", 0), backend(name).variants)
+result = self_test_run.run(module, torch.device("cuda", 0), backend(name).variants)
 print("REASON", result.reason)
 """
 

@@ -86,10 +86,14 @@ def run(browser: Chromium, finished: str, seconds: float = 300.0) -> None:
     browser.wait_for(finished, seconds)
 
 
-def picture(browser: Chromium, types: tuple[str, ...] = (), margin: int = 20) -> Image.Image:
-    """The nodes of these types, or the whole graph, as large as the window allows, and nothing else."""
+def picture(browser: Chromium, types: tuple[str, ...] = (), margin: int = 20, settle: float = 1.0) -> Image.Image:
+    """The nodes of these types, or the whole graph, as large as the window allows, and nothing else.
+
+    settle: seconds that pictures in nodes get to load, after the graph was drawn anew.
+    """
     browser.evaluate(f"({_FIT})({json.dumps(types)}, {margin})")
-    time.sleep(1.0)  # the canvas draws in its own time, and pictures in nodes are loaded
+    browser.evaluate(_DRAWN)
+    time.sleep(settle)
     left, top, right, bottom = browser.evaluate(f"({_FRAME})({json.dumps(types)}, {margin})")
     whole = Image.open(io.BytesIO(browser.screenshot())).convert("RGB")
     return whole.crop((max(left, 0), max(top, 0), min(right, whole.width), min(bottom, whole.height)))
@@ -111,6 +115,8 @@ ds.offset[0] = (free.x + margin) / scale - left;
 ds.offset[1] = (free.y + margin) / scale - top;
 app.canvas.setDirty(true, true);
 }}"""
+# In the first frame the canvas draws what changed before; the second one begins when that is done.
+_DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
 _FRAME = f"""(types, margin) => {{ {_CHOSEN}
 const {{scale, offset}} = app.canvas.ds, box = app.canvas.canvas.getBoundingClientRect();
 const x = value => Math.round((value + offset[0]) * scale + box.left);

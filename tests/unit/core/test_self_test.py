@@ -15,9 +15,9 @@ from declared_modules import declared_module
 
 from comfy_sage2 import machine as machine_facts
 from comfy_sage2.autotune import cache_file
-from comfy_sage2.backends import kernels, self_test, self_test_cases
+from comfy_sage2.backends import kernels, self_test, self_test_run
 from comfy_sage2.backends.kernels import KernelBackend
-from comfy_sage2.backends.self_test_cases import Result, Variant
+from comfy_sage2.backends.self_test_comparison import Result, Variant
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
@@ -60,7 +60,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     found = Machine(tmp_path)
     monkeypatch.setattr(cache_file, "user_cache", lambda: found.folder)
     monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
-    monkeypatch.setattr(self_test_cases, "run", found.run)
+    monkeypatch.setattr(self_test_run, "run", found.run)
     monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(loader, "fingerprint", lambda architecture: found.module)
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
@@ -275,7 +275,7 @@ def test_a_format_that_fails_is_replaced(machine: Machine, monkeypatch: pytest.M
             raise RuntimeError("cuModuleLoadData failed")
         return Result(6)
 
-    monkeypatch.setattr(self_test_cases, "run", run)
+    monkeypatch.setattr(self_test_run, "run", run)
     assert machine.reason(variants=variants) is None
     assert asked == [variants[:1], variants[1:]]
     (found,) = self_test.failed_formats("sm90", 0).values()

@@ -12,9 +12,10 @@ import pytest
 import torch
 from reference_module import OldReferenceModule, ReferenceModule, lists_of, tensor_at
 
-from comfy_sage2.backends import kernel_call, self_test_cases
-from comfy_sage2.backends.self_test_cases import Result, Variant, run
+from comfy_sage2.backends import kernel_call, self_test_cases, self_test_comparison
+from comfy_sage2.backends.self_test_comparison import Result, Variant
 from comfy_sage2.backends.self_test_margins import MARGIN_BOUND
+from comfy_sage2.backends.self_test_run import run
 from comfy_sage2.options import MODES
 from comfy_sage2.reference.options import ReferenceOptions
 
@@ -36,7 +37,7 @@ def put(module: Any, variants: tuple[Variant, ...] = EIGHT) -> Result:
 
 
 def test_every_mode_has_its_bounds() -> None:
-    assert self_test_cases.BOUNDS.keys() == self_test_cases.LSE_BOUNDS.keys() == set(MODES)
+    assert self_test_comparison.BOUNDS.keys() == self_test_comparison.LSE_BOUNDS.keys() == set(MODES)
 
 
 @pytest.mark.parametrize("kind", [ReferenceModule, OldReferenceModule])
@@ -52,7 +53,7 @@ def test_the_reference_passes_in_every_variant(kind: type[ReferenceModule]) -> N
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_bounds_are_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    monkeypatch.setattr(self_test_cases, "BOUNDS", {mode: self_test_cases.BOUNDS[mode] * 0.6})
+    monkeypatch.setattr(self_test_comparison, "BOUNDS", {mode: self_test_comparison.BOUNDS[mode] * 0.6})
     assert put(ReferenceModule(), (Variant(mode, "fp32"),)).wrong
 
 
@@ -256,7 +257,7 @@ def test_margins_of_blocks_of_which_a_row_or_key_is_left_out_are_found(left_out:
 
 
 def test_the_bound_of_margins_is_not_far_above_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test_cases, "MARGIN_BOUND", MARGIN_BOUND * 0.2)
+    monkeypatch.setattr(self_test_comparison, "MARGIN_BOUND", MARGIN_BOUND * 0.2)
     assert [text.partition(" (")[0] for text in put(ReferenceModule()).wrong] == [MARGINS]
 
 

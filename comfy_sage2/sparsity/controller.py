@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -39,6 +40,18 @@ class Figures:
         """Throw away those of `moment`."""
         for figures in (self.computed, self.found, self.selected, self.later):
             figures[:] = [figure for figure in figures if figure[0] != moment]
+
+
+class _Call(NamedTuple):
+    """A call whose blocks are to be found. always: as for `SparsityController.find`."""
+
+    layer: int
+    now: PassKey
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float
+    always: tuple[TokenRange, ...]
 
 
 class SparsityController:
@@ -86,11 +99,11 @@ class SparsityController:
         found = self._kept.before(_cache_key(layer, now, q, k), now)
         if found is None or not found.is_for(now):
             return "the prompt or LoRA changes from step to step: the block mask of an earlier step cannot be used"
-        if found.skipped_share() < least_skipped:
+        if found.blocks.skipped_share() < least_skipped:
             return _too_few(least_skipped)
         found.was_used = True
-        self.figures[layer].computed.append((now.moment, found.shares))
-        return _block_mask(found.active())
+        self.figures[layer].computed.append((now.moment, found.blocks.shares))
+        return _block_mask(found.blocks.active())
 
     def find(
         self,
@@ -113,22 +126,17 @@ class SparsityController:
         """
         call = _cache_key(layer, now, q, k)
         previous = self._kept.replaced(call, now)
-        before = previous.active() if previous is not None and previous.is_for(now) else None
-        return self._kept.keep(call, now, self._active(layer, now, q, k, v, scores, scale, always, before))
+        before = previous.blocks.active() if previous is not None and previous.is_for(now) else None
+        return self._kept.keep(call, now, self._active(_Call(layer, now, q, k, v, scale, always), scores, before))
 
     def _active(
         self,
-        layer: int,
-        now: PassKey,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        call: _Call,
         scores: torch.Tensor,
-        scale: float,
-        always: tuple[TokenRange, ...],
         before: torch.Tensor | None,
     ) -> torch.Tensor:
         """The active blocks, bool (B, Hq, Tq, Tk). before: those until now, whose error is measured too."""
+        layer, now, q, k, v, scale, always = call
         keys, queries = blocks_with(always, k.shape[2]), blocks_with(always, q.shape[2])
         rows = sampled_rows(q.shape[2], now.step, q.device, queries if always else None)
         raise_highest_(raise_always_computed_(scores, keys, queries))
@@ -165,15 +173,15 @@ class SparsityController:
         if serving is None:
             previous = self._selections.previous(call, now)
             scores = rank_(block_scores(q, k, scale=scale))
-            before = None if previous is None else previous.active()
-            active = self._active(layer, now, q, k, v, scores, scale, always, before)
+            before = None if previous is None else previous.blocks.active()
+            active = self._active(_Call(layer, now, q, k, v, scale, always), scores, before)
             self.figures[layer].selected.append(self.figures[layer].found[-1])
             serving = self._selections.keep(call, now, active)
-        elif serving.skipped_share() < least_skipped:
+        elif serving.blocks.skipped_share() < least_skipped:
             return _too_few(least_skipped)
         else:
-            active = serving.active()
-        self.figures[layer].computed.append((now.moment, serving.shares))
+            active = serving.blocks.active()
+        self.figures[layer].computed.append((now.moment, serving.blocks.shares))
         return _block_mask(active)
 
     @property

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..readback import Readback
+from .packed_blocks import PackedBlocks
 
-_BITS = 8
 MOST_TRIES = 4  # to find blocks for what those of a call do not serve, between two steps in which all are due
 
 Prompts = frozenset[str]  # what calls are made for, as a sampler tells them apart; empty where it does not
@@ -67,7 +66,7 @@ class CachedMask:
 
     Attributes:
         moment: when that was.
-        shares: of each head's blocks, those that are active: (Hq,) float32 on the device.
+        blocks: that are active.
         prompts: what the calls were made for.
         changes: of the passes that they were made in.
         previous: what this took the place of, until it is used.
@@ -85,19 +84,16 @@ class CachedMask:
         self.additions = 0
         self.was_used = False
         self.unused_count: int = 0 if previous is None or previous.was_used else previous.unused_count + 1
-        self._before_addition: tuple[Moment, torch.Tensor, Prompts] | None = None
-        self._blocks = active.shape[3]
-        self._share_on_host = Readback(1, torch.float32, active.device)
-        self._keep(pack_blocks(active), active)
+        self._before_addition: tuple[Moment, PackedBlocks, Prompts] | None = None
+        self.blocks = PackedBlocks(active)
 
     def add(self, active: torch.Tensor, now: PassKey) -> None:
         """A further call's, of the pass `now`: the union is kept."""
         if now.moment != self.moment and not self.is_added_to(now):
-            self._before_addition = (now.moment, self._packed, self.prompts)
+            self._before_addition = (now.moment, self.blocks, self.prompts)
             self.additions += 1
         self.prompts |= now.prompts
-        active = self.active() | active
-        self._keep(pack_blocks(active), active)
+        self.blocks = PackedBlocks(self.blocks.active() | active)
 
     def is_added_to(self, now: PassKey) -> bool:
         """Whether the evaluation of `now` has added to it."""
@@ -106,19 +102,13 @@ class CachedMask:
     def forget_addition(self, now: PassKey) -> None:
         """Throw away what the evaluation of `now` added."""
         if self._before_addition is not None and self.is_added_to(now):
-            _, packed, self.prompts = self._before_addition
+            _, self.blocks, self.prompts = self._before_addition
             self._before_addition = None
             self.additions -= 1
-            self._keep(packed, unpack_blocks(packed, self._blocks))
 
     def settle(self) -> None:
         """A later evaluation uses it: what it was before is not needed any more."""
         self.previous = self._before_addition = None
-
-    def _keep(self, packed: torch.Tensor, active: torch.Tensor) -> None:
-        self._packed = packed  # (1, Hq, Tq, Tk / 8 rounded up) uint8, a bit a block
-        self.shares = active[0].float().mean(dim=(1, 2))
-        self._share_on_host.start(self.shares.mean())
 
     def gives_way(self, now: PassKey) -> bool:
         """Whether what is found in `now` takes its place: it is time, or the blocks are those of another model."""
@@ -140,19 +130,11 @@ class CachedMask:
         """Whether it was found for all that `now` is made for, with the same model."""
         return now.prompts <= self.prompts and now.changes == self.changes
 
-    def active(self) -> torch.Tensor:
-        """The active blocks, bool (1, Hq, Tq, Tk)."""
-        return unpack_blocks(self._packed, self._blocks)
-
-    def skipped_share(self) -> float:
-        """Of their blocks, those that are skipped. Waits for what was enqueued before they were found."""
-        return 1.0 - self._share_on_host.values()[0]
-
     @property
     def bytes(self) -> int:
         """What is kept takes so many bytes."""
-        before = 0 if self._before_addition is None else self._before_addition[1].numel()
-        return self._packed.numel() + before + (0 if self.previous is None else self.previous.bytes)
+        before = 0 if self._before_addition is None else self._before_addition[1].bytes
+        return self.blocks.bytes + before + (0 if self.previous is None else self.previous.bytes)
 
 
 class BlockMaskCache:
@@ -216,20 +198,3 @@ class BlockMaskCache:
     def bytes(self) -> int:
         """What is kept takes so many bytes."""
         return sum(found.bytes for found in self._calls.values())
-
-
-def _weights(device: torch.device) -> torch.Tensor:
-    return (2 ** torch.arange(_BITS, device=device)).to(torch.uint8)  # made there: nobody waits for a copy
-
-
-def pack_blocks(active: torch.Tensor) -> torch.Tensor:
-    """Bool (…, T) to uint8 (…, T / 8 rounded up)."""
-    padded = torch.nn.functional.pad(active, (0, -active.shape[-1] % _BITS))
-    bits = padded.view(*padded.shape[:-1], -1, _BITS) * _weights(active.device)
-    return bits.sum(dim=-1, dtype=torch.uint8)
-
-
-def unpack_blocks(packed: torch.Tensor, blocks: int) -> torch.Tensor:
-    """The inverse of `pack_blocks` for T = `blocks`."""
-    bits: torch.Tensor = packed[..., None] & _weights(packed.device)
-    return bits.ne(0).flatten(-2)[..., :blocks]

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..readback import Readback
-from .mask_cache import ModelChanges, Moment, PassKey, pack_blocks, unpack_blocks
+from .mask_cache import ModelChanges, Moment, PassKey
+from .packed_blocks import PackedBlocks
 
 
 class SelectionKey(NamedTuple):
@@ -21,34 +21,11 @@ class SelectionKey(NamedTuple):
     changes: ModelChanges
 
 
-class Selection:
-    """The blocks of one call, or the union of several of one moment that cannot be told apart.
+class Selection(NamedTuple):
+    """The blocks of one call, or the union of several of one moment that cannot be told apart, and their moment."""
 
-    Attributes:
-        moment: when they were chosen.
-        shares: of each head's blocks, those that are active: (Hq,) float32 on the device.
-    """
-
-    def __init__(self, moment: Moment, active: torch.Tensor) -> None:
-        """active: bool (B, Hq, Tq, Tk)."""
-        self.moment = moment
-        self.shares = active.float().mean(dim=(0, 2, 3))
-        self._packed, self._blocks = pack_blocks(active), active.shape[3]
-        self._share_on_host = Readback(1, torch.float32, active.device)
-        self._share_on_host.start(self.shares.mean())
-
-    def active(self) -> torch.Tensor:
-        """The active blocks, bool (B, Hq, Tq, Tk)."""
-        return unpack_blocks(self._packed, self._blocks)
-
-    def skipped_share(self) -> float:
-        """Of the blocks, those that are skipped. Waits for what was enqueued before they were chosen."""
-        return 1.0 - self._share_on_host.values()[0]
-
-    @property
-    def bytes(self) -> int:
-        """What is kept takes so many bytes."""
-        return self._packed.numel()
+    moment: Moment
+    blocks: PackedBlocks
 
 
 class Selections:
@@ -81,9 +58,9 @@ class Selections:
         What others chose long ago is thrown away, such as that of former context windows.
         """
         known = self._calls.get(call)
-        chosen = Selection(now.moment, active)
+        chosen = Selection(now.moment, PackedBlocks(active))
         if known is not None and known.moment == now.moment:
-            self._calls[call] = Selection(now.moment, known.active() | active)
+            self._calls[call] = Selection(now.moment, PackedBlocks(known.blocks.active() | active))
         else:
             self._calls[call] = chosen
         for other, kept in list(self._calls.items()):
@@ -111,4 +88,4 @@ class Selections:
     @property
     def bytes(self) -> int:
         """What is kept takes so many bytes."""
-        return sum(kept.bytes for kept in self._calls.values())
+        return sum(kept.blocks.bytes for kept in self._calls.values())

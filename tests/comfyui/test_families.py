@@ -20,6 +20,7 @@ from .prompts import LATENT, REPORT, sage
 CALLS = {
     "MiniMax H3": 2,  # blocks
     "LTX-2": 2 * 6,
+    "LTX-2, image to video": 2 * 6,
     "Wan 2.2 14B, text to video": 2 * 2,
     "Wan 2.2 14B, image to video": 2 * 2,
     "HunyuanVideo 1.5": 2 + 2,  # the text's refiner runs in each step
@@ -47,7 +48,11 @@ PAPER = {
 }
 MASKED = {"HunyuanVideo 1.5", "Qwen-Image", "Qwen-Image-Edit", *NEWER}
 H3 = {"MiniMax H3", "MiniMax H3, pictures to refer to"}
-BEFORE = {*H3, "LTX-2"}  # attend once to the text before the first step, where ComfyUI asks nobody
+BEFORE = {
+    *H3,
+    "LTX-2",
+    "LTX-2, image to video",
+}  # attend once to the text before the first step, where ComfyUI asks nobody
 STEPS = 2
 # The node's error as a share of what attention does. Short sequences of random tokens average nothing out.
 WORST_SHARE = {"Krea 2": 0.15}

@@ -24,6 +24,7 @@ class DeclaredModel:
         text: tokens and channels of the text.
         padded: tokens at its end that a mask hides.
         picture: the size of the latents of two pictures to which the prompt refers, or ().
+        given: frames at the begin of the video that are given, and not sampled.
         more: further tensors of the conditioning, by name.
     """
 
@@ -32,6 +33,7 @@ class DeclaredModel:
     text: tuple[int, int]
     padded: int = 0
     picture: Sizes = ()
+    given: int = 0
     more: Mapping[str, Sizes] = field(default_factory=dict)
     fewer: Mapping[str, int] = field(default_factory=dict)
 
@@ -88,6 +90,10 @@ _LTX2 = {
     "image_model": "ltxav", "attention_head_dim": 128, "audio_attention_head_dim": 64, "num_attention_heads": 32,
     "audio_num_attention_heads": 32, "cross_attention_dim": 4096, "audio_cross_attention_dim": 2048,
     "caption_channels": 3840, "connector_num_attention_heads": 30,
+}  # fmt: skip
+_LTX2_TINY = {
+    **_LTX2, "num_layers": 2, "num_attention_heads": 2, "audio_num_attention_heads": 2, "cross_attention_dim": 256,
+    "audio_cross_attention_dim": 128, "caption_channels": 256, "connector_num_attention_heads": 2,
 }  # fmt: skip
 _Z_IMAGE = {
     "image_model": "lumina2", "patch_size": 2, "in_channels": 16, "dim": 3840, "cap_feat_dim": 2560, "qk_norm": True,
@@ -148,19 +154,22 @@ FAMILIES = (
         ),
         DeclaredModel(_H3_TINY, ((1, 24, 7, 16, 16), (1, 32, 2, 40)), (20, 64), picture=(1, 24, 1, 16, 16)),
         "as MiniMax H3, with the tokens of two pictures",
-        "`8b`, rotate on (INT8 without it spoils this model: Comfy-Org/docs#1698), smooth_v off",
+        "`8b`, rotate auto (INT8 without rotation spoils this model: Comfy-Org/docs#1698), smooth_v off",
         before="the text refiner", steps=1,
     ),
     Family(
         "LTX-2", "LTXAV",
         DeclaredModel({**_LTX2, "num_layers": 48}, ((1, 128, 16, 22, 40), (1, 8, 126, 16)), (1024, 3840)),
-        DeclaredModel(
-            {**_LTX2, "num_layers": 2, "num_attention_heads": 2, "audio_num_attention_heads": 2,
-             "cross_attention_dim": 256, "audio_cross_attention_dim": 128, "caption_channels": 256,
-             "connector_num_attention_heads": 2},
-            ((1, 128, 4, 12, 12), (1, 8, 40, 16)), (128, 256),
-        ),
+        DeclaredModel(_LTX2_TINY, ((1, 128, 4, 12, 12), (1, 8, 40, 16)), (128, 256)),
         "six a block: video and sound each to itself and to the text, and each to the other",
+        _8B,
+        before="the connectors of the text", options={"frame_rate": 24.0},
+    ),
+    Family(
+        "LTX-2, image to video", "LTXAV",
+        DeclaredModel({**_LTX2, "num_layers": 48}, ((1, 128, 16, 22, 40), (1, 8, 126, 16)), (1024, 3840), given=1),
+        DeclaredModel(_LTX2_TINY, ((1, 128, 4, 12, 12), (1, 8, 40, 16)), (128, 256), given=1),
+        "as LTX-2; the first frame is given, and its tokens have a time step of their own",
         _8B,
         before="the connectors of the text", options={"frame_rate": 24.0},
     ),

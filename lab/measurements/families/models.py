@@ -79,6 +79,17 @@ def latent(shape: DeclaredModel) -> Any:
     return streams[0] if len(streams) == 1 else comfy.nested_tensor.NestedTensor(streams)
 
 
+def noise_mask(shape: DeclaredModel) -> Any:
+    """1 where noise is sampled, 0 in the frames that are given, as ComfyUI's nodes make it; None without any."""
+    import comfy.nested_tensor
+
+    if not shape.given:
+        return None
+    masks = [torch.ones(1, 1, sizes[2], *[1] * (len(sizes) - 3)) for sizes in shape.latents]
+    masks[0][:, :, : shape.given] = 0.0
+    return masks[0] if len(masks) == 1 else comfy.nested_tensor.NestedTensor(masks)
+
+
 def conditioning(family: Family, shape: DeclaredModel) -> list[Any]:
     """A random text, and what else the family's nodes put into a conditioning."""
     generator = torch.Generator().manual_seed(1)
@@ -116,7 +127,7 @@ def sample(patcher: Any, family: Family, shape: DeclaredModel, steps: int) -> tu
 
     done = comfy.sample.sample(
         patcher, comfy.sample.prepare_noise(empty, 0), steps, 1.0, "euler", "simple", text, text, empty,
-        callback=step_ended, disable_pbar=True, seed=0,
+        noise_mask=noise_mask(shape), callback=step_ended, disable_pbar=True, seed=0,
     )  # fmt: skip
     streams = done.unbind() if getattr(done, "is_nested", False) else [done]
     flat = torch.cat([stream.float().flatten().cpu() for stream in streams])

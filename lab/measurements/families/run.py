@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import logging
+from dataclasses import asdict
 
 import torch
 
@@ -31,6 +33,7 @@ from .declared import FAMILIES, DeclaredModel, Family
 from .findings import FamilyRow, Findings, Served, TimedSteps
 from .models import TINY_STEPS, load, sample, seconds_in_rounds, unlike_detected
 from .page import document, served_line, timed_line
+from .sparse_pair import time_pairs
 
 BY_HAND = "## Share of use"  # the page's section that this command keeps as it is
 
@@ -109,6 +112,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", default="", help="part of a family's name, such as wan")
     parser.add_argument("--paper", action="store_true", help="the paper's models in place of those that people run")
     parser.add_argument("--modes", nargs="+", choices=("8b", "precise", "4b"), default=["8b", "precise"])
+    parser.add_argument(
+        "--sparse-pair", action="store_true", help="ComfyUI's sparse node beside this one, on MiniMax H3"
+    )
     parser.add_argument("--rounds", type=at_least_1, default=3, help="of timing (default: 3)")
     parser.add_argument(
         "--time", choices=("real", "tiny", "none"), help="shapes (default: real on a GPU, none without)"
@@ -123,6 +129,8 @@ def main(arguments: list[str]) -> int:
     families = parser.with_part(options.only, "family", known)
     if options.time == "tiny" and options.results is not None:
         parser.error("--results is a page on the real shapes: leave it out with --time tiny, or take --json")
+    if options.sparse_pair and options.results is not None:
+        parser.error("--results is a page of single steps: leave it out with --sparse-pair, or take --json")
     if options.paper and options.results is not None:
         parser.error("--results is a page on the models that people run: leave it out with --paper, or take --json")
     folder = folders[0].resolve()
@@ -132,6 +140,12 @@ def main(arguments: list[str]) -> int:
 
     device = comfy.model_management.get_torch_device()
     is_gpu = device.type == "cuda"
+    if options.sparse_pair:
+        with torch.inference_mode():
+            pairs = time_pairs(device, options.rounds, tiny=not is_gpu)
+        if options.json is not None:
+            options.json.write_text(json.dumps([asdict(pair) for pair in pairs], indent=1) + "\n", encoding="utf-8")
+        return 0
     options.time = options.time or ("real" if is_gpu else "none")
     command = "python -m lab families" + (" --device cpu" if options.device == "cpu" else "")
     version = ".".join(map(str, comfyui_version(folder)))

@@ -73,7 +73,7 @@ def test_each_block_of_queries_keeps_its_highest_key_block() -> None:
     found = SparsityController(LEVELS["strong"]).find(0, PassKey(0), q, k, v, scores, 0.25)
     expected = torch.zeros(BLOCKS, BLOCKS, dtype=torch.bool)
     expected[:, sharp], expected[diffuse] = True, torch.arange(BLOCKS) == 1
-    assert torch.equal(found.active()[0, 0], expected)
+    assert torch.equal(found.blocks.active()[0, 0], expected)
 
 
 def test_figures_of_lists_and_of_those_that_replace_them() -> None:

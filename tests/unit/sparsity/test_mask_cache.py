@@ -21,7 +21,7 @@ def test_the_union_of_a_batch_comes_back(block_mask: int, fresh_seed: int) -> No
     active, kept = random_blocks(fresh_seed, 2, 3, 5, block_mask), BlockMaskCache()
     kept.keep(CacheKey(4, 3, 640, 128 * block_mask, CPU), PassKey(0), active)
     found = kept.before(CacheKey(4, 3, 640, 128 * block_mask, CPU), PassKey(1))
-    assert found is not None and torch.equal(found.active(), active.any(dim=0, keepdim=True))
+    assert found is not None and torch.equal(found.blocks.active(), active.any(dim=0, keepdim=True))
     assert kept.bytes == 3 * 5 * -(-block_mask // 8)
 
 
@@ -32,12 +32,13 @@ def test_calls_of_one_step_share_their_blocks_and_a_later_step_begins_anew(fresh
         kept.keep(CacheKey(0, 2, 700, 1100, CPU), PassKey(3), active)
     assert kept.before(CacheKey(0, 2, 700, 1100, CPU), PassKey(3)) is None, "a further call of the step may add to them"
     found = kept.before(CacheKey(0, 2, 700, 1100, CPU), PassKey(4))
-    assert found is not None and torch.equal(found.active(), first | second)
+    assert found is not None and torch.equal(found.blocks.active(), first | second)
     share = (first | second).float().mean().item()
-    assert found.shares.mean().item() == pytest.approx(share) and found.skipped_share() == pytest.approx(1.0 - share)
+    assert found.blocks.shares.mean().item() == pytest.approx(share)
+    assert found.blocks.skipped_share() == pytest.approx(1.0 - share)
     kept.keep(CacheKey(0, 2, 700, 1100, CPU), PassKey(8), third)
     found = kept.before(CacheKey(0, 2, 700, 1100, CPU), PassKey(9))
-    assert found is not None and torch.equal(found.active(), third)
+    assert found is not None and torch.equal(found.blocks.active(), third)
 
 
 def test_each_size_has_its_own(fresh_seed: int) -> None:
@@ -52,7 +53,7 @@ def test_each_size_has_its_own(fresh_seed: int) -> None:
     kept.keep(CacheKey(0, 2, 701, 1100, CPU), PassKey(3), second)  # such as that of a longer prompt
     for length, active in ((700, first), (701, second)):
         found = kept.before(CacheKey(0, 2, length, 1100, CPU), PassKey(4))
-        assert found is not None and torch.equal(found.active(), active)
+        assert found is not None and torch.equal(found.blocks.active(), active)
     kept.clear()
     assert kept.before(CacheKey(0, 2, 701, 1100, CPU), PassKey(4)) is None and kept.bytes == 0
 
@@ -66,7 +67,7 @@ def test_blocks_of_a_hooks_former_strength_give_way(fresh_seed: int) -> None:
         )
         kept.keep(call, now, active)
         found = kept.before(call, now._replace(step=2))
-        assert found is not None and torch.equal(found.active(), active)
+        assert found is not None and torch.equal(found.blocks.active(), active)
         assert found.is_for(now) and not found.is_for(PassKey(step)) and found.gives_way(PassKey(step))
     assert kept.bytes == 2 * 6 * 2, "those of the former one are not kept"
 

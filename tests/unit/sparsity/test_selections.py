@@ -20,13 +20,13 @@ def random_blocks(seed: int) -> torch.Tensor:
 def test_a_choice_serves_the_entries_of_its_batch_for_so_many_steps(fresh_seed: int) -> None:
     kept, active = Selections(3), random_blocks(fresh_seed)
     chosen = kept.keep(CALL, PassKey(4), active)
-    assert torch.equal(chosen.active(), active)
-    torch.testing.assert_close(chosen.shares, active.float().mean(dim=(0, 2, 3)))
-    assert chosen.skipped_share() == pytest.approx(1.0 - active.float().mean().item())
+    assert torch.equal(chosen.blocks.active(), active)
+    torch.testing.assert_close(chosen.blocks.shares, active.float().mean(dim=(0, 2, 3)))
+    assert chosen.blocks.skipped_share() == pytest.approx(1.0 - active.float().mean().item())
     for step, serves in ((4, False), (5, True), (6, True), (7, False), (3, False)):
         found = kept.serving(CALL, PassKey(step))
         assert (found is not None) == serves
-        assert found is None or torch.equal(found.active(), active)
+        assert found is None or torch.equal(found.blocks.active(), active)
     assert kept.serving(CALL, PassKey(4, evaluation=1)) is not None, "a further evaluation of the step"
     assert kept.bytes == 2 * 3 * 5 * 2
 
@@ -53,9 +53,9 @@ def test_calls_of_one_moment_that_look_the_same_share_a_union_later(fresh_seed: 
     first, second = random_blocks(fresh_seed), random_blocks(fresh_seed + 1)
     kept = Selections(3)
     for active in (first, second):
-        assert torch.equal(kept.keep(CALL, PassKey(0), active).active(), active)
+        assert torch.equal(kept.keep(CALL, PassKey(0), active).blocks.active(), active)
     found = kept.serving(CALL, PassKey(1))
-    assert found is not None and torch.equal(found.active(), first | second)
+    assert found is not None and torch.equal(found.blocks.active(), first | second)
 
 
 def test_what_is_replaced_is_known_until_then_and_what_is_old_goes(fresh_seed: int) -> None:

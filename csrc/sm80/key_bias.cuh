@@ -1,8 +1,7 @@
 // What is added to the scores of each key: the correction of smoothed Q and masks that broadcast over queries.
 #pragma once
 
-#include "common/hidden_keys.cuh"
-#include "common/type_traits.cuh"
+#include "sm80/counted_keys.cuh"
 #include "sm80/rows.cuh"
 #include "sm80/softmax.cuh"
 #include "sm80/values.cuh"
@@ -47,8 +46,8 @@ __device__ __forceinline__ unsigned finite_magnitude(float x) {
 // to fp16; the means are split into two fp16 numbers, because an error of theirs would be common to a whole row of
 // scores. Numbers beyond fp16's range are scaled and read again. Grid: (q heads of this launch x key blocks, groups of
 // 64 query blocks).
-template <int kHeadDim, class T, class Params>
-__device__ __forceinline__ void delta_bias(const Params& p) {
+template <int kHeadDim, class T>
+__device__ __forceinline__ void delta_bias(const DeltaParams& p) {
   using Pieces = RowPieces<kHeadDim, kDeltaThreads>;
   const Sizes& sizes = p.sizes;
   const int bh_of_launch = blockIdx.x / sizes.key_blocks;
@@ -66,19 +65,14 @@ __device__ __forceinline__ void delta_bias(const Params& p) {
   const float* k_mean = p.k_mean + i64(kv_bh) * kHeadDim + Pieces::channel();
   __shared__ unsigned key_amax;  // bits of non-negative floats, a NaN above all numbers
   if (threadIdx.x == 0) key_amax = 0u;
+  const KeyBits shown_keys = counted_keys(p.mask, p.shown, kv_bh, first_key, sizes);  // a hidden key reads as the mean
   float key_factor = 1.f;
 #pragma unroll 1
   for (bool again = true; again;) {
     unsigned amax = 0u;
     for (int row = Pieces::row(); row < kKeyBlock; row += Pieces::kRowsAtOnce) {
       float x[8] = {};
-      bool exists = first_key + row < sizes.kv_length;
-      if constexpr (is_same_v<Params, HidingDeltaParams>) {  // a hidden key reads as the mean
-        HiddenKeys hidden(p.mask, batch);
-        hidden.all_but(p.shown[kv_bh]);
-        exists = exists && !hidden.has(first_key + row);
-      }
-      if (exists) {
+      if (has_key(shown_keys, row)) {
         load_piece(x, start + (first_key + row) * p.k.token_stride, Pieces::channel(), sizes);
 #pragma unroll
         for (int i = 0; i < 8; ++i) x[i] = (x[i] - k_mean[i]) * key_factor;

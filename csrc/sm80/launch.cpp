@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "attention_call.h"
@@ -77,15 +76,9 @@ class Builder final : public LaunchBuilder<Workspace> {
  private:
   void prepare() override {
     if (call_.has_block_mask()) prepare_lists(ListForm::linked);
-    if (may_hide_keys(call_))
-      statistics(HidingStatisticsParams{});
-    else
-      statistics(StatisticsParams{});
+    statistics();
     if (call_.rotate_by_head) choose_rotation();
-    if (chooses(call_))
-      quantize(ChoosingQuantizeParams{});
-    else
-      quantize(QuantizeParams{});
+    quantize();
   }
 
   void attend() override {
@@ -104,8 +97,8 @@ class Builder final : public LaunchBuilder<Workspace> {
                                  : MaskPolicy::none);
   }
 
-  template <class Params>
-  void statistics(Params params) {
+  void statistics() {
+    StatisticsParams params{};
     RunFields fields(params);
     bind_statistics(params, fields);
     fields.bind(params.partials, kWorkspace, workspace_.partials);
@@ -117,16 +110,13 @@ class Builder final : public LaunchBuilder<Workspace> {
       params.powers_of_two = 1;
       params.smooth_v = 0;
     }
-    std::string hiding;
-    if constexpr (std::is_same_v<Params, HidingStatisticsParams>) {
-      hiding = "_hiding";
-      bind_mask(params.mask, fields);
+    if (may_hide_keys(call_)) {
+      bind_hidden_keys(params, fields);
       fields.bind(params.shown_of_chunks, kWorkspace, workspace_.shown_of_chunks);
-      fields.bind(params.shown, kWorkspace, workspace_.shown);
     }
     const driver::Extent& of_k_and_v = workspace_.statistics_grid;
-    launch(prepare_, "partial_statistics" + hiding + "_" + element_, of_k_and_v, kStatisticsThreads, 0, params, fields);
-    launch(prepare_, "finish_statistics" + hiding, {of_k_and_v.x, of_k_and_v.z}, head_dim_, 0, params, fields);
+    launch(prepare_, "partial_statistics_" + element_, of_k_and_v, kStatisticsThreads, 0, params, fields);
+    launch(prepare_, "finish_statistics", {of_k_and_v.x, of_k_and_v.z}, head_dim_, 0, params, fields);
   }
 
   void choose_rotation() {
@@ -136,17 +126,14 @@ class Builder final : public LaunchBuilder<Workspace> {
     bind(params.k, fields, kK, call_.k);
     fields.bind(params.k_mean, kWorkspace, workspace_.k_mean);
     fields.bind(params.rotated, kWorkspace, workspace_.rotated);
-    if (may_hide_keys(call_)) {
-      bind_mask(params.mask, fields);
-      fields.bind(params.shown, kWorkspace, workspace_.shown);
-    }
+    if (may_hide_keys(call_)) bind_hidden_keys(params, fields);
     params.sizes = all_sizes_;
     params.score_bits = score_bits(call_.mode);
     launch(prepare_, "choose_rotation_" + element_, grid(workspace_.kv_bh), kStatisticsThreads, 0, params, fields);
   }
 
-  template <class Params>
-  void quantize(Params params) {
+  void quantize() {
+    QuantizeParams params{};
     RunFields fields(params);
     bind_quantization(params, fields);
     fields.bind(params.v_scale, kWorkspace, workspace_.v_scale);
@@ -156,16 +143,18 @@ class Builder final : public LaunchBuilder<Workspace> {
     params.key_tiles = workspace_.kv_bh * workspace_.key_blocks;
     params.v_maximum = v_maximum(call_);
     params.other_product = call_.mode == kPrecise ? has_v_scale(product_) : product_ == PvProduct::int8;
-    if constexpr (std::is_same_v<Params, ChoosingQuantizeParams>) {
-      if (may_hide_keys(call_)) {
-        bind_mask(params.mask, fields);
-        fields.bind(params.shown, kWorkspace, workspace_.shown);
-      }
-      if (call_.rotate_by_head) fields.bind(params.rotated, kWorkspace, workspace_.rotated);
-      params.rotates = rotates(call_);
-    }
-    launch(prepare_, "quantize_" + mode_ + preparation_name(call_) + element_, workspace_.quantize_grid,
-           kQuantizeThreads, 0, params, fields);
+    if (may_hide_keys(call_)) bind_hidden_keys(params, fields);
+    if (call_.rotate_by_head) fields.bind(params.rotated, kWorkspace, workspace_.rotated);
+    params.rotates = rotates(call_);
+    launch(prepare_, "quantize_" + mode_ + "_" + element_, workspace_.quantize_grid, kQuantizeThreads, 0, params,
+           fields);
+  }
+
+  // Of a mask that may hide keys: without it the kernels' `shown` is null.
+  template <class Params>
+  void bind_hidden_keys(Params& params, RunFields& fields) const {
+    bind_mask(params.mask, fields);
+    fields.bind(params.shown, kWorkspace, workspace_.shown);
   }
 
   template <class Params>
@@ -204,28 +193,18 @@ class Builder final : public LaunchBuilder<Workspace> {
   }
 
   void delta(int64_t first, int64_t works) {
-    if (may_hide_keys(call_))
-      delta(first, works, HidingDeltaParams{});
-    else
-      delta(first, works, DeltaParams{});
-  }
-  template <class Params>
-  void delta(int64_t first, int64_t works, Params params) {
+    DeltaParams params{};
     RunFields fields(params);
     bind_delta(params, fields);
-    std::string hiding;
-    if constexpr (std::is_same_v<Params, HidingDeltaParams>) {
-      hiding = "_hiding";
-      fields.bind(params.shown, kWorkspace, workspace_.shown);
-    }
     fields.bind(params.bias, kWorkspace, workspace_.bias);
+    if (may_hide_keys(call_)) fields.bind(params.shown, kWorkspace, workspace_.shown);
     if (mask_is_bias_) bind_mask(params.mask, fields);
     params.sizes = all_sizes_;
     params.first_work = first;
     params.works = works;
     params.first_slice = static_cast<int>(first / workspace_.query_blocks);
     const int64_t last_bh = (first + works - 1) / workspace_.query_blocks;
-    launch(prepare_, "delta_bias" + hiding + "_" + element_,
+    launch(prepare_, "delta_bias_" + element_,
            grid((last_bh - params.first_slice + 1) * workspace_.key_blocks, grids_.delta_groups), kDeltaThreads, 0,
            params, fields);
   }

@@ -23,19 +23,15 @@ struct StatisticsParams {
   float* partials;  // (K or V, slices, chunks, sum / minimum / maximum, channels)
   float* k_mean;    // (slices, channels)
   float *v_mean, *v_scale;
+  int* shown_of_chunks;  // (slices, chunks): keys that the mask does not hide, or null: it cannot hide keys
+  int* shown;            // (slices): the same of all chunks
+  Mask mask;             // whose hidden keys do not count (common/hidden_keys.cuh)
   Sizes sizes;
   int slices, chunks;
   int smooth_v;
   float v_maximum;    // what the largest element of a channel of V is scaled to
   int powers_of_two;  // V's scales are such: the largest element is scaled to v_maximum or less
-};
-
-// Of kernels whose mask may hide keys: these, and those that choose rotations, have parameters of their own, so that
-// others stay what they are.
-struct HidingStatisticsParams : StatisticsParams {
-  Mask mask;             // whose hidden keys do not count (common/hidden_keys.cuh)
-  int* shown_of_chunks;  // (slices, chunks): keys that it does not hide
-  int* shown;            // (slices)
+  int padding;
 };
 
 // Which key heads gain by rotation, from a sample of each (common/rotation_choice.cuh).
@@ -53,24 +49,19 @@ struct QuantizeParams {
   Strided q, k, v;
   const float *k_mean, *v_mean, *v_scale;
   unsigned char *q_tiles, *k_tiles, *v_tiles;
-  float* q_scale;    // (q slices, query blocks, query_scales(bits)): with softmax scale and log2(e)
-  float* k_scale;    // (slices, key blocks, kKeyGroups)
-  float* q_mean;     // (q slices, query blocks, channels) when Q is smoothed
-  float* lse_shift;  // (q slices, q_length): scale * q . mean(K), or null
+  float* q_scale;      // (q slices, query blocks, query_scales(bits)): with softmax scale and log2(e)
+  float* k_scale;      // (slices, key blocks, kKeyGroups)
+  float* q_mean;       // (q slices, query blocks, channels) when Q is smoothed
+  float* lse_shift;    // (q slices, q_length): scale * q . mean(K), or null
+  const int* shown;    // (slices): keys that the mask does not hide, or null: it cannot hide keys
+  const int* rotated;  // (slices), where the call rotates by the head
+  Mask mask;           // whose hidden keys are zeros
   Sizes sizes;
   i64 query_tiles, key_tiles;  // of all slices: blocks of the grid for Q, K and again key_tiles for V, in this order
   float scale;
   float v_maximum;    // as in StatisticsParams
   int other_product;  // V is for the kernel's other product
-};
-
-// Of kernels that rotate each head or do not, or whose mask may hide keys.
-struct ChoosingQuantizeParams : QuantizeParams {
-  Mask mask;           // whose hidden keys are zeros
-  const int* shown;    // (slices), where it may hide keys
-  const int* rotated;  // (slices), where the call rotates by the head
   Rotates rotates;
-  int padding;
 };
 
 // Rows of the key bias hold, in units of log2, what is added to the scores of each key: -inf past the last key. Keys
@@ -78,16 +69,13 @@ struct ChoosingQuantizeParams : QuantizeParams {
 struct DeltaParams {
   Strided k;
   const float *k_mean, *q_mean;
-  float* bias;  // (work items of this launch, padded keys)
-  Mask mask;    // one that broadcasts over queries is added here
+  const int* shown;  // (slices): keys that the mask does not hide, or null: it cannot hide keys
+  float* bias;       // (work items of this launch, padded keys)
+  Mask mask;         // one that broadcasts over queries is added here
   Sizes sizes;
   i64 first_work, works;
   int first_slice;  // q slice of first_work
   float scale;      // softmax scale * log2(e)
-};
-
-struct HidingDeltaParams : DeltaParams {
-  const int* shown;  // (slices): keys that the mask does not hide
 };
 
 struct KeyBiasParams {

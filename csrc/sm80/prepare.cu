@@ -9,20 +9,14 @@ using namespace sm80;
 #define FOR_EACH_ELEMENT_OF_16_BITS(kernel) kernel(fp16, __half) kernel(bf16, __nv_bfloat16)
 #define FOR_EACH_ELEMENT(kernel) FOR_EACH_ELEMENT_OF_16_BITS(kernel) kernel(fp32, float)
 
-#define PARTIAL_STATISTICS_OF(name, type, Params)                                                           \
-  extern "C" __global__ void __launch_bounds__(kStatisticsThreads) name(const __grid_constant__ Params p) { \
-    partial_statistics<HEAD_DIM, type>(p);                                                                  \
+#define PARTIAL_STATISTICS(name, type)                                        \
+  extern "C" __global__ void __launch_bounds__(kStatisticsThreads)            \
+      partial_statistics_##name(const __grid_constant__ StatisticsParams p) { \
+    partial_statistics<HEAD_DIM, type>(p);                                    \
   }
-#define PARTIAL_STATISTICS(name, type)                                     \
-  PARTIAL_STATISTICS_OF(partial_statistics_##name, type, StatisticsParams) \
-  PARTIAL_STATISTICS_OF(partial_statistics_hiding_##name, type, HidingStatisticsParams)
 FOR_EACH_ELEMENT(PARTIAL_STATISTICS)
 
 extern "C" __global__ void __launch_bounds__(HEAD_DIM) finish_statistics(const __grid_constant__ StatisticsParams p) {
-  finish_statistics<HEAD_DIM>(p);
-}
-extern "C" __global__ void __launch_bounds__(HEAD_DIM)
-    finish_statistics_hiding(const __grid_constant__ HidingStatisticsParams p) {
   finish_statistics<HEAD_DIM>(p);
 }
 
@@ -36,38 +30,26 @@ FOR_EACH_ELEMENT(CHOOSE_ROTATION)
 // Three blocks an SM limit a thread to 80 registers. At head_dim 256 that would spill.
 constexpr int kQuantizeBlocks = HEAD_DIM <= 128 ? 3 : 1;
 
-#define QUANTIZE(name, type, product, other, bits, rotated)                       \
+#define QUANTIZE(name, type, product, other, bits)                                \
   extern "C" __global__ void __launch_bounds__(kQuantizeThreads, kQuantizeBlocks) \
       name(const __grid_constant__ QuantizeParams p) {                            \
-    quantize<HEAD_DIM, IntegerFormat<bits, rotated>, type, product, other>(p);    \
+    quantize<HEAD_DIM, bits, type, product, other>(p);                            \
   }
-#define CHOOSING(name, type, product, other, bits, may_hide)     \
-  extern "C" __global__ void __launch_bounds__(kQuantizeThreads) \
-      name(const __grid_constant__ ChoosingQuantizeParams p) {   \
-    quantize<HEAD_DIM, bits, type, product, other, may_hide>(p); \
-  }
-#define QUANTIZE_MODE(prefix, name, type, product, other, bits)       \
-  QUANTIZE(prefix##_##name, type, product, other, bits, false)        \
-  QUANTIZE(prefix##_rotated_##name, type, product, other, bits, true) \
-  CHOOSING(prefix##_auto_##name, type, product, other, bits, false)   \
-  CHOOSING(prefix##_hiding_##name, type, product, other, bits, true)
-#define QUANTIZE_8B(name, type) QUANTIZE_MODE(quantize_8b, name, type, FloatProduct, IntegerProduct, 8)
+#define QUANTIZE_8B(name, type) QUANTIZE(quantize_8b_##name, type, FloatProduct, IntegerProduct, 8)
 FOR_EACH_ELEMENT(QUANTIZE_8B)
-#define QUANTIZE_PRECISE(name, type) QUANTIZE_MODE(quantize_precise, name, type, Precise<type>, HalfHalf, 8)
+#define QUANTIZE_PRECISE(name, type) QUANTIZE(quantize_precise_##name, type, Precise<type>, HalfHalf, 8)
 FOR_EACH_ELEMENT_OF_16_BITS(QUANTIZE_PRECISE)
 
 extern "C" __global__ void mask_bias(const __grid_constant__ KeyBiasParams p) { sm80::mask_bias(p); }
 
 #if INT4_SCORES
-#define QUANTIZE_4B(name, type) QUANTIZE_MODE(quantize_4b, name, type, FloatProduct, IntegerProduct, 4)
+#define QUANTIZE_4B(name, type) QUANTIZE(quantize_4b_##name, type, FloatProduct, IntegerProduct, 4)
 FOR_EACH_ELEMENT(QUANTIZE_4B)
 
-#define DELTA_BIAS_OF(name, type, Params)                                                              \
-  extern "C" __global__ void __launch_bounds__(kDeltaThreads) name(const __grid_constant__ Params p) { \
-    delta_bias<HEAD_DIM, type>(p);                                                                     \
+#define DELTA_BIAS(name, type)                                   \
+  extern "C" __global__ void __launch_bounds__(kDeltaThreads)    \
+      delta_bias_##name(const __grid_constant__ DeltaParams p) { \
+    delta_bias<HEAD_DIM, type>(p);                               \
   }
-#define DELTA_BIAS(name, type)                        \
-  DELTA_BIAS_OF(delta_bias_##name, type, DeltaParams) \
-  DELTA_BIAS_OF(delta_bias_hiding_##name, type, HidingDeltaParams)
 FOR_EACH_ELEMENT(DELTA_BIAS)
 #endif

@@ -2,10 +2,9 @@
 // sections 3.1 to 3.3).
 #pragma once
 
-#include "common/hidden_keys.cuh"
 #include "common/integer_format.cuh"
 #include "common/rotation.cuh"
-#include "common/type_traits.cuh"
+#include "sm80/counted_keys.cuh"
 #include "sm80/layout.cuh"
 #include "sm80/rows.cuh"
 #include "sm80/values.cuh"
@@ -30,20 +29,48 @@ class Divisor {
 // The bits of a number of at most 127 in magnitude plus 1.5 * 2^23: the lowest are those of the nearest whole number.
 __device__ __forceinline__ unsigned whole_number_bits(float x) { return __float_as_uint(x + 0x1.8p23f); }
 
+// The format of a head, which is rotated or not: one kernel has both. The transform of rotated heads is a branch that a
+// block takes as a whole, the rest are numbers.
+template <int kBits_>
+class HeadFormat {
+  using AsItIs = IntegerFormat<kBits_, false>;
+  using Rotated = IntegerFormat<kBits_, true>;
+
+ public:
+  static constexpr int kBits = kBits_;
+  // Clipping changes no number of a head that is not rotated, whose quotients are at most the largest whole number.
+  static constexpr bool kMayClip = Rotated::kClipped;
+  static constexpr float kHighest = Rotated::kHighest, kLowest = Rotated::kLowest;
+  static constexpr bool kMayHaveScaleOfToken = Rotated::kQueryPerToken;
+
+  explicit __device__ __forceinline__ HeadFormat(bool rotated) : rotated_(rotated) {}
+  __device__ __forceinline__ bool rotated() const { return rotated_; }
+  __device__ __forceinline__ bool has_scale_of_token() const { return kMayHaveScaleOfToken && rotated_; }
+  // One scale for each group of rows; groups without a row keep the smallest scale.
+  __device__ __forceinline__ float scale_of(int amax_bits) const {
+    const float amax = __int_as_float(amax_bits);
+    if constexpr (AsItIs::kMaximum == Rotated::kMaximum) return max_nan(amax / AsItIs::kMaximum, kSmallestScale);
+    return max_nan(amax / (rotated_ ? Rotated::kMaximum : AsItIs::kMaximum), kSmallestScale);
+  }
+
+ private:
+  const bool rotated_;
+};
+
 // A thread's eight channels, the first in the lowest bits: two words in INT8, one in INT4. Where a format does not
 // clip, no quotient exceeds the largest whole number: a group's scale is its largest magnitude divided by that. Where a
-// scale is not finite, no row that it is of has an output, whatever the words hold.
-template <class Format, int kPieces>
-__device__ __forceinline__ void pack_integers(unsigned (&words)[Format::kBits / 4], const float (&x)[8], float scale) {
+// scale is not finite, no row that it is of has an output, whatever the words hold. `signs`: of the lower and the upper
+// four.
+template <class Format>
+__device__ __forceinline__ void pack_integers(unsigned (&words)[Format::kBits / 4], const float (&x)[8], float scale,
+                                              const float2& signs) {
   constexpr int kBits = Format::kBits;
-  float2 signs = make_float2(1.f, 1.f);  // of the lower and the upper four
-  if constexpr (Format::kRotated) signs = Rotation<kPieces>::output_signs();
   const Divisor scales[2] = {Divisor(scale * signs.x), Divisor(scale * signs.y)};
   unsigned bits[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     float quotient = scales[i / 4].divide(x[i]);
-    if constexpr (Format::kClipped) quotient = fmaxf(fminf(quotient, Format::kHighest), Format::kLowest);
+    if constexpr (Format::kMayClip) quotient = fmaxf(fminf(quotient, Format::kHighest), Format::kLowest);
     bits[i] = whole_number_bits(quotient);
   }
   if constexpr (kBits == 8) {
@@ -64,9 +91,13 @@ __device__ __forceinline__ void pack_integers(unsigned (&words)[Format::kBits / 
 template <int kHeadDim, class Format>
 struct QueryTile {
   static constexpr int kRows = kQueryBlock, kScales = query_scales(Format::kBits);
-  static constexpr int kGroups = Format::kQueryPerToken ? kRows : kQueryGroups;
-  static __device__ __forceinline__ int group(int row) { return Format::kQueryPerToken ? row : row / 32 * 8 + row % 8; }
-  static __device__ __forceinline__ int group_of_scale(int index) { return kScales == kRows ? group(index) : index; }
+  static constexpr int kMostGroups = Format::kMayHaveScaleOfToken ? kRows : kQueryGroups;
+  static __device__ __forceinline__ int group(const Format& format, int row) {
+    return format.has_scale_of_token() ? row : row / 32 * 8 + row % 8;
+  }
+  static __device__ __forceinline__ int group_of_scale(const Format& format, int index) {
+    return kScales == kRows ? group(format, index) : index;
+  }
   static __device__ __forceinline__ int offset(int row, int byte) {
     return QkTile<kHeadDim, Format::kBits>::query_offset(row, byte);
   }
@@ -74,9 +105,9 @@ struct QueryTile {
 
 template <int kHeadDim, class Format>
 struct KeyTile {
-  static constexpr int kRows = kKeyBlock, kScales = kKeyGroups, kGroups = kKeyGroups;
-  static __device__ __forceinline__ int group(int row) { return row % 8 / 2; }
-  static __device__ __forceinline__ int group_of_scale(int index) { return index; }
+  static constexpr int kRows = kKeyBlock, kScales = kKeyGroups, kMostGroups = kKeyGroups;
+  static __device__ __forceinline__ int group(const Format&, int row) { return row % 8 / 2; }
+  static __device__ __forceinline__ int group_of_scale(const Format&, int index) { return index; }
   static __device__ __forceinline__ int offset(int row, int byte) {
     return QkTile<kHeadDim, Format::kBits>::key_offset(row, byte);
   }
@@ -138,12 +169,10 @@ struct QuantizedTensors {
     }
   }
 
-  // Transposes V through shared memory. Words: (8 channels, 16 bytes, lane). P: the product. Of HiddenKeys `shown` is
-  // filled, in shared memory.
-  template <class P, class Hidden>
-  static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile, T (&shared)[kKeyBlock][kWidth + 8],
-                                                const Hidden& hidden, bool* shown) {
-    constexpr bool kMayHide = is_same_v<Hidden, HiddenKeys>;
+  // Transposes V through shared memory. Words: (8 channels, 16 bytes, lane). P: the product.
+  template <class P>
+  static __device__ __forceinline__ void values(const QuantizeParams& p, i64 tile, KeyBits keys,
+                                                T (&shared)[kKeyBlock][kWidth + 8]) {
     constexpr int kVBytes = value_tile_bytes(kHeadDim, P::kVBytes);
     using Part = RowPieces<kWidth, kQuantizeThreads>;
     constexpr int kWords = kVBytes / 16 * kWidth / kHeadDim;
@@ -151,11 +180,6 @@ struct QuantizedTensors {
     const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
     const T* start = head_start<T>(p.v, bh, p.sizes.kv_heads);
     const int tokens = min(kKeyBlock, p.sizes.kv_length - first);
-    if constexpr (kMayHide) {
-      const int key = threadIdx.x;
-      if (key < kKeyBlock) shown[key] = key < tokens && !hidden.has(first + key);
-    }
-    const auto counts = [&](int key) { return kMayHide ? shown[key] : key < tokens; };
     for (int base = 0; base < kHeadDim; base += kWidth) {
       __syncthreads();
       for (int row = Part::row(); row < tokens; row += Part::kRowsAtOnce) {
@@ -169,6 +193,10 @@ struct QuantizedTensors {
       for (int at = threadIdx.x; at < kWords; at += kQuantizeThreads) {
         const int lane = at % 32, word = at / 32 % P::kWords;
         const int channel = at / (32 * P::kWords) * 8 + lane / 4;
+        // All keys of a word lie at places behind this one that the compiler knows.
+        const int first_key = 64 / P::kWords * word + lane % 4 * 2;
+        const KeyBits keys_of_word = keys >> first_key;
+        const auto counts = [&](int key) { return has_key(keys_of_word, key - first_key); };
         if constexpr (P::kScaled) {
           const i64 statistic = i64(bh) * kHeadDim + base + channel;
           const float mean = p.v_mean[statistic];
@@ -188,19 +216,19 @@ struct QuantizedTensors {
   }
 };
 
-template <int kHeadDim, class Format, class T>
+template <int kHeadDim, int kBits, class T>
 class Quantize {
+  using Format = HeadFormat<kBits>;
   using Tensors = QuantizedTensors<kHeadDim, T>;
   using Pieces = typename Tensors::Pieces;
   using Queries = QueryTile<kHeadDim, Format>;
   using Keys = KeyTile<kHeadDim, Format>;
-  static constexpr int kBits = Format::kBits;
   template <class Tile>
   static constexpr int kPasses = Tile::kRows / Pieces::kRowsAtOnce;
   static constexpr int kQBytes = query_tile_bytes(kHeadDim, kBits), kKBytes = key_tile_bytes(kHeadDim, kBits);
 
  public:
-  static __device__ __forceinline__ void queries(const QuantizeParams& p, i64 tile) {
+  static __device__ __forceinline__ void queries(const QuantizeParams& p, i64 tile, const Format& format) {
     const int bh = static_cast<int>(tile / p.sizes.query_blocks);
     const int first = static_cast<int>(tile - i64(bh) * p.sizes.query_blocks) * kQueryBlock;
     const T* start = head_start<T>(p.q, bh, p.sizes.q_heads);
@@ -217,22 +245,22 @@ class Quantize {
     }
     if (p.lse_shift) Tensors::store_lse_shift(p, x, bh, first);
     if (p.q_mean) Tensors::smooth_queries(p, x, tile, first);
-    rotate<Queries>(x);
-    const float multiplier = p.scale * kLog2E * (Format::kRotated ? Rotation<Pieces::kPieces>::kInverseSize : 1.f);
-    store_tile<Queries>(x, p.q_tiles + tile * kQBytes, p.q_scale + tile * Queries::kScales, multiplier);
+    rotate<Queries>(x, format);
+    const float multiplier = p.scale * kLog2E * (format.rotated() ? Rotation<Pieces::kPieces>::kInverseSize : 1.f);
+    store_tile<Queries>(x, p.q_tiles + tile * kQBytes, p.q_scale + tile * Queries::kScales, multiplier, format);
   }
 
-  template <class Hidden>
-  static __device__ __forceinline__ void keys(const QuantizeParams& p, i64 tile, const Hidden& hidden) {
+  static __device__ __forceinline__ void keys(const QuantizeParams& p, i64 tile, KeyBits keys, const Format& format) {
     const int bh = static_cast<int>(tile / p.sizes.key_blocks);
     const int first = static_cast<int>(tile - i64(bh) * p.sizes.key_blocks) * kKeyBlock;
     const T* start = head_start<T>(p.k, bh, p.sizes.kv_heads);
     const float* mean = p.k_mean + i64(bh) * kHeadDim + Pieces::channel();
+    const KeyBits keys_of_thread = keys >> Pieces::row();
     float x[kPasses<Keys>][8];
 #pragma unroll
     for (int pass = 0; pass < kPasses<Keys>; ++pass) {
       const int token = first + Pieces::row() + pass * Pieces::kRowsAtOnce;
-      if (token < p.sizes.kv_length && !hidden.has(token)) {
+      if (has_key(keys_of_thread, pass * Pieces::kRowsAtOnce)) {
         load_piece(x[pass], start + token * p.k.token_stride, Pieces::channel(), p.sizes);
 #pragma unroll
         for (int i = 0; i < 8; ++i) x[pass][i] -= mean[i];
@@ -241,17 +269,16 @@ class Quantize {
         for (int i = 0; i < 8; ++i) x[pass][i] = 0.f;
       }
     }
-    rotate<Keys>(x);
-    store_tile<Keys>(x, p.k_tiles + tile * kKBytes, p.k_scale + tile * Keys::kScales, 1.f);
+    rotate<Keys>(x, format);
+    store_tile<Keys>(x, p.k_tiles + tile * kKBytes, p.k_scale + tile * Keys::kScales, 1.f, format);
   }
 
  private:
-  // One scale for each group of rows, amax / kMaximum; groups without a row keep the smallest scale.
   template <class Tile>
   static __device__ __forceinline__ void store_tile(const float (&x)[kPasses<Tile>][8], unsigned char* tile,
-                                                    float* scales, float multiplier) {
-    __shared__ int amax[Tile::kGroups];  // bits of non-negative floats, a NaN above all numbers
-    if (threadIdx.x < Tile::kGroups) amax[threadIdx.x] = 0;
+                                                    float* scales, float multiplier, const Format& format) {
+    __shared__ int amax[Tile::kMostGroups];  // bits of non-negative floats, a NaN above all numbers
+    if (threadIdx.x < Tile::kMostGroups) amax[threadIdx.x] = 0;
     __syncthreads();
 #pragma unroll
     for (int pass = 0; pass < kPasses<Tile>; ++pass) {
@@ -262,16 +289,17 @@ class Quantize {
       for (int distance = 1; distance < Pieces::kPieces; distance *= 2)
         largest = max_nan(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
       if (Pieces::channel() == 0)
-        atomicMax(&amax[Tile::group(Pieces::row() + pass * Pieces::kRowsAtOnce)], __float_as_int(largest));
+        atomicMax(&amax[Tile::group(format, Pieces::row() + pass * Pieces::kRowsAtOnce)], __float_as_int(largest));
     }
     __syncthreads();
     if (threadIdx.x < Tile::kScales)
-      scales[threadIdx.x] = scale_of(amax[Tile::group_of_scale(threadIdx.x)]) * multiplier;
+      scales[threadIdx.x] = format.scale_of(amax[Tile::group_of_scale(format, threadIdx.x)]) * multiplier;
+    const float2 signs = format.rotated() ? Rotation<Pieces::kPieces>::output_signs() : make_float2(1.f, 1.f);
 #pragma unroll
     for (int pass = 0; pass < kPasses<Tile>; ++pass) {
       const int row = Pieces::row() + pass * Pieces::kRowsAtOnce;
       unsigned words[kBits / 4];
-      pack_integers<Format, Pieces::kPieces>(words, x[pass], scale_of(amax[Tile::group(row)]));
+      pack_integers<Format>(words, x[pass], format.scale_of(amax[Tile::group(format, row)]), signs);
 #pragma unroll
       for (int word = 0; word < kBits / 4; ++word) {
         const int byte = Pieces::channel() * kBits / 8 + word * 4;
@@ -280,85 +308,41 @@ class Quantize {
     }
   }
   template <class Tile>
-  static __device__ __forceinline__ void rotate(float (&x)[kPasses<Tile>][8]) {
-    if constexpr (Format::kRotated) {
-      const Rotation<Pieces::kPieces> rotation;
+  static __device__ __forceinline__ void rotate(float (&x)[kPasses<Tile>][8], const Format& format) {
+    if (!format.rotated()) return;
+    const Rotation<Pieces::kPieces> rotation;
 #pragma unroll
-      for (int pass = 0; pass < kPasses<Tile>; ++pass) {
-        rotation.change_signs(x[pass]);
-        rotation.transform(x[pass]);
-      }
+    for (int pass = 0; pass < kPasses<Tile>; ++pass) {
+      rotation.change_signs(x[pass]);
+      rotation.transform(x[pass]);
     }
-  }
-  static __device__ __forceinline__ float scale_of(int amax_bits) {
-    return max_nan(__int_as_float(amax_bits) / Format::kMaximum, kSmallestScale);
   }
 };
 
 // `Product` and `OtherProduct`: those of P V for which V is stored, as the call wants it.
-template <int kHeadDim, class T, class Product, class OtherProduct, class Hidden>
-__device__ __forceinline__ void quantize_values(const QuantizeParams& p, i64 tile, const Hidden& hidden) {
-  using Tensors = QuantizedTensors<kHeadDim, T>;
-  __shared__ __align__(16) T shared[kKeyBlock][Tensors::kWidth + 8];
-  bool* shown = nullptr;
-  if constexpr (is_same_v<Hidden, HiddenKeys>) {
-    __shared__ bool shown_keys[kKeyBlock];
-    shown = shown_keys;
-  }
-  if (p.other_product) {
-    Tensors::template values<OtherProduct>(p, tile, shared, hidden, shown);
-  } else {
-    Tensors::template values<Product>(p, tile, shared, hidden, shown);
-  }
-}
-
-template <int kHeadDim, class Format, class T, class Product, class OtherProduct>
+template <int kHeadDim, int kBits, class T, class Product, class OtherProduct>
 __device__ __forceinline__ void quantize(const QuantizeParams& p) {
-  using Numbers = Quantize<kHeadDim, Format, T>;
-  const i64 block = blockIdx.x;
-  if (block < p.query_tiles) {
-    Numbers::queries(p, block);
-  } else if (block < p.query_tiles + p.key_tiles) {
-    Numbers::keys(p, block - p.query_tiles, NoHiddenKeys());
-  } else {
-    quantize_values<kHeadDim, T, Product, OtherProduct>(p, block - p.query_tiles - p.key_tiles, NoHiddenKeys());
-  }
-}
-
-// Of heads that are rotated or not. With kMayHide the mask may hide keys, and the call may also rotate all heads or
-// none.
-template <int kHeadDim, int kBits, class T, class Product, class OtherProduct, bool kMayHide>
-__device__ __forceinline__ void quantize(const ChoosingQuantizeParams& p) {
-  using Rotated = Quantize<kHeadDim, IntegerFormat<kBits, true>, T>;
-  using NotRotated = Quantize<kHeadDim, IntegerFormat<kBits, false>, T>;
-  const i64 block = blockIdx.x;
-  const auto is_rotated = [&](i64 slice) {
-    return p.rotates == Rotates::by_head ? p.rotated[slice] != 0 : p.rotates == Rotates::always;
+  using Numbers = Quantize<kHeadDim, kBits, T>;
+  using Tensors = QuantizedTensors<kHeadDim, T>;
+  const auto format_of = [&](i64 slice) {
+    return HeadFormat<kBits>(p.rotates == Rotates::by_head ? p.rotated[slice] != 0 : p.rotates == Rotates::always);
   };
+  const i64 block = blockIdx.x;
   if (block < p.query_tiles) {
     const i64 bh = block / p.sizes.query_blocks;
-    if (is_rotated(bh / (p.sizes.q_heads / p.sizes.kv_heads)))
-      Rotated::queries(p, block);
-    else
-      NotRotated::queries(p, block);
-    return;
+    return Numbers::queries(p, block, format_of(bh / (p.sizes.q_heads / p.sizes.kv_heads)));
   }
   const bool is_key = block < p.query_tiles + p.key_tiles;
-  const i64 tile = block - p.query_tiles - (is_key ? 0 : p.key_tiles), slice = tile / p.sizes.key_blocks;
-  const auto take = [&](const auto& hidden) {
-    if (!is_key)
-      quantize_values<kHeadDim, T, Product, OtherProduct>(p, tile, hidden);
-    else if (is_rotated(slice))
-      Rotated::keys(p, tile, hidden);
-    else
-      NotRotated::keys(p, tile, hidden);
-  };
-  if constexpr (kMayHide) {
-    HiddenKeys hidden(p.mask, static_cast<int>(slice / p.sizes.kv_heads));
-    hidden.all_but(p.shown[slice]);
-    take(hidden);
+  const i64 tile = block - p.query_tiles - (is_key ? 0 : p.key_tiles);
+  const int slice = static_cast<int>(tile / p.sizes.key_blocks);
+  const int first = static_cast<int>(tile - i64(slice) * p.sizes.key_blocks) * kKeyBlock;
+  const KeyBits keys = counted_keys(p.mask, p.shown, slice, first, p.sizes);
+  if (is_key) return Numbers::keys(p, tile, keys, format_of(slice));
+  __shared__ __align__(16) T shared[kKeyBlock][Tensors::kWidth + 8];
+  if (p.other_product) {
+    Tensors::template values<OtherProduct>(p, tile, keys, shared);
   } else {
-    take(NoHiddenKeys());
+    Tensors::template values<Product>(p, tile, keys, shared);
   }
 }
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "common/hidden_keys.cuh"
-#include "common/type_traits.cuh"
 #include "sm80/layout.cuh"
 #include "sm80/rows.cuh"
 
@@ -14,19 +13,27 @@ __device__ __forceinline__ float merge(int statistic, float x, float y) {
   return statistic == 0 ? x + y : max_nan(x, y);
 }
 
-// Grid: (kv heads, chunks, K or V). Where V is stored as it is there is none of V. Of
-// HidingStatisticsParams: a chunk without a shown key has the results of all its keys, for masks that hide all.
-template <int kHeadDim, class T, class Params>
-__device__ __forceinline__ void partial_statistics(const Params& p) {
-  constexpr bool kMayHide = is_same_v<Params, HidingStatisticsParams>;
+// Grid: (kv heads, chunks, K or V). Where V is stored as it is there is none of V. A chunk all of whose keys are hidden
+// has the results of all its keys, for masks that hide all.
+template <int kHeadDim, class T>
+__device__ __forceinline__ void partial_statistics(const StatisticsParams& p) {
   using Pieces = RowPieces<kHeadDim, kStatisticsThreads>;
   const T* start = head_start<T>(blockIdx.z == 0 ? p.k : p.v, blockIdx.x, p.sizes.kv_heads);
   const i64 stride = blockIdx.z == 0 ? p.k.token_stride : p.v.token_stride;
   const int first = blockIdx.y * kStatisticsTokens;
   const int last = min(first + kStatisticsTokens, p.sizes.kv_length);
+  __shared__ unsigned shown_keys[kStatisticsTokens / 32];  // bits of 32 keys each
   int shown = 0;
-  if constexpr (kMayHide) {
-    shown = HiddenKeys(p.mask, blockIdx.x / p.sizes.kv_heads).template count_shown<kStatisticsThreads>(first, last);
+  if (p.shown) {
+    const HiddenKeys hidden(p.mask, blockIdx.x / p.sizes.kv_heads);
+#pragma unroll 1
+    for (int base = 0; base < kStatisticsTokens; base += kStatisticsThreads) {
+      const int place = base + threadIdx.x;
+      const bool shows = first + place < last && !hidden.has(first + place);
+      const unsigned bits = __ballot_sync(0xffffffffu, shows);
+      if (threadIdx.x % 32 == 0) shown_keys[place / 32] = bits;
+      shown += __syncthreads_count(shows);
+    }
     if (blockIdx.z == 0 && threadIdx.x == 0) p.shown_of_chunks[i64(blockIdx.x) * p.chunks + blockIdx.y] = shown;
   }
   float found[kStatistics][8];
@@ -35,12 +42,7 @@ __device__ __forceinline__ void partial_statistics(const Params& p) {
     found[0][i] = 0.f;
     found[1][i] = found[2][i] = -__builtin_bit_cast(float, 0x7f800000u);
   }
-  for (int token = first + Pieces::row(); token < last; token += Pieces::kRowsAtOnce) {
-    if constexpr (kMayHide) {
-      HiddenKeys hidden(p.mask, blockIdx.x / p.sizes.kv_heads);
-      hidden.all_but(shown);
-      if (hidden.has(token)) continue;
-    }
+  const auto add = [&](int token) {
     float x[8];
     load_piece(x, start + token * stride, Pieces::channel(), p.sizes);
 #pragma unroll
@@ -48,6 +50,16 @@ __device__ __forceinline__ void partial_statistics(const Params& p) {
       found[0][i] += x[i];
       found[1][i] = max_nan(found[1][i], x[i]);
       found[2][i] = max_nan(found[2][i], -x[i]);
+    }
+  };
+  // Two loops: a test at each token would keep the loads of several tokens from being under way at a time.
+  if (shown == 0) {
+    for (int token = first + Pieces::row(); token < last; token += Pieces::kRowsAtOnce) add(token);
+  } else {
+#pragma unroll 2
+    for (int token = first + Pieces::row(); token < last; token += Pieces::kRowsAtOnce) {
+      const int place = token - first;
+      if (shown_keys[place / 32] >> place % 32 & 1) add(token);
     }
   }
   __shared__ float shared[Pieces::kRowsAtOnce][kHeadDim];
@@ -73,19 +85,17 @@ __device__ __forceinline__ float next_power_of_two(float x) {
 }
 
 // Grid: (kv heads, K or V), a thread for each channel.
-template <int kHeadDim, class Params>
-__device__ __forceinline__ void finish_statistics(const Params& p) {
-  constexpr bool kMayHide = is_same_v<Params, HidingStatisticsParams>;
+template <int kHeadDim>
+__device__ __forceinline__ void finish_statistics(const StatisticsParams& p) {
   const float* in =
       p.partials + (i64(blockIdx.y) * p.slices + blockIdx.x) * p.chunks * kStatistics * kHeadDim + threadIdx.x;
   float found[kStatistics];
 #pragma unroll
   for (int statistic = 0; statistic < kStatistics; ++statistic) found[statistic] = in[statistic * kHeadDim];
   int tokens = p.sizes.kv_length;
-  const int* shown_of_chunks = nullptr;
+  const int* shown_of_chunks = p.shown_of_chunks + i64(blockIdx.x) * p.chunks;
   int shown = 0;
-  if constexpr (kMayHide) {
-    shown_of_chunks = p.shown_of_chunks + i64(blockIdx.x) * p.chunks;
+  if (p.shown) {
     for (int chunk = 0; chunk < p.chunks; ++chunk) shown += shown_of_chunks[chunk];
     if (blockIdx.y == 0 && threadIdx.x == 0) p.shown[blockIdx.x] = shown;
     if (shown != 0) tokens = shown;
@@ -95,9 +105,7 @@ __device__ __forceinline__ void finish_statistics(const Params& p) {
     }
   }
   for (int chunk = 1; chunk < p.chunks; ++chunk) {
-    if constexpr (kMayHide) {
-      if (shown != 0 && shown_of_chunks[chunk] == 0) continue;
-    }
+    if (shown != 0 && shown_of_chunks[chunk] == 0) continue;
 #pragma unroll
     for (int statistic = 0; statistic < kStatistics; ++statistic) {
       found[statistic] = merge(statistic, found[statistic], in[(i64(chunk) * kStatistics + statistic) * kHeadDim]);

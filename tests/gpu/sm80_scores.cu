@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(kQuantizeThreads)
   p.k_scale = scales + p.query_tiles * query_scales(BITS);
   p.q_mean = BITS == 4 ? q_mean : nullptr;
   p.scale = 1.f;
-  sm80::quantize<HEAD_DIM, IntegerFormat<BITS, ROTATED>, __half, FloatProduct, IntegerProduct>(p);
+  p.rotates = ROTATED ? Rotates::always : Rotates::never;
+  sm80::quantize<HEAD_DIM, BITS, __half, FloatProduct, IntegerProduct>(p);
 }
 
 // Grid: (tiles of 16 queries, key tiles), one warp each. scores: (q_length, kv_length).

@@ -294,7 +294,10 @@ def test_the_library_launches_the_same_by_either_module(
     def shapes(folder: Path, call: str) -> list[str]:
         code = LIBRARY.format(root=str(ROOT), modes=list(architecture.modes), call=call)
         # Shared memory may be that of another version.
-        return [re.sub(r" shared \d+", "", line).partition(" parameters ")[0] for line in run(folder, code)[1]]
+        lines = [re.sub(r" shared \d+", "", line).partition(" parameters ")[0] for line in run(folder, code)[1]]
+        if architecture.family == "sm80":  # one kernel since 5.1.0, whether a head is rotated or not
+            lines = [re.sub(r"(?<=quantize_)(\w+)_rotated_", r"\1_", line) for line in lines]
+        return lines
 
     wanted = shapes(released.folder, "call.run(q, k, v, optional)")
     assert len(wanted) >= 2 * 3 * 7 * len(architecture.modes)

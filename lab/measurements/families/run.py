@@ -23,6 +23,7 @@ from comfy_sage2.comfyui.patch import patch_model
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
 from comfy_sage2.command_line import Parser, at_least_1, output_file
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
+from tools.workflows.template_use import HEADING as USE
 
 from ...result_page import kernel_versions
 from ..overrides import attention_for_nothing, with_override
@@ -34,8 +35,6 @@ from .findings import FamilyRow, Findings, Served, TimedSteps
 from .models import TINY_STEPS, load, sample, seconds_in_rounds, unlike_detected
 from .page import document, served_line, timed_line
 from .sparse_pair import time_pairs
-
-BY_HAND = "## Share of use"  # the page's section that this command keeps as it is
 
 
 def serve_tiny(family: Family, device: torch.device) -> Served:
@@ -168,7 +167,7 @@ def main(arguments: list[str]) -> int:
             print(timed_line(row, options.modes), flush=True)
         if options.results is not None:  # after each, so that what is found stays found
             page = options.results.read_text(encoding="utf-8") if options.results.is_file() else ""
-            kept = page[page.index(BY_HAND) :] if BY_HAND in page else ""
+            kept = page[page.index(USE) :] if USE in page else ""  # what tools.workflows.template_use has written
             options.results.write_text(document(found) + (f"\n{kept}" if kept else ""), encoding="utf-8")
         if options.json is not None:
             found.write(options.json)

@@ -24,7 +24,7 @@ class DeclaredModel:
         text: tokens and channels of the text.
         padded: tokens at its end that a mask hides.
         picture: the size of the latents of two pictures to which the prompt refers, or ().
-        given: frames at the begin of the video that are given, and not sampled.
+        given: frames at the beginning of the video that are given, and not sampled.
         more: further tensors of the conditioning, by name.
     """
 

@@ -179,7 +179,9 @@ class _Guarded:
         elif self._serves:
             log.warning("SageAttention2: %s, and this pack cannot serve in its place; %s", broken, remedy)
         else:
-            log.warning("SageAttention2: %s; %s, and %s has this pack serve it", broken, remedy, SETTING)
+            log.warning(
+                "SageAttention2: %s; %s, or switch on %s to let this pack serve in its place", broken, remedy, SETTING
+            )
         if is_ours(getattr(sys.modules.get(NAME), "__spec__", None)):
             return
         if error is not None or NAME not in sys.modules:

@@ -201,8 +201,8 @@ def sageattn_varlen(
         (tokens, H, D); zeros for tokens of no sequence, and where a sequence has no keys.
 
     Raises:
-        TypeError: an argument that is not supported, or beginnings that are no tensor.
-        ValueError: the beginnings do not fit each other or the tensors.
+        TypeError: an argument that is not supported, or cu_seqlens_q or cu_seqlens_k that is no tensor.
+        ValueError: cu_seqlens_q and cu_seqlens_k do not fit each other or the tensors.
     """
     own = {"is_causal": is_causal, "sm_scale": sm_scale, "smooth_k": smooth_k}
     options, scale, dropout_p = _options("precise", "NHD", {**own, **_renamed(own, others)}, return_lse=False)

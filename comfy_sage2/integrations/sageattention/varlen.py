@@ -35,7 +35,10 @@ def attend_segments(
     require_tensors(q, k, v)
     for name, starts in (("cu_seqlens_q", starts_q), ("cu_seqlens_k", starts_k)):
         if not isinstance(starts, torch.Tensor):
-            raise TypeError(f"[SA-603] {name} must be a torch.Tensor of integers, got {type(starts).__name__}")
+            raise TypeError(
+                f"[SA-603] {name} must be a torch.Tensor of integers, got {type(starts).__name__}; "
+                "give the first token of each sequence, and the end of the last one, as an int32 tensor"
+            )
     refuse_tangents(q, k, v)
     if not q.dim() == k.dim() == v.dim() == 3 or q.shape[2] != k.shape[2] or k.shape != v.shape:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
@@ -103,7 +106,7 @@ def _segments(
 ) -> list[tuple[int, slice, slice]]:
     """How many neighbors of equal lengths there are, and the tokens of q and of k that they have; none without tokens.
 
-    Waits for the device. ValueError where the beginnings do not fit.
+    Waits for the device. ValueError where cu_seqlens_q or cu_seqlens_k does not fit.
     """
     ends_q, ends_k = (_checked(*given) for given in (("q", starts_q, q), ("k", starts_k, k)))
     if len(ends_q) != len(ends_k):

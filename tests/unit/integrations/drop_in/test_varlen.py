@@ -178,7 +178,7 @@ def test_short_sequences_are_torchs_where_the_gpu_would_wait(monkeypatch: pytest
 
 @pytest.mark.parametrize("starts", [[0, 5], (0, 5), None], ids=str)
 @pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
-def test_beginnings_that_are_no_tensor_are_named(name: str, starts: Any) -> None:
+def test_cu_seqlens_that_are_no_tensor_are_named(name: str, starts: Any) -> None:
     q, both = packed(5)
     with pytest.raises(TypeError, match=f"SA-603.*{name} must be a torch.Tensor of integers, got"):
         functions.sageattn_varlen(q, q, q, **{"cu_seqlens_q": both, "cu_seqlens_k": both, name: starts})

@@ -25,6 +25,12 @@ def overrides_torch(tensor: torch.Tensor) -> bool:
     return getattr(own, "__func__", None) is not inherited.__func__
 
 
+def require_mask(attn_mask: object) -> None:
+    """TypeError for a mask that is neither a tensor nor None."""
+    if attn_mask is not None and not isinstance(attn_mask, torch.Tensor):
+        raise TypeError(f"[SA-204] attn_mask must be a torch.Tensor or None, got {type(attn_mask).__name__}")
+
+
 class OptionalTensors(NamedTuple):
     """What a call may have beside q, k and v; None is without.
 
@@ -57,8 +63,7 @@ class OptionalTensors(NamedTuple):
         """From the arguments of `attention`; TypeError, naming the argument, for what is no tensor."""
         if attn_mask is None and block_mask is None and nonfinite is None and block_margins is None:
             return NO_TENSORS
-        if attn_mask is not None and not isinstance(attn_mask, torch.Tensor):
-            raise TypeError(f"[SA-204] attn_mask must be a torch.Tensor or None, got {type(attn_mask).__name__}")
+        require_mask(attn_mask)
         if attn_mask is not None and overrides_torch(attn_mask):
             raise TypeError(NO_VALUES.format(type(attn_mask).__name__))
         if block_mask is not None and not isinstance(block_mask, BlockMask):

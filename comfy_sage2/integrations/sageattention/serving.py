@@ -19,7 +19,7 @@ from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents, 
 from ...options import EXACT, AttentionOptions
 from ...plan import Refusal, plan
 from ...signature import CallSignature, require_tensors
-from ...tensors import NO_TENSORS, OptionalTensors, overrides_torch, with_dense_rows
+from ...tensors import NO_TENSORS, OptionalTensors, overrides_torch, require_mask, with_dense_rows
 from ...text import one_line
 from ..torch_attention import DO_NOT_FIT, CallTensors, autocast, in_four_dimensions, is_special, reason_for_torch
 from .exact import plain_attention, torchs_attention
@@ -90,8 +90,7 @@ def attend(
         RuntimeError: derivatives in forward mode, as `comfy_sage2.attention` has none.
     """
     require_tensors(q, k, v)
-    if not isinstance(mask, (torch.Tensor, type(None))):
-        raise TypeError(f"[SA-204] attn_mask must be a torch.Tensor or None, got {type(mask).__name__}")
+    require_mask(mask)
     refuse_tangents(q, k, v, mask)
     if mask is not None and overrides_torch(mask) and type(mask).__name__ == "CausalBias":
         mask, options = _without_causal_bias(mask, options, q.device)

@@ -3,21 +3,29 @@
 #pragma once
 
 #include "common/scores.cuh"
+#include "common/type_traits.cuh"
 
 namespace common {
 
-__device__ __forceinline__ bool hides(bool attend) { return !attend; }
-__device__ __forceinline__ bool hides(__half additive) { return __half2float(additive) <= -65504.f; }
-template <class T>
-__device__ __forceinline__ bool hides(T additive) {
-  return mask_term(additive) <= kLowestTerm;
+// An element of a mask as what it adds to a score.
+__device__ __forceinline__ float mask_value(const Mask& mask, i64 index) {
+  return visit_mask(mask, [&](const auto* elements) {
+    if constexpr (is_same_v<decltype(elements), const bool*>)
+      return elements[index] ? 0.f : kNegativeInfinity;
+    else
+      return to_float(elements[index]);
+  });
+}
+// Of such a value: where it is fp16's lowest number, or where its term is the lowest.
+__device__ __forceinline__ bool hides(const Mask& mask, float value) {
+  return mask.element == kHalf ? value <= -65504.f : mask_term(value) <= kLowestTerm;
 }
 
 // Of a batch entry.
 class HiddenKeys {
  public:
   __device__ __forceinline__ HiddenKeys(const Mask& mask, int batch)
-      : mask_(&mask), start_(batch * mask.batch_stride), some_(is_for_all(mask)) {}
+      : mask_(&mask), batch_(batch), some_(is_for_all(mask)) {}
 
   // Of a mask for all queries and heads.
   static __device__ __forceinline__ bool is_for_all(const Mask& mask) {
@@ -28,26 +36,19 @@ class HiddenKeys {
   __device__ __forceinline__ bool any() const { return some_; }
   // A mask that hides all keys hides none: `shown` of them are left.
   __device__ __forceinline__ void all_but(int shown) { some_ = some_ && shown != 0; }
-  __device__ __forceinline__ bool has(int key) const {
-    return some_ &&
-           visit_mask(*mask_, [&](const auto* elements) { return hides(elements[start_ + key * mask_->key_stride]); });
+  __device__ __forceinline__ bool has(int key) const { return some_ && hides(*mask_, value(key)); }
+  __device__ __forceinline__ float value(int key) const {
+    return mask_value(*mask_, batch_ * mask_->batch_stride + key * mask_->key_stride);
   }
-
-  // How many of the keys from `first` to `end` are left. For all threads of a block of kThreads together.
-  template <int kThreads>
-  __device__ __forceinline__ int count_shown(int first, int end) const {
-    if (!some_) return max(end - first, 0);
-    int shown = 0;
-    for (int base = first; base < end; base += kThreads) {
-      const int key = base + threadIdx.x;
-      shown += __syncthreads_count(key < end && !has(key));
-    }
-    return shown;
+  // Bits of the 32 keys from `first` on, but of those from `end` on. For a warp together.
+  __device__ __forceinline__ unsigned bits(int first, int end) const {
+    const int key = first + threadIdx.x % 32;
+    return __ballot_sync(0xffffffffu, key < end && has(key));
   }
 
  private:
   const Mask* mask_;
-  i64 start_;
+  int batch_;
   bool some_;
 };
 
@@ -58,6 +59,7 @@ struct NoHiddenKeys {
   static __device__ __forceinline__ constexpr bool any() { return false; }
   static __device__ __forceinline__ void all_but(int) {}
   static __device__ __forceinline__ constexpr bool has(int) { return false; }
+  static __device__ __forceinline__ constexpr unsigned bits(int, int) { return 0; }
 };
 
 }  // namespace common

@@ -4,11 +4,10 @@
 namespace common {
 
 // Rotated values are nearly normal: in 4 bits a finer step then gains more than the few clamped values lose.
-// `kByHead`: of kernels that rotate a head or do not; their rows may be as long as rotated ones in either case.
-template <int kBits_, bool kRotated_, bool kByHead_ = false>
+template <int kBits_, bool kRotated_>
 struct IntegerFormat {
   static constexpr int kBits = kBits_;
-  static constexpr bool kRotated = kRotated_, kByHead = kByHead_;
+  static constexpr bool kRotated = kRotated_;
   static constexpr bool kSmoothQuery = kBits == 4;
   static constexpr bool kClipped = kBits == 4 && kRotated;
   static constexpr bool kQueryPerToken = kClipped;  // each token of Q has its scale, in every family

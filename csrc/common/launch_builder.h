@@ -57,20 +57,6 @@ inline Rotates rotates(const CallSignature& call) {
 inline bool may_hide_keys(const CallSignature& call) {
   return call.has_mask() && call.mask.head_stride == 0 && call.mask.query_stride == 0;
 }
-// Whether kernels that choose prepare the call.
-inline bool chooses(const CallSignature& call) { return call.rotate_by_head || may_hide_keys(call); }
-
-// In the names of kernels that prepare Q and K, which may rotate them.
-inline const char* preparation_name(const CallSignature& call) {
-  return may_hide_keys(call) ? "_hiding_" : call.rotate_by_head ? "_auto_" : call.rotate ? "_rotated_" : "_";
-}
-// The same of those that take K and V as they are, and of Q's alone.
-inline const char* statistics_name(const CallSignature& call) {
-  return may_hide_keys(call) ? "_hiding_" : call.rotate_by_head ? "_auto_" : "_";
-}
-inline const char* rotation_name(const CallSignature& call) {
-  return call.rotate_by_head ? "_auto_" : call.rotate ? "_rotated_" : "_";
-}
 
 // Whether a block of queries has a block of keys at its own place.
 inline bool has_diagonal(const CallSignature& call) { return call.causal || call.q_length == call.kv_length; }

@@ -21,9 +21,10 @@ class Rotation {
  public:
   static constexpr float kInverseSize = 1.f / (8 * kLanes);  // products of rotated tokens are so many times too large
 
-  __device__ __forceinline__ Rotation() {
+  // With false `change_signs` changes none: for tokens that are not transformed.
+  __device__ __forceinline__ explicit Rotation(bool rotated = true) {
     const unsigned lane = threadIdx.x % kLanes;
-    signs_ = kRotationSigns[lane / 4] << (lane % 4 * 8);
+    signs_ = rotated ? kRotationSigns[lane / 4] << (lane % 4 * 8) : 0u;
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) swap_signs_[stage] = sign(lane >> stage);
     swap_signs_[kStages] = 1.f;

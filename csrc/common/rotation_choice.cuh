@@ -41,6 +41,18 @@ class RotationSampler {
   __device__ __forceinline__ RotationSampler(const SampledHeads<T>& heads)
       : heads_(heads), channel_(threadIdx.x % kLanes * 8), row_(threadIdx.x % 32 / kLanes) {}
 
+  // Brings the tokens of the group at this place of the sample to L2, before K's mean is known.
+  __device__ __forceinline__ void prefetch(int number) const {
+    const NoHiddenKeys all;
+    const Group<NoHiddenKeys> group(heads_, number, all);
+#pragma unroll 1
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int token = group.token(pass * kAtOnce + row_);
+      if (token < group.length && channel_ < heads_.head_dim)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(group.start + token * group.stride + channel_));
+    }
+  }
+
   // Of the group at this place of the sample. `k_mean`: this thread's channels. Hidden: HiddenKeys, NoHiddenKeys. One
   // rolled loop for K and Q: a warp runs it once a call, and fetching the code takes longer than running it.
   template <class Hidden>
@@ -55,13 +67,13 @@ class RotationSampler {
     const bool shares[2] = {kQueryGroups || smooth, kQueryGroups && !smooth};
     GroupSample found{};
     float amax_of_scale[2] = {};
-    Row next = load(group, 0);
+    Rows rows(*this, group);
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) {
-      const bool exists = next.exists;
+      const Row row = rows.take(*this, group, pass);
+      const bool exists = row.exists;
       float x[8], amax[2];
-      next.raw.get(x);
-      if (pass + 1 < kPasses) next = load(group, pass + 1);
+      row.raw.get(x);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         x[i] = exists ? x[i] - mean[i] : 0.f;
@@ -130,6 +142,24 @@ class RotationSampler {
     Vec8<T> raw;  // this thread's channels, zeros past head_dim
     bool exists;
   };
+  // Of a group, in their order: some are under way while one is used.
+  struct Rows {
+    static constexpr int kAhead = 2;  // more would not fit the registers of a kernel that holds other things
+    Row next[kAhead];
+    template <class OneGroup>
+    __device__ __forceinline__ Rows(const RotationSampler& sampler, const OneGroup& group) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) next[i] = sampler.load(group, i);
+    }
+    template <class OneGroup>
+    __device__ __forceinline__ Row take(const RotationSampler& sampler, const OneGroup& group, int pass) {
+      const Row row = next[0];
+#pragma unroll
+      for (int i = 1; i < kAhead; ++i) next[i - 1] = next[i];
+      if (pass + kAhead < kPasses) next[kAhead - 1] = sampler.load(group, pass + kAhead);
+      return row;
+    }
+  };
 
   template <class Hidden>
   __device__ __forceinline__ Row load(const Group<Hidden>& group, int pass) const {
@@ -144,13 +174,13 @@ class RotationSampler {
   template <class Hidden>
   __device__ __forceinline__ void mean_of(const Group<Hidden>& group, float (&mean)[8]) const {
     float tokens = 0.f;
-    Row next = load(group, 0);
+    Rows rows(*this, group);
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) {
+      const Row row = rows.take(*this, group, pass);
       float x[8];
-      next.raw.get(x);
-      tokens += next.exists && channel_ == 0;
-      if (pass + 1 < kPasses) next = load(group, pass + 1);
+      row.raw.get(x);
+      tokens += row.exists && channel_ == 0;
 #pragma unroll
       for (int i = 0; i < 8; ++i) mean[i] += x[i];
     }

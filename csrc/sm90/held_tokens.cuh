@@ -117,11 +117,31 @@ static_assert(3 * (kMostUnits * kUnitBytes + int(sizeof(Scratch<__half, 16>)) + 
                   kSharedOfMultiprocessor,
               "three blocks fit a multiprocessor at head_dim 128");
 
-// How many keys a mask for all queries and heads does not hide.
+// Of a block's tokens those that a mask for all queries and heads hides, and how many it does not hide.
 struct ShownKeys {
-  float of_block;  // which other blocks read as they do Scratch's
+  static constexpr int kMostTokens = kMostUnits * unit_tokens(64);
+  unsigned hidden[kMostTokens / 32];  // bits of the block's tokens
+  float of_block;                     // which other blocks read as they do Scratch's
   int of_head;
+
+  __device__ __forceinline__ bool hides(int local) const { return hidden[local / 32] >> local % 32 & 1u; }
 };
+// Those of a block of tokens, by all its threads: what they find holds behind the next barrier.
+__device__ __forceinline__ void find_hidden(ShownKeys& shown, const HiddenKeys& keys, int first, int count,
+                                            int length) {
+  const int end = min(first + count, length);
+  if (threadIdx.x == 0) shown.of_block = static_cast<float>(max(end - first, 0));
+  if (!keys.any()) return;
+  __syncthreads();
+#pragma unroll 1
+  for (int local = threadIdx.x / 32 * 32; local < count; local += kQuantizeThreads) {
+    const unsigned bits = keys.bits(first + local, end);
+    if (threadIdx.x % 32 != 0) continue;
+    shown.hidden[local / 32] = bits;
+    if (bits != 0) atomicAdd(&shown.of_block, -static_cast<float>(__popc(bits)));
+  }
+  __syncthreads();
+}
 __device__ __forceinline__ float shown_of_cluster(const ShownKeys& shown, int blocks) {
   float sum = 0.f;
   for (int block = 0; block < blocks; ++block) sum += load_from_block(&shown.of_block, block);
@@ -154,10 +174,8 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
   VectorExtremes<T> extremes;
   extremes.clear();
   if constexpr (kMayHide) {
-    const int of_block =
-        hidden.template count_shown<kQuantizeThreads>(held.first, min(held.first + held.count, length));
-    if (threadIdx.x == 0) shown.of_block = of_block;
-    hidden.all_but(of_block);
+    find_hidden(shown, hidden, held.first, held.count, length);
+    if (hidden.any()) hidden.all_but(static_cast<int>(shown.of_block));
   }
   const auto add = [&](unsigned from, bool exists) {
     const Vec8<T> raw = Held::read(from);
@@ -171,11 +189,11 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
   for (int unit = 0; unit < held.count && held.first + unit < length; unit += Held::kUnitTokens) {
     const unsigned from = held.address(unit + lanes.token, lanes.channel);
     constexpr int kDistance = Held::kTokensAtOnce * Held::kTokenBytes;
-    if constexpr (kMayHide) {
+    if (hidden.any()) {
 #pragma unroll 1
       for (int i = 0; i < kUnitLoads; ++i) {
-        const int token = held.first + unit + i * Held::kTokensAtOnce + lanes.token;
-        if (token < length && !hidden.has(token)) add(from + i * kDistance, true);
+        const int local = unit + i * Held::kTokensAtOnce + lanes.token;
+        if (held.first + local < length && !shown.hides(local)) add(from + i * kDistance, true);
       }
       continue;
     }

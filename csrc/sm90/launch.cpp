@@ -24,6 +24,14 @@ namespace {
 
 constexpr int kProgrammaticLaunchVersion = 12030;  // the first driver that captures such launches in CUDA graphs
 
+// Whether statistics of kernels that choose rotations, or leave out hidden keys, prepare the call; and whether its Q
+// and K are quantized by kernels that may rotate heads or leave out hidden keys.
+bool has_choices(const CallSignature& call) { return call.rotate_by_head || may_hide_keys(call); }
+bool may_rotate(const CallSignature& call) { return rotates(call) != Rotates::never; }
+bool quantizes_by_head(const CallSignature& call) { return may_rotate(call) || may_hide_keys(call); }
+// As it stands in the kernels' names.
+const char* choosing_name(bool chooses) { return chooses ? "_choosing_" : "_"; }
+
 bool biased(const CallSignature& call) { return call.mode == k4b || call.has_mask(); }
 
 class Builder final : public LaunchBuilder<Workspace> {
@@ -76,7 +84,7 @@ class Builder final : public LaunchBuilder<Workspace> {
 
   void one_pass() {
     const HeadShare share = head_share(call_.kv_length, head_dim_);
-    if (chooses(call_))
+    if (quantizes_by_head(call_))
       one_pass(ChoosingOnePassParams{}, share);
     else
       one_pass(OnePassParams{}, share);
@@ -88,13 +96,13 @@ class Builder final : public LaunchBuilder<Workspace> {
     set_quantization(params.quantize, fields);
     params.tensors = precise() ? 1 : 2;
     params.units = share.units;
-    launch("one_pass", kernel("one_pass", preparation_name(call_)),
+    launch("one_pass", kernel("one_pass", choosing_name(quantizes_by_head(call_))),
            grid(share.blocks * params.tensors * workspace_.kv_bh), kQuantizeThreads, share.units * kUnitBytes, params,
            fields, {programmatic_, static_cast<unsigned>(share.blocks)});
   }
 
   void statistics() {
-    if (chooses(call_))
+    if (has_choices(call_))
       statistics(ChoosingStatisticsParams{});
     else
       statistics(StatisticsParams{});
@@ -104,8 +112,9 @@ class Builder final : public LaunchBuilder<Workspace> {
     RunFields fields(params);
     set_statistics(params, fields, statistics_cluster());
     const std::string kind = precise() ? "statistics_k" : "statistics";
-    launch("statistics", kind + statistics_name(call_) + element_, grid(params.cluster_blocks * workspace_.kv_bh),
-           kStatisticsThreads, 0, params, fields, {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
+    launch("statistics", kind + choosing_name(has_choices(call_)) + element_,
+           grid(params.cluster_blocks * workspace_.kv_bh), kStatisticsThreads, 0, params, fields,
+           {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
   }
 
   void set_statistics(StatisticsParams& params, RunFields& fields, int cluster_blocks) const {
@@ -129,7 +138,7 @@ class Builder final : public LaunchBuilder<Workspace> {
   void quantize() {
     const bool only_q = one_pass_keys();
     if (only_q && quantizes_q()) return;
-    if (only_q ? call_.rotate_by_head : chooses(call_))
+    if (only_q ? may_rotate(call_) : quantizes_by_head(call_))
       quantize(ChoosingQuantizeParams{}, only_q);
     else
       quantize(QuantizeParams{}, only_q);
@@ -142,10 +151,11 @@ class Builder final : public LaunchBuilder<Workspace> {
     const int64_t of_q = int64_t(params.q_blocks) * workspace_.q_bh;
     const int64_t of_kv = (workspace_.k_blocks + workspace_.v_blocks) * workspace_.kv_bh;
     if (only_q)
-      launch("quantize_q", kernel("quantize_q", rotation_name(call_)), grid(of_q), kQuantizeThreads, 0, params, fields,
-             {programmatic_});
+      launch("quantize_q", kernel("quantize_q", choosing_name(may_rotate(call_))), grid(of_q), kQuantizeThreads, 0,
+             params, fields, {programmatic_});
     else
-      launch("quantize", kernel("quantize" + std::to_string(score_bits(call_.mode)), preparation_name(call_)),
+      launch("quantize",
+             kernel("quantize" + std::to_string(score_bits(call_.mode)), choosing_name(quantizes_by_head(call_))),
              grid(of_q + of_kv), kQuantizeThreads, 0, params, fields, {programmatic_});
   }
 

@@ -15,25 +15,25 @@ extern __shared__ uint4 held_vectors[];
 // them all, kVectors vectors a lane, so that no other has to be waited for.
 template <class T, int kLanes, class Format, class Hidden>
 class KeyGroup {
-  static constexpr bool kRotated = Format::kRotated, kMayHide = is_same_v<Hidden, HiddenKeys>;
+  static constexpr bool kMayRotate = Format::kMayRotate, kMayHide = is_same_v<Hidden, HiddenKeys>;
   using Held = HeldTokens<T, kLanes>;
   static constexpr int kKeysAtOnce = 32 / kLanes, kVectors = kScaleBlock / kScalesPerBlock / kKeysAtOnce;
-  static constexpr int kUnrolled = kRotated ? 2 : kVectors;  // a rotation takes many instructions
+  static constexpr int kUnrolled = kMayRotate ? 2 : kVectors;  // a rotation takes many instructions
 
  public:
   // `first`: key of the block in `held`.
   __device__ __forceinline__ KeyGroup(const Held& held, int first, int scale, int length, const Lanes<kLanes>& lanes,
-                                      const Hidden& hidden)
-      : block_((held.first + first) / kScaleBlock), scale_(scale), length_(length) {
+                                      const Hidden& hidden, const ShownKeys& shown, const Format& format)
+      : block_((held.first + first) / kScaleBlock), scale_(scale), length_(length), format_(format) {
     const int n = threadIdx.x % 32 / kLanes, local = first + n / 2 * 8 + 2 * scale + n % 2;
     key_ = held.first + local;
     from_ = held.address(local, lanes.channel);
-    if constexpr (kMayHide) {
+    if (hidden.any()) {
       int first_shown = -1;
 #pragma unroll
       for (int vector = kVectors - 1; vector >= 0; --vector) {
         if (!exists(vector)) continue;
-        if (hidden.has(key_ + key_offset(vector)))
+        if (shown.hides(local + key_offset(vector)))
           hidden_ |= 1u << vector;
         else
           first_shown = vector;
@@ -46,25 +46,25 @@ class KeyGroup {
   __device__ __forceinline__ void quantize(const QuantizeParams& params, const BatchHead& bh,
                                            const Lanes<kLanes>& lanes, const Rotation<kLanes>& rotation,
                                            const float (&mean)[8], Prepared& prepared) const {
-    Vec8<T> raw[kRotated ? 1 : kVectors];
+    Vec8<T> raw[kMayRotate ? 1 : kVectors];
     float amax = amax_of_lane(raw, rotation, mean);
-    if (kMayHide ? none_shown_ : !exists(0)) amax = 0.f;
+    if (none_shown_ || !exists(0)) amax = 0.f;
     amax = amax_of_token<32>(amax);
     const bool masked = is_masked(params.mask, bh.batch, prepared);
-    if (threadIdx.x % 32 == 0) store_key_scale<Format>(params, bh, block_, scale_, amax, masked);
-    const float2 inverses = inverses_of<Format, kLanes>(inverse_or_zero<Format>(amax));
+    if (threadIdx.x % 32 == 0) store_key_scale(params, bh, block_, scale_, amax, masked, format_);
+    const float2 inverses = inverses_of<kLanes>(format_, inverse_or_zero(format_, amax));
     signed char* const to =
         params.k_int8 + (i64(bh.index) * params.kv_length + key_) * params.row_bytes + lanes.channel;
 #pragma unroll kUnrolled
     for (int vector = 0; vector < kVectors; ++vector) {
       float values[8];
-      get(kRotated ? read(vector) : raw[vector], rotation, mean, values);
+      get(kMayRotate ? read(vector) : raw[vector], rotation, mean, values);
       if (is_hidden(vector)) {
 #pragma unroll
         for (float& x : values) x = 0.f;
       }
       if (has_channels<Format>(params, lanes) && exists(vector))
-        store_int8<Format>(to + key_offset(vector) * params.row_bytes, values, inverses);
+        store_int8(format_, to + key_offset(vector) * params.row_bytes, values, inverses);
     }
   }
 
@@ -76,13 +76,13 @@ class KeyGroup {
   __device__ __forceinline__ bool exists(int vector) const { return key_ + key_offset(vector) < length_; }
 
   // Minus the mean, rotated if wanted.
-  static __device__ __forceinline__ void get(Vec8<T> raw, const Rotation<kLanes>& rotation, const float (&mean)[8],
-                                             float (&values)[8]) {
-    if constexpr (kRotated) rotation.change_signs(raw);
+  __device__ __forceinline__ void get(Vec8<T> raw, const Rotation<kLanes>& rotation, const float (&mean)[8],
+                                      float (&values)[8]) const {
+    if constexpr (kMayRotate) rotation.change_signs(raw);
     raw.get(values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] -= mean[i];
-    if constexpr (kRotated) rotation.transform(values);
+    if (format_.rotated) rotation.transform(values);
   }
 
   // The lane's first key, of those that are not hidden, in place of one that does not exist or is hidden: it does not
@@ -95,12 +95,13 @@ class KeyGroup {
   }
 
   // A lane has the same channels of all its keys. Subtraction is monotonic, so where they are not rotated their
-  // extremes give the largest magnitude; `raw` then keeps them. Beside a rotation the registers do not hold them.
+  // extremes give the largest magnitude; `raw` then keeps them, in kernels that never rotate. Beside a rotation the
+  // registers do not hold them.
   template <int kKept>
   __device__ __forceinline__ float amax_of_lane(Vec8<T> (&raw)[kKept], const Rotation<kLanes>& rotation,
                                                 const float (&mean)[8]) const {
     float amax = 0.f;
-    if constexpr (kRotated) {
+    if constexpr (kMayRotate) {
 #pragma unroll kUnrolled
       for (int vector = 0; vector < kVectors; ++vector) {
         float values[8];
@@ -133,7 +134,7 @@ class KeyGroup {
 #pragma unroll 1
     for (int key = first; key < min(first + kScaleBlock, length_); key += 32) {
       const float term = key + lane < length_
-                             ? term_of_key(mask, batch * mask.batch_stride + (key + lane) * mask.key_stride)
+                             ? mask_term(mask_value(mask, batch * mask.batch_stride + (key + lane) * mask.key_stride))
                              : kLowestTerm;
       const unsigned attended = __ballot_sync(0xffffffffu, !(term <= kLowestTerm));  // or NaN
       if (attended != 0) end = key + 32 - __clz(attended);
@@ -149,10 +150,10 @@ class KeyGroup {
   const int block_, scale_, length_;
   int key_;        // the lane's first
   unsigned from_;  // its place
-  // With HiddenKeys.
+  const Format& format_;
   unsigned hidden_ = 0;  // bits of vectors
-  int first_shown_;      // bytes from `from_`
-  bool none_shown_;
+  int first_shown_ = 0;  // bytes from `from_`
+  bool none_shown_ = false;
 };
 
 // The block's share of the keys, from the mean of K in `scratch` on.
@@ -160,28 +161,28 @@ template <class T, int kLanes, class Format, class Hidden>
 __device__ __forceinline__ void quantize_held_keys(const QuantizeParams& params, const BatchHead& bh,
                                                    const HeldTokens<T, kLanes>& held, int length,
                                                    const Lanes<kLanes>& lanes, const Scratch<T, kLanes>& scratch,
-                                                   const Hidden& hidden, Prepared& prepared) {
+                                                   const Hidden& hidden, const ShownKeys& shown, const Format& format,
+                                                   Prepared& prepared) {
   float mean[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) mean[i] = scratch.means[lanes.channel + i];
-  const Rotation<kLanes> rotation;
-  if constexpr (Format::kRotated) rotation.change_signs(mean);
+  const Rotation<kLanes> rotation(format.rotated);
+  if constexpr (Format::kMayRotate) rotation.change_signs(mean);
   for (int part = threadIdx.x / 32; part < held.count / kScaleBlock * kScalesPerBlock; part += scratch.kWarps) {
     const int first = part / kScalesPerBlock * kScaleBlock;
     if (held.first + first >= length) break;
-    KeyGroup<T, kLanes, Format, Hidden>(held, first, part % kScalesPerBlock, length, lanes, hidden)
+    KeyGroup<T, kLanes, Format, Hidden>(held, first, part % kScalesPerBlock, length, lanes, hidden, shown, format)
         .quantize(params, bh, lanes, rotation, mean, prepared);
   }
 }
 
-template <class T, int kLanes, bool kRotated>
+template <class T, int kLanes>
 __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const BatchHead& bh, bool writes,
                                              const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
-                                             Prepared& prepared) {
+                                             NoHiddenKeys, ShownKeys& all, Prepared& prepared) {
   const StatisticsParams& statistics = params.statistics;
   const int length = statistics.kv_length;
   const Lanes<kLanes> lanes(statistics.head_dim);
-  ShownKeys all;
   const float sum =
       statistics_of<false>(held, length, statistics.cluster_blocks, lanes, scratch, NoHiddenKeys(), all).sum;
   const int own = threadIdx.x;
@@ -192,15 +193,15 @@ __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const 
   }
   cluster_arrive();
   __syncthreads();
-  quantize_held_keys<T, kLanes, IntegerFormat<8, kRotated>>(params.quantize, bh, held, length, lanes, scratch,
-                                                            NoHiddenKeys(), prepared);
+  quantize_held_keys<T, kLanes>(params.quantize, bh, held, length, lanes, scratch, NoHiddenKeys(), all,
+                                FixedFormat<8, false>(), prepared);
 }
 
 // The same by a kernel that chooses the rotation of the head, or whose mask may hide keys.
-template <class T, int kLanes, class Hidden>
+template <class T, int kLanes>
 __device__ __forceinline__ void prepare_keys(const ChoosingOnePassParams& params, const BatchHead& bh, bool writes,
                                              const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
-                                             Hidden hidden, ShownKeys& shown, Prepared& prepared) {
+                                             HiddenKeys hidden, ShownKeys& shown, Prepared& prepared) {
   const ChoosingStatisticsParams& statistics = params.statistics;
   const Lanes<kLanes> lanes(statistics.head_dim);
   const int length = statistics.kv_length, blocks = statistics.cluster_blocks, own = threadIdx.x;
@@ -212,11 +213,8 @@ __device__ __forceinline__ void prepare_keys(const ChoosingOnePassParams& params
     if (writes && exists) statistics.k_mean[i64(bh.index) * statistics.head_dim + own] = scratch.means[own];
   }
   __syncthreads();
-  int shown_of_head = 0;
-  if constexpr (is_same_v<Hidden, HiddenKeys>) {
-    shown_of_head = shown.of_head;
-    hidden.all_but(shown_of_head);
-  }
+  const int shown_of_head = shown.of_head;
+  hidden.all_but(shown_of_head);
   bool rotated = statistics.rotates == Rotates::always;
   if (statistics.rotates == Rotates::by_head) {
     __shared__ ChoiceScratch choice;
@@ -224,12 +222,8 @@ __device__ __forceinline__ void prepare_keys(const ChoosingOnePassParams& params
   }
   if (writes && own == 0) tell_choices(statistics.choices[bh.index], shown_of_head, rotated);
   cluster_arrive();
-  if (rotated)
-    quantize_held_keys<T, kLanes, IntegerFormat<8, true, true>>(params.quantize, bh, held, length, lanes, scratch,
-                                                                hidden, prepared);
-  else
-    quantize_held_keys<T, kLanes, IntegerFormat<8, false, true>>(params.quantize, bh, held, length, lanes, scratch,
-                                                                 hidden, prepared);
+  quantize_held_keys<T, kLanes>(params.quantize, bh, held, length, lanes, scratch, hidden, shown,
+                                FormatOfHead<8>{rotated}, prepared);
 }
 
 template <class T, int kLanes, class Params, class Hidden>
@@ -282,14 +276,8 @@ __device__ __forceinline__ void prepare_values(const Params& params, const Batch
     const auto token_of = [](int word, int i) {
       return 2 * word + i / 2 * 8 + i % 2;  // does not change bit 2 of `first`
     };
-    unsigned hidden_tokens = 0;
-    if constexpr (kMayHide) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int key = held.first + first + token_of(i / 4, i % 4);
-        if (key < quantize.kv_length && hidden.has(key)) hidden_tokens |= 1u << i;
-      }
-    }
+    unsigned hidden_tokens = 0;  // from `first` on
+    if (hidden.any()) hidden_tokens = shown.hidden[first / 32] >> first % 32;
     unsigned words[2][8];
 #pragma unroll
     for (int word = 0; word < 2; ++word) {
@@ -297,7 +285,7 @@ __device__ __forceinline__ void prepare_values(const Params& params, const Batch
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = token_of(word, i);
-        const bool is_hidden = kMayHide && (hidden_tokens >> (4 * word + i) & 1u);
+        const bool is_hidden = hidden_tokens >> token & 1u;
         const bool valid = active && held.first + first + token < quantize.kv_length && !is_hidden;
         held.read(from + token * held.kTokenBytes).get(values[i]);
 #pragma unroll
@@ -313,9 +301,8 @@ __device__ __forceinline__ void prepare_values(const Params& params, const Batch
   }
 }
 
-// kMode: of OnePassParams whether all heads are rotated; of ChoosingOnePassParams whether the mask may hide keys, and
-// the call may also rotate all heads or none.
-template <class T, int kLanes, class Params, bool kMode>
+// Of ChoosingOnePassParams: heads may be rotated, all or those that gain, and the mask may hide keys.
+template <class T, int kLanes, class Params>
 __device__ __forceinline__ void one_pass_kernel(const Params& params) {
   constexpr bool kChooses = is_same_v<Params, ChoosingOnePassParams>;
   __shared__ Scratch<T, kLanes> scratch;
@@ -344,21 +331,23 @@ __device__ __forceinline__ void one_pass_kernel(const Params& params) {
     }
     griddepcontrol_launch_dependents();
   }
+  if constexpr (kChooses) {
+    if (!is_v && statistics.rotates == Rotates::by_head) prefetch_sample<T, kLanes>(statistics, bh);
+  }
   held.copy(bh.of<T>(tensor), tensor.token_stride, statistics.kv_length, Lanes<kLanes>(statistics.head_dim));
   cp_async_wait();
-  if constexpr (kChooses) {
-    __shared__ ShownKeys shown;
-    const conditional_t<kMode, HiddenKeys, NoHiddenKeys> hidden(statistics.mask, bh.batch);
+  const auto prepare_tensor = [&](const auto& hidden, ShownKeys& shown) {
     if (is_v)
       prepare_values<T, kLanes>(params, bh, block == 0, held, scratch, hidden, shown);
     else
       prepare_keys<T, kLanes>(params, bh, block == 0, held, scratch, hidden, shown, prepared);
+  };
+  if constexpr (kChooses) {
+    __shared__ ShownKeys shown;
+    prepare_tensor(HiddenKeys(statistics.mask, bh.batch), shown);
   } else {
     ShownKeys all;
-    if (is_v)
-      prepare_values<T, kLanes>(params, bh, block == 0, held, scratch, NoHiddenKeys(), all);
-    else
-      prepare_keys<T, kLanes, kMode>(params, bh, block == 0, held, scratch, prepared);
+    prepare_tensor(NoHiddenKeys(), all);
   }
   __syncthreads();
   if (threadIdx.x == 0) red_release_add(is_v ? &prepared.blocks.v : &prepared.blocks.k, 1);
@@ -367,22 +356,18 @@ __device__ __forceinline__ void one_pass_kernel(const Params& params) {
 
 }  // namespace sm90
 
-#define ONE_PASS_KERNEL(name, T, lanes, Params, rotated_or_hiding)                          \
+#define ONE_PASS_KERNEL(name, T, lanes, Params)                                             \
   extern "C" __global__ void __launch_bounds__(sm90::kQuantizeThreads, lanes == 32 ? 2 : 3) \
       name(const __grid_constant__ sm90::Params params) {                                   \
-    sm90::one_pass_kernel<T, lanes, sm90::Params, rotated_or_hiding>(params);               \
+    sm90::one_pass_kernel<T, lanes, sm90::Params>(params);                                  \
   }
-#define ONE_PASS_KERNELS(prefix, suffix, T, Params, rotated_or_hiding)        \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d64, T, 8, Params, rotated_or_hiding)   \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d128, T, 16, Params, rotated_or_hiding) \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d256, T, 32, Params, rotated_or_hiding)
-ONE_PASS_KERNELS(one_pass, fp16, __half, OnePassParams, false)
-ONE_PASS_KERNELS(one_pass, bf16, __nv_bfloat16, OnePassParams, false)
-ONE_PASS_KERNELS(one_pass_rotated, fp16, __half, OnePassParams, true)
-ONE_PASS_KERNELS(one_pass_rotated, bf16, __nv_bfloat16, OnePassParams, true)
-ONE_PASS_KERNELS(one_pass_auto, fp16, __half, ChoosingOnePassParams, false)
-ONE_PASS_KERNELS(one_pass_auto, bf16, __nv_bfloat16, ChoosingOnePassParams, false)
-ONE_PASS_KERNELS(one_pass_hiding, fp16, __half, ChoosingOnePassParams, true)
-ONE_PASS_KERNELS(one_pass_hiding, bf16, __nv_bfloat16, ChoosingOnePassParams, true)
+#define ONE_PASS_KERNELS(prefix, suffix, T, Params)        \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d64, T, 8, Params)   \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d128, T, 16, Params) \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d256, T, 32, Params)
+ONE_PASS_KERNELS(one_pass, fp16, __half, OnePassParams)
+ONE_PASS_KERNELS(one_pass, bf16, __nv_bfloat16, OnePassParams)
+ONE_PASS_KERNELS(one_pass_choosing, fp16, __half, ChoosingOnePassParams)
+ONE_PASS_KERNELS(one_pass_choosing, bf16, __nv_bfloat16, ChoosingOnePassParams)
 #undef ONE_PASS_KERNELS
 #undef ONE_PASS_KERNEL

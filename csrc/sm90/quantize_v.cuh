@@ -24,6 +24,14 @@ __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const B
                                            const Hidden& hidden) {
   constexpr int kWords = kVTokens / 4;  // a word holds four keys of one channel
   __shared__ unsigned tile[kLanes * 8][kWords + 1];
+  __shared__ unsigned hidden_bits[kVTokens / 32];
+  if (hidden.any()) {
+    if (threadIdx.x < kVTokens) {
+      const unsigned bits = hidden.bits(block * kVTokens + threadIdx.x / 32 * 32, params.kv_length);
+      if (threadIdx.x % 32 == 0) hidden_bits[threadIdx.x / 32] = bits;
+    }
+    __syncthreads();
+  }
   const T* v = bh.of<T>(params.v);
   const i64 channels = i64(bh.index) * params.head_dim;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -37,18 +45,12 @@ __device__ __forceinline__ void quantize_v(const QuantizeParams& params, const B
     float inverse[8], mean[8], values[4][8];
     load_or_zero(params.v_inverse + channels + channel, active, inverse);
     load_or_zero(params.v_mean + channels + channel, active && params.smooth_v, mean);
-    unsigned hidden_words = 0;  // found before, so that the loads of the tokens are under way together
-    if (hidden.any()) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int token = first + i / 2 * 8 + i % 2;
-        if (token < params.kv_length && hidden.has(token)) hidden_words |= 1u << i;
-      }
-    }
+    unsigned hidden_here = 0;  // from `first` on
+    if (hidden.any()) hidden_here = hidden_bits[first / 32 % (kVTokens / 32)] >> first % 32;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = first + i / 2 * 8 + i % 2;
-      const bool valid = active && token < params.kv_length && !(hidden_words >> i & 1u);
+      const bool valid = active && token < params.kv_length && !(hidden_here >> (token - first) & 1u);
       load_or_zero(v + token * params.v.token_stride + channel, valid, values[i]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) values[i][j] = valid ? values[i][j] - mean[j] : 0.f;

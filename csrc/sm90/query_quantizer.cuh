@@ -22,7 +22,6 @@ __device__ __forceinline__ unsigned larger_magnitudes(unsigned x, unsigned y, __
 // A quad takes the two rows that it multiplies, each of its threads 16 neighboring channels of every 64.
 template <class Traits>
 class QueryQuantizer {
-  using Format = IntegerFormat<8, false>;
   static constexpr int kBoxes = Traits::kElementBoxes;
 
  public:
@@ -45,11 +44,12 @@ class QueryQuantizer {
       }
     }
     loaded();
+    constexpr FixedFormat<8, false> kFormat;
     const float amax[2] = {amax_of_row(x[0]), amax_of_row(x[1])};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float inverse = inverse_or_zero<Format>(amax[i]);
-      scale[i] = folded_scale<Format, 1>(softmax_scale, amax[i]);
+      const float inverse = inverse_or_zero(kFormat, amax[i]);
+      scale[i] = folded_scale<8>(kFormat, softmax_scale, amax[i]);
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         uint2 words[2];
@@ -57,7 +57,7 @@ class QueryQuantizer {
         for (int half = 0; half < 2; ++half) {
           float values[8];
           x[i][box][half].get(values);
-          words[half] = int8_of<Format>(values, make_float2(inverse, inverse));
+          words[half] = int8_of(kFormat, values, make_float2(inverse, inverse));
         }
         st_shared_v4_u32(target(i, box), make_uint4(words[0].x, words[0].y, words[1].x, words[1].y));
       }
@@ -67,7 +67,7 @@ class QueryQuantizer {
   // The same, rotated, with the sums of the quantization pass (common/rotation.cuh).
   template <class T, class Loaded>
   __device__ __forceinline__ void run_rotated(float softmax_scale, float (&scale)[2], const Loaded& loaded) const {
-    using Rotated = IntegerFormat<8, true>;
+    constexpr FixedFormat<8, true> kFormat;
     Vec8<T> raw[2][kBoxes][2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -89,8 +89,8 @@ class QueryQuantizer {
       for (int box = 0; box < kBoxes; ++box)
         amax = max_nan(amax, max_nan(amax_of_vec8(x[box][0]), amax_of_vec8(x[box][1])));
       amax = amax_of_token<4>(amax);
-      const float inverse = inverse_or_zero<Rotated>(amax);
-      scale[i] = folded_scale<Rotated, Traits::kHeadDim / 8>(softmax_scale, amax);
+      const float inverse = inverse_or_zero(kFormat, amax);
+      scale[i] = folded_scale<Traits::kHeadDim / 8>(kFormat, softmax_scale, amax);
       const float2 signs = output_signs();
 #pragma unroll
       for (int place = 0; place < kBoxes; ++place) {
@@ -106,7 +106,7 @@ class QueryQuantizer {
           float values[8];
 #pragma unroll
           for (int j = 0; j < 4; ++j) values[j] = first[4 * part + j], values[4 + j] = second[4 * part + j];
-          words[part] = int8_of<Rotated>(values, inverses);
+          words[part] = int8_of(kFormat, values, inverses);
         }
         st_shared_v4_u32(target(i, place), make_uint4(words[0].x, words[0].y, words[1].x, words[1].y));
       }

@@ -9,17 +9,31 @@ namespace sm90 {
 constexpr int kMaxHeadDim = 256;
 
 // Whether a head of so many channels, which the cluster holds, is to be rotated.
-template <class T, class Hidden>
+template <class T>
 __device__ __forceinline__ bool choose_rotation(const ChoosingStatisticsParams& params, const BatchHead& bh,
-                                                const float* means, const Hidden& hidden, ChoiceScratch& scratch) {
+                                                const float* means, const HiddenKeys& hidden, ChoiceScratch& scratch) {
   if (params.head_dim <= 64) return choose_rotation<T, 8>(params, bh, means, hidden, scratch);
   if (params.head_dim <= 128) return choose_rotation<T, 16>(params, bh, means, hidden, scratch);
   return choose_rotation<T, 32>(params, bh, means, hidden, scratch);
 }
 
-// Without kWithV, K's mean alone: the precise mode does not quantize V. ChoosingStatisticsParams: they also choose the
-// rotation of the head; with kMayHide hidden keys do not count, and the call may rotate all heads or none.
-template <class T, bool kWithV, class Params, bool kMayHide>
+// Over the threads of a block, for all of them.
+__device__ __forceinline__ int block_sum(int x) {
+  __shared__ int of_warp[kStatisticsWarps];
+  x = __reduce_add_sync(0xffffffffu, x);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+  __syncthreads();
+  int sum = 0;
+#pragma unroll
+  for (const int of : of_warp) sum += of;
+  return sum;
+}
+
+constexpr int kHiddenKeysAtOnce = 4096;  // whose bits a block of the grid holds
+
+// Without kWithV, K's mean alone: the precise mode does not quantize V. ChoosingStatisticsParams: hidden keys do not
+// count, and the call may rotate all heads, or choose the rotation of each.
+template <class T, bool kWithV, class Params>
 __device__ __forceinline__ void statistics_kernel(const Params& params) {
   constexpr bool kChooses = is_same_v<Params, ChoosingStatisticsParams>;
   constexpr int kCount = kWithV ? kStatistics : kSumK + 1;
@@ -34,6 +48,10 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
     }
   }
   griddepcontrol_launch_dependents();
+  if constexpr (kChooses) {
+    if (params.rotates == Rotates::by_head)
+      prefetch_sample<T, 32>(params, BatchHead(blockIdx.x / params.cluster_blocks, params.kv_heads));
+  }
 
   const int lanes = params.head_dim <= 64 ? 8 : params.head_dim <= 128 ? 16 : 32;  // threads that read one token
   const int channel = threadIdx.x % lanes * 8;
@@ -48,11 +66,6 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
 
   if (block == 0 && threadIdx.x == 0) params.prepared[bh].keys.end = 0;
   __shared__ float shown_of_block;
-  int shown_keys = 0;
-  if constexpr (kMayHide) {
-    shown_keys = HiddenKeys(params.mask, batch).template count_shown<kStatisticsThreads>(block * share, end);
-    if (threadIdx.x == 0) shown_of_block = shown_keys;
-  }
   float statistics[kCount][8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -76,10 +89,12 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
       }
     }
   };
-  if (channel < params.head_dim) {
+  // The keys from `first` on. `skips(token)`: whether one does not count.
+  const auto add_keys = [&](int first, int end, const auto& skips) {
+    if (channel >= params.head_dim) return;
     constexpr int kAtOnce = (kWithV ? 8 : 16) / sizeof(T);  // as many as the registers hold
     const int step = kStatisticsThreads / lanes;
-    int token = block * share + threadIdx.x / lanes;
+    int token = first + threadIdx.x / lanes;
     const T* k_token = k + token * params.k.token_stride;
     const T* v_token = v + token * params.v.token_stride;
     const i64 k_step = step * params.k.token_stride, v_step = step * params.v.token_stride;
@@ -90,14 +105,6 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
       k_token += k_step;
       v_token += v_step;
     };
-    if constexpr (kMayHide) {
-      HiddenKeys hidden(params.mask, batch);
-      hidden.all_but(shown_keys);  // a block without a shown key sums up all of its keys, for masks that hide all
-      for (; token < end; token += step) {
-        load(0);
-        if (!hidden.has(token)) add(k_raw[0], v_raw[0]);
-      }
-    }
     if (token + (kAtOnce - 1) * step < end) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) load(i);
@@ -109,16 +116,46 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
         for (int i = 0; i < kAtOnce; ++i) {
           const Vec8<T> k_old = k_raw[i], v_old = v_raw[i];
           load(i);
-          add(k_old, v_old);
+          if (!skips(token + (i - kAtOnce) * step)) add(k_old, v_old);
         }
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) add(k_raw[i], v_raw[i]);
+      for (int i = 0; i < kAtOnce; ++i)
+        if (!skips(token + (i - kAtOnce) * step)) add(k_raw[i], v_raw[i]);
     }
     for (; token < end; token += step) {
       load(0);
-      add(k_raw[0], v_raw[0]);
+      if (!skips(token)) add(k_raw[0], v_raw[0]);
     }
+  };
+  if constexpr (kChooses) {
+    __shared__ unsigned bits[kHiddenKeysAtOnce / 32];
+    const HiddenKeys hidden(params.mask, batch);
+    bool skips = hidden.any();
+    int shown = 0;
+#pragma unroll 1
+    for (int first = block * share; first < end;) {
+      const int next = skips ? min(end, first + kHiddenKeysAtOnce) : end;
+      if (skips) {
+        int hidden_here = 0;
+        __syncthreads();
+#pragma unroll 1
+        for (int word = threadIdx.x / 32; first + 32 * word < next; word += kStatisticsWarps) {
+          const unsigned of_word = hidden.bits(first + 32 * word, next);
+          hidden_here += threadIdx.x % 32 == 0 ? __popc(of_word) : 0;
+          if (threadIdx.x % 32 == 0) bits[word] = of_word;
+        }
+        shown += next - first - block_sum(hidden_here);
+      }
+      add_keys(first, next,
+               [&](int token) { return skips && (bits[(token - first) / 32] >> (token - first) % 32 & 1u); });
+      first = next;
+      // A block without a shown key sums up all of its keys, for masks that hide all.
+      if (first == end && skips && shown == 0) skips = false, first = block * share;
+    }
+    if (threadIdx.x == 0) shown_of_block = hidden.any() ? shown : 0;
+  } else {
+    add_keys(block * share, end, [](int) { return false; });
   }
 #pragma unroll
   for (int statistic = 0; statistic < kCount; ++statistic) {
@@ -139,17 +176,17 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
   }
   cluster_sync();
   float shown = 0.f;  // where no key is, too
-  if constexpr (kMayHide)
+  if constexpr (kChooses)
     for (int other = 0; other < blocks; ++other) shown += load_from_block(&shown_of_block, other);
   const auto total_of = [&](int statistic) {  // in kernels that choose, where all blocks need the mean
     float total = initial(statistic);
     for (int other = 0; other < blocks; ++other)
-      if (!kMayHide || shown == 0.f || load_from_block(&shown_of_block, other) != 0.f)
+      if (shown == 0.f || load_from_block(&shown_of_block, other) != 0.f)
         total = combine(statistic, total, load_from_block(&of_block[statistic][own], other));
     return total;
   };
   const auto tokens = [&] {
-    if constexpr (kMayHide)
+    if constexpr (kChooses)
       return shown != 0.f ? shown : static_cast<float>(params.kv_length);
     else
       return params.kv_length;
@@ -161,14 +198,9 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
     if (params.rotates == Rotates::by_head) {
       means[own] = own < params.head_dim ? total_of(kSumK) / tokens() : 0.f;
       __syncthreads();
-      const BatchHead head_of_cluster(bh, params.kv_heads);
-      if constexpr (kMayHide) {
-        HiddenKeys hidden(params.mask, batch);
-        hidden.all_but(static_cast<int>(shown));
-        rotated = choose_rotation<T>(params, head_of_cluster, means, hidden, scratch);
-      } else {
-        rotated = choose_rotation<T>(params, head_of_cluster, means, NoHiddenKeys(), scratch);
-      }
+      HiddenKeys hidden(params.mask, batch);
+      hidden.all_but(static_cast<int>(shown));
+      rotated = choose_rotation<T>(params, BatchHead(bh, params.kv_heads), means, hidden, scratch);
     }
     if (block == 0 && own == 0) tell_choices(params.choices[bh], static_cast<int>(shown), rotated);
   }
@@ -196,15 +228,14 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
 
 }  // namespace sm90
 
-#define STATISTICS_KERNEL(name, T, with_v, Params, may_hide)                \
+#define STATISTICS_KERNEL(name, T, with_v, Params)                          \
   extern "C" __global__ void __launch_bounds__(sm90::kStatisticsThreads, 2) \
       name(const __grid_constant__ sm90::Params params) {                   \
-    sm90::statistics_kernel<T, with_v, sm90::Params, may_hide>(params);     \
+    sm90::statistics_kernel<T, with_v, sm90::Params>(params);               \
   }
-#define STATISTICS_KERNELS(prefix, suffix, T, with_v)                                   \
-  STATISTICS_KERNEL(prefix##_##suffix, T, with_v, StatisticsParams, false)              \
-  STATISTICS_KERNEL(prefix##_auto_##suffix, T, with_v, ChoosingStatisticsParams, false) \
-  STATISTICS_KERNEL(prefix##_hiding_##suffix, T, with_v, ChoosingStatisticsParams, true)
+#define STATISTICS_KERNELS(prefix, suffix, T, with_v)               \
+  STATISTICS_KERNEL(prefix##_##suffix, T, with_v, StatisticsParams) \
+  STATISTICS_KERNEL(prefix##_choosing_##suffix, T, with_v, ChoosingStatisticsParams)
 STATISTICS_KERNELS(statistics, fp16, __half, true)
 STATISTICS_KERNELS(statistics, bf16, __nv_bfloat16, true)
 STATISTICS_KERNELS(statistics, fp32, float, true)

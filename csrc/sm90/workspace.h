@@ -68,7 +68,7 @@ struct Workspace {
     prepared = arena.add(kv_bh * int64_t(sizeof(Prepared)));
     const int64_t launches = ceil_div(q_bh, chunk.heads) * ceil_div(query_tiles, chunk.tiles);
     lists = ListSpace(call, launches, arena);
-    choices = arena.add(call.rotate_by_head || call.has_mask() ? kv_bh * int64_t(sizeof(HeadChoices)) : 0);
+    choices = arena.add(call.rotate || call.has_mask() ? kv_bh * int64_t(sizeof(HeadChoices)) : 0);
     bytes = arena.bytes();
   }
 };

@@ -234,16 +234,17 @@ for head_dim, (most, unit) in {ONE_PASS}.items():
             launched = logged(**wanted)["cuLaunchKernelEx"]
             names = [line.split()[0] for line in launched]
             rotated = "{rotated}"
+            way = "_choosing" if rotated else ""
             if kv_length > most:
-                assert names[0].startswith("statistics_") and names[1] == f"quantize8{{rotated}}_fp16_d{{head_dim}}"
-                assert ("_auto_" in names[0]) == (rotated == "_auto")
+                assert names[0].startswith("statistics_") and names[1] == f"quantize8{{way}}_fp16_d{{head_dim}}"
+                assert ("_choosing_" in names[0]) == (rotated == "_auto")
                 assert len(names) == 3
                 continue
             units = 1 if kv_length <= unit else 2
             blocks = -(-kv_length // (units * unit))
             grid = blocks * {2 - (mode == "precise")} * 3 * {batch}
             cluster = f" attribute 4={{blocks}}" * (blocks > 1)
-            assert names[:2] == [f"one_pass{{rotated}}_fp16_d{{head_dim}}", f"quantize_q{{rotated}}_fp16_d{{head_dim}}"]
+            assert names[:2] == [f"one_pass{{way}}_fp16_d{{head_dim}}", f"quantize_q{{way}}_fp16_d{{head_dim}}"]
             assert len(names) == 3
             one_pass, queries = launched[:2]
             expected = f" grid {{grid}},1,1 block 256,1,1 shared {{units * 32768}} stream 77 attribute 6=1{{cluster}} "
@@ -281,9 +282,9 @@ for element, name in ((2, "fp16"), (3, "bf16")):
         for kv_length in (1, 77, 128, 200, 512, 700, 2048):
             for mask, suffix in ((dict(), ""), (dict(mask_element=1, mask_key_stride=1), "_biased")):
                 for way, kernel, rotate in (
-                    ("", "quantizing", dict()), ("_auto", "rotating", dict(rotate=True, rotate_by_head=True))
+                    ("", "quantizing", dict()), ("_choosing", "rotating", dict(rotate=True, rotate_by_head=True))
                 ):
-                    way = "_hiding" if mask else way
+                    way = "_choosing" if mask else way
                     wanted = [f"one_pass{{way}}_{{name}}_d{{head_dim}}",
                               f"attention_d{{head_dim}}_{{kernel}}{{suffix}}"]
                     found = launched(head_dim=channels, kv_length=kv_length, element=element, **mask, **rotate)
@@ -344,14 +345,15 @@ def preparations(**fields):
     return [(name.split()[0], len(parameters)) for name, _, parameters in lines if not name.startswith(attention)]
 mask = dict(mask_element=1, mask_key_stride=1)
 plain = preparations()
-assert not any("hiding" in name or "auto" in name for name, _ in plain), plain
+assert not any("choosing" in name or "hiding" in name for name, _ in plain), plain
 assert preparations(**mask, mask_query_stride=5000) == plain
 assert preparations(**mask, mask_head_stride=5000) == plain
 hiding = preparations(**mask)
-assert len(hiding) == len(plain) and all("hiding" in name for name, _ in hiding), hiding
+marks = ("choosing", "delta_hiding")
+assert len(hiding) == len(plain) and all(any(mark in name for mark in marks) for name, _ in hiding), hiding
 assert [name for name, _ in preparations(**mask, rotate=True, rotate_by_head=True)] == [name for name, _ in hiding]
 chosen = preparations(rotate=True, rotate_by_head=True)
-assert all("auto" in name for name, _ in chosen if not name.startswith("delta")), chosen
+assert all("choosing" in name for name, _ in chosen if not name.startswith("delta")), chosen
 """)
 
 

@@ -131,12 +131,13 @@ def differences(wanted: list[str], found: list[str]) -> list[str]:
     return lines
 
 
-def is_new(call: calls.Call) -> bool:
-    """Whether the release lacks kernels that csrc/ takes: *precise* with FP16 sums, masks for all queries."""
+def is_new(call: calls.Call, family: str) -> bool:
+    """Whether the release lacks kernels that csrc/ takes: *precise* with FP16 sums, masks for all queries, and of
+    Hopper rotated calls, which have kernels with calls of these masks in common since 5.1.0."""
     signature, _ = call
     has_fp16_sums = signature["mode"] == 16 and signature["pv_accumulator"] == 16
     is_for_all_queries = signature.get("mask_element", 0) != 0 and signature["mask_query_stride"] == 0
-    return bool(has_fp16_sums or is_for_all_queries)
+    return bool(has_fp16_sums or is_for_all_queries or (family == "sm90" and signature["rotate"]))
 
 
 def random_calls(count: int) -> list[calls.Call]:
@@ -172,10 +173,10 @@ def test_the_launches_are_those_of_the_release(
     random.seed(fresh_seed)
     path = tmp_path / "calls.json"
     found = calls.all_descriptions() + random_calls(RANDOM_CALLS)
-    path.write_text(json.dumps([call for call in found if not is_new(call)]))
+    path.write_text(json.dumps([call for call in found if not is_new(call, architecture.family)]))
     wanted_outcomes, wanted = run(released.folder, ENQUEUE, str(path))
     outcomes, launches = run(made, ENQUEUE, str(path))
-    assert len(wanted) > 3000
+    assert len(wanted) > (1500 if architecture.family == "sm90" else 3000)
     different = differences(wanted, launches)
     if released.version == kernel_table.version():
         assert outcomes == wanted_outcomes
@@ -205,6 +206,7 @@ def others(operands, turn):
     return {name: address + 0x1000 * turn for name, address in operands.items()}
 for signature, operands in calls.all_descriptions()[::7]:
     is_new = signature["mode"] == 16 and signature["pv_accumulator"] == 16
+    is_new = is_new or (sys.argv[2] == "sm90" and signature["rotate"])
     if is_new or (signature.get("mask_element") and signature["mask_query_stride"] == 0):
         continue  # the released images lack the kernels
     try:
@@ -221,7 +223,7 @@ def test_a_plan_that_ran_launches_what_a_fresh_one_does(made: Path, run: Run, dr
     """At other addresses and on other streams, whether or not the driver can replace the address of a tensor map."""
     _, expected = run(made, AGAIN % "module.plan(**signature)")
     _, found = run(made, AGAIN % "plan", driver=driver)
-    assert len(expected) > 500 and found == expected
+    assert len(expected) > 250 and found == expected
 
 
 THREADS = """
@@ -264,7 +266,7 @@ def flag():
 def kinds():
     yield "dense", OptionalTensors(), {{}}
     yield "flag, LSE", OptionalTensors(nonfinite=flag()), dict(return_lse=True)
-    yield "causal, rotated", OptionalTensors(), dict(is_causal=True, rotate="on", smooth_v=True, scale=0.3)
+    yield "causal, rotated", OptionalTensors(), dict(is_causal=True, rotate="{rotate}", smooth_v=True, scale=0.3)
     yield "mask", OptionalTensors(torch.zeros(300, 513)), dict(return_lse=True)
     for heads in (1, 4):
         lists = BlockMask.full(300, 513, batch=2, heads=heads).lists
@@ -292,7 +294,9 @@ def test_the_library_launches_the_same_by_either_module(
     """Modules of ABI 4 take keywords, others plans; addresses are those of the tensors and so differ."""
 
     def shapes(folder: Path, call: str) -> list[str]:
-        code = LIBRARY.format(root=str(ROOT), modes=list(architecture.modes), call=call)
+        # Rotated calls of Hopper have other kernels since 5.1.0.
+        rotate = "off" if architecture.family == "sm90" else "on"
+        code = LIBRARY.format(root=str(ROOT), modes=list(architecture.modes), call=call, rotate=rotate)
         # Shared memory may be that of another version.
         lines = [re.sub(r" shared \d+", "", line).partition(" parameters ")[0] for line in run(folder, code)[1]]
         if architecture.family == "sm80":  # one kernel since 5.1.0, whether a head is rotated or not

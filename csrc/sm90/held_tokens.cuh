@@ -150,8 +150,8 @@ __device__ __forceinline__ float shown_of_cluster(const ShownKeys& shown, int bl
 
 // How many tokens the statistics are of.
 __device__ __forceinline__ int tokens_of(const NoHiddenKeys&, const ShownKeys&, int, int length) { return length; }
-__device__ __forceinline__ int tokens_of(const HiddenKeys&, const ShownKeys& shown, int blocks, int length) {
-  const int found = static_cast<int>(shown_of_cluster(shown, blocks));
+__device__ __forceinline__ int tokens_of(const HiddenKeys& hidden, const ShownKeys& shown, int blocks, int length) {
+  const int found = hidden.any() ? static_cast<int>(shown_of_cluster(shown, blocks)) : 0;
   return found != 0 ? found : length;
 }
 
@@ -173,9 +173,10 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
   float sums[8] = {};
   VectorExtremes<T> extremes;
   extremes.clear();
+  const bool may_hide = hidden.any();
   if constexpr (kMayHide) {
     find_hidden(shown, hidden, held.first, held.count, length);
-    if (hidden.any()) hidden.all_but(static_cast<int>(shown.of_block));
+    if (may_hide) hidden.all_but(static_cast<int>(shown.of_block));
   }
   const auto add = [&](unsigned from, bool exists) {
     const Vec8<T> raw = Held::read(from);
@@ -239,7 +240,7 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
   cluster_sync();
   ChannelStatistics total{};
   if constexpr (kMayHide) {
-    if (own == 0) shown.of_head = static_cast<int>(shown_of_cluster(shown, blocks));
+    if (own == 0) shown.of_head = may_hide ? static_cast<int>(shown_of_cluster(shown, blocks)) : 0;
   }
   if (own >= kChannels) return total;
   // All loads are under way before the first sum.
@@ -252,7 +253,7 @@ __device__ __forceinline__ ChannelStatistics statistics_of(const HeldTokens<T, k
     if constexpr (kExtremes) extremes_of[other] = load_from_block(&of_block.extremes[own / 2], other);
   }
   if constexpr (kMayHide) {
-    if (shown_of_cluster(shown, blocks) != 0.f) {
+    if (may_hide && shown_of_cluster(shown, blocks) != 0.f) {
 #pragma unroll
       for (int other = 0; other < kMaxClusterBlocks; ++other) {
         if (other >= blocks || load_from_block(&shown.of_block, other) != 0.f) continue;

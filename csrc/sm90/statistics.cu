@@ -128,15 +128,14 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
       if (!skips(token)) add(k_raw[0], v_raw[0]);
     }
   };
+  int shown_keys = 0;
   if constexpr (kChooses) {
     __shared__ unsigned bits[kHiddenKeysAtOnce / 32];
     const HiddenKeys hidden(params.mask, batch);
-    bool skips = hidden.any();
-    int shown = 0;
+    if (hidden.any()) {
 #pragma unroll 1
-    for (int first = block * share; first < end;) {
-      const int next = skips ? min(end, first + kHiddenKeysAtOnce) : end;
-      if (skips) {
+      for (int first = block * share; first < end; first += kHiddenKeysAtOnce) {
+        const int next = min(end, first + kHiddenKeysAtOnce);
         int hidden_here = 0;
         __syncthreads();
 #pragma unroll 1
@@ -145,18 +144,14 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
           hidden_here += threadIdx.x % 32 == 0 ? __popc(of_word) : 0;
           if (threadIdx.x % 32 == 0) bits[word] = of_word;
         }
-        shown += next - first - block_sum(hidden_here);
+        shown_keys += next - first - block_sum(hidden_here);
+        add_keys(first, next, [&](int token) { return bits[(token - first) / 32] >> (token - first) % 32 & 1u; });
       }
-      add_keys(first, next,
-               [&](int token) { return skips && (bits[(token - first) / 32] >> (token - first) % 32 & 1u); });
-      first = next;
-      // A block without a shown key sums up all of its keys, for masks that hide all.
-      if (first == end && skips && shown == 0) skips = false, first = block * share;
     }
-    if (threadIdx.x == 0) shown_of_block = hidden.any() ? shown : 0;
-  } else {
-    add_keys(block * share, end, [](int) { return false; });
+    if (threadIdx.x == 0) shown_of_block = shown_keys;
   }
+  // A block without a shown key sums up all of its keys, for masks that hide all.
+  if (shown_keys == 0) add_keys(block * share, end, [](int) { return false; });
 #pragma unroll
   for (int statistic = 0; statistic < kCount; ++statistic) {
 #pragma unroll
@@ -176,8 +171,10 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
   }
   cluster_sync();
   float shown = 0.f;  // where no key is, too
-  if constexpr (kChooses)
-    for (int other = 0; other < blocks; ++other) shown += load_from_block(&shown_of_block, other);
+  if constexpr (kChooses) {
+    if (HiddenKeys::is_for_all(params.mask))
+      for (int other = 0; other < blocks; ++other) shown += load_from_block(&shown_of_block, other);
+  }
   const auto total_of = [&](int statistic) {  // in kernels that choose, where all blocks need the mean
     float total = initial(statistic);
     for (int other = 0; other < blocks; ++other)

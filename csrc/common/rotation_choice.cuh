@@ -43,8 +43,7 @@ class RotationSampler {
 
   // Brings the tokens of the group at this place of the sample to L2, before K's mean is known.
   __device__ __forceinline__ void prefetch(int number) const {
-    const NoHiddenKeys all;
-    const Group<NoHiddenKeys> group(heads_, number, all);
+    const Group group(heads_, number);
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) {
       const int token = group.token(pass * kAtOnce + row_);
@@ -59,7 +58,8 @@ class RotationSampler {
   __device__ __forceinline__ GroupSample take(int number, const float (&k_mean)[8], const Hidden& hidden) const {
     const Rotation<kLanes> rotation;
     const bool is_key = number < kSampledKeyGroups, smooth = heads_.score_bits == 4;
-    const Group<Hidden> group(heads_, number, hidden);
+    Group group(heads_, number);
+    group.hide(hidden);
     float mean[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) mean[i] = is_key ? k_mean[i] : 0.f;
@@ -110,13 +110,11 @@ class RotationSampler {
   static constexpr int kKeyBlock = 64, kKeyPlaces = 4, kQueryBlock = 128, kQueryPlaces = 8;
 
   // Where the tokens of a sampled group are.
-  template <class Hidden>
   struct Group {
-    __device__ __forceinline__ Group(const SampledHeads<T>& heads, int number, const Hidden& hidden_keys)
+    __device__ __forceinline__ Group(const SampledHeads<T>& heads, int number)
         : is_key(number < kSampledKeyGroups),
           length(is_key ? heads.kv_length : heads.q_length),
-          stride(is_key ? heads.k_token_stride : heads.q_token_stride),
-          hidden(hidden_keys) {
+          stride(is_key ? heads.k_token_stride : heads.q_token_stride) {
       const int place = is_key ? number : number - kSampledKeyGroups;
       start = is_key ? heads.k : heads.q + place % heads.q_heads * heads.q_head_stride;
       const int block = is_key ? kKeyBlock : kQueryBlock;
@@ -129,14 +127,21 @@ class RotationSampler {
     __device__ __forceinline__ int token(int n) const {
       return first + (is_key ? n / 2 * 8 + n % 2 : n * kQueryPlaces);
     }
-    __device__ __forceinline__ bool has(int token) const { return token < length && !(is_key && hidden.has(token)); }
+    // By one lane each and before the rows are read: a look at the mask takes much code. For a warp together.
+    template <class Hidden>
+    __device__ __forceinline__ void hide(const Hidden& keys) {
+      if (!keys.any() || !is_key) return;
+      const int n = threadIdx.x % 32;
+      hidden = __ballot_sync(0xffffffffu, n < kSampledRows && token(n) < length && keys.has(token(n)));
+    }
+    __device__ __forceinline__ bool has(int n) const { return token(n) < length && !(hidden >> n & 1u); }
 
     const bool is_key;
     const int length;
     const i64 stride;
-    const Hidden& hidden;
     const T* start;
     int first;
+    unsigned hidden = 0;  // bits of the group's tokens
   };
   struct Row {
     Vec8<T> raw;  // this thread's channels, zeros past head_dim
@@ -146,13 +151,11 @@ class RotationSampler {
   struct Rows {
     static constexpr int kAhead = 2;  // more would not fit the registers of a kernel that holds other things
     Row next[kAhead];
-    template <class OneGroup>
-    __device__ __forceinline__ Rows(const RotationSampler& sampler, const OneGroup& group) {
+    __device__ __forceinline__ Rows(const RotationSampler& sampler, const Group& group) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) next[i] = sampler.load(group, i);
     }
-    template <class OneGroup>
-    __device__ __forceinline__ Row take(const RotationSampler& sampler, const OneGroup& group, int pass) {
+    __device__ __forceinline__ Row take(const RotationSampler& sampler, const Group& group, int pass) {
       const Row row = next[0];
 #pragma unroll
       for (int i = 1; i < kAhead; ++i) next[i - 1] = next[i];
@@ -161,18 +164,16 @@ class RotationSampler {
     }
   };
 
-  template <class Hidden>
-  __device__ __forceinline__ Row load(const Group<Hidden>& group, int pass) const {
-    const int token = group.token(pass * kAtOnce + row_);
+  __device__ __forceinline__ Row load(const Group& group, int pass) const {
+    const int n = pass * kAtOnce + row_;
     Row row;
-    row.exists = group.has(token);
+    row.exists = group.has(n);
     row.raw.clear();
-    if (row.exists && channel_ < heads_.head_dim) row.raw.load(group.start + token * group.stride + channel_);
+    if (row.exists && channel_ < heads_.head_dim) row.raw.load(group.start + group.token(n) * group.stride + channel_);
     return row;
   }
   // Over the group's tokens.
-  template <class Hidden>
-  __device__ __forceinline__ void mean_of(const Group<Hidden>& group, float (&mean)[8]) const {
+  __device__ __forceinline__ void mean_of(const Group& group, float (&mean)[8]) const {
     float tokens = 0.f;
     Rows rows(*this, group);
 #pragma unroll 1

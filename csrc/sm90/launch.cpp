@@ -29,8 +29,11 @@ constexpr int kProgrammaticLaunchVersion = 12030;  // the first driver that capt
 bool has_choices(const CallSignature& call) { return call.rotate_by_head || may_hide_keys(call); }
 bool may_rotate(const CallSignature& call) { return rotates(call) != Rotates::never; }
 bool quantizes_by_head(const CallSignature& call) { return may_rotate(call) || may_hide_keys(call); }
-// As it stands in the kernels' names.
+// As it stands in the kernels' names: of those that quantize, and of those that compute statistics.
 const char* choosing_name(bool chooses) { return chooses ? "_choosing_" : "_"; }
+const char* statistics_name(const CallSignature& call, bool chooses) {
+  return may_hide_keys(call) ? "_hiding_" : choosing_name(chooses);
+}
 
 bool biased(const CallSignature& call) { return call.mode == k4b || call.has_mask(); }
 
@@ -96,7 +99,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     set_quantization(params.quantize, fields);
     params.tensors = precise() ? 1 : 2;
     params.units = share.units;
-    launch("one_pass", kernel("one_pass", choosing_name(quantizes_by_head(call_))),
+    launch("one_pass", kernel("one_pass", statistics_name(call_, may_rotate(call_))),
            grid(share.blocks * params.tensors * workspace_.kv_bh), kQuantizeThreads, share.units * kUnitBytes, params,
            fields, {programmatic_, static_cast<unsigned>(share.blocks)});
   }
@@ -112,7 +115,7 @@ class Builder final : public LaunchBuilder<Workspace> {
     RunFields fields(params);
     set_statistics(params, fields, statistics_cluster());
     const std::string kind = precise() ? "statistics_k" : "statistics";
-    launch("statistics", kind + choosing_name(has_choices(call_)) + element_,
+    launch("statistics", kind + statistics_name(call_, call_.rotate_by_head) + element_,
            grid(params.cluster_blocks * workspace_.kv_bh), kStatisticsThreads, 0, params, fields,
            {programmatic_, static_cast<unsigned>(params.cluster_blocks)});
   }

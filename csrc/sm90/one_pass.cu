@@ -150,7 +150,7 @@ class KeyGroup {
   const int block_, scale_, length_;
   int key_;        // the lane's first
   unsigned from_;  // its place
-  const Format& format_;
+  const Format format_;
   unsigned hidden_ = 0;  // bits of vectors
   int first_shown_ = 0;  // bytes from `from_`
   bool none_shown_ = false;
@@ -198,10 +198,10 @@ __device__ __forceinline__ void prepare_keys(const OnePassParams& params, const 
 }
 
 // The same by a kernel that chooses the rotation of the head, or whose mask may hide keys.
-template <class T, int kLanes>
+template <class T, int kLanes, class Hidden>
 __device__ __forceinline__ void prepare_keys(const ChoosingOnePassParams& params, const BatchHead& bh, bool writes,
                                              const HeldTokens<T, kLanes>& held, Scratch<T, kLanes>& scratch,
-                                             HiddenKeys hidden, ShownKeys& shown, Prepared& prepared) {
+                                             Hidden hidden, ShownKeys& shown, Prepared& prepared) {
   const ChoosingStatisticsParams& statistics = params.statistics;
   const Lanes<kLanes> lanes(statistics.head_dim);
   const int length = statistics.kv_length, blocks = statistics.cluster_blocks, own = threadIdx.x;
@@ -301,8 +301,8 @@ __device__ __forceinline__ void prepare_values(const Params& params, const Batch
   }
 }
 
-// Of ChoosingOnePassParams: heads may be rotated, all or those that gain, and the mask may hide keys.
-template <class T, int kLanes, class Params>
+// Of ChoosingOnePassParams: heads may be rotated, all or those that gain; with HiddenKeys the mask may hide keys.
+template <class T, int kLanes, class Params, class Hidden>
 __device__ __forceinline__ void one_pass_kernel(const Params& params) {
   constexpr bool kChooses = is_same_v<Params, ChoosingOnePassParams>;
   __shared__ Scratch<T, kLanes> scratch;
@@ -336,19 +336,17 @@ __device__ __forceinline__ void one_pass_kernel(const Params& params) {
   }
   held.copy(bh.of<T>(tensor), tensor.token_stride, statistics.kv_length, Lanes<kLanes>(statistics.head_dim));
   cp_async_wait();
-  const auto prepare_tensor = [&](const auto& hidden, ShownKeys& shown) {
-    if (is_v)
-      prepare_values<T, kLanes>(params, bh, block == 0, held, scratch, hidden, shown);
+  __shared__ ShownKeys shown;
+  const Hidden hidden = [&]() -> Hidden {
+    if constexpr (kChooses)
+      return {statistics.mask, bh.batch};
     else
-      prepare_keys<T, kLanes>(params, bh, block == 0, held, scratch, hidden, shown, prepared);
-  };
-  if constexpr (kChooses) {
-    __shared__ ShownKeys shown;
-    prepare_tensor(HiddenKeys(statistics.mask, bh.batch), shown);
-  } else {
-    ShownKeys all;
-    prepare_tensor(NoHiddenKeys(), all);
-  }
+      return {};
+  }();
+  if (is_v)
+    prepare_values<T, kLanes>(params, bh, block == 0, held, scratch, hidden, shown);
+  else
+    prepare_keys<T, kLanes>(params, bh, block == 0, held, scratch, hidden, shown, prepared);
   __syncthreads();
   if (threadIdx.x == 0) red_release_add(is_v ? &prepared.blocks.v : &prepared.blocks.k, 1);
   cluster_wait();  // no block leaves while its shared memory may be read
@@ -356,18 +354,21 @@ __device__ __forceinline__ void one_pass_kernel(const Params& params) {
 
 }  // namespace sm90
 
-#define ONE_PASS_KERNEL(name, T, lanes, Params)                                             \
+#define ONE_PASS_KERNEL(name, T, lanes, Params, Hidden)                                     \
   extern "C" __global__ void __launch_bounds__(sm90::kQuantizeThreads, lanes == 32 ? 2 : 3) \
       name(const __grid_constant__ sm90::Params params) {                                   \
-    sm90::one_pass_kernel<T, lanes, sm90::Params>(params);                                  \
+    sm90::one_pass_kernel<T, lanes, sm90::Params, sm90::Hidden>(params);                    \
   }
-#define ONE_PASS_KERNELS(prefix, suffix, T, Params)        \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d64, T, 8, Params)   \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d128, T, 16, Params) \
-  ONE_PASS_KERNEL(prefix##_##suffix##_d256, T, 32, Params)
-ONE_PASS_KERNELS(one_pass, fp16, __half, OnePassParams)
-ONE_PASS_KERNELS(one_pass, bf16, __nv_bfloat16, OnePassParams)
-ONE_PASS_KERNELS(one_pass_choosing, fp16, __half, ChoosingOnePassParams)
-ONE_PASS_KERNELS(one_pass_choosing, bf16, __nv_bfloat16, ChoosingOnePassParams)
+#define ONE_PASS_KERNELS(prefix, suffix, T, Params, Hidden)        \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d64, T, 8, Params, Hidden)   \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d128, T, 16, Params, Hidden) \
+  ONE_PASS_KERNEL(prefix##_##suffix##_d256, T, 32, Params, Hidden)
+#define ONE_PASS_KERNELS_OF(suffix, T)                                                \
+  ONE_PASS_KERNELS(one_pass, suffix, T, OnePassParams, NoHiddenKeys)                  \
+  ONE_PASS_KERNELS(one_pass_choosing, suffix, T, ChoosingOnePassParams, NoHiddenKeys) \
+  ONE_PASS_KERNELS(one_pass_hiding, suffix, T, ChoosingOnePassParams, HiddenKeys)
+ONE_PASS_KERNELS_OF(fp16, __half)
+ONE_PASS_KERNELS_OF(bf16, __nv_bfloat16)
+#undef ONE_PASS_KERNELS_OF
 #undef ONE_PASS_KERNELS
 #undef ONE_PASS_KERNEL

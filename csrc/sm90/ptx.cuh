@@ -131,9 +131,6 @@ __device__ __forceinline__ void st_shared_v2_s32(unsigned address, int2 x) {
 __device__ __forceinline__ void st_shared_s32(unsigned address, int x) {
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
-__device__ __forceinline__ void prefetch_to_l2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
-}
 __device__ __forceinline__ void prefetch_tma_descriptor(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -176,14 +176,6 @@ __device__ __forceinline__ void quantize_q(const QuantizeParams& params, const B
   const Lanes<kLanes> lanes(params.head_dim);
   float k_mean[8] = {}, mean[8];
   if constexpr (Format::kBits == 4) block_mean<T, kLanes>(params, bh, block, mean);
-  if constexpr (Format::kOfHead && Format::kBits == 8) {
-    const int token = block * kBlockM + threadIdx.x % kBlockM;  // two threads a token
-    const T* q = bh.of<T>(params.q) + token * params.q.token_stride;
-    constexpr int kLine = 128 / sizeof(T);
-    if (token < params.q_length)
-      for (int channel = threadIdx.x / kBlockM * kLine; channel < params.head_dim; channel += 2 * kLine)
-        prefetch_to_l2(q + channel);
-  }
   const Format format = format_of();
   if (params.lse_shift) {
     griddepcontrol_wait();

@@ -44,9 +44,9 @@ __device__ __forceinline__ void prefetch_sample(const ChoosingStatisticsParams& 
 
 // For all threads of the cluster, the same to all; between two barriers of the cluster. `means`: of K, in shared
 // memory, with zeros past head_dim.
-template <class T, int kLanes>
+template <class T, int kLanes, class Hidden>
 __device__ __forceinline__ bool choose_rotation(const ChoosingStatisticsParams& params, const BatchHead& bh,
-                                                const float* means, const HiddenKeys& hidden, ChoiceScratch& scratch) {
+                                                const float* means, const Hidden& hidden, ChoiceScratch& scratch) {
   const int blocks = params.cluster_blocks, block = blockIdx.x % blocks;
   const SampledHeads<T> heads = sampled_heads<T>(params, bh);
   const RotationSampler<T, kLanes, false> sampler(heads);

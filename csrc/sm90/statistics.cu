@@ -9,9 +9,9 @@ namespace sm90 {
 constexpr int kMaxHeadDim = 256;
 
 // Whether a head of so many channels, which the cluster holds, is to be rotated.
-template <class T>
+template <class T, class Hidden>
 __device__ __forceinline__ bool choose_rotation(const ChoosingStatisticsParams& params, const BatchHead& bh,
-                                                const float* means, const HiddenKeys& hidden, ChoiceScratch& scratch) {
+                                                const float* means, const Hidden& hidden, ChoiceScratch& scratch) {
   if (params.head_dim <= 64) return choose_rotation<T, 8>(params, bh, means, hidden, scratch);
   if (params.head_dim <= 128) return choose_rotation<T, 16>(params, bh, means, hidden, scratch);
   return choose_rotation<T, 32>(params, bh, means, hidden, scratch);
@@ -31,11 +31,11 @@ __device__ __forceinline__ int block_sum(int x) {
 
 constexpr int kHiddenKeysAtOnce = 4096;  // whose bits a block of the grid holds
 
-// Without kWithV, K's mean alone: the precise mode does not quantize V. ChoosingStatisticsParams: hidden keys do not
-// count, and the call may rotate all heads, or choose the rotation of each.
-template <class T, bool kWithV, class Params>
+// Without kWithV, K's mean alone: the precise mode does not quantize V. ChoosingStatisticsParams: the call may
+// rotate all heads, or choose the rotation of each; with HiddenKeys those do not count.
+template <class T, bool kWithV, class Params, class Hidden>
 __device__ __forceinline__ void statistics_kernel(const Params& params) {
-  constexpr bool kChooses = is_same_v<Params, ChoosingStatisticsParams>;
+  constexpr bool kChooses = is_same_v<Params, ChoosingStatisticsParams>, kMayHide = is_same_v<Hidden, HiddenKeys>;
   constexpr int kCount = kWithV ? kStatistics : kSumK + 1;
   __shared__ float partial[kCount][kStatisticsWarps][kMaxHeadDim];
   __shared__ float of_block[kCount][kMaxHeadDim];
@@ -129,7 +129,7 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
     }
   };
   int shown_keys = 0;
-  if constexpr (kChooses) {
+  if constexpr (kMayHide) {
     __shared__ unsigned bits[kHiddenKeysAtOnce / 32];
     const HiddenKeys hidden(params.mask, batch);
     if (hidden.any()) {
@@ -171,19 +171,19 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
   }
   cluster_sync();
   float shown = 0.f;  // where no key is, too
-  if constexpr (kChooses) {
-    if (HiddenKeys::is_for_all(params.mask))
-      for (int other = 0; other < blocks; ++other) shown += load_from_block(&shown_of_block, other);
-  }
+  if constexpr (kMayHide)
+    for (int other = 0; other < blocks; ++other) shown += load_from_block(&shown_of_block, other);
   const auto total_of = [&](int statistic) {  // in kernels that choose, where all blocks need the mean
     float total = initial(statistic);
-    for (int other = 0; other < blocks; ++other)
-      if (shown == 0.f || load_from_block(&shown_of_block, other) != 0.f)
-        total = combine(statistic, total, load_from_block(&of_block[statistic][own], other));
+    for (int other = 0; other < blocks; ++other) {
+      const float of_other = load_from_block(&of_block[statistic][own], other);
+      if (!kMayHide || shown == 0.f || load_from_block(&shown_of_block, other) != 0.f)
+        total = combine(statistic, total, of_other);
+    }
     return total;
   };
   const auto tokens = [&] {
-    if constexpr (kChooses)
+    if constexpr (kMayHide)
       return shown != 0.f ? shown : static_cast<float>(params.kv_length);
     else
       return params.kv_length;
@@ -195,7 +195,7 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
     if (params.rotates == Rotates::by_head) {
       means[own] = own < params.head_dim ? total_of(kSumK) / tokens() : 0.f;
       __syncthreads();
-      HiddenKeys hidden(params.mask, batch);
+      Hidden hidden(params.mask, batch);
       hidden.all_but(static_cast<int>(shown));
       rotated = choose_rotation<T>(params, BatchHead(bh, params.kv_heads), means, hidden, scratch);
     }
@@ -225,14 +225,15 @@ __device__ __forceinline__ void statistics_kernel(const Params& params) {
 
 }  // namespace sm90
 
-#define STATISTICS_KERNEL(name, T, with_v, Params)                          \
+#define STATISTICS_KERNEL(name, T, with_v, Params, Hidden)                  \
   extern "C" __global__ void __launch_bounds__(sm90::kStatisticsThreads, 2) \
       name(const __grid_constant__ sm90::Params params) {                   \
-    sm90::statistics_kernel<T, with_v, sm90::Params>(params);               \
+    sm90::statistics_kernel<T, with_v, sm90::Params, sm90::Hidden>(params); \
   }
-#define STATISTICS_KERNELS(prefix, suffix, T, with_v)               \
-  STATISTICS_KERNEL(prefix##_##suffix, T, with_v, StatisticsParams) \
-  STATISTICS_KERNEL(prefix##_choosing_##suffix, T, with_v, ChoosingStatisticsParams)
+#define STATISTICS_KERNELS(prefix, suffix, T, with_v)                                              \
+  STATISTICS_KERNEL(prefix##_##suffix, T, with_v, StatisticsParams, NoHiddenKeys)                  \
+  STATISTICS_KERNEL(prefix##_choosing_##suffix, T, with_v, ChoosingStatisticsParams, NoHiddenKeys) \
+  STATISTICS_KERNEL(prefix##_hiding_##suffix, T, with_v, ChoosingStatisticsParams, HiddenKeys)
 STATISTICS_KERNELS(statistics, fp16, __half, true)
 STATISTICS_KERNELS(statistics, bf16, __nv_bfloat16, true)
 STATISTICS_KERNELS(statistics, fp32, float, true)

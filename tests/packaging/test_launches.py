@@ -284,7 +284,7 @@ for element, name in ((2, "fp16"), (3, "bf16")):
                 for way, kernel, rotate in (
                     ("", "quantizing", dict()), ("_choosing", "rotating", dict(rotate=True, rotate_by_head=True))
                 ):
-                    way = "_choosing" if mask else way
+                    way = "_hiding" if mask else way
                     wanted = [f"one_pass{{way}}_{{name}}_d{{head_dim}}",
                               f"attention_d{{head_dim}}_{{kernel}}{{suffix}}"]
                     found = launched(head_dim=channels, kv_length=kv_length, element=element, **mask, **rotate)
@@ -349,7 +349,7 @@ assert not any("choosing" in name or "hiding" in name for name, _ in plain), pla
 assert preparations(**mask, mask_query_stride=5000) == plain
 assert preparations(**mask, mask_head_stride=5000) == plain
 hiding = preparations(**mask)
-marks = ("choosing", "delta_hiding")
+marks = ("choosing", "hiding")
 assert len(hiding) == len(plain) and all(any(mark in name for mark in marks) for name, _ in hiding), hiding
 assert [name for name, _ in preparations(**mask, rotate=True, rotate_by_head=True)] == [name for name, _ in hiding]
 chosen = preparations(rotate=True, rotate_by_head=True)

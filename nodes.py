@@ -117,10 +117,9 @@ class SageAttention2(io.ComfyNode):
                         default="auto",
                         optional=True,
                         tooltip="Mixes the channels of queries and keys before quantization. auto: in the attention "
-                        "heads that get closer to full precision by it, chosen by a sample in each call, which costs 1 "
-                        "to 8 % of short calls. Kernels 4 cannot choose and take all heads, which is less exact in "
-                        "some models. on: in all heads. off: in none, as in the paper. API prompts without this input "
-                        "keep it off.",
+                        "heads that get closer to full precision by it, chosen by a sample in each call, which "
+                        "takes 13 to 28 microseconds on an H100. on: in all heads. off: in none, as in the paper. API "
+                        "prompts without this input keep it off.",
                     )
                 ),
                 advanced(

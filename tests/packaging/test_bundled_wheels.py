@@ -24,8 +24,6 @@ THIS_INTERPRETER = f"cp{sys.version_info.major}{sys.version_info.minor}"
 PLATFORMS = {"manylinux_2_17_aarch64", "manylinux_2_17_x86_64", "win_amd64"}  # the Linux ones load on old systems too
 ARCHITECTURES = sorted({re.split("[-_]", path.name)[2] for path in RELEASED} - {"host"})
 HOSTS = [path for path in RELEASED if path.name.startswith("comfy_sage2_host-")]
-# Until the next release: wheels/ still has those with images and modules in one.
-needs_hosts = pytest.mark.skipif(not HOSTS, reason="wheels/ has no host wheels yet")
 
 pytestmark = pytest.mark.skipif(not RELEASED, reason="wheels/ holds no wheels yet")
 
@@ -43,15 +41,13 @@ def test_the_manifest_lists_exactly_the_wheels_that_are_there() -> None:
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in RELEASED}
     assert {name: checksum for checksum, name, *_ in lines} == sums
     sizes = {path.name: path.stat().st_size for path in RELEASED}
-    assert {name: int(size) for _, name, *rest in lines for size in rest} == (sizes if HOSTS else {})
+    assert {name: int(size) for _, name, *rest in lines for size in rest} == sizes
 
 
-@needs_hosts
 def test_the_folder_stays_small() -> None:
     assert sum(path.stat().st_size for path in WHEELS.iterdir()) < 7_000_000
 
 
-@needs_hosts
 def test_each_platform_has_one_host_wheel_with_a_module_for_every_python() -> None:
     platforms = []
     for path in HOSTS:
@@ -67,7 +63,6 @@ def test_each_platform_has_one_host_wheel_with_a_module_for_every_python() -> No
     assert len(set(platforms)) == len(platforms) and {"manylinux_2_17_x86_64"} <= set(platforms) <= PLATFORMS
 
 
-@needs_hosts
 def test_each_architecture_has_one_wheel_of_images_that_the_launch_code_is_for() -> None:
     wheels = [path for path in RELEASED if path not in HOSTS]
     assert len(wheels) == len(ARCHITECTURES) and all(path.stem.endswith("-py3-none-any") for path in wheels)
@@ -75,7 +70,6 @@ def test_each_architecture_has_one_wheel_of_images_that_the_launch_code_is_for()
     assert len(abis) == 1
 
 
-@needs_hosts
 def test_pip_installs_the_host_with_an_architecture(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "install", "--quiet"]
     arguments = ["--no-index", "--find-links", str(WHEELS), "--target", str(tmp_path), "comfy-sage2-sm90"]
@@ -107,7 +101,7 @@ for architecture in {ARCHITECTURES}:
 for architecture in {ARCHITECTURES}:
     module = loader.load(architecture)
     try:
-        (module.plan if hasattr(module, "plan") else module.workspace_bytes)(batch=1)
+        module.plan(batch=1)
     except TypeError as error:
         assert 'missing keyword argument' in str(error), error
     try:

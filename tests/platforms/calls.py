@@ -2,7 +2,7 @@
 
     python calls.py FOLDER ARCHITECTURE
 
-FOLDER holds the unpacked wheel, of ABI 5 or 4. The recording driver writes down what would reach the GPU; the addresses
+FOLDER holds the unpacked wheels. The recording driver writes down what would reach the GPU; the addresses
 are made up.
 """
 
@@ -38,19 +38,21 @@ def description(
     element: int = FP16,
     mode: int = 8,
     rotate: bool = False,
+    rotate_by_head: bool = False,
     smooth_v: bool = False,
     causal: bool = False,
     mask: str | None = None,
     lse: bool = False,
     block_mask: str | None = None,
     block_margins: bool = False,
+    pv: int = 0,
     pv_accumulator: int = 32,
     device: int = 0,
 ) -> Call:
     signature: dict[str, Any] = dict(
         batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_length=q_length, kv_length=kv_length, head_dim=head_dim,
-        element=element, mode=mode, rotate=rotate, smooth_v=smooth_v, causal=causal,
-        pv_accumulator=pv_accumulator, scale=head_dim**-0.5, device=device, has_lse=lse,
+        element=element, mode=mode, rotate=rotate, rotate_by_head=rotate_by_head, smooth_v=smooth_v, causal=causal,
+        pv=pv, pv_accumulator=pv_accumulator, scale=head_dim**-0.5, device=device, has_lse=lse,
         has_block_margins=block_margins,
     )  # fmt: skip
     operands: dict[str, int] = {}
@@ -90,7 +92,8 @@ def all_descriptions() -> list[Call]:
     )  # fmt: skip
     calls = [
         description(
-            batch=2, head_dim=head_dim, element=element, mode=mode, rotate=smooth_v != lse, smooth_v=smooth_v,
+            batch=2, head_dim=head_dim, element=element, mode=mode, rotate=smooth_v != lse,
+            rotate_by_head=smooth_v != lse and causal, smooth_v=smooth_v,
             causal=causal, mask=mask, lse=lse, pv_accumulator=accumulator,
         )
         for head_dim, element, mode, smooth_v, causal, mask, lse, accumulator in grid
@@ -108,6 +111,20 @@ def all_descriptions() -> list[Call]:
         description(batch=2, head_dim=head_dim, mode=mode, mask="keys of heads")
         for head_dim, mode in itertools.product((64, 72, 256), (8, 4, 16))
     ]
+    calls += [
+        description(batch=2, head_dim=head_dim, mode=mode, mask=mask, pv=pv)
+        for head_dim, mode, mask, pv in itertools.product((64, 128, 256), (8, 4), (None, "keys"), (1, 2, 3, 4))
+    ]
+    # Few keys have kernels of their own.
+    calls += [
+        description(
+            batch=2, q_length=900, kv_length=200, head_dim=head_dim, mode=mode, mask=mask, rotate=rotate,
+            rotate_by_head=by_head,
+        )
+        for head_dim, mode, mask, (rotate, by_head) in itertools.product(
+            (64, 128, 256), (8, 16), (None, "keys"), ((False, False), (True, False), (True, True))
+        )
+    ]  # fmt: skip
     # In 4b in several parts.
     calls += [
         description(q_heads=20, kv_heads=10, q_length=40_000, kv_length=30_000, mode=4, block_mask=lists, mask="keys")
@@ -132,25 +149,8 @@ def attempt(function: Any, *arguments: Any, **fields: Any) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-# What ABI 4 calls the keywords of `plan` and the operands, where that is something else.
-_OF_ABI_4 = {
-    **{f"block_mask_{end}": f"tiles_{end}" for end in ("batch_stride", "head_stride")},
-    "block_mask_key_blocks": "tiles_key_tiles", "mask": "mask_pointer", "block_mask": "tiles_pointer",
-    "invalid_blocks": "tiles_invalid", "block_margins": "gaps",
-}  # fmt: skip
-
-
-def _fields_of_abi_4(signature: dict[str, Any], operands: dict[str, int]) -> dict[str, Any]:
-    """The keywords of ABI 4's functions but for the pointers of q, k, v, out and the workspace."""
-    flags = ("has_lse", "has_block_margins")  # the operands say it
-    fields = {name: value for name, value in (signature | operands).items() if name not in flags}
-    return {"stream": STREAM} | {_OF_ABI_4.get(name, name): value for name, value in fields.items()}
-
-
 def size(module: Any, signature: dict[str, Any], operands: dict[str, int]) -> str:
     """The bytes of workspace of a call, or why there are none."""
-    if not hasattr(module, "plan"):
-        return attempt(module.workspace_bytes, **_fields_of_abi_4(signature, operands))
     return attempt(lambda: module.plan(**signature).workspace_bytes)
 
 
@@ -159,12 +159,7 @@ def enqueue(module: Any, signature: dict[str, Any], operands: dict[str, int], *,
     needed = size(module, signature, operands)
     if not needed.isdecimal():
         return needed
-    if hasattr(module, "plan"):
-        run = partial(module.plan(**signature).run, Q, K, V, OUT, WORKSPACE, STREAM, **operands)
-    else:
-        pointers = dict(q_pointer=Q, k_pointer=K, v_pointer=V, out_pointer=OUT, workspace=WORKSPACE)
-        fields = _fields_of_abi_4(signature, operands)
-        run = partial(module.attention, **fields, **pointers, workspace_bytes=int(needed))
+    run = partial(module.plan(**signature).run, Q, K, V, OUT, WORKSPACE, STREAM, **operands)
     outcomes = [attempt(run, phase=phase) for phase in ((1, 2) if in_phases else (0,))]
     return outcomes[-1]
 
@@ -184,20 +179,14 @@ def main(folder: str, architecture: str) -> None:
         print(change, size(module, good | change, operands))
     incomplete = {name: value for name, value in good.items() if name != "kv_length"}
     print("incomplete", size(module, incomplete, operands))
-    if hasattr(module, "plan"):
-        plan = module.plan(**good)
-        print(plan, plan.attention_reads, module.modes, module.pv_accumulators, module.capabilities)
-        addresses: list[tuple[Any, ...]] = [
-            (), (Q, K, V, OUT, WORKSPACE, 2**64), (Q, K, V, OUT, 0, STREAM), (Q, K, V, OUT + 8, WORKSPACE, STREAM),
-            (Q, K, V, OUT, WORKSPACE, STREAM, LSE), (Q, K, V, OUT, WORKSPACE, 2**64 - 1),
-        ]  # fmt: skip
-        for arguments in addresses:
-            print(arguments, attempt(plan.run, *arguments))
-    else:
-        fields = _fields_of_abi_4(good, operands)
-        print("without pointers", attempt(module.attention, **fields))
-        pointers = dict(q_pointer=Q, k_pointer=K, v_pointer=V, out_pointer=OUT)
-        print("small workspace", attempt(module.attention, **fields, **pointers))
+    plan = module.plan(**good)
+    print(plan, plan.attention_reads, module.modes, module.pv_accumulators, module.capabilities)
+    addresses: list[tuple[Any, ...]] = [
+        (), (Q, K, V, OUT, WORKSPACE, 2**64), (Q, K, V, OUT, 0, STREAM), (Q, K, V, OUT + 8, WORKSPACE, STREAM),
+        (Q, K, V, OUT, WORKSPACE, STREAM, LSE), (Q, K, V, OUT, WORKSPACE, 2**64 - 1),
+    ]  # fmt: skip
+    for arguments in addresses:
+        print(arguments, attempt(plan.run, *arguments))
     print(module.architecture, module.target, module.version, module.toolchain, module.minimum_driver_version)
     print("driver", attempt(module.driver_version))
 

@@ -267,7 +267,7 @@ if hasattr(module, "__path__"):
     packed = Path(module.__path__[0]).glob("*.cubin.xz")
     images |= {path.name.removesuffix(".cubin.xz"): lzma.decompress(path.read_bytes()) for path in packed}
 else:
-    images = loader._unpack_bundled(name)[1].cubins
+    images = loader._unpack_bundled(name).images.cubins
 # What an installed module took it from: of a development build or a wheel, or of a wheel before 5.0.0.
 add = (getattr(module, "_kernels", None) or getattr(module, "_C", module)).add_cubin
 changed = 0

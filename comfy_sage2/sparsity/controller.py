@@ -15,7 +15,7 @@ from .levels import Level
 from .mask_cache import BlockMaskCache, CachedMask, CacheKey, Moment, PassKey
 from .selection import block_lists, block_scores
 from .selections import SelectionKey, Selections
-from .thresholds import chosen, errors, rank_, sampled_rows
+from .thresholds import chosen, rank_, sampled_rows
 
 Figure = tuple[Moment, torch.Tensor]
 
@@ -140,12 +140,9 @@ class SparsityController:
         keys, queries = blocks_with(always, k.shape[2]), blocks_with(always, q.shape[2])
         rows = sampled_rows(q.shape[2], now.step, q.device, queries if always else None)
         raise_highest_(raise_always_computed_(scores, keys, queries))
-        if before is not None:
-            as_scores = before.float().expand(q.shape[0], -1, -1, -1)
-            half = as_scores.new_full((*q.shape[:2], 1), 0.5)
-            later = errors(q, k, v, as_scores, rows, scale=scale, thresholds=half, norm=self._level.norm)
-            self.figures[layer].later.append((now.moment, later[..., 0].amax(dim=0)))
-        threshold, error = chosen(q, k, v, scores, rows, self._level, scale=scale)
+        threshold, error, later = chosen(q, k, v, scores, rows, self._level, scale=scale, others=before)
+        if later is not None:
+            self.figures[layer].later.append((now.moment, later.amax(dim=0)))
         self.figures[layer].found.append((now.moment, error.amax(dim=0)))
         return ~(scores <= threshold[..., None, None])  # NaN is active
 

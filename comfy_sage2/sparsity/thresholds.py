@@ -6,6 +6,7 @@ blocks of small P.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -22,6 +23,7 @@ They lie apart, so that most heads stay well within the bound. At the same numbe
 model are 2 dB nearer to the dense ones than with shares so fine that every head is at its bound.
 """
 _SCORE_BYTES = 64 << 20  # of the scores of the sampled rows that are in memory at once
+_SCALE_OF_P = 4096.0  # so that small probabilities of long calls do not vanish in fp16; outputs are normalized
 
 
 def sampled_rows(
@@ -94,6 +96,7 @@ def errors(
     norm: int = 2,
     block_tokens: int = BLOCK_TOKENS,
     bias: torch.Tensor | None = None,
+    others: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What leaving out the skipped blocks costs each head at each of its thresholds, against exact attention.
 
@@ -106,72 +109,88 @@ def errors(
         norm: 1 for relative L1, 2 for relative L2.
         block_tokens: queries or keys of a block.
         bias: float32 (B | 1, Hq | 1, 1, Nkv), added to the scaled scores of all queries; None without a mask.
+        others: bool (B | 1, Hq, Tq, Tk), active blocks whose error is measured beside those of the thresholds.
 
     Returns:
-        Relative error of each head over its rows, (B, Hq, L) float32 on the device; nobody waits for it.
+        Relative error of each head over its rows, (B, Hq, L) float32 on the device, or (B, Hq, L + 1) with that of
+        `others` behind; nobody waits for it.
     """
-    group = q.shape[1] // k.shape[1]
-    bytes_of_head = 4 * rows.shape[0] * (k.shape[2] + scores.shape[3] * k.shape[3])
-    heads = max(_SCORE_BYTES // max(bytes_of_head, 1) // group, 1) * group  # of q, with all of k's that they share
-    # Under autocast the products would be rounded to 16 bits.
+    group, of_rows = q.shape[1] // k.shape[1], rows // block_tokens
+    # Scores of a row's blocks. NaN is left out here, so that its head is not within any bound.
+    active = scores[:, :, of_rows][:, :, :, None] > thresholds[:, :, None, :, None]
+    if others is not None:
+        beside = others[:, :, of_rows].expand(*q.shape[:2], -1, -1)
+        active = torch.cat((active, beside[:, :, :, None]), dim=3)
     biases = None if bias is None else bias.expand(*q.shape[:2], -1, -1)
-    with torch.autocast(q.device.type, enabled=False):
-        found = [
-            _errors(
-                q[b, part],
-                k[b, kv],
-                v[b, kv],
-                scores[b, part],
-                rows,
-                scale,
-                thresholds[b, part],
-                norm,
-                block_tokens,
-                None if biases is None else biases[b, part],
-            )
-            for b in range(q.shape[0])
-            for part, kv in _parts(q.shape[1], heads, group)
-        ]
-    return torch.cat(found).view(*q.shape[:2], thresholds.shape[2])
+    heads = max(_SCORE_BYTES // max(4 * rows.shape[0] * k.shape[2], 1) // group, 1)  # of k, for all of q's
+    found = []
+    # Under autocast the products would be rounded to 16 bits.
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        for b, first in itertools.product(range(q.shape[0]), range(0, k.shape[1], heads)):
+            kv, part = slice(first, first + heads), slice(first * group, (first + heads) * group)
+            of_part = None if biases is None else biases[b, part]
+            p = _probabilities(q[b, part, rows], k[b, kv], scale, of_part, behind=-k.shape[2] % block_tokens)
+            found.append(_errors(p, v[b, kv], active[b, part], norm, block_tokens))
+    return torch.cat(found).view(*q.shape[:2], active.shape[3])
 
 
-def _parts(q_heads: int, step: int, group: int) -> list[tuple[slice, slice]]:
-    starts = range(0, q_heads, step)
-    return [(slice(start, start + step), slice(start // group, -(-(start + step) // group))) for start in starts]
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """Matrices a @ b into float32 `out`; 16-bit numbers of a GPU are multiplied as they are and summed in float32."""
+    if _multiplies_16_bits(a) and a.dtype == b.dtype:
+        torch.ops.aten.bmm.dtype_out(a, b, torch.float32, out=out)
+    else:
+        torch.bmm(a.float(), b.float(), out=out)
 
 
-def _errors(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scores: torch.Tensor,
-    rows: torch.Tensor,
-    scale: float,
-    thresholds: torch.Tensor,
-    norm: int,
-    block_tokens: int,
-    bias: torch.Tensor | None,
+def _multiplies_16_bits(a: torch.Tensor) -> bool:
+    if a.dtype not in (torch.float16, torch.bfloat16) or not a.is_cuda or torch.version.cuda is None:
+        return False
+    return hasattr(torch.ops.aten.bmm, "dtype_out") and torch.cuda.get_device_capability(a.device) >= (8, 0)
+
+
+def _probabilities(
+    q: torch.Tensor, k: torch.Tensor, scale: float, bias: torch.Tensor | None, *, behind: int
 ) -> torch.Tensor:
-    """The errors of some heads of one batch entry: (heads, L).
+    """The attention of some rows, _SCALE_OF_P times: (Hq, R, Nkv + behind) in k's dtype, zeros behind the last key.
 
-    P V is computed once, block by block: a threshold's output is a sum over the blocks that it leaves.
+    q: (Hq, R, D), k: (Hkv, Nkv, D), bias: (Hq, 1, Nkv).
     """
-    group, behind = q.shape[0] // k.shape[0], -k.shape[1] % block_tokens
-    k, v = (tensor.float().repeat_interleave(group, dim=0) for tensor in (k, v))
-    of_keys = (q[:, rows].float() @ k.transpose(1, 2)).mul_(scale)
-    p = (of_keys if bias is None else of_keys.add_(bias)).softmax(dim=2)
-    p, v = (torch.nn.functional.pad(tensor, pad) for tensor, pad in ((p, (0, behind)), (v, (0, 0, 0, behind))))
-    p = p.unflatten(2, (-1, block_tokens)).permute(2, 0, 1, 3)  # (Tk, heads, R, block_tokens)
-    outs = p @ v.unflatten(1, (-1, block_tokens)).transpose(0, 1)  # (Tk, heads, R, D)
-    masses = p.sum(dim=3).permute(1, 2, 0)  # (heads, R, Tk)
-    of_rows = scores[:, rows // block_tokens]
-    # NaN is left out here, so that its head is not within any bound.
-    active = (of_rows[:, :, None] > thresholds[:, None, :, None]).float()  # (heads, R, L, Tk)
-    kept = (active @ masses[..., None])[..., 0]  # (heads, R, L)
+    length = k.shape[1]
+    scores = torch.empty((*q.shape[:2], length), device=q.device)
+    _multiply(q.reshape(len(k), -1, q.shape[2]), k.transpose(1, 2), scores.view(len(k), -1, length))
+    scores.mul_(scale)
+    p = k.new_empty((*q.shape[:2], length + behind))
+    p[:, :, length:] = 0
+    torch.mul((scores if bias is None else scores.add_(bias)).softmax(dim=2), _SCALE_OF_P, out=p[:, :, :length])
+    return p
+
+
+def _errors(p: torch.Tensor, v: torch.Tensor, active: torch.Tensor, norm: int, block_tokens: int) -> torch.Tensor:
+    """The errors of some heads: (Hq, L).
+
+    P V is computed once, block by block: an output is a sum over the blocks that are active.
+
+    p: (Hq, R, tokens of Tk blocks), v: (Hkv, Nkv, D), active: bool (Hq, R, L, Tk).
+    """
+    (heads, rows), blocks, (kv_heads, length, _) = p.shape[:2], active.shape[3], v.shape
+    of_blocks = p.unflatten(2, (blocks, block_tokens))
+    full, rest = divmod(length, block_tokens)
+    outs = torch.empty((blocks, heads, rows, v.shape[2]), device=p.device)
+    for head in range(heads if full else 0):
+        of_kv = v[head * kv_heads // heads, : full * block_tokens].unflatten(0, (full, block_tokens))
+        _multiply(of_blocks[head, :, :full].transpose(0, 1), of_kv, outs[:full, head])
+    if rest:
+        last = of_blocks[:, :, full, :rest].reshape(kv_heads, -1, rest)
+        _multiply(last, v[:, length - rest :], outs[full].view(kv_heads, -1, v.shape[2]))
+    masses = of_blocks.sum(dim=3, dtype=torch.float32)  # (Hq, R, Tk)
+    # All blocks, too: they give the exact output.
+    weights = torch.nn.functional.pad(active.float(), (0, 0, 0, 1), value=1.0)
+    kept = weights @ masses[..., None]  # (Hq, R, L + 1, 1)
     # A row of which nothing is left gives zeros, as the kernels do: all of it is lost.
-    out = active @ outs.permute(1, 2, 0, 3) / kept.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
-    exact = outs.sum(dim=0)[:, :, None]
-    lost, whole = (torch.linalg.vector_norm(tensor, norm, dim=(1, 3)) for tensor in (out - exact, exact))
+    sums = weights.flatten(0, 1) @ outs.flatten(1, 2).transpose(0, 1)
+    out = sums.view(heads, rows, -1, v.shape[2]) / kept.clamp_min(torch.finfo(torch.float32).tiny)
+    exact = out[:, :, -1:]
+    lost, whole = (torch.linalg.vector_norm(tensor, norm, dim=(1, 3)) for tensor in (out[:, :, :-1] - exact, exact))
     found: torch.Tensor = lost / whole
     return found
 
@@ -196,17 +215,21 @@ def chosen(
     scale: float,
     block_tokens: int = BLOCK_TOKENS,
     bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loosest threshold of each head that is within the level's bound, and its error: both (B, Hq) float32.
+    others: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The loosest threshold of each head that is within the level's bound, its error, and that of `others` if given.
 
-    The arguments are those of `candidates` and `errors`; nobody waits for the device.
+    All are (B, Hq) float32. The arguments are those of `candidates` and `errors`; nobody waits for the device.
     """
     thresholds = candidates(scores, level)
     measured = errors(
-        q, k, v, scores, rows, scale=scale, thresholds=thresholds, norm=level.norm, block_tokens=block_tokens, bias=bias
-    )
+        q, k, v, scores, rows, scale=scale, thresholds=thresholds, norm=level.norm, block_tokens=block_tokens,
+        bias=bias, others=others,
+    )  # fmt: skip
+    beside = None if others is None else measured[..., -1]
+    measured = measured[..., : thresholds.shape[2]]
     place = loosest(measured, level.bound)[..., None]
-    return thresholds.gather(2, place)[..., 0], measured.gather(2, place)[..., 0]
+    return thresholds.gather(2, place)[..., 0], measured.gather(2, place)[..., 0], beside
 
 
 def _on(device: torch.device, values: tuple[float, ...]) -> torch.Tensor:

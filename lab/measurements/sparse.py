@@ -168,7 +168,7 @@ def _by_bound(design: Design, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         of_blocks = shares.unflatten(3, (-1, tokens // POOL_TOKENS)).sum(dim=4)
         scores = rank_(of_blocks.unflatten(2, (-1, tokens // POOL_TOKENS)).mean(dim=3))
     rows = sampled_rows(q.shape[2], step, q.device)
-    threshold, _ = chosen(q, k, v, scores, rows, design.level, scale=scale, block_tokens=tokens)
+    threshold, *_ = chosen(q, k, v, scores, rows, design.level, scale=scale, block_tokens=tokens)
     return scores > threshold[..., None, None]
 
 

@@ -147,7 +147,7 @@ def test_heads_stay_within_the_bound_on_all_rows(fresh_seed: int, bound: float) 
     q, k, v = sharp_and_flat(fresh_seed)
     level = next(level for level in LEVELS.values() if level.bound == bound)
     scores, rows = thresholds.rank_(margins_of(q, k)), thresholds.sampled_rows(700, 0, q.device)
-    threshold, found = thresholds.chosen(q, k, v, scores, rows, level, scale=1 / math.sqrt(32))
+    threshold, found, _ = thresholds.chosen(q, k, v, scores, rows, level, scale=1 / math.sqrt(32))
     assert (found <= bound).all()
     active = scores > threshold[..., None, None]
     exact = masked(q, k, v, torch.ones_like(active))
@@ -182,3 +182,22 @@ def test_autocast_changes_no_error() -> None:
     expected = thresholds.errors(q, k, v, margins, rows, scale=0.2, thresholds=chosen)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(thresholds.errors(q, k, v, margins, rows, scale=0.2, thresholds=chosen), expected)
+
+
+def test_errors_of_other_blocks_stand_beside_those_of_the_thresholds(fresh_seed: int) -> None:
+    q, k, v = sharp_and_flat(fresh_seed)
+    scores, rows = thresholds.rank_(margins_of(q, k)), thresholds.sampled_rows(700, 1, q.device)
+    others = torch.rand(1, *scores.shape[1:], generator=torch.Generator().manual_seed(fresh_seed)) < 0.7
+    others |= torch.eye(scores.shape[2], scores.shape[3], dtype=torch.bool)  # no row is left without a block
+    at, scale = thresholds.candidates(scores, LEVELS["medium"]), 1 / math.sqrt(32)
+    alone = thresholds.errors(q, k, v, scores, rows, scale=scale, thresholds=at)
+    found = thresholds.errors(q, k, v, scores, rows, scale=scale, thresholds=at, others=others)
+    assert torch.equal(found[..., :-1], alone)
+    exact, out = (
+        masked(q, k, v, active)[:, :, rows]
+        for active in (torch.ones_like(scores, dtype=torch.bool), others.expand_as(scores))
+    )
+    expected = (out - exact).norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
+    torch.testing.assert_close(found[..., -1].double(), expected, rtol=1e-3, atol=1e-5)
+    *_, beside = thresholds.chosen(q, k, v, scores, rows, LEVELS["medium"], scale=scale, others=others)
+    assert beside is not None and torch.equal(beside, found[..., -1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -17,12 +18,20 @@ from .installations import REPOSITORY, Installation, comfyui_python
 from .prompts import LATENT, REPORT, sage
 from .test_families import sampling
 
-FILE = "tiny_h3_newer.safetensors"
+FILE, WIDE = "tiny_h3_newer.safetensors", "tiny_h3_wide_heads.safetensors"
 COUNTED = "declared_calls.txt"  # of the support node
 STEPS, BLOCKS = 4, 2
 CALLS = STEPS * BLOCKS
+_numbers = itertools.count(1)
 INT8 = json.dumps({"attention": "comfy_kitchen_int8"})
 LIST = json.dumps([{"attention": "comfy_kitchen_sol", "tau": 1.0}, {"attention": "comfy_kitchen_int8"}])
+
+
+def write_tiny(server: ComfyServer, installation: Installation, file: str, *config: str) -> None:
+    """The file of a tiny MiniMax H3; config: JSON of what differs from its usual shape."""
+    command = [str(comfyui_python()), "-m", "tests.comfyui.tiny_families", str(installation.root)]
+    command += [str(server.base / "models" / "diffusion_models" / file), "MiniMax H3", *config]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +40,15 @@ def newer(request: pytest.FixtureRequest, installation: Installation) -> ComfySe
     if not installation.is_overlay:
         pytest.skip("releases up to 0.33 know no attention that a file declares")
     server: ComfyServer = request.getfixturevalue("server")
-    command = [str(comfyui_python()), "-m", "tests.comfyui.tiny_families", str(installation.root)]
-    command += [str(server.base / "models" / "diffusion_models" / FILE), "MiniMax H3"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    write_tiny(server, installation, FILE)
     return server
+
+
+@pytest.fixture(scope="module")
+def wide_heads(newer: ComfyServer, installation: Installation) -> str:
+    """The file of a tiny MiniMax H3 whose heads have more channels than the node takes."""
+    write_tiny(newer, installation, WIDE, json.dumps({"attention_head_dim": 288, "num_attention_heads": 1}))
+    return WIDE
 
 
 def h3(chain: Prompt) -> Prompt:
@@ -89,6 +103,73 @@ def test_who_serves_where_the_file_declares_an_attention(
     if served and declared:
         assert f"Left to comfy_kitchen_{'int8' if config == INT8 else 'sol'}" in text
         assert f"{declared} calls" in text
+
+
+def stored(config: str) -> torch.Tensor:
+    """A configuration as files hold it."""
+    return torch.tensor(list(config.encode()), dtype=torch.uint8)
+
+
+def declaring(server: ComfyServer, way: str, config: str, file: str, number: int) -> Prompt:
+    """What loads the model of `file` with blocks that ask for `config`, by its own file or by a LoRA's."""
+    models = server.base / "models"
+    if way == "file":
+        weights = load_file(models / "diffusion_models" / file)
+        weights |= {f"blocks.{block}.attn.comfy_attention.config": stored(config) for block in range(BLOCKS)}
+        name = f"declares_{file}"
+        save_file(weights, models / "diffusion_models" / name)
+        return {"loader": {"class_type": "TestDeclaringLoader", "inputs": {"unet_name": name, "number": number}}}
+    name = f"declares_lora_{file}"
+    (models / "loras").mkdir(exist_ok=True)
+    output = load_file(models / "diffusion_models" / file)["blocks.0.attn.out_proj.weight"]
+    pair = {"lora_A": torch.full((2, output.shape[1]), 1e-3), "lora_B": torch.full((output.shape[0], 2), 1e-3)}
+    lora = {f"diffusion_model.blocks.0.attn.out_proj.{part}.weight": weight for part, weight in pair.items()}
+    lora |= {f"diffusion_model.blocks.{block}.attn.comfy_attention.config": stored(config) for block in range(BLOCKS)}
+    save_file(lora, models / "loras" / name)
+    inputs = {"model": ["loader", 0], "lora_name": name, "number": number}
+    return {"declares": {"class_type": "TestDeclaringLora", "inputs": inputs}}
+
+
+@pytest.mark.parametrize("config", [INT8, LIST], ids=["one", "list"])
+@pytest.mark.parametrize("way", ["file", "LoRA"])
+@pytest.mark.parametrize(
+    ("why", "options", "declared", "code"),
+    [
+        ("nothing", {}, 0, ""),
+        ("step range", {"start_percent": 0.5}, CALLS // 2, "SA-302"),
+        ("head_dim", {}, CALLS, "SA-202"),
+        ("guard", {"guard": "values"}, CALLS, "SA-312"),
+        ("off", {"mode": "off"}, CALLS, "SA-301"),
+    ],
+    ids=["nothing", "step range", "head_dim", "guard", "off"],
+)
+def test_who_computes_what_the_node_declines(
+    newer: ComfyServer,
+    wide_heads: str,
+    way: str,
+    config: str,
+    why: str,
+    options: dict[str, Any],
+    declared: int,
+    code: str,
+) -> None:
+    """Each reason to decline calls, with what a model's file and what a LoRA's file asks for."""
+    number = next(_numbers)
+    file = wide_heads if why == "head_dim" else FILE
+    loads = declaring(newer, way, config, file, number)
+    chain = {name: node for name, node in loads.items() if name != "loader"}
+    chain["sage"] = sage(next(iter(chain), "loader"), **options)
+    if why == "guard":
+        inputs = {"model": ["sage", 0], "kind": "nan", "place": "every call of the backend", "number": number}
+        chain["fault"] = {"class_type": "TestFault", "inputs": inputs}
+    prompt = h3(chain)
+    prompt["loader"]["inputs"]["unet_name"] = file
+    text = newer.run(prompt | loads).outputs[REPORT]["text"][0]
+    assert declared_calls(newer) == declared, text
+    label = "comfy_kitchen_int8" if config == INT8 else "comfy_kitchen_sol (tau 1.0), else comfy_kitchen_int8"
+    assert f"The model's file asks for {label} in {BLOCKS} attention layers" in text, text
+    assert (f"Left to {label}" in text) == (declared > 0 and why != "off"), text
+    assert (f"[{code}]" in text) if code else "[SA-3" not in text, text
 
 
 def test_a_calibration_takes_exact_attention(newer: ComfyServer) -> None:

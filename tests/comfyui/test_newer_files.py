@@ -164,11 +164,15 @@ def test_who_computes_what_the_node_declines(
         chain["fault"] = {"class_type": "TestFault", "inputs": inputs}
     prompt = h3(chain)
     prompt["loader"]["inputs"]["unet_name"] = file
+    logged = len(newer.log.read_text(errors="replace"))
     text = newer.run(prompt | loads).outputs[REPORT]["text"][0]
     assert declared_calls(newer) == declared, text
     label = "comfy_kitchen_int8" if config == INT8 else "comfy_kitchen_sol (tau 1.0), else comfy_kitchen_int8"
     assert f"The model's file asks for {label} in {BLOCKS} attention layers" in text, text
     assert (f"Left to {label}" in text) == (declared > 0 and why != "off"), text
+    log = newer.log.read_text(errors="replace")[logged:]
+    assert f"model's file asks for {label}" in log, log
+    assert (f"{label} took {declared}" in log) == (declared > 0 and why != "off"), log
     assert (f"[{code}]" in text) if code else "[SA-3" not in text, text
 
 

@@ -162,3 +162,30 @@ def test_two_tabs_and_a_size_that_goes_back(server: ComfyServer, installation: I
     assert RENDERING in server.run(small, workflow="tab-a").outputs[REPORT]["text"][0]
     assert offered(server, "tab-a", "12") == first
     assert offered(server, "tab-b", "12") == other
+
+
+def test_prompts_that_wait_in_the_queue(server: ComfyServer) -> None:
+    """Queued before the first one has measured; each is asked only when its turn comes."""
+    same = [server.queue(prompt("queued", cost_limit=460.0, seed=seed)) for seed in (1, 2)]
+    other = server.queue(prompt("queued", cost_limit=460.0, size=192, seed=1))
+    again = server.queue(prompt("queued", cost_limit=460.0, seed=3))
+    texts = [server.finished(number).outputs[REPORT]["text"][0] for number in (*same, other, again)]
+    assert [MEASURING in text for text in texts] == [True, False, True, False], texts
+    assert [RENDERING in text for text in texts] == [False, True, False, True], texts
+
+
+def test_tabs_whose_prompts_wait_in_the_queue(server: ComfyServer, installation: Installation) -> None:
+    """Two tabs with a node of the same number, both queued at once and twice: each can keep its own policy."""
+    if not installation.is_newest:
+        pytest.skip("older versions let no pack answer a page")
+    tabs = [(tab, prompt("12", cost_limit=470.0, size=size)) for tab, size in (("queue-a", 128), ("queue-b", 192))]
+    for expected in (MEASURING, RENDERING):
+        numbers = [server.queue(made, workflow=tab) for tab, made in tabs]
+        texts = [server.finished(number).outputs[REPORT]["text"][0] for number in numbers]
+        assert all(expected in text for text in texts), texts
+        a, b = (offered(server, tab, "12") for tab, _ in tabs)
+        assert from_text(a).target == from_text(b).target == "fast" and a != b
+        kept = [
+            server.run(prompt("fresh", cost_limit=471.0, policy=text, size=size)) for text, size in ((a, 128), (b, 192))
+        ]
+        assert all("kept in this workflow" in run.outputs[REPORT]["text"][0] for run in kept)

@@ -58,16 +58,21 @@ STEPS = 2
 WORST_SHARE = {"Krea 2": 0.15}
 
 
-def found_by(installation: Installation, data: Path, *options: str) -> dict[str, Any]:
-    """What the command finds, family -> figures; it writes them to `data`."""
-    if not installation.is_newest:
-        pytest.skip("older versions lack the newer models")
+def run_families(installation: Installation, data: Path, *options: str) -> Any:
+    """Run the command on the CPU: the figures that it writes to `data`."""
     command = [str(comfyui_python()), "-m", "lab", "families", "--comfyui", str(installation.root)]
     command += ["--device", "cpu", "--json", str(data), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
-    return {found["family"]: found for found in json.loads(data.read_text(encoding="utf-8"))["families"]}
+    return json.loads(data.read_text(encoding="utf-8"))
+
+
+def found_by(installation: Installation, data: Path, *options: str) -> dict[str, Any]:
+    """What the command finds, family -> figures."""
+    if not installation.is_newest:
+        pytest.skip("older versions lack the newer models")
+    return {found["family"]: found for found in run_families(installation, data, *options)["families"]}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +91,19 @@ def test_every_call_of_the_papers_models_is_served(installation: Installation, t
     }
     assert all(found["left"] == {} and found["calls"]["unasked"] == 0 for found in served.values())
     assert all(found["cosine"] > 0.99 for found in served.values())
+
+
+def test_the_pair_with_model_sparse_attention_is_timed(installation: Installation, tmp_path: Path) -> None:
+    """Its sparse kernels need a GPU: on a CPU each candidate's calls are dense, and the node's are all served."""
+    if not (installation.root / "comfy_extras" / "nodes_sparse_attention.py").is_file():
+        pytest.skip("this ComfyUI has no nodes_sparse_attention.py: see tools.comfyui.overlay")
+    pairs = run_families(installation, tmp_path / "pair.json", "--sparse-pair", "--rounds", "1")
+    assert [pair["name"] for pair in pairs] == ["MiniMax H3, sol-attn, tau 1.3", "FastH3, vsa, 10 %"]
+    for pair in pairs:
+        assert len(pair["seconds"]) == 5 and all(len(found) == 1 for found in pair["seconds"].values())
+        calls = pair["layers"] * 8  # steps
+        assert len(pair["served"]) == 3
+        assert all(text.startswith(f"{calls} reference · 8b") for text in pair["served"].values()), pair
 
 
 def test_all_families_ran(figures: dict[str, Any], installation: Installation) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,14 +17,29 @@ from tools.comfyui.server import ComfyServer, Prompt
 
 from .installations import REPOSITORY, Installation, comfyui_python
 from .prompts import LATENT, REPORT, sage
+from .prompts import sampling as sampling_of_wan
 from .test_families import sampling
 
-FILE = "tiny_h3_newer.safetensors"
+FILE, WIDE, CROSS = "tiny_h3_newer.safetensors", "tiny_h3_wide_heads.safetensors", "tiny_sd15.safetensors"
 COUNTED = "declared_calls.txt"  # of the support node
 STEPS, BLOCKS = 4, 2
 CALLS = STEPS * BLOCKS
+H3 = [f"blocks.{block}.attn" for block in range(BLOCKS)]  # attention layers
+SD15 = [
+    f"{block}.transformer_blocks.0.{layer}"
+    for block in ("input_blocks.1.1", "middle_block.1", "output_blocks.0.1", "output_blocks.1.1")
+    for layer in ("attn1", "attn2")
+]
+_numbers = itertools.count(1)
 INT8 = json.dumps({"attention": "comfy_kitchen_int8"})
 LIST = json.dumps([{"attention": "comfy_kitchen_sol", "tau": 1.0}, {"attention": "comfy_kitchen_int8"}])
+
+
+def write_tiny(server: ComfyServer, installation: Installation, file: str, family: str, *config: str) -> None:
+    """The file of a family's tiny model; config: JSON of what differs from its usual shape."""
+    command = [str(comfyui_python()), "-m", "tests.comfyui.tiny_families", str(installation.root)]
+    command += [str(server.base / "models" / "diffusion_models" / file), family, *config]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +48,17 @@ def newer(request: pytest.FixtureRequest, installation: Installation) -> ComfySe
     if not installation.is_overlay:
         pytest.skip("releases up to 0.33 know no attention that a file declares")
     server: ComfyServer = request.getfixturevalue("server")
-    command = [str(comfyui_python()), "-m", "tests.comfyui.tiny_families", str(installation.root)]
-    command += [str(server.base / "models" / "diffusion_models" / FILE), "MiniMax H3"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    write_tiny(server, installation, FILE, "MiniMax H3")
     return server
+
+
+@pytest.fixture(scope="module")
+def wide_heads(newer: ComfyServer, installation: Installation) -> str:
+    """The file of a tiny MiniMax H3 whose heads have more channels than the node takes."""
+    write_tiny(
+        newer, installation, WIDE, "MiniMax H3", json.dumps({"attention_head_dim": 288, "num_attention_heads": 1})
+    )
+    return WIDE
 
 
 def h3(chain: Prompt) -> Prompt:
@@ -89,6 +113,109 @@ def test_who_serves_where_the_file_declares_an_attention(
     if served and declared:
         assert f"Left to comfy_kitchen_{'int8' if config == INT8 else 'sol'}" in text
         assert f"{declared} calls" in text
+
+
+def stored(config: str) -> torch.Tensor:
+    """A configuration as files hold it."""
+    return torch.tensor(list(config.encode()), dtype=torch.uint8)
+
+
+def declaring(server: ComfyServer, way: str, config: str, file: str, number: int, layers: Sequence[str] = H3) -> Prompt:
+    """What loads the model of `file` with attention `layers` that ask for `config`, by its own file or by a LoRA's."""
+    models = server.base / "models"
+    weights = load_file(models / "diffusion_models" / file)
+    asked = {f"{layer}.comfy_attention.config": stored(config) for layer in layers}
+    if way == "file":
+        name = f"declares_{file}"
+        save_file(weights | asked, models / "diffusion_models" / name)
+        return {"loader": {"class_type": "TestDeclaringLoader", "inputs": {"unet_name": name, "number": number}}}
+    name = f"declares_lora_{file}"
+    (models / "loras").mkdir(exist_ok=True)
+    changed = next(key for key, weight in weights.items() if key.startswith(layers[0]) and weight.ndim == 2)
+    rows, columns = weights[changed].shape
+    pair = {"lora_A": torch.full((2, columns), 1e-3), "lora_B": torch.full((rows, 2), 1e-3)}
+    lora = {f"{changed.removesuffix('weight')}{part}.weight": weight for part, weight in pair.items()} | asked
+    save_file({f"diffusion_model.{key}": weight for key, weight in lora.items()}, models / "loras" / name)
+    inputs = {"model": ["loader", 0], "lora_name": name, "number": number}
+    return {"declares": {"class_type": "TestDeclaringLora", "inputs": inputs}}
+
+
+@pytest.mark.parametrize("config", [INT8, LIST], ids=["one", "list"])
+@pytest.mark.parametrize("way", ["file", "LoRA"])
+@pytest.mark.parametrize(
+    ("why", "options", "declared", "code"),
+    [
+        ("nothing", {}, 0, ""),
+        ("step range", {"start_percent": 0.5}, CALLS // 2, "SA-302"),
+        ("head_dim", {}, CALLS, "SA-202"),
+        ("guard", {"guard": "values"}, CALLS, "SA-312"),
+        ("off", {"mode": "off"}, CALLS, "SA-301"),
+    ],
+    ids=["nothing", "step range", "head_dim", "guard", "off"],
+)
+def test_who_computes_what_the_node_declines(
+    newer: ComfyServer,
+    wide_heads: str,
+    way: str,
+    config: str,
+    why: str,
+    options: dict[str, Any],
+    declared: int,
+    code: str,
+) -> None:
+    """Each reason to decline calls, with what a model's file and what a LoRA's file asks for."""
+    number = next(_numbers)
+    file = wide_heads if why == "head_dim" else FILE
+    loads = declaring(newer, way, config, file, number)
+    chain = {name: node for name, node in loads.items() if name != "loader"}
+    chain["sage"] = sage(next(iter(chain), "loader"), **options)
+    if why == "guard":
+        inputs = {"model": ["sage", 0], "kind": "nan", "place": "every call of the backend", "number": number}
+        chain["fault"] = {"class_type": "TestFault", "inputs": inputs}
+    prompt = h3(chain)
+    prompt["loader"]["inputs"]["unet_name"] = file
+    logged = len(newer.log.read_text(errors="replace"))
+    text = newer.run(prompt | loads).outputs[REPORT]["text"][0]
+    assert declared_calls(newer) == declared, text
+    label = "comfy_kitchen_int8" if config == INT8 else "comfy_kitchen_sol (tau 1.0), else comfy_kitchen_int8"
+    assert f"The model's file asks for {label} in {BLOCKS} attention layers" in text, text
+    assert (f"Left to {label}" in text) == (declared > 0 and why != "off"), text
+    log = newer.log.read_text(errors="replace")[logged:]
+    assert f"model's file asks for {label}" in log, log
+    assert (f"{label} took {declared}" in log) == (declared > 0 and why != "off"), log
+    assert (f"[{code}]" in text) if code else "[SA-3" not in text, text
+
+
+@pytest.fixture(scope="module")
+def cross(newer: ComfyServer, installation: Installation) -> str:
+    """The file of a tiny Stable Diffusion 1.5, whose blocks have self-attention and cross-attention to the text."""
+    write_tiny(newer, installation, CROSS, "Stable Diffusion 1.5")
+    return CROSS
+
+
+@pytest.mark.parametrize("config", [INT8, LIST], ids=["one", "list"])
+@pytest.mark.parametrize("way", ["file", "LoRA"])
+def test_who_computes_the_cross_attention_that_apply_to_leaves_out(
+    newer: ComfyServer, cross: str, way: str, config: str
+) -> None:
+    loads = declaring(newer, way, config, cross, next(_numbers), SD15)
+    chain = {name: node for name, node in loads.items() if name != "loader"}
+    chain["sage"] = sage(next(iter(chain), "loader"), apply_to="self only")
+    prompt = sampling_of_wan("wan", chain, steps=STEPS)
+    prompt["loader"]["inputs"]["unet_name"] = cross
+    for text in ("positive", "negative"):
+        prompt[text]["inputs"] |= {"width": 768, "tokens": 24}
+    prompt["sampler"]["inputs"] |= {"model": ["sage", 0], "cfg": 1.0}
+    prompt["empty"] = {"class_type": "EmptyLatentImage", "inputs": {"width": 128, "height": 128, "batch_size": 1}}
+    del prompt["shift"]
+    inputs = {"model": ["sage", 0], "samples": ["sampler", 0]}
+    prompt[REPORT] = {"class_type": "SageAttention2Report", "inputs": inputs}
+    text = newer.run(prompt | loads).outputs[REPORT]["text"][0]
+    calls = STEPS * len(SD15)
+    assert declared_calls(newer) == calls // 2, text
+    assert f"{calls // 2} of {calls} attention calls computed by SageAttention2" in text, text
+    label = "comfy_kitchen_int8" if config == INT8 else "comfy_kitchen_sol (tau 1.0), else comfy_kitchen_int8"
+    assert f"Left to {label}" in text and "[SA-303]" in text, text
 
 
 def test_a_calibration_takes_exact_attention(newer: ComfyServer) -> None:

@@ -143,6 +143,10 @@ class ComfyServer:
 
         Raises PromptRefused, or RuntimeError with the traceback of a node that failed.
         """
+        return self.finished(self.queue(prompt, workflow=workflow), while_waiting)
+
+    def queue(self, prompt: Prompt, *, workflow: str | None = None) -> str:
+        """Queue `prompt` as `run` does: its number, for `finished`. Raises PromptRefused."""
         extra = {} if workflow is None else {"extra_data": {"extra_pnginfo": {"workflow": {"id": workflow}}}}
         body = json.dumps({"prompt": prompt, **extra}).encode()
         request = urllib.request.Request(
@@ -150,14 +154,18 @@ class ComfyServer:
         )
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
-                number = json.load(answer)["prompt_id"]
+                number: str = json.load(answer)["prompt_id"]
+                return number
         except urllib.error.HTTPError as error:
             raise PromptRefused(error.read().decode()) from error
+
+    def finished(self, number: str, while_waiting: Callable[[], None] = lambda: None) -> Run:
+        """Wait for the prompt of this number; RuntimeError with the traceback of a node that failed."""
         deadline = time.monotonic() + PROMPT_SECONDS
         while time.monotonic() < deadline:
             history = self.get(f"/history/{number}")
             if number in history:
-                return self._finished(history[number])
+                return self._run_of(history[number])
             while_waiting()
             time.sleep(0.05)
         raise RuntimeError(f"the prompt did not finish within {PROMPT_SECONDS} s:\n{self.tail()}")
@@ -167,7 +175,7 @@ class ComfyServer:
         saved = run.outputs[node]["latents"][0]
         return load_file(self.base / "output" / saved["subfolder"] / saved["filename"])["latent_tensor"].double()
 
-    def _finished(self, entry: dict[str, Any]) -> Run:
+    def _run_of(self, entry: dict[str, Any]) -> Run:
         messages = dict(entry["status"]["messages"])
         if "execution_error" in messages:
             error = messages["execution_error"]

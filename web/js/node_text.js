@@ -30,7 +30,7 @@ function textWidget(node) {
 // A value of a workflow file that this version does not know is replaced when the node runs; until the user chooses
 // another one the node has the border of a node with an error, which is not stored in the file.
 const UNKNOWN = "[SA-401]";
-const REPLACED = ["mode", "backend"];
+const REPLACED = ["mode", "backend", "rotate"];
 
 function hasUnknownValue(node) {
   const chosen = (node.widgets ?? []).filter((widget) => REPLACED.includes(widget.name));

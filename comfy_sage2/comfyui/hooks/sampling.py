@@ -13,7 +13,7 @@ from ...tuning_candidates import BACKENDS
 from ..adapter.declared_attention import declared_layers
 from ..adapter.pass_options import changes_of, has_cross_attention
 from ..adapter.token_kinds import TokenKinds
-from ..report.text import session_headline, status
+from ..report.text import log_line, session_headline, status
 from ..session.session import Session, log
 from .prompt import reads_times, running_prompt
 from .watcher import watching
@@ -72,7 +72,7 @@ def sampling_wrapper(session: Session) -> Callable[..., Any]:
             finally:
                 session.end_sampling(completed=completed)
                 found = session_headline(session)
-                log.info("SageAttention2: %s", found)
+                log.info("SageAttention2: %s", log_line(session))
                 session.publish_status(
                     status(session) if session.handler.idle_reason else f"{status(session)}\nLast sampling: {found}",
                     session.handler.policy_text(),

@@ -116,6 +116,15 @@ def session_headline(session: Session) -> str:
     return "; ".join((found, *(f"{owner} took {calls}" for owner, calls in others.items())))
 
 
+def log_line(session: Session) -> str:
+    """What a sampling did, and what the model's file asks for, which node and report say on lines of their own."""
+    found = session_headline(session)
+    if session.handler.idle_reason is not None:
+        return found
+    asked = (*session.declared.served, *session.declared.missing)
+    return "; ".join((found, *(f"the model's file asks for {label}" for label in asked)))
+
+
 def _why_nothing(session: Session, summary: Summary) -> str | None:
     """Why no attention call was seen, or None where one was."""
     if summary.calls:

@@ -34,7 +34,7 @@ from .declared import FAMILIES, DeclaredModel, Family
 from .findings import FamilyRow, Findings, Served, TimedSteps
 from .models import TINY_STEPS, load, sample, seconds_in_rounds, unlike_detected
 from .page import document, served_line, timed_line
-from .sparse_pair import time_pairs
+from .sparse_pair import PairTimes, time_pairs
 
 
 def serve_tiny(family: Family, device: torch.device) -> Served:
@@ -142,6 +142,7 @@ def main(arguments: list[str]) -> int:
     if options.sparse_pair:
         with torch.inference_mode():
             pairs = time_pairs(device, options.rounds, tiny=not is_gpu)
+        print(PairTimes.head(), *(pair.line() for pair in pairs), sep="\n", flush=True)
         if options.json is not None:
             options.json.write_text(json.dumps([asdict(pair) for pair in pairs], indent=1) + "\n", encoding="utf-8")
         return 0

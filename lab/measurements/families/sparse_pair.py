@@ -19,6 +19,7 @@ import torch
 
 from comfy_sage2.comfyui.hooks.sampling import sessions_of
 from comfy_sage2.comfyui.patch import patch_model
+from comfy_sage2.comfyui.report.text import taken_blocks
 from comfy_sage2.comfyui.settings import WHERE_FASTER, Settings
 
 from ..sampling_steps import DEFAULT
@@ -54,6 +55,12 @@ class PairTimes:
     seconds: dict[str, list[float]]
     served: dict[str, str]
 
+    @staticmethod
+    def head() -> str:
+        """The first two lines of the table: seconds of a sampling, medians."""
+        names = ("method", "layers", DEFAULT, OURS, SPARSE, PAIR, OWN, "the pair: times as fast as sparse alone")
+        return f"| {' | '.join(names)} |\n|{' --- |' * len(names)}"
+
     def line(self) -> str:
         """A row of the table."""
         usual = {name: median(found) for name, found in self.seconds.items()}
@@ -70,9 +77,20 @@ def shape_of(shape: DeclaredModel, method: Method, layers: int) -> DeclaredModel
 def time_pairs(
     device: torch.device, rounds: int, *, tiny: bool = False, methods: Iterable[Method] = METHODS
 ) -> list[PairTimes]:
-    """Time each method's candidates; `tiny` for a CPU, where *Model Sparse Attention* computes all densely."""
+    """Time each method's candidates; `tiny` for a CPU, where *Model Sparse Attention* computes all densely.
+
+    RuntimeError: comfy-kitchen has no sparse kernel for `device`, so that dense attention would be timed as sparse.
+    """
     from comfy_extras.nodes_sparse_attention import BlockSparseAttention  # type: ignore[import-not-found]
 
+    if not tiny:
+        import comfy_kitchen  # type: ignore[import-not-found]
+
+        if not comfy_kitchen.sol_attn_is_available(device):
+            raise RuntimeError(
+                f"comfy-kitchen has no sparse kernel for {device}, so that Model Sparse Attention computes densely: "
+                "install comfy-kitchen 0.2.40 or later with its CUDA kernels"
+            )
     family = next(one for one in FAMILIES if one.name == "MiniMax H3")
     node = replace(NODE, backend="reference") if tiny else NODE
     rows = []
@@ -104,8 +122,9 @@ def time_pairs(
                 seconds[name].append(time.perf_counter() - begin)
         served = {}
         for name in (OURS, PAIR, OWN):
-            shares = sessions_of(candidates[name])[-1].record.summary().shares
-            served[name] = "; ".join(f"{share.calls} {share.decision.label}" for share in shares)
+            summary = sessions_of(candidates[name])[-1].record.summary()
+            calls = [f"{share.calls} {share.decision.label}" for share in summary.shares]
+            served[name] = "; ".join([*calls, *taken_blocks(summary)])
         rows.append(PairTimes(method.name, layers, seconds, served))
         print(rows[-1].line(), served, flush=True)
         del candidates, patcher, ours

@@ -68,7 +68,7 @@ def test_rotation_was_a_switch_in_earlier_files(page: Chromium, kind: str, switc
     )
 
 
-@pytest.mark.parametrize(("name", "known"), [("mode", "8b"), ("backend", "auto")])
+@pytest.mark.parametrize(("name", "known"), [("mode", "8b"), ("backend", "auto"), ("rotate", "auto")])
 def test_a_node_with_a_value_that_does_not_exist_is_marked(
     server: ComfyServer, page: Chromium, name: str, known: str, design: str
 ) -> None:

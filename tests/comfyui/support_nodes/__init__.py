@@ -13,7 +13,7 @@ import torch
 from comfy.model_management import InterruptProcessingException
 from comfy_api.latest import ComfyExtension, io
 
-from .declared import DeclaredAttention
+from .declared import DeclaredAttention, DeclaringLoader, DeclaringLora
 from .sparse import SparseAttention, SparseBlocks
 from .wan_wrapper import WanWrapperOnCpu
 
@@ -199,7 +199,10 @@ class ResultCache(io.ComfyNode):
 
 
 class Fault(io.ComfyNode):
-    """While the model is sampled, one attention call or one pass fails in a chosen way; `number` makes each run new."""
+    """While the model is sampled, one attention call or one pass fails in a chosen way; `number` makes each run new.
+
+    In place "every call of the backend" all of its results are `kind`, a number.
+    """
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -221,7 +224,9 @@ class Fault(io.ComfyNode):
         if kind == "none":
             return io.NodeOutput(patched)
         fail = failure(kind, AT_CALL if place != "model" else 1)
-        if place == "backend":
+        if place == "every call of the backend":
+            patched.add_wrapper_with_key("outer_sample", "testing", with_backend(lambda out: out.fill_(float(kind))))
+        elif place == "backend":
             patched.add_wrapper_with_key("outer_sample", "testing", with_backend(fail))
         elif place == "model":
 
@@ -337,6 +342,8 @@ class SupportExtension(ComfyExtension):
             SparseAttention,
             SparseBlocks,
             DeclaredAttention,
+            DeclaringLoader,
+            DeclaringLora,
             WanWrapperOnCpu,
         ]
 

@@ -89,13 +89,23 @@ def model_of(*children: Child) -> Any:
 
 
 def attend(
-    host: Any, session: Session, child: Child | None, *, sigma: float = 1.0, contained: bool = False, front: Any = None
+    host: Any,
+    session: Session,
+    child: Child | None,
+    *,
+    sigma: float = 1.0,
+    contained: bool = False,
+    front: Any = None,
+    keys: int | None = None,
 ) -> torch.Tensor:
-    """One call of a layer with this child. front: another pack's override, which asks the node's."""
+    """One call of a layer with this child.
+
+    front: another pack's override, which asks the node's. keys: how many, where they are not as many as the queries.
+    """
     session.declared = declared_layers(model_of(*([] if child is None else [child])))
     override = make_override(session)
     options = {OVERRIDE: override if front is None else front(override)}
-    tensors = [Container(tensor) if contained else tensor for tensor in qkv()]
+    tensors = [Container(tensor) if contained else tensor for tensor in qkv(keys=keys)]
     with model_passes.running(session.slot, session.begin_pass(sigma, torch.device("cpu"), options)):
         out: torch.Tensor = host.optimized_attention(
             *tensors, 2, transformer_options=options, preferred_attention=child
@@ -114,6 +124,22 @@ def test_calls_that_the_node_leaves_get_what_the_file_asks_for(host: Any, config
     assert len(child.calls) == 1 and OVERRIDE not in child.calls[0]["transformer_options"]
     by = [share.decision.by for share in session.record.summary().shares]
     assert by == [None, "comfy_kitchen_int8" if config is INT8 else LISTED]
+
+
+@pytest.mark.parametrize("contained", [False, True], ids=["tensors", "containers"])
+@pytest.mark.parametrize("config", [INT8, [SOL, INT8]], ids=["one", "list"])
+def test_cross_attention_that_apply_to_leaves_out(host: Any, config: object, contained: bool) -> None:
+    child, session = Child(config), session_with(apply_to="self only")
+    attend(host, session, child, contained=contained)
+    assert not child.calls
+    left = attend(host, session, child, contained=contained, keys=24)
+    assert torch.equal(left, torch.full_like(left, 7.0)) and len(child.calls) == 1
+    by, reason = next(
+        (share.decision.by, share.decision.reason)
+        for share in session.record.summary().shares
+        if share.decision.backend is None
+    )
+    assert by == ("comfy_kitchen_int8" if config is INT8 else LISTED) and (reason or "").startswith("[SA-303]")
 
 
 def test_an_override_of_another_pack_may_stand_between(host: Any) -> None:

@@ -16,7 +16,7 @@ KERNEL = "prepare_tile_lists"
 
 
 def _wheel(architecture: str) -> Path:
-    return next(WHEELS.glob(f"comfy_sage2_{architecture}-*x86_64.whl"))
+    return next(WHEELS.glob(f"comfy_sage2_{architecture}-*.whl"))
 
 
 @cache

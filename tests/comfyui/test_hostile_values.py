@@ -1,0 +1,54 @@
+"""Values in a prompt that no version of an input takes: one error that names the input, or the default and a note."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tools.comfyui.server import ComfyServer, PromptRefused
+
+from .installations import Installation
+from .prompts import sampling
+from .test_linked_values import NODES
+
+HOSTILE = (None, "nonsense\n\x1b[31m" + "x" * 400, {"a": 1}, float("nan"), -(10**400))
+# By ComfyUI's type of the input; a switch takes every value for true or false.
+ANSWERED = ("MODEL", "SAGEATTENTION2_POLICY", "COMBO", "FLOAT", "INT", "STRING")
+
+
+def answer(server: ComfyServer, node: str, name: str, value: Any) -> str:
+    """What a sampling with this value says: the refusal, the error, or the text on the node."""
+    inputs = {"model": ["loader", 0], **NODES[node], name: value}
+    try:
+        return str(
+            server.run(sampling("wan", {"asked": {"class_type": node, "inputs": inputs}}, steps=1)).outputs["asked"]
+        )
+    except PromptRefused as refused:
+        (errors,) = json.loads(str(refused))["node_errors"].values()
+        (error,) = errors["errors"]
+        assert error["extra_info"]["input_name"] == name, error
+        return f"refused: {name}"
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_each_input_is_named_once(server: ComfyServer, installation: Installation, node: str) -> None:
+    if not installation.is_newest:
+        pytest.skip("what a host refuses by itself differs between versions")
+    info = server.get(f"/object_info/{node}")[node]["input"]
+    kinds = {name: spec[0] for part in ("required", "optional") for name, spec in info.get(part, {}).items()}
+    asked = {name: "COMBO" if isinstance(kind, list) else kind for name, kind in kinds.items()}
+    assert {"model", *NODES[node]} <= set(asked)
+    for name in (name for name, kind in asked.items() if kind in ANSWERED):
+        for value in HOSTILE:
+            if value is None and name == "policy":  # no policy
+                continue
+            said = answer(server, node, name, value)
+            if said == f"refused: {name}":
+                continue
+            codes = re.findall(r"\[SA-(?:208|[45]\d\d)\] (?:the )?(\w+)", said)  # others tell of the machine
+            assert codes == [name], (name, value, said)

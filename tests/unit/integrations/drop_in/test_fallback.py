@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from comfy_sage2 import plan as planning
 from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
 from comfy_sage2.integrations.sageattention import functions as typed
 from comfy_sage2.integrations.sageattention import serving
+from comfy_sage2.plan import CallPlan, Refusal
+from comfy_sage2.signature import CallSignature
 
 pytestmark = pytest.mark.usefixtures("fresh_seed")
 
@@ -75,6 +78,21 @@ def test_the_lse_is_computed_in_float32_under_autocast(scale: float | None) -> N
     assert (lse - rounded.logsumexp(-1)).abs().max() < 1e-4
     expected = scores.softmax(-1) @ v.double()
     assert (out - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.usefixtures("reference")
+def test_the_backend_that_is_asked_for_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside kernels, too, which would be taken where no backend is named."""
+    planned: list[CallSignature] = []
+
+    def plan(signature: CallSignature) -> CallPlan | Refusal:
+        planned.append(signature)
+        return planning.plan(signature)
+
+    monkeypatch.setattr(serving, "plan", plan)
+    functions.sageattn(*qkv(1, 2, 8, 32))
+    (signature,) = planned
+    assert signature.backend == "reference"
 
 
 @pytest.mark.usefixtures("reference")

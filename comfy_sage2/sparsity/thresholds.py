@@ -136,16 +136,21 @@ def errors(
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """Matrices a @ b into float32 `out`; 16-bit numbers of a GPU are multiplied as they are and summed in float32."""
-    if _multiplies_16_bits(a) and a.dtype == b.dtype:
+    if a.dtype == b.dtype and _multiplies_16_bits(a.dtype, a.device):
         torch.ops.aten.bmm.dtype_out(a, b, torch.float32, out=out)
     else:
         torch.bmm(a.float(), b.float(), out=out)
 
 
-def _multiplies_16_bits(a: torch.Tensor) -> bool:
-    if a.dtype not in (torch.float16, torch.bfloat16) or not a.is_cuda or torch.version.cuda is None:
+def _multiplies_16_bits(dtype: torch.dtype, device: torch.device) -> bool:
+    if dtype not in (torch.float16, torch.bfloat16) or device.type != "cuda" or torch.version.cuda is None:
         return False
-    return hasattr(torch.ops.aten.bmm, "dtype_out") and torch.cuda.get_device_capability(a.device) >= (8, 0)
+    if not hasattr(torch.ops.aten.bmm, "dtype_out"):
+        return False
+    # torch refuses fp16 into float32 while sums in fp16 are allowed, as by ComfyUI's --fast fp16_accumulation.
+    if dtype == torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _probabilities(

@@ -65,3 +65,20 @@ def test_small_probabilities_of_long_fp16_calls_count() -> None:
     assert 0.01 < many < 0.02 and 1 / (of_near + far) < 2**-24
     expected = math.hypot(many, many) / math.hypot(1 - many, many)
     assert found[0, 0, 0].item() < 1e-6 and found[0, 0, 1].item() == pytest.approx(expected, rel=1e-2)
+
+
+def test_errors_where_torch_may_sum_in_fp16() -> None:
+    """ComfyUI's --fast fp16_accumulation, with which torch refuses products of fp16 into float32."""
+    if not hasattr(torch.ops.aten.bmm, "dtype_out"):
+        pytest.skip("this torch has no products of fp16 into float32")
+    q, k, v = (torch.randn(1, 2, 1300, 64, device="cuda", dtype=torch.float16) for _ in range(3))
+    scores = thresholds.rank_(torch.randn(1, 2, 11, 11, device="cuda"))
+    rows, at = thresholds.sampled_rows(1300, 1, q.device), thresholds.candidates(scores, LEVELS["medium"])
+    expected = thresholds.errors(q, k, v, scores, rows, scale=0.125, thresholds=at)
+    before = torch.backends.cuda.matmul.allow_fp16_accumulation
+    torch.backends.cuda.matmul.allow_fp16_accumulation = True
+    try:
+        found = thresholds.errors(q, k, v, scores, rows, scale=0.125, thresholds=at)
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = before
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=2e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -201,3 +202,15 @@ def test_errors_of_other_blocks_stand_beside_those_of_the_thresholds(fresh_seed:
     torch.testing.assert_close(found[..., -1].double(), expected, rtol=1e-3, atol=1e-5)
     *_, beside = thresholds.chosen(q, k, v, scores, rows, LEVELS["medium"], scale=scale, others=others)
     assert beside is not None and torch.equal(beside, found[..., -1])
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.aten.bmm, "dtype_out"), reason="this torch multiplies no 16-bit numbers so")
+def test_fp16_is_not_multiplied_as_it_is_where_torch_may_sum_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with ComfyUI's --fast fp16_accumulation: torch raises an error for such a product."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    device = torch.device("cuda")
+    for allowed, as_they_are in ((False, {torch.float16, torch.bfloat16}), (True, {torch.bfloat16})):
+        monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_fp16_accumulation=allowed))
+        dtypes = (torch.float16, torch.bfloat16, torch.float32)
+        assert {dtype for dtype in dtypes if thresholds._multiplies_16_bits(dtype, device)} == as_they_are

@@ -59,7 +59,7 @@ class AttentionOptions:
             by it in a sample of their tokens (`quantize.rotation_choice`), "on" or True in all, "off" or False in none:
             the paper's numerics. It halves the error where a few channels are loud, and that of "4b" nearly everywhere,
             where every token of Q then has its own scale; smooth channels lose by it. The choice takes 13 to 28 us of
-            a call on an H100. Kernels before 5.1.0 cannot choose and rotate all heads in "auto".
+            a call on an H100.
         pv: what P and V are rounded to in "8b" and "4b": "fp8" (E4M3), "fp16", "int8" (P relative to its largest in
             each block of 64 keys, whole sums), "mxfp8" (fp8 by block-scaled products, whose FP32 sums have the full
             rate on RTX 50), where a backend has it; "auto" takes the one that suits the GPU.

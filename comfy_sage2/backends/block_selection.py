@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..block_mask import blocks_of
-from ..kernels import abi, loader
+from ..kernels import loader
 from . import self_test
 from .kernels import KERNELS
 from .module_plan import ELEMENT_CODES
@@ -18,18 +18,17 @@ MOST_CHANNELS = 256
 
 
 def module_for(device: torch.device) -> ModuleType | None:
-    """The kernel module for a device, if there is one that can score and list blocks, and that passed its self-test."""
+    """The kernel module for a device, if there is one that passed its self-test."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     capability = torch.cuda.get_device_capability(device)
     kernels = next((kernels for kernels in KERNELS if capability in kernels.capabilities), None)
     if kernels is None or loader.reason_unavailable(kernels.name) is not None:
         return None
-    module = loader.load(kernels.name)
-    if not abi.has_block_selection(module):
-        return None
     reason = self_test.reason_against(kernels.name, device.index, kernels.variants)
-    return None if reason is not None or self_test.is_postponed(kernels.name, device.index) else module
+    if reason is not None or self_test.is_postponed(kernels.name, device.index):
+        return None
+    return loader.load(kernels.name)
 
 
 def call_fields(q: torch.Tensor, k: torch.Tensor, scale: float) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def call_fields(q: torch.Tensor, k: torch.Tensor, scale: float) -> dict[str, Any
 def block_scores(q: torch.Tensor, k: torch.Tensor, scale: float, *, block_means: bool = False) -> torch.Tensor | None:
     """What `reference.block_scores.block_scores` gives, within rounding; None where no kernels can compute it."""
     module = module_for(q.device) if q.dtype in ELEMENT_CODES and q.shape[3] <= MOST_CHANNELS else None
-    if module is None or (block_means and not abi.has_pooled_tail(module)):
+    if module is None:
         return None
     return block_scores_by(module, q, k, scale, block_means=block_means)
 
@@ -68,8 +67,7 @@ def block_scores_by(
         RuntimeError: a failure of the driver.
     """
     q, k = readable(q), readable(k)
-    means = {"block_means": True} if block_means else {}  # which modules without a tail do not know
-    plan = module.block_score_plan(**call_fields(q, k, scale), **means)
+    plan = module.block_score_plan(**call_fields(q, k, scale), block_means=block_means)
     shape = (*q.shape[:2], blocks_of(q.shape[2]), blocks_of(k.shape[2]))
     scores = torch.empty(shape, dtype=torch.float32, device=q.device)
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=q.device)

@@ -52,14 +52,6 @@ def _dense(request: AttentionRequest) -> str | None:
     return "[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` here"
 
 
-def older_than_block_masks(module: str) -> str:
-    """Why a kernel module, described so, cannot run a call with a block mask."""
-    return (
-        f"[SA-212] these kernels ({module}) are older than block masks: build those of this clone "
-        "(docs/dev/releasing.md), or leave out `block_mask`"
-    )
-
-
 def _without_margins(request: AttentionRequest) -> str | None:
     if not request.has_block_margins:
         return None
@@ -83,14 +75,6 @@ def _block_margins(request: AttentionRequest) -> str | None:
     if not refused:
         return None
     return f"[SA-214] calls with {' and '.join(refused)} record no block margins: leave out `block_margins`"
-
-
-def older_than_block_margins(module: str) -> str:
-    """Why a kernel module, described so, cannot run a call that records block margins."""
-    return (
-        f"[SA-214] these kernels ({module}) are older than block margins: build those of this clone "
-        "(docs/dev/releasing.md), or leave out `block_margins`"
-    )
 
 
 ON_CUDA = Constraint("device", _on_cuda)

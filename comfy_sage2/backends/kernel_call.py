@@ -9,7 +9,6 @@ from types import ModuleType
 
 import torch
 
-from ..kernels import abi
 from ..request import AttentionRequest
 from ..signature import CallSignature, TensorForm
 from ..tensors import NO_TENSORS, OptionalTensors
@@ -28,7 +27,6 @@ class KernelCall(BoundCall):
 
     def __init__(self, module: ModuleType, signature: CallSignature, request: AttentionRequest) -> None:
         """ValueError for a call that `module` cannot run."""
-        self._has_phases = abi.has_phases(module)
         self._module, self._signature, self._request = module, signature, request
         forms = signature.q, signature.k, signature.v
         self._unreadable = tuple(not is_readable(form) for form in forms)
@@ -56,10 +54,8 @@ class KernelCall(BoundCall):
     ) -> Attend | None:
         """See `BoundCall.prequantize`.
 
-        None for a module without phases, and for a call that is computed in parts: the last one reads its inputs last.
+        None for a call that is computed in parts: the last one reads its inputs last.
         """
-        if not self._has_phases:
-            return None
         launches, q, k, v = self._readable(q, k, v)
         if len(launches.parts) > 1:
             return None

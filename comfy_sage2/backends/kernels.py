@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 
 from ..accumulators import pv_has_accumulator
-from ..kernels import abi, loader
+from ..kernels import loader
 from ..options import AUTO, EXACT
 from ..request import AttentionRequest
 from ..signature import CallSignature
@@ -22,8 +22,6 @@ from .constraints import (
     ON_CUDA,
     PRECISE,
     capability_is,
-    older_than_block_margins,
-    older_than_block_masks,
     option_is,
 )
 from .kernel_call import KernelCall
@@ -38,7 +36,7 @@ _LEAST_SKIPPED_ON_HOPPER = {"8b": 0.08, "4b": 0.08, "precise": 0.15}
 class KernelBackend(Backend):
     """The kernel module of one architecture: fp16, bf16 and fp32 tensors, any head_dim up to 256, masks, GQA, LSE.
 
-    Those of ABI 4 take block masks and record block margins. Mode "precise" takes no fp32.
+    They take block masks and record block margins. Mode "precise" takes no fp32.
     """
 
     accelerated = True
@@ -69,7 +67,7 @@ class KernelBackend(Backend):
     def variants(self) -> tuple[Variant, ...]:
         """Each mode of the module with what it has for P V; KernelUnavailable without a module."""
         module = loader.load(self.name)
-        return tuple(Variant(mode, *product) for mode in abi.modes(module) for product in _products(module, mode))
+        return tuple(Variant(mode, *product) for mode in module.modes for product in _products(module, mode))
 
     def least_skipped(self, mode: str) -> float:
         """See `Backend.least_skipped`."""
@@ -95,33 +93,20 @@ class KernelBackend(Backend):
     def reason_of_module(self, request: AttentionRequest) -> str | None:
         """Why the module has no kernel for `request`, whatever the GPU, or None; KernelUnavailable without a module."""
         module = loader.load(self.name)
-        reason = option_is("mode", *abi.modes(module)).check(request)
-        reason = reason or _reason_against_product(request, _products(module, request.options.mode))
-        if reason is not None:
-            return reason
-        if request.has_block_mask and not abi.has_block_masks(module):
-            return older_than_block_masks(abi.describe(module))
-        if request.has_block_margins and not abi.has_block_margins(module):
-            return older_than_block_margins(abi.describe(module))
-        return None
+        reason = option_is("mode", *module.modes).check(request)
+        return reason or _reason_against_product(request, _products(module, request.options.mode))
 
     def _reason_of_test(self, request: AttentionRequest) -> str | None:
         """What the self-test found against the only product P V that `request` may have, or None."""
         return self_test.failed_formats(self.name, request.device_index).get(request.options.pv)
 
     def settled(self, request: AttentionRequest) -> AttentionRequest:
-        """See `Backend.settled`: the module's first product that suits, without those that the self-test refused.
-
-        A module that cannot choose the heads that gain by rotation rotates them all.
-        """
+        """See `Backend.settled`: the module's first product that suits, without those that the self-test refused."""
         module = loader.load(self.name)
         failed = self_test.failed_formats(self.name, request.device_index)
         products = [product for product in _products(module, request.options.mode) if product[1] not in failed]
         accumulator, pv = _suiting(request, products)[0]
-        rotate = request.options.rotate
-        if rotate == "auto" and not abi.rotates_by_head(module):
-            rotate = "on"
-        return replace(request, options=replace(request.options, pv_accumulator=accumulator, pv=pv, rotate=rotate))
+        return replace(request, options=replace(request.options, pv_accumulator=accumulator, pv=pv))
 
     def bind(self, signature: CallSignature, request: AttentionRequest) -> BoundCall:
         """See `Backend.bind`."""
@@ -146,11 +131,11 @@ Product = tuple[str, str]
 def _products(module: ModuleType, mode: str) -> tuple[Product, ...]:
     """What `module` has for P V in `mode`; the format for "auto" first."""
     if mode == "precise":
-        return tuple((accumulator, "fp16") for accumulator in abi.precise_accumulators(module))
+        return tuple((accumulator, "fp16") for accumulator in module.pv_accumulators)
     return tuple(
         (accumulator, pv)
-        for pv in abi.pv_formats(module)
-        for accumulator in abi.pv_accumulators(module)
+        for pv in module.pv_formats
+        for accumulator in module.pv_accumulators
         if pv_has_accumulator(pv, accumulator)
     )
 

@@ -1,8 +1,7 @@
-"""One call's plan in a kernel module: what csrc/attention_call.h has of it, and how modules before ABI 5 are called."""
+"""One call's plan in a kernel module: what csrc/attention_call.h has of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from types import ModuleType
 from typing import NamedTuple, Protocol
@@ -10,7 +9,6 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ..block_mask import blocks_of
-from ..kernels import abi
 from ..options import AttentionOptions
 from ..request import AttentionRequest
 from .readable import CHANNEL_MULTIPLE
@@ -86,10 +84,8 @@ class Views(NamedTuple):
 
 def module_plan(module: ModuleType, request: AttentionRequest, views: Views) -> ModulePlan:
     """The plan of a call by `module`. ValueError for a call that it cannot run."""
-    if abi.has_plans(module):
-        plan: ModulePlan = module.plan(**plan_fields(request, views))
-        return plan
-    return KeywordPlan(module, request, views)
+    plan: ModulePlan = module.plan(**plan_fields(request, views))
+    return plan
 
 
 def option_fields(options: AttentionOptions) -> dict[str, int]:
@@ -99,18 +95,7 @@ def option_fields(options: AttentionOptions) -> dict[str, int]:
 
 
 def plan_fields(request: AttentionRequest, views: Views) -> Fields:
-    """A call as modules of ABI 5 take it."""
-    found = _common_fields(request, views)
-    if request.options.rotate == "auto":
-        found["rotate_by_head"] = True
-    found["has_lse"], found["has_block_margins"] = request.options.return_lse, request.has_block_margins
-    if views.block_mask is not None:
-        found["block_mask_key_blocks"] = blocks_of(request.kv_length)
-        found["block_mask_batch_stride"], found["block_mask_head_stride"] = views.block_mask
-    return found
-
-
-def _common_fields(request: AttentionRequest, views: Views) -> Fields:
+    """A call as a module takes it."""
     found: Fields = {
         "batch": request.batch,
         "q_heads": request.q_heads,
@@ -122,7 +107,14 @@ def _common_fields(request: AttentionRequest, views: Views) -> Fields:
         "device": -1 if request.device_index is None else request.device_index,
         "scale": request.scale,
         **option_fields(request.options),
+        "has_lse": request.options.return_lse,
+        "has_block_margins": request.has_block_margins,
     }
+    if request.options.rotate == "auto":
+        found["rotate_by_head"] = True
+    if views.block_mask is not None:
+        found["block_mask_key_blocks"] = blocks_of(request.kv_length)
+        found["block_mask_batch_stride"], found["block_mask_head_stride"] = views.block_mask
     for name in ("q", "k", "v", "out"):
         for axis, stride in zip(_AXES, getattr(views, name), strict=True):
             found[f"{name}_{axis}_stride"] = stride
@@ -131,59 +123,3 @@ def _common_fields(request: AttentionRequest, views: Views) -> Fields:
         for axis, stride in zip(_MASK_AXES, views.mask, strict=True):
             found[f"mask_{axis}_stride"] = stride
     return found
-
-
-class KeywordPlan:
-    """A plan for modules of ABI 3 and 4, which take each call as keywords and plan it anew."""
-
-    def __init__(self, module: ModuleType, request: AttentionRequest, views: Views) -> None:
-        """ValueError for a call that `module` cannot run."""
-        self._module = module
-        self._fields = _common_fields(request, views)
-        del self._fields["pv"]  # they have one each
-        if views.block_mask is not None:
-            self._fields["tiles_key_tiles"] = blocks_of(request.kv_length)
-            self._fields["tiles_batch_stride"], self._fields["tiles_head_stride"] = views.block_mask
-        # Whether there is an LSE may decide; where it lies does not.
-        self.workspace_bytes: int = module.workspace_bytes(**self._fields, lse=int(request.options.return_lse))
-        self.attention_reads: tuple[str, ...] = ()
-        if abi.has_phases(module):
-            self.attention_reads = module.read_by_attention_phase(**self._fields)
-
-    def run(
-        self,
-        q: int,
-        k: int,
-        v: int,
-        out: int,
-        workspace: int,
-        stream: int,
-        lse: int = 0,
-        nonfinite: int = 0,
-        mask: int = 0,
-        block_mask: int = 0,
-        invalid_blocks: int = 0,
-        block_margins: int = 0,
-        phase: int = WHOLE_CALL,
-    ) -> None:
-        """See `ModulePlan.run`."""
-        given: Mapping[str, int] = {
-            "q_pointer": q,
-            "k_pointer": k,
-            "v_pointer": v,
-            "out_pointer": out,
-            "workspace": workspace,
-            "workspace_bytes": self.workspace_bytes,
-            "stream": stream,
-            "lse": lse,
-            "nonfinite": nonfinite,
-        }
-        # Older modules do not know the fields of what came later.
-        later = {
-            "mask_pointer": mask,
-            "tiles_pointer": block_mask,
-            "tiles_invalid": invalid_blocks,
-            "gaps": block_margins,
-            "phase": phase,
-        }
-        self._module.attention(**self._fields, **given, **{name: value for name, value in later.items() if value})

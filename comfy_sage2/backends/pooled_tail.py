@@ -6,7 +6,6 @@ from types import ModuleType
 
 import torch
 
-from ..kernels import abi
 from ..signature import TensorForm
 from .block_selection import MOST_CHANNELS, call_fields, module_for
 from .module_plan import ELEMENT_CODES
@@ -27,7 +26,7 @@ def add_(
     if q.dtype not in ELEMENT_CODES or q.shape[3] > MOST_CHANNELS or not can_write:
         return False
     module = module_for(q.device)
-    if module is None or not abi.has_pooled_tail(module):
+    if module is None:
         return False
     add_by(module, q, k, v, out, lse, lists, scale)
     return True

@@ -9,7 +9,6 @@ from types import ModuleType
 
 import torch
 
-from ..kernels import abi
 from ..options import AttentionOptions
 from ..request import AttentionRequest
 from ..signature import CallSignature, TensorForm
@@ -25,19 +24,10 @@ from .self_test_memory import UNTOUCHED, MemoryLayout, Slot
 def run(module: ModuleType, device: torch.device, variants: Sequence[Variant]) -> Result:
     """Run every case in each of `variants` on `device` and compare; waits for the device once.
 
-    Cases with block masks are left out where the module takes none, those with block margins where it records none, and
-    those rotated by head where it cannot choose heads.
-
     Raises what the module raises: ValueError for a call that it refuses, RuntimeError for a failure of the driver.
     """
     with torch.inference_mode(), torch.autocast("cpu", enabled=False):
         buffer, found = make_inputs()
-        if not abi.has_block_masks(module):
-            found = [one for one in found if one.block_mask is None]
-        if not abi.has_block_margins(module):
-            found = [one for one in found if one.block_margins is None]
-        if not abi.rotates_by_head(module):
-            found = [one for one in found if one.case.options.rotate != "auto"]
         calls, size = _layout_of_results(found, variants, device)
         on_device = buffer.to(device)
         results = torch.full((size,), UNTOUCHED, dtype=torch.uint8, device=device)

@@ -30,7 +30,6 @@ import torch
 from comfy_sage2 import machine
 from comfy_sage2.backends.kernel_call import KernelCall
 from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
-from comfy_sage2.kernels import abi
 from comfy_sage2.options import FLOAT_PV, AttentionOptions
 from comfy_sage2.reference.exact import exact_attention
 from comfy_sage2.request import AttentionRequest
@@ -110,8 +109,8 @@ def of_build(name: str, module: ModuleType) -> list[BenchmarkCandidate]:
 
     found = []
     for mode, accumulator, formats in _VARIANTS:
-        pv = next((pv for pv in formats if mode == "precise" or pv in abi.pv_formats(module)), None)
-        if pv is None or (mode == "precise" and accumulator not in abi.precise_accumulators(module)):
+        pv = next((pv for pv in formats if mode == "precise" or pv in module.pv_formats), None)
+        if pv is None or (mode == "precise" and accumulator not in module.pv_accumulators):
             continue
         found.append(
             BenchmarkCandidate(

@@ -28,7 +28,7 @@ from comfy_sage2.accumulators import pv_has_accumulator
 from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.kernels import KERNELS, KernelBackend
 from comfy_sage2.block_mask import BLOCK_TOKENS, BlockMask
-from comfy_sage2.kernels import abi, loader
+from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP32
 from comfy_sage2.quantize.groups import ADA, HOPPER_8B, GroupScheme
@@ -74,26 +74,10 @@ def backend(name: str) -> KernelBackend:
     return KernelBackend(name, ((major, minor),))
 
 
-def module_with(name: str, has: Callable[[ModuleType], bool], what: str) -> ModuleType:
-    """The kernel module of `backend(name)`; a skip where it is older than `what`.
-
-    Those of the bundled wheels may be: build csrc, as docs/dev/releasing.md says.
-    """
+def module_of(name: str) -> ModuleType:
+    """The kernel module of `backend(name)`."""
     backend(name)
-    module = loader.load(name)
-    if not has(module):
-        pytest.skip(f"{what} needs newer kernels than these ({abi.describe(module)})")
-    return module
-
-
-def module_with_lists(name: str) -> ModuleType:
-    """One that takes block masks."""
-    return module_with(name, abi.has_block_masks, "a block mask")
-
-
-def module_with_margins(name: str) -> ModuleType:
-    """One that records block margins."""
-    return module_with(name, abi.has_block_margins, "recording margins")
+    return loader.load(name)
 
 
 # What the modules are built for; nothing is loaded when the tests are collected.

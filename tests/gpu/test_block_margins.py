@@ -22,7 +22,6 @@ from .builds import (
     backend,
     each_mode,
     each_product,
-    module_with_margins,
     numerics,
     random_qkv,
     relative_l1,
@@ -43,7 +42,7 @@ TIES, COST_OF_A_TIE = 0.2, {"8b": 2.0, "4b": 8.0, "precise": 2.0}
 
 @pytest.fixture(autouse=True)
 def kernels_that_record(name: str) -> None:
-    module_with_margins(name)
+    backend(name)
 
 
 def graded(

@@ -23,7 +23,6 @@ from .builds import (
     check,
     each_mode,
     exact,
-    module_with_lists,
     random_qkv,
     relative_l1,
     run,
@@ -37,7 +36,7 @@ each_order = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "c
 
 @pytest.fixture(autouse=True)
 def kernels_with_lists(name: str) -> None:
-    module_with_lists(name)
+    backend(name)
 
 
 RAGGED = (333, 700)  # 3 blocks of queries and 6 blocks of keys, the last of 77 and of 60

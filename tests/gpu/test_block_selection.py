@@ -12,17 +12,16 @@ import torch
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends.block_selection import block_lists_by, block_scores_by
 from comfy_sage2.block_mask import blocks_of
-from comfy_sage2.kernels import abi
 from comfy_sage2.reference import block_scores as reference
 
-from .builds import assert_equal_in_threads, each_family, module_with
+from .builds import assert_equal_in_threads, each_family, module_of
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def module(name: str) -> ModuleType:
-    return module_with(name, abi.has_block_selection, "block selection")
+    return module_of(name)
 
 
 def structured(
@@ -63,8 +62,7 @@ def test_scores(
     q = structured((2, 4, lengths[0], head_dim), dtype)
     k = structured((2, 2, lengths[1], head_dim), dtype) + 2 * torch.randn(head_dim, device="cuda").to(dtype)
     assert_near_reference(module, q, k, head_dim**-0.5)
-    if abi.has_pooled_tail(module):
-        assert_near_reference(module, q, k, head_dim**-0.5, block_means=True)
+    assert_near_reference(module, q, k, head_dim**-0.5, block_means=True)
 
 
 @each_family

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfy_sage2.backends.module_plan import Views, module_plan
-from comfy_sage2.kernels import abi, loader
+from comfy_sage2.kernels import loader
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.request import AttentionRequest
 
@@ -155,7 +155,7 @@ def test_workspace_is_bounded(name: str, tokens: int) -> None:
     views = Views(strides, strides, strides, strides)
     sizes: dict[str, Any] = {"q_heads": 40, "kv_heads": 40, "q_length": tokens, "kv_length": tokens}
     needed = {}
-    for mode in abi.modes(loader.load(name)):
+    for mode in loader.load(name).modes:
         request = replace(AttentionRequest.minimal(torch.device("cuda", 0), AttentionOptions(mode)), **sizes)
         needed[mode] = module_plan(loader.load(name), request, views).workspace_bytes
     block_means = 40 * (tokens // 128 + 1) * 128 * 4

@@ -11,7 +11,6 @@ from comfy_sage2.comfyui.session import model_passes
 from comfy_sage2.comfyui.session.dispatcher import Dispatcher, probe
 from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
-from comfy_sage2.kernels import abi, loader
 from comfy_sage2.options import MODES
 from comfy_sage2.tensors import OptionalTensors
 
@@ -23,13 +22,6 @@ TOKENS, HEADS, HEAD_DIM = 8192, 16, 128
 ROUNDING = 1 << 20  # bytes, of the allocator
 
 
-def needs_phases(name: str) -> None:
-    """Skip with modules of the bundled wheels, which may be older: build csrc, as docs/dev/releasing.md says."""
-    module = loader.load(name)
-    if not abi.has_phases(module):
-        pytest.skip(f"phases need newer kernels than these ({abi.describe(module)})")
-
-
 @each_mode
 @pytest.mark.parametrize("head_dim", [64, 68, 128, 256])
 @pytest.mark.parametrize("kind", ["plain", "causal", "bool mask", "additive mask"])
@@ -38,7 +30,6 @@ def test_both_phases_give_the_bits_of_the_whole_call(
 ) -> None:
     """What the attention phase does not read is NaN by then."""
     backend(name)
-    needs_phases(name)
     q, k, v = random_qkv((2, 6, 700, head_dim), (2, 3, 900, head_dim), torch.bfloat16)
     mask = None
     if kind.endswith("mask"):
@@ -70,7 +61,6 @@ def test_a_prefix_mask_gives_the_bits_of_the_whole_call(
 ) -> None:
     """Without an LSE, so that few keys have a kernel of their own; some entries have other terms, too."""
     backend(name)
-    needs_phases(name)
     for round_ in range(6):
         q, k, v = random_qkv((3, 4, 333, head_dim), (3, 2, keys, head_dim), torch.bfloat16)
         ends = torch.randint(1, keys + 1, (3, 1, 1, 1), device="cuda")
@@ -88,7 +78,6 @@ def test_a_prefix_mask_gives_the_bits_of_the_whole_call(
 @each_mode
 def test_the_attention_phase_sets_the_flag(name: str, mode: str) -> None:
     backend(name)
-    needs_phases(name)
     q, k, v = random_qkv((1, 2, 300, 64), (1, 2, 300, 64))
     v[0, 1, 7] = torch.nan
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -123,7 +112,6 @@ def test_containers_save_the_memory_of_the_output(mode: str, fresh_seed: int) ->
     expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
     if expected.backend is None:
         pytest.skip(str(expected.reason))
-    needs_phases(expected.backend)
     session = Session(Dispatcher(settings, expected))
     session.begin_sampling([1.0, 0.0])
     inputs = [torch.randn(1, TOKENS, HEADS * HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3)]

@@ -10,17 +10,16 @@ import torch
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends.pooled_tail import add_by
 from comfy_sage2.block_mask import blocks_of
-from comfy_sage2.kernels import abi
 from comfy_sage2.reference.pooled_tail import add_pooled_tail_ as reference_
 
-from .builds import assert_equal_in_threads, each_family, module_with
+from .builds import assert_equal_in_threads, each_family, module_of
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def module(name: str) -> ModuleType:
-    return module_with(name, abi.has_pooled_tail, "the tail")
+    return module_of(name)
 
 
 def random_call(

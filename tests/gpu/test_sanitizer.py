@@ -16,7 +16,7 @@ import torch
 from comfy_sage2.backends.kernels import KERNELS
 from comfy_sage2.block_mask import BlockMask, blocks_of
 
-from .builds import EXACT_BOUND, each_product, exact, module_with_lists, module_with_margins, relative_l1, run
+from .builds import EXACT_BOUND, backend, each_product, exact, relative_l1, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
 
@@ -43,12 +43,12 @@ def test_small_call(name: str, mode: str, accumulator: str, pv: str, head_dim: i
         mask = torch.ones(1, 1, 1, keys, dtype=torch.bool)
         mask[..., keys - (103 if few else 213) :] = False
     elif kind == "lists":
-        module_with_lists(name)
+        backend(name)
         active = torch.ones(1, 2, blocks_of(201), blocks_of(keys), dtype=torch.bool)
         active[:, :, 0, 1] = False  # or a dense kernel may serve
         blocks = BlockMask.from_dense(active).lists
     elif kind == "gaps":
-        module_with_margins(name)
+        backend(name)
         margins = torch.full((1, 2, blocks_of(201), blocks_of(keys)), torch.nan, device="cuda")
     wanted, _ = exact(q, k, v, is_causal=kind == "causal", attn_mask=mask, block_mask=blocks)
     out, lse = run(
@@ -69,7 +69,7 @@ def test_lists_of_many_heads(name: str, mode: str, head_dim: int) -> None:
 
     Of other calls that write over scales, racecheck misses the order (csrc/DESIGN.md).
     """
-    module_with_lists(name)
+    backend(name)
     heads, length = 420, 100
     q, k, v = (torch.randn(1, heads, length, head_dim).half() for _ in range(3))
     active = torch.ones(1, heads, 1, 1, dtype=torch.bool)

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from unit.core.reference_module import OLD_NAMES, RUN_ARGUMENTS
+from unit.core.reference_module import RUN_ARGUMENTS
 
 from comfy_sage2 import machine
 from comfy_sage2.autotune import cache_file
 from comfy_sage2.backends import self_test, self_test_cases, self_test_comparison, self_test_run
 from comfy_sage2.backends.kernels import KERNELS
-from comfy_sage2.kernels import abi, loader
+from comfy_sage2.kernels import loader
 
-from .builds import backend, module_with_lists, module_with_margins
+from .builds import backend, module_of
 
 pytestmark = pytest.mark.gpu
 
@@ -40,14 +40,8 @@ def test_a_right_module_passes(name: str) -> None:
     result = self_test.test_now(name, torch.cuda.current_device(), variants)
     assert result.reason is None
     in_precise = sum(variant.mode == "precise" for variant in variants)
-    takes_lists, records_margins = abi.has_block_masks(loader.load(name)), abi.has_block_margins(loader.load(name))
-    cases = [
-        case
-        for case in self_test_cases.CASES
-        if (takes_lists or not case.lists) and (records_margins or not case.block_margins)
-    ]
-    of_float32 = sum(case.dtype == torch.float32 for case in cases)
-    assert result.calls == len(cases) * len(variants) - in_precise * of_float32
+    of_float32 = sum(case.dtype == torch.float32 for case in self_test_cases.CASES)
+    assert result.calls == len(self_test_cases.CASES) * len(variants) - in_precise * of_float32
     started = time.perf_counter()
     again = self_test.test_now(name, torch.cuda.current_device(), variants)
     print(f"{name}: {result.text}; again {1000 * again.seconds:.0f} of {1000 * (time.perf_counter() - started):.0f} ms")
@@ -80,20 +74,17 @@ def test_a_pass_is_remembered_for_this_gpu_and_driver(
 
 
 Fields = dict[str, Any]
-_NEW_NAMES = {new: old for old, new in OLD_NAMES.items()}
 
 
 class Falsified:
     """A module whose calls are falsified before they reach it, or their outputs after.
 
-    `change` gets the fields of a plan, or the arguments of its `run`, or before ABI 5 both at once, and in any case by
-    the names that they have from ABI 5 on.
+    `change` gets the fields of a plan, or the arguments of its `run`.
     """
 
     def __init__(self, module: ModuleType, change: Callable[[Fields], None]) -> None:
         self._module = module
         self.change = change
-        self.abi_version = module.abi_version
 
     def after(self, fields: Fields) -> None:
         """Falsify what a call of these fields and arguments wrote, on its stream."""
@@ -101,23 +92,6 @@ class Falsified:
     def plan(self, **fields: Any) -> FalsifiedPlan:
         self.change(fields)
         return FalsifiedPlan(self, self._module.plan(**fields), fields)
-
-    def workspace_bytes(self, **fields: Any) -> int:
-        return int(self._module.workspace_bytes(**self._changed(fields)))
-
-    def read_by_attention_phase(self, **fields: Any) -> tuple[str, ...]:
-        found: tuple[str, ...] = self._module.read_by_attention_phase(**self._changed(fields))
-        return found
-
-    def attention(self, **fields: Any) -> None:
-        changed = self._changed(fields)
-        self._module.attention(**changed)
-        self.after({OLD_NAMES.get(name, name): value for name, value in changed.items()})
-
-    def _changed(self, fields: Fields) -> Fields:
-        named = {OLD_NAMES.get(name, name): value for name, value in fields.items()}
-        self.change(named)
-        return {_NEW_NAMES.get(name, name): value for name, value in named.items()}
 
 
 class FalsifiedPlan:
@@ -199,7 +173,7 @@ LIST_FAULTS: dict[str, Callable[[Fields], None]] = {
 @each_module
 def test_a_falsified_call_is_found(name: str, fault: str) -> None:
     backend(name)
-    modes = abi.modes(loader.load(name))
+    modes = loader.load(name).modes
     if fault == "other_mode" and "4b" not in modes:
         pytest.skip(f"{name} has no 4-bit kernels to take for the 8-bit ones")
     result = falsified_run(name, Falsified(loader.load(name), FAULTS[fault]))
@@ -210,7 +184,7 @@ def test_a_falsified_call_is_found(name: str, fault: str) -> None:
 @pytest.mark.parametrize("fault", LIST_FAULTS)
 @each_module
 def test_a_falsified_call_with_lists_is_found(name: str, fault: str) -> None:
-    result = falsified_run(name, Falsified(module_with_lists(name), LIST_FAULTS[fault]))
+    result = falsified_run(name, Falsified(module_of(name), LIST_FAULTS[fault]))
     print(f"{fault}: {result.reason}")
     assert result.wrong and all("block masks" in text for text in result.wrong)
 
@@ -218,7 +192,7 @@ def test_a_falsified_call_with_lists_is_found(name: str, fault: str) -> None:
 @each_module
 def test_margins_that_are_not_noted_are_found(name: str) -> None:
     change = with_values(has_block_margins=False, block_margins=0)
-    result = falsified_run(name, Falsified(module_with_margins(name), change))
+    result = falsified_run(name, Falsified(module_of(name), change))
     assert len(result.wrong) == len(backend(name).variants)
     assert all("a block margin is off by inf" in text for text in result.wrong)
 

@@ -15,7 +15,7 @@ from comfy_sage2.comfyui.session.session import Session
 from comfy_sage2.comfyui.settings import Settings
 from comfy_sage2.options import MODES
 
-from .builds import module_with_lists, module_with_margins, relative_l1
+from .builds import relative_l1
 
 pytestmark = pytest.mark.gpu
 
@@ -37,8 +37,6 @@ def skipping_session(mode: str) -> tuple[Session, str]:
     expected = probe(torch.device("cuda", torch.cuda.current_device()), settings)
     if expected.backend is None:
         pytest.skip(str(expected.reason))
-    module_with_lists(expected.backend)
-    module_with_margins(expected.backend)
     return Session(Dispatcher(settings, expected)), expected.backend
 
 

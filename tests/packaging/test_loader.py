@@ -12,6 +12,8 @@ architecture, target, version, abi_version, toolchain = "sm90", "sm_90a", "9.9",
 minimum_driver, minimum_driver_version = {branch!r}, {minimum}
 def driver_version():
     {driver}
+modes = pv_accumulators = pv_formats = plan = block_score_plan = block_lists = pooled_tail_plan = "only looked for"
+rotates_by_head = True
 """
 
 

@@ -35,10 +35,8 @@ class RecordedPlan:
 
 
 class Recorder:
-    """A module of ABI 5. Its workspace grows with the heads; `plans` and `calls` are what it made and ran."""
+    """A kernel module. Its workspace grows with the heads; `plans` and `calls` are what it made and ran."""
 
-    abi_version = 5
-    rotates_by_head = True
     pv_formats, pv_accumulators = ("fp8",), ("fp32",)
 
     def __init__(self, *attention_reads: str) -> None:

@@ -19,20 +19,6 @@ RUN_ARGUMENTS = (
     "q", "k", "v", "out", "workspace", "stream",
     "lse", "nonfinite", "mask", "block_mask", "invalid_blocks", "block_margins", "phase",
 )  # fmt: skip
-# What a field was called before ABI 5.
-OLD_NAMES = {
-    "q_pointer": "q",
-    "k_pointer": "k",
-    "v_pointer": "v",
-    "out_pointer": "out",
-    "mask_pointer": "mask",
-    "tiles_pointer": "block_mask",
-    "tiles_invalid": "invalid_blocks",
-    "tiles_key_tiles": "block_mask_key_blocks",
-    "tiles_batch_stride": "block_mask_batch_stride",
-    "tiles_head_stride": "block_mask_head_stride",
-    "gaps": "block_margins",
-}
 _DTYPES = {code: dtype for dtype, code in ELEMENT_CODES.items()}
 _MODES = {option_fields(AttentionOptions(mode))["mode"]: mode for mode in MODES}
 
@@ -69,11 +55,9 @@ class ReferencePlan:
 
 
 class ReferenceModule:
-    """A module of ABI 5; `change` may falsify the fields of a call, and `spoil` the output."""
+    """A kernel module; `change` may falsify the fields of a call, and `spoil` the output."""
 
     target = "cpu"
-    abi_version = 5
-    rotates_by_head = True
     attention_reads: tuple[str, ...] = ()
 
     def __init__(self) -> None:
@@ -147,21 +131,3 @@ class ReferenceModule:
         shape = (fields["batch"], fields[f"{side}_heads"], fields[f"{side}_length"], fields["head_dim"])
         strides = (*(fields[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token")), 1)
         return tensor_at(fields[name], shape, strides, _DTYPES[fields["element"]])
-
-
-class OldReferenceModule(ReferenceModule):
-    """A module of ABI 4, which takes each call as keywords."""
-
-    abi_version = 4
-    rotates_by_head = False
-
-    def workspace_bytes(self, **fields: Any) -> int:
-        return 64
-
-    def read_by_attention_phase(self, **fields: Any) -> tuple[str, ...]:
-        return self.attention_reads
-
-    def attention(self, **fields: Any) -> None:
-        """Compute a call of these fields of csrc/attention_call.h."""
-        named = {OLD_NAMES.get(name, name): value for name, value in fields.items()}
-        self.compute({**dict.fromkeys(RUN_ARGUMENTS, 0), **named})

@@ -23,10 +23,9 @@ from tools import kernel_table
 
 
 class Case(NamedTuple):
-    """A field of OptionalTensors, what kernels that are older say of it, and what exact attentions say."""
+    """A field of OptionalTensors, and what exact attentions say of it."""
 
     name: str
-    older: str
     refusal: str
 
     def requests(self, capability: tuple[int, int], mode: str) -> tuple[AttentionRequest, AttentionRequest]:
@@ -40,15 +39,11 @@ class Case(NamedTuple):
 CASES = [
     Case(
         "block_mask",
-        older="[SA-212] these kernels (version 3.0.0, ABI 3) are older than block masks: build those of this clone "
-        "(docs/dev/releasing.md), or leave out `block_mask`",
         refusal="[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` "
         "here",
     ),
     Case(
         "block_margins",
-        older="[SA-214] these kernels (version 3.0.0, ABI 3) are older than block margins: build those of this clone "
-        "(docs/dev/releasing.md), or leave out `block_margins`",
         refusal="[SA-214] only the kernels record block margins, and the reference, which is slow: leave out "
         "`block_margins` here",
     ),
@@ -57,19 +52,15 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @each_case
-@pytest.mark.parametrize("abi", [3, 4, 5])
 @pytest.mark.parametrize("backend", KERNELS, ids=lambda backend: backend.name)
-def test_kernels_refuse_what_they_are_older_than(
-    backend: Any, abi: int, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loader, "load", lambda architecture: declared_module(architecture, abi))
+def test_kernels_take_them(backend: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
     monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
     for capability in backend.capabilities:
         for mode in kernel_table.read(backend.name).modes:
-            with_it, without = case.requests(capability, mode)
-            assert backend.reason_against(with_it) == (case.older if abi == 3 else None)
-            assert backend.reason_against(without) is None
+            for request in case.requests(capability, mode):
+                assert backend.reason_against(request) is None
 
 
 @each_case

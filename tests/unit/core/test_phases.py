@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from recorder import kernel_call
-from reference_module import OldReferenceModule, ReferenceModule
+from reference_module import ReferenceModule
 
 from comfy_sage2 import registry
 from comfy_sage2.attention import attention
 from comfy_sage2.backends import kernel_call as kernel_call_module
 from comfy_sage2.backends import parts
 from comfy_sage2.backends.base import Backend, BoundCall
-from comfy_sage2.backends.module_plan import ATTENTION, PREQUANTIZATION, WHOLE_CALL
+from comfy_sage2.backends.module_plan import ATTENTION, PREQUANTIZATION
 from comfy_sage2.options import AttentionOptions
 from comfy_sage2.plan import CallPlan, Refusal, plan
 from comfy_sage2.request import AttentionRequest
@@ -25,7 +25,7 @@ from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class _Phases(ReferenceModule):
+class Phased(ReferenceModule):
     """Its prequantization takes copies of the inputs, and its attention phase reads some where they are."""
 
     def __init__(self, *reads: str) -> None:
@@ -49,14 +49,6 @@ class _Phases(ReferenceModule):
         super().compute(fields)
 
 
-class Phased(_Phases, ReferenceModule):
-    """A module of ABI 5."""
-
-
-class OldPhased(_Phases, OldReferenceModule):
-    """A module of ABI 4."""
-
-
 @pytest.fixture(autouse=True)
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_call_module, "current_stream", lambda device: 7)
@@ -77,16 +69,14 @@ def whole(tensors: Tensors, attn_mask: Any = None, nonfinite: Any = None, **opti
     return kernel_call(ReferenceModule(), *tensors, optional, **options).run(*tensors, optional)
 
 
-@pytest.mark.parametrize("kind", [Phased, OldPhased])
 @pytest.mark.parametrize("read", [(), ("k",), ("v",), ("q", "k", "v")], ids=str)
 @pytest.mark.parametrize("layout", ["BHND", "BNHD"])
 @pytest.mark.parametrize("head_dim", [20, 64])
-def test_both_phases_are_the_whole_call(read: tuple[str, ...], layout: str, head_dim: int, kind: Any) -> None:
+def test_both_phases_are_the_whole_call(read: tuple[str, ...], layout: str, head_dim: int) -> None:
     tensors = inputs(head_dim, layout)
-    attend = begin(kind(*read), tensors, layout=layout, rotate="auto")
+    attend = begin(Phased(*read), tensors, layout=layout, rotate="auto")
     out, lse = attend()
-    rotate = "auto" if kind.rotates_by_head else "on"
-    expected, _ = whole(tensors, layout=layout, rotate=rotate)
+    expected, _ = whole(tensors, layout=layout, rotate="auto")
     assert lse is None
     assert torch.equal(out, expected) and out.stride() == expected.stride()
 
@@ -140,9 +130,8 @@ def test_a_copy_in_readable_form_is_kept_in_the_place_of_its_original() -> None:
     assert torch.equal(attend()[0], expected)
 
 
-@pytest.mark.parametrize("kind", [Phased, OldPhased])
-def test_the_fields_are_the_same_but_for_what_has_no_memory(kind: Any) -> None:
-    module = kind("v")
+def test_the_fields_are_the_same_but_for_what_has_no_memory() -> None:
+    module = Phased("v")
     tensors = inputs()
     begin(module, tensors)()
     first, second = module.enqueued
@@ -150,16 +139,6 @@ def test_the_fields_are_the_same_but_for_what_has_no_memory(kind: Any) -> None:
     assert (first["phase"], second["phase"]) == (PREQUANTIZATION, ATTENTION)
     assert second["v"] == tensors[2].data_ptr() and second["q"] == second["k"] == 0
     assert first["workspace"] == second["workspace"] != 0
-
-
-def test_modules_without_phases_are_called_as_ever() -> None:
-    module: Any = OldPhased()
-    module.abi_version = 3
-    tensors = inputs()
-    assert begin(module, tensors) is None
-    assert not module.enqueued
-    kernel_call(module, *tensors).run(*tensors)
-    assert module.enqueued[0]["phase"] == WHOLE_CALL
 
 
 def test_a_call_in_parts_has_no_phases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,3 @@ def test_what_a_backend_lacks_is_its_reason(kernels: KernelBackend, monkeypatch:
     assert (reason(pv_accumulator="fp16") is None) == ("fp16" in declared_module(kernels.name).pv_accumulators)
     assert reason(pv="fp16") is None
     assert reason(pv="int8") == "[SA-206] pv must be auto or fp16 here, got int8"
-    # Those of older modules have FP32 sums alone.
-    monkeypatch.setattr(loader, "load", lambda architecture: declared_module(architecture, 4))
-    assert reason(pv_accumulator="fp16") == "[SA-206] pv_accumulator must be fp32 here, got fp16"

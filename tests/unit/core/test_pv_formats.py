@@ -33,15 +33,13 @@ def request(capability: tuple[int, int], *, of_gpu: str | None = None, **choices
     )
 
 
-@pytest.fixture
-def version(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The ABI of all modules, which a test may change."""
-    found = {"abi": 5}
+@pytest.fixture(autouse=True)
+def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that csrc/architectures.json declares, of which all pass their self-test."""
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
-    monkeypatch.setattr(loader, "load", lambda architecture: declared_module(architecture, found["abi"]))
+    monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
     monkeypatch.setattr(self_test, "_results", {})
-    return found
 
 
 def text_of(value: object) -> str:
@@ -67,9 +65,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("backend", "choices", "expected"), CASES, ids=text_of)
-def test_what_serves_a_call(
-    backend: Any, choices: dict[str, Any], expected: tuple[str, str], version: dict[str, int]
-) -> None:
+def test_what_serves_a_call(backend: Any, choices: dict[str, Any], expected: tuple[str, str]) -> None:
     call = request(backend.capabilities[0], **choices)
     assert backend.reason_against(call) is None
     found = backend.settled(call)
@@ -77,43 +73,7 @@ def test_what_serves_a_call(
     assert backend.settled(found) == found
 
 
-@pytest.mark.parametrize("backend", KERNELS, ids=text_of)
-@pytest.mark.parametrize(("abi_version", "auto"), [(5, "auto"), (4, "on")])
-def test_modules_that_cannot_choose_heads_rotate_them_all(
-    backend: Any, abi_version: int, auto: str, version: dict[str, int]
-) -> None:
-    version["abi"] = abi_version
-    found = [
-        backend.settled(request(backend.capabilities[0], rotate=rotate)).options.rotate
-        for rotate in ("off", "on", "auto")
-    ]
-    assert found == ["off", "on", auto]
-
-
-@pytest.mark.parametrize(
-    ("backend", "choices", "expected"),
-    [
-        (SM80, {}, ("fp16", "fp32")),
-        (SM80, {"of_gpu": GEFORCE}, ("fp16", "fp16")),
-        (SM89, {"of_gpu": GEFORCE}, ("fp8", "fp16")),
-        (SM89, {"mode": "precise", "of_gpu": GEFORCE}, ("fp16", "fp32")),
-    ],
-    ids=text_of,
-)
-def test_older_modules_have_one_format(
-    backend: Any, choices: dict[str, Any], expected: tuple[str, str], version: dict[str, int]
-) -> None:
-    version["abi"] = 4
-    call = request(backend.capabilities[0], **choices)
-    assert backend.reason_against(call) is None
-    found = backend.settled(call).options
-    assert (found.pv, found.pv_accumulator) == expected
-    assert backend.reason_against(request(backend.capabilities[0], pv="int8")).startswith(
-        "[SA-206] pv must be auto or "
-    )
-
-
-def test_what_a_module_lacks_is_refused(version: dict[str, int]) -> None:
+def test_what_a_module_lacks_is_refused() -> None:
     for backend, choices, reason in (
         (SM80, {"pv": "fp8"}, "pv must be auto or int8 or fp16 here, got fp8"),
         (SM90, {"pv": "int8"}, "pv must be auto or fp8 here, got int8"),
@@ -148,9 +108,7 @@ def test_the_references_sums_of_an_open_accumulator_suit_the_format() -> None:
     assert reference.settled(call) == call
 
 
-def test_another_format_serves_where_one_fails_its_test(
-    version: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_format_serves_where_one_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         self_test, "_results", {("sm80", 0): self_test.TestResult(None, 9, 0.1, {"int8": "[SA-113] wrong"})}
     )

@@ -15,8 +15,6 @@ from comfy_sage2.kernels import loader
 
 GPU = torch.device("cuda", 3)
 MODULE: Any = SimpleNamespace(
-    abi_version=5,
-    block_score_plan=None,
     modes=("8b",),
     pv_formats=("fp8",),
     pv_accumulators=("fp32",),
@@ -56,11 +54,9 @@ def test_one_whose_test_is_to_come_is_not(monkeypatch: pytest.MonkeyPatch) -> No
     assert block_selection.module_for(GPU) is None
 
 
-def test_other_gpus_and_modules_are_not_tested(
+def test_other_gpus_are_not_tested(
     asked: list[tuple[str, int | None, Sequence[Variant]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert block_selection.module_for(torch.device("cpu")) is None
-    monkeypatch.setattr(loader, "load", lambda architecture: SimpleNamespace(abi_version=5))
-    assert block_selection.module_for(GPU) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert block_selection.module_for(GPU) is None and not asked

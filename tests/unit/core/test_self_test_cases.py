@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference_module import OldReferenceModule, ReferenceModule, lists_of, tensor_at
+from reference_module import ReferenceModule, lists_of, tensor_at
 
 from comfy_sage2.backends import kernel_call, self_test_cases, self_test_comparison
 from comfy_sage2.backends.self_test_comparison import Result, Variant
@@ -40,13 +40,11 @@ def test_every_mode_has_its_bounds() -> None:
     assert self_test_comparison.BOUNDS.keys() == self_test_comparison.LSE_BOUNDS.keys() == set(MODES)
 
 
-@pytest.mark.parametrize("kind", [ReferenceModule, OldReferenceModule])
-def test_the_reference_passes_in_every_variant(kind: type[ReferenceModule]) -> None:
-    module = kind()
+def test_the_reference_passes_in_every_variant() -> None:
+    module = ReferenceModule()
     variants = tuple(Variant(mode, accumulator) for mode in MODES for accumulator in ("fp32", "fp16"))
     # Mode precise takes no float32, with either accumulator.
-    cases = sum(kind.rotates_by_head or case.options.rotate != "auto" for case in self_test_cases.CASES)
-    calls = cases * len(variants) - 2
+    calls = len(self_test_cases.CASES) * len(variants) - 2
     assert put(module, variants) == Result(calls)
     assert module.calls == calls
 
@@ -276,17 +274,6 @@ def test_in_whatever_order_blocks_are_taken_their_margins_are_the_same() -> None
                 running = rows[..., order].cummax(dim=3).values
                 margins = (rows[..., order] - running).amax(dim=2)
                 torch.testing.assert_close(margins, given.block_margins[:, :, block, order], atol=1e-3, rtol=0.0)
-
-
-def test_a_module_without_lists_and_margins_is_asked_for_none() -> None:
-    class Older(OldReferenceModule):
-        abi_version = 3
-
-        def attention(self, **fields: Any) -> None:
-            assert not [name for name in fields if name.startswith("tiles_") or name in ("gaps", "phase")]
-            super().attention(**fields)
-
-    assert put(Older()) == Result(sum(case.options.rotate != "auto" for case in self_test_cases.CASES) - 3)
 
 
 def test_one_fault_in_one_variant_is_named() -> None:

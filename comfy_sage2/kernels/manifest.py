@@ -16,15 +16,16 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 # pip installs them inside the package; in a clone of the pack they lie beside it.
 WHEELS = _PACKAGE / "wheels" if (_PACKAGE / "wheels").is_dir() else _PACKAGE.parent / "wheels"
 MANIFEST = "SHA256SUMS"
-# What has the launch code for the images of every architecture; releases before 5.0.0 have none.
+# What has the launch code for the images of every architecture.
 HOST = "host"
-# The last number is the file's size in bytes, which manifests before 5.0.0 do not have.
-_LINE = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<name>[A-Za-z0-9_.+-]{1,200}\.whl)(?:  (?P<size>\d{1,12}))?")
+# A checksum, or a size in a comment, which `sha256sum --check` passes over.
+_NAME = r"(?P<name>[A-Za-z0-9_.+-]{1,200}\.whl)"
+_CHECKSUM = re.compile(rf"(?P<sha256>[0-9a-f]{{64}})  {_NAME}")
+_SIZE = re.compile(rf"# {_NAME} has (?P<size>\d{{1,12}}) bytes")
 _DISTRIBUTION = re.compile(r"comfy[-_]sage2[-_](?P<part>sm\d+|host)")
 _CHANGED = "The file was changed or damaged; update or reinstall the pack"
 _MOST_MANIFEST_BYTES = 64 * 1024
-# Of a wheel whose size the manifest does not say; those of releases have up to 2.3 MB.
-_MOST_WHEEL_BYTES = 64 * 1024 * 1024
+_MOST_WHEEL_BYTES = 64 * 1024 * 1024  # whatever the manifest says; those of releases have up to 2.3 MB
 
 
 def _size(path: Path) -> int:
@@ -46,22 +47,22 @@ def _read(path: Path, most: int) -> bytes:
 
 @dataclass(frozen=True)
 class BundledWheel:
-    """A wheel of the manifest, with the checksum and the size that it must have; `size` None: not said."""
+    """A wheel of the manifest, with the checksum and the size in bytes that it must have."""
 
     path: Path
     sha256: str
-    size: int | None = None
+    size: int
 
     def read(self) -> bytes:
         """The wheel's bytes. KernelUnavailable when it is missing or is not the wheel that was released."""
         try:
             size = _size(self.path)
-            content = _read(self.path, _MOST_WHEEL_BYTES) if self.size in (None, size) else b""
+            content = _read(self.path, _MOST_WHEEL_BYTES) if size == self.size else b""
         except OSError as error:
             raise KernelUnavailable(
                 f"[SA-106] {self.path} cannot be read ({error.strerror or error}): update or reinstall the pack"
             ) from error
-        if self.size not in (None, size):
+        if size != self.size:
             raise KernelUnavailable(
                 f"[SA-106] {self.path} is refused: it has {size:,} bytes, {MANIFEST} says {self.size:,}. {_CHANGED}"
             )
@@ -86,14 +87,21 @@ def read_manifest(folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
         lines = _read(path, _MOST_MANIFEST_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise KernelUnavailable(f"[SA-106] {path} cannot be read ({error}): update or reinstall the pack") from error
-    wheels = []
+    checksums: dict[str, str] = {}
+    sizes: dict[str, int] = {}
     for line in lines:
-        entry = _LINE.fullmatch(line)
-        if entry is None:
+        if checksum := _CHECKSUM.fullmatch(line):
+            checksums[checksum["name"]] = checksum["sha256"]
+        elif size := _SIZE.fullmatch(line):
+            sizes[size["name"]] = int(size["size"])
+        else:
             raise KernelUnavailable(f"[SA-106] {path} is damaged at '{shortened(line)}': update or reinstall the pack")
-        size = None if entry["size"] is None else int(entry["size"])
-        wheels.append(BundledWheel(folder / entry["name"], entry["sha256"], size))
-    return tuple(wheels)
+    for name in checksums:
+        if name not in sizes:
+            raise KernelUnavailable(
+                f"[SA-106] {path} is damaged: it does not say how many bytes {name} has; update or reinstall the pack"
+            )
+    return tuple(BundledWheel(folder / name, sha256, sizes[name]) for name, sha256 in checksums.items())
 
 
 def _part(wheel: BundledWheel) -> str | None:

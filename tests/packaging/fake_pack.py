@@ -39,6 +39,11 @@ def _image(architecture: str) -> dict[str, bytes]:
     return {f"{architecture}_attention.cubin": b"a device image"}
 
 
+def manifest_lines(name: str, content: bytes, size: int | None = None) -> str:
+    """What the manifest says of a wheel; `size`: another one than it has."""
+    return f"{hashlib.sha256(content).hexdigest()}  {name}\n# {name} has {size or len(content)} bytes\n"
+
+
 @dataclass
 class Plugin:
     """A folder laid out as the pack is: comfy_sage2/kernels and wheels/, with a user cache beside it."""
@@ -92,10 +97,10 @@ class Plugin:
         return path
 
     def add_to_manifest(self, wheel: Path, size: int | None = None) -> None:
-        """Add a line about a wheel to the manifest."""
+        """Add the lines about a wheel to the manifest."""
         content = wheel.read_bytes()
         with (self.wheels / "SHA256SUMS").open("a", newline="\n") as manifest:
-            manifest.write(f"{hashlib.sha256(content).hexdigest()}  {wheel.name}  {size or len(content)}\n")
+            manifest.write(manifest_lines(wheel.name, content, size))
 
     def unpacked_files(self) -> list[Path]:
         """All files in the pack's own cache and in the user's."""

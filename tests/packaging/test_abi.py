@@ -14,6 +14,7 @@ from fake_pack import ROOT, Plugin
 from native_module import CANNOT_COMPILE, native_module
 
 from comfy_sage2.kernels.abi import ABI_VERSION, NEEDED
+from comfy_sage2.kernels.manifest import read_manifest
 
 OLD_COMMIT = "1adf33e"  # its wheels are 0.1.0, from before there was an ABI number
 OLD_WHEEL = "wheels/comfy_sage2_sm90-0.1.0-{tag}-{tag}-manylinux2014_x86_64.manylinux_2_17_x86_64.whl"
@@ -123,8 +124,7 @@ def test_one_abi_number() -> None:
 
 def test_the_bundled_wheels_are_of_the_abi_that_this_library_calls() -> None:
     """They may be older than csrc, whose changes wait for a release: see docs/dev/releasing.md."""
-    names = [line.split("  ")[1] for line in (ROOT / "wheels" / "SHA256SUMS").read_text().splitlines()]
-    versions = {tuple(int(part) for part in name.split("-")[1].split(".")) for name in names}
+    versions = {wheel.version for wheel in read_manifest(ROOT / "wheels")}
     assert {version[0] for version in versions} == {ABI_VERSION}
     source = tuple(int(part) for part in (ROOT / "csrc" / "VERSION").read_text().split("."))
     assert max(versions) <= source

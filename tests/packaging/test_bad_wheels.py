@@ -6,7 +6,6 @@ COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.machinery
 import json
 import os
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fake_pack import ROOT, Plugin
+from fake_pack import ROOT, Plugin, manifest_lines
 
 from comfy_sage2.kernels import manifest
 from tools.wheels import packed_modules
@@ -82,7 +81,7 @@ class Wheels:
     def release(self) -> None:
         """As if the wheels that are there had been released."""
         contents = [(path.name, path.read_bytes()) for path in sorted(self.folder.glob("*.whl"))]
-        lines = (f"{hashlib.sha256(content).hexdigest()}  {name}  {len(content)}\n" for name, content in contents)
+        lines = (manifest_lines(name, content) for name, content in contents)
         (self.folder / manifest.MANIFEST).write_text("".join(lines), newline="\n")
 
     def rewrite(self, wheel: Path, change: Callable[[str, bytes], bytes | None], name: str | None = None) -> None:

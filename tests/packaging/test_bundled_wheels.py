@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from fake_pack import ROOT, Plugin
 
+from comfy_sage2.kernels import manifest
 from tools.wheels import packed_modules
 
 WHEELS = ROOT / "wheels"
@@ -38,11 +39,17 @@ def pack(plugin: Plugin) -> Plugin:
 
 
 def test_the_manifest_lists_exactly_the_wheels_that_are_there() -> None:
-    lines = [line.split("  ") for line in (WHEELS / "SHA256SUMS").read_text().splitlines()]
-    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in RELEASED}
-    assert {name: checksum for checksum, name, *_ in lines} == sums
-    sizes = {path.name: path.stat().st_size for path in RELEASED}
-    assert {name: int(size) for _, name, *rest in lines for size in rest} == sizes
+    listed = {wheel.path.name: (wheel.sha256, wheel.size) for wheel in manifest.read_manifest(WHEELS)}
+    contents = {path.name: path.read_bytes() for path in RELEASED}
+    assert listed == {name: (hashlib.sha256(found).hexdigest(), len(found)) for name, found in contents.items()}
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
+def test_the_manifest_is_checked_by_the_program_that_it_is_named_for() -> None:
+    checked = subprocess.run(
+        ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=WHEELS, capture_output=True, text=True
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 def test_the_folder_stays_small() -> None:

@@ -122,6 +122,12 @@ def _take_over(part: str, wheelhouse: Path) -> None:
             shutil.copyfile(path, WHEELS / path.name)
 
 
+def _manifest_lines(wheel: Path) -> str:
+    """What the manifest says of a wheel; the size stands in a comment, so that `sha256sum --check` reads it too."""
+    content = wheel.read_bytes()
+    return f"{hashlib.sha256(content).hexdigest()}  {wheel.name}\n# {wheel.name} has {len(content)} bytes\n"
+
+
 def release(wheelhouse: Path) -> None:
     """Take over the wheels of the current version from `wheelhouse`. SystemExit when wheels/ would get too big."""
     trees = source_trees()
@@ -132,8 +138,7 @@ def release(wheelhouse: Path) -> None:
     total = sum(path.stat().st_size for path in wheels)
     if total > MAX_FOLDER_BYTES:
         raise SystemExit(f"wheels/ would have {total / 1e6:.1f} MB, at most {MAX_FOLDER_BYTES / 1e6:.0f} MB are wanted")
-    sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}  {path.stat().st_size}\n" for path in wheels)
-    (WHEELS / "SHA256SUMS").write_text("".join(sums))
+    (WHEELS / "SHA256SUMS").write_text("".join(map(_manifest_lines, wheels)))
     (WHEELS / "README.md").write_text(_readme(trees))
     print(f"{len(wheels)} wheels, {total / 1e6:.1f} MB, from {trees}")
 

@@ -7,6 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from comfy_sage2 import plan
+from comfy_sage2.backends import self_test
+
+
+@pytest.fixture(autouse=True)
+def fresh_self_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds what another one's stand-in for a GPU remembers of its self-test."""
+    monkeypatch.setattr(self_test, "_results", {})
+    monkeypatch.setattr(self_test, "_postponed", set())
 
 
 @pytest.fixture(autouse=True)

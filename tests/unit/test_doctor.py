@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from unit.core.declared_modules import declared_module
 
 from comfy_sage2 import doctor, machine, registry
 from comfy_sage2.backends import self_test
@@ -236,13 +237,6 @@ def test_each_module_is_named_with_its_abi_and_why_an_installed_one_is_ignored(
         assert lines[at + 1] == "the installed one is ignored: its ABI is 2"
 
 
-def _module(architecture: str) -> SimpleNamespace:
-    """A kernel module, as far as it says what it has."""
-    return SimpleNamespace(
-        architecture=architecture, modes=("8b", "precise"), pv_formats=("fp8",), pv_accumulators=("fp32", "fp16")
-    )
-
-
 def test_each_module_is_tested_on_its_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = []
 
@@ -259,7 +253,7 @@ def test_each_module_is_tested_on_its_gpu(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("cuda", index) for index in capabilities])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
     monkeypatch.setattr(loader, "reason_unavailable", lambda name: None)
-    monkeypatch.setattr(loader, "load", lambda name: _module(name))
+    monkeypatch.setattr(loader, "load", declared_module)
     assert [" ".join(line.split()) for line in doctor._self_test_lines()] == [
         "sm90 on cuda:0 passed: 12 calls within their bounds in 40 ms",
         "sm90 on cuda:1 unknown: RuntimeError: the GPU's memory does not suffice for the self-test",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,9 @@ def block(
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> None:
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test takes compiled code that another process, maybe of another torch, left in the folder of all of them."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
 
 

@@ -39,7 +39,6 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
     monkeypatch.setattr(loader, "load", declared_module)
     monkeypatch.setattr(self_test, "reason_against", lambda architecture, index, variants: None)
-    monkeypatch.setattr(self_test, "_results", {})
 
 
 def text_of(value: object) -> str:

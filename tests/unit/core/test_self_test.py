@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,7 +55,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     found = Machine(tmp_path)
     monkeypatch.setattr(cache_file, "user_cache", lambda: found.folder)
     monkeypatch.setattr(machine_facts, "loaded_driver", lambda: found.driver)
@@ -72,9 +71,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
         "get_device_properties",
         lambda index: SimpleNamespace(name=found.gpus[index], major=9, minor=0),
     )
-    found.restart()
-    yield found
-    found.restart()
+    return found
 
 
 def test_once_in_a_process_and_once_for_a_gpu(machine: Machine) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from unit.core.declared_modules import declared_module
 
 from comfy_sage2.kernels import loader
 from comfy_sage2.options import MODES
@@ -61,15 +61,8 @@ def test_rotation_makes_every_mode_more_exact(measured: dict[str, Measured]) -> 
     assert attention["precise + rotation"] < attention["precise"] < attention["8b + rotation"]
 
 
-def _module(architecture: str) -> SimpleNamespace:
-    """A kernel module, as far as it says what it has."""
-    return SimpleNamespace(
-        architecture=architecture, modes=("8b", "precise"), pv_formats=("fp8",), pv_accumulators=("fp32", "fp16")
-    )
-
-
 def test_kernels_get_rows_for_the_modes_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "load", lambda name: _module(name))
+    monkeypatch.setattr(loader, "load", declared_module)
     assert [has_mode("sm120", mode) for mode in ("8b", "4b")] == [True, False]
     attentions = tables("reference")[-1].rows
     assert {f"{mode}{rotation} (reference kernel)" for mode in MODES for rotation in ("", " + rotation")} <= {

@@ -212,11 +212,12 @@ def choices(folder: Path) -> Attempt:
 
 
 def manifests(folder: Path) -> Attempt:
-    line = f"{'0' * 64}  comfy_sage2_sm90-0.1.0-cp310-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl\n"
+    name = "comfy_sage2_sm90-0.1.0-cp310-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
+    base = f"{'0' * 64}  {name}\n# {name} has 1234 bytes\n"
     path = folder / manifest.MANIFEST
 
     def attempt(source: random.Random) -> bool:
-        put(path, data(source, (line * 2).encode()))
+        put(path, data(source, base.encode()))
         try:
             manifest.find("sm90", folder)
         except KernelUnavailable as error:

@@ -58,8 +58,8 @@ class AttentionOptions:
         rotate: multiply smoothed Q and K by one Hadamard matrix (`quantize.rotation`): "auto" in the heads that gain
             by it in a sample of their tokens (`quantize.rotation_choice`), "on" or True in all, "off" or False in none:
             the paper's numerics. It halves the error where a few channels are loud, and that of "4b" nearly everywhere,
-            where every token of Q then has its own scale; smooth channels lose by it. The choice takes 13 to 28 us of
-            a call on an H100.
+            where every token of Q then has its own scale; smooth channels lose by it. With "auto" a call
+            takes 10 to 60 us longer than with "off" on an H100.
         pv: what P and V are rounded to in "8b" and "4b": "fp8" (E4M3), "fp16", "int8" (P relative to its largest in
             each block of 64 keys, whole sums), "mxfp8" (fp8 by block-scaled products, whose FP32 sums have the full
             rate on RTX 50), where a backend has it; "auto" takes the one that suits the GPU.

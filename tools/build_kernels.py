@@ -78,9 +78,9 @@ def _interpreter_paths(python: str) -> tuple[str, str]:
 
 
 def _unpack_images(wheel: Path, architecture: kernel_table.Architecture, package: Path) -> set[Path]:
-    """Put a wheel's device images, packed as they are, into the package. SystemExit unless they are those of csrc/.
+    """Put a wheel's device images, packed as they are, into the package, with what the wheel says of them.
 
-    With what the wheel says of them; wheels before 5.0.0 say nothing, and then it is what csrc/ says.
+    SystemExit unless they are those of csrc/.
     """
     with zipfile.ZipFile(wheel) as archive:
         images = {Path(name).name: name for name in archive.namelist() if name.endswith(".cubin.xz")}
@@ -91,12 +91,7 @@ def _unpack_images(wheel: Path, architecture: kernel_table.Architecture, package
             )
         for name, member in images.items():
             (package / name).write_bytes(archive.read(member))
-        member = f"{package.name}/{kernel_table.BUILD_FILE}"
-        own = kernel_table.build_info(
-            architecture, target=architecture.target(None), toolchain=f"images of {wheel.name}",
-            driver=architecture.minimum_driver,
-        )  # fmt: skip
-        build = archive.read(member) if member in archive.namelist() else json.dumps(own).encode()
+        build = archive.read(f"{package.name}/{kernel_table.BUILD_FILE}")
         (package / kernel_table.BUILD_FILE).write_bytes(build)
     return {package / name for name in wanted}
 

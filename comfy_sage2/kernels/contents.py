@@ -1,41 +1,45 @@
-"""What a kernel wheel holds: device images with what their build says of itself, host modules, or both."""
+"""What a kernel wheel holds: the device images of an architecture, or the host modules of a platform."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import io
+import itertools
 import json
 import sys
 import sysconfig
 import zipfile
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from .errors import REINSTALL, KernelUnavailable, shortened
+from .manifest import HOST
 
-_PACKED, _PLAIN, _BUILD = ".cubin.xz", ".cubin", "build.json"
-_MODULES = (".so", ".pyd")
-# The modules of all CPythons packed as one, and the bytes of each, in their order. Host wheels have them since 5.1.0.
+_IMAGE, _BUILD = ".cubin.xz", "build.json"
+# The modules of all CPythons packed as one, and the bytes of each, in their order.
 _ARCHIVE, _SIZES = "modules.xz", "modules.json"
 # Far above what releases have: 70 files of at most 2 MB, 20 MB together, once they are unpacked.
 _MOST_MEMBERS, _MOST_BYTES = 1000, 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class KernelFiles:
-    """The files of a wheel's package that are for this Python.
+class Images:
+    """An architecture's device images, by the names they are loaded by, and what their build says of them."""
 
-    extension: the host module, or None in a wheel of images alone. cubins: by the names they are loaded by. build: the
-    fields of build.json, or None in a wheel whose module says them itself (before 5.0.0).
-    """
+    cubins: Mapping[str, bytes]
+    build: Mapping[str, Any]
 
-    extension_name: str = ""
-    extension: bytes | None = None
-    cubins: Mapping[str, bytes] = field(default_factory=dict)
-    build: Mapping[str, Any] | None = None
+
+@dataclass(frozen=True)
+class HostModule:
+    """The launch code for this Python: the name of its file, and its bytes."""
+
+    name: str
+    content: bytes
 
 
 class _Package:
@@ -61,19 +65,16 @@ class _Package:
                 f"{shortened(name)}; {REINSTALL}"
             )
 
-    def read(self, name: str) -> bytes:
+    def _read(self, name: str) -> bytes:
         member = self.members[name]
         self._take(member.file_size, name)
         # `ZipFile.read` would unpack more than the size that stands in the archive before it cuts it off.
         with self._archive.open(member) as file:
             return file.read(member.file_size)
 
-    def image(self, name: str) -> bytes:
-        """A cubin, unpacked."""
-        return self._unpacked(name) if name.endswith(_PACKED) else self.read(name)
-
-    def _unpacked(self, name: str) -> bytes:
-        content = self.read(name)
+    def unpacked(self, name: str) -> bytes:
+        """An .xz file's content."""
+        content = self._read(name)
         try:
             import lzma
         except ImportError as error:
@@ -93,12 +94,12 @@ class _Package:
             )
         return unpacked
 
-    def _object(self, name: str) -> dict[str, Any] | None:
+    def object(self, name: str) -> dict[str, Any] | None:
         """A JSON file, or None where it is not."""
         if name not in self.members:
             return None
         try:
-            found = json.loads(self.read(name))
+            found = json.loads(self._read(name))
         except (ValueError, RecursionError) as error:
             raise KernelUnavailable(
                 f"[SA-106] {name} of {self._wheel_name} is damaged: {error}; {REINSTALL}"
@@ -109,74 +110,57 @@ class _Package:
             )
         return found
 
-    def build(self) -> Mapping[str, Any] | None:
-        return self._object(_BUILD)
 
-    def _in_archive(self, name: str, sizes: Mapping[str, Any]) -> bytes:
-        """One of the modules that are packed as one."""
-        if _ARCHIVE not in self.members:
-            raise KernelUnavailable(f"[SA-106] {self._wheel_name} is damaged: it lacks {_ARCHIVE}; {REINSTALL}")
-        content, start = self._unpacked(_ARCHIVE), 0
-        if not all(type(size) is int and size > 0 for size in sizes.values()) or sum(sizes.values()) != len(content):
-            raise KernelUnavailable(
-                f"[SA-106] {self._wheel_name} is damaged: the sizes in {_SIZES} are not those of the {len(content):,} "
-                f"bytes of {_ARCHIVE}; {REINSTALL}"
-            )
-        for module, size in sizes.items():
-            if module == name:
-                break
-            start += size
-        return content[start : start + sizes[name]]
-
-    def extension(self) -> tuple[str, bytes] | None:
-        """The host module for this Python with its name, or None where there are none; else KernelUnavailable."""
-        sizes = self._object(_SIZES)
-        modules = sorted(sizes if sizes is not None else (name for name in self.members if name.endswith(_MODULES)))
-        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-            name = f"_C{suffix}"
-            if name in modules:
-                return name, self.read(name) if sizes is None else self._in_archive(name, sizes)
-        if not modules:
-            return None
-        names = ", ".join(shortened(name) for name in modules[:20])
-        raise KernelUnavailable(
-            f"[SA-104] {self._wheel_name} has no module for {sys.implementation.name} "
-            f"{sys.version_info.major}.{sys.version_info.minor} on {sysconfig.get_platform()}; it has {names}: "
-            "update the pack, or use another Python"
-        )
-
-
-def read(wheel: bytes, wheel_name: str, part: str) -> KernelFiles:
-    """The files of a wheel's bytes for this Python. part: an architecture, or "host" for host modules alone.
-
-    KernelUnavailable when it is not such a wheel, or has no module for this Python.
-    """
-    package_name = f"comfy_sage2_{part}"
+@contextlib.contextmanager
+def _package(wheel: bytes, wheel_name: str, part: str) -> Iterator[_Package]:
+    """The package's folder of a wheel's bytes. KernelUnavailable for whatever is wrong with the archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
-            package = _Package(archive, wheel_name, package_name)
-            extension = package.extension()
-            images = [name for name in package.members if name.endswith((_PACKED, _PLAIN))]
-            if part == "host":
-                if extension is None:
-                    raise KernelUnavailable(
-                        f"[SA-106] {wheel_name} is not a wheel of host modules: {package_name}/ has no module; "
-                        f"{REINSTALL}"
-                    )
-                return KernelFiles(*extension)
-            build = package.build()
-            if not images or (extension is None and build is None):
-                raise KernelUnavailable(
-                    f"[SA-106] {wheel_name} is not a wheel of {part} kernels: expected at least one cubin and {_BUILD} "
-                    f"or an extension module in {package_name}/, got {len(images)} cubins, "
-                    f"{'no ' if build is None else ''}{_BUILD} and {'no' if extension is None else 'a'} module; "
-                    f"{REINSTALL}"
-                )
-            cubins = {name.partition(".cubin")[0]: package.image(name) for name in images}
-            name, module = extension or ("", None)
-            return KernelFiles(name, module, cubins, build)
+            yield _Package(archive, wheel_name, f"comfy_sage2_{part}")
     except KernelUnavailable:
         raise
     # What zipfile raises for a damaged file, by the place of the damage.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
         raise KernelUnavailable(f"[SA-106] {wheel_name} is not a readable wheel: {error}; {REINSTALL}") from error
+
+
+def read_images(wheel: bytes, wheel_name: str, architecture: str) -> Images:
+    """The device images in a wheel's bytes. KernelUnavailable when it is damaged, or no wheel of this architecture."""
+    with _package(wheel, wheel_name, architecture) as package:
+        build = package.object(_BUILD)
+        images = [name for name in package.members if name.endswith(_IMAGE)]
+        if build is None or not images:
+            raise KernelUnavailable(
+                f"[SA-106] {wheel_name} is not a wheel of {architecture} kernels: expected at least one {_IMAGE} file "
+                f"and {_BUILD} in comfy_sage2_{architecture}/, got {len(images)} and "
+                f"{'no ' if build is None else ''}{_BUILD}; {REINSTALL}"
+            )
+        return Images({name.removesuffix(_IMAGE): package.unpacked(name) for name in images}, build)
+
+
+def read_host(wheel: bytes, wheel_name: str) -> HostModule:
+    """The host module for this Python in a wheel's bytes. KernelUnavailable when it is damaged, or has none."""
+    with _package(wheel, wheel_name, HOST) as package:
+        sizes = package.object(_SIZES)
+        if not sizes or _ARCHIVE not in package.members:
+            raise KernelUnavailable(
+                f"[SA-106] {wheel_name} is not a wheel of host modules: expected {_ARCHIVE} and {_SIZES}, which names "
+                f"them, in comfy_sage2_{HOST}/; {REINSTALL}"
+            )
+        own = (f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+        name = next((name for name in own if name in sizes), None)
+        if name is None:
+            names = ", ".join(shortened(name) for name in sorted(sizes)[:20])
+            raise KernelUnavailable(
+                f"[SA-104] {wheel_name} has no module for {sys.implementation.name} "
+                f"{sys.version_info.major}.{sys.version_info.minor} on {sysconfig.get_platform()}; it has {names}: "
+                "update the pack, or use another Python"
+            )
+        content = package.unpacked(_ARCHIVE)
+        if not all(type(size) is int and size > 0 for size in sizes.values()) or sum(sizes.values()) != len(content):
+            raise KernelUnavailable(
+                f"[SA-106] {wheel_name} is damaged: the sizes in {_SIZES} are not those of the {len(content):,} bytes "
+                f"of {_ARCHIVE}; {REINSTALL}"
+            )
+        start = sum(itertools.islice(sizes.values(), list(sizes).index(name)))
+        return HostModule(name, content[start : start + sizes[name]])

@@ -1,7 +1,7 @@
 """Loading the kernel module of an architecture: a pip-installed one, else that of the wheels that the pack carries.
 
 A module is made of device images, in a wheel of the architecture, and of the launch code for all architectures, in the
-host wheel of the platform. Before 5.0.0 the wheel of an architecture had both.
+host wheel of the platform.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import importlib.util
 import logging
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from . import abi, contents, manifest
 from .errors import KernelUnavailable
-from .unpack import PlacedModule, cache_folders, place, remove_older, wheel_folder
+from .unpack import PlacedModule, cache_folders, host_folder, place, remove_older
 
 __all__ = ["KernelUnavailable", "bundled_wheels", "fingerprint", "ignored", "load", "prepare", "reason_unavailable"]
 
@@ -63,16 +62,12 @@ def _import_installed(architecture: str) -> ModuleType | None:
 
 @dataclass(frozen=True)
 class _Bundled:
-    """The wheels for an architecture, with what they hold for this Python, and the host module on disk."""
+    """The wheels of an architecture's images and of the host, the images, and the host module on disk."""
 
-    wheels: tuple[manifest.BundledWheel, ...]
-    images: contents.KernelFiles
+    images_wheel: manifest.BundledWheel
+    host_wheel: manifest.BundledWheel
+    images: contents.Images
     placed: PlacedModule
-
-    @property
-    def version(self) -> str:
-        """That of the wheel with the images."""
-        return self.wheels[0].path.name.split("-")[1]
 
 
 def _newest(part: str) -> manifest.BundledWheel:
@@ -87,23 +82,15 @@ def _newest(part: str) -> manifest.BundledWheel:
 
 
 def _unpack_bundled(architecture: str) -> _Bundled:
-    wheel = _newest(architecture)
-    images = contents.read(wheel.read(), wheel.path.name, architecture)
-    if images.extension is not None:
-        return _Bundled((wheel,), images, _place_module(images, wheel, [architecture]))
+    images_wheel = _newest(architecture)
+    images = contents.read_images(images_wheel.read(), images_wheel.path.name, architecture)
     host_wheel = _newest(manifest.HOST)
-    host = contents.read(host_wheel.read(), host_wheel.path.name, manifest.HOST)
-    return _Bundled((wheel, host_wheel), images, _place_module(host, host_wheel, [manifest.HOST, architecture]))
-
-
-def _place_module(files: contents.KernelFiles, wheel: manifest.BundledWheel, parts: Sequence[str]) -> PlacedModule:
-    """The module of a wheel on disk. parts: what the wheel is of, and what it takes the place of."""
-    assert files.extension is not None  # a wheel without one for this Python is refused
-    folder = wheel_folder(parts[0], wheel.sha256)
-    folders = cache_folders()
-    placed = place(Path(folder) / files.extension_name, files.extension, folders)
-    remove_older(folder, parts, folders)
-    return placed
+    host = contents.read_host(host_wheel.read(), host_wheel.path.name)
+    folder, folders = host_folder(host_wheel.sha256), cache_folders()
+    placed = place(Path(folder) / host.name, host.content, folders)
+    # Before 5.0.0 each architecture had modules of its own.
+    remove_older(folder, [manifest.HOST, architecture], folders)
+    return _Bundled(images_wheel, host_wheel, images, placed)
 
 
 def _execute(name: str, placed: PlacedModule) -> ModuleType:
@@ -128,8 +115,7 @@ def _execute(name: str, placed: PlacedModule) -> ModuleType:
 
 def _with_images(architecture: str, bundled: _Bundled) -> ModuleType:
     """A module of the images and the launch code. KernelUnavailable when they do not fit together."""
-    images, host_wheel = bundled.images, bundled.wheels[-1]
-    assert images.build is not None  # such a wheel is refused
+    images, host_wheel = bundled.images, bundled.host_wheel
     host = _hosts.get(host_wheel.sha256)
     if host is None:
         host = _hosts[host_wheel.sha256] = _execute("comfy_sage2_host._C", bundled.placed)
@@ -143,22 +129,19 @@ def _with_images(architecture: str, bundled: _Bundled) -> ModuleType:
             reason = str(error)
     if reason is not None:
         raise KernelUnavailable(
-            f"[SA-110] the images of {bundled.wheels[0].path.name} do not fit the launch code of "
+            f"[SA-110] the images of {bundled.images_wheel.path.name} do not fit the launch code of "
             f"{host_wheel.path.name}: {reason}; update or reinstall the pack"
         )
     module = ModuleType(f"comfy_sage2_{architecture}")
     module.__file__ = host.__file__
     vars(module).update({name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")})
-    vars(module).update(version=bundled.version)
+    vars(module).update(version=bundled.images_wheel.path.name.split("-")[1])
     return module
 
 
 def _import_bundled(architecture: str) -> ModuleType:
     bundled = _unpack_bundled(architecture)
-    if bundled.images.extension is None:
-        module = _with_images(architecture, bundled)
-    else:
-        module = _execute(f"comfy_sage2_{architecture}._C", bundled.placed)
+    module = _with_images(architecture, bundled)
     reason = abi.reason_against(module, architecture)
     if reason is not None:
         raise KernelUnavailable(
@@ -168,7 +151,7 @@ def _import_bundled(architecture: str) -> ModuleType:
     # The device images go in from the verified wheel itself, so only the host module has to lie on disk.
     for cubin, image in bundled.images.cubins.items():
         module.add_cubin(cubin, image)
-    _wheels[architecture] = bundled.wheels
+    _wheels[architecture] = (bundled.images_wheel, bundled.host_wheel)
     return module
 
 
@@ -265,21 +248,15 @@ def fingerprint(architecture: str) -> str:
     with _lock:
         module = load(architecture)
         if architecture not in _fingerprints:
-            wheels = bundled_wheels(architecture)
-            _fingerprints[architecture] = _hash_of_wheels(wheels) if wheels else _hash_of_files(module)
+            sums = "".join(wheel.sha256 for wheel in bundled_wheels(architecture))
+            _fingerprints[architecture] = hashlib.sha256(sums.encode()).hexdigest() if sums else _hash_of_files(module)
         return _fingerprints[architecture]
-
-
-def _hash_of_wheels(wheels: Sequence[manifest.BundledWheel]) -> str:
-    if len(wheels) == 1:
-        return wheels[0].sha256
-    return hashlib.sha256("".join(wheel.sha256 for wheel in wheels).encode()).hexdigest()
 
 
 def _hash_of_files(module: ModuleType) -> str:
     """Of the extension module and the device images, by name and content."""
     digest = hashlib.sha256()
-    host = sys.modules.get("comfy_sage2_host")  # before 5.0.0 the module lies beside the images
+    host = sys.modules.get("comfy_sage2_host")  # None where a build has both in one module
     folders = [Path(package.__path__[0]) for package in (module, host) if package is not None]
     files = (path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in _BINARY_SUFFIXES)
     for path in files:

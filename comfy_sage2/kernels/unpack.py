@@ -51,12 +51,12 @@ class PlacedModule:
         os.close(self.descriptor)
 
 
-def wheel_folder(part: str, sha256: str) -> str:
-    """The name of the folder for the modules of a wheel: of "host", or of an architecture.
+def host_folder(sha256: str) -> str:
+    """The name of the folder for the module of a host wheel.
 
     The checksum keeps versions apart; the wheel's whole name would be long for Windows.
     """
-    return f"comfy_sage2_{part}-{sha256[:16]}"
+    return f"comfy_sage2_host-{sha256[:16]}"
 
 
 def user_cache() -> Path | None:
@@ -255,7 +255,7 @@ def _older_folders(current: str, parts: Sequence[str], folders: Sequence[Path]) 
 def remove_older(current: str, parts: Sequence[str], folders: Sequence[Path]) -> None:
     """Remove the modules of other wheels of `parts`, architectures or "host", as far as that is possible.
 
-    current: the name that `wheel_folder` gives to the wheel in use. What another process still uses stays where
+    current: the name that `host_folder` gives to the wheel in use. What another process still uses stays where
     the system does not let it be deleted (Windows); the next update removes it.
     """
     with contextlib.suppress(OSError):

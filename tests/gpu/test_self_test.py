@@ -242,8 +242,7 @@ if hasattr(module, "__path__"):
     images |= {path.name.removesuffix(".cubin.xz"): lzma.decompress(path.read_bytes()) for path in packed}
 else:
     images = loader._unpack_bundled(name).images.cubins
-# What an installed module took it from: of a development build or a wheel, or of a wheel before 5.0.0.
-add = (getattr(module, "_kernels", None) or getattr(module, "_C", module)).add_cubin
+add = getattr(module, "_kernels", module).add_cubin  # of an installed module, or of a bundled one
 changed = 0
 for cubin, image in images.items():
     if cubin.startswith(kind):

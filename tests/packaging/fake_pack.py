@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.tags import sys_tags
+
+from comfy_sage2.kernels.abi import ABI_VERSION
+from comfy_sage2.kernels.manifest import HOST
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Big enough for a tiny disk to be too small for it, and not a real module: importing it fails.
@@ -25,18 +29,12 @@ except loader.KernelUnavailable as error:
     print('unavailable:', error)
 """
 
+Build = Mapping[str, object] | None  # fields of build.json that are others than usual
+
 
 def fitting_tag() -> str:
     """The wheel tag that this interpreter likes best."""
     return str(next(iter(sys_tags())))
-
-
-def _module(extension: bytes) -> dict[str, bytes]:
-    return {"_C.pyd" if sys.platform == "win32" else "_C.so": extension}
-
-
-def _image(architecture: str) -> dict[str, bytes]:
-    return {f"{architecture}_attention.cubin": b"a device image"}
 
 
 def manifest_lines(name: str, content: bytes, size: int | None = None) -> str:
@@ -68,28 +66,32 @@ class Plugin:
         """Where modules are unpacked when every folder can be written: on Windows in the user's cache."""
         return self.user_cache / "comfy_sage2" / "kernels" if sys.platform == "win32" else self.unpacked
 
-    def add_wheel(
-        self, architecture: str = "sm90", tag: str | None = None, extension: bytes = EXTENSION, version: str = "0.1.0"
+    def add_wheels(
+        self, architecture: str = "sm90", extension: bytes = EXTENSION, version: str = "0.1.0", build: Build = None
     ) -> Path:
-        """Write a wheel with one extension module and one cubin, as before 5.0.0, and list it in the manifest."""
-        return self._add(architecture, version, tag or fitting_tag(), {**_module(extension), **_image(architecture)})
+        """Write a wheel of images and the host wheel, and list both in the manifest; returns the images'."""
+        self.add_host(version, extension)
+        return self.add_images(architecture, version, build=build)
 
     def add_images(
-        self, architecture: str = "sm90", version: str = "0.1.0", build: Mapping[str, object] | None = None
+        self, architecture: str = "sm90", version: str = "0.1.0", tag: str = "py3-none-any", build: Build = None
     ) -> Path:
-        """Write a wheel with one cubin and what is said of it, and list it in the manifest."""
-        said = json.dumps(build if build is not None else {"abi_version": 5, "architecture": architecture})
-        return self._add(architecture, version, "py3-none-any", {**_image(architecture), "build.json": said.encode()})
+        """Write a wheel with one image and what is said of it unless that is None, and list it in the manifest."""
+        said = {"abi_version": ABI_VERSION, "architecture": architecture, **(build or {})}
+        known = json.dumps({name: value for name, value in said.items() if value is not None})
+        files = {"attention.cubin.xz": lzma.compress(b"a device image"), "build.json": known.encode()}
+        return self._add(architecture, version, tag, files)
 
-    def add_host(self, version: str = "0.1.0", tag: str | None = None, extension: bytes = EXTENSION) -> Path:
-        """Write a wheel with one host module, and list it in the manifest."""
-        platform = fitting_tag().rpartition("-")[2]
-        return self._add("host", version, tag or f"py3-none-{platform}", _module(extension))
+    def add_host(self, version: str = "0.1.0", extension: bytes = EXTENSION) -> Path:
+        """Write a wheel with the host module of this Python alone, and list it in the manifest."""
+        name = "_C.pyd" if sys.platform == "win32" else "_C.so"
+        files = {"modules.xz": lzma.compress(extension), "modules.json": json.dumps({name: len(extension)}).encode()}
+        return self._add(HOST, version, f"py3-none-{fitting_tag().rpartition('-')[2]}", files)
 
     def _add(self, part: str, version: str, tag: str, files: Mapping[str, bytes]) -> Path:
         package = f"comfy_sage2_{part}"
         path = self.wheels / f"{package}-{version}-{tag}.whl"
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(path, "w") as archive:
             for name, content in {"__init__.py": b"", **files}.items():
                 archive.writestr(f"{package}/{name}", content)
             archive.writestr(f"{package}-{version}.dist-info/METADATA", f"Name: {package}\n")

@@ -68,7 +68,7 @@ def test_an_installed_module_of_another_abi_gives_way_to_the_bundled_one(
     plugin: Plugin, tmp_path: Path, installed: str, reason: str
 ) -> None:
     install(plugin, installed)
-    plugin.add_wheel(extension=native_module(tmp_path, "1.2.3", ABI_VERSION))
+    plugin.add_wheels(extension=native_module(tmp_path, "1.2.3", ABI_VERSION), version="1.2.3")
     output, log = run(plugin)
     version, unavailable, ignored = output.split(" | ")
     assert (version, unavailable) == ("1.2.3", "None")
@@ -82,14 +82,14 @@ def test_an_installed_module_of_this_abi_is_taken(plugin: Plugin, tmp_path: Path
     package.mkdir()
     (package / "_C.so").write_bytes(native_module(tmp_path, "7.7.7", ABI_VERSION))
     (package / "__init__.py").write_text("from ._C import *\n")
-    plugin.add_wheel(extension=native_module(tmp_path, "1.2.3", ABI_VERSION))
+    plugin.add_wheels(extension=native_module(tmp_path, "1.2.3", ABI_VERSION), version="1.2.3")
     assert run(plugin) == ("7.7.7 | None | None", [])
 
 
 @needs_compiler
 @pytest.mark.parametrize("abi", [None, ABI_VERSION - 1, ABI_VERSION + 1])
 def test_a_bundled_module_of_another_abi_is_refused(plugin: Plugin, tmp_path: Path, abi: int | None) -> None:
-    plugin.add_wheel(extension=native_module(tmp_path, "0.9.0", abi))
+    plugin.add_wheels(extension=native_module(tmp_path, "0.9.0", abi), version="0.9.0", build={"abi_version": abi})
     reason = plugin.reason()
     assert reason == (
         f"[SA-110] the bundled comfy_sage2_sm90 (version 0.9.0, ABI {abi or 'unknown'}) is refused: its ABI is "
@@ -106,7 +106,7 @@ def test_an_older_release_is_refused_with_one_line_and_the_bundled_one_serves(pl
         pytest.skip(f"the history of this clone lacks {name} at {OLD_COMMIT}")
     with zipfile.ZipFile(io.BytesIO(shown.stdout)) as wheel:
         wheel.extractall(plugin.root / "comfy_sage2")
-    plugin.add_wheel(extension=native_module(tmp_path, "1.2.3", ABI_VERSION))
+    plugin.add_wheels(extension=native_module(tmp_path, "1.2.3", ABI_VERSION), version="1.2.3")
     output, log = run(plugin)
     assert output.startswith("1.2.3 | None | ")
     assert log == [

@@ -28,7 +28,7 @@ def install(plugin: Plugin, driver: str = "return 12080", minimum: int = 12000) 
 
 def test_an_installed_distribution_comes_first(plugin: Plugin) -> None:
     install(plugin)
-    plugin.add_wheel()
+    plugin.add_wheels()
     assert plugin.run("print(loader.load('sm90').version, loader.reason_unavailable('sm90'))") == "9.9 None"
     assert plugin.unpacked_files() == []
 
@@ -63,7 +63,7 @@ with ThreadPoolExecutor(8) as pool:
 
 
 def test_a_module_that_cannot_be_imported_gives_the_import_error_itself(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     reason = plugin.reason()
     assert "cannot be imported: " in reason and str(plugin.preferred) in reason
 
@@ -101,7 +101,7 @@ def test_the_driver_is_checked(plugin: Plugin, driver: str, minimum: int, reason
 
 
 def test_a_wheel_of_something_else_is_refused(plugin: Plugin) -> None:
-    wheel = plugin.add_wheel(architecture="sm89")
+    wheel = plugin.add_images("sm89")
     renamed = wheel.with_name(wheel.name.replace("sm89", "sm90"))
     wheel.rename(renamed)
     manifest = plugin.wheels / "SHA256SUMS"

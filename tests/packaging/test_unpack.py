@@ -24,7 +24,7 @@ def as_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_module_is_unpacked_once_into_the_preferred_folder(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     path = Path(plugin.prepare())
     assert path.is_relative_to(plugin.preferred) and path.read_bytes() == EXTENSION
     made = path.stat().st_mtime_ns
@@ -33,7 +33,7 @@ def test_the_module_is_unpacked_once_into_the_preferred_folder(plugin: Plugin) -
 
 
 def test_processes_that_unpack_at_once_all_get_the_whole_file(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     # Every process announces itself and waits for the others, so that they really write at the same time.
     code = f"""
 import os, time
@@ -122,7 +122,7 @@ def test_windows_waits_in_every_folder_and_less_than_a_second_in_all(
 
 
 def test_a_killed_unpack_leaves_no_module_and_the_next_one_works(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     code = f"""
 import os
 os.replace = lambda *paths: os.kill(os.getpid(), {int(signal.SIGTERM)})
@@ -142,7 +142,7 @@ loader.prepare('sm90')
 
 
 def test_a_partial_file_that_may_still_be_written_is_left_alone(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     path = Path(plugin.prepare())
     path.unlink()
     other = path.parent / ".partial-other"
@@ -155,7 +155,7 @@ def test_a_partial_file_that_may_still_be_written_is_left_alone(plugin: Plugin) 
     "changed", [b"", EXTENSION[:-1] + b"!", EXTENSION + b"!", EXTENSION[:100]], ids=["empty", "byte", "longer", "cut"]
 )
 def test_a_changed_module_is_put_aside_and_unpacked_anew(plugin: Plugin, changed: bytes) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     path = Path(plugin.prepare())
     path.write_bytes(changed)
     process = plugin.start("print(loader.prepare('sm90'))")
@@ -169,7 +169,7 @@ def test_a_changed_module_is_put_aside_and_unpacked_anew(plugin: Plugin, changed
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts open files in /proc")
 def test_a_changed_module_leaves_no_file_open(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     path = plugin.prepare()
     code = f"""
 import os
@@ -185,7 +185,7 @@ for _ in range(5):
 def test_a_changed_module_that_cannot_be_put_aside_is_passed_over(
     plugin: Plugin, mount_namespace: tuple[str, ...]
 ) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     path = Path(plugin.prepare())
     path.write_bytes(b"changed")
     script = f'mount --bind {plugin.root} {plugin.root} && mount -o remount,ro,bind {plugin.root} && exec "$@"'
@@ -194,16 +194,16 @@ def test_a_changed_module_that_cannot_be_put_aside_is_passed_over(
 
 
 def test_a_new_release_does_not_meet_the_old_module(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     old = plugin.prepare()
     (plugin.wheels / "SHA256SUMS").unlink()
-    plugin.add_wheel(extension=EXTENSION * 2)
+    plugin.add_wheels(extension=EXTENSION * 2)
     new = plugin.prepare()
     assert new != old and Path(new).read_bytes() == EXTENSION * 2
 
 
 def test_a_read_only_pack_uses_the_users_cache(plugin: Plugin, mount_namespace: tuple[str, ...]) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     script = f'mount --bind {plugin.root} {plugin.root} && mount -o remount,ro,bind {plugin.root} && exec "$@"'
     path = Path(plugin.prepare((*mount_namespace, script, "sh")))
     assert path.is_relative_to(plugin.user_cache) and path.read_bytes() == EXTENSION
@@ -211,7 +211,7 @@ def test_a_read_only_pack_uses_the_users_cache(plugin: Plugin, mount_namespace: 
 
 
 def test_a_read_only_pack_that_was_unpacked_before_is_used(plugin: Plugin, mount_namespace: tuple[str, ...]) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     before = plugin.prepare()
     script = f'mount --bind {plugin.root} {plugin.root} && mount -o remount,ro,bind {plugin.root} && exec "$@"'
     assert plugin.prepare((*mount_namespace, script, "sh")) == before
@@ -220,7 +220,7 @@ def test_a_read_only_pack_that_was_unpacked_before_is_used(plugin: Plugin, mount
 def test_a_full_disk_uses_the_users_cache_and_leaves_nothing_half(
     plugin: Plugin, mount_namespace: tuple[str, ...]
 ) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     plugin.unpacked.mkdir()
     script = f'mount -t tmpfs -o size=16k tmpfs {plugin.unpacked} && "$@" && find {plugin.unpacked} -type f'
     lines = plugin.prepare((*mount_namespace, script, "sh")).splitlines()
@@ -230,7 +230,7 @@ def test_a_full_disk_uses_the_users_cache_and_leaves_nothing_half(
 
 
 def test_no_space_anywhere_is_a_reason_that_names_each_folder(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     code = """
 import errno, os
 def full(descriptor):
@@ -245,7 +245,7 @@ print(loader.reason_unavailable('sm90'))
 
 
 def test_no_writable_folder_is_a_reason_that_names_each_folder(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     plugin.unpacked.write_text("a file where the folder should be")
     plugin.user_cache.write_text("a file where the folder should be")
     reason = plugin.prepare()
@@ -255,13 +255,13 @@ def test_no_writable_folder_is_a_reason_that_names_each_folder(plugin: Plugin) -
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
 def test_another_user_may_read_the_module(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     assert Path(plugin.prepare()).stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX user data base")
 def test_a_user_without_a_home_still_has_the_packs_own_folder(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     code = """
 import os, pwd
 os.environ.pop("HOME", None), os.environ.pop("XDG_CACHE_HOME", None)
@@ -275,7 +275,7 @@ print(loader.prepare('sm90'))
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
 def test_folders_are_writable_by_the_user_alone_whatever_the_umask_is(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     path = Path(plugin.run("import os; os.umask(0); print(loader.prepare('sm90'))"))
     made = [folder for folder in path.parents if folder.is_relative_to(plugin.unpacked)]
     assert made and all(folder.stat().st_mode & 0o777 == 0o755 for folder in made)
@@ -284,7 +284,7 @@ def test_folders_are_writable_by_the_user_alone_whatever_the_umask_is(plugin: Pl
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX files")
 @pytest.mark.parametrize("make", ["mkfifo", "mkdir"])
 def test_what_is_no_file_in_the_modules_place_is_passed_over(plugin: Plugin, make: str) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     path = Path(plugin.prepare())
     path.unlink()
     getattr(os, make)(path)
@@ -293,23 +293,23 @@ def test_what_is_no_file_in_the_modules_place_is_passed_over(plugin: Plugin, mak
 
 @pytest.mark.skipif(sys.platform != "linux", reason="loads by the descriptor on Linux")
 def test_the_checked_file_is_loaded_though_another_gets_its_name(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     code = """
 import os
 from kernels import unpack
 from pathlib import Path
-wheel = loader.manifest.find('sm90')
-files = loader.contents.read(wheel.read(), wheel.path.name, 'sm90')
-placed = unpack.place(Path('folder') / files.extension_name, files.extension, unpack.cache_folders())
+wheel = loader.manifest.find('host')
+module = loader.contents.read_host(wheel.read(), wheel.path.name)
+placed = unpack.place(Path('folder') / module.name, module.content, unpack.cache_folders())
 placed.path.with_name('other').write_bytes(b'of somebody else')
 os.replace(placed.path.with_name('other'), placed.path)
-print(Path(placed.loadable).read_bytes() == files.extension, placed.path.read_bytes())
+print(Path(placed.loadable).read_bytes() == module.content, placed.path.read_bytes())
 """
     assert plugin.run(code) == "True b'of somebody else'"
 
 
 def test_a_noexec_disk_is_passed_over(plugin: Plugin, mount_namespace: tuple[str, ...]) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     plugin.unpacked.mkdir()
     script = f'mount -t tmpfs -o noexec tmpfs {plugin.unpacked} && "$@"'
     path = Path(plugin.prepare((*mount_namespace, script, "sh")))
@@ -318,7 +318,7 @@ def test_a_noexec_disk_is_passed_over(plugin: Plugin, mount_namespace: tuple[str
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the variable of POSIX systems")
 def test_a_relative_cache_folder_is_ignored(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     plugin.environment["XDG_CACHE_HOME"] = "relative"
     plugin.environment["HOME"] = str(plugin.user_cache)
     folders = plugin.run("from kernels import unpack; print(*unpack.cache_folders(), sep='\\n')").splitlines()
@@ -330,7 +330,7 @@ def test_a_relative_cache_folder_is_ignored(plugin: Plugin) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="the variable of POSIX systems")
 def test_a_relative_home_is_ignored(plugin: Plugin) -> None:
     """It would make a folder wherever ComfyUI was started."""
-    plugin.add_wheel()
+    plugin.add_wheels()
     plugin.environment["XDG_CACHE_HOME"] = ""
     plugin.environment["HOME"] = "relative"
     folders = plugin.run("from kernels import unpack; print(*unpack.cache_folders(), sep='\\n')").splitlines()
@@ -338,45 +338,44 @@ def test_a_relative_home_is_ignored(plugin: Plugin) -> None:
 
 
 def test_an_update_removes_the_modules_of_older_wheels(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     old = Path(plugin.prepare())
     foreign = plugin.preferred / "comfy_sage2_sm90-of-the-user" / "file"
     foreign.parent.mkdir()
     foreign.touch()
     (plugin.wheels / "SHA256SUMS").unlink()
-    plugin.add_wheel(extension=EXTENSION * 2)
+    plugin.add_wheels(extension=EXTENSION * 2)
     new = Path(plugin.prepare())
     assert not old.parent.exists() and new.exists() and foreign.exists()
 
 
 def test_an_update_removes_what_was_put_aside(plugin: Plugin) -> None:
-    plugin.add_wheel()
+    plugin.add_wheels()
     old = Path(plugin.prepare())
     old.write_bytes(b"changed")
     plugin.prepare()
     (plugin.wheels / "SHA256SUMS").unlink()
-    plugin.add_wheel(extension=EXTENSION * 2)
+    plugin.add_wheels(extension=EXTENSION * 2)
     plugin.prepare()
     assert not old.parent.exists()
 
 
-def test_wheels_of_images_and_a_host_wheel_replace_a_wheel_of_both(plugin: Plugin) -> None:
-    plugin.add_wheel()
-    old = Path(plugin.prepare())
-    (plugin.wheels / "SHA256SUMS").unlink()
-    plugin.add_images(version="0.2.0")
-    plugin.add_host(version="0.2.0")
+def test_an_update_removes_the_modules_that_an_architecture_had_of_its_own(plugin: Plugin) -> None:
+    """Releases before 5.0.0 unpacked them."""
+    old = plugin.preferred / f"comfy_sage2_sm90-{'0' * 16}" / "_C.abi3.so"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    plugin.add_wheels()
     new = Path(plugin.prepare())
-    assert not old.parent.exists() and new.parent.name.startswith("comfy_sage2_host-")
-    assert plugin.unpacked_files() == [new] and new.read_bytes() == EXTENSION
+    assert not old.parent.exists() and plugin.unpacked_files() == [new] and new.read_bytes() == EXTENSION
 
 
 def test_a_module_that_cannot_be_deleted_does_not_stop_an_update(plugin: Plugin) -> None:
     """As on Windows, where a module that another process has loaded stays."""
-    plugin.add_wheel()
+    plugin.add_wheels()
     old = Path(plugin.prepare())
     (plugin.wheels / "SHA256SUMS").unlink()
-    plugin.add_wheel(extension=EXTENSION * 2)
+    plugin.add_wheels(extension=EXTENSION * 2)
     code = """
 from pathlib import Path
 def unlink(self, missing_ok=False):

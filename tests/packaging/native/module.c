@@ -1,11 +1,25 @@
-/* The least that the loader asks of a kernel module. ARCHITECTURE, VERSION and, unless it is an old one, ABI. */
+/* The least that the loader asks of a host module, or of an installed one. ARCHITECTURE, VERSION and, unless it is an
+   old one, ABI. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 static PyObject* add_cubin(PyObject* self, PyObject* arguments) { Py_RETURN_NONE; }
 static PyObject* driver_version(PyObject* self, PyObject* arguments) { return PyLong_FromLong(12080); }
 
+/* The kernels of some images: all that this module has, and what the images say. */
+static PyObject* kernels(PyObject* self, PyObject* arguments, PyObject* build) {
+  PyObject* types = PyImport_ImportModule("types");
+  PyObject* type = types ? PyObject_GetAttrString(types, "SimpleNamespace") : NULL;
+  PyObject* fields = type ? PyDict_Copy(PyModule_GetDict(self)) : NULL;
+  PyObject* made = fields && (!build || PyDict_Update(fields, build) == 0) ? PyObject_Call(type, arguments, fields) : NULL;
+  Py_XDECREF(fields);
+  Py_XDECREF(type);
+  Py_XDECREF(types);
+  return made;
+}
+
 static PyMethodDef methods[] = {
+    {"Kernels", (PyCFunction)(void (*)(void))kernels, METH_VARARGS | METH_KEYWORDS, NULL},
     {"add_cubin", add_cubin, METH_VARARGS, NULL},
     {"driver_version", driver_version, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -5,6 +5,7 @@ Each gives what it is for, or the documented error in one printable line of bear
 
 from __future__ import annotations
 
+import importlib.machinery
 import itertools
 import json
 import math
@@ -230,17 +231,29 @@ def manifests(folder: Path) -> Attempt:
 
 def wheels(folder: Path) -> Attempt:
     import io
+    import lzma
     import zipfile
 
+    own = f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    image, module = lzma.compress(b"an image" * 20), lzma.compress(b"a module" * 20)
+    sizes = json.dumps({own: 160}).encode()
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        for name in ("comfy_sage2_sm90/_C.abi3.so", "comfy_sage2_sm90/a.cubin", "x.dist-info/RECORD"):
-            file.writestr(name, name * 20)
+    with zipfile.ZipFile(archive, "w") as file:
+        for part, files in (
+            ("sm90", {"a.cubin.xz": image, "build.json": b'{"abi_version": 5}'}),
+            ("host", {"modules.xz": module, "modules.json": sizes}),
+        ):
+            for name, content in files.items():
+                file.writestr(f"comfy_sage2_{part}/{name}", content)
     base = archive.getvalue()
 
     def attempt(source: random.Random) -> bool:
+        wheel = data(source, base)
         try:
-            contents.read(data(source, base), "given.whl", "sm90")
+            if source.random() < 0.5:
+                contents.read_images(wheel, "given.whl", "sm90")
+            else:
+                contents.read_host(wheel, "given.whl")
         except KernelUnavailable as error:
             assert_harmless(str(error))
             return False

@@ -13,7 +13,7 @@ from ...signature import require_tensors
 from ...tuning_candidates import BACKENDS
 from ..torch_attention import CallTensors, autocast, reason_for_torch
 from .exact import torchs_attention
-from .serving import UNUSUAL_SCALE, count_torchs, exact, served
+from .serving import UNUSUAL_SCALE, Result, count_torchs, exact, served
 
 IS_SHORT = "[SA-314] torch's attention ends such short sequences before another one would be enqueued"
 # What a call by a plan takes of the CPU's time beyond one of torch's function: docs/results/hosts.md.
@@ -44,11 +44,11 @@ def attend_segments(
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
         raise ValueError(f"[SA-603] q, k and v must be of shape (tokens, heads, head_dim) and fit, got {shapes}")
     inputs = autocast(CallTensors(q, k, v, None))
-    reason = UNUSUAL_SCALE if scale != options.scale else reason_for_torch(inputs, dropout_p)
+    reason = reason_for_torch(inputs, dropout_p)
     q, k, v, _ = inputs
     if reason is None:
         run = _operator if has_observer(q, k, v, starts_q, starts_k) else _run
-        out: torch.Tensor = run(q, k, v, starts_q, starts_k, *options.values())
+        out: torch.Tensor = run(q, k, v, starts_q, starts_k, scale, *options.values())
         return out
     parts = []
     end = 0
@@ -69,18 +69,31 @@ def attend_segments(
 
 
 def _run(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts_q: torch.Tensor, starts_k: torch.Tensor, *values: object
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts_q: torch.Tensor,
+    starts_k: torch.Tensor,
+    scale: float | None,
+    *values: object,
 ) -> torch.Tensor:
     options = AttentionOptions(*values)  # type: ignore[arg-type]
-    prepare(q.device, BACKENDS)  # once on a machine: outside of ComfyUI no node has measured it
+    is_unusual = scale != options.scale
+    if not is_unusual:
+        prepare(q.device, BACKENDS)  # once on a machine: outside of ComfyUI no node has measured it
     out = q.new_zeros(q.shape)
     for part, rows, keys in _segments(q, k, starts_q, starts_k):
         qkv = CallTensors(_batch(q, rows, part), _batch(k, keys, part), _batch(v, keys, part), None)
-        if _is_short(qkv, options):
+        found: Result
+        if is_unusual:
+            count_torchs(UNUSUAL_SCALE)
+            found = exact(qkv, options, scale, 0.0)
+        elif _is_short(qkv, options):
             count_torchs(IS_SHORT)
             found = torchs_attention(qkv, options, options.scale)
         else:  # a kernel costs more than it saves on some of the others, too
             found, _ = served(qkv, options, where_faster=True)
+        assert isinstance(found, torch.Tensor)  # no LSE was asked for
         out[rows] = found.flatten(0, 1)
     return out
 
@@ -140,5 +153,5 @@ def _fake(q: torch.Tensor, *others: object) -> torch.Tensor:
     return q.new_empty(q.shape)
 
 
-_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {OPTIONS_SCHEMA}"
+_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, float? scale, {OPTIONS_SCHEMA}"
 _operator = define(f"sageattention_varlen({_ARGUMENTS}) -> Tensor", _run, _fake)

@@ -98,13 +98,14 @@ def test_gradients_and_odd_scales(scale: float | None) -> None:
     assert is_close(out.detach(), wanted(q, q, q, [0, 5, 14], [0, 5, 14], scale=scale))
 
 
-def test_a_compiled_call_does_not_break_the_graph() -> None:
+@pytest.mark.parametrize("scale", [None, 0.3, -0.2, 0.0])
+def test_a_compiled_call_does_not_break_the_graph(scale: float | None) -> None:
     q, starts = packed(5, 9)
     torch._dynamo.reset()
     compiled: Any = torch.compile(functions.sageattn_varlen, fullgraph=True, backend="aot_eager")
-    assert torch.equal(
-        compiled(q, q, q, starts, starts, 9, 9), functions.sageattn_varlen(q, q, q, starts, starts, 9, 9)
-    )
+    out = compiled(q, q, q, starts, starts, 9, 9, sm_scale=scale)
+    assert torch.equal(out, functions.sageattn_varlen(q, q, q, starts, starts, 9, 9, sm_scale=scale))
+    assert is_close(out, wanted(q, q, q, [0, 5, 14], [0, 5, 14], scale=scale))
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,13 @@ def refusal() -> str | None:
         reason = f"[SA-111] comfy_sage2 could not be imported ({type(error).__name__}: {error})"
         log.exception("SageAttention2: %s", reason)
     if reason is not None:
-        sys.path[:] = [entry for entry in sys.path if entry != str(PATH)]
+        leave_path()
     return reason
+
+
+def leave_path() -> None:
+    """Take this folder, its module and their metadata out of Python's path."""
+    sys.path[:] = [entry for entry in sys.path if entry != str(PATH)]
 
 
 class Finder:
@@ -93,13 +98,18 @@ class Finder:
             return found
 
     def find_distributions(self, context: Any = None) -> Iterator[Any]:
-        """None of its own; our metadata is gone before Python's own finder can see it where nothing can be served."""
+        """None of its own; where our module does not serve, our metadata is gone before Python's own finder sees it."""
         name = getattr(context, "name", None)
-        # Tools that list everything, such as pip, need no torch for that.
-        asks = "torch" in sys.modules if name is None else name.lower() == NAME
-        if asks and str(PATH) in sys.path and self._can_decide() and not getattr(self._local, "is_busy", False):
+        if name is not None and name.lower() != NAME:
+            return iter(())
+        if str(PATH) in sys.path and not getattr(self._local, "is_busy", False):
             with self._busy():
-                refusal()
+                found = installed()
+                if found is not None and found.origin is not None and not is_ours(found):
+                    leave_path()  # a clone has no metadata of its own, and would seem to be of our version
+                # Tools that list everything, such as pip, need no torch for that.
+                elif (name is not None or "torch" in sys.modules) and self._can_decide():
+                    refusal()
         return iter(())
 
     @contextmanager

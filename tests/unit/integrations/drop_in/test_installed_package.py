@@ -35,6 +35,30 @@ def test_a_working_package_is_never_shadowed(tmp_path: Path, code: str) -> None:
     assert "2.2.0" not in printed, "its identity is not ours"
 
 
+@pytest.mark.parametrize("has_metadata", [False, True])
+@pytest.mark.parametrize("order", [("ask", "import"), ("import", "ask"), ("list", "ask", "import")], ids=" ".join)
+def test_the_version_of_a_working_package_is_its_own(
+    tmp_path: Path, has_metadata: bool, order: tuple[str, ...]
+) -> None:
+    """A clone on Python's path has none: ours must not stand for it."""
+    site = installed_package(tmp_path, WORKING)
+    if has_metadata:
+        (site / "sageattention-1.0.6.dist-info").mkdir()
+        metadata = "Metadata-Version: 2.1\nName: sageattention\nVersion: 1.0.6\n"
+        (site / "sageattention-1.0.6.dist-info" / "METADATA").write_text(metadata)
+    steps = {
+        "ask": "print('version:', version())\n",
+        "list": "print('listed:', sorted(found.version for found in importlib.metadata.distributions()"
+        " if found.metadata['Name'] == 'sageattention'))\n",
+        "import": WHO,
+    }
+    chosen = [steps[step] for step in order]
+    printed = run(tmp_path, IDENTITY, "import torch\n", *chosen, more=(str(site),), variables=REFERENCE)
+    assert "served by: sageattention " in printed
+    assert f"version: {'1.0.6' if has_metadata else None}\n" in printed
+    assert "list" not in order or f"listed: {['1.0.6'] if has_metadata else []}" in printed
+
+
 BROKEN = {
     "import fails": "raise ImportError('no kernel image')",
     "no such module": "from . import _qattn",

@@ -19,7 +19,6 @@ from tools.workflows.shipped import WORKFLOWS, Workflow
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 MOST_BYTES = 60_000
-TWO_MODELS = "Wan2.2"  # with a SageAttention2, a sampler and a report each
 TITLE = 30  # pixels, of a node
 # What the template browser shows of a thumbnail; fewer of 255 levels apart are the same to the eye.
 SHOWN, APART = (130, 130), 4.0
@@ -75,7 +74,7 @@ def test_nodes_do_not_overlap_and_open_at_a_size_that_is_read(workflow: Workflow
     width = max(box[2] for box in boxes) - min(box[0] for box in boxes)
     height = max(box[3] for box in boxes) - min(box[1] for box in boxes)
     zoom = 0.75 * min(1920 / width, 937 / (height + TITLE))
-    assert zoom >= (0.65 if workflow.family == TWO_MODELS else READABLE), zoom
+    assert zoom >= READABLE, zoom
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)

@@ -16,7 +16,7 @@ NODE_WIDTH = 350  # pixels
 LAYOUTS = ((NODE_WIDTH, 0), (300, 0), (300, 1))
 GAP = 40
 EDGES, SOCKET_HEIGHT, WIDGET_HEIGHT, TEXT_HEIGHT, PICTURE_HEIGHT = 20, 22, 26, 110, 260  # pixels
-FOOTER = 20  # pixels: Nodes 2.0 says below a node that its file is missing, or that it is in beta
+FOOTER = 20  # pixels: Nodes 2.0 says below a node that its file is missing, or that it is in beta or for developers
 NOTE_LINE, NOTE_EDGE, LETTER = 17, 64, 6.7  # pixels
 WINDOW, STEP = (1440, 680), 10  # pixels: where the frontend fits a graph in on a screen of 1920 x 1080; heights tried
 READABLE = 0.7  # the zoom below which texts are hard to read
@@ -173,7 +173,8 @@ class Graph:
     def _entry(self, node: Node, links: list[list[Any]], outgoing: dict[Output, list[int]]) -> dict[str, Any]:
         inputs: list[dict[str, Any]] = []
         widgets: list[Any] = []
-        height = EDGES + (FOOTER if node.models or node.definition.get("experimental") else 0)
+        has_footer = node.models or node.definition.get("experimental") or node.definition.get("dev_only")
+        height = EDGES + (FOOTER if has_footer else 0)
         sockets = 0
         for name, spec in node.inputs().items():
             kind = "COMBO" if isinstance(spec[0], list) else spec[0]

@@ -37,7 +37,7 @@ def calibrate_then_render(g: Graph) -> None:
 def compare_with_full_precision(g: Graph) -> None:
     """The same seed in full precision and with the node."""
     unet, vae, latent, texts = wan21_inputs(g)
-    for name, sage in (("full precision", None), ("SageAttention2", sage_node(g, 2, unet, measure_quality=True))):
+    for name, sage in (("Full precision", None), ("With SageAttention2", sage_node(g, 2, unet, measure_quality=True))):
         model = unet if sage is None else sage[0]
         shift = g.node("ModelSamplingSD3", 3, model=model, shift=8.0)
         sampler = sampler_node(g, 3, shift[0], texts, latent[0], name, **WAN_SAMPLING)

@@ -247,7 +247,8 @@ def _wan22(g: Graph, task: str, latent: Callable[[Node, tuple[Node, Node]], tupl
     positive, negative, samples = latent(vae, texts)
     for number, unet in enumerate(stages):
         sage = sage_node(g, 2, unet[0])
-        shift = g.node("ModelSamplingSD3", 3, model=sage[0], shift=8.0)
+        shift = g.node("ModelSamplingSD3", 3, "Shift 8", model=sage[0], shift=8.0)
+        collapse(shift)
         first = number == 0
         sampler = g.node(
             "KSamplerAdvanced", 3, "High noise" if first else "Low noise",
@@ -260,7 +261,7 @@ def _wan22(g: Graph, task: str, latent: Callable[[Node, tuple[Node, Node]], tupl
         samples = sampler[0]
         report_node(g, 4, shift[0], samples, "Report: high noise" if first else "Report: low noise")
     save_video(g, 5, samples, vae[0], 16.0, f"wan22_{task}")
-    weights_note(g, 1, "Both stages have a model, so both have a *SageAttention2* node and a report.")
+    weights_note(g, 1)
 
 
 def wan22_text_to_video(g: Graph) -> None:

@@ -1,0 +1,99 @@
+"""Which heads rotate="auto" rotates: by which tokens, and by how much rotation has to gain."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from comfy_sage2.quantize.formats import NumberFormat
+from comfy_sage2.quantize.groups import ADA
+from comfy_sage2.quantize.integer import INT4, INT4_CLIPPED, INT8
+from comfy_sage2.quantize.rotation import rotate
+from comfy_sage2.quantize.rotation_choice import rotation_gains
+
+SCHEMES = (ADA, ADA)
+
+
+def probes(length: int) -> torch.Tensor:
+    """(length, 1, length, 16) with a loud channel, so that rotation gains; entry t of the batch has NaN in token t."""
+    x = torch.randn(1, 1, length, 16)
+    x[..., 3] *= 30
+    x = x.repeat(length, 1, 1, 1)
+    x[range(length), 0, range(length), 5] = math.nan
+    return x
+
+
+def sampled(gains: torch.Tensor) -> list[int]:
+    """The tokens that the choice looks at: a NaN in one of them means that the head is not rotated."""
+    return [token for token, gain in enumerate(gains[:, 0].tolist()) if not gain]
+
+
+@pytest.mark.parametrize("length", [1, 7, 64, 300, 1100])
+def test_sixteen_groups_of_keys_are_sampled(length: int) -> None:
+    """Each has the 16 of a block of 64 that share a scale, and the groups take the four places of that in turn."""
+    k = probes(length)
+    gains = rotation_gains(torch.randn(length, 1, 8, 16), k, (INT8, INT8), SCHEMES, smooth_q=False)
+    blocks = math.ceil(length / 64)
+    wanted = {
+        block + place
+        for group in range(16)
+        for block in [group * blocks // 16 * 64]
+        for place in range(64)
+        if place % 8 in (2 * (group % 4), 2 * (group % 4) + 1) and block + place < length
+    }
+    assert sampled(gains) == sorted(wanted)
+
+
+@pytest.mark.parametrize("length", [1, 7, 128, 300, 1100])
+def test_eight_groups_of_queries_are_sampled(length: int) -> None:
+    """Each has every eighth token of a block of 128, from another one on in each group."""
+    q = probes(length)
+    k = torch.randn(length, 1, 64, 16)
+    k[..., 3] *= 30
+    gains = rotation_gains(q, k, (INT8, INT8), SCHEMES, smooth_q=False)
+    blocks = math.ceil(length / 128)
+    wanted = {
+        block + place
+        for group in range(8)
+        for block in [group * blocks // 8 * 128]
+        for place in range(group, 128, 8)
+        if block + place < length
+    }
+    assert sampled(gains) == sorted(wanted)
+
+
+def test_the_query_heads_of_a_key_head_take_turns() -> None:
+    q, k = torch.randn(16, 2, 1024, 16), torch.randn(16, 1, 64, 16)
+    q[..., 3] *= 30
+    k[..., 3] *= 30
+    for entry in range(16):  # NaN in the block of one group, in one of the heads
+        group, head = divmod(entry, 2)
+        q[entry, head, 128 * group : 128 * group + 128] = math.nan
+    gains = rotation_gains(q, k, (INT8, INT8), SCHEMES, smooth_q=False)
+    assert gains[:, 0].tolist() == [entry % 2 != entry // 2 % 2 for entry in range(16)]
+
+
+def ratio(vector: torch.Tensor, formats: tuple[NumberFormat, NumberFormat]) -> float:
+    """Of the squared scales with rotation and without, of a call whose tokens are all `vector`."""
+    maxima = [number_format.maximum or 1.0 for number_format in formats]
+    rotated = rotate(vector) * len(vector) ** -0.5
+    return float((rotated.abs().max() / maxima[1]) ** 2 / (vector.abs().max() / maxima[0]) ** 2)
+
+
+def vector_of(wanted: float, formats: tuple[NumberFormat, NumberFormat]) -> torch.Tensor:
+    """A vector for which `ratio` is nearly `wanted`: one channel louder and louder until it is."""
+    found = torch.linspace(0.5, 1.0, 64) * (torch.arange(64) % 3 - 1.0)
+    while ratio(found, formats) > wanted:
+        found[0] = found[0] * 1.001 if found[0] else 0.5
+    return found
+
+
+@pytest.mark.parametrize(("formats", "margin"), [((INT8, INT8), 0.95), ((INT4, INT4_CLIPPED), 1.27)], ids=["8b", "4b"])
+def test_rotation_has_to_gain_by_a_margin(formats: tuple[NumberFormat, NumberFormat], margin: float) -> None:
+    for wanted, is_rotated in ((margin + 0.01, False), (margin - 0.01, True)):
+        vector = vector_of(wanted, formats)
+        assert ratio(vector, formats) == pytest.approx(wanted, abs=5e-3)
+        x = vector.expand(1, 1, 200, 64)
+        assert rotation_gains(x, x, formats, SCHEMES, smooth_q=False).item() is is_rotated

@@ -1,4 +1,4 @@
-"""All numerical choices of one quantised attention, as data."""
+"""All numerical choices of one quantized attention, as data."""
 
 from __future__ import annotations
 

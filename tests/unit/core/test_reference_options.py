@@ -1,0 +1,87 @@
+"""Which numerics the reference has for a public call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, ACCUMULATE_FP32
+from comfy_sage2.quantize.formats import BF16, FP16, FP32
+from comfy_sage2.quantize.fp8 import E4M3
+from comfy_sage2.quantize.groups import ADA, HOPPER_8B
+from comfy_sage2.quantize.integer import INT4, INT4_CLIPPED, INT8, UINT8
+from comfy_sage2.reference.options import ReferenceOptions
+
+IN_FP8 = {
+    "p_format": E4M3, "v_format": E4M3, "p_maximum": None, "v_maximum": None, "accumulator": ACCUMULATE_FP22,
+    "sum_quantized_p": True, "p_of_step": False, "v_powers_of_two": False,
+}  # fmt: skip
+IN_FP16 = {**IN_FP8, "p_format": FP16, "v_format": FP16, "p_maximum": 448.0, "sum_quantized_p": False}
+IN_16_BITS = {**IN_FP16, "v_format": FP32, "p_maximum": 64.0, "accumulator": ACCUMULATE_FP32}
+
+
+@pytest.mark.parametrize("mode", ["8b", "4b"])
+@pytest.mark.parametrize(
+    ("chosen", "wanted"),
+    [
+        ({}, IN_FP8),
+        ({"pv": "fp8"}, IN_FP8),
+        ({"pv_accumulator": "fp16"}, {**IN_FP8, "accumulator": ACCUMULATE_FP16, "v_maximum": 2.25}),
+        (
+            {"pv": "int8"},
+            {**IN_FP8, "p_format": UINT8, "v_format": INT8, "p_of_step": True, "accumulator": ACCUMULATE_FP32},
+        ),
+        ({"pv": "mxfp8"}, {**IN_FP8, "accumulator": ACCUMULATE_FP32}),
+        ({"pv": "fp16"}, {**IN_FP16, "accumulator": ACCUMULATE_FP32}),
+    ],
+    ids=str,
+)
+def test_products_of_p_and_v(mode: str, chosen: dict[str, str], wanted: dict[str, Any]) -> None:
+    found = ReferenceOptions.of(AttentionOptions(mode, **chosen))  # type: ignore[arg-type]
+    assert {name: getattr(found, name) for name in wanted} == wanted
+    assert (found.qk_format, found.smooth_q) == ((INT8, False) if mode == "8b" else (INT4, True))
+
+
+@pytest.mark.parametrize(("mode", "pv"), [("8b", "fp16"), ("4b", "fp16"), ("precise", "auto"), ("precise", "fp16")])
+def test_fp16_sums_of_fp16_products(mode: str, pv: str) -> None:
+    found = ReferenceOptions.of(AttentionOptions(mode, pv=pv, pv_accumulator="fp16"))
+    wanted = {**IN_FP16, "v_maximum": 2.25, "v_powers_of_two": mode == "precise"}
+    del wanted["accumulator"]
+    assert {name: getattr(found, name) for name in wanted} == wanted
+    assert found.accumulator.keys_per_instruction == 16 and found.accumulator != ACCUMULATE_FP32
+
+
+@pytest.mark.parametrize("pv", ["auto", "fp16"])
+@pytest.mark.parametrize(
+    ("dtype", "p_format"), [(torch.float16, FP16), (torch.bfloat16, BF16), (torch.float32, FP32)], ids=str
+)
+def test_precise_keeps_v(pv: str, dtype: torch.dtype, p_format: object) -> None:
+    options = AttentionOptions("precise", pv=pv, pv_accumulator="fp32", smooth_v=True)
+    found = ReferenceOptions.of(options, dtype=dtype)
+    wanted = {**IN_16_BITS, "p_format": p_format, "smooth_v": False, "qk_format": INT8, "smooth_q": False}
+    assert {name: getattr(found, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
+@pytest.mark.parametrize(("rotate", "rotates"), [("off", False), ("on", True), ("auto", None)])
+def test_rotation_of_all_heads_and_of_one(mode: str, rotate: str, rotates: bool | None) -> None:
+    found = ReferenceOptions.of(AttentionOptions(mode, rotate=rotate), groups=HOPPER_8B)
+    assert found.rotate is rotates and found.smooth_k and found.groups == HOPPER_8B
+    plain, rotated = found.of_heads(rotated=False), found.of_heads(rotated=True)
+    assert plain.rotate is False and rotated.rotate is True
+    assert (plain.qk_format, plain.groups) == (found.qk_format, HOPPER_8B)
+    if mode == "4b":
+        assert rotated.qk_format == INT4_CLIPPED and rotated.groups.q == "token"
+        assert rotated.groups.k == HOPPER_8B.k
+    else:
+        assert (rotated.qk_format, rotated.groups) == (INT8, HOPPER_8B)
+
+
+def test_the_defaults_are_the_papers() -> None:
+    found = ReferenceOptions()
+    assert (found.qk_format, found.groups, found.accumulator) == (INT8, ADA, ACCUMULATE_FP22)
+    assert (found.smooth_q, found.smooth_k, found.smooth_v, found.rotate) == (False, True, False, False)
+    assert found.two_level and not found.sum_quantized_p

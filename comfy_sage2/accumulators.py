@@ -1,7 +1,7 @@
 """Which accumulators P V takes where the caller leaves it open: pv_accumulator "auto".
 
 GeForce GPUs add up FP8 and fp16 products in FP32 at half the rate of FP16 (NVIDIA's architecture papers of Ampere,
-Ada and Blackwell, tables of peak rates). Data-centre GPUs do both at one rate, and FP32 is the paper's choice.
+Ada and Blackwell, tables of peak rates). Data-center GPUs do both at one rate, and FP32 is the paper's choice.
 INT8 products sum in INT32, which is added up in FP32: they have no such choice.
 """
 
@@ -20,7 +20,7 @@ from .options import AUTO, EXACT, FLOAT_PV, AttentionOptions
 _CAPABILITIES = {(8, 6), (8, 9), (12, 0)}
 # What CUDA calls a GPU -> its accumulators. The first line that fits counts; where none does (L4, L40, A10): FP32.
 _GPUS = (
-    (re.compile(r"Server Edition"), "fp32"),  # RTX PRO in a data centre
+    (re.compile(r"Server Edition"), "fp32"),  # RTX PRO in a data center
     (re.compile(r"\b(GeForce|NVIDIA RTX|Quadro RTX|TITAN)\b"), "fp16"),
 )
 

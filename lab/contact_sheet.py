@@ -1,4 +1,4 @@
-"""A contact sheet: a labelled row of pictures for each attention or caption."""
+"""A contact sheet: a labeled row of pictures for each attention or caption."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _numbers = itertools.count()
 
 
 class Patch:
-    """Quantised attention in one model, from `patch` until `undo` or the end of a `with` block.
+    """Quantized attention in one model, from `patch` until `undo` or the end of a `with` block.
 
     calls: finished calls by backend name.
     fallbacks: calls left to torch's own attention, by reason in words. One that a compiled graph leaves to torch for

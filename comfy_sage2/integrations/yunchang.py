@@ -107,7 +107,7 @@ class SequenceParallelAttention:
 
     Raises:
         ModuleNotFoundError: yunchang is not installed.
-        RuntimeError: torch.distributed is not initialised.
+        RuntimeError: torch.distributed is not initialized.
         TypeError: an unknown option.
         ValueError: the degrees do not fit the number of processes, an unknown choice, or `sparse` beside a ring.
     """
@@ -132,7 +132,7 @@ class SequenceParallelAttention:
         yunchang = _import_yunchang()
         if not (distributed.is_available() and distributed.is_initialized()):
             raise RuntimeError(
-                "torch.distributed must be initialised before sequence parallelism: start the program with torchrun "
+                "torch.distributed must be initialized before sequence parallelism: start the program with torchrun "
                 "and call torch.distributed.init_process_group first"
             )
         _check_degrees(ulysses_degree, ring_degree, distributed.get_world_size())
@@ -171,7 +171,7 @@ class SequenceParallelAttention:
         check_choice("layout", layout, CHOICES["layout"])
         check_tensors(TensorForm.of(q), TensorForm.of(k), TensorForm.of(v), layout)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
-            raise ValueError("q, k and v must not need gradients, quantised attention has none: use torch.no_grad()")
+            raise ValueError("q, k and v must not need gradients, quantized attention has none: use torch.no_grad()")
         if layout == "BHND":
             q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         if self._check_ranks:

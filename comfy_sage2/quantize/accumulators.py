@@ -35,7 +35,7 @@ class Accumulator:
 
 
 def truncate_to_fp22_(x: torch.Tensor) -> torch.Tensor:
-    """Zero the ten low mantissa bits of a float32 tensor in place: truncation towards zero."""
+    """Zero the ten low mantissa bits of a float32 tensor in place: truncation toward zero."""
     x.view(torch.int32).bitwise_and_(-(1 << _FP22_DROPPED_BITS))
     return x
 

@@ -1,4 +1,4 @@
-"""What a low-precision number format is to a quantiser: the largest magnitude it is scaled to, and its rounding."""
+"""What a low-precision number format is to a quantizer: the largest magnitude it is scaled to, and its rounding."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ import torch
 
 GRANULARITIES = ("token", "thread", "block", "tensor")
 
-# In the accumulator of an integer mma a thread holds one row of every 8 and two neighbouring columns of every 8.
+# In the accumulator of an integer mma a thread holds one row of every 8 and two neighboring columns of every 8.
 _ROWS_OF_A_TILE = 8
 _COLUMN_PAIRS_OF_A_TILE = 4
 
 
 @dataclass(frozen=True)
 class GroupScheme:
-    """The quantisation groups of one kernel.
+    """The quantization groups of one kernel.
 
     `block_q` and `block_k` are the tokens of a Q and a K block, `warps` (c_w in the paper) split a Q block. `block_q`
     is also the block that smooth Q averages over, `block_k` the one that the online softmax steps by unless told

@@ -1,4 +1,4 @@
-"""The quantisers: psi of section 2.2 for token groups of Q and K, and for the channels of V (section 3.3)."""
+"""The quantizers: psi of section 2.2 for token groups of Q and K, and for the channels of V (section 3.3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Quantized:
 
 
 def quantize_groups(x: torch.Tensor, groups: torch.Tensor, number_format: NumberFormat) -> Quantized:
-    """Quantise x (B, H, N, D) float32 with one scale a group: amax / maximum, for tokens grouped by `groups` (N,)."""
+    """Quantize x (B, H, N, D) float32 with one scale a group: amax / maximum, for tokens grouped by `groups` (N,)."""
     if number_format.maximum is None:
         return Quantized(number_format.round(x), torch.ones_like(x[..., :1]))
     token_amax = x.abs().amax(dim=3)
@@ -34,7 +34,7 @@ def quantize_groups(x: torch.Tensor, groups: torch.Tensor, number_format: Number
 def quantize_channels(
     x: torch.Tensor, number_format: NumberFormat, maximum: float | None = None, *, powers_of_two: bool = False
 ) -> Quantized:
-    """Quantise V (B, H, N, D) float32 with one scale a channel over all tokens; `scale` is (B, H, 1, D).
+    """Quantize V (B, H, N, D) float32 with one scale a channel over all tokens; `scale` is (B, H, 1, D).
 
     `maximum` scales to less than the format's range, as a half-precision accumulator needs. powers_of_two: scales are
     rounded up to such, so that elements of a float format keep their bits.

@@ -25,7 +25,7 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
     """x D H of x (..., D) float32: (..., n) with n = rotation_size(D).
 
     H has the entries 1 and -1, so that products of rotated vectors are n times those of the vectors: the scale of Q
-    takes 1/n, a power of two. Sums go in one fixed order: neighbouring channels first, then those 2, 4, 8, ... apart.
+    takes 1/n, a power of two. Sums go in one fixed order: neighboring channels first, then those 2, 4, 8, ... apart.
     """
     size = rotation_size(x.shape[-1])
     x = torch.nn.functional.pad(x * _signs(x.shape[-1], x.device), (0, size - x.shape[-1]))

@@ -1,4 +1,4 @@
-"""Smoothing: subtract the mean that tokens share, so that channel outliers leave the quantised range (section 3.1)."""
+"""Smoothing: subtract the mean that tokens share, so that channel outliers leave the quantized range (section 3.1)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def smooth_tokens(x: torch.Tensor, hidden: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smooth K or V: (B, H, N, D) -> the centred tensor and the mean over its tokens (B, H, 1, D), float32.
+    """Smooth K or V: (B, H, N, D) -> the centered tensor and the mean over its tokens (B, H, 1, D), float32.
 
     hidden: None, or bool (B | 1, N): tokens that are left out of the mean, and become zeros. Some token is not hidden.
     """
@@ -25,7 +25,7 @@ def without_hidden(x: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor
 
 
 def smooth_blocks(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smooth Q: (B, H, N, D) -> the centred tensor and the mean of each block of `block` tokens, float32.
+    """Smooth Q: (B, H, N, D) -> the centered tensor and the mean of each block of `block` tokens, float32.
 
     The means have shape (B, H, ceil(N / block), D); a ragged last block is averaged over the tokens it has.
     """

@@ -26,7 +26,7 @@ def reference_attention(
     attn_mask: torch.Tensor | None = None,
     active_blocks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantised attention with the numerics of `options`, in memory O(N D) plus one block.
+    """Quantized attention with the numerics of `options`, in memory O(N D) plus one block.
 
     Args:
         q: (B, Hq, Nq, D); k: (B, Hkv, Nkv, D); v: (B, Hkv, Nkv, Dv); any float dtype.

@@ -1,4 +1,4 @@
-"""The pre-processing before the attention loop: smooth, rotate and quantise Q, K and V."""
+"""The pre-processing before the attention loop: smooth, rotate and quantize Q, K and V."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Prepared:
 
     q: (B, Hq, Nq, n), scale (B, Hq, Nq, 1); k: (B, Hkv, Nkv, n), scale (B, Hkv, Nkv, 1); n is D, or with rotation
     rotation_size(D). v: (B, Hkv, Nkv, D), scale (B, Hkv, 1, D).
-    q_block_means: (B, Hq, blocks, D) with smooth Q, and k_smooth (B, Hkv, Nkv, D) before rotation and quantisation:
+    q_block_means: (B, Hq, blocks, D) with smooth Q, and k_smooth (B, Hkv, Nkv, D) before rotation and quantization:
     their product is the paper's Delta S. k_mean: (B, Hkv, 1, D) with smooth K. v_mean: (B, Hkv, 1, D) with smooth V.
     """
 
@@ -41,7 +41,7 @@ def prepare(
     options: ReferenceOptions,
     hidden: torch.Tensor | None = None,
 ) -> Prepared:
-    """Smooth and quantise q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D) of any float dtype.
+    """Smooth and quantize q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D) of any float dtype.
 
     hidden: None, or bool (B | 1, Nkv) of `hidden_keys`: keys whose K and V become zeros behind smoothing.
     """

@@ -1,4 +1,4 @@
-"""The scores of one tile: integer product, dequantisation, Delta S, masks."""
+"""The scores of one tile: integer product, dequantization, Delta S, masks."""
 
 from __future__ import annotations
 

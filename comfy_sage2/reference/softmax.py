@@ -1,4 +1,4 @@
-"""The online softmax of one tile of queries, with quantised P (sections 2.1, 3.3 and 3.4)."""
+"""The online softmax of one tile of queries, with quantized P (sections 2.1, 3.3 and 3.4)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .scores import LOWEST_MASK_TERM
 
 
 class OnlineSoftmax:
-    """Running row maximum m, row sum l and unnormalised output O of a tile of queries.
+    """Running row maximum m, row sum l and unnormalized output O of a tile of queries.
 
     Scores come in units of log2, so that exp2 replaces exp.
     """

@@ -1,4 +1,4 @@
-"""The attentions that the paper compares with, on the same quantisers; for evaluation, never chosen for a user.
+"""The attentions that the paper compares with, on the same quantizers; for evaluation, never chosen for a user.
 
 Each takes q (B, Hq, Nq, D), k and v (B, Hkv, Nkv, D) of any float dtype and the keyword arguments scale, is_causal and
 attn_mask of `reference_attention`, and returns out (B, Hq, Nq, D) float32 and the natural log-sum-exp (B, Hq, Nq).

@@ -19,7 +19,7 @@ OPTIONS = ReferenceOptions(
     qk_format=E4M3,
     groups=GroupScheme("FLASH_ATTENTION3", q="tensor", k="tensor", block_k=128),
     smooth_k=False,
-    v_format=FP32,  # V arrives rounded: the quantiser of the options works per channel
+    v_format=FP32,  # V arrives rounded: the quantizer of the options works per channel
     p_maximum=256.0,
     two_level=False,
 )

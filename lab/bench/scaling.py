@@ -121,12 +121,12 @@ def _steps(
 
 def _milliseconds(run: Call, device: torch.device) -> float:
     """The time of one call that all processes start together, in the slowest of them."""
-    _synchronise(device)
+    _synchronize(device)
     distributed.barrier()
-    _synchronise(device)
+    _synchronize(device)
     begin = time.perf_counter()
     run()
-    _synchronise(device)
+    _synchronize(device)
     return _of_all(1e3 * (time.perf_counter() - begin), device, distributed.ReduceOp.MAX)
 
 
@@ -142,7 +142,7 @@ def _of_all(value: float, device: torch.device, op: Any = distributed.ReduceOp.S
     return float(tensor)
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

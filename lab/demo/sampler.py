@@ -10,7 +10,7 @@ import torch
 
 from .captions import CaptionEncoder
 from .wan_dit import WanDiT
-from .wan_statistics import denormalised
+from .wan_statistics import denormalized
 from .wan_vae import LATENT_CHANNELS, WanVAE
 
 TIMESTEPS = 1000  # the time that Wan is told at noise level 1
@@ -18,7 +18,7 @@ _SPACE, _TIME = 8, 4  # what the VAE divides sides and frames by
 
 
 def noise_levels(steps: int, shift: float) -> list[tuple[float, float]]:
-    """Each step's noise level and the next one's, from 1 to 0, shifted towards noise as ModelSamplingSD3 does."""
+    """Each step's noise level and the next one's, from 1 to 0, shifted toward noise as ModelSamplingSD3 does."""
     linear = [1 - step / steps for step in range(steps + 1)]
     shifted = [shift * level / (1 + (shift - 1) * level) for level in linear]
     return list(itertools.pairwise(shifted))
@@ -72,7 +72,7 @@ def decode(vae: WanVAE, latents: torch.Tensor) -> torch.Tensor:
     One after the other: the pixels of many would not fit into memory.
     """
     with half_precision(latents.device):
-        videos = [vae.decode(denormalised(latent[None])).float().clamp(-1, 1).cpu() for latent in latents]
+        videos = [vae.decode(denormalized(latent[None])).float().clamp(-1, 1).cpu() for latent in latents]
     return torch.cat(videos)
 
 

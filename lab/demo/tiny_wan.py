@@ -1,6 +1,6 @@
 """A random Wan 2.1 of a few megabytes: its pictures mean nothing, but every host loads and runs it as the real one.
 
-Hosts recognise a checkpoint by its tensor names and shapes, so these two tables are the whole model. Fixed by the
+Hosts recognize a checkpoint by its tensor names and shapes, so these two tables are the whole model. Fixed by the
 format: text width 4096, 256 timestep frequencies, 16 latent channels, 1 x 2 x 2 patches and head_dim 128.
 """
 

@@ -51,7 +51,7 @@ def rotary_table(frames: int, height: int, width: int, device: torch.device) -> 
 
 
 def _rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Rotate neighbouring channel pairs of (batch, tokens, heads, HEAD_DIM); the result is float32."""
+    """Rotate neighboring channel pairs of (batch, tokens, heads, HEAD_DIM); the result is float32."""
     pairs = x.float().unflatten(-1, (-1, 2))
     if torch.compiler.is_compiling():  # which has no code for complex numbers
         real, imaginary = pairs.unbind(-1)
@@ -61,7 +61,7 @@ def _rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
 
 
 class WanAttention(nn.Module):
-    """Attention with RMS-normalised queries and keys, of tokens to themselves or to a text.
+    """Attention with RMS-normalized queries and keys, of tokens to themselves or to a text.
 
     ``attend`` computes it, and may be replaced by any function of the same form.
     """

@@ -18,11 +18,11 @@ def _per_channel(values: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, device=like.device, dtype=like.dtype).view(1, -1, 1, 1, 1)
 
 
-def normalised(latent: torch.Tensor) -> torch.Tensor:
+def normalized(latent: torch.Tensor) -> torch.Tensor:
     """VAE latent (batch, 16, frames, height, width) to what the diffusion model sees."""
     return (latent - _per_channel(WAN_MEAN, latent)) / _per_channel(WAN_STD, latent)
 
 
-def denormalised(latent: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`normalised`."""
+def denormalized(latent: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`normalized`."""
     return latent * _per_channel(WAN_STD, latent) + _per_channel(WAN_MEAN, latent)

@@ -36,8 +36,8 @@ class CausalConv3d(nn.Conv3d):
         return super().forward(video)
 
 
-def _normalise(features: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
-    """Root-mean-square normalisation over the channels, the second axis."""
+def _normalize(features: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+    """Root-mean-square normalization over the channels, the second axis."""
     length = torch.linalg.vector_norm(features, dim=1, keepdim=True, dtype=torch.float32).clamp(min=1e-12)
     scale = features.shape[1] ** 0.5 / length
     result: torch.Tensor = features * scale.to(features.dtype) * gamma.to(features.dtype)
@@ -45,7 +45,7 @@ def _normalise(features: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Holds the gain of a normalisation over the channels."""
+    """Holds the gain of a normalization over the channels."""
 
     def __init__(self, channels: int, spatial_axes: int = 3):
         super().__init__()
@@ -53,7 +53,7 @@ class RMSNorm(nn.Module):
 
 
 class NormSiLUConv(nn.Sequential):
-    """Normalisation, SiLU and a causal 3x3x3 convolution, at the positions where Wan has them."""
+    """Normalization, SiLU and a causal 3x3x3 convolution, at the positions where Wan has them."""
 
     def __init__(self, inputs: int, outputs: int):
         norm, conv = RMSNorm(inputs), CausalConv3d(inputs, outputs, 3)
@@ -65,12 +65,12 @@ class NormSiLUConv(nn.Sequential):
 
 
 def _norm_silu_conv(norm: RMSNorm, conv: CausalConv3d, features: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = conv(F.silu(_normalise(features, norm.gamma)))
+    result: torch.Tensor = conv(F.silu(_normalize(features, norm.gamma)))
     return result
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with normalisation, added to their input."""
+    """Two convolutions with normalization, added to their input."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -103,7 +103,7 @@ class AttentionBlock(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         frames, shape = _frames_to_batch(features), features.shape
-        qkv = self.to_qkv(_normalise(frames, self.norm.gamma)).flatten(2).transpose(1, 2).unsqueeze(1)
+        qkv = self.to_qkv(_normalize(frames, self.norm.gamma)).flatten(2).transpose(1, 2).unsqueeze(1)
         attended = F.scaled_dot_product_attention(*qkv.chunk(3, dim=-1))
         attended = attended.squeeze(1).transpose(1, 2).reshape(frames.shape)
         return features + _batch_to_frames(self.proj(attended), shape[0])
@@ -145,8 +145,8 @@ class Upsample(nn.Module):
         half, twice = torch.arange(channels // 2), torch.arange(2 * channels)
         with torch.no_grad():
             conv.weight.mul_(_RANDOM_SHARE)
-            for neighbour in (0, 1):
-                conv.weight[half, 2 * half + neighbour, 1, 1] += 0.7
+            for neighbor in (0, 1):
+                conv.weight[half, 2 * half + neighbor, 1, 1] += 0.7
             if self.time_conv is not None:
                 self.time_conv.weight.mul_(_RANDOM_SHARE)[twice, twice % channels, -1] += 1
 

@@ -4,7 +4,7 @@ Every tensor is a sum of what its tokens share and what tells them apart:
 
 * Q and K: an offset of each channel, the same for all tokens. It is normal with deviation 1, and OUTLIERS channels of
   each head have one of OUTLIER_RANGE instead, of either sign: those are the vertical lines of the heatmaps.
-* Q: neighbouring tokens are alike. A random walk over blocks of WALK_TOKENS tokens adds a part of deviation 1 to every
+* Q: neighboring tokens are alike. A random walk over blocks of WALK_TOKENS tokens adds a part of deviation 1 to every
   channel, so that the means of Q's blocks differ.
 * V: an offset of each channel, normal with deviation V_OFFSET; in every third layer BIASED_CHANNELS channels have one
   between 8 and 9 more, as section 3.4 reports of one model.

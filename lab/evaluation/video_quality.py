@@ -16,7 +16,7 @@ from ..demo.wan_vae import WanVAE
 
 @dataclass(frozen=True)
 class VideoQuality:
-    """Against full precision: psnr in dB, ssim, vae_distance, latent_cosine. By itself: flicker in grey levels."""
+    """Against full precision: psnr in dB, ssim, vae_distance, latent_cosine. By itself: flicker in gray levels."""
 
     psnr: float
     ssim: float

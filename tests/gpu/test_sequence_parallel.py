@@ -102,8 +102,8 @@ def test_a_model_divided_by_diffusers(processes: int, backend: str, tmp_path: Pa
         outputs = load_file(tmp_path / f"rank{rank}.safetensors")
         counts = json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8"))
         assert counts == {"calls": {backend: 4}, "fallbacks": {}}
-        quantisation = (outputs["undivided"] - outputs["full"]).abs().mean()
-        assert (outputs["divided"] - outputs["undivided"]).abs().mean() < 0.5 * quantisation
+        quantization = (outputs["undivided"] - outputs["full"]).abs().mean()
+        assert (outputs["divided"] - outputs["undivided"]).abs().mean() < 0.5 * quantization
 
 
 @needs_engine

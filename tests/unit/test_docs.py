@@ -25,7 +25,9 @@ EVERY_PAGE = [*PAGES, *RESULTS, *HELP, REPOSITORY / "CONTRIBUTING.md", REPOSITOR
 FIGURE = re.compile(r"\**[-−~<>≤≥]?\d[\d.,]*(?:e-?\d+)?\s?(?:%|ms|µs|s|dB|×|x|GiB|GB|MB|W|MHz|TFLOP/s|TOPS)?\**")
 QUOTE = re.compile(r"<!-- quote .*?<!-- /quote -->", re.DOTALL)
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-BRITISH = re.compile(r"quantis|synchronis|colour|behaviour|neighbour|recognis|optimis|initialis|\bgrey\b|host's", re.I)
+BRITISH = re.compile(
+    r"quantis|normalis|synchronis|recognis|optimis|initialis|colour|behaviour|neighbour|\bcentre|\bgrey\b|towards", re.I
+)
 
 
 def name(page: Path) -> str:
@@ -237,7 +239,14 @@ def test_no_picture_is_left_over() -> None:
 @pytest.mark.parametrize("page", [*PAGES, *RESULTS, *HELP], ids=name)
 def test_american_spelling(page: Path) -> None:
     """And ComfyUI's attention is not "the host's"."""
-    assert BRITISH.findall(text(page)) == []
+    assert BRITISH.findall(text(page)) == [] and "host's" not in text(page)
+
+
+@pytest.mark.parametrize("folder", ["comfy_sage2", "lab", "tools", "tests", "web", "packages"])
+def test_american_spelling_of_sources(folder: str) -> None:
+    files = [path for kind in ("*.py", "*.js") for path in (REPOSITORY / folder).rglob(kind)]
+    found = {path.name: BRITISH.findall(text(path)) for path in files if path != Path(__file__)}
+    assert files and not any(found.values()), {name: words for name, words in found.items() if words}
 
 
 def test_results_of_a_bench() -> None:

@@ -43,4 +43,4 @@ def test_two_processes(tmp_path: Path) -> None:
         assert row["speedup"] == pytest.approx(one["call_ms"] / row["call_ms"])
         assert row["efficiency"] == pytest.approx(row["speedup"] / 2)
     assert ulysses["distance"] < 1e-5
-    assert 1e-3 < ring["distance"] < 0.08  # quantisation noise of Gaussian inputs: other groups, other rounding
+    assert 1e-3 < ring["distance"] < 0.08  # quantization noise of Gaussian inputs: other groups, other rounding

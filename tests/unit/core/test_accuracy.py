@@ -143,7 +143,7 @@ def test_smooth_v_helps_biased_channels() -> None:
     assert smooth < 0.2 * plain
 
 
-def test_sum_of_quantised_p_cancels_a_bias_of_v() -> None:
+def test_sum_of_quantized_p_cancels_a_bias_of_v() -> None:
     q, k, v = gaussian()
     v = v + 8.0  # exact in E4M3 up to the noise, so what is left is the mismatch of l
     expected, _ = oracle(q, k, v)

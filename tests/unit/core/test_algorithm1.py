@@ -27,7 +27,7 @@ def round_e4m3(x: Numbers) -> Numbers:
 
 
 def quantize(x: Numbers, group_of: list[int], limit: int) -> Numbers:
-    """Round each token at its group's scale; what comes back is dequantised."""
+    """Round each token at its group's scale; what comes back is dequantized."""
     result = np.empty_like(x)
     for group in set(group_of):
         tokens = [n for n, g in enumerate(group_of) if g == group]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 HEAD_DIM = 64
 KEYS = 1000
-# 437 divides no quantisation group and no key block.
+# 437 divides no quantization group and no key block.
 DIVISIONS = {"halves of unequal size": (0, 437, KEYS), "quarters": (0, 250, 500, 750, KEYS)}
 
 

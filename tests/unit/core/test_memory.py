@@ -28,4 +28,4 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_twenty_thousand_tokens_take_no_square_matrix() -> None:
     root = Path(__file__).parents[3]
     run = subprocess.run([sys.executable, "-c", MEASURE], cwd=root, capture_output=True, text=True, check=True)
-    assert int(run.stdout) < 250 * 1024  # KiB; q, k, v and their quantised copies are about 60 MiB
+    assert int(run.stdout) < 250 * 1024  # KiB; q, k, v and their quantized copies are about 60 MiB

@@ -48,7 +48,7 @@ def test_rounding_leaves_its_input_alone() -> None:
     assert torch.equal(x, before)
 
 
-def test_fp22_keeps_13_mantissa_bits_and_truncates_towards_zero() -> None:
+def test_fp22_keeps_13_mantissa_bits_and_truncates_toward_zero() -> None:
     x = torch.tensor([1 + 2**-13, 1 + 2**-14, 1 + 2**-13 + 2**-14, -(1 + 2**-13 + 2**-14), 2.0**-126, 0.0])
     expected = torch.tensor([1 + 2**-13, 1.0, 1 + 2**-13, -(1 + 2**-13), 2.0**-126, 0.0])
     assert torch.equal(truncate_to_fp22_(x.clone()), expected)

@@ -72,13 +72,13 @@ def test_random_weights_repeat() -> None:
 def test_variants_agree_and_differ(host: DiffusersHost) -> None:
     shares: list[float] = []
     full = host.sample(job(), FULL_PRECISION, shares.append)
-    quantised = host.sample(job(), "4b", shares.append)
+    quantized = host.sample(job(), "4b", shares.append)
     assert full.frames.shape == (5, 64, 64, 3)
     assert full.latent.shape == (16, 2, 8, 8)
     assert shares == [0.0, 0.5] * 2
-    assert quantised.note == "8 calls: reference"  # 2 steps, 2 layers, self- and cross-attention
-    assert not torch.equal(quantised.latent, full.latent)
-    assert torch.nn.functional.cosine_similarity(quantised.latent.flatten(), full.latent.flatten(), dim=0) > 0.99
+    assert quantized.note == "8 calls: reference"  # 2 steps, 2 layers, self- and cross-attention
+    assert not torch.equal(quantized.latent, full.latent)
+    assert torch.nn.functional.cosine_similarity(quantized.latent.flatten(), full.latent.flatten(), dim=0) > 0.99
 
 
 @pytest.mark.parametrize("name", BASELINES)

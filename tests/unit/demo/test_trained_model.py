@@ -1,4 +1,4 @@
-"""The shipped demo model: complete, small, and it has learnt what its card says."""
+"""The shipped demo model: complete, small, and it has learned what its card says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.demo.model import TRAINED_FOLDER, DemoModel, demo_model
 from lab.demo.sampler import pixels
 from lab.demo.scenes import Scene, Thing, random_scene
 from lab.demo.wan_dit import WanDiT
-from lab.demo.wan_statistics import normalised
+from lab.demo.wan_statistics import normalized
 from lab.demo.wan_vae import WanVAE
 from lab.evaluation.caption_classifier import CLASSIFIER_FILE, FRAMES, SIDE, CaptionClassifier, word_accuracy
 
@@ -75,7 +75,7 @@ def test_the_transformer_believes_the_caption(encoder: CaptionEncoder, vae: WanV
     unsaid = [said.replace(old, new) for old, new in changes]
     text = torch.cat([encoder.encode(caption) for caption in (said, *unsaid)])
     with torch.no_grad():
-        latent = normalised(vae.encode(drawn(SCENE, side=256)))
+        latent = normalized(vae.encode(drawn(SCENE, side=256)))
         noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(0))
         mixed = torch.lerp(latent, noise, 0.9).expand(len(text), -1, -1, -1, -1)
         velocity = dit(mixed, torch.full((len(text),), 900.0), text)

@@ -12,7 +12,7 @@ from lab.demo.diffusers_host import load_transformer, load_vae
 from lab.demo.model import DemoModel
 from lab.demo.tiny_wan import dit_shapes, vae_shapes, write_checkpoint
 from lab.demo.wan_dit import DiTShape, WanDiT
-from lab.demo.wan_statistics import denormalised, normalised
+from lab.demo.wan_statistics import denormalized, normalized
 from lab.demo.wan_vae import WanVAE
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def test_both_models_compute_what_diffusers_does(tmp_path: Path) -> None:
 
 def test_wan_statistics_are_undone() -> None:
     latent = torch.randn(2, 16, 3, 4, 4)
-    torch.testing.assert_close(denormalised(normalised(latent)), latent, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(denormalized(normalized(latent)), latent, atol=1e-5, rtol=1e-5)
 
 
 def test_the_transformer_follows_the_text() -> None:

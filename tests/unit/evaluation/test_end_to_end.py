@@ -57,7 +57,7 @@ def test_accuracy_counts_words_by_kind() -> None:
     assert 0 < found["caption"] < 1
 
 
-def test_loss_falls_towards_the_targets() -> None:
+def test_loss_falls_toward_the_targets() -> None:
     wanted = targets(SCENES)
     assert loss(20 * wanted - 10, wanted) < 0.01 < loss(torch.zeros_like(wanted), wanted)
 

@@ -41,11 +41,11 @@ def run(model: Any) -> torch.Tensor:
 def test_close_to_the_model_and_not_the_same(transformer: Any, mode: str, least: float) -> None:
     full = run(transformer)
     with patch(transformer, mode=mode, backend="reference") as patched:
-        quantised = run(transformer)
+        quantized = run(transformer)
     assert patched.calls == {"reference": 2 * LAYERS}  # self- and cross-attention of each layer
     assert not patched.fallbacks
-    assert not torch.equal(quantised, full)
-    assert F.cosine_similarity(quantised.flatten(), full.flatten(), dim=0) > least
+    assert not torch.equal(quantized, full)
+    assert F.cosine_similarity(quantized.flatten(), full.flatten(), dim=0) > least
 
 
 def test_undo_restores_the_model(transformer: Any) -> None:

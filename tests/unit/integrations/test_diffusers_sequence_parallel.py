@@ -19,7 +19,7 @@ def test_divided_model_gives_the_same(processes: int, tmp_path: Path) -> None:
         outputs = load_file(tmp_path / f"rank{rank}.safetensors")
         counts = json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8"))
         assert counts == {"calls": {"reference": 4}, "fallbacks": {}}  # self- and cross-attention of two layers
-        quantisation = (outputs["undivided"] - outputs["full"]).abs().mean()
+        quantization = (outputs["undivided"] - outputs["full"]).abs().mean()
         division = (outputs["divided"] - outputs["undivided"]).abs().mean()
-        assert quantisation > 0
-        assert division < 0.1 * quantisation
+        assert quantization > 0
+        assert division < 0.1 * quantization

@@ -41,7 +41,7 @@ def test_divided_is_as_close_as_undivided(case: Case, results: dict[int, Results
         # Ulysses divides heads, and a head's numbers depend on no other head.
         torch.testing.assert_close(out, undivided, rtol=1e-5, atol=1e-6)
     else:
-        # A ring quantises each part of the keys with means and scales of its own.
+        # A ring quantizes each part of the keys with means and scales of its own.
         exact = case.exact(qkv)
         noise = relative_l1(undivided, exact)
         assert relative_l1(out, exact) < 1.2 * noise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,14 @@ def test_the_sizes_are_of_several_parts() -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_blocks_of_several_parts(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, skip = list[int](), exact.mask_skipped_blocks_
+
+    def skipped(scores: torch.Tensor, *places: Any) -> torch.Tensor:
+        sizes.append(scores.numel())
+        return skip(scores, *places)
+
     monkeypatch.setattr(exact, "_TILE_SCORES", 1 << 16)
+    monkeypatch.setattr(exact, "mask_skipped_blocks_", skipped)
     size = (1, 2, 1, 400, 500)
     q, k, v = inputs(size, torch.float32)
     active = torch.rand(1, 2, math.ceil(400 / BLOCK), math.ceil(500 / BLOCK)) < 0.5
@@ -104,6 +112,7 @@ def test_blocks_of_several_parts(is_causal: bool, monkeypatch: pytest.MonkeyPatc
     dense = active.repeat_interleave(BLOCK, 2)[:, :, :400].repeat_interleave(BLOCK, 3)[..., :500]
     expected, expected_lse = wanted(q, k, v, dense, is_causal, None)
     out, lse = exact_attention(q, k, v, is_causal=is_causal, active_blocks=active)
+    assert len(sizes) == 7 and max(sizes) <= 1 << 16
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)
 

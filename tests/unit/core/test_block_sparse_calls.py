@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from attention_oracle import oracle, relative_l1
+from random_blocks import FLAG, LISTS, expanded, inputs, random_lists
 
 import comfy_sage2
 from comfy_sage2 import BlockMask, UnsupportedError, registry
 from comfy_sage2.backends.base import Backend, BoundCall, BoundTensors
 from comfy_sage2.backends.constraints import DENSE
-from comfy_sage2.operators import _attention_op, _writing_attention_op
 from comfy_sage2.options import EXACT, MODES, AttentionOptions
 from comfy_sage2.reference import attention as reference
 from comfy_sage2.reference.scores import tile_scores
@@ -25,43 +24,7 @@ from comfy_sage2.tensors import OptionalTensors
 
 BOUNDS = {"8b": 0.06, "4b": 0.25, "precise": 0.03, EXACT: 1e-5}
 NUMERICS = [*((mode, rotate) for mode in MODES for rotate in (False, True)), (EXACT, False)]
-LISTS = BlockMask.full(200, 330)  # that fit `inputs`
-FLAG = torch.zeros(1, dtype=torch.int32)
 REFUSAL = "[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` here"
-
-
-def inputs(
-    batch: int = 2, heads: tuple[int, int] = (2, 1), lengths: tuple[int, int] = (200, 330), head_dim: int = 64
-) -> Any:
-    q = torch.randn(batch, heads[0], lengths[0], head_dim)
-    k, v = (torch.randn(batch, heads[1], lengths[1], head_dim) for _ in range(2))
-    return q, k, v
-
-
-def random_lists(q: torch.Tensor, k: torch.Tensor, *, batch: int | None = None, heads: int | None = None) -> BlockMask:
-    """Lists of any blocks in any order, with a seed of torch; behind their counts lies anything."""
-    chance = random.Random(int(torch.randint(2**31, ())))
-    q_blocks, blocks = -(-q.shape[2] // 128), -(-k.shape[2] // 128)
-    shape = (batch or q.shape[0], heads or q.shape[1], q_blocks, 1 + blocks)
-    lists = torch.randint(-(2**15), 2**15, shape).to(torch.int16)
-    for each in lists.view(-1, 1 + blocks):
-        active = chance.sample(range(blocks), chance.randint(0, blocks))
-        each[: 1 + len(active)] = torch.tensor([len(active), *active])
-    return BlockMask(lists)
-
-
-def expanded(lists: BlockMask, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The keys of each query as a bool (B, Hq, Nq, Nkv) mask, straight from the definition."""
-    mask = torch.zeros(q.shape[0], q.shape[1], q.shape[2], k.shape[2], dtype=torch.bool)
-    many = lists.lists.expand(q.shape[0], q.shape[1], -1, -1)
-    blocks = many.shape[3] - 1
-    for batch in range(q.shape[0]):
-        for head in range(q.shape[1]):
-            for q_block, (count, *entries) in enumerate(many[batch, head].tolist()):
-                for block in entries[: min(max(count, 0), blocks)]:
-                    if 0 <= block < blocks:
-                        mask[batch, head, 128 * q_block : 128 * (q_block + 1), 128 * block : 128 * (block + 1)] = True
-    return mask
 
 
 def assert_matches(
@@ -338,71 +301,3 @@ def test_there_is_no_silent_gradient() -> None:
     out = comfy_sage2.attention(q.requires_grad_(), k, v, block_mask=LISTS)
     with pytest.raises(RuntimeError, match="SA-307"):
         out.sum().backward()
-
-
-def test_a_compiled_call() -> None:
-    torch._dynamo.reset()
-    q, k, v = inputs()
-    lists = random_lists(q, k)
-
-    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_mask: BlockMask) -> torch.Tensor:
-        return comfy_sage2.attention(q * 1.5, k, v, block_mask=block_mask) + 1
-
-    def model_of_lists(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: torch.Tensor) -> torch.Tensor:
-        return model(q, k, v, BlockMask(lists))
-
-    expected = model(q, k, v, lists)
-    assert not torch.allclose(expected, comfy_sage2.attention(q * 1.5, k, v) + 1)
-    for function, given in ((model, lists), (model_of_lists, lists.lists)):
-        compiled: Any = torch.compile(function, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(q, k, v, given), expected)
-    other = random_lists(q, k)
-    torch.testing.assert_close(compiled(q, k, v, other.lists), model(q, k, v, other))
-
-
-@pytest.mark.parametrize("checked", [False, True])
-def test_a_compiled_call_notes_invalid_entries(checked: bool) -> None:
-    torch._dynamo.reset()
-    q, k, v = inputs()
-
-    def model(q: torch.Tensor, lists: torch.Tensor, flag: torch.Tensor, nonfinite: torch.Tensor) -> torch.Tensor:
-        blocks = BlockMask(lists, flag)
-        return comfy_sage2.attention(q, k, v, block_mask=blocks, nonfinite=nonfinite if checked else None) + 1
-
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    lists = LISTS.lists.clone()
-    for wrong in (0, 1):
-        lists[0, 0, 0, 3] = wrong  # block 1 is there before
-        flag, nonfinite = torch.zeros(2, 1, dtype=torch.int32)
-        torch.testing.assert_close(compiled(q, lists, flag, nonfinite), model(q, lists, FLAG.clone(), nonfinite))
-        assert (flag.item(), nonfinite.item()) == (wrong, 0)
-
-
-def test_a_compiled_mask_of_blocks() -> None:
-    torch._dynamo.reset()
-    q, k, v = inputs()
-
-    def model(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return comfy_sage2.attention(q, k, v, block_mask=BlockMask.from_dense(mask))
-
-    mask = torch.rand(2, 2, 2, 3) > 0.5
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(q, mask), model(q, mask))
-
-
-def test_fake_output_agrees_with_the_real_one() -> None:
-    q, k, v = (torch.randn(1, 2, 150, 16).half() for _ in range(3))
-    lists = random_lists(q, k).lists
-    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    choices = AttentionOptions(layout="BNHD", return_lse=True).values()
-    torch.library.opcheck(
-        _attention_op,
-        (q, k, v, None, lists, None, None, None, None, *choices),
-        test_utils=("test_schema", "test_faketensor"),
-    )
-    for flags in ((FLAG.clone(), None), (None, FLAG.clone()), (FLAG.clone(), FLAG.clone())):
-        torch.library.opcheck(
-            _writing_attention_op,
-            (q, k, v, None, lists, *flags, None, None, *choices),
-            test_utils=("test_schema", "test_faketensor"),
-        )

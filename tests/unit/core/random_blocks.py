@@ -1,0 +1,47 @@
+"""Random calls with block masks, and which keys a mask leaves them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from comfy_sage2 import BlockMask
+
+LISTS = BlockMask.full(200, 330)  # that fit `inputs`
+FLAG = torch.zeros(1, dtype=torch.int32)
+
+
+def inputs(
+    batch: int = 2, heads: tuple[int, int] = (2, 1), lengths: tuple[int, int] = (200, 330), head_dim: int = 64
+) -> Any:
+    q = torch.randn(batch, heads[0], lengths[0], head_dim)
+    k, v = (torch.randn(batch, heads[1], lengths[1], head_dim) for _ in range(2))
+    return q, k, v
+
+
+def random_lists(q: torch.Tensor, k: torch.Tensor, *, batch: int | None = None, heads: int | None = None) -> BlockMask:
+    """Lists of any blocks in any order, with a seed of torch; behind their counts lies anything."""
+    chance = random.Random(int(torch.randint(2**31, ())))
+    q_blocks, blocks = -(-q.shape[2] // 128), -(-k.shape[2] // 128)
+    shape = (batch or q.shape[0], heads or q.shape[1], q_blocks, 1 + blocks)
+    lists = torch.randint(-(2**15), 2**15, shape).to(torch.int16)
+    for each in lists.view(-1, 1 + blocks):
+        active = chance.sample(range(blocks), chance.randint(0, blocks))
+        each[: 1 + len(active)] = torch.tensor([len(active), *active])
+    return BlockMask(lists)
+
+
+def expanded(lists: BlockMask, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The keys of each query as a bool (B, Hq, Nq, Nkv) mask, straight from the definition."""
+    mask = torch.zeros(q.shape[0], q.shape[1], q.shape[2], k.shape[2], dtype=torch.bool)
+    many = lists.lists.expand(q.shape[0], q.shape[1], -1, -1)
+    blocks = many.shape[3] - 1
+    for batch in range(q.shape[0]):
+        for head in range(q.shape[1]):
+            for q_block, (count, *entries) in enumerate(many[batch, head].tolist()):
+                for block in entries[: min(max(count, 0), blocks)]:
+                    if 0 <= block < blocks:
+                        mask[batch, head, 128 * q_block : 128 * (q_block + 1), 128 * block : 128 * (block + 1)] = True
+    return mask

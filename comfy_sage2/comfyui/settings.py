@@ -88,7 +88,7 @@ class Settings:
     Attributes:
         mode: of `AttentionOptions`; "auto" mixes "8b" and "4b" by the shipped rules; "off" leaves the model as it is.
         smooth_v: subtract V's channel means before it is quantized, which "precise" and "exact" do not.
-        start_percent, end_percent: the share of the sampling steps, 0 to 1, in which the node is active.
+        start_percent, end_percent: the share of one sampler's steps, 0 to 1, in which the node is active.
         apply_to: "self and cross", or "self only" to leave out calls whose queries and keys differ in number.
         backend: "auto" takes an accelerated backend or none; "reference" the slow one in plain PyTorch; "auto or
             reference" the latter only where no accelerated backend can run.
@@ -105,7 +105,7 @@ class Settings:
         respect_model_attention: calls for which the model's file asks for an attention are left to that.
         sparse: how much may be lost by key blocks that are left out: of `sparsity.levels.LEVELS`; "off" for what `skip`
             says, or else the policy.
-        dense_percent: the share of the sampling steps, 0 to 1, that are dense before `sparse` leaves anything out.
+        dense_percent: the share of one sampler's steps, 0 to 1, that are dense before `sparse` leaves anything out.
         skip: of `sparsity.levels.SKIP_LEVELS`, as earlier versions had it; counts where `sparse` is "off".
         notes: what was decided in place of the user's choice, and why, for the node, the report and the log.
     """

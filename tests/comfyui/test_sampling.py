@@ -167,6 +167,33 @@ def test_step_range_and_attention_kind(server: ComfyServer) -> None:
     assert "cross-attention, and 'apply to' is 'self only'" in text, text
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["one node", "a node each"])
+def test_a_share_of_steps_is_that_of_the_sampler_and_not_of_the_schedule(server: ComfyServer, shared: bool) -> None:
+    """A schedule of 6 steps, of which the first sampler takes 4; the second is a sampler of 2 steps to the node."""
+    options = {"start_percent": 0.5}
+    prompt = sampling("wan", {"sage": sage("loader", **options)}, steps=6)
+    second = "shift"
+    if not shared:
+        second = "second_shift"
+        prompt["second_sage"] = sage("loader", **options)
+        prompt[second] = {"class_type": "ModelSamplingSD3", "inputs": {"model": ["second_sage", 0], "shift": 3.0}}
+    inputs = {name: value for name, value in prompt["sampler"]["inputs"].items() if name not in ("denoise", "seed")}
+    inputs |= {"noise_seed": 42 + shared, "add_noise": "enable", "start_at_step": 0, "end_at_step": 4}
+    prompt["first"] = {"class_type": "KSamplerAdvanced", "inputs": {**inputs, "return_with_leftover_noise": "enable"}}
+    inputs |= {"model": [second, 0], "latent_image": ["first", 0], "add_noise": "disable", "start_at_step": 4}
+    prompt["sampler"] = {
+        "class_type": "KSamplerAdvanced",
+        "inputs": {**inputs, "end_at_step": 10000, "return_with_leftover_noise": "disable"},
+    }
+    for name, model, samples in (("of_first", "shift", "first"), ("of_second", second, "sampler")):
+        inputs = {"model": [model, 0], "samples": [samples, 0]}
+        prompt[name] = {"class_type": "SageAttention2Report", "inputs": inputs}
+    outputs = server.run(prompt).outputs
+    assert "Active in step 2 of this sampler's 2." in outputs["of_second"]["text"][0], outputs
+    if not shared:
+        assert "Active in steps 3 to 4 of this sampler's 4." in outputs["of_first"]["text"][0], outputs
+
+
 def test_guard_changes_nothing_where_all_is_finite(server: ComfyServer) -> None:
     prompt = sampling("wan", {"sage": sage("loader", guard=True)})
     assert torch.equal(latent(server, prompt), latent(server, sampling("wan", {"sage": sage("loader")})))

@@ -36,6 +36,7 @@ from .skip_samplings import (
     lossless_mask,
     run,
     sampled,
+    sigma,
 )
 
 pytestmark = pytest.mark.usefixtures("short_calls_skip")
@@ -100,6 +101,19 @@ def test_the_first_steps_are_dense(dense_percent: float, expected: list[bool]) -
     for out, leaves_out in zip(outs, expected, strict=True):
         assert torch.equal(out, dense(tensors)) or leaves_out
     assert ("the node skips nothing in the first" in report([session])) == (dense_percent > 0.0)
+
+
+def test_each_sampler_of_a_schedule_has_dense_steps_of_its_own() -> None:
+    """Ten steps in two samplers of five: a fifth of each is dense, and not the first two of the ten."""
+    session, tensors = sparse(dense_percent=0.2), focused(1)
+    found = []
+    for first in (0, 5):
+        session.begin_sampling([sigma(step, 10) for step in range(first, first + 6)])
+        for step in range(first, first + 5):
+            run(session, step, tensors, steps=10)
+        session.end_sampling()
+        found.append(listed(session))
+    assert found == [[False, True, True, True, True]] * 2
 
 
 def test_behind_the_dense_steps_calls_choose_their_blocks_in_every_second_step() -> None:

@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tools import suite, test_summary
+from tools import suite
 from tools.comfyui import clone, folders
 from tools.comfyui import suite as comfyui_suite
 from tools.fetching import Unavailable
 
-
-@pytest.fixture(autouse=True)
-def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(test_summary, "FOLDER", tmp_path / "records")
-    return tmp_path / "records"
+pytestmark = pytest.mark.usefixtures("records")
 
 
 @pytest.fixture

@@ -9,15 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tools import suite, test_summary, torch_tests
+from tools import suite, torch_tests
 from tools.environment import Environment
 from tools.fetching import Unavailable
 
-
-@pytest.fixture(autouse=True)
-def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(test_summary, "FOLDER", tmp_path / "records")
-    return tmp_path / "records"
+pytestmark = pytest.mark.usefixtures("records")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, problems: dict[str, str], failing: str = "") -> tuple[int, list[str]]:

@@ -136,7 +136,7 @@ def _check_python() -> None:
         )
 
 
-def _file(text: str) -> Path:
+def existing_file(text: str) -> Path:
     """A type of argument: a file to read."""
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"expected a file, and there is none at {text!r}")
@@ -147,7 +147,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, required=True, help="folder of the environment")
-    parser.add_argument("--requirements", type=_file, required=True, help="requirements file to install")
+    parser.add_argument("--requirements", type=existing_file, required=True, help="requirements file to install")
     arguments = parser.parse_args()
     requirements: Path = arguments.requirements
     environment = Environment(arguments.venv, requirements.read_text(encoding="utf-8"))

@@ -181,17 +181,6 @@ class SparsityController:
         self.figures[layer].computed.append((now.moment, serving.blocks.shares))
         return _block_mask(active)
 
-    @property
-    def all_figures(self) -> Figures:
-        """Those of all layers together."""
-        layers = list(self.figures.values())
-        return Figures(
-            [value for layer in layers for value in layer.computed],
-            [value for layer in layers for value in layer.found],
-            [value for layer in layers for value in layer.selected],
-            [value for layer in layers for value in layer.later],
-        )
-
     def forget(self, now: PassKey) -> None:
         """The pass `now` is made again: throw away what its evaluation found."""
         self._kept.forget(now)

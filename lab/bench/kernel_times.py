@@ -71,19 +71,6 @@ class KernelTimer:
                 times[name] = milliseconds / turns[name].timed
         return times
 
-    def passes(
-        self, subjects: Mapping[str, PreparedCandidate], turns: Mapping[str, Turn], names: Mapping[str, str]
-    ) -> dict[str, dict[str, float]]:
-        """Subject -> pass -> milliseconds a call, for the passes that it has; `names`: pass -> part of kernel names."""
-        return {
-            subject: {
-                one: milliseconds / turns[subject].timed
-                for one, kernel_name in names.items()
-                if (milliseconds := attention_milliseconds(kernels, kernel_name)) is not None
-            }
-            for subject, kernels in self._kernels(subjects, turns).items()
-        }
-
     def _kernels(
         self, subjects: Mapping[str, PreparedCandidate], turns: Mapping[str, Turn]
     ) -> dict[str, list[KernelRecord]]:

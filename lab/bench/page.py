@@ -128,26 +128,6 @@ def accuracy_table(document: dict[str, Any]) -> list[str]:
     return _table(header, rows)
 
 
-def ablation_table(document: dict[str, Any], shape: str) -> list[str]:
-    """A row for each variant on the shape called `shape`: its cost, and the share of each pass in all of them."""
-    found = [one for one in document["ablations"] if one["shape"]["name"] == shape]
-    passes = list(dict.fromkeys(name for one in found for name in one["passes"]))
-    rows = []
-    for one in found:
-        cost, whole = one["cost"], sum(one["passes"].values())
-        cells = [f"{one['backend']} {one['variant']}", f"{one['call']['median']:.3f}"]
-        if cost is None:
-            cells += [NOTHING, NOTHING]
-        else:
-            cells += [
-                f"{cost['median']:+.1%} ({cost['least']:+.1%} to {cost['most']:+.1%})".replace("-", "−"),
-                one["base"],
-            ]
-        cells += [f"{one['passes'][name] / whole:.1%}" if name in one["passes"] else NOTHING for name in passes]
-        rows.append(cells)
-    return _table(["variant", "call, ms", "cost", "against", *passes], rows)
-
-
 def memory_table(document: dict[str, Any]) -> list[str]:
     """Least and most extra memory of each candidate over the shapes."""
     rows = []
@@ -193,7 +173,7 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
             machine=f"one {machine['gpu']} ({power}driver {driver.get('driver_version', 'unknown')}), "
             f"torch {machine['torch']}, cuDNN {machine['cudnn']}, CPython {machine['python']}, {machine['system']}",
             kernels=", ".join(sorted(wheels)) or "a development build",
-            settings="the attention function; `rotate` off, but for the rows of *Ablations* that name it",
+            settings="the attention function; `rotate` off",
             command=command,
             day=date,
         )[:-1],
@@ -228,17 +208,6 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
             *sustained_table(document),
             "",
         ]
-    if document["ablations"]:
-        lines += [
-            "## Ablations",
-            "",
-            "What an option costs: its time over that of the variant without it, less 1, round by round: median, least "
-            "and most. Then the passes' shares of the GPU's time. K smoothing is part of the statistics and cannot be "
-            "switched off; 4b adds smooth Q, ΔS and INT4 scores to 8b.",
-            "",
-        ]
-        for shape in dict.fromkeys(one["shape"]["name"] for one in document["ablations"]):
-            lines += [f"### {shape}", "", *ablation_table(document, shape), ""]
     lines += [
         "## Accuracy",
         "",

@@ -11,7 +11,6 @@ from comfy_sage2.metrics import Agreement
 from comfy_sage2.shared_report import gpu_name, without_folders, write
 
 from . import page
-from .ablations import Ablation
 from .candidates import BenchmarkCandidate
 from .speed import CandidateSpeed, ShapeResult
 from .sustained import Sustained
@@ -29,7 +28,6 @@ def build(
     accuracy_failures: dict[str, str],
     results: list[ShapeResult],
     sustained: list[Sustained],
-    ablations: list[Ablation],
     kernel_problem: str | None,
 ) -> dict[str, Any]:
     """The document, of plain values only.
@@ -49,7 +47,6 @@ def build(
         "accuracy_failures": accuracy_failures,
         "speed": [_speed(speed) for result in results for speed in result.speeds],
         "sustained": [_sustained(result) for result in sustained],
-        "ablations": [asdict(result) for result in ablations],
         "speed_failures": {result.shape.name: result.failures for result in results if result.failures},
         "kernel_times": "measured" if kernel_problem is None else kernel_problem,
     }

@@ -23,14 +23,13 @@ from comfy_sage2 import registry, shared_report
 from comfy_sage2.command_line import Parser, above_0, given_or_new_seed, output_file, output_folder, seed_number
 from comfy_sage2.options import MODES
 
-from . import ablations, accuracy, ours, peers, plot, record, settle, shapes, speed, sustained, tables
+from . import accuracy, ours, peers, plot, record, settle, shapes, speed, sustained, tables
 from .candidates import BenchmarkCandidate, FoundCandidates
 from .kernel_times import KernelTimer
 
 _ALL_SHAPES = ("paper", "video", "calls")
 _SECONDS, _QUICK_SECONDS = 270.0, 25.0
 _HEAT_SECONDS, _QUICK_HEAT_SECONDS = 30.0, 5.0
-_ABLATION_SECONDS = 15.0
 _SUSTAINED = ("wan-1.3b-480p", "wan-14b-720p", "d64-n8192")
 _NONE = "none"
 
@@ -60,13 +59,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="shapes on which each runs alone for 2 seconds, or none "
         f"(default: {', '.join(_SUSTAINED)}; --quick: none)",
     )
-    parser.add_argument(
-        "--ablations",
-        nargs="*",
-        metavar="NAME",
-        help="also measure what each part of the method costs, on these shapes "
-        f"(default: {', '.join(ablations.SHAPES)})",
-    )
     parser.add_argument("--seconds", type=above_0, help=f"time for the speeds, about (default: {_SECONDS:.0f})")
     parser.add_argument("--seed", type=seed_number, help="of the order of turns (default: another one in every run)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the result as JSON")
@@ -86,19 +78,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         options.sustained = shapes.select(_sustained_names(options))
     except ValueError as error:
         parser.error(f"argument --sustained: {error}")
-    try:
-        options.ablations = shapes.select(_ablation_names(options))
-    except ValueError as error:
-        parser.error(f"argument --ablations: {error}")
     return options
-
-
-def _ablation_names(options: argparse.Namespace) -> Sequence[str]:
-    if options.ablations:
-        named: list[str] = options.ablations
-        return named
-    asked = options.ablations is not None
-    return ablations.SHAPES[:1] if asked and options.quick else ablations.SHAPES if asked else ()
 
 
 def _sustained_names(options: argparse.Namespace) -> Sequence[str]:
@@ -183,13 +163,11 @@ def _measure(options: argparse.Namespace, found: FoundCandidates) -> dict[str, A
     kernel_timer = KernelTimer()
     results: list[speed.ShapeResult] = []
     of_sustained: list[sustained.Sustained] = []
-    of_ablations: list[ablations.Ablation] = []
     try:
         _speeds(results, options.shapes, measured, seconds, kernel_timer, rng)
         if kernel_timer.problem is not None:
             print(f"\nno kernel times: {kernel_timer.problem}")
         _sustained(of_sustained, options.sustained, measured, rng)
-        _ablations(of_ablations, options, kernel_timer, rng)
     except KeyboardInterrupt:
         print(f"\ninterrupted after {len(results)} of {len(options.shapes)} shapes: what was measured is kept")
     return record.build(
@@ -201,12 +179,11 @@ def _measure(options: argparse.Namespace, found: FoundCandidates) -> dict[str, A
         accuracy_failures=accuracy_failures,
         results=results,
         sustained=of_sustained,
-        ablations=of_ablations,
         kernel_problem=kernel_timer.problem,
     )
 
 
-# The three below add to `results` as they go: what an interruption leaves is written.
+# The two below add to `results` as they go: what an interruption leaves is written.
 def _speeds(
     results: list[speed.ShapeResult],
     chosen: Sequence[shapes.Shape],
@@ -244,21 +221,6 @@ def _sustained(
                 found, failures = [], {"all candidates": f"{type(error).__name__}: {error}"}
             results += found
             lines = [*tables.sustained_lines(found), *(f"{name}: {reason}" for name, reason in failures.items())]
-            print("\n".join(lines), flush=True)
-
-
-def _ablations(
-    results: list[ablations.Ablation], options: argparse.Namespace, kernel_timer: KernelTimer, rng: random.Random
-) -> None:
-    for shape in options.ablations:
-        for backend in ablations.backends(options.backends):
-            print(f"\n{shape}: what each part costs", flush=True)
-            try:
-                found, failures = ablations.measure(shape, backend, _ABLATION_SECONDS, kernel_timer, rng)
-            except RuntimeError as error:  # as for the speeds
-                found, failures = [], {"all variants": f"{type(error).__name__}: {error}"}
-            results += found
-            lines = [*tables.ablation_lines(found), *(f"{name}: {reason}" for name, reason in failures.items())]
             print("\n".join(lines), flush=True)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from comfy_sage2.metrics import Agreement
 
-from .ablations import Ablation
 from .accuracy import INPUTS
 from .speed import CandidateSpeed, ShapeResult
 from .sustained import Sustained
@@ -74,25 +73,6 @@ def sustained_lines(results: Sequence[Sustained]) -> Iterator[str]:
             f"{result.shape.teraflops(result.milliseconds):.0f}",
             "-" if result.watts is None else f"{result.watts:.0f}",
             "-" if result.megahertz is None else f"{result.megahertz:.0f}",
-        )
-        for result in results
-    ]
-    yield from table(header, rows)
-
-
-def ablation_lines(results: Sequence[Ablation]) -> Iterator[str]:
-    """One shape: what each option adds to a call, and how a call divides into passes."""
-    passes = list(dict.fromkeys(name for result in results for name in result.passes))
-    header = ("", "call ms", "spread", "against", "cost", "least to most", *(f"{name} ms" for name in passes))
-    rows = [
-        (
-            f"{result.backend} {result.variant}",
-            f"{result.call.median:.3f}",
-            f"{result.call.spread:.0%}",
-            result.base or "-",
-            "-" if result.cost is None else f"{result.cost.median:+.1%}",
-            "-" if result.cost is None else f"{result.cost.least:+.1%} to {result.cost.most:+.1%}",
-            *(f"{result.passes[name]:.3f}" if name in result.passes else "-" for name in passes),
         )
         for result in results
     ]

@@ -81,7 +81,6 @@ def time_in_rounds(
     kernel_timer: KernelTimer | None,
     rng: random.Random,
     clock: Callable[[], float] = time.monotonic,
-    most_rounds: int = _MOST_ROUNDS,
 ) -> dict[str, Timed]:
     """Time each subject in rounds in which every one has its turn, until `seconds` are used up: 5 rounds or more.
 
@@ -98,7 +97,7 @@ def time_in_rounds(
         name: Timed(milliseconds_to_enqueue(subject.call.run, few[name].timed)) for name, subject in subjects.items()
     }
     order = list(subjects)
-    for finished in range(1, most_rounds + 1):
+    for finished in range(1, _MOST_ROUNDS + 1):
         round_begin = clock()
         rng.shuffle(order)
         heat(_PASS_HEAT_SECONDS)

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from threads import run_in_threads
 
 from comfy_sage2.accumulators import pv_has_accumulator
 from comfy_sage2.backends.base import BoundCall
@@ -168,11 +168,7 @@ def assert_equal_in_threads(compute: Callable[[int], torch.Tensor]) -> None:
             torch.cuda.current_stream().synchronize()
         equal[index] = all(torch.equal(result, expected[index]) for result in results)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads([partial(work, index) for index in range(2)])
     assert equal == [True, True]
 
 

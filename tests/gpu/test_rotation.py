@@ -18,7 +18,7 @@ from comfy_sage2.reference.options import ReferenceOptions
 from comfy_sage2.reference.preparation import prepare
 
 from .builds import EXACT_BOUND, check, each_mode, exact, groups_of, random_qkv, relative_l1, run
-from .test_shapes import fused_qkv, masks, mostly_open_masks
+from .test_shapes import check_fused_qkv, masks, mostly_open_masks
 
 pytestmark = pytest.mark.gpu
 
@@ -148,14 +148,7 @@ def test_causal_with_grouped_heads(name: str, mode: str, head_dim: int) -> None:
 @pytest.mark.parametrize("form", ["3HD", "H3D"])
 @pytest.mark.parametrize("head_dim", [64, 72, 128, 256])
 def test_fused_qkv_in_either_layout(name: str, mode: str, head_dim: int, form: str) -> None:
-    fused, (q, k, v) = fused_qkv(form, head_dim)
-    before = fused.clone()
-    wanted, _ = exact(q, k, v)
-    for layout, order in (("BHND", (0, 1, 2, 3)), ("BNHD", (0, 2, 1, 3))):
-        out, _ = run(name, *(tensor.permute(order) for tensor in (q, k, v)), mode=mode, layout=layout, rotate=True)
-        assert out.is_contiguous()
-        assert relative_l1(out.permute(order), wanted) <= EXACT_BOUND[mode]
-    assert torch.equal(fused, before)
+    check_fused_qkv(name, mode, head_dim, form, rotate=True)
 
 
 @each_mode

@@ -33,23 +33,23 @@ def test_an_installed_distribution_comes_first(plugin: Plugin) -> None:
     assert plugin.unpacked_files() == []
 
 
-def test_a_broken_installed_distribution_is_reported_and_the_bundled_one_tried(plugin: Plugin) -> None:
+def ask_beside_installed(plugin: Plugin, code: str) -> tuple[str, str]:
+    """What is printed, and the errors, where the installed distribution of sm90 is only this code."""
     package = plugin.root / "comfy_sage2" / "comfy_sage2_sm90"
     package.mkdir()
-    (package / "__init__.py").write_text("from . import _C\n")
-    process = plugin.start("print(loader.reason_unavailable('sm90'))")
-    output, errors = process.communicate(timeout=600)
+    (package / "__init__.py").write_text(code)
+    output, errors = plugin.start("print(loader.reason_unavailable('sm90'))").communicate(timeout=600)
+    return output, errors
+
+
+def test_a_broken_installed_distribution_is_reported_and_the_bundled_one_tried(plugin: Plugin) -> None:
+    output, errors = ask_beside_installed(plugin, "from . import _C\n")
     assert "comfy_sage2_sm90 cannot be imported, trying the bundled one" in errors
     assert "SHA256SUMS cannot be read" in output
 
 
 def test_an_installed_distribution_that_lacks_a_dependency_is_not_taken_for_absent(plugin: Plugin) -> None:
-    package = plugin.root / "comfy_sage2" / "comfy_sage2_sm90"
-    package.mkdir()
-    (package / "__init__.py").write_text("import a_module_that_is_not_there\n")
-    process = plugin.start("loader.reason_unavailable('sm90')")
-    _, errors = process.communicate(timeout=600)
-    assert "a_module_that_is_not_there" in errors
+    assert "a_module_that_is_not_there" in ask_beside_installed(plugin, "import a_module_that_is_not_there\n")[1]
 
 
 def test_threads_get_one_module(plugin: Plugin) -> None:

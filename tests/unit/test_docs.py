@@ -269,7 +269,6 @@ def test_results_of_a_bench() -> None:
         "accuracy": {"sm90 8b": {"gaussian": {"cosine": 0.9993, "relative_l1": 0.0378, "rmse": 1e-3}}},
         "speed": [speed | {"candidate": "sm90 8b"}, peer | {"candidate": "torch flash"}],
         "sustained": [],
-        "ablations": [],
         "accuracy_failures": {},
         "speed_failures": {},
         "kernel_times": "measured",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
@@ -177,7 +176,7 @@ def test_it_says_who_serves_packs_that_import_sageattention(
 
 
 def test_it_names_attentions_of_other_packages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], installed: dict[str, str]
 ) -> None:
     def load() -> PeerFunctions:
         return PeerFunctions(lambda *arguments: torch.empty(0), ("BHND",))
@@ -185,14 +184,7 @@ def test_it_names_attentions_of_other_packages(
     def fail() -> PeerFunctions:
         raise AssertionError("no such GPU")
 
-    versions = {"works": "1.2", "fails": "3.4"}
-
-    def version(name: str) -> str:
-        if name not in versions:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return versions[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    installed.update({"works": "1.2", "fails": "3.4"})
     found = (Peer("one", "works", load), Peer("two", "fails", fail), Peer("three", "missing", fail))
     monkeypatch.setattr(doctor, "PEERS", found)
     doctor.main([])

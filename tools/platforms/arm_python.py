@@ -1,13 +1,10 @@
 """CPythons for aarch64: Debian's packages, run by qemu-user.
 
-    python -m tools.platforms.arm_python [--folder build/platforms]
-
 Needs qemu-aarch64 (apt-get install qemu-user), apt-get and dpkg-deb, and no rights.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from pathlib import Path
 
@@ -38,13 +35,3 @@ def prepare(folder: Path = FOLDER) -> None:
     """Put all of them together, and say what they are. Unavailable when something cannot be fetched."""
     for version in VERSIONS:
         print(interpreter(version, folder).describe())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Put together CPythons for aarch64.")
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    prepare(parser.parse_args().folder)
-
-
-if __name__ == "__main__":
-    main()

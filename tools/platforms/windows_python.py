@@ -1,15 +1,12 @@
 """CPythons for Windows that wine runs, put together of published parts.
 
-    python -m tools.platforms.windows_python [--folder build/platforms]
-
 The interpreter's own libraries are python.org's, as the wheels of panda3d carry them; the standard library is that of
 a CPython of the same minor version on this machine; python.exe is five lines, compiled with zig. Needs wine
-(apt-get install wine64 wine), and pip, uv and ziglang in the Python that runs this script.
+(apt-get install wine64 wine), and pip, uv and ziglang in the Python that runs this module.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import os
@@ -236,13 +233,3 @@ def prepare(folder: Path = FOLDER) -> None:
         else:
             print(python.describe())
     tested(folder)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Put together CPythons for Windows.")
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    prepare(parser.parse_args().folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import subprocess
@@ -283,24 +282,17 @@ def test_times_of_an_earlier_version_are_not_used_and_the_log_says_so(
     assert machine.measured == [0]
 
 
-def test_another_package_is_measured_anew(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_package_is_measured_anew(machine: Machine, installed: dict[str, str]) -> None:
     """Installed, removed or updated: its times may be others."""
-    versions = {"comfy-kitchen": "0.2.31"}
-
-    def version(name: str) -> str:
-        if name not in versions:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return versions[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    installed["comfy-kitchen"] = "0.2.31"
     machine.ask()
     for found in ({"comfy-kitchen": "0.2.40"}, {"comfy-kitchen": "0.2.40", "sageattention": "2.2.0"}, {}):
-        versions.clear()
-        versions.update(found)
+        installed.clear()
+        installed.update(found)
         machine.restart()
         machine.ask()
     assert machine.measured == [0] * 4
-    versions["sageattention"] = "2.2.0+comfy.sage2"  # this pack's own module
+    installed["sageattention"] = "2.2.0+comfy.sage2"  # this pack's own module
     machine.restart()
     machine.ask()
     assert machine.measured == [0] * 4

@@ -49,7 +49,6 @@ def document() -> Any:
         accuracies={"sm90 8b": {"gaussian": Agreement(0.9993, 0.0375, 9.8e-4)}},
         accuracy_failures={},
         results=[result(PAPER), result(CAUSAL), result(WAN)],
-        ablations=[],
         sustained=[
             Sustained(WAN, "sm90 8b", "call", 125.0, 689.4, 1808.0),
             Sustained(WAN, "torch flash", "call", 350.0, None, None),

@@ -20,7 +20,7 @@ from comfy_sage2.policy.signature import Signature
 from lab.capture.handler import Capture
 from lab.capture.recorder import CaptureBounds
 
-from .calls import Container, ones, qkv, serve_by, session_with
+from .calls import Container, added, ones, qkv, serve_by, session_with
 
 
 @pytest.fixture
@@ -188,11 +188,6 @@ def test_a_compiled_graph_computes_as_the_node_says(comfyui_module: Any, options
 
 
 def test_compiled_training_gets_its_gradients() -> None:
-    def added(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
-    ) -> torch.Tensor:
-        return q + k + v
-
     session = session_with()
     block = Block(make_override(session))
     block.function = added

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 import torch
+from threads import run_in_threads
 
 from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.reference import ReferenceBackend
@@ -18,7 +18,7 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.policy.calibrated import Cell, Policy
 from comfy_sage2.policy.signature import Signature
 
-from .calls import SIGMAS, call, node_session, ones, qkv, reasons, serve_by, session_with
+from .calls import SIGMAS, added, call, node_session, ones, qkv, reasons, serve_by, session_with
 
 FALLBACKS = [
     ("low_precision_attention=False", qkv(), {"low_precision_attention": False}, {}),
@@ -143,12 +143,6 @@ def test_measuring_without_memory_leaves_the_sampling_alone(
 
 def test_training_gets_its_gradients() -> None:
     """Quantized attention has none: ComfyUI's training nodes sample with gradients."""
-
-    def added(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: torch.Tensor | None = None, **kwargs: Any
-    ) -> torch.Tensor:
-        return q + k + v
-
     session = session_with()
     q, k, v = (tensor.requires_grad_() for tensor in qkv())
     call(session, q, k, v, 2, func=added).sum().backward()
@@ -293,11 +287,7 @@ def test_threads_share_the_record_but_not_layers() -> None:
                 for _ in range(4):
                     override(ones, *tensors, 2, _inside_attn_wrapper=True, transformer_options={})
 
-    threads = [threading.Thread(target=forward_passes) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads([forward_passes] * 4)
     summary = session.record.summary()
     assert summary.calls == 80 and summary.layers == 4
 

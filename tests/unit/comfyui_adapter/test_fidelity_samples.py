@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from threads import run_in_threads
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from comfy_sage2.comfyui.adapter import memory
@@ -170,11 +171,7 @@ def test_threads_take_turns() -> None:
                     probe.take(layer, SampledCall("call", "8b", "x", None, "y"), torch.tensor([0.999, 0.01, 0.01]))
             probe.finish(0)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads([run] * 4)
     assert {taken.count(layer) for layer in range(LAYERS)} <= {33, 34}
     assert fidelities.summary[0].startswith(f"Guard: {1 + 100} samples of 3 layers")
 

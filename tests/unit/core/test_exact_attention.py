@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from comfy_sage2.reference import exact
+from comfy_sage2.reference.active_blocks import mask_skipped_blocks_
 from comfy_sage2.reference.exact import exact_attention
 
 pytestmark = pytest.mark.usefixtures("fresh_seed")
@@ -97,7 +98,7 @@ def test_the_sizes_are_of_several_parts() -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_blocks_of_several_parts(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, skip = list[int](), exact.mask_skipped_blocks_
+    sizes, skip = list[int](), mask_skipped_blocks_
 
     def skipped(scores: torch.Tensor, *places: Any) -> torch.Tensor:
         sizes.append(scores.numel())

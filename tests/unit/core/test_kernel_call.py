@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from recorder import BYTES_A_HEAD, STREAM, Recorder, kernel_call, misaligned
+from threads import run_in_threads
 
 from comfy_sage2.backends import kernel_call as kernel_call_module
 from comfy_sage2.backends import parts
@@ -206,11 +208,7 @@ def test_threads_share_a_call() -> None:
         for _ in range(20):
             mine.append((own, call.run(*own)[0]))
 
-    threads = [threading.Thread(target=work, args=(copies,)) for copies in (False, True, False, True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads([partial(work, copies) for copies in (False, True, False, True)])
     assert len(kept) == 4 and len(module.calls) == 80
     for identity, mine in kept.items():
         calls = [found for found in module.calls if found["thread"] == identity]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from threads import run_in_threads
 from watched_backend import Watched, planned, refused, signature
 
 import comfy_sage2
@@ -305,11 +306,7 @@ class TestOnce:
             start.wait()
             found.extend(comfy_sage2.attention(q, k, k) for _ in range(50))
 
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads([work] * 2)
         assert len(found) == 100 and all((out == 1.0).all() for out in found)
         assert 1 <= len(kernel.bound) <= 2
         assert plan(signature()) is plan(signature())

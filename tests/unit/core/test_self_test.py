@@ -106,15 +106,14 @@ def test_two_gpus_keep_their_own_results(machine: Machine) -> None:
     assert [index for index, _ in machine.asked] == [0, 1]
 
 
+def request_of_hopper() -> AttentionRequest:
+    minimal = AttentionRequest.minimal(torch.device("cpu"), AttentionOptions())
+    return replace(minimal, device_type="cuda", device_index=0, capability=(9, 0))
+
+
 def test_a_module_that_fails_is_not_used_and_tested_again_by_the_next_process(machine: Machine) -> None:
     machine.wrong = [WRONG, "another"]
-    backend = KernelBackend("sm90", ((9, 0),))
-    request = replace(
-        AttentionRequest.minimal(torch.device("cpu"), AttentionOptions()),
-        device_type="cuda",
-        device_index=0,
-        capability=(9, 0),
-    )
+    backend, request = KernelBackend("sm90", ((9, 0),)), request_of_hopper()
     reason = backend.reason_against(request)
     assert reason is not None
     assert reason.startswith(f"[SA-113] the self-test of these kernels failed on this GPU: {WRONG} (2 of 6 findings)")
@@ -167,13 +166,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Calls as a backend binds them now."""
     monkeypatch.setattr(kernels, "KernelCall", Bound)
     monkeypatch.setattr(Bound, "made", 0)
-    backend = KernelBackend("sm90", ((9, 0),))
-    request = replace(
-        AttentionRequest.minimal(torch.device("cpu"), AttentionOptions()),
-        device_type="cuda",
-        device_index=0,
-        capability=(9, 0),
-    )
+    backend, request = KernelBackend("sm90", ((9, 0),)), request_of_hopper()
     assert backend.reason_against(request) is None
     form = TensorForm.of(torch.empty(1, 1, 1, 1))
     return backend.bind(CallSignature(AttentionOptions(), None, False, False, form, form, form), request)

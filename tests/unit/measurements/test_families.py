@@ -15,6 +15,7 @@ from lab.measurements.families.declared import FAMILIES
 from lab.measurements.families.findings import FamilyRow, Findings, Served, TimedSteps
 from lab.measurements.families.models import fill
 from lab.measurements.families.page import document
+from lab.measurements.families.paper import MODELS
 from lab.measurements.overrides import attention_for_nothing
 
 
@@ -103,3 +104,13 @@ def test_the_page_compares_medians() -> None:
     text = document(findings(TimedSteps(5000, seconds, "2 sm90 · 8b", 7.0), is_gpu=True))
     assert "Not run on a GPU" not in text
     assert "| 5000 | 3.000 (2.000 to 9.000) | 1.500 (1.000 to 2.000) | 0.500 (0.500 to 0.500) | 2.00 |" in text
+
+
+def test_names_differ_and_large_models_say_how_many_layers_they_have() -> None:
+    assert len({family.name for family in MODELS}) == len(MODELS) == 6
+    assert {family.name.split(",")[0]: family.real.layers for family in MODELS if family.real.fewer} == {
+        "CogVideoX1.5-5B": "5 of 42",
+        "HunyuanVideo": "1 + 1 of 20 + 40",
+        "Mochi": "8 of 48",
+    }
+    assert {family.real.layers for family in MODELS if not family.real.fewer} == {"all"}

@@ -40,7 +40,6 @@ def document() -> dict[str, Any]:
             for name in CANDIDATES
         ],
         "sustained": [],
-        "ablations": [],
         "speed_failures": {},
         "kernel_times": "measured",
     }  # fmt: skip

@@ -113,19 +113,32 @@ def test_one_that_is_in_use_is_brought_up_to_date(tmp_path: Path, monkeypatch: p
     assert user.returncode == 0 and Environment(tmp_path / "venv", "b").is_current
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has another number for it")
-def test_one_that_cannot_be_replaced_while_it_is_in_use_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        pytest.param(
+            OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY), os.path.join("bin", "python")),
+            r"bin/python'\. If it is in use, end what runs in it, .* run this again$",
+            marks=pytest.mark.skipif(sys.platform == "win32", reason="Windows has another number for it"),
+            id="in use",
+        ),
+        pytest.param(
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "venv cannot be made: .*No space left", id="a full disk"
+        ),
+    ],
+)
+def test_one_that_cannot_be_created_is_one_line(
+    error: OSError, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Builder:
         def __init__(self, **options: object) -> None:
             pass
 
         def create(self, folder: Path) -> None:
-            raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY), str(folder / "bin" / "python"))
+            raise error
 
     monkeypatch.setattr(venv, "EnvBuilder", Builder)
-    with pytest.raises(Unavailable, match=r"bin/python'\. If it is in use, end what runs in it, .* run this again$"):
+    with pytest.raises(Unavailable, match=message):
         Environment(tmp_path / "venv", "a").make("test", ["works"])
 
 
@@ -193,19 +206,6 @@ def test_after_the_time_for_fetching_nothing_is_fetched(
         Environment(tmp_path / "venv", "a").make("test", ["hangs"])
     monkeypatch.setenv(UNTIL, "tomorrow")
     with pytest.raises(SystemExit, match="must be seconds since the epoch, got 'tomorrow'"):
-        Environment(tmp_path / "venv", "a").make("test", ["works"])
-
-
-def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Builder:
-        def __init__(self, **options: object) -> None:
-            pass
-
-        def create(self, folder: Path) -> None:
-            raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(venv, "EnvBuilder", Builder)
-    with pytest.raises(Unavailable, match=r"venv cannot be made: .*No space left"):
         Environment(tmp_path / "venv", "a").make("test", ["works"])
 
 

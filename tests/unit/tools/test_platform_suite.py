@@ -11,16 +11,9 @@ from typing import Any
 import pytest
 
 from tools import suite as suites
-from tools import test_summary
 from tools.fetching import Unavailable
 from tools.platforms import arm_python, debian, suite, windows_python
 from tools.platforms.foreign_python import ForeignPython
-
-
-@pytest.fixture
-def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(test_summary, "FOLDER", tmp_path / "records")
-    return tmp_path / "records"
 
 
 @pytest.fixture

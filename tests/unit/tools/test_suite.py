@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,16 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tools import suite, test_summary
+from tools import suite
 from tools.comfyui import clone, folders
 from tools.comfyui import suite as comfyui_suite
+from tools.environment import Environment
 from tools.fetching import Unavailable
 
-
-@pytest.fixture(autouse=True)
-def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(test_summary, "FOLDER", tmp_path / "records")
-    return tmp_path / "records"
+pytestmark = pytest.mark.usefixtures("records")
 
 
 @pytest.fixture
@@ -36,6 +34,31 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def offline(*args: object, **options: object) -> None:
     raise Unavailable("no network")
+
+
+REQUIREMENTS = Path(__file__).parents[3] / "requirements" / "torch-2.6.txt"
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_suite_without_its_environment_is_told_and_one_with_it_is_run(
+    is_there: bool, ran: list[str], records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Environment, "make", offline)
+    monkeypatch.setattr(Environment, "is_current", is_there)
+    options = ["--venv", str(tmp_path / "venv"), "--requirements", str(REQUIREMENTS), "--minutes", "1"]
+    monkeypatch.setattr(sys, "argv", ["suite", "torch-2.6", *options, "--", "-n", "2", "tests/unit/core"])
+    assert suite.main() == int(is_there), "a test that fails, fails"
+    assert ran == ["torch-2.6"] * is_there
+    if not is_there:
+        record = json.loads((records / "torch-2.6.json").read_text(encoding="utf-8"))
+        assert record["skipped_as_a_whole"] == {"torch-2.6": {"no network": 0}} and not record["counts"]["failed"]
+
+
+@pytest.mark.parametrize(("gigabytes", "seconds", "reason"), [(1e9, 60.0, "GB of disk are free"), (0, 0.0, "no time")])
+def test_a_full_disk_and_no_time_are_reasons(gigabytes: float, seconds: float, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=reason):
+        suite.make_environment(tmp_path / "venv", REQUIREMENTS, seconds, gigabytes)
+    assert not (tmp_path / "venv").exists()
 
 
 def test_comfyuis_environment_that_cannot_be_made(

@@ -70,11 +70,10 @@ def test_errors_count_as_failed() -> None:
     assert not good and text.splitlines()[-1] == "tests: 7 passed, 3 failed, 1 skipped"
 
 
-def test_a_suite_that_could_not_be_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_summary, "FOLDER", tmp_path / "records")
+def test_a_suite_that_could_not_be_run_is_named(records: Path) -> None:
     told = test_summary.not_tested("torch-2.6", "pip has no network")
     assert told == "*** NOT TESTED: TORCH-2.6: pip has no network ***"
-    written = json.loads((tmp_path / "records" / "torch-2.6.json").read_text(encoding="utf-8"))
+    written = json.loads((records / "torch-2.6.json").read_text(encoding="utf-8"))
     text, good = summary({"unit": suite(12), "torch-2.6": written})
     assert good and told in text and text.splitlines()[-1] == "tests: 12 passed, 0 failed, 0 skipped"
 

@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from comfy_sage2 import plan as planning
-from comfy_sage2.backends.base import BoundCall
 from comfy_sage2.backends.reference import ReferenceBackend, ReferenceCall
 from comfy_sage2.integrations.sageattention import functions as typed
 from comfy_sage2.integrations.sageattention import serving
@@ -111,27 +110,20 @@ def test_calls_that_need_gradients_are_torchs_and_have_them() -> None:
 
 
 @pytest.mark.usefixtures("reference")
-def test_a_kernel_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*args: object, **options: object) -> torch.Tensor:
-        raise RuntimeError("launch\nfailure")
+@pytest.mark.parametrize(
+    ("owner", "method", "message"),
+    [(ReferenceCall, "compute", "launch\nfailure"), (ReferenceBackend, "bind", "no image for this device")],
+    ids=["in the call", "where the call is planned"],
+)
+def test_a_kernel_that_fails(owner: type, method: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: object, **options: object) -> Any:
+        raise RuntimeError(message)
 
-    monkeypatch.setattr(ReferenceCall, "compute", failing)
+    monkeypatch.setattr(owner, method, failing)
     q, k, v = qkv(1, 2, 8, 32)
     torch.testing.assert_close(functions.sageattn(q, k, v), scaled_dot_product_attention(q, k, v))
-    assert "[SA-310] the kernel failed: launch\\nfailure" in serving.calls.lines()[1]
-
-
-@pytest.mark.usefixtures("reference")
-def test_a_kernel_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That comes up where the call is planned, before it is run."""
-
-    def failing(*args: object) -> BoundCall:
-        raise RuntimeError("no image for this device")
-
-    monkeypatch.setattr(ReferenceBackend, "bind", failing)
-    q, k, v = qkv(1, 2, 9, 32)
-    torch.testing.assert_close(functions.sageattn(q, k, v), scaled_dot_product_attention(q, k, v))
-    assert "[SA-310] the kernel failed: no image for this device" in serving.calls.lines()[1]
+    escaped = message.replace("\n", "\\n")
+    assert f"[SA-310] the kernel failed: {escaped}" in serving.calls.lines()[1]
 
 
 @pytest.mark.usefixtures("reference")

@@ -1,4 +1,4 @@
-"""The parts of `python -m lab end-to-end` that need no ComfyUI: overrides, and the table."""
+"""Other attentions in the place of ComfyUI's: layouts, masks, peers that cannot be had."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import comfy_sage2
 from comfy_sage2.block_mask import BlockMask
-from lab.measurements import end_to_end, overrides
-from lab.measurements.end_to_end import Steps
-from lab.measurements.families.paper import MODELS
+from lab.measurements import overrides
 from lab.measurements.overrides import override_of
-from lab.measurements.sampling_steps import DEFAULT, NOTHING
 
 HEADS = 4
 
@@ -73,52 +70,6 @@ def test_peers_that_cannot_be_had_say_why(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(overrides, "_MAKERS", {"one": lambda: never, "two": broken})
     found, missing = overrides.peers()
     assert found == {"one": never} and missing == {"two": "OSError: lib.so: undefined symbol"}
-
-
-def test_the_table_is_sorted_and_knows_what_is_possible() -> None:
-    steps = Steps("Flux", "all", 4608)
-    steps.seconds = {DEFAULT: [10.0, 9.0, 11.0], "this node, 8b": [6.0], NOTHING: [2.0], "slow": [12.0]}
-    rows = list(end_to_end.table([steps]))[2:]
-    assert [row.split(" | ")[3] for row in rows] == ["slow", DEFAULT, "this node, 8b", NOTHING]
-    assert rows[2] == "| Flux | all | 4,608 | this node, 8b | 6.000 | 6.000 to 6.000 | 1.67 | 50% |"
-    assert rows[1].endswith("| 10.000 | 9.000 to 11.000 | 1.00 | – |")
-    assert rows[0].endswith("| 0.83 | −25% |") and rows[3].endswith("| 5.00 | – |")
-
-
-def test_the_page_says_what_is_missing() -> None:
-    steps = Steps("Flux", "all", 4608, {DEFAULT: [1.0]}, {"cuDNN": "ImportError: none"})
-    text = end_to_end.page(
-        [steps], {"Mochi": "RuntimeError: no memory"}, "a GPU, ComfyUI 0.33.0", "sm90 1.0.0", 5, "python -m lab x"
-    )
-    assert "- Machine: a GPU, ComfyUI 0.33.0." in text and "- Command: `python -m lab x`" in text
-    assert "- Mochi: RuntimeError: no memory\n- Flux: cuDNN: ImportError: none\n" in text
-
-
-def test_names_differ_and_large_models_say_how_many_layers_they_have() -> None:
-    assert len({family.name for family in MODELS}) == len(MODELS) == 6
-    assert {family.name.split(",")[0]: family.real.layers for family in MODELS if family.real.fewer} == {
-        "CogVideoX1.5-5B": "5 of 42",
-        "HunyuanVideo": "1 + 1 of 20 + 40",
-        "Mochi": "8 of 48",
-    }
-    assert {family.real.layers for family in MODELS if not family.real.fewer} == {"all"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--only", "sora"], "no model has 'sora' in its name: CogVideoX-2B"),
-        ([], "the real shapes need a GPU"),
-        (["--tiny", "--results", "out"], "leave it out with --tiny"),
-    ],
-)
-def test_wrong_arguments(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="2"):
-        end_to_end._parse(arguments)
-    assert message in capsys.readouterr().err
 
 
 def test_half_of_the_blocks_of_self_attention(monkeypatch: pytest.MonkeyPatch, fresh_seed: int) -> None:

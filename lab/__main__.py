@@ -12,6 +12,10 @@ COMMANDS = {
     "eval": ("lab.evaluation.run", "measure how close quantized attention is to full precision"),
     "steps": ("lab.measurements.sampling_steps", "measure seconds a sampling step of Wan 2.1 in ComfyUI"),
     "families": ("lab.measurements.families.run", "say what the node serves and saves in each model family"),
+    "exactness": (
+        "lab.measurements.exactness",
+        "show what rotation, masked keys and the order of sums do to the error",
+    ),
     "sparse": ("lab.measurements.sparse", "sample whole videos with sparse attention, by bounds and by shares"),
     "lists": ("lab.measurements.list_times", "measure how much faster calls with block masks are than dense ones"),
     "builds": ("lab.measurements.kernel_builds", "compare whole calls of several builds of the kernels"),

@@ -90,8 +90,9 @@ def declared_calls(server: ComfyServer) -> int:
         ({"mode": "off"}, CALLS, 0),
         ({"respect_model_attention": True}, CALLS, 0),
         ({"backend": "auto"}, CALLS, 0),
+        ({"mode": "exact", "backend": "auto"}, CALLS, 0),
     ],
-    ids=["none", "8b", "half of the steps", "off", "respected", "idle on a CPU"],
+    ids=["none", "8b", "half of the steps", "off", "respected", "idle on a CPU", "exact, idle on a CPU"],
 )
 def test_who_serves_where_the_file_declares_an_attention(
     newer: ComfyServer, config: str, options: dict[str, Any] | None, declared: int, served: int

@@ -112,7 +112,7 @@ gpu-tests: environment
 
 # What cannot be had is told. TORCH_MINUTES is for making each environment; 0 takes only those that are there. One takes
 # some 6 GB, and pip keeps what it fetches, packed, beside it until the end.
-TORCH_MINUTES ?= 15
+TORCH_MINUTES ?= 10
 torch-tests:
 	@$(MAKE) --no-print-directory --keep-going $(TORCH_VERSIONS:%=torch-tests-%)
 

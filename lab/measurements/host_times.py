@@ -49,13 +49,18 @@ def compiled(folder: Path, python: str) -> dict[str, str]:
     CalledProcessError without g++, which has to be there.
     """
     from tools.build_kernels import build
-    from tools.kernel_table import read
+    from tools.kernel_table import BUILD_FILE, build_info, read
 
+    architecture = read(ARCHITECTURE)
+    info = build_info(
+        architecture, target=architecture.target(None), toolchain="none", driver=architecture.minimum_driver
+    )
     # Device images are never run here: any bytes will do.
     wheel = folder / "images.zip"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for cubin in read(ARCHITECTURE).cubins:
+        for cubin in architecture.cubins:
             archive.writestr(f"{cubin.name}.cubin.xz", lzma.compress(b"an image"))
+        archive.writestr(f"comfy_sage2_{ARCHITECTURE}/{BUILD_FILE}", json.dumps(info))
     build(ARCHITECTURE, None, folder, python=python, images=wheel, jobs=2)
     driver = folder / "libcuda.so.1"
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(driver), str(DRIVER)]

@@ -99,7 +99,8 @@ comfyui-tests: environment
 # Both suites are also in `make test`; here they write their figures down.
 faults: environment host-environment
 	@rm -rf build/reliability
-	$(PYTEST) -n 2 --dist loadfile tests/unit/fuzz tests/comfyui/test_faults.py
+	$(PYTEST) -n 2 --dist loadfile tests/unit/fuzz tests/unit/integrations/drop_in/test_random_calls.py \
+		tests/comfyui/test_faults.py
 	$(RUN) -m tools.reliability
 
 # For a night: all tests once with their lines counted, then MOST mistakes of each part, others every day.

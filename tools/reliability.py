@@ -1,4 +1,4 @@
-"""What the fuzz and the fault injection tried and found wrong, as docs/results/reliability.md.
+"""What the fuzz, the fault injection and random calls tried and found wrong, as docs/results/reliability.md.
 
     python -m tools.reliability
 
@@ -23,7 +23,9 @@ HEAD = """# What was tried to break the pack
 Fuzz: each input got that many random texts, documents or files, fresh in every run. Wrong is anything but a result \
 that fits or the documented error, in one printable line. Faults: a failure was put into a sampling of a real ComfyUI, \
 with the guard on and off. Wrong is a server that does not answer, another error than the injected one, or a next \
-sampling that is not bit-identical to one before the fault.
+sampling that is not bit-identical to one before the fault. sageattention: each function got that many random calls, \
+the same in every run, of layouts, dtypes, masks, scales and sizes. Wrong is a call that raises, or whose output \
+differs from attention in float64 by more than the mode's error.
 
 | suite | what | tried | wrong |
 | --- | --- | --- | --- |

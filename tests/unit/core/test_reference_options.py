@@ -37,7 +37,7 @@ IN_16_BITS = {**IN_FP16, "v_format": FP32, "p_maximum": 64.0, "accumulator": ACC
         ({"pv": "mxfp8"}, {**IN_FP8, "accumulator": ACCUMULATE_FP32}),
         ({"pv": "fp16"}, {**IN_FP16, "accumulator": ACCUMULATE_FP32}),
     ],
-    ids=str,
+    ids=["nothing", "fp8", "fp16 sums", "int8", "mxfp8", "fp16"],
 )
 def test_products_of_p_and_v(mode: str, chosen: dict[str, str], wanted: dict[str, Any]) -> None:
     found = ReferenceOptions.of(AttentionOptions(mode, **chosen))  # type: ignore[arg-type]
@@ -56,7 +56,9 @@ def test_fp16_sums_of_fp16_products(mode: str, pv: str) -> None:
 
 @pytest.mark.parametrize("pv", ["auto", "fp16"])
 @pytest.mark.parametrize(
-    ("dtype", "p_format"), [(torch.float16, FP16), (torch.bfloat16, BF16), (torch.float32, FP32)], ids=str
+    ("dtype", "p_format"),
+    [(torch.float16, FP16), (torch.bfloat16, BF16), (torch.float32, FP32)],
+    ids=["fp16", "bf16", "fp32"],
 )
 def test_precise_keeps_v(pv: str, dtype: torch.dtype, p_format: object) -> None:
     options = AttentionOptions("precise", pv=pv, pv_accumulator="fp32", smooth_v=True)

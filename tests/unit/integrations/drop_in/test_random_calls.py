@@ -254,7 +254,7 @@ def packed(chance: random.Random, name: str) -> tuple[set[str], str]:
     wanted, magnitude = torch.zeros(q.shape, dtype=torch.float64), 0.0
     edges = [one.tolist() for one in starts]
     for a, b, c, d in zip(edges[0], edges[0][1:], edges[1], edges[1][1:], strict=False):
-        part = Draw(*(one.transpose(0, 1) for one in (q[a:b], k[c:d], v[c:d])), None, options)
+        part = Draw(q[a:b].transpose(0, 1), k[c:d].transpose(0, 1), v[c:d].transpose(0, 1), None, options)
         one, _, size = exact(part)
         wanted[a:b], magnitude = one.transpose(0, 1), magnitude + float(size.sum())
     v.requires_grad_(needs_gradient)

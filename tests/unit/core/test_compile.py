@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +26,7 @@ def block(
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test takes compiled code that another process, maybe of another torch, left in the folder of all of them."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 

@@ -94,7 +94,7 @@ class _Package:
             )
         return unpacked
 
-    def object(self, name: str) -> dict[str, Any] | None:
+    def json_object(self, name: str) -> dict[str, Any] | None:
         """A JSON file, or None where it is not."""
         if name not in self.members:
             return None
@@ -127,13 +127,13 @@ def _package(wheel: bytes, wheel_name: str, part: str) -> Iterator[_Package]:
 def read_images(wheel: bytes, wheel_name: str, architecture: str) -> Images:
     """The device images in a wheel's bytes. KernelUnavailable when it is damaged, or no wheel of this architecture."""
     with _package(wheel, wheel_name, architecture) as package:
-        build = package.object(_BUILD)
+        build = package.json_object(_BUILD)
         images = [name for name in package.members if name.endswith(_IMAGE)]
         if build is None or not images:
             raise KernelUnavailable(
-                f"[SA-106] {wheel_name} is not a wheel of {architecture} kernels: expected at least one {_IMAGE} file "
-                f"and {_BUILD} in comfy_sage2_{architecture}/, got {len(images)} and "
-                f"{'no ' if build is None else ''}{_BUILD}; {REINSTALL}"
+                f"[SA-106] {wheel_name} is not a wheel of {architecture} kernels: expected {_BUILD} and at least one "
+                f"{_IMAGE} file in comfy_sage2_{architecture}/, got {'no ' if build is None else ''}{_BUILD} and "
+                f"{len(images)} such files; {REINSTALL}"
             )
         return Images({name.removesuffix(_IMAGE): package.unpacked(name) for name in images}, build)
 
@@ -141,11 +141,11 @@ def read_images(wheel: bytes, wheel_name: str, architecture: str) -> Images:
 def read_host(wheel: bytes, wheel_name: str) -> HostModule:
     """The host module for this Python in a wheel's bytes. KernelUnavailable when it is damaged, or has none."""
     with _package(wheel, wheel_name, HOST) as package:
-        sizes = package.object(_SIZES)
+        sizes = package.json_object(_SIZES)
         if not sizes or _ARCHIVE not in package.members:
             raise KernelUnavailable(
-                f"[SA-106] {wheel_name} is not a wheel of host modules: expected {_ARCHIVE} and {_SIZES}, which names "
-                f"them, in comfy_sage2_{HOST}/; {REINSTALL}"
+                f"[SA-106] {wheel_name} is not a wheel of host modules: comfy_sage2_{HOST}/ must have {_ARCHIVE}, and "
+                f"{_SIZES} with the modules in it; {REINSTALL}"
             )
         own = (f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
         name = next((name for name in own if name in sizes), None)

@@ -53,7 +53,9 @@ def test_a_host_wheel_gives_the_module_of_this_python() -> None:
 
 
 def test_the_one_kind_of_wheel_is_not_the_other() -> None:
-    with pytest.raises(KernelUnavailable, match=r"is not a wheel of sm90 kernels: .* got 0 and no build\.json"):
+    with pytest.raises(
+        KernelUnavailable, match=r"is not a wheel of sm90 kernels: .* got no build\.json and 0 such files"
+    ):
         contents.read_images(_host(), "a.whl", "sm90")
     with pytest.raises(KernelUnavailable, match="is not a wheel of host modules"):
         contents.read_host(_images(), "a.whl")
@@ -88,7 +90,10 @@ def test_a_damaged_description_is_named(build: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("files", "found"),
-    [({"a.cubin.xz": lzma.compress(IMAGE)}, r"got 1 and no build\.json"), ({"build.json": BUILD}, r"got 0 and build")],
+    [
+        ({"a.cubin.xz": lzma.compress(IMAGE)}, r"got no build\.json and 1 such files"),
+        ({"build.json": BUILD}, r"got build\.json and 0 such files"),
+    ],
 )
 def test_images_and_their_description_come_together(files: dict[str, bytes], found: str) -> None:
     with pytest.raises(KernelUnavailable, match=found):

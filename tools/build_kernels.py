@@ -82,6 +82,7 @@ def _unpack_images(wheel: Path, architecture: kernel_table.Architecture, package
 
     SystemExit unless they are those of csrc/.
     """
+    build = f"{package.name}/{kernel_table.BUILD_FILE}"
     with zipfile.ZipFile(wheel) as archive:
         images = {Path(name).name: name for name in archive.namelist() if name.endswith(".cubin.xz")}
         wanted = {f"{cubin.name}.cubin.xz" for cubin in architecture.cubins}
@@ -89,10 +90,11 @@ def _unpack_images(wheel: Path, architecture: kernel_table.Architecture, package
             raise SystemExit(
                 f"{wheel.name} must hold {', '.join(sorted(wanted))}, it holds {', '.join(sorted(images))}"
             )
+        if build not in archive.namelist():
+            raise SystemExit(f"{wheel.name} must hold {build}: give a wheel of this architecture, of 5.0.0 or newer")
         for name, member in images.items():
             (package / name).write_bytes(archive.read(member))
-        build = archive.read(f"{package.name}/{kernel_table.BUILD_FILE}")
-        (package / kernel_table.BUILD_FILE).write_bytes(build)
+        (package / kernel_table.BUILD_FILE).write_bytes(archive.read(build))
     return {package / name for name in wanted}
 
 

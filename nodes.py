@@ -117,9 +117,9 @@ class SageAttention2(io.ComfyNode):
                         default="auto",
                         optional=True,
                         tooltip="Mixes the channels of queries and keys before quantization. auto: in the attention "
-                        "heads that get closer to full precision by it, chosen by a sample in each call. On "
-                        "an H100 a call takes 10 to 60 microseconds longer than with off. on: in all heads. off: in "
-                        "none, as in the paper. API prompts without this input keep it off.",
+                        "heads that get closer to full precision by it. The kernel looks at a sample of each head in "
+                        "each call, so on an H100 a call takes 10 to 60 microseconds longer than with off. on: in all "
+                        "heads. off: in none, as in the paper. API prompts without this input keep it off.",
                     )
                 ),
                 advanced(

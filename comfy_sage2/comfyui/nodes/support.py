@@ -123,9 +123,9 @@ def dense_percent_input() -> io.Input:
             max=1.0,
             step=0.01,
             optional=True,
-            tooltip="Share of this sampler's steps in which sparse skips nothing yet. 0.2 of 20 steps computes the "
-            "first 4 whole, which decide what the video shows. Where several samplers share one schedule, each counts "
-            "its own steps.",
+            tooltip="Share of this sampler's steps in which sparse leaves nothing out yet. With 0.2 and 20 steps "
+            "these are the first 4, which decide what the video shows. Where several samplers share one schedule, each "
+            "counts its own steps.",
         )
     )
 

@@ -119,11 +119,14 @@ def main() -> int:
     parser.add_argument("--keep-executed", action="store_true", help="what each test executes is known from before")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if not arguments.keep_executed:
+    if arguments.keep_executed:
+        tests = selection.without_removed(selection.read())
+    else:
         selection.write_down()
+        tests = selection.read()
     with tempfile.TemporaryDirectory(prefix="comfy-sage2-mutation-") as folder:
         copies = [Copy.make(Path(folder)) for _ in range(arguments.jobs)]
-        trials = Trials(selection.read(), copies)
+        trials = Trials(tests, copies)
         for part in arguments.part or report.PARTS:
             mutants = of_part(part)
             left = [mutant for mutant in mutants if not report.is_equivalent(mutant)]

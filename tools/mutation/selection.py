@@ -67,6 +67,16 @@ def read() -> list[Executed]:
     return sorted(tests, key=lambda test: (test.seconds, test.name))
 
 
+def without_removed(tests: Iterable[Executed]) -> list[Executed]:
+    """Those that pytest still finds: a name that it does not know ends a run as a mistake would.
+
+    subprocess.CalledProcessError where the tests cannot be collected.
+    """
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *TESTS]
+    found = set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines())
+    return [test for test in tests if test.name in found]
+
+
 def tests_of(mutant: Mutant, tests: Iterable[Executed], seconds: float) -> list[Executed]:
     """The tests that execute the place, or else its file, as many as take `seconds` together."""
     tests = list(tests)

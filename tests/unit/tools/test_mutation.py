@@ -140,6 +140,14 @@ def test_a_mistake_that_a_test_notices_and_one_that_none_does(
     assert list(tmp_path.glob("copy-*/trial-*")) == []
 
 
+def test_tests_that_were_removed_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_there():\n    pass\n", encoding="utf-8")
+    monkeypatch.setattr(selection, "ROOT", tmp_path)
+    monkeypatch.setattr(selection, "TESTS", ["test_it.py"])
+    there, removed = (Executed(f"test_it.py::{name}", 0.1, True, {}) for name in ("test_there", "test_removed"))
+    assert selection.without_removed([removed, there]) == [there]
+
+
 def test_the_section_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(report, "RECORDS", tmp_path / "build")
     monkeypatch.setattr(report, "ROOT", tmp_path)

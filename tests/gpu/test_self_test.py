@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import time
@@ -259,8 +260,15 @@ print("REASON", result.reason)
 def test_an_image_with_a_flipped_scale_is_found(name: str) -> None:
     backend(name)
     kind = "quantize" if name == "sm90" else "prepare"
+    path = os.pathsep.join([str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.run(
-        [sys.executable, "-c", PATCHED, name, kind], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
+        [sys.executable, "-c", PATCHED, name, kind],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=ROOT,
     )
     assert process.returncode == 0, process.stderr
     reason = next(line for line in process.stdout.splitlines() if line.startswith("REASON "))

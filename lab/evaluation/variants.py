@@ -24,6 +24,9 @@ _MODES = {
     "4b + rotation": AttentionOptions("4b", rotate="on"),
     "precise": AttentionOptions("precise", rotate="off"),
     "precise + rotation": AttentionOptions("precise", rotate="on"),
+    "8b, rotate auto": AttentionOptions("8b", rotate="auto"),
+    "4b, rotate auto": AttentionOptions("4b", rotate="auto"),
+    "precise, rotate auto": AttentionOptions("precise", rotate="auto"),
 }
 _SMOOTH_V_MODES = {
     "SageAttn2-8b, smooth V": AttentionOptions("8b", smooth_v=True, rotate="off"),

@@ -17,6 +17,10 @@ COMMANDS = {
         "show what rotation, masked keys and the order of sums do to the error",
     ),
     "sparse": ("lab.measurements.sparse", "sample whole videos with sparse attention, by bounds and by shares"),
+    "sparse-calls": (
+        "lab.measurements.sparse_calls",
+        "compare one sparse call at Wan 14B's shape with comfy-kitchen's Sol-Attn",
+    ),
     "lists": ("lab.measurements.list_times", "measure how much faster calls with block masks are than dense ones"),
     "builds": ("lab.measurements.kernel_builds", "compare whole calls of several builds of the kernels"),
     "host-times": ("lab.measurements.host_times", "measure the CPU time of a call, without a GPU"),

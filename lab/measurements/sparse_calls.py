@@ -1,0 +1,217 @@
+"""One long call of self-attention with key blocks left out, beside comfy-kitchen's Sol-Attn on the same GPU.
+
+    python -m tools.build_kernels --arch sm80 --target sm_90
+    python -m lab sparse-calls --build sm80=build/kernels/comfy_sage2_sm80 --results docs/results
+
+Whole calls at Wan 14B's 720p shape, with quantization, the choice of blocks and their lists, in an order drawn anew in
+each round. The inputs are random and video-like: queries and keys of a head match where tokens are near each other, and
+each head has its own idea of near. Errors are relative L2 of a head on sampled rows, against attention in float32.
+Sol-Attn is measured where comfy_kitchen can be imported. A build is a kernel package made for this GPU, as that of the
+mma.sync kernels above; it is not verified before it is loaded: name only builds that you made or trust.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from types import ModuleType
+
+import torch
+
+from comfy_sage2 import Sparse, attention, machine
+from comfy_sage2.backends.kernel_call import KernelCall
+from comfy_sage2.backends.pooled_tail import add_by
+from comfy_sage2.command_line import Parser, at_least_1, given_or_new_seed, output_folder, seed_number
+from comfy_sage2.options import AttentionOptions
+from comfy_sage2.request import AttentionRequest
+from comfy_sage2.signature import CallSignature
+from comfy_sage2.tensors import NO_TENSORS, OptionalTensors
+
+from ..arguments import cuda_device
+from ..bench.candidates import Call, PreparedCandidate
+from ..bench.settle import heat
+from ..bench.timing import Timed, time_in_rounds
+from ..result_page import kernel_versions, page_head
+from .kernel_builds import load
+from .mma_family import Build, shown
+
+HEADS, HEAD_DIM = 40, 128
+GRID = (21, 45, 80)  # frames, height and width in tokens
+DENSE = "dense 8b"
+SHARES, TAIL_SHARES, BOUNDS = (0.58, 0.39, 0.2, 0.1, 0.05), (0.2, 0.1, 0.05), (0.02, 0.05, 0.1)
+OPTIONS = AttentionOptions("8b", layout="BNHD", rotate="off")
+_SHARPNESS, _WIDTHS, _WIDTH_OF_VALUES, _NOISE = (6.0, 10.0, 14.0), (1.5, 16.0), 12.0, 0.5
+_ROWS, _SECONDS, _HEAT_SECONDS = 384, 60, 20.0
+
+Attend = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k and v (1, N, H, D), some of their rows, and the exact output there (rows, H, D)."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    rows: torch.Tensor
+    exact: torch.Tensor
+
+
+def video_like(
+    grid: tuple[int, int, int], heads: int, head_dim: int, device: torch.device, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random q, k and v (1, N, H, D) bf16 of a video's tokens, frame by frame.
+
+    Where two tokens lie in frame, height and width enters q and k through random waves, so that scores fall with their
+    distance, over 1.5 to 16 tokens by the head; the highest are 6, 10 or 14 above the mean, as natural logarithms.
+    """
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    def phases(count: int) -> torch.Tensor:
+        return 2 * math.pi * torch.rand(1, count, generator=generator, device=device)
+
+    place = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float32, device=device) for size in grid))
+    tokens, waves = len(place), head_dim // 2
+    q, k, v = (torch.empty(1, tokens, heads, head_dim, dtype=torch.bfloat16, device=device) for _ in range(3))
+    for head in range(heads):
+        width = _WIDTHS[0] * (_WIDTHS[1] / _WIDTHS[0]) ** (head / max(heads - 1, 1))
+        size = math.sqrt(_SHARPNESS[head % len(_SHARPNESS)] * math.sqrt(head_dim) / waves)
+        angle = place @ (normal(3, waves) / width) + phases(waves)
+        wave = size * torch.cat([angle.cos(), angle.sin()], dim=1)
+        q[0, :, head] = wave + _NOISE * normal(tokens, head_dim)
+        k[0, :, head] = wave + _NOISE * normal(tokens, head_dim) + _NOISE * normal(1, head_dim)
+        value = (place @ (normal(3, head_dim) / _WIDTH_OF_VALUES) + phases(head_dim)).cos()
+        v[0, :, head] = 1.2 * value + _NOISE * normal(tokens, head_dim)
+    return q, k, v
+
+
+def exact_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Attention in float32 at these rows, (rows, H, D); q, k, v (1, N, H, D)."""
+    found = []
+    for head in range(q.shape[2]):
+        scores = q[0, rows, head].float() @ k[0, :, head].float().T * q.shape[3] ** -0.5
+        found.append(scores.softmax(dim=1) @ v[0, :, head].float())
+    return torch.stack(found, dim=1)
+
+
+def errors(out: torch.Tensor, inputs: Inputs) -> tuple[float, float]:
+    """Relative L2 of the heads of an output (1, N, H, D) at the sampled rows: their mean, and the largest."""
+    lost = (out[0, inputs.rows].float() - inputs.exact).norm(dim=(0, 2)) / inputs.exact.norm(dim=(0, 2))
+    return float(lost.mean()), float(lost.max())
+
+
+def by_build(module: ModuleType, inputs: Inputs, sparse: Sparse) -> torch.Tensor:
+    """A sparse call by the kernels of `module`; blocks are chosen by the usual module, of the same source."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    mask = sparse.block_mask(q, k, v, OPTIONS, NO_TENSORS)
+    assert mask is not None
+    options = replace(OPTIONS, return_lse=sparse.tail)
+    optional = OptionalTensors(block_mask=mask.lists)
+    signature = CallSignature.of(q, k, v, options, optional)
+    out, lse = KernelCall(module, signature, AttentionRequest.of(signature)).run(q, k, v, optional)
+    if lse is not None:
+        of_heads = [x.transpose(1, 2) for x in (q, k, v, out)]
+        add_by(module, *of_heads, lse, mask.lists, HEAD_DIM**-0.5)
+    return out
+
+
+def calls(builds: Sequence[Build], inputs: Inputs) -> dict[str, Attend]:
+    """Name -> a whole call."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    ours = partial(attention, q, k, v, options=OPTIONS, return_lse=False)
+    found: dict[str, Attend] = {DENSE: ours}
+    found |= {f"share {share:.0%}": partial(ours, sparse=Sparse(share=share)) for share in SHARES}
+    found |= {f"share {share:.0%}, tail": partial(ours, sparse=Sparse(share=share, tail=True)) for share in TAIL_SHARES}
+    for number, build in enumerate(builds):
+        module = load(build.folder, number)
+        for share in TAIL_SHARES:
+            for tail in (False, True):
+                name = f"share {share:.0%}{', tail' if tail else ''}, {build.name}"
+                found[name] = partial(by_build, module, inputs, Sparse(share=share, tail=tail))
+    try:
+        kitchen = importlib.import_module("comfy_kitchen")
+    except ImportError as error:
+        print(f"comfy-kitchen: left out, {error}")
+    else:
+        found |= {
+            f"sol_attn, top {share:.0%}": partial(kitchen.sol_attn, q, k, v, topk_ratio=share) for share in TAIL_SHARES
+        }
+    return found | {f"bound {bound:g}": partial(ours, sparse=Sparse(bound=bound)) for bound in BOUNDS}
+
+
+def table(times: Mapping[str, Timed], lost: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    """A row for each call."""
+    yield "| call | ms | least to most | times as fast | error, mean | worst |"
+    yield "| --- " * 6 + "|"
+    dense = median(times[DENSE].calls)
+    for name, (mean_error, worst) in lost.items():
+        rounds = times[name].calls
+        middle = median(rounds)
+        yield (
+            f"| {name} | {middle:.1f} | {min(rounds):.1f} to {max(rounds):.1f} | {dense / middle:.2f} "
+            f"| {mean_error:.4f} | {worst:.4f} |"
+        )
+
+
+def page(command: str, device: torch.device, builds: Sequence[Build], seed: int, seconds: float) -> str:
+    """The whole page of docs/results."""
+    q, k, v = video_like(GRID, HEADS, HEAD_DIM, device, seed)
+    rows = torch.randperm(q.shape[1], device=device)[:_ROWS]
+    inputs = Inputs(q, k, v, rows, exact_rows(q, k, v, rows))
+    found = calls(builds, inputs)
+    lost = {name: errors(call(), inputs) for name, call in found.items()}
+    heat(_HEAT_SECONDS)
+    prepared = {name: PreparedCandidate(Call(call), Call(call), None) for name, call in found.items()}
+    times = time_in_rounds(prepared, seconds, None, random.Random(seed))
+    built = "".join(f"; {build.name}: built for 9.0 from csrc/" for build in builds)
+    lines = [
+        *page_head(
+            "One sparse call beside Sol-Attn",
+            machine=machine.summary(device),
+            kernels=kernel_versions(device) + built,
+            settings="the attention function, `rotate` off",
+            command=command,
+            seed=seed,
+        ),
+        f"B1 H{HEADS} N{q.shape[1]:,} D{HEAD_DIM}, bf16, random and video-like. Whole calls with quantization, choice "
+        "of the blocks and lists: medians of five rounds or more, each in an order drawn anew. *tail*: "
+        "`Sparse(share=…, tail=True)`; sol_attn has its own. Errors: relative L2 of a head on "
+        f"{_ROWS} rows, their mean and the largest. A bound is measured and met in the call itself; in a sampling a "
+        "choice serves two steps.",
+        "",
+        *table(times, lost),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; 0 when everything was measured."""
+    parser = Parser(
+        prog="python -m lab sparse-calls", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--build", action="append", type=Build.parse, default=[], metavar="NAME=FOLDER", help="may be repeated"
+    )
+    parser.add_argument("--seconds", type=at_least_1, default=_SECONDS, help=f"for the times (default: {_SECONDS})")
+    parser.add_argument("--seed", type=seed_number, help="of inputs and order (default: another one in every run)")
+    parser.add_argument("--results", type=output_folder, metavar="FOLDER", help="write sparse-calls.md there")
+    options = parser.parse_args(arguments)
+    seed = given_or_new_seed(options.seed)
+    device = cuda_device("sparse-calls")
+    command = " ".join(["python -m lab sparse-calls", *filter(None, [shown(options.build)]), "--results docs/results"])
+    with torch.no_grad():
+        text = page(command, device, options.build, seed, options.seconds)
+    print(text)
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "sparse-calls.md").write_text(text, encoding="utf-8")
+    return 0

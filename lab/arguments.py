@@ -42,3 +42,14 @@ def cuda_device(command: str) -> torch.device:
     if not torch.cuda.is_available():
         raise SystemExit(f"{command} needs a CUDA device, and torch finds none")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def share(text: str) -> float:
+    """A type of argument: a number above 0 and up to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number above 0 and up to 1, got {text!r}")
+    return number

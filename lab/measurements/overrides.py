@@ -68,14 +68,14 @@ def _mean_of_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: tor
 attention_for_nothing = override_of(_mean_of_values, takes_mask=True)
 
 
-def half_of_the_blocks(mode: str) -> Override:
-    """Self-attention by our kernels with every block's list half as long as it could be; other calls dense."""
+def share_of_the_blocks(mode: str, share: float) -> Override:
+    """Self-attention by our kernels with lists of this share of the key blocks, at random; other calls dense."""
     known: dict[tuple[int, torch.device], BlockMask] = {}
 
     def lists(length: int, device: torch.device) -> BlockMask:
         blocks = blocks_of(length)
         shuffled = torch.rand(1, 1, blocks, blocks, device=device).argsort(dim=3)
-        return BlockMask.from_dense(shuffled < blocks / 2)
+        return BlockMask.from_dense(shuffled < blocks * share)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         of_call = (q.shape[2], q.device)

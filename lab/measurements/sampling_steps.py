@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,8 +35,9 @@ from comfy_sage2.options import MODES as ATTENTION_MODES
 from tools.comfyui.folders import comfyui_folder, comfyui_folders, comfyui_version
 from tools.comfyui.launch import TorchvisionOperators
 
+from ..arguments import share
 from ..demo import tiny_wan
-from .overrides import attention_for_nothing, half_of_the_blocks, peers, with_override
+from .overrides import attention_for_nothing, peers, share_of_the_blocks, with_override
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TEXT_TOKENS, TEXT_CHANNELS = 512, 4096
@@ -68,7 +69,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class NodeSetting:
-    """A setting of our node."""
+    """A setting of our node; all else is as in a new one, but for `when`, so that the mode computes every call."""
 
     mode: str
     guard: str = "off"
@@ -76,7 +77,7 @@ class NodeSetting:
 
     def on(self, device: torch.device) -> Settings:
         backend = "auto" if device.type == "cuda" else "reference"
-        return Settings(mode=self.mode, backend=backend, guard=self.guard, skip=self.skip)
+        return Settings(mode=self.mode, backend=backend, guard=self.guard, skip=self.skip, rotate="auto")
 
 
 NODES = {
@@ -120,7 +121,7 @@ def load(model: WanModel, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def attentions(
-    patcher: Any, modes: list[str], listed_modes: list[str], device: torch.device
+    patcher: Any, modes: list[str], listed: list[tuple[str, float]], device: torch.device
 ) -> Iterator[tuple[str, Any]]:
     """Name and model of each attention; says which are left out."""
     yield DEFAULT, patcher.clone()
@@ -136,8 +137,8 @@ def attentions(
             yield f"SageAttention2 node {mode}", patched
         else:
             print(f"SageAttention2 node {mode}: left out, {idle_reason}")
-    for mode in listed_modes:
-        yield f"{mode}, half of the blocks", with_override(patcher, half_of_the_blocks(mode))
+    for mode, of_blocks in listed:
+        yield f"{mode}, {of_blocks:.0%} of the blocks", with_override(patcher, share_of_the_blocks(mode, of_blocks))
     yield NOTHING, with_override(patcher, attention_for_nothing)
 
 
@@ -166,7 +167,7 @@ def measure(
     model: WanModel,
     dtype_name: str,
     modes: list[str],
-    listed_modes: list[str],
+    listed: list[tuple[str, float]],
     steps: int,
     rounds: int,
     rng: random.Random,
@@ -174,7 +175,7 @@ def measure(
 ) -> list[Measurement]:
     """All attentions on one model, in rounds in which each has its turn."""
     patcher = load(model, DTYPES[dtype_name], device)
-    candidates = dict(attentions(patcher, modes, listed_modes, device))
+    candidates = dict(attentions(patcher, modes, listed, device))
     seconds: dict[str, list[float]] = {attention: [] for attention in candidates}
     peaks = dict.fromkeys(candidates, 0.0)
     for _ in range(rounds):
@@ -246,7 +247,10 @@ def main(arguments: list[str]) -> int:
         nargs="+",
         choices=ATTENTION_MODES,
         default=[],
-        help="also with lists of half of the blocks, at random",
+        help="also with lists of some of the key blocks, at random",
+    )
+    parser.add_argument(
+        "--listed-shares", nargs="+", type=share, default=[0.5], metavar="SHARE", help="of the blocks (default: 0.5)"
     )
     parser.add_argument(
         "--steps", type=at_least_1, help="steps to time (default: 5 of the small model, 1 of the large one)"
@@ -275,7 +279,7 @@ def main(arguments: list[str]) -> int:
                     model,
                     dtype_name,
                     options.modes,
-                    options.listed_modes,
+                    list(product(options.listed_modes, options.listed_shares)),
                     options.steps or model.steps,
                     options.rounds,
                     rng,

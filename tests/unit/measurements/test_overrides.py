@@ -72,7 +72,10 @@ def test_peers_that_cannot_be_had_say_why(monkeypatch: pytest.MonkeyPatch) -> No
     assert found == {"one": never} and missing == {"two": "OSError: lib.so: undefined symbol"}
 
 
-def test_half_of_the_blocks_of_self_attention(monkeypatch: pytest.MonkeyPatch, fresh_seed: int) -> None:
+@pytest.mark.parametrize(("share", "blocks"), [(0.5, 5), (0.1, 1)])
+def test_share_of_the_blocks_of_self_attention(
+    share: float, blocks: int, monkeypatch: pytest.MonkeyPatch, fresh_seed: int
+) -> None:
     asked: list[BlockMask | None] = []
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block_mask: BlockMask | None, mode: str) -> Any:
@@ -81,12 +84,12 @@ def test_half_of_the_blocks_of_self_attention(monkeypatch: pytest.MonkeyPatch, f
         return q
 
     monkeypatch.setattr(comfy_sage2, "attention", attention)
-    override = overrides.half_of_the_blocks("8b")
+    override = overrides.share_of_the_blocks("8b", share)
     q, k = torch.randn(1, 1280, HEADS * 16), torch.randn(1, 300, HEADS * 16)
     for keys in (q, q, k):
         override(never, q, keys, keys, HEADS)
     first, second, cross = asked
     assert cross is None and first is second and first is not None
     active = first.to_dense()
-    assert active.shape == (1, 1, 10, 10) and (active.sum(dim=3) == 5).all()
+    assert active.shape == (1, 1, 10, 10) and (active.sum(dim=3) == blocks).all()
     assert not torch.equal(active, active[:, :, :1].expand_as(active))

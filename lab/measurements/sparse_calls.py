@@ -119,8 +119,8 @@ def by_build(module: ModuleType, inputs: Inputs, sparse: Sparse) -> torch.Tensor
     signature = CallSignature.of(q, k, v, options, optional)
     out, lse = KernelCall(module, signature, AttentionRequest.of(signature)).run(q, k, v, optional)
     if lse is not None:
-        of_heads = [x.transpose(1, 2) for x in (q, k, v, out)]
-        add_by(module, *of_heads, lse, mask.lists, HEAD_DIM**-0.5)
+        q, k, v, heads_first = (x.transpose(1, 2) for x in (q, k, v, out))
+        add_by(module, q, k, v, heads_first, lse, mask.lists, HEAD_DIM**-0.5)
     return out
 
 

@@ -27,8 +27,8 @@ def inputs(seed: int) -> Inputs:
 
 def test_rows_are_those_of_exact_attention(fresh_seed: int) -> None:
     of = inputs(fresh_seed)
-    heads_first = [x.float().transpose(1, 2) for x in (of.q, of.k, of.v)]
-    exact = scaled_dot_product_attention(*heads_first).transpose(1, 2)
+    q, k, v = (x.float().transpose(1, 2) for x in (of.q, of.k, of.v))
+    exact = scaled_dot_product_attention(q, k, v).transpose(1, 2)
     torch.testing.assert_close(of.exact, exact[0, of.rows], rtol=1e-4, atol=1e-5)
     assert max(sparse_calls.errors(exact, of)) < 1e-5
     mean, worst = sparse_calls.errors(exact * torch.tensor([1.1, 1.0, 0.7])[:, None], of)
@@ -83,7 +83,7 @@ def test_a_build_computes_the_call_of_its_own_kernels(monkeypatch: pytest.Monkey
         def __init__(self, module: object, signature: object, request: object) -> None:
             self._lse = getattr(request, "options").return_lse  # noqa: B009
 
-        def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: object) -> tuple[object, object]:
+        def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, optional: object) -> object:
             mask = comfy_sage2.BlockMask(getattr(optional, "block_mask"))  # noqa: B009
             out = asked(block_mask=mask, return_lse=self._lse)
             return out if self._lse else (out, None)

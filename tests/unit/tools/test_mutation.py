@@ -140,6 +140,13 @@ def test_a_mistake_that_a_test_notices_and_one_that_none_does(
     assert list(tmp_path.glob("copy-*/trial-*")) == []
 
 
+def test_tests_that_cannot_be_collected_end_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import a_module_that_is_not_there\n", encoding="utf-8")
+    monkeypatch.setattr(selection, "FILE", tmp_path / "executed.json")
+    with pytest.raises(SystemExit, match="pytest ended with 2 before it ran all tests"):
+        selection.write_down([str(tmp_path / "test_it.py")])
+
+
 def test_tests_that_were_removed_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_there():\n    pass\n", encoding="utf-8")
     monkeypatch.setattr(selection, "ROOT", tmp_path)

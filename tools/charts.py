@@ -38,10 +38,10 @@ class Chart:
 CHARTS = (
     Chart(
         "docs/images/steps.svg",
-        "docs/results/comfyui-steps-h200.md",
+        "docs/results/comfyui-steps-h100.md",
         "Peers",
         "Wan 14B 720p",
-        "Seconds a sampling step: Wan 2.1 14B, 720p, 81 frames, one NVIDIA H200",
+        "Seconds a sampling step: Wan 2.1 14B, 720p, 81 frames, one NVIDIA H100",
         ours="this node, 8b",
         limit="no attention (mean of V)",
     ),

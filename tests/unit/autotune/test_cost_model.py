@@ -26,8 +26,6 @@ def choices(
     return TunedChoices(Times(made_up_gpu(slower, without), noise))
 
 
-ROOT = Path(__file__).resolve().parents[3]
-
 MODES = ("4b", "8b")  # in the shipped order
 
 
@@ -201,10 +199,10 @@ COLUMNS = {
 
 
 def published() -> dict[Work, dict[Candidate, float]]:
-    """Seconds of the calls in docs/results/choices.md, as an H100 took them."""
+    """Seconds of the calls in h100_choices.md, a page of `lab choices`, as an H100 took them."""
     found: dict[Work, dict[Candidate, float]] = {}
     columns: list[str] = []
-    for line in (ROOT / "docs" / "results" / "choices.md").read_text(encoding="utf-8").splitlines():
+    for line in (Path(__file__).parent / "h100_choices.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[0] == "call":
             columns = cells

@@ -35,7 +35,7 @@ def test_rows_are_those_of_exact_attention(fresh_seed: int) -> None:
     assert worst == pytest.approx(0.3, rel=1e-3) and mean == pytest.approx(0.4 / 3, rel=1e-3)
 
 
-def test_neighbours_matter_more_than_distant_tokens(fresh_seed: int) -> None:
+def test_neighbors_matter_more_than_distant_tokens(fresh_seed: int) -> None:
     of = inputs(fresh_seed)
     scores = of.q[0, :, 0].float() @ of.k[0, :, 0].float().T
     frame, row = 64, 8

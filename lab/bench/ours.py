@@ -34,7 +34,11 @@ def find(names: Iterable[str] | None, modes: Iterable[str]) -> FoundCandidates:
             request = AttentionRequest.of(_signature(Inputs(sample, sample, sample, is_causal=False), mode))
             reason = backend.reason_against(request)
             if reason is None:
-                found.candidates += [_native(request, backend.name, smooth_v) for smooth_v in (False, True)]
+                found.candidates += [
+                    _native(request, backend.name),
+                    _native(request, backend.name, rotate="auto"),
+                    replace(_native(request, backend.name, smooth_v=True), is_measured=False),
+                ]
             elif _runs_emulated(backend, request):
                 found.candidates.append(_emulated(backend, mode))
             else:
@@ -48,14 +52,14 @@ def _signature(inputs: Inputs, mode: str) -> CallSignature:
     return CallSignature.of(inputs.q, inputs.k, inputs.v, options)
 
 
-def _native(sample: AttentionRequest, name: str, smooth_v: bool) -> BenchmarkCandidate:
+def _native(sample: AttentionRequest, name: str, *, smooth_v: bool = False, rotate: str = "off") -> BenchmarkCandidate:
     mode = sample.options.mode
     notes = ["FP16 accumulators"] if sample.options.pv_accumulator == "fp16" else []
     if (name, mode) == ("sm90", "4b"):
         notes.append("no speed claim: Hopper has no INT4 tensor cores")
-    label = f"{name} {mode}" + (" smooth_v" if smooth_v else "")
-    options = AttentionOptions(mode, smooth_v, pv_accumulator="auto", rotate="off")
-    return replace(candidate(label, name, options), is_measured=not smooth_v, note="; ".join(notes))
+    label = f"{name} {mode}" + (" smooth_v" if smooth_v else "") + ("" if rotate == "off" else f" rotate {rotate}")
+    options = AttentionOptions(mode, smooth_v, pv_accumulator="auto", rotate=rotate)
+    return replace(candidate(label, name, options), note="; ".join(notes))
 
 
 def candidate(label: str, name: str, options: AttentionOptions) -> BenchmarkCandidate:

@@ -13,6 +13,9 @@ LABELS = {
     "sm90 8b": "8b",
     "sm90 4b": "4b",
     "sm90 precise": "precise",
+    "sm90 8b rotate auto": "8b, auto",
+    "sm90 4b rotate auto": "4b, auto",
+    "sm90 precise rotate auto": "precise, auto",
     "sm90 8b smooth_v": "8b, smooth V",
     "sm90 4b smooth_v": "4b, smooth V",
     "sm90 precise smooth_v": "precise, smooth V",
@@ -173,7 +176,7 @@ def page(document: dict[str, Any], command: str, date: str) -> str:
             machine=f"one {machine['gpu']} ({power}driver {driver.get('driver_version', 'unknown')}), "
             f"torch {machine['torch']}, cuDNN {machine['cudnn']}, CPython {machine['python']}, {machine['system']}",
             kernels=", ".join(sorted(wheels)) or "a development build",
-            settings="the attention function; `rotate` off",
+            settings="the attention function; `rotate` off, and in columns and rows with *auto* as a new node has it",
             command=command,
             day=date,
         )[:-1],

@@ -21,7 +21,9 @@ def test_one_shape(tmp_path: Path) -> None:
     assert run.main([*arguments, "--json", str(path)]) == 0
     document = json.loads(path.read_text(encoding="utf-8"))
     speeds = {speed["candidate"]: speed for speed in document["speed"]}
-    assert speeds.keys() == {"sm90 8b", "sm90 4b", "sm90 precise", "torch flash"}
+    assert speeds.keys() == {
+        f"sm90 {mode}{rotated}" for mode in ("8b", "4b", "precise") for rotated in ("", " rotate auto")
+    } | {"torch flash"}
     assert not document["speed_failures"]
     assert document["kernel_times"] == "measured"
     assert 0 < speeds["sm90 8b"]["kernel_ms"] < speeds["sm90 8b"]["call_ms"]

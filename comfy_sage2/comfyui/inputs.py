@@ -64,4 +64,6 @@ def checked_input(kind: str, name: str, value: Any) -> Any:
     wanted, will_do = _KINDS.get(kind, ("", lambda found: True))
     if will_do(value):
         return value
-    raise ValueError(f"[SA-401] {name} must be {wanted}, got {quoted(value)}: look at the node that is linked to it")
+    raise ValueError(
+        f"[SA-401] the input {name} must be {wanted}, got {quoted(value)}: choose another value, or link another output"
+    )

@@ -38,7 +38,9 @@ def headline(summary: Summary) -> str:
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
     taken = "".join(f"; {line}" for line in taken_blocks(summary))
     silent = (
-        f"; {summary.silent_passes} of {summary.passes} passes of the model made none" if summary.silent_passes else ""
+        f"; in {summary.silent_passes} of {summary.passes} passes of the model no attention call reached the node"
+        if summary.silent_passes
+        else ""
     )
     stopped = ", stopped before its end" if summary.sampling is Sampling.STOPPED else ""
     share = f"{served} of {summary.calls} attention calls computed by SageAttention2 ({served / summary.calls:.0%})"
@@ -226,7 +228,7 @@ def _guarded(guard: Guard | None) -> list[str]:
         rows += [f"  {finding.text}" for finding in guard.fidelity.findings]
     if guard.repeated:
         rerun = f"the model was run again in step {_counted(guard.repeated)}; the calls of both runs are counted"
-        rows.append(f"  To find them, {rerun}" if rows else f"  None: {rerun}")
+        rows.append(f"  To find them, {rerun}" if rows else f"  No layer was changed: {rerun}")
     if guard.still_broken:
         rows.append(
             f"  The second run in step {_counted(guard.still_broken)} gave NaN or infinity too. From then on each call "
@@ -247,12 +249,12 @@ def _skipped(sparsity: BlockSparsity | None, summary: Summary) -> list[str]:
     lines = [f"Key blocks skipped ({title}): {computed}"]
     for layer, found in layers.items():
         if not found.listed:
-            looked = f"{found.finding} calls looked for blocks to skip"
-            lines.append(f"  {summary.layer_name(layer)}: all computed; {looked}")
+            searched = f"{found.finding} calls computed all blocks, and searched for blocks to skip"
+            lines.append(f"  {summary.layer_name(layer)}: {searched}")
             continue
         speed = summary.skip_speeds.get(layer)
         faster = "" if speed is None else f" ({compared_speed(speed.ratio)} than the calls that found the blocks)"
-        later = "" if found.later is None else f", {found.later:.4f} just before they were chosen anew"
+        later = "" if found.later is None else f", {found.later:.4f} just before the next choice of blocks"
         made = found.finding + found.selecting
         lines.append(
             f"  {summary.layer_name(layer)}: {found.computed:.1%} of the blocks computed in {found.listed} sparse calls"

@@ -257,7 +257,8 @@ class AutoPolicy(Handler):
         self._take(self._measured)
         self.title = MEASURING
         log.info("SageAttention2: auto policy: %s; this sampling is in full precision and measured", why)
-        self._said = f"Measured nothing to keep, since {UNFINISHED}."  # until it does
+        # Until it does.
+        self._said = f"No policy was made, since {UNFINISHED}: run it again to the end."
 
     def _drop(self, handler: Handler, error: ValueError) -> None:
         """The policy of `handler` does not fit; ValueError once more where `handler` has none."""

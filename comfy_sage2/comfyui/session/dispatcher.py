@@ -224,8 +224,8 @@ class Dispatcher(Handler):
             return lines
         return (
             *lines,
-            f"the policy was measured with rotate {policy.rotate}, and rotate is {rotate} here, so its errors "
-            "are not those measured",
+            f"the policy was measured with rotate {policy.rotate}, but this node has rotate {rotate}, so its errors "
+            f"are not those measured: set rotate to {policy.rotate}, or measure again",
         )
 
     def _measured(self) -> list[str]:

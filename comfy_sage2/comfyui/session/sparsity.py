@@ -228,7 +228,9 @@ class BlockSparsity:
         if blocks_of(kv_length) < least:
             return f"[SA-318] this call is too short to save time: it has fewer than {least} blocks of 128 keys"
         if blocks_with(model_pass.token_kinds.others(kv_length), kv_length).all():
-            return "[SA-318] all tokens of this call may be text or conditions, and their blocks are always computed"
+            return (
+                "[SA-318] this call may hold only tokens of a text or a condition, and their blocks are always computed"
+            )
         listed, recording = listed_plan(dense), recording_plan(dense)
         if isinstance(listed, Refusal):
             return listed.reason

@@ -43,7 +43,9 @@ def test_a_value_of_the_type_is_taken_as_it_is(kind: str, value: Any) -> None:
     ("kind", "value"), [(kind, value) for kind, (_, refused) in CASES.items() for value in refused]
 )
 def test_another_value_is_refused_in_a_line_that_names_the_input(kind: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=r"^\[SA-401\] cost_limit must be .*, got .*linked to it$") as raised:
+    with pytest.raises(
+        ValueError, match=r"^\[SA-401\] the input cost_limit must be .*, got .*link another output$"
+    ) as raised:
         checked_input(kind, "cost_limit", value)
     assert len(str(raised.value)) < 300 and "\n" not in str(raised.value)
 

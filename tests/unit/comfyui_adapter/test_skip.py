@@ -143,7 +143,7 @@ def test_few_skipped_blocks_are_computed_where_lists_would_not_pay(monkeypatch: 
     assert (found.finding, found.listed, found.share) == (2, 0, 1.0)
     reason = "[SA-318] less than 90% of its key blocks can be skipped: that would save no time"
     text = report([session])
-    assert "  call 0: all computed; 2 calls looked for blocks to skip\n" in text
+    assert "  call 0: 2 calls computed all blocks, and searched for blocks to skip\n" in text
     assert f"  3 calls computed all key blocks: {reason}\n" in text
 
 
@@ -175,7 +175,7 @@ def test_the_report_says_what_was_computed() -> None:
     )
     of_heads = f"{found.head_shares[0]:.0%} (head 0) to {found.head_shares[0]:.0%} (head 0)"
     assert f"  call 0: {listed_calls}, {of_heads}; relative L1 error of the worst head " in text
-    assert "just before they were chosen anew" in text and "skip fast" in text
+    assert "just before the next choice of blocks" in text and "skip fast" in text
     assert "  reference · 8b · key blocks skipped: 3 calls" in text
     assert found.share == pytest.approx((2 + 3 * found.computed) / 5)
     assert "Key blocks skipped" not in report([node_session(Settings(backend="reference"))])

@@ -175,7 +175,8 @@ def test_a_call_that_may_be_all_text_is_dense(monkeypatch: pytest.MonkeyPatch) -
     session, tensors = sparse(), focused(4)
     assert all(torch.equal(out, dense(tensors)) for out in sampled(session, tensors, 3))
     assert (
-        report([session]).count("  3 calls computed all key blocks: [SA-318] all tokens of this call may be text") == 1
+        report([session]).count("  3 calls computed all key blocks: [SA-318] this call may hold only tokens of a text")
+        == 1
     )
 
 

@@ -22,7 +22,7 @@ from .rotation import rotate
 # 128 that have one place in its eights: four groups where 4 tokens share a scale. They are spread evenly over the
 # blocks, and take every place in turn.
 KEY_GROUPS, KEY_BLOCK, KEY_PLACES = 16, 64, 4
-QUERY_GROUPS, QUERY_BLOCK, QUERY_PLACES = 8, 128, 8
+QUERY_GROUPS, QUERY_BLOCK = 8, 128
 # What the rotated sum may be of the other, by whether INT4 is clipped where it is rotated: clipping gains more than the
 # scales say. In 8 bits rotation has to gain 2.5 % to be taken.
 MARGIN, MARGIN_OF_CLIPPED = 0.95, 1.27
@@ -57,7 +57,7 @@ def rotation_gains(
         keys.add_keys(k[:, :, group], shown[:, group])
     for number in range(QUERY_GROUPS):
         block = _tokens(number, QUERY_GROUPS, QUERY_BLOCK, q)
-        place = block[block % 8 == number % QUERY_PLACES]
+        place = block[block % QUERY_GROUPS == number]
         tokens = q[:, number % heads :: heads, place]
         if smooth_q and len(place):
             tokens = tokens - tokens.mean(dim=2, keepdim=True)

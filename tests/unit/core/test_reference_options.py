@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from comfy_sage2.options import AttentionOptions
 from comfy_sage2.quantize.accumulators import ACCUMULATE_FP16, ACCUMULATE_FP22, ACCUMULATE_FP32
 from comfy_sage2.quantize.formats import BF16, FP16, FP32
 from comfy_sage2.quantize.fp8 import E4M3
-from comfy_sage2.quantize.groups import ADA, HOPPER_8B
+from comfy_sage2.quantize.groups import ADA
 from comfy_sage2.quantize.integer import INT4, INT4_CLIPPED, INT8, UINT8
 from comfy_sage2.reference.options import ReferenceOptions
 
@@ -70,16 +71,16 @@ def test_precise_keeps_v(pv: str, dtype: torch.dtype, p_format: object) -> None:
 @pytest.mark.parametrize("mode", ["8b", "4b", "precise"])
 @pytest.mark.parametrize(("rotate", "rotates"), [("off", False), ("on", True), ("auto", None)])
 def test_rotation_of_all_heads_and_of_one(mode: str, rotate: str, rotates: bool | None) -> None:
-    found = ReferenceOptions.of(AttentionOptions(mode, rotate=rotate), groups=HOPPER_8B)
-    assert found.rotate is rotates and found.smooth_k and found.groups == HOPPER_8B
+    found = ReferenceOptions.of(AttentionOptions(mode, rotate=rotate), groups=ADA)
+    assert found.rotate is rotates and found.smooth_k and found.groups == ADA != replace(ADA, q="token")
     plain, rotated = found.of_heads(rotated=False), found.of_heads(rotated=True)
     assert plain.rotate is False and rotated.rotate is True
-    assert (plain.qk_format, plain.groups) == (found.qk_format, HOPPER_8B)
+    assert (plain.qk_format, plain.groups) == (found.qk_format, ADA)
     if mode == "4b":
         assert rotated.qk_format == INT4_CLIPPED and rotated.groups.q == "token"
-        assert rotated.groups.k == HOPPER_8B.k
+        assert rotated.groups.k == ADA.k
     else:
-        assert (rotated.qk_format, rotated.groups) == (INT8, HOPPER_8B)
+        assert (rotated.qk_format, rotated.groups) == (INT8, ADA)
 
 
 def test_the_defaults_are_the_papers() -> None:

@@ -97,3 +97,39 @@ def test_rotation_has_to_gain_by_a_margin(formats: tuple[NumberFormat, NumberFor
         assert ratio(vector, formats) == pytest.approx(wanted, abs=5e-3)
         x = vector.expand(1, 1, 200, 64)
         assert rotation_gains(x, x, formats, SCHEMES, smooth_q=False).item() is is_rotated
+
+
+def naive_gain(q: torch.Tensor, k: torch.Tensor) -> float:
+    """Of q, k (tokens, D) in 8b with groups of 4 tokens of Q: what is compared with the margin, written out."""
+    plain_and_rotated = [(x, rotate(x) * rotate(x).shape[1] ** -0.5) for x in (q, k)]
+    energy, scales = [], []
+    for (x, turned), groups, block_tokens in zip(plain_and_rotated, (8, 16), (128, 64), strict=True):
+        tokens: list[int] = []
+        squares: tuple[list[float], list[float]] = ([], [])
+        for group in range(groups):
+            first = group * math.ceil(len(x) / block_tokens) // groups * block_tokens
+            if block_tokens == 128:
+                parts = [[first + 32 * part + 8 * i + group for i in range(4)] for part in range(4)]
+            else:
+                parts = [[first + 8 * i + 2 * (group % 4) + j for i in range(8) for j in range(2)]]
+            for part in parts:
+                tokens += part
+                for found, values in zip(squares, (x, turned), strict=True):
+                    found.append(float(values[part].abs().max() / 127) ** 2)
+        energy.append(float(x[tokens].square().sum(1).mean()))
+        scales.append([sum(found) / len(found) for found in squares])
+    plain, turned = (energy[0] * scales[1][i] + energy[1] * scales[0][i] for i in range(2))
+    return turned / plain
+
+
+def test_four_queries_share_a_scale_in_the_sample(fresh_seed: int) -> None:
+    """The choice is that of the sums written out, in heads that are near the margin."""
+    heads = 120
+    q, k = torch.randn(heads, 1, 256, 64), torch.randn(heads, 1, 128, 64)
+    q *= torch.rand(heads, 1, 256, 1).square() * 4  # so that it matters which tokens share a scale
+    q[..., 3], k[..., 3] = 1.3 * q[..., 3], 1.3 * k[..., 3]
+    gains = rotation_gains(q, k, (INT8, INT8), SCHEMES, smooth_q=False)[:, 0].tolist()
+    wanted = [naive_gain(q[head, 0], k[head, 0]) for head in range(heads)]
+    assert sum(0.93 < gain < 0.97 for gain in wanted) > 10
+    for is_rotated, gain in zip(gains, wanted, strict=True):
+        assert is_rotated == (gain < 0.95) or gain == pytest.approx(0.95, abs=1e-5)

@@ -9,7 +9,7 @@ HOST_VENV := .venv-host
 WHEEL_VENV := .venv-wheels
 PLATFORMS_VENV := .venv-platforms
 # Of requirements/torch-*.txt, the oldest one that is served first.
-TORCH_VERSIONS := 2.6 2.8 newest
+TORCH_VERSIONS ?= 2.6 2.8 newest
 RUN := $(VENV)/bin/python
 CLANG_FORMAT := $(VENV)/bin/clang-format --style=file:csrc/.clang-format
 NATIVE_SOURCES = $(shell git ls-files '*.cpp' '*.cu' '*.cuh' '*.h')

@@ -76,5 +76,9 @@ def test_every_suite_is_asked_for_and_the_skipped_one_first() -> None:
     suites = set(re.findall(r"\b([a-z]+-tests)\b(?= .*:|:)", makefile)) - {"quick-tests"}
     assert set(goals) == {"lint", *suites}
     assert goals[:2] == ["lint", "gpu-tests"]
+    known = re.search(r"^TORCH_VERSIONS \?= (.*)$", makefile, re.MULTILINE)
+    taken = re.search(r'^TORCH_VERSIONS="(.*)"\nexport TORCH_VERSIONS$', script, re.MULTILINE)
+    assert known is not None and taken is not None
+    assert taken[1].split() == [known[1].split()[0], known[1].split()[-1]], "the oldest and the newest"
     fetching = [goals.index(f"{name}-tests") for name in ("windows", "arm", "torch")]
     assert max(fetching) < min(goals.index(f"{name}-tests") for name in ("unit", "comfyui"))

@@ -37,7 +37,8 @@ class SageAttention2AutoPolicy(io.ComfyNode):
             display_name="SageAttention2 Auto Policy",
             category=CATEGORY,
             description="The first run with a model is in full precision and measured. From the next run on each layer "
-            "takes the fastest mode that the quality allows. Another model, LoRA or size is measured anew.",
+            "takes the fastest mode that the quality allows. If you change the model, a LoRA or the size, the node "
+            "measures again.",
             search_aliases=["sage auto", "sage calibrate", "sage policy", "mixed precision", "speed up"],
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
             inputs=[

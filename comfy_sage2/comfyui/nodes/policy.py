@@ -120,7 +120,7 @@ class SageAttention2MakePolicy(io.ComfyNode):
                     default="",
                     tooltip="Name under which to save the policy, " + FILE_TOOLTIP + " Empty: not saved.",
                 ),
-                skip_input("What earlier versions wrote into the policy for sparse. It counts where sparse is off."),
+                skip_input("The older form of sparse. It is written into the policy, and counts where sparse is off."),
                 sparse_input_of_policy(),
             ],
             outputs=[

@@ -46,8 +46,9 @@ def quality_input(repeats: str) -> io.Input:
         "quality",
         options=QUALITIES,
         default="balanced",
-        tooltip="How close each layer must be to full precision. lossless: as close as 8b on ordinary layers. "
-        "balanced: as close as an average layer in 4 bits. fast: 4 bits unless they are clearly too coarse. "
+        tooltip="How close each layer must be to full precision. lossless: allows about the error that 8b has in most "
+        "layers. balanced: as close as an average layer in 4 bits. fast: 4 bits wherever their error is not "
+        "clearly too large. "
         f"After a change the node does not {repeats} again.",
     )
 
@@ -106,8 +107,8 @@ def sparse_input() -> io.Input:
         optional=True,
         tooltip="Skips the key blocks that matter least in long self-attention, from 8192 tokens on. The level limits "
         "the relative L2 error of each head on sampled rows. lossless: only weights that 8b rounds to zero. light: "
-        "0.02. medium: 0.05. strong: 0.1, which gives another video of the same prompt. Each call chooses its "
-        "blocks in every second step. At lossless they are found in steps 4, 9, 16 and so on. Steps in between can "
+        "0.02. medium: 0.05. strong: 0.1, which gives another video of the same prompt. The node chooses the "
+        "blocks in every second step. With lossless it finds them in steps 4, 9, 16 and so on. Steps in between can "
         "exceed the limit. The report gives shares and errors.",
     )
 

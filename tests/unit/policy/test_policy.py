@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from comfy_sage2.policy.calibrated import (
     BOUNDS,
     IN_FULL,
     UNKNOWN,
+    Cell,
     make_policy,
     part_of,
 )
@@ -164,3 +166,11 @@ def test_reasoning_adds_up() -> None:
     (line,) = small_policy().reasoning(3, 10)
     assert "balanced (cosine at least 0.994, relative L1 at most 0.08)" in line
     assert "4b 33%, 8b 33%, full 33%" in line
+
+
+def test_a_policy_and_its_cells_cannot_be_changed() -> None:
+    """Samplings of several threads share them, and plans are kept by them."""
+    cell = Cell(AttentionOptions("8b"), 0.9, 0.1)
+    with pytest.raises(FrozenInstanceError):
+        cell.options = None  # type: ignore[misc]
+    assert hash(cell) == hash(Cell(AttentionOptions("8b"), 0.9, 0.1))

@@ -62,6 +62,10 @@ def test_with_the_lse() -> None:
     out, lse = functions.sageattn(q, k, v, return_lse=True)
     torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lse, (q @ k.mT / 32**0.5).logsumexp(-1), rtol=1e-4, atol=1e-4)
+    for mask in (torch.zeros(24, dtype=torch.float64), torch.tensor(True)):
+        masked = functions.sageattn(q, k, v, return_lse=True, attn_mask=mask)
+        torch.testing.assert_close(masked, (out, lse), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(functions.sageattn(q, k, v, attn_mask=mask), out, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("no_kernels")

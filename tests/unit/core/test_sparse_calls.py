@@ -301,6 +301,7 @@ def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch)
         ({"share": 0.0}, ValueError, "share must be above 0"),
         ({"bound": 1.5}, ValueError, "bound must be above 0"),
         ({"bound": math.nan}, ValueError, "bound must be above 0"),
+        ({"share": 10**5000}, ValueError, "share must be above 0 and at most 1, got an integer of 16610 bits"),
         ({"share": "0.1"}, TypeError, "share must be a number, got str"),
         ({"share": True}, TypeError, "share must be a number, got bool"),
         ({"bound": 0.1, "tail": True}, ValueError, "a tail goes with a share"),

@@ -56,6 +56,12 @@ def test_torch_serves_what_no_kernel_can(layout: str, caplog: pytest.LogCaptureF
     assert any("3 left to torch's attention: [SA-103]" in line for line in serving.calls.lines())
 
 
+@pytest.mark.parametrize("scale", ["x", [1.0], torch.ones(2), 10**400, 10**5000], ids=range(5))
+def test_a_scale_that_is_no_number_is_named(scale: object) -> None:
+    with pytest.raises(TypeError, match=r"^\[SA-205\] sm_scale must be a number or None, got "):
+        functions.sageattn(*qkv(1, 2, 4, 8), scale=scale)
+
+
 @pytest.mark.usefixtures("no_kernels")
 def test_with_the_lse() -> None:
     q, k, v = qkv(1, 2, 24, 32)

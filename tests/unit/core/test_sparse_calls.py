@@ -366,7 +366,10 @@ class TestFlexAttention:
             def __call__(self, b: Any, h: Any, q: Any, k: Any) -> Any:
                 return q >= k
 
-        for mask_mod in (functools.partial(within, 200), Causal()):
+        def noop_mask(b: Any, h: Any, q: Any, k: Any) -> Any:  # which is not torch's
+            return q >= k
+
+        for mask_mod in (functools.partial(within, 200), Causal(), noop_mask):
             mask = create_block_mask(mask_mod, None, None, 512, 512, device="cpu")
             with pytest.raises(ValueError, match="mask_mod decides about each query and key"):
                 BlockMask.from_flex_attention(mask, q_length=512, kv_length=512)

@@ -9,7 +9,7 @@ import torch
 
 from . import registry
 from .block_mask import BlockMask
-from .operators import has_observer, observed
+from .operators import has_observer, observed, without_gradient
 from .options import AttentionOptions, CallChoices, Choices
 from .plan import Refusal, plan
 from .registry import UnsupportedError
@@ -168,21 +168,23 @@ def _with_tail(
     options: AttentionOptions,
 ) -> Output:
     """A call with a block mask whose other key blocks take part by means of their tokens."""
-    out, lse = attention(
-        q,
-        k,
-        v,
-        block_mask=block_mask,
-        backend=backend,
-        nonfinite=nonfinite,
-        options=options,
-        return_lse=True,
-    )
-    scale = q.shape[3] ** -0.5 if options.scale is None else options.scale
-    with torch.no_grad():
+    with torch.no_grad():  # a tail cannot be added to an output that autograd knows
+        out, lse = attention(
+            q,
+            k,
+            v,
+            block_mask=block_mask,
+            backend=backend,
+            nonfinite=nonfinite,
+            options=options,
+            return_lse=True,
+        )
+        scale = q.shape[3] ** -0.5 if options.scale is None else options.scale
         add_pooled_tail_(q, k, v, out, lse, block_mask, scale=scale, layout=options.layout)
         if nonfinite is not None:  # the call with the mask has not read the values of the other blocks
             nonfinite.masked_fill_(~out.isfinite().all(), 1)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
+        out, lse = without_gradient(out, lse, q, k, v)
     return (out, lse) if options.return_lse else out
 
 

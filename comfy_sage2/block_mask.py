@@ -162,7 +162,8 @@ class BlockMask:
             raise TypeError(f"[SA-211] mask must be a BlockMask of FlexAttention, got {type(mask).__name__}") from error
         mask_mod = getattr(mask, "mask_mod", None)
         # Objects and partial functions, which decide too, have no name.
-        decides = mask_mod is not None and getattr(mask_mod, "__name__", "") != "noop_mask"
+        found = getattr(mask_mod, "__module__", None), getattr(mask_mod, "__name__", None)
+        decides = mask_mod is not None and found != ("torch.nn.attention.flex_attention", "noop_mask")
         if partial_blocks == "refuse" and decides and bool((counts > 0).any()):
             raise ValueError(
                 "[SA-211] mask has blocks within which its mask_mod decides about each query and key, and lists of "

@@ -135,10 +135,16 @@ def observed(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         with torch.no_grad():
             out, lse = operator(q, k, v, *optional, backend, *options.values())
-        out, lse = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
+        out, lse = without_gradient(out, lse, *inputs)
     else:
         out, lse = operator(q, k, v, *optional, backend, *options.values())
     return out, lse if options.return_lse else None
+
+
+def without_gradient(out: torch.Tensor, lse: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and LSE that were computed from `inputs`: asking for a gradient of these is an error."""
+    found: tuple[torch.Tensor, torch.Tensor] = _WithoutGradient.apply(out, lse, *inputs)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _WithoutGradient(torch.autograd.Function):

@@ -97,7 +97,7 @@ class AttentionOptions:
             raise TypeError(f"[SA-205] scale must be a number or None, got {type(self.scale).__name__}")
         # The kernels take the row maximum before they scale.
         if not is_valid_scale(self.scale):
-            raise ValueError(f"[SA-205] scale must be positive and finite in float32, got {str(self.scale)[:40]}")
+            raise ValueError(f"[SA-205] scale must be positive and finite in float32, got {quoted(self.scale)}")
 
     def _check_exact(self) -> None:
         for name, expected in (

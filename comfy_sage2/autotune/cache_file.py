@@ -43,9 +43,7 @@ class CacheFile:
         if self.path is None:
             return
         others = [entry for entry in self._entries() if entry["key"] != dict(key)]
-        entries = [*others, {"key": dict(key), "value": dict(value)}][-_MOST_ENTRIES:]
-        while len(text := _text(entries)) > _MOST_BYTES and len(entries) > 1:
-            entries.pop(0)  # else nobody would read the file any more
+        text = _text([*others, {"key": dict(key), "value": dict(value)}])
         try:
             replace_text(self.path, text)
         except OSError as error:
@@ -71,7 +69,19 @@ class CacheFile:
 
 
 def _text(entries: list[dict[str, Any]]) -> str:
-    return json.dumps({"format": _FORMAT, "findings": entries}, indent=1) + "\n"
+    """The file with the newest of `entries`, an entry a line: as many as a file may have that is read."""
+    lines: list[str] = []
+    left = _MOST_BYTES - 100  # for what stands around them
+    for entry in reversed(entries[-_MOST_ENTRIES:]):
+        try:
+            line = json.dumps(entry)
+        except RecursionError:  # some versions of Python read what is nested more deeply than they write it
+            continue
+        left -= len(line) + 2
+        if left < 0 and lines:
+            break
+        lines.append(line)
+    return f'{{"format": {_FORMAT}, "findings": [\n' + ",\n".join(reversed(lines)) + "\n]}\n"
 
 
 def user_cache_file() -> CacheFile:

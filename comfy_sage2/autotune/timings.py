@@ -21,6 +21,7 @@ _MOST_NOISE = 0.1
 _MOST_DRIFT = 1.3
 # What a document from outside may hold; beyond it a fit has no use, and with larger numbers no end.
 _MOST_TIMES = 20000
+_MOST_HEAD_DIMS, _MOST_CANDIDATES = 8, 60  # ours have 2 and some 30
 _LARGEST_SIZE = 1 << 31
 _SECONDS = (1e-9, 1e4)
 _LARGEST_ERROR = 1e6
@@ -167,9 +168,11 @@ class Times:
         noise, calls, rows = document.get("noise"), document.get("calls"), document.get("candidates")
         if not _is_number(noise, 0.0, _MOST_NOISE) or not isinstance(calls, list) or not isinstance(rows, list):
             return None
-        if len(calls) * len(rows) > _MOST_TIMES:
+        if len(calls) * len(rows) > _MOST_TIMES or len(rows) > _MOST_CANDIDATES:
             return None
         works = [_work(values) for values in calls]
+        if len({work.head_dim for work in works if work is not None}) > _MOST_HEAD_DIMS:
+            return None
         seconds: dict[tuple[Candidate, Work], float] = {}
         errors: dict[tuple[Candidate, int], ErrorsOfKinds] = {}
         for row in rows:

@@ -22,11 +22,10 @@ def add_(
     scale: float,
 ) -> bool:
     """`reference.pooled_tail.add_pooled_tail_`, within rounding; False, and nothing done, where no kernels can."""
-    can_write = is_readable(TensorForm.of(out)) and out.data_ptr() % ALIGNMENT == 0
-    if q.dtype not in ELEMENT_CODES or q.shape[3] > MOST_CHANNELS or not can_write:
+    if q.dtype not in ELEMENT_CODES or q.shape[3] > MOST_CHANNELS or not is_readable(TensorForm.of(out)):
         return False
     module = module_for(q.device)
-    if module is None:
+    if module is None or out.data_ptr() % ALIGNMENT != 0:
         return False
     add_by(module, q, k, v, out, lse, lists, scale)
     return True

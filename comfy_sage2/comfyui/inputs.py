@@ -53,9 +53,14 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "INT": ("a whole number", _is_whole),
 }
 
+# What takes the place of NumPy's and other numbers of a type.
+_PLAIN: dict[str, type] = {"BOOLEAN": bool, "FLOAT": float}
+
 
 def checked_input(kind: str, name: str, value: Any) -> Any:
     """`value` of the input `name`, whose type ComfyUI calls `kind`; for a text None is the empty one.
+
+    A switch comes as a bool, and a number of type FLOAT as a float: options take no others.
 
     Raises ValueError when a node cannot take it.
     """
@@ -63,7 +68,8 @@ def checked_input(kind: str, name: str, value: Any) -> Any:
         return ""
     wanted, will_do = _KINDS.get(kind, ("", lambda found: True))
     if will_do(value):
-        return value
+        as_options_have_it = _PLAIN.get(kind)
+        return value if as_options_have_it is None else as_options_have_it(value)
     raise ValueError(
         f"[SA-401] the input {name} must be {wanted}, got {quoted(value)}: choose another value, or link another output"
     )

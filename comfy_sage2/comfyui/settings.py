@@ -143,7 +143,7 @@ class Settings:
         values["rotate"] = rotation_of(values.get("rotate", defaults["rotate"]))
         for name in ("mode", "backend", "rotate"):
             allowed, value = _CHOICES[name], values.get(name, defaults[name])
-            if value not in allowed:
+            if not isinstance(value, str) or value not in allowed:  # an array answers `in` by an error
                 values[name] = defaults[name]
                 notes.append(
                     f"[SA-401] {name} {quoted(value)} of this workflow is unknown, so {defaults[name]} is used. Choose "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from .errors import shortened
+
 # kAbiVersion of csrc/attention_call.h, and the major number of csrc/VERSION.
 ABI_VERSION = 5
 NEEDED = f"ABI {ABI_VERSION}"
@@ -33,7 +35,7 @@ def reason_against_images(images_abi: object, host: ModuleType) -> str | None:
     host_abi = getattr(host, "abi_version", None)
     if images_abi == host_abi:
         return None
-    return f"they are for ABI {images_abi}, the launch code has ABI {host_abi or 'unknown'}"
+    return f"they are for ABI {shortened(str(images_abi))}, the launch code has ABI {host_abi or 'unknown'}"
 
 
 def reason_against(module: ModuleType, architecture: str) -> str | None:

@@ -22,6 +22,8 @@ from .manifest import HOST
 _IMAGE, _BUILD = ".cubin.xz", "build.json"
 # The modules of all CPythons packed as one, and the bytes of each, in their order.
 _ARCHIVE, _SIZES = "modules.xz", "modules.json"
+# What releases are compressed by. Of the others some raise errors of their own, and some unpack more than is asked for.
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Far above what releases have: 70 files of at most 2 MB, 20 MB together, once they are unpacked.
 _MOST_MEMBERS, _MOST_BYTES = 1000, 256 * 1024 * 1024
 
@@ -67,6 +69,11 @@ class _Package:
 
     def _read(self, name: str) -> bytes:
         member = self.members[name]
+        if member.compress_type not in _COMPRESSIONS:
+            raise KernelUnavailable(
+                f"[SA-106] {self._wheel_name} is refused: {shortened(name)} is compressed by method "
+                f"{member.compress_type}, which wheels are not; {REINSTALL}"
+            )
         self._take(member.file_size, name)
         # `ZipFile.read` would unpack more than the size that stands in the archive before it cuts it off.
         with self._archive.open(member) as file:

@@ -10,8 +10,8 @@ class KernelUnavailable(RuntimeError):
     """The kernels of an architecture cannot be used; the message is the reason, written for the user."""
 
 
-def shortened(text: str) -> str:
-    """What was found in a file, for a message: on one line, and cut where it is long."""
-    more = len(text) - _MOST_LETTERS
-    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:_MOST_LETTERS])
+def shortened(text: str, most: int = _MOST_LETTERS) -> str:
+    """What was found in a file, for a message: on one line, and cut where it is longer than `most` letters."""
+    more = len(text) - most
+    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:most])
     return shown if more <= 0 else f"{shown}… ({more:,} more characters)"

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from . import abi, contents, manifest
-from .errors import KernelUnavailable
+from .errors import KernelUnavailable, shortened
 from .unpack import PlacedModule, cache_folders, host_folder, place, remove_older
 
 __all__ = ["KernelUnavailable", "bundled_wheels", "fingerprint", "ignored", "load", "prepare", "reason_unavailable"]
@@ -35,6 +35,8 @@ _wheels: dict[str, tuple[manifest.BundledWheel, ...]] = {}
 # The bundled launch code, by the checksum of its wheel.
 _hosts: dict[str, ModuleType] = {}
 
+_MOST_OF_A_REFUSAL = 400  # letters of what the launch code says, which may quote the images' build
+
 # Of the extension module, and of device images, which may be packed, with what they say of themselves.
 _BINARY_SUFFIXES = {".so", ".pyd", ".cubin", ".xz", ".json"}
 
@@ -44,7 +46,9 @@ def _import_installed(architecture: str) -> ModuleType | None:
     name = f"comfy_sage2_{architecture}"
     try:
         module = importlib.import_module(name)
-        abi.reason_against(module, architecture)  # looks at attributes, which a foreign module may answer with an error
+        # Both look at attributes, which a foreign module may answer with an error.
+        abi.reason_against(module, architecture)
+        abi.describe(module)
         return module
     except Exception as error:  # a module of that name may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == name:
@@ -126,7 +130,7 @@ def _with_images(architecture: str, bundled: _Bundled) -> ModuleType:
         try:
             kernels = host.Kernels(**images.build)
         except (TypeError, ValueError) as error:
-            reason = str(error)
+            reason = shortened(str(error), _MOST_OF_A_REFUSAL)
     if reason is not None:
         raise KernelUnavailable(
             f"[SA-110] the images of {bundled.images_wheel.path.name} do not fit the launch code of "

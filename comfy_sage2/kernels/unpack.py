@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from .errors import KernelUnavailable
@@ -173,11 +174,10 @@ def _remove_abandoned(folder: Path) -> None:
 
 def _make_folders(folder: Path) -> None:
     """Make a folder and those above it, writable by nobody but the user whatever the umask is."""
-    if folder.is_dir():
-        return
-    _make_folders(folder.parent)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(_FOLDER_MODE)
+    missing = list(takewhile(lambda path: not path.is_dir(), (folder, *folder.parents)))
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(_FOLDER_MODE)
 
 
 def _write(path: Path, content: bytes) -> None:

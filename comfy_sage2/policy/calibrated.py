@@ -116,7 +116,7 @@ class Policy:
             if known != call.head_dim:
                 raise ValueError(
                     f"[SA-503] the policy does not fit this model: attention layer {quoted(call.name)} has head_dim "
-                    f"{known} in the policy and {call.head_dim} in the model; calibrate this model"
+                    f"{quoted(known)} in the policy and {call.head_dim} in the model; calibrate this model"
                 )
 
     def _unknown(self, site: CallSite) -> str:

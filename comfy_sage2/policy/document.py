@@ -127,7 +127,7 @@ def from_text(text: str) -> Policy:
         tuple(head_dim for head_dim, _ in layers),
         tuple(cells for _, cells in layers),
         rotation_of(rotate),
-        _names(rows) if version == NAMED or (version > NAMED and "name" in rows[0]) else (),
+        _names(rows) if version == NAMED or (version > NAMED and any("name" in row for row in rows)) else (),
         skip,
         sparse,
     )

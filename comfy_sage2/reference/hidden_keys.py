@@ -11,12 +11,15 @@ def hidden_keys(attn_mask: torch.Tensor | None) -> torch.Tensor | None:
     """Which keys a padding mask hides: bool (B | 1, Nkv), or None where `attn_mask` has a row a query or head.
 
     A key is hidden by False, by minus infinity and by the lowest number of the mask's type. Where a mask hides all keys
-    of a batch entry, none counts as hidden: a row of the lowest number alone is a uniform row.
+    of a batch entry, none counts as hidden: a row of the lowest number alone is a uniform row. So a mask with one
+    number for all keys hides none.
 
     Args:
         attn_mask: None or 4-D, as for `reference_attention`.
     """
     if attn_mask is None or not all(attn_mask.shape[axis] == 1 or attn_mask.stride(axis) == 0 for axis in (1, 2)):
+        return None
+    if attn_mask.shape[3] == 1:
         return None
     row = attn_mask[:, 0, 0]
     if row.dtype == torch.bool:

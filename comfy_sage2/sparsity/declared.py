@@ -10,6 +10,7 @@ from ..block_mask import BlockMask, blocks_of
 from ..options import EXACT, AttentionOptions
 from ..registry import UnsupportedError
 from ..tensors import OptionalTensors, mask_4d
+from ..text import quoted
 from .always_computed import TokenRange, blocks_with, raise_always_computed_
 from .key_bias import add_to_scores, key_bias, without_hidden_keys
 from .levels import Level
@@ -54,7 +55,7 @@ class Sparse:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"[SA-215] sparse: {name} must be a number, got {type(value).__name__}")
             if not 0.0 < value <= 1.0:
-                raise ValueError(f"[SA-215] sparse: {name} must be above 0 and at most 1, got {value}")
+                raise ValueError(f"[SA-215] sparse: {name} must be above 0 and at most 1, got {quoted(value)}")
         if type(self.tail) is not bool:
             raise TypeError(f"[SA-215] sparse: tail must be True or False, got {type(self.tail).__name__}")
         if self.tail and self.share is None:

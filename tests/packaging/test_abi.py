@@ -8,11 +8,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from fake_pack import ROOT, Plugin
 from native_module import CANNOT_COMPILE, native_module
 
+from comfy_sage2.kernels import abi
 from comfy_sage2.kernels.abi import ABI_VERSION, NEEDED
 from comfy_sage2.kernels.manifest import read_manifest
 
@@ -113,6 +115,20 @@ def test_an_older_release_is_refused_with_one_line_and_the_bundled_one_serves(pl
         "[SA-110] the installed comfy_sage2_sm90 (version 0.1.0, ABI unknown) is ignored: its ABI is unknown, this "
         f"comfy_sage2 needs {NEEDED}; `pip uninstall comfy-sage2-sm90` removes it"
     ]
+
+
+def test_what_a_build_says_stands_in_a_reason_short_and_on_one_line() -> None:
+    for value in ("\x1b[2J\n", 10**1000):
+        reason = abi.reason_against_images(value, ModuleType("host"))
+        assert reason is not None and reason.isprintable() and len(reason) < 250
+
+
+@pytest.mark.parametrize("known", ["architecture = 'sm90'", "architecture, abi_version = 'sm90', 4"])
+def test_an_installed_module_that_answers_with_an_error_is_passed_over(plugin: Plugin, known: str) -> None:
+    install(plugin, f"{known}\ndef __getattr__(name): raise RuntimeError(name)")
+    output, _ = run(plugin, "print(loader.reason_unavailable('sm90'), '|', loader.ignored('sm90'))")
+    unavailable, ignored = output.split(" | ")
+    assert unavailable.startswith("[SA-106]") and ignored.startswith("[SA-109] the installed comfy_sage2_sm90 cannot ")
 
 
 def test_one_abi_number() -> None:

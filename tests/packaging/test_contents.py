@@ -163,6 +163,19 @@ def test_a_size_that_is_a_lie_is_not_believed() -> None:
         contents.read_images(bytes(wheel), "a.whl", "sm90")
 
 
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compressions_than_those_of_wheels_are_refused(compression: int) -> None:
+    """Python unpacks them without a limit, and where they are damaged lzma raises an error of its own."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        archive.writestr("comfy_sage2_sm90/build.json", BUILD)
+        archive.writestr("comfy_sage2_sm90/a.cubin.xz", lzma.compress(IMAGE))
+    place = file.getvalue().index(b"build.json") + len("build.json") + 9  # behind what says how it was packed
+    for content in (file.getvalue(), file.getvalue()[:place] + b"\xff" * 8 + file.getvalue()[place + 8 :]):
+        with pytest.raises(KernelUnavailable, match=rf"build\.json is compressed by method {compression}, which"):
+            contents.read_images(content, "a.whl", "sm90")
+
+
 def test_a_wheel_of_many_files_is_refused() -> None:
     with pytest.raises(KernelUnavailable, match=r"it holds 2,001 files, at most 1,000 are expected"):
         contents.read_images(_wheel({f"{index}.txt": b"" for index in range(2001)}), "a.whl", "sm90")

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -328,6 +329,18 @@ def test_a_relative_cache_folder_is_ignored(plugin: Plugin) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the variable of POSIX systems")
+@pytest.mark.skipif(sys.platform == "win32", reason="paths are shorter there")
+def test_a_cache_folder_that_lies_deep_is_made(plugin: Plugin) -> None:
+    plugin.add_wheels()
+    plugin.unpacked.write_bytes(b"in the way")
+    plugin.environment["XDG_CACHE_HOME"] = str(plugin.user_cache) + "/a" * 1500
+    path = Path(plugin.prepare())
+    assert path.is_relative_to(plugin.environment["XDG_CACHE_HOME"])
+    path.unlink()
+    for folder in takewhile(lambda folder: folder != plugin.user_cache, path.parents):
+        folder.rmdir()  # which takes pytest too many calls
+
+
 def test_a_relative_home_is_ignored(plugin: Plugin) -> None:
     """It would make a folder wherever ComfyUI was started."""
     plugin.add_wheels()

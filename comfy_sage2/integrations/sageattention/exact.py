@@ -21,8 +21,7 @@ def torchs_attention(
     """The output of torch's attention, contiguous in the layout of the options, as that of the kernels is."""
     q, k, v, mask = _in_torchs_layout(inputs, options)
     if mask is not None and not is_special(mask):
-        if mask.dim() < 2:  # which some of torch's attentions do not take
-            mask = mask[None]
+        mask = _with_rows(mask)
         if mask.dtype != torch.bool:
             mask = mask.to(q.dtype)
         if options.is_causal:
@@ -75,15 +74,14 @@ def _computed(
         mask = _below_the_diagonal(mask, q, k)
     elif options.is_causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-    if mask is not None and mask.dim() == 1:
-        mask = mask[None]
+    mask = None if mask is None else _with_rows(mask)
     step = max(_MOST_SCORES // max(math.prod(q.shape[:-2]) * k.shape[-2], 1), 1)
     outs, lses = [], []
     for start in range(0, max(q.shape[-2], 1), step):
         scores = (q[..., start : start + step, :].to(dtype) * scale) @ keys
         if mask is not None:
             rows = mask if mask.shape[-2] == 1 else mask[..., start : start + step, :]
-            scores = scores.masked_fill(~rows, -math.inf) if rows.dtype == torch.bool else scores + rows
+            scores = scores.masked_fill(~rows, -math.inf) if rows.dtype == torch.bool else scores + rows.to(dtype)
         lse = scores.logsumexp(-1)
         weights = (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
         outs.append(dropout(weights, dropout_p) @ values)
@@ -91,6 +89,13 @@ def _computed(
     out, lse = torch.cat(outs, dim=-2).to(q.dtype), torch.cat(lses, dim=-1)
     out = out.transpose(1, 2) if options.layout == "BNHD" else out
     return out, lse
+
+
+def _with_rows(mask: torch.Tensor) -> torch.Tensor:
+    """`mask` with at least two dimensions: some of torch's attentions take no fewer."""
+    while mask.dim() < 2:
+        mask = mask[None]
+    return mask
 
 
 def _group_size(q: torch.Tensor, k: torch.Tensor) -> int:

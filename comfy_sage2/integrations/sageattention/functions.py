@@ -238,8 +238,11 @@ def _options(
     accumulator = given.pop("pv_accum_dtype", "fp32+fp16")
     check_choice("pv_accum_dtype", accumulator, _ACCUMULATORS)
     scale, dropout_p = given.pop("sm_scale"), given.pop("dropout_p", 0.0)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float, type(None))):
-        scale = float(scale)  # of NumPy, or a tensor of one element
+    if not isinstance(scale, (float, type(None))):
+        try:
+            scale = float(scale)  # a whole number, one of NumPy, or a tensor of one element
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise TypeError(f"[SA-205] sm_scale must be a number or None, got {quoted(scale)}") from error
     options = AttentionOptions(
         mode=mode,
         smooth_v=bool(given.pop("smooth_v", False)) and mode != "precise",

@@ -100,6 +100,32 @@ def test_the_oldest_go_where_the_file_would_be_too_long_to_be_read(findings: Cac
     assert 3 <= len(kept) < 9 and kept == list(range(9))[-len(kept) :]
 
 
+def test_a_full_file_of_others_stays_nearly_whole(findings: CacheFile) -> None:
+    """It takes no more room than it had: to leave out one entry after the other would take long."""
+    assert findings.path is not None
+    findings.path.parent.mkdir()
+    entries = [{"key": {"gpu": str(number)}, "value": {"x": [[]] * 1600}} for number in range(200)]
+    findings.path.write_text(json.dumps({"format": 1, "findings": entries}, separators=(",", ":")))
+    findings.put(ADA, {"passed": True})
+    assert findings.get(ADA) == {"passed": True}
+    assert findings.get({"gpu": "100"}) is not None
+
+
+def test_an_entry_that_is_too_deep_to_be_written_is_left_out(
+    findings: CacheFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    others = [{"key": {"gpu": "deep"}, "value": {"x": deep}}, {"key": {"gpu": "plain"}, "value": {}}]
+    with monkeypatch.context() as patch:
+        patch.setattr(CacheFile, "_entries", lambda self: others)
+        findings.put(ADA, {"passed": True})
+    assert findings.get(ADA) == {"passed": True} and findings.get({"gpu": "plain"}) == {}
+    while deep:  # one at a time: it is too deep to be deleted at once, too
+        deep = deep.pop()  # type: ignore[assignment]
+
+
 def test_without_a_folder_nothing_is_kept() -> None:
     findings = CacheFile(None)
     findings.put(ADA, {"passed": True})

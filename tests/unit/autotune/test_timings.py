@@ -127,6 +127,17 @@ def test_the_most_extreme_documents_that_are_read_give_choices(size: int, second
         assert all(math.isfinite(chosen.seconds(*key) or math.nan) for key in read.seconds)
 
 
+def test_a_document_that_would_take_minutes_to_choose_from_is_not_read() -> None:
+    """Each head_dim of each candidate gets a model, and the choices look at the times of all for each."""
+    works = [[*WORK[:3], head_dim, *WORK[4:]] for head_dim in range(1, 10)]
+    rows = [{**ROW, "candidate": [f"a{number}", *EIGHT_BITS[1:]]} for number in range(61)]
+    for calls, candidates in ((works, rows[:1]), (works[:1], rows)):
+        many = [{**row, "seconds": [1e-4] * len(calls)} for row in candidates]
+        assert Times.read({**DOCUMENT, "calls": calls, "candidates": many}) is None
+        fewer = [{**row, "seconds": [1e-4] * len(calls[:8])} for row in many[:60]]
+        assert Times.read({**DOCUMENT, "calls": calls[:8], "candidates": fewer}) is not None
+
+
 def test_a_document_of_an_earlier_format_is_not_read() -> None:
     row = ["sm89", "8b", "fp32", 16, 1024, 1024, 64, 1e-4]
     assert Times.read({"noise": 0.01, "seconds": [row]}) is None

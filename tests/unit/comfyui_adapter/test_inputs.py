@@ -27,7 +27,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "STRING": (["", "a text"], [0, ["a text"], b"a text", POLICY]),
     "BOOLEAN": ([True, False, 1, 0, np.bool_(True), np.int64(0)], [None, "true", 2, 1.0, torch.tensor(True)]),
     "FLOAT": (
-        [0, -1, 0.5, np.float32(0.5), Fraction(1, 3)],
+        [0, -1, 0.5, np.float32(0.5), Fraction(1, 2)],
         [None, "0.5", True, math.nan, -math.inf, 10**400, 1j, [0.5]],
     ),
     "INT": ([0, -1, 10**30, np.int32(7)], [None, 1.0, "1", True, math.inf, [1]]),
@@ -35,8 +35,25 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize(("kind", "value"), [(kind, value) for kind, (taken, _) in CASES.items() for value in taken])
-def test_a_value_of_the_type_is_taken_as_it_is(kind: str, value: Any) -> None:
-    assert checked_input(kind, "name", value) is value
+def test_a_value_of_the_type_is_taken(kind: str, value: Any) -> None:
+    found = checked_input(kind, "name", value)
+    assert found == value
+    if kind in ("BOOLEAN", "FLOAT"):
+        assert type(found) is (bool if kind == "BOOLEAN" else float)
+    else:
+        assert found is value
+
+
+@pytest.mark.parametrize("value", [1, np.bool_(True), np.int64(1)])
+def test_a_switch_of_another_type_smooths_values(value: Any) -> None:
+    settings = Settings.of_workflow(smooth_v=checked_input("BOOLEAN", "smooth_v", value))
+    assert settings.options.smooth_v is True and settings == Settings(smooth_v=True)
+
+
+@pytest.mark.parametrize("name", ["mode", "backend", "rotate"])
+def test_an_array_is_an_unknown_choice(name: str) -> None:
+    (note,) = Settings.of_workflow(**{name: np.zeros(2)}).notes
+    assert note.startswith(f"[SA-401] {name} array([0., 0.]) of this workflow is unknown")
 
 
 @pytest.mark.parametrize(

@@ -85,3 +85,17 @@ def test_a_compiled_call_raises_too() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match="has no gradient"):
         torch.compile(model, backend="aot_eager")(tensors["q"]).sum().backward()
+
+
+def test_a_call_with_a_tail_raises_too() -> None:
+    q, k, v = torch.randn(3, 1, 1, 64 * 128, 8)
+
+    def loss(tensor: torch.Tensor) -> Any:
+        sparse = comfy_sage2.Sparse(share=0.05, tail=True)
+        out, lse = comfy_sage2.attention(tensor, k, v, sparse=sparse, return_lse=True)
+        return out.sum() + lse.sum()
+
+    with pytest.raises(RuntimeError, match=NO_GRADIENT):
+        loss(q.clone().requires_grad_()).backward()
+    with pytest.raises(RuntimeError, match=NO_GRADIENT):
+        torch.func.grad(loss)(q)

@@ -96,3 +96,15 @@ def test_constant_keys_stay_numbers() -> None:
     for mode in MODES:
         out = comfy_sage2.attention(q, torch.ones_like(k), v, mode=mode, attn_mask=padding(torch.bool))
         assert out.isfinite().all()
+
+
+@each_mode
+@pytest.mark.parametrize("rotate", ["off", "auto"])
+@pytest.mark.parametrize("mask", [torch.ones(1, 1, dtype=torch.bool), torch.full((2, 1, 1, 1), -3.0)], ids=["2d", "4d"])
+def test_a_mask_of_one_number_for_all_keys_changes_nothing(mode: str, rotate: str, mask: torch.Tensor) -> None:
+    q, k, v = inputs()
+    choices: dict[str, Any] = {"mode": mode, "rotate": rotate, "smooth_v": True}
+    wanted = comfy_sage2.attention(q, k, v, **choices)
+    found = comfy_sage2.attention(q, k, v, **choices, attn_mask=mask)
+    assert (found - wanted).norm() < 0.02 * wanted.norm()
+    assert hidden_keys(mask.expand(2, 1, 1, 1)) is None

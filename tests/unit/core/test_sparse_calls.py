@@ -301,6 +301,7 @@ def test_cross_attention_and_few_keys_are_dense(monkeypatch: pytest.MonkeyPatch)
         ({"share": 0.0}, ValueError, "share must be above 0"),
         ({"bound": 1.5}, ValueError, "bound must be above 0"),
         ({"bound": math.nan}, ValueError, "bound must be above 0"),
+        ({"share": 10**5000}, ValueError, "share must be above 0 and at most 1, got an integer of 16610 bits"),
         ({"share": "0.1"}, TypeError, "share must be a number, got str"),
         ({"share": True}, TypeError, "share must be a number, got bool"),
         ({"bound": 0.1, "tail": True}, ValueError, "a tail goes with a share"),
@@ -365,7 +366,10 @@ class TestFlexAttention:
             def __call__(self, b: Any, h: Any, q: Any, k: Any) -> Any:
                 return q >= k
 
-        for mask_mod in (functools.partial(within, 200), Causal()):
+        def noop_mask(b: Any, h: Any, q: Any, k: Any) -> Any:  # which is not torch's
+            return q >= k
+
+        for mask_mod in (functools.partial(within, 200), Causal(), noop_mask):
             mask = create_block_mask(mask_mod, None, None, 512, 512, device="cpu")
             with pytest.raises(ValueError, match="mask_mod decides about each query and key"):
                 BlockMask.from_flex_attention(mask, q_length=512, kv_length=512)

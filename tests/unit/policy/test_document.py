@@ -62,6 +62,16 @@ def test_bad_names_are_refused(name: object, words: str) -> None:
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("nameless", range(len(NAMES)))
+@pytest.mark.parametrize("version", [3, 4, 6])
+def test_a_layer_without_a_name_beside_others_is_refused(version: int, nameless: int) -> None:
+    """Else the policy would go by the order alone."""
+    written = {**json.loads(to_text(named_policy())), "version": version}
+    del written["layers"][nameless]["name"]
+    with pytest.raises(ValueError, match=rf"\[SA-501\] layers\[{nameless}\] lacks 'name'"):
+        from_text(json.dumps(written))
+
+
 def test_document_round_trip() -> None:
     policy = small_policy()
     again = from_text(to_text(policy))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -116,6 +116,8 @@ def test_a_pass_of_another_model_is_refused() -> None:
         policy.check_pass(calls(128, 128))
     with pytest.raises(ValueError, match="attention layer 'call 1' has head_dim 128 in the policy and 96 in the model"):
         policy.check_pass(calls(128, 96, 64))
+    with pytest.raises(ValueError, match="has head_dim an integer of 9966 bits in the policy and 128 in the model"):
+        replace(policy, layers=(10**3000, 128, 64)).check_pass(calls(128, 128, 64))
 
 
 def test_a_policy_with_names_goes_by_them() -> None:

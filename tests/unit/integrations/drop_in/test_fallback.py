@@ -56,12 +56,22 @@ def test_torch_serves_what_no_kernel_can(layout: str, caplog: pytest.LogCaptureF
     assert any("3 left to torch's attention: [SA-103]" in line for line in serving.calls.lines())
 
 
+@pytest.mark.parametrize("scale", ["x", [1.0], torch.ones(2), 10**400, 10**5000], ids=range(5))
+def test_a_scale_that_is_no_number_is_named(scale: object) -> None:
+    with pytest.raises(TypeError, match=r"^\[SA-205\] sm_scale must be a number or None, got "):
+        functions.sageattn(*qkv(1, 2, 4, 8), scale=scale)
+
+
 @pytest.mark.usefixtures("no_kernels")
 def test_with_the_lse() -> None:
     q, k, v = qkv(1, 2, 24, 32)
     out, lse = functions.sageattn(q, k, v, return_lse=True)
     torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lse, (q @ k.mT / 32**0.5).logsumexp(-1), rtol=1e-4, atol=1e-4)
+    for mask in (torch.zeros(24, dtype=torch.float64), torch.tensor(True)):
+        masked = functions.sageattn(q, k, v, return_lse=True, attn_mask=mask)
+        torch.testing.assert_close(masked, (out, lse), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(functions.sageattn(q, k, v, attn_mask=mask), out, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("no_kernels")

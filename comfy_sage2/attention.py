@@ -81,7 +81,8 @@ def attention(
 ) -> Output:
     """SageAttention2: softmax(q k^T * scale + mask) v with quantized matrix products.
 
-    Inference only: the op has no gradient. Inputs are never written to. A NaN in the inputs gives NaN in the output.
+    Inference only: the op has no gradient. Inputs are never written to. A NaN in the inputs gives NaN in the
+    output, but for those of keys that a mask hides from all queries in the quantized modes.
 
     Args:
         q: (B, Hq, Nq, D), or (B, Nq, Hq, D) with layout "BNHD"; float16, bfloat16 or float32; any strides with a

@@ -328,7 +328,6 @@ def test_a_relative_cache_folder_is_ignored(plugin: Plugin) -> None:
     assert plugin.run("from kernels import unpack; print(*unpack.cache_folders())") == str(plugin.unpacked)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the variable of POSIX systems")
 @pytest.mark.skipif(sys.platform == "win32", reason="paths are shorter there")
 def test_a_cache_folder_that_lies_deep_is_made(plugin: Plugin) -> None:
     plugin.add_wheels()
@@ -341,6 +340,7 @@ def test_a_cache_folder_that_lies_deep_is_made(plugin: Plugin) -> None:
         folder.rmdir()  # which takes pytest too many calls
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the variable of POSIX systems")
 def test_a_relative_home_is_ignored(plugin: Plugin) -> None:
     """It would make a folder wherever ComfyUI was started."""
     plugin.add_wheels()

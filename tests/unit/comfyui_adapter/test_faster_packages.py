@@ -295,3 +295,14 @@ def test_an_earlier_nodes_attention_is_not_timed_as_comfyuis(
         call(session, *tensors, 2, func=own)
     assert asked == ([] if has_previous else ["own"])
     assert (session.record.summary().speed is None) == has_previous
+
+
+def test_the_note_names_the_call_in_which_the_package_gains_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = on_card(monkeypatch)
+    seconds = dict(choices.times.seconds)
+    for gain, work in zip((1.25, 1.75, 1.5, 1.3), [work for one, work in seconds if one == KITCHEN], strict=True):
+        seconds[KITCHEN, work] = seconds[EIGHT, work] / gain
+    found = TunedChoices(Times(seconds, 0.0, choices.times.errors))
+    monkeypatch.setattr(faster_peers, "choices_of", lambda device: found)
+    (note,) = faster_peers.notes_on_peers(CPU, Settings(), "sm90")
+    assert "up to 1.75 times as fast as 8b on this GPU, in 4 of 4 calls" in note

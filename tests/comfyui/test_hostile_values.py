@@ -50,5 +50,5 @@ def test_each_input_is_named_once(server: ComfyServer, installation: Installatio
             said = answer(server, node, name, value)
             if said == f"refused: {name}":
                 continue
-            codes = re.findall(r"\[SA-(?:208|[45]\d\d)\] (?:the )?(\w+)", said)  # others tell of the machine
+            codes = re.findall(r"\[SA-(?:208|[45]\d\d)\] (?:the (?:input )?)?(\w+)", said)  # others tell of the machine
             assert codes == [name], (name, value, said)

@@ -150,7 +150,7 @@ def test_steps_that_cannot_be_are_refused(server: ComfyServer, first: float, las
     if isinstance(refused.value, RuntimeError):
         assert (
             "[SA-402] 'active from' (start_percent) must not be above 'active until'" in text
-            or "[SA-401] start_percent must" in text
+            or "[SA-401] the input start_percent must" in text
         )
     else:
         assert text.count('"input_name"') == 1, text

@@ -104,6 +104,16 @@ class TestLoaded:
         assert found == architecture
         assert path.endswith(sysconfig.get_config_var("EXT_SUFFIX")) and pack.unpacked_files() == [Path(path)]
 
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    def test_the_wheels_of_a_loaded_module_are_known(self, pack: Plugin, architecture: str) -> None:
+        """Images first, then launch code: what was measured and tested is remembered with their checksums."""
+        code = f"""
+before = loader.bundled_wheels({architecture!r})
+loader.load({architecture!r})
+print(len(before), *(wheel.path.name.split('-')[0] for wheel in loader.bundled_wheels({architecture!r})))
+"""
+        assert pack.run(code) == f"0 comfy_sage2_{architecture} comfy_sage2_host"
+
     def test_all_architectures_in_one_process_keep_their_exceptions_apart(self, pack: Plugin) -> None:
         code = f"""
 for architecture in {ARCHITECTURES}:

@@ -100,12 +100,7 @@ class AttentionOptions:
             raise ValueError(f"[SA-205] scale must be positive and finite in float32, got {quoted(self.scale)}")
 
     def _check_exact(self) -> None:
-        for name, expected in (
-            ("smooth_v", (False,)),
-            ("rotate", ("auto", "off")),
-            ("pv_accumulator", ("fp32", "auto")),
-            ("pv", ("auto",)),
-        ):
+        for name, expected in _OF_QUANTIZATION.items():
             value = getattr(self, name)
             if value not in expected:
                 raise ValueError(
@@ -140,6 +135,11 @@ class AttentionOptions:
                 )
         return chosen
 
+    def without_quantization(self) -> AttentionOptions:
+        """The same call in mode "exact", in which every option of the quantization has its default."""
+        kept = {name: getattr(self, name) for name in NAMES if name not in _OF_QUANTIZATION}
+        return AttentionOptions(**{**kept, "mode": EXACT})
+
     def values(self) -> list[Any]:
         """The values in the order of the fields, from which `AttentionOptions(*values)` makes it again."""
         return [getattr(self, name) for name in NAMES]
@@ -151,6 +151,10 @@ CHOICES: dict[str, Collection[str]] = {
 }
 _FLAGS = tuple(option.name for option in fields(AttentionOptions) if isinstance(option.default, bool))
 EXACT, AUTO = "exact", "auto"
+# The options of the quantization, with the values that mode "exact" takes: they ask for nothing.
+_OF_QUANTIZATION: dict[str, tuple[Any, ...]] = {
+    "smooth_v": (False,), "rotate": ("auto", "off"), "pv_accumulator": ("fp32", "auto"), "pv": ("auto",),
+}  # fmt: skip
 FLOAT_PV = ("fp8", "fp16")  # a build has one of them for its quantizing modes, whatever else it has
 MODES = tuple(mode for mode in CHOICES["mode"] if mode != EXACT)  # those that quantize
 

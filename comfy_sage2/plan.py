@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NoReturn
 
@@ -155,7 +155,7 @@ def _faster_exact(
     rival = Candidate(PLAIN)
     if options.mode != EXACT:
         rival = Candidate.of(chosen.name, request.options)
-        options = replace(options, mode=EXACT, smooth_v=False, rotate="off", pv_accumulator="auto")
+        options = options.without_quantization()
     exact = signature._replace(options=options, where_faster=False, peers=IGNORED, accelerated_only=True)
     found = plan(exact)
     if isinstance(found, Refusal) or found.request.work is None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents, run_by_the_compiler
-from ...options import EXACT, AttentionOptions
+from ...options import AttentionOptions
 from ...plan import Refusal, plan
 from ...signature import CallSignature, require_tensors
 from ...tensors import NO_TENSORS, OptionalTensors, overrides_torch, require_mask, with_dense_rows
@@ -194,7 +194,7 @@ def served(
     calls.count(TORCH, reason)
     if not options.return_lse:
         return torchs_attention(inputs, options, options.scale), None
-    exact = replace(options, mode=EXACT, smooth_v=False, rotate="off", pv_accumulator="auto")
+    exact = options.without_quantization()
     fused = plan(CallSignature.of(q, k, v, exact, optional, accelerated_only=True))
     if isinstance(fused, Refusal):
         return plain_attention(inputs, options, options.scale)

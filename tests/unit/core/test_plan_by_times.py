@@ -107,10 +107,11 @@ class TestTimes:
     def test_an_exact_attention_in_the_place_of_a_rotated_mode(
         self, timed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Rotation, on in new nodes, is an option of the mode and none of exact attention."""
+        """Rotation and the format of P and V are options of the mode and none of exact attention."""
         timed({})
         monkeypatch.setattr(TunedChoices, "is_faster", lambda *arguments: True)
-        found = planned(plan(on_gpu(AttentionOptions(rotate="on", pv_accumulator="auto"), where_faster=True)))
+        options = AttentionOptions(rotate="on", pv_accumulator="auto", pv="fp8")
+        found = planned(plan(on_gpu(options, where_faster=True)))
         assert found.reason == plan_module.EXACT_IS_FASTER and found.options == AttentionOptions(EXACT)
 
     def test_calls_that_were_not_timed(self, timed: Callable[..., None]) -> None:

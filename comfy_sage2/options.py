@@ -78,7 +78,7 @@ class AttentionOptions:
     layout: str = _option("BHND", choices=("BHND", "BNHD"), per_call=True)
     return_lse: bool = _option(False, per_call=True)
     pv_accumulator: str = _option("fp32", choices={"fp32": 32, "fp16": 16, "auto": None}, argument="pv_accumulator")
-    rotate: str = _option("off", choices={"off": False, "on": True, "auto": True}, argument="rotate")
+    rotate: str = _option("auto", choices={"auto": True, "on": True, "off": False}, argument="rotate")
     pv: str = _option("auto", choices={"auto": 0, "fp8": 1, "fp16": 2, "int8": 3, "mxfp8": 4}, argument="pv")
 
     def __post_init__(self) -> None:

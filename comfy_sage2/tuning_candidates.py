@@ -35,7 +35,7 @@ _OPTIONS = (
     ),
     AttentionOptions(EXACT, layout=_LAYOUT),
 )
-_FOR_PEERS = AttentionOptions(layout=_LAYOUT)  # they take the place of any mode
+_FOR_PEERS = AttentionOptions(layout=_LAYOUT, rotate="off")  # they take the place of any mode
 _COMFYUI_ORDER = [
     SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
 ]  # fmt: skip

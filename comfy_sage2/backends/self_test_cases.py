@@ -49,7 +49,8 @@ class Case:
     block_margins: bool = False
 
 
-_WITH_LSE = AttentionOptions(return_lse=True)
+_UNROTATED = AttentionOptions(rotate="off")
+_WITH_LSE = replace(_UNROTATED, return_lse=True)
 CASES = (
     Case("head_dim 64, ragged lengths", 4, 2, 197, 333, 64, torch.float16, _WITH_LSE, batch=2),
     Case(
@@ -59,7 +60,7 @@ CASES = (
     Case("head_dim 128, mask for each query", 2, 1, 150, 270, 128, torch.float16, _WITH_LSE, mask="queries"),
     Case(  # more keys than Hopper prepares in one pass
         "head_dim 256, key mask, smooth V", 2, 1, 140, 1030, 256, torch.float16,
-        AttentionOptions(smooth_v=True, layout="BNHD"), mask="keys",
+        replace(_UNROTATED, smooth_v=True, layout="BNHD"), mask="keys",
     ),
     Case(
         "head_dim 72, float32, rotated", 2, 2, 130, 190, 72, torch.float32,
@@ -75,10 +76,10 @@ CASES = (
         replace(_WITH_LSE, is_causal=True, layout="BNHD"),
         lists=(((0, 0, 1, 2), (1, 0, 1, 2), (2, 2, 0, 1)),),
     ),
-    Case("head_dim 64, block margins", 2, 1, 440, 440, 64, torch.float16, AttentionOptions(), block_margins=True),
+    Case("head_dim 64, block margins", 2, 1, 440, 440, 64, torch.float16, _UNROTATED, block_margins=True),
     # Hopper has kernels for few keys, which note no LSE, and for 192 keys a step.
-    Case("head_dim 64, few keys", 2, 1, 150, 250, 64, torch.bfloat16, AttentionOptions()),
-    Case("head_dim 128, few keys", 2, 1, 140, 300, 128, torch.float16, AttentionOptions(layout="BNHD")),
+    Case("head_dim 64, few keys", 2, 1, 150, 250, 64, torch.bfloat16, _UNROTATED),
+    Case("head_dim 128, few keys", 2, 1, 140, 300, 128, torch.float16, replace(_UNROTATED, layout="BNHD")),
     Case("head_dim 64, key mask", 2, 1, 140, 570, 64, torch.float16, _WITH_LSE, mask="keys"),
     Case(
         "head_dim 128, few keys, rotated by head", 2, 1, 140, 300, 128, torch.bfloat16,
@@ -88,7 +89,7 @@ CASES = (
         "head_dim 64, key mask, rotated by head", 2, 1, 140, 1090, 64, torch.float16,
         AttentionOptions(return_lse=True, rotate="auto"), mask="keys",
     ),
-    Case("infinite value", 1, 1, 64, 64, 64, torch.float16, AttentionOptions(), broken=True),
+    Case("infinite value", 1, 1, 64, 64, 64, torch.float16, _UNROTATED, broken=True),
 )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ class SparseAttention:
     def _without_others(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
         design = self._design
         if design.block_tokens == BLOCK_TOKENS:
-            return attention(q, k, v, block_mask=BlockMask.from_dense(active))
+            return attention(q, k, v, rotate="off", block_mask=BlockMask.from_dense(active))
         mask = _tokens_of(active, design.block_tokens)
         if design.deviations is None and design.share != 0.2:
             return _exact(q, k, v, mask)
@@ -145,7 +145,7 @@ class SparseAttention:
 
 
 def _dense(design: Design, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v) if design.block_tokens == BLOCK_TOKENS else _exact(q, k, v)
+    return attention(q, k, v, rotate="off") if design.block_tokens == BLOCK_TOKENS else _exact(q, k, v)
 
 
 def _exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None) -> torch.Tensor:

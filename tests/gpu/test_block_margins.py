@@ -13,7 +13,6 @@ import comfy_sage2
 from comfy_sage2 import BlockMask
 from comfy_sage2.backends import parts
 from comfy_sage2.block_mask import BLOCK_TOKENS, blocks_of
-from comfy_sage2.options import AttentionOptions
 from comfy_sage2.reference.block_margins import LOSSLESS, block_margins
 
 from .builds import (
@@ -23,6 +22,7 @@ from .builds import (
     each_mode,
     each_product,
     numerics,
+    options_of,
     random_qkv,
     relative_l1,
     run,
@@ -67,7 +67,7 @@ def recorded(
 
 
 def by_reference(name: str, q: torch.Tensor, k: torch.Tensor, **call: Any) -> torch.Tensor:
-    options = AttentionOptions(**call)
+    options = options_of(**call)
     of_kernels = numerics(name, q, options, kv_length=k.shape[2], plain=False)
     if name == "sm90" and options.mode == "precise":
         of_kernels = replace(of_kernels, keys_per_step=128 if q.shape[3] <= 128 else 64)

@@ -237,7 +237,7 @@ def test_auto_rotates_the_heads_that_gain(
         call["attn_mask"] = torch.arange(lengths[1], device="cuda").view(1, 1, 1, -1) < lengths[1] * 2 // 3
         hidden = ~call["attn_mask"][:, 0, 0]
     outs = {rotate: run(name, q, k, v, rotate=rotate, **call)[0] for rotate in ("off", "on", "auto")}
-    numerics = ReferenceOptions.of(AttentionOptions(mode), groups=groups_of(name, mode))
+    numerics = ReferenceOptions.of(AttentionOptions(mode, rotate="off"), groups=groups_of(name, mode))
     plain, rotated = (numerics.of_heads(rotated=choice) for choice in (False, True))
     gains = rotation_gains(
         q.float(),

@@ -88,7 +88,7 @@ def sageattn(
     attn_mask: torch.Tensor | None = None,
     **others: Any,
 ) -> Result:
-    """Mode "8b": INT8 Q and K, rotated, V in FP8."""
+    """Mode "8b": INT8 Q and K, rotated in the heads that gain by it, V in FP8."""
     return _call("8b", (q, k, v), tensor_layout, is_causal, sm_scale, return_lse, attn_mask, others)
 
 
@@ -251,7 +251,6 @@ def _options(
         layout=_LAYOUTS[tensor_layout],
         return_lse=bool(return_lse),
         pv_accumulator="fp32" if mode == "precise" else _ACCUMULATORS[accumulator],
-        rotate="on",
     )
     if given:
         raise TypeError(f"[SA-602] this pack's sageattention does not know the arguments {', '.join(given)}")

@@ -117,6 +117,6 @@ def test_a_head_of_nan_or_zeros_is_not_rotated() -> None:
 def test_true_and_false_are_on_and_off() -> None:
     assert AttentionOptions(rotate=True) == AttentionOptions(rotate="on")  # type: ignore[arg-type]
     assert AttentionOptions(rotate=False) == AttentionOptions(rotate="off")  # type: ignore[arg-type]
-    assert AttentionOptions() == AttentionOptions(rotate="off")
-    with pytest.raises(ValueError, match="rotate must be one of 'off', 'on', 'auto', got 'never'"):
+    assert AttentionOptions() == AttentionOptions(rotate="auto")
+    with pytest.raises(ValueError, match="rotate must be one of 'auto', 'on', 'off', got 'never'"):
         AttentionOptions(rotate="never")

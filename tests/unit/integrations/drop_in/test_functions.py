@@ -92,7 +92,7 @@ def test_grouped_heads() -> None:
 
 def test_sageattn_is_the_default_of_a_new_node() -> None:
     qkv = inputs()
-    wanted = attention(*qkv, mode="8b", rotate=True, backend="reference")
+    wanted = attention(*qkv, mode="8b", rotate="auto", backend="reference")
     assert torch.equal(functions.sageattn(*qkv, smooth_k=False), wanted)
     assert torch.equal(functions.sageattn_qk_int8_pv_fp8_cuda(*qkv, pv_accum_dtype="fp32+fp32"), wanted)
 
@@ -100,13 +100,13 @@ def test_sageattn_is_the_default_of_a_new_node() -> None:
 @pytest.mark.parametrize("function", DENSE[3:], ids=name_of)
 def test_fp16_functions_keep_v_in_16_bits(function: Function) -> None:
     qkv = inputs()
-    wanted = attention(*qkv, mode="precise", rotate=True, backend="reference")
+    wanted = attention(*qkv, mode="precise", rotate="auto", backend="reference")
     assert torch.equal(function(*qkv), wanted)
 
 
 def test_smooth_v_is_passed_on() -> None:
     qkv = inputs()
-    wanted = attention(*qkv, mode="8b", smooth_v=True, rotate=True, backend="reference")
+    wanted = attention(*qkv, mode="8b", smooth_v=True, rotate="auto", backend="reference")
     assert torch.equal(functions.sageattn_qk_int8_pv_fp8_cuda(*qkv, smooth_v=True), wanted)
 
 

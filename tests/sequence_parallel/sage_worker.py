@@ -31,12 +31,10 @@ def sage_cases(processes: int) -> list[tuple[str, Case]]:
     """Every attention divided by Ulysses and by a ring: yunchang's name, and the case that it computes."""
     listed = []
     for name, mode in MODES.items():
-        options = {"mode": mode, "rotate": True}
+        options = {"mode": mode}
         listed.append((name, Case(f"{name} Ulysses", processes, processes, 1, options)))
         listed.append((name, Case(f"{name} ring", processes, 1, processes, options)))
-    listed.append(
-        ("SAGE_AUTO", Case("causal", processes, 1, processes, {"mode": "8b", "rotate": True}, is_causal=True))
-    )
+    listed.append(("SAGE_AUTO", Case("causal", processes, 1, processes, {"mode": "8b"}, is_causal=True)))
     return listed
 
 

@@ -1,8 +1,9 @@
-"""The first lines of a page of docs/results, without which nobody knows what its figures are of."""
+"""What the pages of docs/results have in common: their first lines, and how a command gives them out."""
 
 from __future__ import annotations
 
 from datetime import date
+from pathlib import Path
 
 import torch
 
@@ -23,6 +24,14 @@ def page_head(
     values = (machine, kernels, settings, f"`{command}`, which wrote this page{drawn}")
     named = (f"- {name}: {value}." for name, value in zip(NAMED, values, strict=True))
     return [f"# {title}", "", *named, f"- Date: {day or date.today().isoformat()}.", ""]
+
+
+def show(text: str, page: str, results: Path | None) -> None:
+    """Print the text of a page, and write it to <page>.md in the folder `results` where one is given."""
+    print(text)
+    if results is not None:
+        results.mkdir(parents=True, exist_ok=True)
+        (results / f"{page}.md").write_text(text, encoding="utf-8")
 
 
 def usable_kernels(device: torch.device) -> list[KernelBackend]:

@@ -36,7 +36,7 @@ from comfy_sage2.options import EXACT
 from comfy_sage2.tuning_candidates import BACKENDS
 
 from ..arguments import cuda_device
-from ..result_page import kernel_versions, page_head, usable_kernels
+from ..result_page import kernel_versions, page_head, show, usable_kernels
 
 _SECONDS = 0.4  # for each call
 _HIDDEN = 77  # keys at the end, in calls with a mask
@@ -200,8 +200,5 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     with torch.no_grad():
         text = page(" ".join(["python -m lab choices", *arguments]), cuda_device("choices"))
-    print(text)
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "choices.md").write_text(text, encoding="utf-8")
+    show(text, "choices", options.results)
     return 0

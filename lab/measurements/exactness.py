@@ -26,7 +26,7 @@ from comfy_sage2.reference.options import ReferenceOptions
 
 from ..arguments import check_kernel, usable_device, usual_device
 from ..evaluation.kinds import KINDS, Shape, Tensors, inputs
-from ..result_page import kernel_versions, page_head
+from ..result_page import kernel_versions, page_head, show
 
 SEEDS = (0, 1)
 SHAPE = (4, 1024, 128)
@@ -254,8 +254,5 @@ def main(arguments: list[str]) -> int:
         check_kernel(options.backend, "--backend", device, parser)
     with torch.no_grad():
         text = page(" ".join(["python -m lab exactness", *arguments]), options.backend, device)
-    print(text)
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "exactness.md").write_text(text, encoding="utf-8")
+    show(text, "exactness", options.results)
     return 0

@@ -32,7 +32,7 @@ import torch
 from comfy_sage2 import machine
 from comfy_sage2.command_line import Parser, at_least_1, output_folder
 
-from ..result_page import page_head
+from ..result_page import page_head, show
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ROOT / "tests" / "packaging" / "native" / "fake_driver.cpp"
@@ -203,7 +203,7 @@ def page(command: str, found: dict[str, list[float]], calls: int) -> str:
             "CPU time of a call",
             machine=f"{machine.device_name(torch.device('cpu'))}, Python {machine.python()}, torch {torch.__version__}",
             kernels=f"the {ARCHITECTURE} module of csrc/, with a driver that takes launches and does nothing",
-            settings="mode 8b; `rotate` as in a new node where it is named, else off; "
+            settings="mode 8b; `rotate` on auto, but off in the row of the guard that is off; "
             f"{_TOKENS} tokens, {_HEADS} heads, head_dim {_HEAD_DIM}, CPU tensors",
             command=command,
         ),
@@ -241,8 +241,5 @@ def main(arguments: list[str]) -> int:
     # Without the folders of this machine.
     beside = " --comfyui COMFYUI --python ITS_PYTHON" if options.comfyui is not None else ""
     text = page(f"python -m lab host-times{beside}", json.loads(answer.splitlines()[-1]), options.calls)
-    print(text)
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "host-times.md").write_text(text, encoding="utf-8")
+    show(text, "host-times", options.results)
     return 0

@@ -31,7 +31,7 @@ from ..bench.kernel_times import KernelTimer
 from ..bench.ours import attention_kernels
 from ..bench.settle import heat
 from ..bench.timing import Timed, time_in_rounds
-from ..result_page import page_head
+from ..result_page import page_head, show
 
 MODES = ("8b", "precise")
 HEAD_DIMS = (64, 128, 256)
@@ -172,8 +172,5 @@ def main(arguments: list[str]) -> int:
     command = " ".join(["python -m lab lists", *arguments])
     with torch.no_grad():
         text = page(command, cuda_device("lists"), options.tokens, seed, options.seconds)
-    print(text)
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "list-times.md").write_text(text, encoding="utf-8")
+    show(text, "list-times", options.results)
     return 0

@@ -43,7 +43,7 @@ from ..bench.kernel_times import KernelTimer
 from ..bench.settle import heat
 from ..bench.shapes import Shape
 from ..bench.timing import RoundMedian, Timed, time_in_rounds
-from ..result_page import page_head
+from ..result_page import page_head, show
 from .kernel_builds import load
 
 EMULATED = "FP8 mma.sync is emulated on Hopper"
@@ -338,10 +338,7 @@ def main(arguments: list[str]) -> int:
                 print(line, file=sys.stderr, flush=True)
     command = f"python -m lab mma-family {shown(given.build)} --seconds {given.seconds} --results docs/results"
     text = page(command, device, candidates, missing, timed, accuracy, seed, timer.problem)
-    print(text)
+    show(text, "mma-family", given.results)
     if given.json is not None:
         given.json.write_text(json.dumps(_document(timed), indent=1), encoding="utf-8")
-    if given.results is not None:
-        given.results.mkdir(parents=True, exist_ok=True)
-        (given.results / "mma-family.md").write_text(text, encoding="utf-8")
     return 0

@@ -40,7 +40,7 @@ from ..demo.sampler import decode, denoise, pixels, starting_noise
 from ..demo.scenes import random_scene
 from ..demo.wan_dit import WanDiT
 from ..demo.wan_vae import WanVAE
-from ..result_page import kernel_versions, page_head
+from ..result_page import kernel_versions, page_head, show
 
 _SIDE, _FRAMES = 256, 33
 _DENSE_SHARE = 0.2
@@ -355,10 +355,8 @@ def main(arguments: list[str]) -> int:
             print(f"{numbers.stop} of {options.captions} captions, {time.monotonic() - started:.0f} s", flush=True)
     command = " ".join(["python -m lab sparse", *arguments])
     text = page(command, device, options.steps, list(rows(found))) + "\n"
-    print(text)
+    show(text, "sparse-videos", options.results)
     if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "sparse-videos.md").write_text(text, encoding="utf-8")
         clips = {name: [asdict(clip) for clip in made] for name, made in found.items()}
         (options.results / "sparse-videos.json").write_text(json.dumps(clips), encoding="utf-8")
     return 0

@@ -37,7 +37,7 @@ from ..arguments import cuda_device
 from ..bench.candidates import Call, PreparedCandidate
 from ..bench.settle import heat
 from ..bench.timing import Timed, time_in_rounds
-from ..result_page import kernel_versions, page_head
+from ..result_page import kernel_versions, page_head, show
 from .kernel_builds import load
 from .mma_family import Build, shown
 
@@ -210,8 +210,5 @@ def main(arguments: list[str]) -> int:
     command = " ".join(["python -m lab sparse-calls", *filter(None, [shown(options.build)]), "--results docs/results"])
     with torch.no_grad():
         text = page(command, device, options.build, seed, options.seconds)
-    print(text)
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / "sparse-calls.md").write_text(text, encoding="utf-8")
+    show(text, "sparse-calls", options.results)
     return 0

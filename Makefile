@@ -21,7 +21,7 @@ PYTEST = COMFY_SAGE2_TEST_SUITE=$(subst -tests,,$@) $(RUN) -m pytest -q
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment environments host-environment wheel-environment hooks check test style contracts types lint format \
+.PHONY: help environment environments host-environment wheel-environment platform-environment hooks check test style contracts types lint format \
 	new-records quick-tests faults mutations unit-tests comfyui-tests gpu-tests torch-tests demo demo-plan demo-baselines \
 	doctor wheels wheels-verify windows-tests arm-tests clean
 
@@ -149,6 +149,10 @@ wheels-verify: wheel-environment
 # Windows CPythons under wine, and aarch64 ones under qemu: safe to call anywhere, what cannot be had is told.
 # COMFY_SAGE2_WHEELHOUSE names other wheels than wheels/.
 export ZIG_GLOBAL_CACHE_DIR ?= $(CURDIR)/build/zig-cache
+
+# Before both suites at once; each makes it, too.
+platform-environment:
+	@$(PYTHON) -m tools.environment --venv $(PLATFORMS_VENV) --requirements requirements/platforms.txt
 
 windows-tests:
 	@$(PYTHON) -m tools.platforms.suite windows --venv $(PLATFORMS_VENV)

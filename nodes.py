@@ -15,7 +15,6 @@ from comfy_sage2.comfyui.nodes.support import (
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
-    ROTATIONS,
     advanced,
     backend_input,
     checked,
@@ -23,7 +22,9 @@ from comfy_sage2.comfyui.nodes.support import (
     hidden_widget,
     library,
     measure_quality_input,
+    rotate_input,
     schema,
+    share_input,
     skip_input,
     sparse_input,
     status_of,
@@ -109,18 +110,11 @@ class SageAttention2(io.ComfyNode):
                         "compute calls in which they are less exact.",
                     )
                 ),
-                advanced(
-                    io.Combo.Input(
-                        "rotate",
-                        display_name="rotate queries and keys",
-                        options=ROTATIONS,
-                        default="auto",
-                        optional=True,
-                        tooltip="Mixes the channels of queries and keys before quantization. auto: in the attention "
-                        "heads that get closer to full precision by it. The kernel looks at a sample of each head in "
-                        "each call, so on an H100 a call takes 10 to 60 microseconds longer than with off. on: in all "
-                        "heads. off: in none, as in the paper. API prompts without this input keep it off.",
-                    )
+                rotate_input(
+                    "Mixes the channels of queries and keys before quantization. auto: in the attention heads that get "
+                    "closer to full precision by it. The kernel looks at a sample of each head in each call, so on an "
+                    "H100 a call takes 10 to 60 microseconds longer than with off. on: in all heads. off: in none, as "
+                    "in the paper. API prompts without this input keep it off.",
                 ),
                 advanced(
                     io.Boolean.Input(
@@ -132,32 +126,19 @@ class SageAttention2(io.ComfyNode):
                         "output. It helps models whose values lie far from zero, and takes little time.",
                     )
                 ),
-                advanced(
-                    io.Float.Input(
-                        "start_percent",
-                        display_name="active from (share of steps)",
-                        default=0.0,
-                        min=0.0,
-                        max=1.0,
-                        step=0.01,
-                        optional=True,
-                        tooltip="Share of this sampler's steps before the node becomes active. 0.1 of 20 steps keeps "
-                        "the first 2 in full precision. Where several samplers share one schedule, each counts its "
-                        "own steps.",
-                    )
+                share_input(
+                    "start_percent",
+                    "active from",
+                    0.0,
+                    "Share of this sampler's steps before the node becomes active. 0.1 of 20 steps keeps the first 2 "
+                    "in full precision. Where several samplers share one schedule, each counts its own steps.",
                 ),
-                advanced(
-                    io.Float.Input(
-                        "end_percent",
-                        display_name="active until (share of steps)",
-                        default=1.0,
-                        min=0.0,
-                        max=1.0,
-                        step=0.01,
-                        optional=True,
-                        tooltip="Share of this sampler's steps after which the node is no longer active. 0.9 of 20 "
-                        "steps keeps the last 2 in full precision.",
-                    )
+                share_input(
+                    "end_percent",
+                    "active until",
+                    1.0,
+                    "Share of this sampler's steps after which the node is no longer active. 0.9 of 20 steps keeps the "
+                    "last 2 in full precision.",
                 ),
                 advanced(
                     io.Combo.Input(
@@ -211,47 +192,11 @@ class SageAttention2(io.ComfyNode):
 
     @classmethod
     @checked
-    def execute(
-        cls,
-        model: Any,
-        mode: str,
-        sparse: str = "off",  # what an API prompt that was saved without it means, here and below
-        policy: Any = None,
-        guard: str | bool = False,
-        when: str = "always",
-        rotate: str | bool = "off",
-        smooth_v: bool = False,
-        start_percent: float = 0.0,
-        end_percent: float = 1.0,
-        apply_to: str = "self and cross",
-        dense_percent: float = 0.2,
-        respect_model_attention: bool = False,
-        measure_quality: bool = False,
-        backend: str = "auto",
-        skip: str = "off",
-        guard_level: str = "values",
-    ) -> io.NodeOutput:
+    def execute(cls, model: Any, mode: str, **options: Any) -> io.NodeOutput:
+        """options: of `Settings`, whose defaults are what an API prompt means that was saved without them."""
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
-        settings = library.Settings.of_workflow(
-            mode=mode,
-            sparse=sparse,
-            policy=policy,
-            guard=guard,
-            guard_level=guard_level,
-            when=when,
-            rotate=rotate,
-            smooth_v=smooth_v,
-            start_percent=start_percent,
-            end_percent=end_percent,
-            apply_to=apply_to,
-            dense_percent=dense_percent,
-            respect_model_attention=bool(respect_model_attention),
-            measure_quality=measure_quality,
-            backend=backend,
-            skip=skip,
-        )
-        patched = library.patch_model(model, settings)
+        patched = library.patch_model(model, library.Settings.of_workflow(mode=mode, **options))
         return io.NodeOutput(patched, ui={"text": [status_of(patched, "SageAttention2", cls.hidden)]})
 
 

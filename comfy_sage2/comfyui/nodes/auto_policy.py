@@ -10,7 +10,6 @@ from .support import (
     CATEGORY,
     IMPORT_ERROR,
     PASSED_THROUGH,
-    ROTATIONS,
     advanced,
     backend_input,
     checked,
@@ -19,6 +18,7 @@ from .support import (
     library,
     measure_quality_input,
     quality_input,
+    rotate_input,
     schema,
     shown_progress,
     skip_input,
@@ -56,16 +56,10 @@ class SageAttention2AutoPolicy(io.ComfyNode):
                     "again.",
                 ),
                 cost_limit_input(30.0, "the first run's sampling time"),
-                advanced(
-                    io.Combo.Input(
-                        "rotate",
-                        display_name="rotate queries and keys",
-                        options=ROTATIONS,
-                        default="auto",
-                        tooltip="Mixes the channels of queries and keys before quantization, while measuring and "
-                        "rendering. auto: in the attention heads that get closer to full precision by it. on: in all "
-                        "heads. off: in none.",
-                    )
+                rotate_input(
+                    "Mixes the channels of queries and keys before quantization, while measuring and rendering. auto: "
+                    "in the attention heads that get closer to full precision by it. on: in all heads. off: in none.",
+                    optional=False,
                 ),
                 backend_input(),
                 measure_quality_input(" while rendering"),
@@ -107,27 +101,12 @@ class SageAttention2AutoPolicy(io.ComfyNode):
         quality: str,
         policy: str,
         cost_limit: float,
-        rotate: str | bool,
-        backend: str,
-        measure_quality: bool,
-        guard: bool,
-        skip: str = "off",
-        sparse: str = "off",
-        dense_percent: float = 0.2,
+        **options: Any,  # of `Settings`, whose defaults hold where a prompt was saved without one
     ) -> io.NodeOutput:
         if IMPORT_ERROR is not None:
             return io.NodeOutput(model, ui={"text": [PASSED_THROUGH]})
         node = str(cls.hidden.unique_id)
-        settings = library.Settings.of_workflow(
-            rotate=rotate,
-            backend=backend,
-            measure_quality=measure_quality,
-            guard=guard,
-            when=library.WHERE_FASTER,
-            skip=skip,
-            sparse=sparse,
-            dense_percent=dense_percent,
-        )
+        settings = library.Settings.of_workflow(when=library.WHERE_FASTER, **options)
         patched = library.auto_model(
             model,
             settings,

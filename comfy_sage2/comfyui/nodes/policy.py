@@ -14,16 +14,16 @@ from .support import (
     IMPORT_ERROR,
     PASSED_THROUGH,
     POLICY,
-    ROTATIONS,
     advanced,
     checked,
     cost_limit_input,
     library,
     quality_input,
+    rotate_input,
     schema,
     shown_progress,
     skip_input,
-    sparse_input_of_policy,
+    sparse_input,
 )
 
 FILE_TOOLTIP = "in ComfyUI's folder user/comfy_sage2/policies, without .json."
@@ -53,17 +53,10 @@ class SageAttention2Calibrate(io.ComfyNode):
                     tooltip="The diffusion model with its LoRAs, as it will be sampled. It stays as it is.",
                 ),
                 cost_limit_input(15.0, "the sampling time"),
-                advanced(
-                    io.Combo.Input(
-                        "rotate",
-                        display_name="rotate queries and keys",
-                        options=ROTATIONS,
-                        default="auto",
-                        optional=True,
-                        tooltip="Measures with queries and keys rotated in the attention heads that get closer to full "
-                        "precision by it (auto), in all heads or in none. Choose the same as on the SageAttention2 "
-                        "node that will use the policy.",
-                    )
+                rotate_input(
+                    "Measures with queries and keys rotated in the attention heads that get closer to full precision "
+                    "by it (auto), in all heads or in none. Choose the same as on the SageAttention2 node that will "
+                    "use the policy.",
                 ),
             ],
             outputs=[
@@ -121,7 +114,12 @@ class SageAttention2MakePolicy(io.ComfyNode):
                     tooltip="Name under which to save the policy, " + FILE_TOOLTIP + " Empty: not saved.",
                 ),
                 skip_input("The older form of sparse. It is written into the policy, and counts where sparse is off."),
-                sparse_input_of_policy(),
+                advanced(
+                    sparse_input(
+                        "This level is written into the policy. SageAttention2 uses it where its own sparse and skip "
+                        "are off. It is not part of what was measured."
+                    )
+                ),
             ],
             outputs=[
                 POLICY.Output(display_name="policy", tooltip="The policy, for SageAttention2."),

@@ -98,36 +98,56 @@ def measure_quality_input(when: str = "", *, optional: bool = False) -> io.Input
     )
 
 
-def sparse_input() -> io.Input:
+def sparse_input(
+    tooltip: str = "Skips the key blocks that matter least in long self-attention, from 8192 tokens on. The level "
+    "limits the relative L2 error of each head on sampled rows. lossless: only weights that 8b rounds to zero. light: "
+    "0.02. medium: 0.05. strong: 0.1, which gives another video of the same prompt. The node chooses the blocks in "
+    "every second step. With lossless it finds them in steps 4, 9, 16 and so on. Steps in between can exceed the "
+    "limit. The report gives shares and errors.",
+) -> io.Input:
     """How much key blocks that are left out may cost."""
-    return io.Combo.Input(
-        "sparse",
-        options=SPARSE,
-        default="off",
-        optional=True,
-        tooltip="Skips the key blocks that matter least in long self-attention, from 8192 tokens on. The level limits "
-        "the relative L2 error of each head on sampled rows. lossless: only weights that 8b rounds to zero. light: "
-        "0.02. medium: 0.05. strong: 0.1, which gives another video of the same prompt. The node chooses the "
-        "blocks in every second step. With lossless it finds them in steps 4, 9, 16 and so on. Steps in between can "
-        "exceed the limit. The report gives shares and errors.",
+    return io.Combo.Input("sparse", options=SPARSE, default="off", optional=True, tooltip=tooltip)
+
+
+def rotate_input(tooltip: str, *, optional: bool = True) -> io.Input:
+    """Whether queries and keys are rotated."""
+    return advanced(
+        io.Combo.Input(
+            "rotate",
+            display_name="rotate queries and keys",
+            options=ROTATIONS,
+            default="auto",
+            optional=optional,
+            tooltip=tooltip,
+        )
+    )
+
+
+def share_input(name: str, display_name: str, default: float, tooltip: str) -> io.Input:
+    """A share of a sampler's steps."""
+    return advanced(
+        io.Float.Input(
+            name,
+            display_name=f"{display_name} (share of steps)",
+            default=default,
+            min=0.0,
+            max=1.0,
+            step=0.01,
+            optional=True,
+            tooltip=tooltip,
+        )
     )
 
 
 def dense_percent_input() -> io.Input:
     """From which step on key blocks are left out."""
-    return advanced(
-        io.Float.Input(
-            "dense_percent",
-            display_name="dense at first (share of steps)",
-            default=0.2,
-            min=0.0,
-            max=1.0,
-            step=0.01,
-            optional=True,
-            tooltip="Share of this sampler's steps in which sparse leaves nothing out yet. With 0.2 and 20 steps "
-            "these are the first 4, which decide what the video shows. Where several samplers share one schedule, each "
-            "counts its own steps.",
-        )
+    return share_input(
+        "dense_percent",
+        "dense at first",
+        0.2,
+        "Share of this sampler's steps in which sparse leaves nothing out yet. With 0.2 and 20 steps these are the "
+        "first 4, which decide what the video shows. Where several samplers share one schedule, each counts its own "
+        "steps.",
     )
 
 
@@ -142,20 +162,6 @@ def skip_input(when: str = "What earlier versions had in place of sparse. It is 
             optional=True,
             tooltip=f"{when} It skips key blocks that it finds in steps 1, 4, 9 and so on. The level limits the "
             "relative L1 error of each head. lossless: only weights that 8b rounds to zero. balanced: 1 %. fast: 3 %.",
-        )
-    )
-
-
-def sparse_input_of_policy() -> io.Input:
-    """The level that a policy carries."""
-    return advanced(
-        io.Combo.Input(
-            "sparse",
-            options=SPARSE,
-            default="off",
-            optional=True,
-            tooltip="This level is written into the policy. SageAttention2 uses it where its own sparse and skip are "
-            "off. It is not part of what was measured.",
         )
     )
 

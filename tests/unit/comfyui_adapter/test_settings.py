@@ -38,6 +38,15 @@ def test_known_choices_are_taken_without_a_word() -> None:
             assert Settings.of_workflow(mode=mode, backend=backend) == Settings(mode=mode, backend=backend)
 
 
+def test_a_prompt_without_an_input_means_what_it_did_before_there_was_one() -> None:
+    found = Settings.of_workflow(mode="4b")
+    assert (found.when, found.guard, found.rotate, found.sparse, found.skip) == ("always", "off", "off", "off", "off")
+    assert (found.start_percent, found.end_percent, found.dense_percent) == (0.0, 1.0, 0.2)
+    assert (found.apply_to, found.backend, found.policy) == ("self and cross", "auto", None)
+    assert not (found.smooth_v or found.measure_quality or found.respect_model_attention)
+    assert Settings.of_workflow(guard=True).guard == "values"
+
+
 def test_other_unknown_choices_are_errors() -> None:
     with pytest.raises(ValueError, match="apply_to must be one of"):
         Settings.of_workflow(apply_to="cross only")

@@ -1,5 +1,7 @@
 """All that the nodes call, in one place: they import this module or, when that fails, say why."""
 
+# ruff: noqa: F401
+
 from ..options import rotation_of
 from ..policy.document import to_text
 from ..policy.files import fingerprint, load_policy, save_policy
@@ -13,31 +15,3 @@ from .report.chart import draw_card, draw_chart
 from .report.text import report, status
 from .session.auto_policy import calibrations
 from .settings import WHERE_FASTER, Settings
-
-__all__ = [
-    "Settings",
-    "WHERE_FASTER",
-    "add_route",
-    "auto_model",
-    "node_status",
-    "calibrated_model",
-    "calibrations",
-    "checked_input",
-    "draw_card",
-    "draw_chart",
-    "fingerprint",
-    "load_policy",
-    "patch_model",
-    "policy_of",
-    "policy_text",
-    "ready_line",
-    "report",
-    "rotation_of",
-    "running_prompt",
-    "running_workflow",
-    "save_policy",
-    "sessions_of",
-    "status",
-    "to_text",
-    "workflow_of",
-]

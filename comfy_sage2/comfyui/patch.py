@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypedDict
-
-import torch
+from typing import Any
 
 from ..autotune.measure import prepare
 from ..autotune.store import choices_of
@@ -37,6 +35,7 @@ from .session.calibration import Calibration, Progress
 from .session.dispatcher import Dispatcher, probe, with_backend
 from .session.faster_peers import notes_on_peers
 from .session.handler import Handler
+from .session.record import Decision
 from .session.session import Session, log
 from .session.subject import identity_of, signature_of
 from .settings import Settings
@@ -58,8 +57,7 @@ def patch_model(model: Any, settings: Settings) -> Any:
     expected = probe(model.load_device, settings)
     selector = _selector(settings, expected.backend or "", model)
     previous = _options(model).get(OVERRIDE)
-    handler = Dispatcher(settings, expected, selector, **_surroundings(model, previous))
-    return with_handler(model, handler, previous)
+    return with_handler(model, _dispatcher(model, previous, settings, expected, selector), previous)
 
 
 def calibrated_model(model: Any, cost_limit: float, progress: Progress, *, rotate: str = "off") -> Any:
@@ -98,8 +96,7 @@ def auto_model(
     policy = from_text(kept) if kept.strip() else None
 
     def dispatch(policy: Policy | None) -> Dispatcher:
-        chosen = replace(settings, policy=policy)
-        return Dispatcher(chosen, expected, policy, **_surroundings(model, previous))
+        return _dispatcher(model, previous, replace(settings, policy=policy), expected, policy)
 
     def calibrate() -> Calibration:
         return _calibration(model, previous, cost_limit, progress, settings.rotate, LEAST_SECONDS)
@@ -146,21 +143,18 @@ def _calibration(
     )
 
 
-class _Surroundings(TypedDict):
-    """What a dispatcher has to know of where it works; its attributes of these names."""
-
-    device: torch.device
-    is_first: bool
-    own_is_torchs: bool
-
-
-def _surroundings(model: Any, previous: Override | None) -> _Surroundings:
+def _dispatcher(
+    model: Any, previous: Override | None, settings: Settings, expected: Decision, selector: ModeSelector | None
+) -> Dispatcher:
     """previous: serves what the dispatcher does not, or None: ComfyUI's own attention."""
-    return {
-        "device": model.load_device,
-        "is_first": previous is None,
-        "own_is_torchs": previous is None and own_is_torchs(),
-    }
+    return Dispatcher(
+        settings,
+        expected,
+        selector,
+        device=model.load_device,
+        is_first=previous is None,
+        own_is_torchs=previous is None and own_is_torchs(),
+    )
 
 
 def _settled(model: Any, settings: Settings) -> Settings:

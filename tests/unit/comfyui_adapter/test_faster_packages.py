@@ -187,8 +187,9 @@ def test_what_comfyui_chose_at_its_start(monkeypatch: pytest.MonkeyPatch, name: 
     monkeypatch.setattr(packs, "comfyui_attention", lambda: SimpleNamespace(__name__=name))
     assert packs.own_is_torchs() == is_torchs
     model = SimpleNamespace(load_device=CPU)
-    assert patch._surroundings(model, None)["own_is_torchs"] == is_torchs
-    assert not patch._surroundings(model, lambda: torch.empty(0))["own_is_torchs"]  # another node's serves them
+    for previous in (None, lambda: torch.empty(0)):  # another node's serves them
+        made = patch._dispatcher(model, previous, Settings(), Decision(), None)
+        assert made.own_is_torchs == (is_torchs and previous is None)
 
 
 TEXT = "comfy-kitchen was measured to be up to 1.25 times as fast as 8b on this GPU, in 4 of 4 calls; relative L2"

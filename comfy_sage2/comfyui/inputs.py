@@ -19,14 +19,6 @@ def _is_model(value: object) -> bool:
     return all(hasattr(value, name) for name in _OF_A_MODEL)
 
 
-def _is_policy(value: object) -> bool:
-    return value is None or isinstance(value, Policy)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 def _is_switch(value: object) -> bool:
     return isinstance(value, (bool, np.bool_)) or (isinstance(value, Integral) and value in (0, 1))
 
@@ -38,19 +30,18 @@ def _is_number(value: object) -> bool:
         return False
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 # By ComfyUI's name of the type: which values will do, in words and as a function. Others are checked by who takes them,
 # or passed on.
 _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "MODEL": ("a model from a loader or from a node behind it", _is_model),
-    "SAGEATTENTION2_POLICY": ("a policy of SageAttention2 Make Policy or Load Policy, or nothing", _is_policy),
-    "STRING": ("a text", _is_text),
+    "SAGEATTENTION2_POLICY": (
+        "a policy of SageAttention2 Make Policy or Load Policy, or nothing",
+        lambda value: value is None or isinstance(value, Policy),
+    ),
+    "STRING": ("a text", lambda value: isinstance(value, str)),
     "BOOLEAN": ("true or false", _is_switch),
     "FLOAT": ("a finite number", _is_number),
-    "INT": ("a whole number", _is_whole),
+    "INT": ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
 }
 
 # What takes the place of NumPy's and other numbers of a type.

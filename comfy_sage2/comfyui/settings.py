@@ -70,16 +70,6 @@ class SparsityChoice:
         """Whether `step` (from 0) of `steps` is one of the first ones."""
         return (step + 1e-6) / steps < self.dense_share
 
-    @classmethod
-    def of_sparse(cls, name: str, dense_share: float) -> SparsityChoice:
-        """By a value of the input `sparse`, other than "off"."""
-        return cls(f"sparse {name}", LEVELS[name], dense_share)
-
-    @classmethod
-    def of_skip(cls, name: str) -> SparsityChoice:
-        """By a value of the input `skip`, other than "off", which has no steps that are dense by themselves."""
-        return cls(f"skip {name}", SKIP_LEVELS[name], 0.0)
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -178,9 +168,9 @@ class Settings:
             chosen.append((self.policy.sparse, self.policy.skip))
         for sparse, skip in chosen:
             if sparse != COMPUTE_ALL:
-                return SparsityChoice.of_sparse(sparse, self.dense_percent)
+                return SparsityChoice(f"sparse {sparse}", LEVELS[sparse], self.dense_percent)
             if skip != COMPUTE_ALL:
-                return SparsityChoice.of_skip(skip)
+                return SparsityChoice(f"skip {skip}", SKIP_LEVELS[skip], 0.0)
         return None
 
     def reason_for_step(self, step: int, steps: int) -> str | None:

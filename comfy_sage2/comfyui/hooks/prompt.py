@@ -58,12 +58,7 @@ def notes_on_others() -> tuple[str, ...]:
 
 def _own_prompts() -> list[object]:
     number = running_prompt()
-    return [prompt for found, prompt in _running_prompts() if found == number]
-
-
-def _running_prompts() -> Iterable[tuple[str, object]]:
-    """Number and nodes of each run."""
-    return [(str(item[1]), item[2]) for item in _running_items()]
+    return [item[2] for item in _running_items() if str(item[1]) == number]
 
 
 def _running_items() -> list[Sequence[Any]]:

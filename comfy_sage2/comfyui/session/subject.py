@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...policy.calibrated import BOUNDS, part_of
@@ -157,15 +158,7 @@ def _tensor(tensor: torch.Tensor) -> Iterator[object]:
     try:
         for number in range(min(VALUES, size)):
             place = (2 * number + 1) * size // (2 * VALUES)
-            yield float(tensor.detach()[_unraveled(place % size, shape)])
+            yield float(tensor.detach()[tuple(map(int, np.unravel_index(place % size, shape)))])
     except (RuntimeError, IndexError, TypeError, ValueError):
         # No data, as on the meta device, or a type of another pack that cannot be read so.
         return
-
-
-def _unraveled(place: int, shape: Sequence[int]) -> tuple[int, ...]:
-    indices = []
-    for size in reversed(shape):
-        place, index = divmod(place, size)
-        indices.append(index)
-    return tuple(reversed(indices))

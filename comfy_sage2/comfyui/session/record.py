@@ -156,7 +156,7 @@ class Summary:
 
     def layer_name(self, layer: int) -> str:
         """As `call_site.Layer` has it."""
-        return _name(self.names, layer)
+        return self.names[layer] if layer < len(self.names) else indexed_name(layer)
 
     @property
     def calls(self) -> int:
@@ -170,10 +170,6 @@ class Summary:
     @property
     def attention_seconds(self) -> float:
         return sum(share.seconds for share in self.shares) / self.devices
-
-
-def _name(names: tuple[str, ...], layer: int) -> str:
-    return names[layer] if layer < len(names) else indexed_name(layer)
 
 
 class _Entry(NamedTuple):
@@ -239,11 +235,6 @@ class Record:
             self._passes.clear()
             self._devices.clear()
             self._whole = None
-
-    def layer_name(self, layer: int) -> str:
-        """The name of the calls with this number, as `call_site.Layer` has it."""
-        with self._lock:
-            return _name(tuple(self.layer_numbers), layer)
 
     def begin_pass(self, timer: Timer, device: Hashable = None) -> None:
         """A pass on `device` starts; `timer` measures the whole sampling unless an earlier pass brought one."""

@@ -90,9 +90,9 @@ def test_names_of_a_pass() -> None:
     """Calls without a block count among themselves; several calls of a kind in a block are numbered."""
     session = session_with()
     attend(session, [{}, {}, *blocks(0, 0, 0, 1), {}], keys=[64, 64, 64, 32, 16, 64, 64])
-    names = [session.record.layer_name(layer) for layer in range(7)]
+    names = [session.record.summary().layer_name(layer) for layer in range(7)]
     assert names == ["call 0", "call 1", "block 0 self", "block 0 cross", "block 0 cross 2", "block 1 self", "call 2"]
-    assert session.record.layer_name(7) == "call 7"
+    assert session.record.summary().layer_name(7) == "call 7"
     assert session.record.summary().names == tuple(names)
 
 
@@ -104,7 +104,7 @@ def test_a_pass_that_leaves_blocks_out_keeps_the_numbers() -> None:
     assert summary.layers == 5 and summary.calls == 11
     session.begin_sampling(SIGMAS)
     attend(session, blocks(1))
-    assert session.record.layer_name(0) == "block 1 self", "each sampling begins anew"
+    assert session.record.summary().layer_name(0) == "block 1 self", "each sampling begins anew"
 
 
 def test_a_pass_that_is_made_again_has_the_same_names() -> None:
@@ -125,7 +125,7 @@ def test_an_earlier_node_names_calls_that_it_does_not_see_alike() -> None:
         attend(second, blocks(0, 0, 1, 1), keys=[64, 32, 64, 32])
     names = ["block 0 self", "block 0 cross", "block 1 self", "block 1 cross"]
     assert [call.name for call in model_pass.calls] == names
-    assert [first.record.layer_name(layer) for layer in range(4)] == names
+    assert [first.record.summary().layer_name(layer) for layer in range(4)] == names
 
 
 def test_a_policy_binds_to_names() -> None:

@@ -209,7 +209,7 @@ class Calibration(Handler):
         if self.measurements:
             measured = {options for modes in self.measurements.values() for options in modes}
             lines += [self._variant_line(options) for options in VARIANTS if options in measured]
-            lines += [self._target_line(name) for name in TARGETS]
+            lines += [f"  quality {name}: {self.policy(name).shares}" for name in TARGETS]
         if len(self.measurements) < self.measurable:
             lines.append(
                 "What was not measured takes the most cautious mode of its layer. More steps, or a higher cost_limit, "
@@ -231,9 +231,6 @@ class Calibration(Handler):
             f"{worst.cosine:.5f}, {worst.relative_l1:.4f} "
             f"({self.names[layer]}, steps {BOUNDS[part]:.0%} to {BOUNDS[part + 1]:.0%})"
         )
-
-    def _target_line(self, name: str) -> str:
-        return f"  quality {name}: {self.policy(name).shares}"
 
 
 def _wait_for(device: torch.device) -> None:

@@ -95,19 +95,18 @@ class Runner:
         if found is not None:
             out, skips = found
             decision = replace(decision, skips=skips)
-        elif (
-            call.containers
-            and not looks
-            and not has_observer(call.q, call.k, call.v, optional.attn_mask)
-            and not any(observer.needs_inputs(decision, site, model_pass) for observer in observers)
-        ):
-            attend = plan.prequantize(*call.tensors(), optional)
-            if attend is not None:
-                call.release()
-                call.empty_containers()
-                return attend()[0], decision
-            out = run(plan, *call.tensors(), optional)[0]
         else:
+            if (
+                call.containers
+                and not looks
+                and not has_observer(call.q, call.k, call.v, optional.attn_mask)
+                and not any(observer.needs_inputs(decision, site, model_pass) for observer in observers)
+            ):
+                attend = plan.prequantize(*call.tensors(), optional)
+                if attend is not None:
+                    call.release()
+                    call.empty_containers()
+                    return attend()[0], decision
             out = run(plan, *call.tensors(), optional)[0]
         if looks and not guard.is_finite(out):
             raise NotFinite

@@ -16,7 +16,7 @@ from ...operators import run
 from ...options import EXACT
 from ...plan import CallPlan, Refusal, listed_plan, recording_plan
 from ...signature import TensorForm
-from ...sparsity.always_computed import TokenRange, blocks_with
+from ...sparsity.always_computed import blocks_with
 from ...sparsity.controller import SparsityController, values
 from ...sparsity.mask_cache import ModelChanges, PassKey
 from ...tensors import OptionalTensors
@@ -146,7 +146,10 @@ class BlockSparsity:
                 if finds:
                     block_margins = _empty_margins(q, k)
                     out, _ = run(recording, *call.tensors(), optional._replace(block_margins=block_margins))
-                    self._find(controller, site.layer, now, (q, k, v), block_margins, dense.request.scale, others)
+                    try:
+                        controller.find(site.layer, now, q, k, v, block_margins, dense.request.scale, others)
+                    except Exception as error:  # the output stays as it is
+                        self._give_up(error)
                     return out, False
                 lists: BlockMask | str
                 if selects:
@@ -167,22 +170,6 @@ class BlockSparsity:
         except Exception as error:  # whatever it is: without lists the call is as it always was
             self._give_up(error)
             return None
-
-    def _find(
-        self,
-        controller: SparsityController,
-        layer: int,
-        now: PassKey,
-        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        block_margins: torch.Tensor,
-        scale: float,
-        others: tuple[TokenRange, ...],
-    ) -> None:
-        """Find the blocks of a call that was dense; a failure leaves its output as it is."""
-        try:
-            controller.find(layer, now, *tensors, block_margins, scale, others)
-        except Exception as error:
-            self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         """Nothing more is left out in this sampling."""

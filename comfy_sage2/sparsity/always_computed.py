@@ -6,18 +6,18 @@ from functools import lru_cache
 
 import torch
 
-from ..block_mask import BLOCK_TOKENS
+from ..block_mask import BLOCK_TOKENS, blocks_of
 
 TokenRange = tuple[int, int]  # from a token to before another one
 
 
 @lru_cache(maxsize=64)
-def blocks_with(ranges: tuple[TokenRange, ...], length: int, block_tokens: int = BLOCK_TOKENS) -> torch.Tensor:
+def blocks_with(ranges: tuple[TokenRange, ...], length: int) -> torch.Tensor:
     """The blocks of `length` tokens that have tokens of `ranges`: bool (blocks,) on the CPU, not to be written to."""
-    blocks = torch.zeros(-(-length // block_tokens), dtype=torch.bool)
+    blocks = torch.zeros(blocks_of(length), dtype=torch.bool)
     for start, stop in ranges:
         if start < min(stop, length):
-            blocks[start // block_tokens : -(-min(stop, length) // block_tokens)] = True
+            blocks[start // BLOCK_TOKENS : blocks_of(min(stop, length))] = True
     return blocks
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -40,18 +39,6 @@ class Figures:
         """Throw away those of `moment`."""
         for figures in (self.computed, self.found, self.selected, self.later):
             figures[:] = [figure for figure in figures if figure[0] != moment]
-
-
-class _Call(NamedTuple):
-    """A call whose blocks are to be found. always: as for `SparsityController.find`."""
-
-    layer: int
-    now: PassKey
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    scale: float
-    always: tuple[TokenRange, ...]
 
 
 class SparsityController:
@@ -127,16 +114,21 @@ class SparsityController:
         call = _cache_key(layer, now, q, k)
         previous = self._kept.replaced(call, now)
         before = previous.blocks.active() if previous is not None and previous.is_for(now) else None
-        return self._kept.keep(call, now, self._active(_Call(layer, now, q, k, v, scale, always), scores, before))
+        return self._kept.keep(call, now, self._active(layer, now, q, k, v, scores, scale, always, before))
 
     def _active(
         self,
-        call: _Call,
+        layer: int,
+        now: PassKey,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
         scores: torch.Tensor,
+        scale: float,
+        always: tuple[TokenRange, ...],
         before: torch.Tensor | None,
     ) -> torch.Tensor:
         """The active blocks, bool (B, Hq, Tq, Tk). before: those until now, whose error is measured too."""
-        layer, now, q, k, v, scale, always = call
         keys, queries = blocks_with(always, k.shape[2]), blocks_with(always, q.shape[2])
         rows = sampled_rows(q.shape[2], now.step, q.device, queries if always else None)
         raise_highest_(raise_always_computed_(scores, keys, queries))
@@ -171,7 +163,7 @@ class SparsityController:
             previous = self._selections.previous(call, now)
             scores = rank_(block_scores(q, k, scale=scale))
             before = None if previous is None else previous.blocks.active()
-            active = self._active(_Call(layer, now, q, k, v, scale, always), scores, before)
+            active = self._active(layer, now, q, k, v, scores, scale, always, before)
             self.figures[layer].selected.append(self.figures[layer].found[-1])
             serving = self._selections.keep(call, now, active)
         elif serving.blocks.skipped_share() < least_skipped:

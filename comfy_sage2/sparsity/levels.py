@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ..reference.block_margins import LOSSLESS
 
-OFF = "off"
-
 
 @dataclass(frozen=True)
 class Level:

@@ -26,14 +26,7 @@ _SCORE_BYTES = 64 << 20  # of the scores of the sampled rows that are in memory 
 _SCALE_OF_P = 4096.0  # so that small probabilities of long calls do not vanish in fp16; outputs are normalized
 
 
-def sampled_rows(
-    q_length: int,
-    number: int,
-    device: torch.device,
-    dense: torch.Tensor | None = None,
-    *,
-    block_tokens: int = BLOCK_TOKENS,
-) -> torch.Tensor:
+def sampled_rows(q_length: int, number: int, device: torch.device, dense: torch.Tensor | None = None) -> torch.Tensor:
     """Evenly spread query tokens, (SAMPLED_ROWS,) int64 or all where there are fewer; others for each `number`.
 
     dense: bool on the CPU, one for each block of queries: those whose queries are not sampled, as they attend to all
@@ -42,7 +35,7 @@ def sampled_rows(
     turn = number * (math.sqrt(5.0) - 1.0) / 2.0 % 1.0  # no two numbers give the same rows soon
     if dense is None:
         return _spread(q_length, turn, device)
-    tokens = (~dense).repeat_interleave(block_tokens)[:q_length].nonzero()[:, 0]
+    tokens = (~dense).repeat_interleave(BLOCK_TOKENS)[:q_length].nonzero()[:, 0]
     return tokens[_spread(len(tokens), turn, tokens.device)].to(device)
 
 

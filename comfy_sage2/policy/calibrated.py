@@ -72,10 +72,6 @@ class Policy:
     skip: str = COMPUTE_ALL
     sparse: str = COMPUTE_ALL
 
-    def part(self, step: int, steps: int) -> int:
-        """The part of the sampling to which `step` (from 0) of `steps` belongs."""
-        return part_of(step, steps, self.bounds)
-
     def choose(self, site: CallSite) -> Choice:
         """See `ModeSelector.choose`; a first pass with a layer that the policy does not know raises ValueError."""
         row = self._row(site.name, site.layer)
@@ -83,7 +79,7 @@ class Policy:
             if site.layers is None:
                 raise ValueError(self._unknown(site))
             return Choice(None, reason=UNKNOWN)  # too late to refuse the model
-        options = self.cells[row][self.part(site.step, site.steps)].options
+        options = self.cells[row][part_of(site.step, site.steps, self.bounds)].options
         if options is None:
             return Choice(None, reason=IN_FULL)
         # Something closer to full precision serves where a kernel lacks the mode: 8 bits for 4, else ComfyUI.

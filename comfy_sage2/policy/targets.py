@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..autotune.cost_model import TunedChoices
 from ..metrics import Agreement
 from ..options import AttentionOptions
 from ..text import quoted
-from .speed import fastest_first
 
 # The ways to compute a call that a calibration compares, the most cautious last. "precise" does not quantize V: it has
 # nothing to smooth there.
@@ -20,6 +19,8 @@ VARIANTS = (
     AttentionOptions(mode="8b", smooth_v=True),
     AttentionOptions(mode="precise"),
 )
+# On a GPU with INT4 tensor cores. Full precision is slower than all of them.
+_FASTEST_FIRST = ("4b", "8b", "precise")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ def check_target(name: object) -> None:
     """Raise ValueError unless `name` is one of TARGETS."""
     if not isinstance(name, str) or name not in TARGETS:
         raise ValueError(f"[SA-401] quality must be one of {', '.join(map(repr, TARGETS))}, got {quoted(name)}")
+
+
+def fastest_first(modes: Collection[str], choices: TunedChoices | None = None) -> tuple[str, ...]:
+    """`modes`, those that a backend serves, in the order of their speed: by the times of a GPU where they decide it."""
+    shipped = tuple(sorted(modes, key=_FASTEST_FIRST.index))
+    return shipped if choices is None else choices.modes_by_speed(shipped)
 
 
 def pick(

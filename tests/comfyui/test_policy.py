@@ -12,7 +12,7 @@ import torch
 
 from comfy_sage2.call_site import label
 from comfy_sage2.options import AttentionOptions
-from comfy_sage2.policy.calibrated import Cell
+from comfy_sage2.policy.calibrated import Cell, part_of
 from comfy_sage2.policy.document import from_text, to_text
 from comfy_sage2.policy.rules import FAMILIES
 from tools.comfyui.server import ComfyServer, Prompt
@@ -82,9 +82,7 @@ def test_a_shared_policy_gives_the_same_modes_everywhere(server: ComfyServer) ->
     policy = from_text(text)
     shared = json.loads(json.dumps(with_report(sampling("wan", loaded("loader", text=text), steps=STEPS))))
     report = server.run(shared).outputs[REPORT]["text"][0]
-    modes = [
-        policy.cells[layer][policy.part(step, STEPS)] for step in range(STEPS) for layer in range(len(policy.layers))
-    ]
+    modes = [row[part_of(step, STEPS, policy.bounds)] for step in range(STEPS) for row in policy.cells]
     counts = {
         f"reference · {label(options)}": sum(cell.options == options for cell in modes)
         for options in {cell.options for cell in modes} - {None}

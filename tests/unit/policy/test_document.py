@@ -28,8 +28,7 @@ from comfy_sage2.policy.calibrated import (
 )
 from comfy_sage2.policy.document import from_text, to_text
 from comfy_sage2.policy.selector import Choice
-from comfy_sage2.policy.speed import fastest_first
-from comfy_sage2.policy.targets import VARIANTS
+from comfy_sage2.policy.targets import VARIANTS, fastest_first
 from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS
 
 

@@ -40,14 +40,6 @@ def truncate_to_fp22_(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _round_to_fp16_(x: torch.Tensor) -> torch.Tensor:
-    return x.copy_(x.half())
-
-
-def _keep_(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
-ACCUMULATE_FP32 = Accumulator("FP32", None, _keep_)
+ACCUMULATE_FP32 = Accumulator("FP32", None, lambda x: x)
 ACCUMULATE_FP22 = Accumulator("FP22", 32, truncate_to_fp22_)
-ACCUMULATE_FP16 = Accumulator("FP16", 32, _round_to_fp16_)
+ACCUMULATE_FP16 = Accumulator("FP16", 32, lambda x: x.copy_(x.half()))

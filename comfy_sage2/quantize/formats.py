@@ -21,18 +21,6 @@ class NumberFormat:
     round: Callable[[torch.Tensor], torch.Tensor]
 
 
-def _round_fp16(x: torch.Tensor) -> torch.Tensor:
-    return x.half().float()
-
-
-def _round_bf16(x: torch.Tensor) -> torch.Tensor:
-    return x.bfloat16().float()
-
-
-def _keep(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
-FP16 = NumberFormat("FP16", None, _round_fp16)
-BF16 = NumberFormat("BF16", None, _round_bf16)
-FP32 = NumberFormat("FP32", None, _keep)
+FP16 = NumberFormat("FP16", None, lambda x: x.half().float())
+BF16 = NumberFormat("BF16", None, lambda x: x.bfloat16().float())
+FP32 = NumberFormat("FP32", None, lambda x: x)

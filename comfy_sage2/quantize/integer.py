@@ -1,4 +1,4 @@
-"""INT8 and INT4: symmetric ranges [-127, 127] and [-7, 7] (section 2.2), and exact integer scores.
+"""INT8 and INT4: symmetric ranges [-127, 127] and [-7, 7] (section 2.2).
 
 UINT8 is for P, which is never negative.
 
@@ -24,11 +24,3 @@ INT8 = _integer_format("INT8", -127, 127, 127.0)
 UINT8 = _integer_format("UINT8", 0, 255, 255.0)
 INT4 = _integer_format("INT4", -7, 7, 7.0)
 INT4_CLIPPED = _integer_format("INT4, clipped", -8, 7, 8.5)
-
-
-def integer_scores(q_values: torch.Tensor, k_values: torch.Tensor) -> torch.Tensor:
-    """Exact int32 scores of integer-valued float32 tensors: (..., Nq, D) and (..., Nkv, D) -> (..., Nq, Nkv).
-
-    float32 is exact here: for D <= 256 the sum stays below 127 * 127 * 256 < 2^24.
-    """
-    return (q_values @ k_values.transpose(-1, -2)).to(torch.int32)

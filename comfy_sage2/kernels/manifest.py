@@ -169,8 +169,3 @@ def find_all(part: str, folder: Path = WHEELS) -> tuple[BundledWheel, ...]:
     fitting.sort(key=lambda entry: entry[1])
     fitting.sort(key=lambda entry: entry[0].version, reverse=True)
     return tuple(wheel for wheel, _ in fitting)
-
-
-def find(part: str, folder: Path = WHEELS) -> BundledWheel:
-    """The first of `find_all`: the wheel that is used."""
-    return find_all(part, folder)[0]

@@ -20,7 +20,7 @@ import comfy_sage2
 from comfy_sage2.kernels import loader, manifest
 print(comfy_sage2.__file__, manifest.WHEELS, sep="\\n")
 for architecture in manifest.architectures():
-    manifest.find(architecture).read()
+    manifest.find_all(architecture)[0].read()
     print(architecture)
 """
 

@@ -13,13 +13,13 @@ def test_the_fitting_wheel_of_several_is_chosen(plugin: Plugin) -> None:
     plugin.add_images(tag="cp27-cp27m-win32")
     plugin.add_images("sm89")
     wanted = plugin.add_images()
-    assert plugin.run("from kernels import manifest; print(manifest.find('sm90').path)") == str(wanted)
+    assert plugin.run("from kernels import manifest; print(manifest.find_all('sm90')[0].path)") == str(wanted)
 
 
 def test_the_more_specific_of_two_fitting_wheels_is_chosen(plugin: Plugin) -> None:
     plugin.add_images()
     wanted = plugin.add_images(tag=fitting_tag())
-    assert plugin.run("from kernels import manifest; print(manifest.find('sm90').path)") == str(wanted)
+    assert plugin.run("from kernels import manifest; print(manifest.find_all('sm90')[0].path)") == str(wanted)
 
 
 def test_a_missing_wheel_for_this_python_is_a_reason_that_names_what_there_is(plugin: Plugin) -> None:
@@ -111,8 +111,10 @@ def test_a_long_line_is_shortened(plugin: Plugin) -> None:
 def test_the_newest_of_two_versions_is_taken_and_the_other_told(plugin: Plugin) -> None:
     for version in ("0.9.0", "0.10.0", "0.2.0"):
         plugin.add_images(version=version)
-    code = "from kernels import manifest; print(manifest.find('sm90').path.name); loader.reason_unavailable('sm90')"
-    newest, ignored = plugin.run(code + "; print(loader.ignored('sm90'))").splitlines()
+    code = "from kernels import manifest; print(manifest.find_all('sm90')[0].path.name)"
+    newest, ignored = plugin.run(
+        f"{code}; loader.reason_unavailable('sm90'); print(loader.ignored('sm90'))"
+    ).splitlines()
     assert newest.startswith("comfy_sage2_sm90-0.10.0-")
     assert ignored.startswith("[SA-110] comfy_sage2_sm90-0.9.0-") and f"lies beside {newest} and is ignored" in ignored
 
@@ -166,4 +168,4 @@ def test_windows_line_ends_in_the_manifest_do_no_harm(plugin: Plugin) -> None:
     wheel = plugin.add_images()
     manifest = plugin.wheels / "SHA256SUMS"
     manifest.write_bytes(manifest.read_bytes().replace(b"\n", b"\r\n"))
-    assert plugin.run("from kernels import manifest; print(manifest.find('sm90').path)") == str(wheel)
+    assert plugin.run("from kernels import manifest; print(manifest.find_all('sm90')[0].path)") == str(wheel)

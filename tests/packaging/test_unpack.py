@@ -299,7 +299,7 @@ def test_the_checked_file_is_loaded_though_another_gets_its_name(plugin: Plugin)
 import os
 from kernels import unpack
 from pathlib import Path
-wheel = loader.manifest.find('host')
+wheel = loader.manifest.find_all('host')[0]
 module = loader.contents.read_host(wheel.read(), wheel.path.name)
 placed = unpack.place(Path('folder') / module.name, module.content, unpack.cache_folders())
 placed.path.with_name('other').write_bytes(b'of somebody else')

@@ -22,6 +22,7 @@ from .command_line import Parser
 from .console import say
 from .integrations.sageattention import offer
 from .kernels import abi, loader
+from .machine import devices
 from .options import MODES
 from .tuning_candidates import BACKENDS
 
@@ -85,7 +86,7 @@ def _self_test(backend: KernelBackend, index: int) -> str:
 
 def _self_test_lines() -> Iterator[str]:
     """The self-test of each module that belongs to a GPU here, made now whatever is remembered of it."""
-    for device in _devices():
+    for device in devices():
         for backend in KERNELS if device.type == "cuda" else ():
             is_for = torch.cuda.get_device_capability(device) in backend.capabilities
             if is_for and backend.availability() is None:
@@ -98,11 +99,6 @@ def _guarded(probe: Callable[..., str], *arguments: object) -> str:
         return probe(*arguments)
     except (OSError, RuntimeError, AttributeError, AssertionError, ImportError, ValueError) as error:
         return f"unknown: {type(error).__name__}: {error}"
-
-
-def _devices() -> list[torch.device]:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
 
 
 def _verdict(device: torch.device, mode: str) -> Verdict:
@@ -118,7 +114,7 @@ def _verdict(device: torch.device, mode: str) -> Verdict:
 
 def verdicts() -> list[Verdict]:
     """One for each CUDA device (the CPU when there is none) and mode."""
-    return [_verdict(device, mode) for device in _devices() for mode in MODES]
+    return [_verdict(device, mode) for device in devices() for mode in MODES]
 
 
 def _line(label: str, text: str) -> str:
@@ -130,7 +126,7 @@ def _machine_lines() -> Iterator[str]:
     yield _line("Python", _guarded(machine.python))
     yield _line("torch", _guarded(machine.torch_build))
     yield _line("NVIDIA driver", _guarded(_driver))
-    gpus = [device for device in _devices() if device.type == "cuda"]
+    gpus = [device for device in devices() if device.type == "cuda"]
     for device in gpus:
         yield _line(f"GPU {device.index}", _guarded(_gpu, device.index))
     if not gpus:
@@ -189,7 +185,7 @@ def _measured_lines(measure: Callable[[int], TunedChoices | None]) -> Iterator[s
         choices = measure(index)
         return "not yet: doctor --measure does it, or the first node" if choices is None else "\n".join(choices.lines())
 
-    for device in _devices():
+    for device in devices():
         for line in _guarded(table, device.index).splitlines() if device.type == "cuda" else ():
             yield _line(str(device), line)
 
@@ -252,7 +248,7 @@ def main(arguments: list[str]) -> int:
 
 def _share(text: str) -> bool:
     """Write a file for each GPU and say where it is and what to do with it; whether there is one."""
-    gpus = [device.index for device in _devices() if device.type == "cuda"]
+    gpus = [device.index for device in devices() if device.type == "cuda"]
     if not gpus:
         say("Nothing to share: this torch can use no NVIDIA GPU.")
         return False

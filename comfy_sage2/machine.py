@@ -77,6 +77,25 @@ def loaded_driver() -> str | None:
     return text.value.decode("ascii", errors="replace") if found else None
 
 
+def devices() -> list[torch.device]:
+    """The GPUs that this torch can use; the CPU where there is none."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
+
+
+def gpu_key(index: int) -> dict[str, str] | None:
+    """What a finding about GPU `index` holds for, by name; None when the driver does not tell its version."""
+    driver = loaded_driver()
+    if driver is None:
+        return None
+    properties = torch.cuda.get_device_properties(index)
+    return {
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "driver": driver,
+    }
+
+
 def driver_cuda() -> str:
     """The newest CUDA that the driver supports, such as "13.0".
 

@@ -238,16 +238,8 @@ def _test(version: int) -> str:
 
 def _key(index: int, candidates: Candidates) -> dict[str, str] | None:
     """What times hold for; None when the driver does not tell its version: then nothing is remembered."""
-    driver = machine.loaded_driver()
-    if driver is None:
+    gpu = machine.gpu_key(index)
+    if gpu is None:
         return None
-    properties = torch.cuda.get_device_properties(index)
-    capability = (properties.major, properties.minor)
-    return {
-        "test": _test(FORMAT_VERSION),
-        "gpu": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "driver": driver,
-        "torch": torch.__version__,
-        **candidates.builds(capability),
-    }
+    builds = candidates.builds(torch.cuda.get_device_capability(index))
+    return {"test": _test(FORMAT_VERSION), **gpu, "torch": torch.__version__, **builds}

@@ -172,15 +172,10 @@ def _run(architecture: str, index: int, variants: Sequence[Variant]) -> tuple[in
 
 def _key(architecture: str, index: int, variants: Sequence[Variant]) -> dict[str, str] | None:
     """What a passed test holds for; None when the driver does not tell its version: then nothing is remembered."""
-    driver = machine.loaded_driver()
-    if driver is None:
-        return None
-    properties = torch.cuda.get_device_properties(index)
-    return {
+    gpu = machine.gpu_key(index)
+    return gpu and {
         "test": f"kernel module, cases {CASES_VERSION}",
-        "gpu": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "driver": driver,
+        **gpu,
         "architecture": architecture,
         "module": loader.fingerprint(architecture),
         "variants": "; ".join(variant.text for variant in variants),

@@ -242,7 +242,7 @@ def test_each_module_is_tested_on_its_gpu(monkeypatch: pytest.MonkeyPatch, capsy
 
     capabilities = {0: (9, 0), 1: (9, 0), 2: (8, 9), 3: (7, 5)}
     monkeypatch.setattr(self_test, "test_now", test_now)
-    monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("cuda", index) for index in capabilities])
+    monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cuda", index) for index in capabilities])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
     monkeypatch.setattr(loader, "reason_unavailable", lambda name: None)
     monkeypatch.setattr(loader, "load", declared_module)

@@ -38,7 +38,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """A GPU of this compute capability, for which every kernel module would load."""
     capability: tuple[int, int] = request.param
     monkeypatch.setattr(request_module, "_capability", lambda device: capability)
-    monkeypatch.setattr(doctor, "_devices", lambda: [GPU])
+    monkeypatch.setattr(doctor, "devices", lambda: [GPU])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of the test {capability}")
     monkeypatch.setattr(loader, "reason_unavailable", lambda architecture: None)
@@ -110,7 +110,7 @@ def test_a_torch_without_cuda_is_named_as_the_cause(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("cpu")])
+    monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cpu")])
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     reason = probe(torch.device("cpu"), Settings()).reason
     assert reason == f"[SA-103] the kernels need an NVIDIA GPU, and the tensors are on cpu: {OWN}"

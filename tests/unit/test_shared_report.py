@@ -106,7 +106,7 @@ def test_a_gpu_that_cannot_be_measured_is_reported_with_the_reason(gpus: Path) -
 def test_doctor_says_where_each_report_is_and_where_to_post_it(
     gpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("cuda", index) for index in range(2)])
+    monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cuda", index) for index in range(2)])
     monkeypatch.setattr(doctor, "report", lambda found, measure: "the report\nverdict: good")
     monkeypatch.setattr(doctor, "verdicts", lambda: [])
     doctor.main(["--share"])
@@ -120,7 +120,7 @@ def test_without_a_gpu_there_is_nothing_to_share(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("cpu")])
+    monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cpu")])
     assert doctor.main(["--share"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "Nothing to share: this torch can use no NVIDIA GPU."
     assert not list(tmp_path.iterdir())
@@ -132,7 +132,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     def refuse(document: object, path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(doctor, "_devices", lambda: [torch.device("cuda", 0)])
+    monkeypatch.setattr(doctor, "devices", lambda: [torch.device("cuda", 0)])
     monkeypatch.setattr(doctor, "report", lambda found, measure: "the report")
     monkeypatch.setattr(doctor, "verdicts", lambda: [])
     monkeypatch.setattr(shared_report, "write", refuse)

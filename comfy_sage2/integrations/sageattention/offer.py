@@ -8,8 +8,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-import torch
-
+from ...machine import devices
 from ...options import AttentionOptions
 from ...plan import Refusal, choose
 from ...request import AttentionRequest
@@ -52,17 +51,12 @@ def serving() -> tuple[str | None, str | None]:
     except ValueError as error:
         return None, str(error)
     reason = None
-    for device in _devices():
+    for device in devices():
         found = choose(AttentionRequest.minimal(device, AttentionOptions()), None, accelerated_only=True)
         if not isinstance(found, Refusal):
             return found.name, None
         reason = reason or found.reason
     return None, reason
-
-
-def _devices() -> list[torch.device]:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
 
 
 @cache

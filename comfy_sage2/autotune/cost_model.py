@@ -37,7 +37,8 @@ class CostModel:
 
     def seconds(self, work: Work) -> float:
         """What a call of this size takes."""
-        return sum(part * term for part, term in zip(_parts(self), _terms(work), strict=True))
+        _, pairs, queries, keys = _terms(work)
+        return self.fixed + self.per_pair * pairs + self.per_query * queries + self.per_key * keys
 
     @classmethod
     def fitted(cls, times: dict[Work, float]) -> CostModel:
@@ -64,10 +65,6 @@ def _terms(work: Work) -> tuple[float, float, float, float]:
     """Keys count in whole blocks: all kernels compute them so."""
     fill = -(-work.kv_length // _BLOCK) * _BLOCK / work.kv_length
     return 1.0, work.pairs * fill, float(work.queries), work.keys * fill
-
-
-def _parts(model: CostModel) -> tuple[float, float, float, float]:
-    return model.fixed, model.per_pair, model.per_query, model.per_key
 
 
 # The terms that a model has, the most first. All have the pairs.

@@ -234,10 +234,6 @@ def _cudnn_availability() -> str | None:
     return f"[SA-112] cuDNN 9 is needed for its attention, got {version or 'none'}"
 
 
-def _always() -> str | None:
-    return None
-
-
 _ONE_KIND_OF_MASK = Constraint("mask", _one_kind_of_mask)
 _AMPERE = capability_from(8, 0)
 
@@ -263,5 +259,5 @@ EXACT_ATTENTIONS = (
         no_mask(_FLASH),
         square_if_causal(_FLASH),
     ),
-    ExactAttention("torch-efficient", _efficient, _always, _AMPERE, equal_heads(_EFFICIENT)),
+    ExactAttention("torch-efficient", _efficient, lambda: None, _AMPERE, equal_heads(_EFFICIENT)),
 )

@@ -15,7 +15,7 @@ from ..tensors import NO_TENSORS, OptionalTensors
 from .base import Attend, BoundCall, Result
 from .module_plan import ATTENTION, PREQUANTIZATION, WHOLE_CALL, Strides, Views
 from .parts import parts_of
-from .readable import ALIGNMENT, CHANNEL_MULTIPLE, is_readable, readable_copy
+from .readable import ALIGNMENT, is_readable, padded_channels, readable_copy
 
 # Mask elements below half of float32's lowest number in units of log2 are cut to it; as natural logarithms:
 _MASKS_BEYOND_LOG2 = (torch.bfloat16, torch.float32)
@@ -31,7 +31,7 @@ class KernelCall(BoundCall):
         forms = signature.q, signature.k, signature.v
         self._unreadable = tuple(not is_readable(form) for form in forms)
         *sizes, head_dim = signature.q.shape
-        self._out_shape = (*sizes, head_dim + -head_dim % CHANNEL_MULTIPLE)
+        self._out_shape = (*sizes, padded_channels(head_dim))
         self._lse_shape = (request.batch, request.q_heads, request.q_length) if request.options.return_lse else None
         self._cuts_lse = self._lse_shape is not None and request.mask_dtype in _MASKS_BEYOND_LOG2
         # By which of q, k and v are copied.
@@ -93,7 +93,9 @@ class KernelCall(BoundCall):
         signature = self._signature
         forms = (signature.q, signature.k, signature.v)
         q, k, v = (
-            _contiguous(self._padded(form.shape), signature.layout) if copies else _bhnd(form.stride, signature.layout)
+            _contiguous((*form.shape[:3], padded_channels(form.shape[3])), signature.layout)
+            if copies
+            else _bhnd(form.stride, signature.layout)
             for copies, form in zip(copied, forms, strict=True)
         )
         out = _contiguous(self._out_shape, signature.layout)
@@ -107,10 +109,6 @@ class KernelCall(BoundCall):
             None if lists is None else broadcast_strides(lists)[:2],
         )
         return Launches(self._module, self._request, views)
-
-    @staticmethod
-    def _padded(shape: torch.Size) -> tuple[int, ...]:
-        return (*shape[:3], shape[3] + -shape[3] % CHANNEL_MULTIPLE)
 
     def _finished(self, out: torch.Tensor, lse: torch.Tensor | None, optional: OptionalTensors) -> Result:
         if lse is not None and self._cuts_lse:

@@ -11,7 +11,7 @@ import torch
 from ..block_mask import blocks_of
 from ..options import AttentionOptions
 from ..request import AttentionRequest
-from .readable import CHANNEL_MULTIPLE
+from .readable import padded_channels
 
 # As in csrc/attention_call.h.
 ELEMENT_CODES = {torch.bool: 1, torch.float16: 2, torch.bfloat16: 3, torch.float32: 4}
@@ -102,7 +102,7 @@ def plan_fields(request: AttentionRequest, views: Views) -> Fields:
         "kv_heads": request.kv_heads,
         "q_length": request.q_length,
         "kv_length": request.kv_length,
-        "head_dim": request.head_dim + -request.head_dim % CHANNEL_MULTIPLE,
+        "head_dim": padded_channels(request.head_dim),
         "element": ELEMENT_CODES[request.dtype],
         "device": -1 if request.device_index is None else request.device_index,
         "scale": request.scale,

@@ -24,10 +24,15 @@ def is_readable(form: TensorForm) -> bool:
     return gcd(*steps) * form.dtype.itemsize % ALIGNMENT == 0
 
 
+def padded_channels(head_dim: int) -> int:
+    """`head_dim` rounded up to a multiple of CHANNEL_MULTIPLE."""
+    return head_dim + -head_dim % CHANNEL_MULTIPLE
+
+
 def readable_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy of a 4-D tensor, with channels of zeros up to a multiple of CHANNEL_MULTIPLE."""
     *sizes, head_dim = tensor.shape
-    copy = tensor.new_empty((*sizes, head_dim + -head_dim % CHANNEL_MULTIPLE))
+    copy = tensor.new_empty((*sizes, padded_channels(head_dim)))
     copy[..., :head_dim].copy_(tensor)
     copy[..., head_dim:].zero_()
     return copy

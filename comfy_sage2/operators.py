@@ -174,7 +174,11 @@ def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tup
 
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    options = AttentionOptions(*_split(others)[2])
+    return without_values(q, AttentionOptions(*_split(others)[2]))
+
+
+def without_values(q: torch.Tensor, options: AttentionOptions) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and LSE of a call, for a compiler that asks for their shapes; the LSE is empty where none is asked for."""
     batch, heads, tokens = (q.shape[options.layout.index(axis)] for axis in "BHN")
     lse = q.new_empty((batch, heads, tokens) if options.return_lse else 0, dtype=torch.float32)
     return q.new_empty(q.shape), lse

@@ -70,10 +70,8 @@ def _computed(
     if (size := _group_size(q, k)) > 1:
         k, v = (tensor.repeat_interleave(size, dim=-3) for tensor in (k, v))
     keys, values = k.to(dtype).transpose(-2, -1), v.to(dtype)
-    if mask is not None and options.is_causal:
+    if options.is_causal:
         mask = _below_the_diagonal(mask, q, k)
-    elif options.is_causal:
-        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
     mask = None if mask is None else _with_rows(mask)
     step = max(_MOST_SCORES // max(math.prod(q.shape[:-2]) * k.shape[-2], 1), 1)
     outs, lses = [], []
@@ -113,7 +111,9 @@ def _in_torchs_layout(inputs: CallTensors, options: AttentionOptions) -> CallTen
     return CallTensors(q, k, v, inputs.mask)
 
 
-def _below_the_diagonal(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """`mask` with what `is_causal` leaves of it."""
+def _below_the_diagonal(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """`mask`, or all of the scores, with what `is_causal` leaves of it."""
     attended = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    if mask is None:
+        return attended
     return mask & attended if mask.dtype == torch.bool else mask.masked_fill(~attended, -math.inf)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents, run_by_the_compiler
+from ...operators import OPTIONS_SCHEMA, define, has_observer, refuse_tangents, run_by_the_compiler, without_values
 from ...options import AttentionOptions
 from ...plan import Refusal, plan
 from ...signature import CallSignature, require_tensors
@@ -209,10 +209,7 @@ def _options(values: tuple[object, ...]) -> AttentionOptions:
 def _fake(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *values: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    options = AttentionOptions(*values)  # type: ignore[arg-type]
-    batch, heads, tokens = (q.shape[options.layout.index(axis)] for axis in "BHN")
-    lse = q.new_empty((batch, heads, tokens) if options.return_lse else 0, dtype=torch.float32)
-    return q.new_empty(q.shape), lse
+    return without_values(q, AttentionOptions(*values))  # type: ignore[arg-type]
 
 
 _ARGUMENTS = f"Tensor q, Tensor k, Tensor v, Tensor? attn_mask, {OPTIONS_SCHEMA}"

@@ -130,12 +130,6 @@ class CachedMask:
         """Whether it was found for all that `now` is made for, with the same model."""
         return now.prompts <= self.prompts and now.changes == self.changes
 
-    @property
-    def bytes(self) -> int:
-        """What is kept takes so many bytes."""
-        before = 0 if self._before_addition is None else self._before_addition[1].bytes
-        return self.blocks.bytes + before + (0 if self.previous is None else self.previous.bytes)
-
 
 class BlockMaskCache:
     """A bit for each block of each head and layer: N^2 / 131,072 bytes a head for N queries and keys.
@@ -193,8 +187,3 @@ class BlockMaskCache:
     def clear(self) -> None:
         """Throw all blocks away: the model, its weights, the conditioning, the seed or the sampler is another one."""
         self._calls.clear()
-
-    @property
-    def bytes(self) -> int:
-        """What is kept takes so many bytes."""
-        return sum(found.bytes for found in self._calls.values())

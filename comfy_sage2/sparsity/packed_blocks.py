@@ -31,11 +31,6 @@ class PackedBlocks:
         """Of the blocks, those that are skipped. Waits for what was enqueued before they were packed."""
         return 1.0 - self._share_on_host.values()[0]
 
-    @property
-    def bytes(self) -> int:
-        """What is kept takes so many bytes."""
-        return self._packed.numel()
-
 
 def _weights(device: torch.device) -> torch.Tensor:
     return (2 ** torch.arange(_BITS, device=device)).to(torch.uint8)  # made there: nobody waits for a copy

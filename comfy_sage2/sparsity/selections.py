@@ -84,8 +84,3 @@ class Selections:
     def clear(self) -> None:
         """Throw all blocks away."""
         self._calls.clear()
-
-    @property
-    def bytes(self) -> int:
-        """What is kept takes so many bytes."""
-        return sum(kept.blocks.bytes for kept in self._calls.values())

@@ -14,6 +14,8 @@ from comfy_sage2.sparsity.levels import LEVELS, SKIP_LEVELS
 from comfy_sage2.sparsity.mask_cache import PassKey
 from comfy_sage2.sparsity.thresholds import loosest
 
+from .kept import bytes_of
+
 BLOCKS = 6
 
 
@@ -124,13 +126,13 @@ def test_what_a_forgotten_evaluation_added_is_gone() -> None:
     controller = SparsityController(SKIP_LEVELS["fast"])
     first, second, again = (PassKey(step, prompts=frozenset(names)) for step, names in ((0, "a"), (1, "b"), (2, "b")))
     controller.find(0, first, q, k, v, without_the_last(4), 0.25)
-    before = controller._kept.bytes
+    before = bytes_of(controller._kept)
     controller.find(0, second, q, k, v, without_the_last(2), 0.25)
     controller.forget(second)
     assert controller.finds(0, second, q, k) and controller.finds(0, again, q, k)
     lists = controller.lists(0, first._replace(step=1), q, k)
     assert isinstance(lists, BlockMask) and (lists.to_dense().sum(dim=3) == 2).all()
-    assert controller._kept.bytes == before and len(controller.figures[0].found) == 1
+    assert bytes_of(controller._kept) == before and len(controller.figures[0].found) == 1
 
 
 def test_lists_that_would_not_pay_are_not_made() -> None:

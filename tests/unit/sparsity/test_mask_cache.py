@@ -7,6 +7,8 @@ import torch
 
 from comfy_sage2.sparsity.mask_cache import BlockMaskCache, CacheKey, PassKey, is_due
 
+from .kept import bytes_of
+
 CPU = torch.device("cpu")
 
 
@@ -22,7 +24,7 @@ def test_the_union_of_a_batch_comes_back(block_mask: int, fresh_seed: int) -> No
     kept.keep(CacheKey(4, 3, 640, 128 * block_mask, CPU), PassKey(0), active)
     found = kept.before(CacheKey(4, 3, 640, 128 * block_mask, CPU), PassKey(1))
     assert found is not None and torch.equal(found.blocks.active(), active.any(dim=0, keepdim=True))
-    assert kept.bytes == 3 * 5 * -(-block_mask // 8)
+    assert bytes_of(kept) == 3 * 5 * -(-block_mask // 8)
 
 
 def test_calls_of_one_step_share_their_blocks_and_a_later_step_begins_anew(fresh_seed: int) -> None:
@@ -55,7 +57,7 @@ def test_each_size_has_its_own(fresh_seed: int) -> None:
         found = kept.before(CacheKey(0, 2, length, 1100, CPU), PassKey(4))
         assert found is not None and torch.equal(found.blocks.active(), active)
     kept.clear()
-    assert kept.before(CacheKey(0, 2, 701, 1100, CPU), PassKey(4)) is None and kept.bytes == 0
+    assert kept.before(CacheKey(0, 2, 701, 1100, CPU), PassKey(4)) is None and bytes_of(kept) == 0
 
 
 def test_blocks_of_a_hooks_former_strength_give_way(fresh_seed: int) -> None:
@@ -69,14 +71,14 @@ def test_blocks_of_a_hooks_former_strength_give_way(fresh_seed: int) -> None:
         found = kept.before(call, now._replace(step=2))
         assert found is not None and torch.equal(found.blocks.active(), active)
         assert found.is_for(now) and not found.is_for(PassKey(step)) and found.gives_way(PassKey(step))
-    assert kept.bytes == 2 * 6 * 2, "those of the former one are not kept"
+    assert bytes_of(kept) == 2 * 6 * 2, "those of the former one are not kept"
 
 
 def test_blocks_of_wan_14b_take_70_megabytes() -> None:
     kept = BlockMaskCache()
     blocks = -(-75600 // 128)
     kept.keep(CacheKey(0, 1, 75600, 75600, CPU), PassKey(0), torch.ones(1, 1, blocks, blocks, dtype=torch.bool))
-    assert 40 * 40 * kept.bytes == pytest.approx(70e6, rel=0.02)
+    assert 40 * 40 * bytes_of(kept) == pytest.approx(70e6, rel=0.02)
 
 
 def test_blocks_are_found_in_steps_1_4_9_or_as_soon_as_can_be() -> None:

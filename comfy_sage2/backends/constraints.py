@@ -46,19 +46,12 @@ def _precise(request: AttentionRequest) -> str | None:
     return None
 
 
-def _dense(request: AttentionRequest) -> str | None:
-    if not request.has_block_mask:
-        return None
-    return "[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` here"
-
-
-def _without_margins(request: AttentionRequest) -> str | None:
-    if not request.has_block_margins:
-        return None
-    return (
-        "[SA-214] only the kernels record block margins, and the reference, which is slow: leave out `block_margins` "
-        "here"
-    )
+_NO_BLOCK_MASK = (
+    "[SA-212] only the kernels take block masks, and the reference, which is slow: leave out `block_mask` here"
+)
+_NO_BLOCK_MARGINS = (
+    "[SA-214] only the kernels record block margins, and the reference, which is slow: leave out `block_margins` here"
+)
 
 
 def _block_margins(request: AttentionRequest) -> str | None:
@@ -80,8 +73,8 @@ def _block_margins(request: AttentionRequest) -> str | None:
 ON_CUDA = Constraint("device", _on_cuda)
 LENGTH = Constraint("length", _length)
 PRECISE = Constraint("precise", _precise)
-DENSE = Constraint("block_mask", _dense)
-WITHOUT_MARGINS = Constraint("block_margins", _without_margins)
+DENSE = Constraint("block_mask", lambda request: _NO_BLOCK_MASK if request.has_block_mask else None)
+WITHOUT_MARGINS = Constraint("block_margins", lambda request: _NO_BLOCK_MARGINS if request.has_block_margins else None)
 MARGINS = Constraint("block_margins", _block_margins)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -23,12 +24,9 @@ from .readable import readable
 _CUDNN, _FLASH, _EFFICIENT = "cuDNN's attention", "torch's flash attention", "torch's memory-efficient attention"
 _BIAS_MULTIPLE = 16  # elements: a row of a mask begins at a multiple of them
 
-# q, k, v padded to what the operator reads, the mask as an additive bias or None, and the call's description -> the
-# output, and the LSE when the options ask for it, of at least as many rows as q.
-Compute = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, AttentionRequest],
-    tuple[torch.Tensor, torch.Tensor | None],
-]
+# q, k, v padded to what the operator reads, the mask as an additive bias or None, and the call's description -> what
+# the operator gives: the output, the LSE, of at least as many rows as q where the options ask for it, and other things.
+Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, AttentionRequest], Any]
 
 
 class ExactAttention(Backend):
@@ -83,10 +81,10 @@ class ExactCall(BoundTensors):
         request = self._request
         mask = mask_4d(optional.attn_mask)
         bias = None if mask is None else _bias(mask, q.dtype, request.kv_length)
-        out, lse = self._operator(readable(q), readable(k), readable(v), bias, request)
+        out, lse, *_ = self._operator(readable(q), readable(k), readable(v), bias, request)
         out = out[..., : request.head_dim]
-        if lse is not None:
-            lse = lse.reshape(*q.shape[:2], -1)[..., : request.q_length].contiguous()
+        has_lse = request.options.return_lse
+        lse = lse.reshape(*q.shape[:2], -1)[..., : request.q_length].contiguous() if has_lse else None
         if mask is not None:
             closed = closed_rows(mask)
             out.masked_fill_(closed[..., None], 0.0)
@@ -118,33 +116,30 @@ def closed_rows(mask: torch.Tensor) -> torch.Tensor:
 
 def _flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    found = torch.ops.aten._scaled_dot_product_flash_attention(
+) -> Any:
+    return torch.ops.aten._scaled_dot_product_flash_attention(
         q, k, v, 0.0, request.options.is_causal, scale=request.scale
     )
-    return found[0], found[1] if request.options.return_lse else None
 
 
 def _efficient(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> Any:
     if bias is not None:
         bias = bias.expand(request.batch, request.q_heads, request.q_length, request.kv_length)
     options = request.options
-    found = torch.ops.aten._scaled_dot_product_efficient_attention(
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
         q, k, v, bias, options.return_lse, 0.0, options.is_causal, scale=request.scale
     )
-    return found[0], found[1] if options.return_lse else None
 
 
 def _cudnn(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, request: AttentionRequest
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> Any:
     options = request.options
-    found = torch.ops.aten._scaled_dot_product_cudnn_attention(
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(
         q, k, v, bias, options.return_lse, 0.0, options.is_causal, False, scale=request.scale
     )
-    return found[0], found[1] if options.return_lse else None
 
 
 def _one_kind_of_mask(request: AttentionRequest) -> str | None:
@@ -159,11 +154,8 @@ def _one_kind_of_mask(request: AttentionRequest) -> str | None:
 
 def no_mask(who: str) -> Constraint:
     """`who`, the attention's name for the user, takes no mask."""
-
-    def check(request: AttentionRequest) -> str | None:
-        return None if request.mask_shape is None else f"[SA-206] {who} takes no mask"
-
-    return Constraint("no mask", check)
+    reason = f"[SA-206] {who} takes no mask"
+    return Constraint("no mask", lambda request: None if request.mask_shape is None else reason)
 
 
 def square_if_causal(who: str) -> Constraint:
